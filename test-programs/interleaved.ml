@@ -68,6 +68,36 @@ let tasks rounds =
     done
   done
 
+(* Another event is always open: the hits alternate, and nothing has a number. *)
+let always_open rounds =
+  [%probe "start" (incr handled)];
+  for _ = 1 to rounds do
+    [%probe "start" (incr handled)];
+    [%probe "stop" (incr handled)]
+  done
+
+(* The same with a number that all events have. *)
+let open_connection rounds =
+  let connection = Sys.opaque_identity 7 in
+  [%probe "start" (incr handled) [@probe.args connection]];
+  for _ = 1 to rounds do
+    [%probe "start" (incr handled) [@probe.args connection]];
+    [%probe "stop" (incr handled) [@probe.args connection]]
+  done
+
+(* Two events overlap, and the second starts in a deeper frame. *)
+let[@inline never] start_deeper () =
+  [%probe "start" (incr handled)];
+  incr handled
+
+let deeper rounds =
+  for _ = 1 to rounds do
+    [%probe "start" (incr handled)];
+    start_deeper ();
+    [%probe "stop" (incr handled)];
+    [%probe "stop" (incr handled)]
+  done
+
 (* Events that do not overlap. *)
 
 (* The arguments are a number and a result, which is a number of another call. *)
@@ -143,7 +173,11 @@ let[@inline never] failing n =
 
 let exceptions rounds =
   for n = 1 to rounds do
-    (try failing n with Exit -> ());
+    try failing n with Exit -> ()
+  done
+
+let unnumbered_exceptions rounds =
+  for n = 1 to rounds do
     try
       [%probe "start" (incr handled)];
       if n mod 10 = 5 then raise_notrace Exit;
@@ -199,12 +233,16 @@ let all =
   ; ("numbered", numbered)
   ; ("connection", connection)
   ; ("tasks", tasks)
+  ; ("always_open", always_open)
+  ; ("open_connection", open_connection)
+  ; ("deeper", deeper)
   ; ("recursion", recursion)
   ; ("lengths", lengths)
   ; ("deep", fun rounds -> for _ = 1 to rounds do ignore (deep 100) done)
   ; ("requests", requests)
   ; ("tail_calls", tail_calls)
   ; ("exceptions", exceptions)
+  ; ("unnumbered_exceptions", unnumbered_exceptions)
   ; ("spans", spans)
   ; ("states", states)
   ; ("sizes", sizes)

@@ -8,6 +8,7 @@ mod functions;
 mod hits;
 mod holder;
 mod latencies;
+mod location;
 mod message;
 mod paths;
 mod plain;

@@ -30,7 +30,9 @@ were more than a thousand threads. The table format also shows a histogram of th
 bucket for each power of two. With -interval each line begins with the seconds so far.
 
 Requests that overlap in one thread, as with Lwt, Async or Eio, are not told apart: their times are wrong.
-If that is noticed, the line ends with `interleaved N`, for N times that may be wrong, and a warning says so.
+If that is noticed, by N stops, the line ends with `interleaved N untrusted`: no time can be trusted. It ends with
+`doubtful N` if either requests overlap, or exceptions skip stops: at N stops, an earlier start of their stack frame
+waited. A warning says the same.
 
 START and STOP may be the same: the times are then from each hit to the next.";
 
@@ -113,12 +115,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Warns of times that may not be those of an event.
 pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>) {
-    for caution in latencies.cautions() {
-        messages.warning(
-            WarningKind::Interleaved,
-            &caution,
-            "a stop is taken for that of the last start of its thread: observe only events that nest in their thread",
-        );
+    for (caution, is_certain) in latencies.cautions() {
+        let hint = if is_certain {
+            "a stop is taken for that of the last start of its thread: observe only events that nest in their thread"
+        } else {
+            "with a first argument that tells the events apart, such as [@probe.args id], it is known which it is"
+        };
+        messages.warning(WarningKind::Interleaved, &caution, hint);
     }
 }
 

@@ -360,6 +360,7 @@ fn times(latency: &Latency) -> PairLatency {
         p99: latency.quantile(0.99),
         max: latency.max(),
         interleaved: latency.interleaved(),
+        doubtful: latency.doubtful(),
     }
 }
 

@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use self::functions::{CountedFunctions, FunctionRow};
 use super::format::{VERSION, seconds, seconds_or_null};
+use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::ShownPaths;
-use super::plain::{function_or_unknown, source_or_unknown};
 use super::table;
 use super::view::{Detail, text};
 use crate::text::Escaped;

@@ -3,8 +3,8 @@
 use probes_lib::{Functions, LiveAddr, SourceMap};
 use serde::Serialize;
 
+use super::location::source_or_unknown;
 use super::paths::ShownPaths;
-use super::plain::source_or_unknown;
 
 /// The source lines of the functions of a process, if they are to be shown.
 #[derive(Default)]

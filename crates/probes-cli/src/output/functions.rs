@@ -18,8 +18,8 @@ use probes_lib::{
 use serde::{Serialize, Serializer};
 
 use super::format::VERSION;
+use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::{PathForm, ShownPaths};
-use super::plain::{function_or_unknown, source_or_unknown};
 use super::table::StreamedTable;
 use super::view::{text, text_or_null};
 use crate::text::{Escaped, number_of};

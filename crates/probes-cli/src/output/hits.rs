@@ -8,8 +8,8 @@ use probes_lib::{Event, LiveAddr, SourceLocation, SourceMap, Target, Value};
 use strum::VariantArray;
 
 use super::format::Format;
+use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::{PathForm, ShownPaths};
-use super::plain::{function_or_unknown, source_or_unknown};
 use super::table::StreamedTable;
 use crate::failure::Failure;
 use crate::text::{Escaped, ocaml_string};

@@ -50,6 +50,9 @@ pub(super) struct Pair<'l> {
     unmatched_stops: u64,
     lost: u64,
     interleaved: u64,
+    doubtful: u64,
+    /// As [`Latency::is_trusted`].
+    trusted: Option<bool>,
     /// From the first to the last that is not empty.
     pub(super) buckets: Vec<Bucket>,
 }
@@ -88,11 +91,12 @@ impl<'l> Latencies<'l> {
         self
     }
 
-    /// Of each pair whose times may not be those of an event, its name and what is wrong.
-    pub(crate) fn cautions(&self) -> impl Iterator<Item = String> {
+    /// Of each pair whose times may not be those of an event, its name and what is wrong, and whether that is certain.
+    pub(crate) fn cautions(&self) -> impl Iterator<Item = (String, bool)> {
         self.pairs.iter().filter_map(|pair| {
             let caution = pair.caution()?;
-            Some(format!("{},{}: {caution}", pair.start, pair.stop))
+            let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
+            Some((format!("{start},{stop}: {caution}"), pair.trusted.is_some()))
         })
     }
 
@@ -111,8 +115,14 @@ impl<'l> Latencies<'l> {
             let [starts, stops, lost] = pair.unmatched_and_lost();
             let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
             let _ = write!(text, " {starts} {stops} {lost} {start},{stop}");
-            if pair.interleaved > 0 {
-                let _ = write!(text, " interleaved {}", pair.interleaved);
+            match pair.trusted {
+                Some(true) => {}
+                Some(false) => {
+                    let _ = write!(text, " interleaved {} untrusted", pair.interleaved);
+                }
+                None => {
+                    let _ = write!(text, " doubtful {}", pair.doubtful);
+                }
             }
             text.push('\n');
         }
@@ -131,9 +141,9 @@ impl<'l> Latencies<'l> {
         if !is_matched {
             head.extend(["unmatched starts", "unmatched stops", "lost"]);
         }
-        let is_nested = self.pairs.iter().all(|pair| pair.interleaved == 0);
-        if !is_nested {
-            head.push("interleaved");
+        let are_trusted = self.pairs.iter().all(|pair| pair.trusted == Some(true));
+        if !are_trusted {
+            head.push("trusted");
         }
         let rows = self.pairs.iter().map(|pair| {
             let mut cells = vec![
@@ -151,8 +161,12 @@ impl<'l> Latencies<'l> {
             if !is_matched {
                 cells.extend(pair.unmatched_and_lost().map(|number| number.to_string()));
             }
-            if !is_nested {
-                cells.push(pair.interleaved.to_string());
+            if !are_trusted {
+                cells.push(match pair.trusted {
+                    Some(true) => "yes".to_owned(),
+                    Some(false) => format!("no: {} interleaved", pair.interleaved),
+                    None => format!("unknown: {} doubtful", pair.doubtful),
+                });
             }
             cells
         });
@@ -188,6 +202,8 @@ impl<'l> Pair<'l> {
             unmatched_stops: latency.unmatched_stops(),
             lost: latency.dropped(),
             interleaved: latency.interleaved(),
+            doubtful: latency.doubtful(),
+            trusted: latency.is_trusted(),
             buckets: buckets(latency.times()),
         }
     }
@@ -211,7 +227,7 @@ impl<'l> Pair<'l> {
 
     /// Says if times may not be those of an event.
     pub(super) fn caution(&self) -> Option<String> {
-        caution(self.interleaved, self.count)
+        caution(self.interleaved, self.doubtful, self.count)
     }
 
     /// How many starts and stops were not matched, and how many times were lost.
@@ -220,10 +236,19 @@ impl<'l> Pair<'l> {
     }
 }
 
-/// Says if some of so many times may not be those of an event, because pairs interleave.
-pub(crate) fn caution(interleaved: u64, count: u64) -> Option<String> {
-    (interleaved > 0).then(|| {
-        format!("{interleaved} of {count} times may be wrong: pairs of a thread seem to interleave")
+/// Says if the times of a pair may not be those of an event, from how many of its stops show that pairs interleave, and
+/// how many that they may.
+pub(crate) fn caution(interleaved: u64, doubtful: u64, count: u64) -> Option<String> {
+    if interleaved > 0 {
+        return Some(format!(
+            "no time can be trusted: pairs of a thread seem to interleave, as {interleaved} of {count} stops show"
+        ));
+    }
+    (doubtful > 0).then(|| {
+        format!(
+            "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops: \
+             at {doubtful} of {count} stops, an earlier start of the stack frame waited"
+        )
     })
 }
 

@@ -43,7 +43,7 @@ pub(crate) enum WarningKind {
     LostHits,
     /// Functions that were selected cannot be counted.
     Uncounted,
-    /// Times may be wrong, because pairs interleave in a thread.
+    /// Times cannot be trusted, because pairs interleave in a thread, or may do so.
     Interleaved,
     /// Probes are held by a command that was killed.
     DeadHolder,

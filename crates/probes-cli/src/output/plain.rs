@@ -3,14 +3,12 @@
 use std::fmt::Write;
 
 use super::holder::HolderView;
+use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::ShownPaths;
 use super::view::{
     ChangeView, Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word,
 };
 use crate::text::{Escaped, number_of};
-
-/// Printed where the file has no information.
-const UNKNOWN: &str = "-";
 
 /// The probes of a process or a file. What is not in the executable comes after a line that names its
 /// object.
@@ -93,22 +91,6 @@ pub(super) fn function(site: &SiteView<'_>) -> String {
 /// `file:line` of a site.
 pub(super) fn source(site: &SiteView<'_>, paths: &ShownPaths) -> String {
     source_or_unknown(site.file.as_deref(), site.line, paths)
-}
-
-pub(super) fn function_or_unknown(function: Option<&str>) -> String {
-    function.map_or_else(|| UNKNOWN.to_owned(), |name| Escaped(name).to_string())
-}
-
-pub(super) fn source_or_unknown(
-    file: Option<&str>,
-    line: Option<u32>,
-    paths: &ShownPaths,
-) -> String {
-    match (file.map(|file| paths.show(file)), line) {
-        (Some(file), Some(line)) => format!("{}:{line}", Escaped(file)),
-        (Some(file), None) => Escaped(file).to_string(),
-        (None, _) => UNKNOWN.to_owned(),
-    }
 }
 
 /// The arguments of a site.

@@ -32,8 +32,10 @@ fn pairs_are_timed_until_interrupted_then_all_restored() {
             assert!([p50, p90, p99, p999, max].is_sorted(), "{lines:?}");
             assert!(max >= 3_000_000, "{lines:?}");
             // One start and two stops are unmatched. A pair is within another, both in the frame of a loop.
-            let rest = ["1", "2", "0", "start,stop", "interleaved", "1"];
-            assert_eq!(pair[7..], rest);
+            assert_eq!(
+                pair[7..].join(" "),
+                "1 2 0 start,stop interleaved 1 untrusted"
+            );
             assert_eq!(
                 (same[0], &same[7..]),
                 ("4", &["1", "1", "0", "stop,stop"][..])
@@ -120,8 +122,17 @@ fn table_has_a_chart_for_each_pair() {
     }
 }
 
-#[test]
-fn interleaving_pairs_are_reported_in_every_format() {
+/// What is said of pairs in each format.
+struct Caution<'c> {
+    /// What the program does.
+    command: &'c str,
+    plain: &'c str,
+    json: [Value; 3],
+    table: &'c str,
+    text: &'c str,
+}
+
+fn assert_reported(caution: &Caution<'_>) {
     let scratch = test_support::Scratch::new();
     let picture = scratch.file("times.svg");
     for file in program_forms("interleaved") {
@@ -130,23 +141,50 @@ fn interleaving_pairs_are_reported_in_every_format() {
             let line = format!("latency -quiet -format {format} -pair start,stop -svg");
             let words = line.split(' ').map(OsStr::new);
             let tool = observing_with(words.chain([picture.as_os_str()]), target.pid());
-            // 14 pairs in 4 bursts, of each of which one stop has its own start.
-            target.ask("bursts 4", "bursts");
+            let (name, _) = caution.command.split_once(' ').unwrap();
+            target.ask(caution.command, name);
             end(tool, Signal::SIGINT)
         };
         let plain = answer("plain");
-        let expected = " 0 0 0 start,stop interleaved 10";
-        assert!(plain[0].ends_with(expected), "{plain:?}");
+        assert!(plain[0].ends_with(caution.plain), "{plain:?}");
         assert_eq!(plain.len(), 1);
         let json = object(&answer("json")[0]);
-        assert_eq!(json["pairs"][0]["interleaved"], 10);
+        let fields = ["interleaved", "doubtful", "trusted"];
+        let found = fields.map(|field| json["pairs"][0][field].clone());
+        assert_eq!(found, caution.json);
         let table = answer("table").join("\n");
-        assert!(table.contains(" | interleaved \n"), "{table}");
-        assert!(table.contains(" | 10          \n"), "{table}");
+        assert!(table.contains(" | trusted"), "{table}");
+        assert!(
+            table.contains(&format!(" | {} \n", caution.table)),
+            "{table}"
+        );
         let svg = std::fs::read_to_string(&picture).unwrap();
-        let caution = ">10 of 14 times may be wrong: pairs of a thread seem to interleave<";
-        assert!(svg.contains(caution), "{svg}");
+        assert!(svg.contains(&format!(">{}<", caution.text)), "{svg}");
     }
+}
+
+#[test]
+fn interleaving_pairs_are_untrusted_in_every_format() {
+    assert_reported(&Caution {
+        // 14 pairs in 4 bursts, of each of which one stop has its own start.
+        command: "bursts 4",
+        plain: " 0 0 0 start,stop interleaved 10 untrusted",
+        json: [10.into(), 10.into(), false.into()],
+        table: "no: 10 interleaved",
+        text: "no time can be trusted: pairs of a thread seem to interleave, as 10 of 14 stops show",
+    });
+}
+
+#[test]
+fn pairs_that_may_interleave_are_doubtful() {
+    assert_reported(&Caution {
+        command: "always_open 4",
+        plain: " 1 0 0 start,stop doubtful 4",
+        json: [0.into(), 4.into(), Value::Null],
+        table: "unknown: 4 doubtful",
+        text: "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops: \
+               at 4 of 4 stops, an earlier start of the stack frame waited",
+    });
 }
 
 #[test]

@@ -108,16 +108,24 @@ fn interleaving_pairs_of_a_program_are_reported() {
         let [times, warning, hint] = lines[..] else {
             panic!("{}", run.stderr);
         };
-        assert!(times.ends_with(" start,stop interleaved 10"), "{times}");
+        assert!(
+            times.ends_with(" start,stop interleaved 10 untrusted"),
+            "{times}"
+        );
         assert_eq!(
             warning,
-            "ocaml-probes: warning: start,stop: 10 of 14 times may be wrong: pairs of a thread seem to interleave"
+            "ocaml-probes: warning: start,stop: no time can be trusted: pairs of a thread seem to interleave, as 10 of 14 \
+             stops show"
         );
         assert!(hint.starts_with("hint: "), "{hint}");
         let run = trace(&file, "-json -latency start,stop", "bursts 4\n");
         let said: Vec<_> = run.stderr.lines().map(object).collect();
         let times = said.iter().find(|it| it["type"] == "latency").unwrap();
-        assert_eq!(times["pairs"][0]["interleaved"], 10);
+        let pair = &times["pairs"][0];
+        assert_eq!(
+            (&pair["interleaved"], &pair["trusted"]),
+            (&10.into(), &false.into())
+        );
         assert!(said.iter().any(|it| it["kind"] == "interleaved"));
     }
 }

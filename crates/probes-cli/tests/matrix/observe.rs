@@ -232,13 +232,9 @@ fn assert_interleaved(program: &str, names: &[&str], is_expected: bool) {
             let latency = observer.remove().unwrap().latencies.remove(0);
             let (count, interleaved) = (latency.count(), latency.interleaved());
             assert!(count >= 900, "{name}: {count}");
-            let range = if is_expected {
-                count / 10..=count
-            } else {
-                0..=0
-            };
+            assert_eq!(latency.is_trusted(), Some(!is_expected), "{name}");
             assert!(
-                range.contains(&interleaved),
+                !is_expected || (count / 10..=count).contains(&interleaved),
                 "{name}: {interleaved} of {count}"
             );
         }

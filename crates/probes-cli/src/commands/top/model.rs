@@ -66,8 +66,9 @@ pub(super) struct PairLatency {
     pub(super) p50: Duration,
     pub(super) p99: Duration,
     pub(super) max: Duration,
-    /// How many of the times may be wrong.
+    /// How many of its stops show that pairs interleave, and how many that they may.
     pub(super) interleaved: u64,
+    pub(super) doubtful: u64,
 }
 
 /// The figures of one probe.

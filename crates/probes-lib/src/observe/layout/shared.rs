@@ -101,6 +101,8 @@ pub(crate) mod slot {
     pub(crate) const REPEATED_NUMBER: u64 = SAME_FRAME + 40;
     /// Stops in the frame of another start that waits.
     pub(crate) const OTHER_FRAME: u64 = SAME_FRAME + 48;
+    /// Stops while the start before the one that they end waits in the same frame, and may be theirs.
+    pub(crate) const DOUBTFUL: u64 = SAME_FRAME + 56;
     /// The first arguments of the latest starts, four bytes each, at a place that the number selects.
     pub(crate) const NUMBERS: u64 = SAME_FRAME + 64;
     pub(crate) const NUMBERS_KEPT: u64 = 64;

@@ -38,6 +38,7 @@ pub struct Latency {
     unmatched_stops: u64,
     dropped: u64,
     interleaved: u64,
+    doubtful: u64,
 }
 
 impl Latency {
@@ -103,9 +104,9 @@ impl Latency {
         self.dropped
     }
 
-    /// Returns how many of the times may not be those of an event: their stop may belong to another start of
-    /// the thread than the last one, because events interleave, as with Lwt, Async or Eio. Zero if the
-    /// pairs are seen to nest, or nothing is seen that contradicts it.
+    /// Returns how many stops belong to another start of the thread than the last one, as it seems, because events
+    /// interleave, as with Lwt, Async or Eio. If there is any, **none of the times can be trusted**: those of other stops
+    /// are likely to be wrong, too. Zero if the pairs are seen to nest, or nothing is seen that contradicts it.
     ///
     /// A stop is counted if its first argument is a number, and that of another start, where numbers tell events
     /// apart. Without such numbers, it is counted if it ends a start after a later start that was made
@@ -114,6 +115,22 @@ impl Latency {
     /// an earlier start that is not called from that of the last one, as on another stack.
     pub fn interleaved(&self) -> u64 {
         self.interleaved
+    }
+
+    /// Returns how many stops came while an earlier start of their stack frame waited, and no numbers told which of the
+    /// starts has ended. Either events interleave, or an exception has left that start without a stop.
+    pub fn doubtful(&self) -> u64 {
+        self.doubtful
+    }
+
+    /// Returns whether the times are those of events, as far as it is seen: `Some(false)` if events interleave
+    /// ([`interleaved`](Self::interleaved)), `None` if they may ([`doubtful`](Self::doubtful)).
+    pub fn is_trusted(&self) -> Option<bool> {
+        match (self.interleaved, self.doubtful) {
+            (0, 0) => Some(true),
+            (0, _) => None,
+            _ => Some(false),
+        }
     }
 
     /// Returns the latency of each pair, from its bytes.
@@ -184,6 +201,7 @@ impl Latency {
                 repeated: sum(slot::REPEATED_NUMBER),
             }
             .interleaved(),
+            doubtful: sum(slot::DOUBTFUL),
         }
     }
 }
@@ -319,6 +337,20 @@ mod tests {
         }
         let names = ("a".to_owned(), "b".to_owned());
         assert_eq!(Latency::of(&names, &pair, 1.0).interleaved(), 56);
+    }
+
+    #[test]
+    fn interleaved_or_doubtful_times_are_not_trusted() {
+        let trusted = |fields: &[u64]| {
+            let mut pair = vec![0; PAIR_LEN as usize];
+            for field in fields {
+                put(&mut pair, HEADER_LEN + field, 1);
+            }
+            Latency::of(&Default::default(), &pair, 1.0).is_trusted()
+        };
+        assert_eq!(trusted(&[]), Some(true));
+        assert_eq!(trusted(&[slot::DOUBTFUL]), None);
+        assert_eq!(trusted(&[slot::DOUBTFUL, slot::SAME_FRAME]), Some(false));
     }
 
     #[test]

@@ -30,7 +30,9 @@ impl Widget for Pairs<'_> {
     fn render(self, area: Rect, buffer: &mut Buffer) {
         let [above, area] =
             Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
-        if let Some(caution) = self.0.iter().find_map(caution_of) {
+        // What is certain is said first.
+        let certain = self.0.iter().filter(|pair| pair.interleaved > 0);
+        if let Some(caution) = certain.chain(self.0).find_map(caution_of) {
             Line::from(caution).red().render(above, buffer);
         }
         if area.height > 1 {
@@ -41,7 +43,7 @@ impl Widget for Pairs<'_> {
 
 /// Says if times of a pair may be wrong.
 fn caution_of(pair: &PairLatency) -> Option<String> {
-    let caution = caution(pair.interleaved, pair.count)?;
+    let caution = caution(pair.interleaved, pair.doubtful, pair.count)?;
     let (start, stop) = (Escaped(&pair.start), Escaped(&pair.stop));
     Some(format!("{caution}: {start},{stop}"))
 }
@@ -73,7 +75,11 @@ fn table(times: &[PairLatency], area: Rect) -> Table<'static> {
         let mut cells = vec![Cell::from(name(pair, usize::from(names)))];
         cells.extend(shown.map(|(_, text)| right(text)));
         let row = Row::new(cells);
-        if pair.interleaved > 0 { row.red() } else { row }
+        if pair.interleaved > 0 || pair.doubtful > 0 {
+            row.red()
+        } else {
+            row
+        }
     });
     Table::new(rows, widths)
         .header(Row::new(head).style(Style::new().bold()))

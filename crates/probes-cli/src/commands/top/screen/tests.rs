@@ -127,6 +127,7 @@ fn timed(pairs: usize) -> Model {
         p99: Duration::from_millis(20),
         max: Duration::from_secs(11),
         interleaved: 0,
+        doubtful: 0,
     };
     model.set_times(vec![times; pairs]);
     model
@@ -154,18 +155,25 @@ fn interleaving_pairs_are_red_below_a_warning() {
     let mut model = timed(1);
     let mut times = model.times()[0].clone();
     let nested = times.clone();
+    times.doubtful = 2_000;
+    let doubtful = times.clone();
     times.interleaved = 1_000;
-    model.set_times(vec![nested, times]);
-    let buffer = buffer(&model, 120, 12, &mut Scroll::default());
-    let line = |y| {
-        (0..120)
-            .map(|x| buffer[(x, y)].symbol())
-            .collect::<String>()
+    let shown = |model: &Model| {
+        let buffer = buffer(model, 180, 12, &mut Scroll::default());
+        let line: String = (0..180).map(|x| buffer[(x, 7)].symbol()).collect();
+        let colors = [7, 8, 9, 10].map(|y| buffer[(0, y)].fg);
+        (line.trim_end().to_owned(), colors)
     };
-    let caution = "1000 of 1234567 times may be wrong: pairs of a thread seem to interleave: req_start,req_end";
-    assert_eq!(line(7).trim_end(), caution);
-    let colors = [7, 8, 9, 10].map(|y| buffer[(0, y)].fg);
+    model.set_times(vec![nested, doubtful.clone()]);
+    let (line, colors) = shown(&model);
+    let caution = "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops: \
+                   at 2000 of 1234567 stops, an earlier start of the stack frame waited: req_start,req_end";
+    assert_eq!(line, caution);
     assert_eq!(colors, [Color::Red, Color::Reset, Color::Reset, Color::Red]);
+    model.set_times(vec![doubtful, times]);
+    let caution = "no time can be trusted: pairs of a thread seem to interleave, \
+                   as 1000 of 1234567 stops show: req_start,req_end";
+    assert_eq!(shown(&model).0, caution);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The part of the code at the ends of a pair that notices that a stop belongs to another start than the
 //! last one.
 //!
-//! Two things prove it. They have counters in the slot; `read/latency.rs` says what follows from them.
+//! Two things prove it, and one raises doubts. They have counters in the slot; `read/latency.rs` says what follows
+//! from them.
 //!
 //! ```text
 //! frame    start A   start B   stop   stop     Where pairs nest, B is in a function that was called after A: in
@@ -11,6 +12,9 @@
 //!                                              B, it is the stop of A: B is on another stack.
 //! number   start 1   start 2   stop 1          The first arguments are numbers: that of the stop is not that of the
 //!                                              start that it would end, but that of an earlier one.
+//! doubt    start A   start B   stop            A waits in the frame of B, or in that of the stop, and no numbers tell
+//!                                              which of them has ended. If it never does, an exception may have skipped
+//!                                              its stop.
 //! ```
 //!
 //! A start that an exception has left without a stop proves nothing: it is not ended.
@@ -63,6 +67,7 @@ pub(super) fn check_stop(
     saved: &[Saved],
 ) -> Result<(), IcedError> {
     let mut by_frame = a.create_label();
+    let mut doubt = a.create_label();
     let mut same_frame = a.create_label();
     let mut over = a.create_label();
     let frame_of_start = dword_ptr(rcx + rdx * 4 + slot::MARKS);
@@ -81,7 +86,11 @@ pub(super) fn check_stop(
         select_number(a, r8d)?;
         a.mov(number_place(), 0)?;
         a.mov(r9d, slot::SAME_FRAME_OWN as u32)?;
-        a.jmp(same_frame)?;
+        // The start before this one has another number, so that it is not mistaken for this one.
+        locate_next(a, -1)?;
+        a.cmp(dword_ptr(rcx + rdi * 4 + (slot::MARKS + 4)), r8d)?;
+        a.jne(same_frame)?;
+        a.jmp(doubt)?;
 
         a.set_label(&mut is_other)?;
         a.mov(edi, number_of_start)?;
@@ -111,14 +120,17 @@ pub(super) fn check_stop(
         a.dec(number_place())?;
         a.inc(qword_ptr(rcx + slot::OTHER_NUMBER))?;
         a.mov(r9d, slot::SAME_FRAME_OTHER as u32)?;
-        a.jmp(same_frame)?;
+        a.jmp(doubt)?;
         a.set_label(&mut is_unknown)?;
         a.inc(qword_ptr(rcx + slot::UNKNOWN_NUMBER))?;
     }
     a.set_label(&mut by_frame)?;
-    find_frame(a, marks, saved, same_frame)?;
+    find_frame(a, marks, saved, doubt)?;
     a.inc(qword_ptr(rcx + slot::OTHER_FRAME))?;
     a.jmp(over)?;
+
+    a.set_label(&mut doubt)?;
+    count_doubt(a, marks, saved, same_frame)?;
 
     // The last start after this one has been ended: was it in the same frame, and begun later?
     a.set_label(&mut same_frame)?;
@@ -132,6 +144,28 @@ pub(super) fn check_stop(
     a.inc(qword_ptr(rcx + r9))?;
     a.set_label(&mut over)?;
     a.nop()
+}
+
+/// Counts a stop if the start before the one that it ends waits in the frame of that one, or in that of the stop. Goes to
+/// `otherwise` early if none waits. The code uses rdi and r8.
+fn count_doubt(
+    a: &mut CodeAssembler,
+    marks: &Marks,
+    saved: &[Saved],
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut is_doubtful = a.create_label();
+    a.test(rax, rax)?;
+    a.je(otherwise)?;
+    locate_next(a, -1)?;
+    a.mov(r8d, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
+    a.cmp(r8d, dword_ptr(rcx + rdx * 4 + slot::MARKS))?;
+    a.je(is_doubtful)?;
+    let here = frame(a, marks.frame, saved)?;
+    a.cmp(r8d, here)?;
+    a.jne(otherwise)?;
+    a.set_label(&mut is_doubtful)?;
+    a.inc(qword_ptr(rcx + slot::DOUBTFUL))
 }
 
 /// How many starts are compared with a stop that is not in the frame of the last one.
