@@ -87,7 +87,7 @@ pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
         ErrorKind::Function(kind) => of_function(kind, operand),
         ErrorKind::Process(kind) => of_process(kind, error.pid(), operand.is_attach()),
         ErrorKind::Memory(kind) => of_memory(kind, error.pid(), operand.is_attach()),
-        ErrorKind::Observe(kind) => of_observe(kind, error.pid()),
+        ErrorKind::Observe(kind) => of_observe(kind, error.pid(), operand),
         ErrorKind::Launch(kind) => of_launch(kind, error.subject()),
         ErrorKind::System(kind) => of_system(kind),
         _ => None,
@@ -268,8 +268,25 @@ fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -> Option<St
     Some(hint.to_owned())
 }
 
+/// How to observe a program in spite of a limit of its memory.
+fn of_limit(resource: &str, pid: Option<i32>, operand: &Operand) -> Option<String> {
+    let (option, flag) = match resource {
+        "RLIMIT_DATA" => ("--data", "-d"),
+        _ => ("--as", "-v"),
+    };
+    if let Operand::Program(_) = operand {
+        return Some(format!(
+            "`ulimit {flag}` sets the limit; -count needs the least memory, then -latency"
+        ));
+    }
+    Some(format!(
+        "`prlimit --pid {} {option}=BYTES:` raises the limit; `count` needs the least memory, then `latency`",
+        pid?
+    ))
+}
+
 /// Processes that cannot be observed.
-fn of_observe(kind: &ObserveError, pid: Option<i32>) -> Option<String> {
+fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Option<String> {
     let hint = match kind {
         ObserveError::AlreadyObserved { .. } => {
             "wait until that observer exits, or use -force, which ends its observation with an error"
@@ -279,17 +296,8 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>) -> Option<String> {
                 "its filter would have to allow {call}; `attach` and `info` inject no system calls, and work"
             ));
         }
-        ObserveError::MapRefused {
-            limit: Some(limit), ..
-        } => {
-            let option = match limit.resource {
-                "RLIMIT_DATA" => "--data",
-                _ => "--as",
-            };
-            return Some(format!(
-                "`prlimit --pid {} {option}=BYTES:` raises the limit; `attach` and `info` map no memory, and work",
-                pid?
-            ));
+        ObserveError::MemoryLimited { limit, .. } => {
+            return of_limit(limit.resource, pid, operand);
         }
         ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
         ObserveError::TscDenied { .. } => "`count` needs no times",

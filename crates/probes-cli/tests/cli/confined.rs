@@ -119,36 +119,42 @@ fn limit_memory(pid: i32, limit: &str) {
     assert!(prlimit.status().unwrap().success());
 }
 
-// promise: Observations: If the address space of a process is limited (`ulimit -v`), the error says so, and
-//    how much is needed (2 × 3)
+// promise: Observations: A process is not observed if a limit of its memory would leave it less than observing takes, and
+//    the error says how much that is (2 × 2 limits × 3)
 #[test]
-fn limited_address_space_is_named() {
+fn little_memory_is_left_to_the_process() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let before = image(pid);
         let used = mapped(pid);
-        // Enough for code, and not for data.
-        let limit = used + 8;
-        limit_memory(pid, &(limit * 1024).to_string());
-        for line in ["count", "watch -probe plain", "latency -pair plain,watched"] {
-            let said = run(&format!("{line} -for 1ms -pid {pid}")).failure();
-            let start = format!(
-                "ocaml-probes: process {pid} cannot be observed: mmap of writable memory fails with ENOMEM"
-            );
-            let allowed = format!(" KiB are needed, and RLIMIT_AS allows {limit} KiB, of which ");
-            assert!(
-                said.starts_with(&start) && said.contains(&allowed),
-                "{said}"
-            );
-            assert!(said.contains("; nothing was changed\n"), "{said}");
-            assert!(said.contains("hint: `prlimit --pid"), "{said}");
-            assert_eq!(mapped(pid), used, "{said}");
+        for (line, needed) in [
+            ("count", 72),
+            ("watch -probe plain", 24_000),
+            ("latency -pair plain,watched", 4_600),
+        ] {
+            let line = format!("{line} -for 1ms -pid {pid}");
+            // It does not fit, or leaves too little.
+            for limit in [used + 8, used + needed * 3 / 2] {
+                limit_memory(pid, &(limit * 1024).to_string());
+                let said = run(&line).failure();
+                let start = format!("ocaml-probes: process {pid} cannot be observed: ");
+                let allowed = format!(
+                    " KiB more have to be left to the program, but RLIMIT_AS allows {limit} KiB, of which {used} KiB are in use"
+                );
+                assert!(
+                    said.starts_with(&start) && said.contains(&allowed),
+                    "{said}"
+                );
+                assert!(said.contains("; nothing was changed\n"), "{said}");
+                assert!(said.contains("hint: `prlimit --pid"), "{said}");
+                assert_eq!(mapped(pid), used, "{said}");
+            }
+            assert!(image(pid) == before);
+            limit_memory(pid, &((used + needed * 3) * 1024).to_string());
+            let observed = run(&line);
+            assert_eq!(observed.code, Some(0), "{observed:?}");
         }
-        assert!(image(pid) == before);
-        limit_memory(pid, "unlimited");
-        let counted = run(&format!("count -for 1ms -pid {pid}"));
-        assert_eq!(counted.code, Some(0), "{counted:?}");
         target.hits();
     }
 }

@@ -53,6 +53,24 @@ fn commands_work_in_little_memory() {
     }
 }
 
+// promise: Observations: `trace` does not start a program to which a limit would leave less memory than observing
+//    takes (2)
+#[test]
+fn program_is_not_started_with_too_little_memory() {
+    for file in fixture_forms("timed") {
+        let line = format!("trace -watch start -prog {}", file.display());
+        let error = in_little_memory(&line).failure();
+        let why =
+            " KiB more have to be left to the program, but RLIMIT_AS allows 40000 KiB, of which ";
+        assert!(error.contains(why), "{error}");
+        assert!(error.contains("; the program was not started\n"), "{error}");
+        assert!(
+            error.contains("hint: `ulimit -v` sets the limit; -count needs the least memory"),
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn too_little_memory_is_an_error_at_once() {
     let target = Talker::start(&fixture("timed.pie"));

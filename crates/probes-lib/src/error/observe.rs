@@ -34,7 +34,7 @@ pub struct ToolProcess {
     pub is_alive: bool,
 }
 
-/// A limit of a process (setrlimit(2)) that keeps it from mapping memory.
+/// A limit of the memory that a process maps (setrlimit(2)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// `RLIMIT_AS` or `RLIMIT_DATA`.
@@ -106,7 +106,7 @@ pub enum ObserveError {
         why: UnreadableFilter,
     },
     /// A system call that maps or unmaps memory has failed in the process.
-    #[error("{}", map_refused(call, *errno, *needed, limit.as_ref()))]
+    #[error("{}", map_refused(call, *errno, *needed))]
     MapRefused {
         /// The system call, and what for.
         call: &'static str,
@@ -114,8 +114,14 @@ pub enum ObserveError {
         errno: Option<i32>,
         /// How many bytes were to be mapped.
         needed: u64,
-        /// The limit of the process that does not allow that.
-        limit: Option<MemoryLimit>,
+    },
+    /// A limit of the process leaves too little memory: the program could fail for lack of it while it is observed.
+    #[error("{}", memory_limited(*needed, limit))]
+    MemoryLimited {
+        /// How many bytes observing takes; as many have to be left to the program.
+        needed: u64,
+        /// The limit.
+        limit: MemoryLimit,
     },
     /// Another process observes it ([`Options::take_over`](crate::Options::take_over)).
     #[error("is already observed by {observer}, for {}", in_words(observer.age))]
@@ -231,8 +237,7 @@ fn replaced(observer: Option<&ToolProcess>) -> String {
     )
 }
 
-fn map_refused(call: &str, errno: Option<i32>, needed: u64, limit: Option<&MemoryLimit>) -> String {
-    let kib = |bytes: u64| bytes.div_ceil(1024);
+fn map_refused(call: &str, errno: Option<i32>, needed: u64) -> String {
     let mut text = format!("cannot be observed: {call} fails");
     if let Some(errno) = errno {
         let source = io::Error::from_raw_os_error(errno);
@@ -242,20 +247,26 @@ fn map_refused(call: &str, errno: Option<i32>, needed: u64, limit: Option<&Memor
             reason(&source)
         );
     }
-    match limit {
-        Some(MemoryLimit {
-            resource,
-            limit,
-            used,
-        }) => format!(
-            "{text}: {} KiB are needed, and {resource} allows {} KiB, of which {} KiB are in use",
-            kib(needed),
-            kib(*limit),
-            kib(*used)
-        ),
-        None if errno == Some(libc::ENOMEM) => format!("{text}: {} KiB are needed", kib(needed)),
-        None => format!("{text}: the kernel or a seccomp filter refuses"),
+    if errno == Some(libc::ENOMEM) {
+        format!("{text}: {} KiB are needed", kib(needed))
+    } else {
+        format!("{text}: the kernel or a seccomp filter refuses")
     }
+}
+
+fn memory_limited(needed: u64, limit: &MemoryLimit) -> String {
+    let needed = kib(needed);
+    format!(
+        "cannot be observed: {needed} KiB of memory are needed, and {needed} KiB more have to be left to the program, \
+         but {} allows {} KiB, of which {} KiB are in use",
+        limit.resource,
+        kib(limit.limit),
+        kib(limit.used)
+    )
+}
+
+fn kib(bytes: u64) -> u64 {
+    bytes.div_ceil(1024)
 }
 
 /// The age of an observation, in the largest unit of which it has two.

@@ -10,7 +10,6 @@ use crate::inject::permissions::Permissions;
 use crate::inject::redirect::{self, Left};
 use crate::memory::WriteMemory;
 use crate::process::Process;
-use crate::process::limits;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::trace::at_exec::AtExec;
@@ -90,16 +89,11 @@ impl<'i> Injector<'i> {
         // The kernel returns errors as -4095 to -1.
         let errno = result.and_then(|result| i32::try_from((result as i64).wrapping_neg()).ok());
         let errno = errno.filter(|errno| (1..4096).contains(errno));
-        let is_memory = errno.is_none_or(|errno| errno == libc::ENOMEM);
-        let [_, len, ..] = call.arguments;
         let lens = calls.iter().filter(|call| call.maps());
-        let needed = lens.map(|call| call.arguments[1]).sum();
-        let limit = limits::exceeded(self.process, len).filter(|_| is_memory && call.maps());
         let kind = ObserveError::MapRefused {
             call: call.name(),
             errno,
-            needed,
-            limit,
+            needed: lens.map(|call| call.arguments[1]).sum(),
         };
         Error::of_process(self.process.pid(), kind)
     }

@@ -1,26 +1,51 @@
-//! The limits of a process (setrlimit(2)) that keep it from mapping memory.
+//! The limits of a process (setrlimit(2)) for the memory that it maps.
 
 use std::str;
 
-use crate::error::MemoryLimit;
+use crate::error::{Error, MemoryLimit, ObserveError, Result};
 use crate::process::Process;
 
-/// Returns the limit that keeps a process from mapping `len` bytes more of private memory; `None` if there is no
-/// such limit, or it cannot be read.
-pub(crate) fn exceeded(process: &Process, len: u64) -> Option<MemoryLimit> {
-    let limits = process.read_of_living_thread("limits").ok()?;
-    let status = process.status().ok()?;
-    let limit = |resource: &'static str, name: &[u8], used: u64| {
-        let limit = soft_limit(&limits, name)?;
-        let is_exceeded = used.saturating_add(len) > limit;
-        is_exceeded.then_some(MemoryLimit {
-            resource,
-            limit,
-            used,
-        })
+/// Memory that is to be mapped into a process, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NeededMemory {
+    pub(crate) all: u64,
+    /// Private and writable.
+    pub(crate) data: u64,
+}
+
+/// Refuses to map memory of which a limit leaves less than as much again to the process: it may fail for lack of
+/// memory later.
+///
+/// # Errors
+///
+/// [`ObserveError::MemoryLimited`]. Limits that cannot be read are left to the kernel.
+pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()> {
+    let (Ok(limits), Ok(status)) = (process.read_of_living_thread("limits"), process.status())
+    else {
+        return Ok(());
     };
-    limit("RLIMIT_AS", b"Max address space", status.address_space)
-        .or_else(|| limit("RLIMIT_DATA", b"Max data size", status.data))
+    let check = |resource, name: &[u8], used, needed: u64| match soft_limit(&limits, name) {
+        Some(limit) if leaves_little(limit, used, needed) => Err(Error::of_process(
+            process.pid(),
+            ObserveError::MemoryLimited {
+                needed,
+                limit: MemoryLimit {
+                    resource,
+                    limit,
+                    used,
+                },
+            },
+        )),
+        _ => Ok(()),
+    };
+    let used = status.address_space;
+    check("RLIMIT_AS", b"Max address space", used, needed.all)?;
+    check("RLIMIT_DATA", b"Max data size", status.data, needed.data)
+}
+
+/// Returns whether less than `needed` would be left of a limit once `needed` is mapped.
+fn leaves_little(limit: u64, used: u64, needed: u64) -> bool {
+    limit.saturating_sub(used) / 2 < needed
 }
 
 /// Returns a soft limit, in bytes, of `/proc/PID/limits`; `None` if there is none.
@@ -45,5 +70,12 @@ Max address space         31457280             unlimited            bytes     \n
         assert_eq!(soft_limit(limits, b"Max data size"), None);
         assert_eq!(soft_limit(limits, b"Max stack size"), None);
         assert_eq!(soft_limit(b"Max address space", b"Max address space"), None);
+    }
+
+    #[test]
+    fn as_much_again_has_to_be_left() {
+        assert!(!leaves_little(300, 100, 100) && leaves_little(299, 100, 100));
+        assert!(leaves_little(50, 100, 1) && !leaves_little(50, 100, 0));
+        assert!(leaves_little(u64::MAX, 0, u64::MAX));
     }
 }

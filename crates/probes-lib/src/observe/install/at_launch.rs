@@ -15,6 +15,7 @@ use crate::observe::observation::Observation;
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::data_source::SharedData;
 use crate::process::image::Image;
+use crate::process::limits;
 use crate::process::memory::ProcessMemory;
 use crate::sys::spawn;
 use crate::trace::at_exec::AtExec;
@@ -72,6 +73,7 @@ impl AtLaunch {
         let sites = plan.points.iter().map(|planned| planned.point.address);
         let digests = code_digest::prepare(process, image, memory, sites);
         let mut prepared = Prepared::of(process, memory, plan)?;
+        limits::refuse_tight(process, prepared.needed_memory(false))?;
         let injector = Injector {
             tracer,
             process,

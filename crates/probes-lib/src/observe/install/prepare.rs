@@ -32,6 +32,7 @@ use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
 use crate::observe::trampoline::{self, ArenaCode};
 use crate::patch_plan::refusal::Refusal;
 use crate::process::Process;
+use crate::process::limits::{self, NeededMemory};
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::site::{JMP, SiteCode};
@@ -89,6 +90,7 @@ pub(crate) fn install(
     options: Options,
 ) -> Result<Installed> {
     let mut prepared = Prepared::of(process, memory, plan)?;
+    limits::refuse_tight(process, prepared.needed_memory(true))?;
     prepared.mappings = mappings;
     // Memory that is mapped next to one without a file may become a part of it.
     prepared.mappings.retain(|mapping| mapping.inode != 0);
@@ -187,6 +189,21 @@ impl Prepared {
 
     pub(crate) fn arenas(&self) -> &[Arena] {
         &self.arenas
+    }
+
+    /// Returns how much memory the arenas take; their data may be private, or those of a file that is shared.
+    pub(crate) fn needed_memory(&self, is_private: bool) -> NeededMemory {
+        let lens = self.arenas.iter().map(|arena| {
+            let range = arena.range();
+            (range.end - range.start, arena.data_len())
+        });
+        let (all, data) = lens.fold((0, 0), |sum: (u64, u64), len| {
+            (sum.0 + len.0, sum.1 + len.1)
+        });
+        NeededMemory {
+            all,
+            data: if is_private { data } else { 0 },
+        }
     }
 
     fn injector<'i>(
