@@ -82,11 +82,12 @@ let call_symbol ~loc symbol arguments =
 let call (use : Use.t) arguments =
   call_symbol ~loc:use.loc (Use.symbol use) arguments
 
-(* If the C file is missing, the linker names the symbols of the sites, which say
-   nothing of it. This call, made once when the unit is initialised, adds a symbol
-   to the linker's errors that does. *)
-let reference_to_c_file ~loc =
-  let called = call_symbol ~loc Use.c_file_symbol [] in
+(* If the C file is missing, or was made without this source, the linker names the
+   symbols of the sites, which say nothing of it. This call, made once when the
+   unit is initialised, adds a symbol to the linker's errors that does. *)
+let reference_to_c_file (use : Use.t) =
+  let loc = { use.loc with loc_ghost = true } in
+  let called = call_symbol ~loc (Use.c_file_symbol use) [] in
   [%stri let (_ : bool) = [%e called]]
 
 let site use arguments handler =
@@ -203,5 +204,5 @@ let structure t ast =
   let ast = (new rewriter t)#structure ast in
   match t.uses with
   | use :: _ as uses when uses != before ->
-    ast @ [ reference_to_c_file ~loc:{ use.loc with loc_ghost = true } ]
+    ast @ [ reference_to_c_file use ]
   | _ -> ast

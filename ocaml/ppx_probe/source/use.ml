@@ -21,9 +21,6 @@ let argument_registers = [ "rdi"; "rsi"; "rdx"; "rcx"; "r8"; "r9" ]
 
 let bytecode_primitive = "ppx_probe_bytecode_false"
 
-let c_file_symbol =
-  "this_is_in_the_C_file_of_ppx_probe_stubs__see_the_README_of_ppx_probe"
-
 let position t = t.loc.loc_start
 
 (* Dune runs the rewriter and ppx_probe_stubs in different directories, and a line directive
@@ -43,6 +40,11 @@ let plain identifier =
       | ('a' .. 'z' | 'A' .. 'Z' | '0' .. '9' | '_') as c -> c
       | _ -> '_')
     identifier
+
+let c_file_symbol t =
+  Printf.sprintf
+    "the_C_file_of_ppx_probe_stubs_lacks__%s__see_the_README_of_ppx_probe"
+    (plain (file t))
 
 (* 60 bits, in decimal like ocamlopt's own stamps: a tool that demangles
    [camlUnit__function_12] then shows this symbol as [Unit.function], too. *)

@@ -38,6 +38,6 @@ val argument_registers : string list
     returns false. *)
 val bytecode_primitive : string
 
-(** A function of the C file that each unit with probes calls: its name says what is missing if the linker does not
-    find it. *)
-val c_file_symbol : string
+(** A function of the C file for the source file of this use, which each unit with probes calls: its name says what is
+    missing if the linker does not find it. *)
+val c_file_symbol : t -> string

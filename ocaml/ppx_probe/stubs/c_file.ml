@@ -87,13 +87,14 @@ long %s(long unit) { (void)unit; return 1; }
 |}
     Use.bytecode_primitive Use.bytecode_primitive
 
-(* What each unit with probes calls once; see [Rewrite]. *)
-let c_file_symbol =
-  Printf.sprintf
+(* What the unit of each source calls once; see [Rewrite]. *)
+let print_c_file_symbol out use =
+  let symbol = Use.c_file_symbol use in
+  Printf.fprintf out
     {|long %s(void) VISIBLE_IN_THIS_OBJECT;
 long %s(void) { return 1; }
 |}
-    Use.c_file_symbol Use.c_file_symbol
+    symbol symbol
 
 let c_string s =
   let escape = function
@@ -154,7 +155,7 @@ let print_name out uses name =
 let print out uses =
   output_string out prelude;
   output_string out bytecode_primitive;
-  output_string out c_file_symbol;
+  distinct Use.c_file_symbol uses |> List.iter (print_c_file_symbol out);
   output_char out '\n';
   let name (use : Use.t) = use.name in
   List.map name uses

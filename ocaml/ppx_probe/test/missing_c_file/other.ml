@@ -1,0 +1,3 @@
+let miss () = [%probe "miss" (print_endline "miss")]
+
+let () = miss ()
