@@ -70,8 +70,12 @@ fn push_byte(byte: u8, literal: &mut String) {
 
 /// The first eight names and how many more there are; `None` if there are none.
 pub(crate) fn join_first_few(names: &[impl AsRef<str>]) -> Option<String> {
-    const FEW: usize = 8;
-    let shown: Vec<&str> = names.iter().take(FEW).map(AsRef::as_ref).collect();
+    join_first(8, names)
+}
+
+/// So many of the first names, and how many more there are; `None` if there are none.
+pub(crate) fn join_first(few: usize, names: &[impl AsRef<str>]) -> Option<String> {
+    let shown: Vec<&str> = names.iter().take(few).map(AsRef::as_ref).collect();
     let text = shown.join(", ");
     match names.len() - shown.len() {
         _ if shown.is_empty() => None,

@@ -1,7 +1,7 @@
 //! Who holds probes of a process: `info` shows it, `attach -for` warns of the dead, and
 //! `attach -release-dead` gives back what these hold.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use probes_lib::{Hold, Holder, Holders, Options, ReleasedHold, Target};
@@ -89,16 +89,16 @@ pub(super) fn say_who_holds(messages: &Messages, pid: i32, holders: &Holders) {
     warn_of_dead(messages, pid, holders);
 }
 
-/// Warns of the dead that hold probes, and of records that cannot be read.
+/// Warns of the dead that hold probes, together if the same hint is for them, and of records that cannot be read.
 pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
-    for holder in holders.list.iter().filter(|holder| !holder.tool.is_alive) {
-        let names = join_first_few(&names(holder)).unwrap_or_default();
-        let warning = format!("held by {}, which was killed: {names}", holder.tool);
-        messages.warning(
-            WarningKind::DeadHolder,
-            &warning,
-            &how_to_release(pid, holder),
-        );
+    let dead = holders.list.iter().filter(|holder| !holder.tool.is_alive);
+    let mut by_hint: BTreeMap<String, Vec<&Holder>> = BTreeMap::new();
+    for holder in dead {
+        let hint = how_to_release(pid, holder);
+        by_hint.entry(hint).or_default().push(holder);
+    }
+    for (hint, dead) in by_hint {
+        messages.warning(WarningKind::DeadHolder, &held_by(&dead), &hint);
     }
     if holders.unreadable > 0 {
         let records = number_of(holders.unreadable, "record");
@@ -123,6 +123,26 @@ fn warn_of_others(messages: &Messages, pid: i32, holders: &Holders) {
             unreadable: 0,
         },
     );
+}
+
+/// Says that killed commands hold probes, and which.
+fn held_by(dead: &[&Holder]) -> String {
+    let mut all: Vec<&str> = dead.iter().flat_map(|holder| names(holder)).collect();
+    all.sort_unstable();
+    all.dedup();
+    let all = join_first_few(&all).unwrap_or_default();
+    if let [holder] = dead {
+        return format!("held by {}, which was killed: {all}", holder.tool);
+    }
+    let pids: Vec<String> = dead
+        .iter()
+        .map(|holder| holder.tool.pid.to_string())
+        .collect();
+    format!(
+        "held by {} commands that were killed (pid {}): {all}",
+        dead.len(),
+        join_first_few(&pids).unwrap_or_default()
+    )
 }
 
 fn how_to_release(pid: i32, holder: &Holder) -> String {

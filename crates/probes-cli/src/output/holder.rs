@@ -7,7 +7,7 @@ use probes_lib::{Holder, Holders};
 use serde::Serialize;
 
 use super::format::seconds;
-use crate::text::Escaped;
+use crate::text::{Escaped, join_first};
 
 /// Who holds a probe, or held it until its death.
 #[derive(Clone, Debug, Serialize)]
@@ -57,10 +57,10 @@ impl<'t> HolderView<'t> {
     }
 }
 
-/// Who holds a probe, in the column of a table.
+/// Who holds a probe, in the column of a table: the first of them.
 pub(super) fn held_by(holders: &[HolderView<'_>]) -> String {
     let holders: Vec<String> = holders.iter().map(HolderView::short).collect();
-    holders.join(", ")
+    join_first(3, &holders).unwrap_or_default()
 }
 
 /// Returns the holders of each probe.

@@ -99,6 +99,36 @@ fn what_the_dead_hold_is_given_back() {
     }
 }
 
+#[test]
+fn many_dead_holders_have_one_warning() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    for _ in 0..10 {
+        hold_and_die(&target, "-enable plain");
+    }
+    hold_and_die(&target, "-enable flag");
+    let found = holders(pid, "plain");
+    let pids: Vec<String> = found.iter().map(|(pid, ..)| pid.to_string()).collect();
+    let table = run(&format!("info -pid {pid} -format table"));
+    let few: Vec<String> = pids[..3]
+        .iter()
+        .map(|pid| format!("{pid} (dead)"))
+        .collect();
+    let cell = format!("| {} and 7 more ", few.join(", "));
+    assert!(table.stdout.contains(&cell), "{}", table.stdout);
+    let warning = "ocaml-probes: warning: held by 11 commands that were killed (pid ";
+    assert!(table.stderr.contains(warning), "{}", table.stderr);
+    assert!(
+        table.stderr.contains(" and 3 more): flag, plain\n"),
+        "{}",
+        table.stderr
+    );
+    assert_eq!(table.stderr.matches("hint: ").count(), 1);
+    let lines = run(&format!("info -pid {pid} -sites -q")).answer();
+    assert_eq!(lines.matches(" dead 1 ").count(), 11);
+    release(pid);
+}
+
 // promise: Updates for a time: Of a living and a dead holder of a probe, only the dead one's hold is given back (2)
 #[test]
 fn living_holder_keeps_what_it_holds() {
