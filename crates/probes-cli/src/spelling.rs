@@ -163,11 +163,28 @@ fn before_subcommand(root: &Command, flag: &Flag<'_>, rest: &[OsString]) -> Opti
 }
 
 fn unexpected(command: &Command, subcommand: Option<&str>, word: &str) -> UsageError {
-    let message = match operand(command) {
-        Some(_) => format!("unexpected argument \"{word}\": put the program's arguments after --"),
-        None => format!("unexpected argument \"{word}\""),
+    let takes_pid = command.get_arguments().any(|arg| long(arg) == "pid");
+    let advice = match subcommand {
+        _ if operand(command).is_some() => {
+            ": the program comes after -prog, its arguments after --".to_owned()
+        }
+        Some(name) if takes_pid && is_number(word) => {
+            format!(": write ocaml-probes {name} -pid {word}")
+        }
+        Some(_) if flags(command).any(|arg| long(arg) == word) => {
+            format!(": did you mean -{word}?")
+        }
+        _ => String::new(),
     };
-    UsageError::new(subcommand, message)
+    UsageError::new(
+        subcommand,
+        format!("unexpected argument \"{word}\"{advice}"),
+    )
+}
+
+/// Whether a word can be a pid.
+pub(crate) fn is_number(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// What the words of a command that are not flags are.

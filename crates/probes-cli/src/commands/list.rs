@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::flags::{Checked, FunctionArgument, OutputFlags, PathFlags, function, pid};
 use crate::hint::Operand;
 use crate::output::{self, FunctionListing, Listing, WarningKind};
+use crate::spelling::is_number;
 use crate::text::number_of;
 use crate::usage::UsageError;
 
@@ -65,6 +66,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     {
         return Err(usage(match args.prog {
             Some(_) => format!("\"{glob}\" needs -functions: a GLOB selects functions"),
+            None if is_number(glob) => format!(
+                "needs -prog FILE, or -functions and -pid N: `ocaml-probes info -pid {glob}` shows the probes of a process"
+            ),
             None => {
                 format!("needs -prog FILE, or -functions and -pid N: write -prog {glob}")
             }

@@ -46,7 +46,8 @@ percentile and maximum. Keys:
     p                               pause: the screen does not change, counting goes on
     ?                               show the keys that work now, until Esc
     Ctrl-Z, Ctrl-L                  suspend, redraw
-    q Esc Ctrl-C                    quit
+    Esc                             clear the filter; quit if there is none
+    q Ctrl-C                        quit
 
 When top ends (by a key, SIGINT, SIGTERM, SIGHUP, SIGQUIT, or because its terminal is gone), it
 undoes everything: it removes the instrumentation, and switches back the probes that it has

@@ -83,7 +83,7 @@ fn ocaml_values_are_shown_as_in_ocaml() {
             r#""caf\233 \255\254""#,
             r#""a\000b\000""#,
             r#""\"\\ \027[31m\127 café \u{9b}31m\u{202e}""#,
-            &format!(r#""{}\195"..."#, "a".repeat(63)),
+            &format!(r#""{}"..."#, "a".repeat(63)),
             r#""bytes""#,
         ];
         assert_eq!(of("texts"), texts.join(" "));

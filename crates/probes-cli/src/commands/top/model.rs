@@ -200,6 +200,10 @@ impl Model {
             Key::Control('l') => return Some(Request::Redraw),
             _ if self.filter_before_typing.is_some() => self.type_filter(key),
             Key::Escape if self.help_page.is_some() => self.help_page = None,
+            Key::Escape if !self.filter.is_empty() => {
+                self.filter.clear();
+                self.arrange();
+            }
             Key::Character('q') | Key::Escape => return Some(Request::Quit),
             Key::Character('e' | ' ') | Key::Enter => return self.switch(),
             Key::Character('s') => {

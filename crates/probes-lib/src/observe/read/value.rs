@@ -25,7 +25,7 @@ pub enum Value {
     Float(f64),
     /// A `string` or `bytes`.
     String {
-        /// The whole string, or its first 64 bytes.
+        /// The whole string, or its first 64 bytes, without a character of UTF-8 that would be split.
         bytes: Vec<u8>,
         /// Whether `bytes` is the whole string.
         is_whole: bool,
@@ -156,9 +156,27 @@ fn string(words: &[u8], size: u64) -> Option<Value> {
     } else {
         words.len()
     };
+    let bytes = words.get(..len)?;
     let is_whole = is_copied && len <= SHOWN;
-    let bytes = words.get(..len.min(SHOWN))?.to_vec();
+    let shown = if is_whole { len } else { cut(bytes) };
+    let bytes = bytes[..shown].to_vec();
     Some(Value::String { bytes, is_whole })
+}
+
+/// Returns how many bytes of a longer string are shown: [`SHOWN`], or up to three less, if a character of UTF-8 would be
+/// split.
+fn cut(bytes: &[u8]) -> usize {
+    const LONGEST: usize = 4;
+    if bytes.len() <= SHOWN {
+        return bytes.len();
+    }
+    let splits = |&start: &usize| {
+        let end = (start + LONGEST).min(bytes.len());
+        let first = bytes[start..end].utf8_chunks().next();
+        let first = first.and_then(|chunk| chunk.valid().chars().next());
+        first.is_some_and(|first| start + first.len_utf8() > SHOWN)
+    };
+    (SHOWN - LONGEST + 1..SHOWN).find(splits).unwrap_or(SHOWN)
 }
 
 #[cfg(test)]
@@ -240,6 +258,31 @@ mod tests {
         let ends = |unused: u8| [&longer[..71], &[unused]].concat();
         assert_eq!(block(252, 9, &ends(7)), cut(true));
         assert_eq!(block(252, 9, &ends(6)), cut(false));
+        // A character is not split, and what is none is cut anywhere.
+        for (text, shown) in [
+            ("x".repeat(62) + "é!", 64),
+            ("x".repeat(63) + "é", 63),
+            ("x".repeat(62) + "€", 62),
+            ("x".repeat(61) + "🐫", 61),
+            ("x".repeat(60) + "🐫!", 64),
+        ] {
+            let words = [text.as_bytes(), &[0; 8]].concat();
+            let bytes = text.as_bytes()[..shown].to_vec();
+            let is_whole = false;
+            assert_eq!(
+                block(252, 10, &words[..72.min(words.len())]),
+                Value::String { bytes, is_whole }
+            );
+        }
+        let invalid = [&[b'x'; 62][..], &[0xf0, 0x9f, b'x', 0x80], &[0x80; 6]].concat();
+        let bytes = invalid[..64].to_vec();
+        assert_eq!(
+            block(252, 10, &invalid),
+            Value::String {
+                bytes,
+                is_whole: false
+            }
+        );
         // A block that is not a valid string is returned as a block.
         let (tag, size) = (252, 1);
         assert_eq!(block(252, 1, &[0xff; 8]), Value::Block { tag, size });

@@ -165,6 +165,13 @@ fn filter_applies_while_typed_then_kept_or_dropped() {
     assert_eq!(names(&model), "req_end");
     model.press(Key::Escape, 10);
     assert_eq!((model.filter(), model.shown_count()), ("REQ", 2));
+    // Esc closes help, clears the filter that was kept, and quits.
+    model.press(Key::Character('?'), 10);
+    assert_eq!(model.press(Key::Escape, 10), None);
+    assert_eq!((model.filter(), model.help_page()), ("REQ", None));
+    assert_eq!(model.press(Key::Escape, 10), None);
+    assert_eq!((model.filter(), model.shown_count()), ("", 3));
+    assert_eq!(model.press(Key::Escape, 10), Some(Request::Quit));
     type_text(&mut model, "/");
     model.press(Key::Control('u'), 10);
     assert_eq!(model.shown_count(), 3);

@@ -93,10 +93,14 @@ fn typed_filter(model: &Model, width: usize) -> Vec<Line<'static>> {
 /// The keys that work now, the least important left out if there is no room for them.
 fn keys(model: &Model, width: usize) -> String {
     if model.shown_count() == 0 && !model.filter().is_empty() {
-        return "no name contains the filter: / changes it".to_owned();
+        return "no name contains the filter: / changes it, Esc clears it".to_owned();
     }
-    let (sort, reverse, filter, switch) =
-        ("s sort", "r reverse", "/ filter", "e enable or disable");
+    let (sort, reverse, switch) = ("s sort", "r reverse", "e enable or disable");
+    let filter = if model.filter().is_empty() {
+        "/ filter"
+    } else {
+        "/ filter  Esc clears it"
+    };
     let (pause, left_out) = if model.is_paused() {
         ("p resume", [reverse, sort, filter, switch, "p resume"])
     } else {
@@ -113,28 +117,33 @@ fn keys(model: &Model, width: usize) -> String {
 
 /// What each key does now.
 fn help(model: &Model) -> Vec<&'static str> {
-    let filter = if model.filter().is_empty() {
-        "/: filter names, Enter keeps it, Esc drops it"
+    let filter: &[&str] = if model.filter().is_empty() {
+        &["/: filter names, Enter keeps it, Esc drops it"]
     } else {
-        "/: change the filter, Ctrl-U clears it, Enter keeps it, Esc drops it"
+        &[
+            "/: change the filter, Ctrl-U clears it, Enter keeps it, Esc drops the change",
+            "Esc: clear the filter, once help is closed",
+        ]
     };
     let pause = if model.is_paused() {
         "p: resume; the figures are frozen, states are updated, counting continues"
     } else {
         "p: pause the display; counting continues"
     };
-    vec![
+    let before = [
         "arrows j k PgUp PgDn Home End: select",
         "e Enter space: enable or disable the selected probe, or the only one",
         "s: sort by rate, hits, name",
         "r: reverse",
-        filter,
+    ];
+    let after = [
         pause,
         "Ctrl-L: redraw",
         "Ctrl-Z: suspend",
         "q Ctrl-C: quit",
         "Quitting removes all instrumentation, and undoes what was enabled or disabled here.",
-    ]
+    ];
+    [&before, filter, &after].concat()
 }
 
 /// Breaks help into pages of `room` lines, of which the last is how to go on.

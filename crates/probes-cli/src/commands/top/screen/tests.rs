@@ -328,11 +328,16 @@ fn help_says_which_keys_work_now() {
     model.press(Key::Enter, 5);
     let filtered = shown(&model);
     assert!(
-        filtered.contains("/: change the filter, Ctrl-U clears it"),
+        filtered.contains("/: change the filter, Ctrl-U clears it")
+            && filtered.contains("Esc: clear the filter, once help is closed"),
         "{filtered}"
     );
     model.press(Key::Character('?'), 5);
     model.close_help_after(1);
+    let kept = shown(&model);
+    assert!(kept.contains("/ filter  Esc clears it"), "{kept}");
+    model.press(Key::Escape, 5);
+    assert!(!shown(&model).contains("Esc clears it"));
     model.press(Key::Character('p'), 5);
     let paused = screen(&model, 26, 12).pop().unwrap();
     assert_eq!(paused, "q quit  p resume  ? keys");
@@ -342,7 +347,7 @@ fn help_says_which_keys_work_now() {
     model.press(Key::Enter, 5);
     let nothing = shown(&model);
     assert!(
-        nothing.ends_with("no name contains the filter: / changes it"),
+        nothing.ends_with("no name contains the filter: / changes it, Esc clears it"),
         "{nothing}"
     );
 }
