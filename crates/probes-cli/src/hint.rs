@@ -197,6 +197,17 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
         FunctionError::NoneAt { .. } => {
             format!("`{list} -functions` lists the addresses of its functions")
         }
+        FunctionError::NoLines { .. } => {
+            "build it with -g, and do not strip it; `-fn NAME` and `-fn 0xADDRESS` need no source lines"
+                .to_owned()
+        }
+        FunctionError::UnknownFile { .. } => {
+            format!("`{list} -functions` lists the source line of each function")
+        }
+        FunctionError::SeveralFiles { .. } => "give more of its path".to_owned(),
+        FunctionError::NoCodeAt { file, near, .. } => {
+            format!("`-fn {file}:{}` counts that line", near.last()?)
+        }
         FunctionError::NonePossible { refused } => {
             let is_breakpoint = |(_, why): &(String, Refusal)| *why == Refusal::Breakpoint;
             if refused.iter().all(is_breakpoint) {

@@ -4,6 +4,7 @@
 pub(crate) mod arguments;
 mod bytecode;
 pub(crate) mod functions;
+pub(crate) mod lines;
 pub(crate) mod mangling;
 pub(crate) mod note;
 pub(crate) mod relocations;
@@ -25,7 +26,7 @@ use goblin::elf::header::{
     header64,
 };
 use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD};
-use goblin::elf::section_header::{SHF_EXECINSTR, SHT_NOBITS, SHT_NOTE};
+use goblin::elf::section_header::{SHF_COMPRESSED, SHF_EXECINSTR, SHT_NOBITS, SHT_NOTE};
 use goblin::elf::{Header, ProgramHeader, SectionHeader};
 
 use crate::address::FileAddr;
@@ -311,6 +312,13 @@ impl ElfFile {
 
     pub(crate) fn has_sections(&self) -> bool {
         !self.sections.is_empty()
+    }
+
+    /// Returns whether there is a section of this name, and its bytes are compressed.
+    pub(crate) fn is_compressed(&self, name: &str) -> bool {
+        let flag = u64::from(SHF_COMPRESSED);
+        self.section(name)
+            .is_some_and(|section| section.sh_flags & flag != 0)
     }
 
     /// Returns the bytes of a section; `None` if there is none, or it cannot be read.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::functions::{Function, FunctionName, FunctionTable};
+use crate::elf::lines::LineSearch;
 use crate::elf::source::SourceMap;
 use crate::error::{Error, FunctionError, Result};
 use crate::patch_plan::PatchPlanner;
@@ -57,13 +58,15 @@ pub struct SelectedFunction<'f> {
 }
 
 /// A place in a function that was selected.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct FunctionPlace<'f> {
     pub(crate) function: SelectedFunction<'f>,
     /// In bytes; 0 is the entry of the function.
     pub(crate) offset: u64,
     /// The index of the selector that names it, and not by a pattern that names others as well.
     pub(crate) named_by: Option<usize>,
+    /// The source line that it was selected by, `http.ml:42`.
+    pub(crate) line: Option<Arc<str>>,
 }
 
 impl Functions {
@@ -145,7 +148,7 @@ impl Functions {
     ///
     /// # Errors
     ///
-    /// [`FunctionError::NoMatch`] or [`FunctionError::NoneAt`] if one of the selectors selects no function.
+    /// A [`FunctionError`] if one of the selectors selects no function.
     pub fn select(&self, selectors: &[FunctionSelector]) -> Result<Vec<SelectedFunction<'_>>> {
         if selectors.is_empty() {
             let mut all = Vec::new();
@@ -171,7 +174,7 @@ impl Functions {
     /// Same as [`Functions::select`].
     pub(crate) fn places(&self, selectors: &[FunctionSelector]) -> Result<Vec<FunctionPlace<'_>>> {
         let mut globs = Vec::new();
-        let mut at_addresses = Vec::new();
+        let (mut places, mut at_addresses) = (Vec::new(), Vec::new());
         for (index, selector) in selectors.iter().enumerate() {
             match selector {
                 FunctionSelector::Glob(glob) => globs.push((index, glob)),
@@ -181,12 +184,16 @@ impl Functions {
                         function,
                         offset,
                         named_by: Some(index),
+                        line: None,
                     });
+                }
+                FunctionSelector::Line { file, line } => {
+                    places.extend(self.at_line(index, file, *line)?);
                 }
             }
         }
-        // Places that have a name, given as such or as an address, are called by it.
-        let mut places = self.matching(&globs)?;
+        // A place that is selected twice is called by the line, or else by the name, that was asked for.
+        places.append(&mut self.matching(&globs)?);
         places.append(&mut at_addresses);
         let order = |place: &FunctionPlace<'_>| {
             let object = self.index_of(place.function.object);
@@ -221,12 +228,71 @@ impl Functions {
                     },
                     offset: 0,
                     named_by,
+                    line: None,
                 }));
             }
         }
         match has_match.iter().position(|has_match| !has_match) {
             None => Ok(places),
             Some(index) => Err(self.no_match(globs[index].1)),
+        }
+    }
+
+    /// Returns where a source line begins, which the selector with this index asks for.
+    fn at_line(&self, index: usize, file: &str, line: u32) -> Result<Vec<FunctionPlace<'_>>> {
+        let mut search = LineSearch::new(file, line);
+        let shown: Arc<str> = format!("{file}:{line}").into();
+        let mut places = Vec::new();
+        for object in self.objects.iter().filter(|object| !object.is_kernels()) {
+            let at = |address| object.table.function_at(address);
+            let start = |address| at(address).map(|function| function.address());
+            for address in search.places_in(&object.elf, start) {
+                let Some(function) = at(address) else {
+                    continue;
+                };
+                places.push(FunctionPlace {
+                    function: SelectedFunction {
+                        object,
+                        function,
+                        name: 0,
+                    },
+                    offset: address.0 - function.address().0,
+                    named_by: Some(index),
+                    line: Some(shown.clone()),
+                });
+            }
+        }
+        if places.is_empty() || search.paths.len() > 1 {
+            let error = self.no_code_at(search, file, line);
+            return Err(Error::of_file(&self.program, error));
+        }
+        Ok(places)
+    }
+
+    /// Returns why it is not known where a source line begins.
+    fn no_code_at(&self, search: LineSearch, file: &str, line: u32) -> FunctionError {
+        let (file, libraries) = (file.to_owned(), self.library_count());
+        if !search.has_tables {
+            return FunctionError::NoLines { libraries };
+        }
+        match search.paths.len() {
+            0 => FunctionError::UnknownFile {
+                near: near_names(&search.names, &file),
+                file,
+                libraries,
+            },
+            1 => FunctionError::NoCodeAt {
+                file,
+                line,
+                near: [search.near.0, search.near.1]
+                    .into_iter()
+                    .flatten()
+                    .collect(),
+            },
+            _ => FunctionError::SeveralFiles {
+                file,
+                paths: search.paths.into_iter().collect(),
+            },
         }
     }
 

@@ -1,4 +1,4 @@
-//! Functions as arguments: by globs for their names, or by address.
+//! Functions as arguments: by globs for their names, by address, or by source line.
 
 use probes_lib::{FunctionSelector, Glob, LiveAddr};
 
@@ -7,7 +7,7 @@ use super::checked::each_once;
 // Some functions.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FunctionFlags {
-    /// Count functions: globs, a comma list, or 0xADDRESS; may be repeated
+    /// Count functions: globs, 0xADDRESS, FILE:LINE; may be repeated
     #[arg(id = "fn", long, value_name = "GLOBS", value_parser = functions)]
     lists: Vec<FunctionList>,
 }
@@ -55,7 +55,7 @@ fn parts(list: &str) -> Vec<&str> {
     parts.collect()
 }
 
-/// Reads a glob or an address.
+/// Reads a glob, an address or a source line.
 pub(crate) fn function(typed: &str) -> Result<FunctionArgument, String> {
     Ok(FunctionArgument {
         typed: typed.to_owned(),
@@ -77,10 +77,24 @@ fn selector(typed: &str) -> Result<FunctionSelector, String> {
         let address = address.ok_or_else(|| format!("\"{typed}\" is not an address"))?;
         return Ok(FunctionSelector::Address(LiveAddr(address)));
     }
+    if let Some((file, line)) = source_line(typed) {
+        let line = line.parse().ok().filter(|&line| line > 0);
+        let line = line.ok_or_else(|| format!("\"{typed}\" is not a line of a file"))?;
+        let file = file.to_owned();
+        return Ok(FunctionSelector::Line { file, line });
+    }
     let glob: Glob = typed
         .parse()
         .map_err(|error| format!("\"{typed}\" is {error}"))?;
     Ok(FunctionSelector::Glob(glob))
+}
+
+/// Splits `src/http.ml:42`. No function has a number behind a single colon in its name.
+fn source_line(typed: &str) -> Option<(&str, &str)> {
+    let (file, line) = typed.rsplit_once(':')?;
+    let is_file = !file.is_empty() && !file.ends_with(':');
+    let is_number = !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit());
+    (is_file && is_number).then_some((file, line))
 }
 
 #[cfg(test)]
@@ -101,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_globs_or_addresses() {
+    fn functions_are_globs_addresses_or_lines() {
         let address = selector("0x55d0c3b0");
         assert!(matches!(
             address,
@@ -111,7 +125,23 @@ mod tests {
         assert!(
             matches!(glob, Ok(FunctionSelector::Glob(glob)) if glob.as_str() == "Stdlib.List.*")
         );
+        let line = selector("src/http.ml:42");
+        assert!(matches!(
+            line,
+            Ok(FunctionSelector::Line { file, line: 42 }) if file == "src/http.ml"
+        ));
+        for glob in ["std::7", "N::f", ":1", "a:b", "a:", "f:1*"] {
+            assert!(
+                matches!(selector(glob), Ok(FunctionSelector::Glob(_))),
+                "{glob}"
+            );
+        }
         for (typed, error) in [
+            ("a.c:0", "\"a.c:0\" is not a line of a file"),
+            (
+                "a.c:4294967296",
+                "\"a.c:4294967296\" is not a line of a file",
+            ),
             ("", "a name is empty"),
             ("-x", "\"-x\" is not the name of a function"),
             ("0x", "\"0x\" is not an address"),

@@ -33,6 +33,40 @@ pub enum FunctionError {
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
     },
+    /// Neither the program nor a library has source lines in its debugging information.
+    #[error("it has no source lines")]
+    NoLines {
+        /// How many libraries and plugins of the process were searched, too.
+        libraries: usize,
+    },
+    /// No code comes from a source file whose path ends so.
+    #[error("no code is from {file}")]
+    UnknownFile {
+        /// What was asked for.
+        file: String,
+        /// How many libraries and plugins of the process were searched, too.
+        libraries: usize,
+        /// Names of files that there are, nearest first.
+        near: Vec<String>,
+    },
+    /// There are several source files whose paths end so.
+    #[error("{file} may be {}", alternatives(paths))]
+    SeveralFiles {
+        /// What was asked for.
+        file: String,
+        /// Their paths.
+        paths: Vec<String>,
+    },
+    /// No code begins at this line of a source file.
+    #[error("no code begins at {file}:{line}{}", nearest(near))]
+    NoCodeAt {
+        /// The file.
+        file: String,
+        /// The line, from 1.
+        line: u32,
+        /// The last line before it and the first after it that have code.
+        near: Vec<u32>,
+    },
     /// None of the functions that were asked for, or none of those with one name that was, can be observed.
     #[error("{}", none_possible(refused))]
     NonePossible {
@@ -61,7 +95,21 @@ impl FunctionError {
                 "no function in {file}{} is known at {address}",
                 or_libraries(*libraries)
             ),
-            FunctionError::NonePossible { .. } => format!("{file}: {self}"),
+            FunctionError::NoLines { libraries } => {
+                format!("no source lines in {file}{}", or_libraries(*libraries))
+            }
+            FunctionError::UnknownFile {
+                file: source,
+                libraries,
+                near,
+            } => format!(
+                "no code in {file}{} is from {source}{}",
+                or_libraries(*libraries),
+                did_you_mean(near)
+            ),
+            FunctionError::SeveralFiles { .. }
+            | FunctionError::NoCodeAt { .. }
+            | FunctionError::NonePossible { .. } => format!("{file}: {self}"),
         }
     }
 }
@@ -72,6 +120,26 @@ fn or_libraries(libraries: usize) -> String {
         0 => String::new(),
         1 => " or its library".to_owned(),
         many => format!(" or its {many} libraries"),
+    }
+}
+
+/// The first of some paths, and how many more there are.
+fn alternatives(paths: &[String]) -> String {
+    const FEW: usize = 3;
+    match paths {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] if paths.len() <= FEW => format!("{} or {last}", first.join(", ")),
+        more => format!("{} or {} more", more[..FEW].join(", "), more.len() - FEW),
+    }
+}
+
+/// Names the nearest lines that have code.
+fn nearest(lines: &[u32]) -> String {
+    match lines {
+        [] => String::new(),
+        [one] => format!("; the nearest line with code is {one}"),
+        [before, after, ..] => format!("; the nearest lines with code are {before} and {after}"),
     }
 }
 

@@ -346,10 +346,12 @@ const BREAKPOINT: u8 = 0xcc;
 
 /// Returns what a place is called that is at `address`, in a function of this name.
 fn shown_name(name: Option<String>, address: LiveAddr, place: &FunctionPlace<'_>) -> String {
-    let mut name = match (name, place.offset) {
-        (None, _) => address.to_string(),
-        (Some(name), 0) => name,
-        (Some(name), offset) => format!("{name}+{offset:#x}"),
+    let mut name = match (name, &place.line, place.offset) {
+        (None, None, _) => address.to_string(),
+        (Some(name), None, 0) => name,
+        (Some(name), None, offset) => format!("{name}+{offset:#x}"),
+        (None, Some(line), _) => line.to_string(),
+        (Some(name), Some(line), _) => format!("{line} in {name}"),
     };
     if place.function.function.kind() == FunctionKind::Resolver {
         // Its hits are not those of the function that it chooses.

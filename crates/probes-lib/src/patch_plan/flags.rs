@@ -12,16 +12,16 @@ const STATUS: u32 = RflagsBits::OF
     | RflagsBits::PF
     | RflagsBits::CF;
 
-/// Returns whether all status flags are written before any of them is read, or the function returns
-/// before: by the x86-64 psABI (3.2.1), flags are not preserved across calls and returns. Where a block
-/// ends otherwise, they count as read.
+/// Returns whether all status flags are written before any of them is read, or the function returns or calls
+/// another one before: by the x86-64 psABI (3.2.1), flags are not preserved across calls and returns. Where a
+/// block ends otherwise, they count as read.
 pub(super) fn are_dead(from_here: &[Instruction]) -> bool {
     let mut unwritten = STATUS;
     for instruction in from_here {
         if instruction.rflags_read() & unwritten != 0 {
             return false;
         }
-        if is_near_return(instruction) {
+        if is_near_return(instruction) || calls_function(instruction) {
             return true;
         }
         if writes_surely(instruction) {
@@ -39,6 +39,13 @@ pub(super) fn are_dead(from_here: &[Instruction]) -> bool {
 
 fn is_near_return(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Ret
+}
+
+/// Returns whether it is a call, and not one of what follows it: that is how old code finds its own address.
+fn calls_function(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Call
+        && (!instruction.is_call_near()
+            || instruction.near_branch_target() != instruction.next_ip())
 }
 
 /// Returns false for instructions that leave the flags alone if a count is zero, which is known only when they are
@@ -89,11 +96,14 @@ mod tests {
 
     #[test]
     fn flags_live_at_the_end_of_a_block() {
-        // mov %rax,%rbx; then jmp, call, nothing; and ret.
+        // mov %rax,%rbx; then jmp, a call of what follows, nothing.
         for end in [&b"\xeb\x00"[..], b"\xe8\0\0\0\0", b""] {
             assert!(!dead(&[b"\x48\x89\xc3", end].concat()), "{end:x?}");
         }
-        assert!(dead(b"\x48\x89\xc3\xc3"));
+        // ret; a call; an indirect call.
+        for end in [&b"\xc3"[..], b"\xe8\0\x01\0\0", b"\xff\xd0"] {
+            assert!(dead(&[b"\x48\x89\xc3", end].concat()), "{end:x?}");
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@ use crate::select::glob::Glob;
 ///
 /// let lists = FunctionSelector::Glob("Stdlib.List.*".parse().unwrap());
 /// let one = FunctionSelector::Address(LiveAddr(0x55d0_c3b0));
-/// # let _ = (lists, one);
+/// let line = FunctionSelector::Line { file: "src/http.ml".into(), line: 42 };
+/// # let _ = (lists, one, line);
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -19,4 +20,12 @@ pub enum FunctionSelector {
     Glob(Glob),
     /// The function that begins at this address of the process, or the instruction there.
     Address(LiveAddr),
+    /// Where a source line begins: in each function with code of it, also code that was inlined there, the first
+    /// instruction of each stretch of that code, as the debugging information (DWARF) says.
+    Line {
+        /// The path of the source file, or the end of it if no other file's path ends so.
+        file: String,
+        /// The line, from 1.
+        line: u32,
+    },
 }

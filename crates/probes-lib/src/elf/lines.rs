@@ -1,0 +1,255 @@
+//! Source line -> addresses: where the code of a line begins, as the line tables (DWARF, `.debug_line`) say.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use gimli::{
+    AttributeValue, Dwarf, DwarfSections, EndianSlice, FileEntry, IncompleteLineProgram,
+    LittleEndian, Section, SectionId, Unit,
+};
+
+use crate::address::FileAddr;
+use crate::elf::ElfFile;
+
+/// How long the names of source files are together that are kept for suggestions, in bytes.
+const MAX_NAMES: usize = 1 << 20;
+
+/// How many places of one line are found at most. No compiler makes so many.
+const MAX_PLACES: usize = 1 << 16;
+
+type Slice<'d> = EndianSlice<'d, LittleEndian>;
+
+/// A source line that is looked for in one file after another.
+pub(crate) struct LineSearch {
+    /// The end of the path of the source file.
+    tail: String,
+    line: u32,
+    /// Whether any file has line tables.
+    pub(crate) has_tables: bool,
+    /// The paths of the source files that end so and have code.
+    pub(crate) paths: BTreeSet<String>,
+    /// The last line before it, and the first after it, with code.
+    pub(crate) near: (Option<u32>, Option<u32>),
+    /// The names of other source files.
+    pub(crate) names: BTreeSet<String>,
+    names_len: usize,
+}
+
+/// A place where the line begins in a function.
+struct Start {
+    function: FileAddr,
+    /// Whether the next line begins at the same address: the line has no code of its own there.
+    is_empty: bool,
+}
+
+impl LineSearch {
+    /// Looks for line `line` of a source file whose path ends with `path`.
+    pub(crate) fn new(path: &str, line: u32) -> LineSearch {
+        LineSearch {
+            tail: normalised(path),
+            line,
+            has_tables: false,
+            paths: BTreeSet::new(),
+            near: (None, None),
+            names: BTreeSet::new(),
+            names_len: 0,
+        }
+    }
+
+    /// Returns where the line begins in the code of a file: in each function the first instruction of each stretch of code
+    /// that belongs to it. `function_at` returns the address of the function that an address is in: code that is in
+    /// none was removed by the linker.
+    ///
+    /// Tables that cannot be read, or only in part, are searched as far as they can.
+    pub(crate) fn places_in(
+        &mut self,
+        elf: &ElfFile,
+        function_at: impl Fn(FileAddr) -> Option<FileAddr>,
+    ) -> Vec<FileAddr> {
+        let section = |id: SectionId| {
+            let is_needed = matches!(
+                id,
+                SectionId::DebugAbbrev
+                    | SectionId::DebugInfo
+                    | SectionId::DebugLine
+                    | SectionId::DebugLineStr
+                    | SectionId::DebugStr
+                    | SectionId::DebugStrOffsets
+            );
+            let is_readable = is_needed && !elf.is_compressed(id.name());
+            let bytes = is_readable.then(|| elf.whole_section(id.name())).flatten();
+            bytes.unwrap_or_default()
+        };
+        self.places(section, function_at)
+    }
+
+    /// The same for a file with these sections.
+    fn places(
+        &mut self,
+        section: impl Fn(SectionId) -> Vec<u8>,
+        function_at: impl Fn(FileAddr) -> Option<FileAddr>,
+    ) -> Vec<FileAddr> {
+        let Ok(sections) = DwarfSections::load(|id| Ok::<_, gimli::Error>(section(id))) else {
+            return Vec::new();
+        };
+        let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
+        let mut starts = BTreeMap::new();
+        // Each row takes a byte at least; hostile tables share bytes.
+        let mut rows_left = dwarf.debug_line.reader().slice().len();
+        self.has_tables |= rows_left > 0;
+        let mut seen = HashSet::new();
+        let mut units = dwarf.units();
+        while let Ok(Some(header)) = units.next() {
+            let Ok(unit) = dwarf.unit(header) else {
+                continue;
+            };
+            let Some(program) = unit.line_program.clone() else {
+                continue;
+            };
+            if seen.insert(program.header().offset().0) {
+                let files = self.files_of(&dwarf, &unit, &program);
+                if !files.is_empty() {
+                    self.read_rows(program, &files, &function_at, &mut rows_left, &mut starts);
+                }
+            }
+        }
+        let has_code = |start: &&Start| !start.is_empty;
+        let with_code = starts.values().filter(has_code).map(|start| start.function);
+        let with_code: HashSet<FileAddr> = with_code.collect();
+        starts
+            .retain(|_, start: &mut Start| !start.is_empty || !with_code.contains(&start.function));
+        starts.into_keys().collect()
+    }
+
+    /// Returns the indices of the source files that are meant, with their paths.
+    fn files_of(
+        &mut self,
+        dwarf: &Dwarf<Slice<'_>>,
+        unit: &Unit<Slice<'_>>,
+        program: &IncompleteLineProgram<Slice<'_>>,
+    ) -> BTreeMap<u64, String> {
+        let header = program.header();
+        let text = |value: AttributeValue<Slice<'_>>| {
+            let text = dwarf.attr_string(unit, value).ok()?;
+            Some(text.to_string_lossy().into_owned())
+        };
+        let path = |file: &FileEntry<Slice<'_>>| {
+            let folder = unit.comp_dir.as_ref().map(|it| it.to_string_lossy());
+            let mut path = folder.unwrap_or_default().into_owned();
+            // DWARF 5, 6.2.4: the first directory is that of the compilation.
+            if file.directory_index() != 0 {
+                push(&mut path, &file.directory(header).and_then(text)?);
+            }
+            push(&mut path, &text(file.path_name())?);
+            Some(normalised(&path))
+        };
+        let first = u64::from(header.version() < 5);
+        let mut files = BTreeMap::new();
+        for (index, file) in (first..).zip(header.file_names()) {
+            let Some(path) = path(file) else {
+                continue;
+            };
+            if is_tail(&self.tail, &path) {
+                files.insert(index, path);
+            } else if self.names_len < MAX_NAMES {
+                let name = path.rsplit('/').next().unwrap_or_default();
+                self.names_len += name.len();
+                self.names.insert(name.to_owned());
+            }
+        }
+        files
+    }
+
+    fn read_rows(
+        &mut self,
+        program: IncompleteLineProgram<Slice<'_>>,
+        files: &BTreeMap<u64, String>,
+        function_at: impl Fn(FileAddr) -> Option<FileAddr>,
+        rows_left: &mut usize,
+        starts: &mut BTreeMap<FileAddr, Start>,
+    ) {
+        // The function and address of the last statement, if it was of the line.
+        let mut last: Option<(FileAddr, FileAddr)> = None;
+        let mut rows = program.rows();
+        while let Ok(Some((_, row))) = rows.next_row() {
+            *rows_left = rows_left.saturating_sub(1);
+            if *rows_left == 0 || starts.len() > MAX_PLACES {
+                return;
+            }
+            if row.end_sequence() {
+                last = None;
+                continue;
+            }
+            let Some(line) = row.line().filter(|_| row.is_stmt()) else {
+                continue;
+            };
+            let address = FileAddr(row.address());
+            let path = files.get(&row.file_index());
+            let function = path.and_then(|_| function_at(address));
+            let line = u32::try_from(line.get()).unwrap_or(u32::MAX);
+            if let (Some(path), Some(function)) = (path, function) {
+                self.note(path, line);
+                if line == self.line {
+                    if last.is_none_or(|(last, _)| last != function) {
+                        starts.entry(address).or_insert(Start {
+                            function,
+                            is_empty: false,
+                        });
+                    }
+                    last = Some((function, address));
+                    continue;
+                }
+            }
+            if let Some((_, at)) = last.take().filter(|(_, at)| *at == address) {
+                if let Some(start) = starts.get_mut(&at) {
+                    start.is_empty = true;
+                }
+            }
+        }
+    }
+
+    /// Notes that a line of a file has code.
+    fn note(&mut self, path: &str, line: u32) {
+        if !self.paths.contains(path) {
+            self.paths.insert(path.to_owned());
+        }
+        let (before, after) = &mut self.near;
+        if line < self.line {
+            *before = (*before).max(Some(line));
+        } else if line > self.line {
+            *after = Some(after.map_or(line, |after| after.min(line)));
+        }
+    }
+}
+
+/// Appends a path to that of the folder that it is in.
+fn push(path: &mut String, part: &str) {
+    if part.starts_with('/') {
+        path.clear();
+    } else if !path.is_empty() {
+        path.push('/');
+    }
+    path.push_str(part);
+}
+
+/// Returns the path without `.` and `..`.
+fn normalised(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.last().is_some_and(|last| *last != "..") => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    let root = if path.starts_with('/') { "/" } else { "" };
+    root.to_owned() + &parts.join("/")
+}
+
+/// Returns whether a path ends with the parts of `tail`.
+fn is_tail(tail: &str, path: &str) -> bool {
+    let before = path.strip_suffix(tail);
+    before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
+}
+
+#[cfg(test)]
+mod tests;
