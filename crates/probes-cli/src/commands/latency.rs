@@ -31,8 +31,8 @@ bucket for each power of two. With -interval each line begins with the seconds s
 
 Requests that overlap in one thread, as with Lwt, Async or Eio, are not told apart: their times are wrong.
 If that is noticed, by N stops, the line ends with `interleaved N untrusted`: no time can be trusted. It ends with
-`doubtful N` if either requests overlap, or exceptions skip stops: at N stops, an earlier start of their stack frame
-waited. A warning says the same.
+`doubtful N` if either requests overlap, or exceptions skip stops, and some times may be wrong: at N stops,
+an earlier start of their stack frame waited. A warning says the same.
 
 START and STOP may be the same: the times are then from each hit to the next.";
 

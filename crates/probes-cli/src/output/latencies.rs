@@ -246,7 +246,7 @@ pub(crate) fn caution(interleaved: u64, doubtful: u64, count: u64) -> Option<Str
     }
     (doubtful > 0).then(|| {
         format!(
-            "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops: \
+            "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
              at {doubtful} of {count} stops, an earlier start of the stack frame waited"
         )
     })

@@ -182,7 +182,7 @@ fn pairs_that_may_interleave_are_doubtful() {
         plain: " 1 0 0 start,stop doubtful 4",
         json: [0.into(), 4.into(), Value::Null],
         table: "unknown: 4 doubtful",
-        text: "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops: \
+        text: "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
                at 4 of 4 stops, an earlier start of the stack frame waited",
     });
 }

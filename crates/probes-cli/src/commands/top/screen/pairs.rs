@@ -45,7 +45,7 @@ impl Widget for Pairs<'_> {
 fn caution_of(pair: &PairLatency) -> Option<String> {
     let caution = caution(pair.interleaved, pair.doubtful, pair.count)?;
     let (start, stop) = (Escaped(&pair.start), Escaped(&pair.stop));
-    Some(format!("{caution}: {start},{stop}"))
+    Some(format!("{start},{stop}: {caution}"))
 }
 
 fn table(times: &[PairLatency], area: Rect) -> Table<'static> {

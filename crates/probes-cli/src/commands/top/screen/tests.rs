@@ -159,20 +159,20 @@ fn interleaving_pairs_are_red_below_a_warning() {
     let doubtful = times.clone();
     times.interleaved = 1_000;
     let shown = |model: &Model| {
-        let buffer = buffer(model, 180, 12, &mut Scroll::default());
-        let line: String = (0..180).map(|x| buffer[(x, 7)].symbol()).collect();
+        let buffer = buffer(model, 240, 12, &mut Scroll::default());
+        let line: String = (0..240).map(|x| buffer[(x, 7)].symbol()).collect();
         let colors = [7, 8, 9, 10].map(|y| buffer[(0, y)].fg);
         (line.trim_end().to_owned(), colors)
     };
     model.set_times(vec![nested, doubtful.clone()]);
     let (line, colors) = shown(&model);
-    let caution = "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops: \
-                   at 2000 of 1234567 stops, an earlier start of the stack frame waited: req_start,req_end";
+    let caution = "req_start,req_end: either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
+                   at 2000 of 1234567 stops, an earlier start of the stack frame waited";
     assert_eq!(line, caution);
     assert_eq!(colors, [Color::Red, Color::Reset, Color::Reset, Color::Red]);
     model.set_times(vec![doubtful, times]);
-    let caution = "no time can be trusted: pairs of a thread seem to interleave, \
-                   as 1000 of 1234567 stops show: req_start,req_end";
+    let caution = "req_start,req_end: no time can be trusted: pairs of a thread seem to interleave, \
+                   as 1000 of 1234567 stops show";
     assert_eq!(shown(&model).0, caution);
 }
 
