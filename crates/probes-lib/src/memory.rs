@@ -38,5 +38,6 @@ pub(crate) struct CounterFault {
 
 #[cfg(test)]
 pub(crate) mod double;
+pub(crate) mod page_copies;
 pub(crate) mod runs;
 pub(crate) mod shadow;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use probes_lib::{Action, Observation, Options, Selector, State, Target};
+use test_support::process::Image;
 use test_support::{Guard, fixture_forms, program_forms};
 
 use crate::case::Case;
@@ -53,18 +54,24 @@ fn clean(case: &mut Case, subject: &mut Subject, states: (u16, State), what: &st
     subject.run();
 }
 
-fn kill_at_each(case: &mut Case, file: &Path, fault: &str, action: Action) {
+/// Counts for a moment, and kills the tool at each fault in turn.
+fn kill_at_each(case: &mut Case, file: &Path, fault: &str, action: Action, points: &str) {
     let mut subject = Subject::start(file, [] as [&str; 0]);
+    let code = Image::of(subject.pid()).text();
     let mut states = (0, State::Disabled);
     if action == Action::Enable {
         subject.apply(&all(action));
         states = (1, State::Enabled);
     }
     for nth in 1.. {
-        let count = tool::command(&format!("count -for 1ms -pid {}", subject.pid()));
+        let count = format!("count{points} -for 1ms -pid {}", subject.pid());
+        let count = tool::command(&count);
         let status = tool::start(count, &format!("{fault}:{nth}")).wait();
         let what = format!("{fault}:{nth} in {}", file.display());
         clean(case, &mut subject, states, &what);
+        if action == Action::Disable {
+            code.assert_same(&Image::of(subject.pid()).text(), &what);
+        }
         if status.signal() != Some(Signal::SIGKILL as i32) {
             assert!(status.success() && nth > 3, "{what}: {status}");
             break;
@@ -82,11 +89,32 @@ fn remains_of_killed_counting_tools_are_removed() {
     while case.wants_another_round(rounds, 1) {
         for file in fixture_forms("page_borders") {
             // No kill takes effect within a write: the kernel completes a write within one page.
-            kill_at_each(&mut case, &file, "kill-write", Action::Enable);
-            kill_at_each(&mut case, &file, "kill-write", Action::Disable);
+            kill_at_each(&mut case, &file, "kill-write", Action::Enable, "");
+            kill_at_each(&mut case, &file, "kill-write", Action::Disable, "");
         }
         for file in fixture_forms("gen_ocaml_2") {
-            kill_at_each(&mut case, &file, "kill", Action::Disable);
+            kill_at_each(&mut case, &file, "kill", Action::Disable, "");
+        }
+        rounds += 1;
+    }
+    assert!(case.counted("killed: sites were observed, and are removed") > 0);
+}
+
+// promise: Observations: What a tool leaves behind if it is killed before any of its writes while it counts functions is
+//    removed by the next one, and the code is as before (about 200 kills)
+#[test]
+fn remains_of_killed_function_counts_are_removed() {
+    let mut case = Case::begin("killed while it counts functions", 4);
+    let mut rounds = 0;
+    while case.wants_another_round(rounds, 1) {
+        for file in program_forms("twolibs") {
+            kill_at_each(
+                &mut case,
+                &file,
+                "kill-write",
+                Action::Disable,
+                " -fn Stdlib.List.*,malloc -regexp .",
+            );
         }
         rounds += 1;
     }

@@ -1,5 +1,7 @@
 //! Finds a code cave: unused bytes at the end of a code page, into which injected calls are written.
 
+use std::ops::Range;
+
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::error::{Error, ObserveError, Result};
 use crate::inject::injected_call;
@@ -8,6 +10,25 @@ use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::objects;
+
+/// Memory for the code of injected calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CodeCave {
+    pub(crate) at: LiveAddr,
+    /// In bytes; at least [`injected_call::MAX_LEN`].
+    pub(crate) len: u64,
+}
+
+impl CodeCave {
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.at.0..self.at.plus(self.len).0
+    }
+
+    /// Returns how many calls fit: at least two.
+    pub(crate) fn most_calls(&self) -> usize {
+        injected_call::most_within(self.len as usize)
+    }
+}
 
 /// Finds the code cave of a process: the end of the last code page of some object.
 ///
@@ -18,7 +39,7 @@ pub(crate) fn find(
     process: &Process,
     memory: &ProcessMemory,
     maps: &[Mapping],
-) -> Result<LiveAddr> {
+) -> Result<CodeCave> {
     let pid = process.pid();
     let is_code = |it: &&Mapping| it.executable && !it.shared && it.inode != 0;
     for mapping in maps.iter().filter(is_code) {
@@ -43,7 +64,7 @@ pub(crate) fn find(
             let mut bytes = [0; injected_call::MAX_LEN];
             if is_unused && memory.read(cave, &mut bytes).is_ok() && injected_call::is_free(&bytes)
             {
-                return Ok(cave);
+                return Ok(CodeCave { at: cave, len });
             }
         }
     }

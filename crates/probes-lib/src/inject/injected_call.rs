@@ -224,6 +224,11 @@ pub(crate) const MARK_LEN: usize = MARK.len();
 /// The length in bytes that the code of two calls fits in.
 pub(crate) const MAX_LEN: usize = 320;
 
+/// Returns how many calls have code that fits in `len` bytes, which are [`MAX_LEN`] at least.
+pub(crate) fn most_within(len: usize) -> usize {
+    2 + len.saturating_sub(MAX_LEN) / CALL_LEN
+}
+
 /// Where code that is written at `at` is entered.
 pub(crate) fn entry(at: LiveAddr) -> LiveAddr {
     at.plus(MARK_LEN as u64)
@@ -432,6 +437,11 @@ mod tests {
         let one = super::code(&[call], &IN_READ, false);
         assert_eq!((code.len() - one.len(), CALL_LEN), (72, 72));
         assert!(is_free(&code) && is_free(&[0; MAX_LEN]));
+        for len in [MAX_LEN, MAX_LEN + CALL_LEN - 1, MAX_LEN + CALL_LEN, 4096] {
+            let most = vec![call; most_within(len)];
+            assert!(super::code(&most, &IN_READ, true).len() <= len, "{len}");
+        }
+        assert_eq!(most_within(MAX_LEN + CALL_LEN), 3);
         for (placed, index) in placed(&[call, call], LiveAddr(0)).zip(1..) {
             let end = placed.returns_to.0 as usize;
             assert_eq!(end, MARK_LEN + CALL_LEN * index);

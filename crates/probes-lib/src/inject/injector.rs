@@ -1,10 +1,10 @@
 //! [`Injector`]: makes a thread of a stopped process run system calls, and checks what they did.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, ObserveError, Operation, ProcessError, Result};
+use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::{self, InjectedCall, PlacedCall, Registers};
 use crate::inject::permissions::Permissions;
 use crate::inject::redirect::{self, Left};
@@ -19,12 +19,13 @@ use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracer::Tracer;
 
 /// Injects system calls into a process.
+#[derive(Clone, Copy)]
 pub(crate) struct Injector<'i> {
     pub(crate) tracer: &'i Tracer<'i>,
     pub(crate) process: &'i Process,
     pub(crate) memory: &'i ProcessMemory,
     /// Where the code that makes the calls is written.
-    pub(crate) code_cave: LiveAddr,
+    pub(crate) code_cave: CodeCave,
     /// How long it may take.
     pub(crate) limit: Duration,
     /// Whether seccomp filters that cannot be read are taken to allow everything.
@@ -41,6 +42,7 @@ enum Failed {
 }
 
 /// How a thread is redirected to the code.
+#[derive(Clone, Copy)]
 pub(crate) enum RedirectMode<'i> {
     /// A thread of a running process: after the calls it may execute a little of its own code.
     RunningProcess,
@@ -49,7 +51,12 @@ pub(crate) enum RedirectMode<'i> {
 }
 
 impl<'i> Injector<'i> {
-    /// Makes a thread run system calls.
+    /// Returns the same with the code elsewhere.
+    pub(crate) fn at(&self, code_cave: CodeCave) -> Injector<'i> {
+        Injector { code_cave, ..*self }
+    }
+
+    /// Makes a thread run system calls, no more than fit in the code cave.
     ///
     /// # Errors
     ///
@@ -145,10 +152,10 @@ impl<'i> Injector<'i> {
         budget: &mut TimeBudget,
     ) -> Result<(Stopped<'i>, Left)> {
         let pid = self.process.pid();
-        let range = self.range();
+        let range = self.code_cave.range();
         let mut stopped = stopped;
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        let placed: Vec<PlacedCall> = injected_call::placed(calls, self.code_cave).collect();
+        let placed: Vec<PlacedCall> = injected_call::placed(calls, self.code_cave.at).collect();
         let thread = loop {
             if let RedirectMode::BeforeStart(_) = self.mode {
                 break stopped
@@ -188,11 +195,11 @@ impl<'i> Injector<'i> {
         /// A second one, because the thread may have to receive a signal first.
         const TRIES: usize = 2;
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        let placed: Vec<PlacedCall> = injected_call::placed(&[call], self.code_cave).collect();
+        let placed: Vec<PlacedCall> = injected_call::placed(&[call], self.code_cave.at).collect();
         let mut tries = 0;
         loop {
             tries += 1;
-            let is_free = !stopped.leads_into(self.memory, &self.range());
+            let is_free = !stopped.leads_into(self.memory, &self.code_cave.range());
             let thread_calls = stopped.calls();
             let before = redirect::redirectable(thread_calls, tid, self.memory)
                 .filter(|_| is_free && permissions.allow(thread_calls, tid, &placed));
@@ -221,12 +228,12 @@ impl<'i> Injector<'i> {
         lingers: bool,
     ) -> Result<(Stopped<'i>, Left)> {
         let pid = self.process.pid();
-        let range = self.range();
+        let range = self.code_cave.range();
         let code = injected_call::code(calls, &before, lingers);
-        let lingers_at = lingers.then(|| injected_call::lingers_at(calls, self.code_cave));
+        let lingers_at = lingers.then(|| injected_call::lingers_at(calls, self.code_cave.at));
         let (mark, code) = code.split_at(injected_call::MARK_LEN);
-        let entry = injected_call::entry(self.code_cave);
-        self.write(&stopped, self.code_cave, mark)?;
+        let entry = injected_call::entry(self.code_cave.at);
+        self.write(&stopped, self.code_cave.at, mark)?;
         self.write(&stopped, entry, code)?;
         let (memory, limit) = (self.memory, self.limit);
         match self.mode {
@@ -247,26 +254,6 @@ impl<'i> Injector<'i> {
         }
     }
 
-    /// Runs the `orphaned` calls, which unmap what a killed tool has mapped, all at once, then others one by one,
-    /// and clears the code cave.
-    pub(crate) fn unmap_all(
-        &self,
-        mut stopped: Stopped<'i>,
-        orphaned: &[InjectedCall],
-        calls: impl Iterator<Item = InjectedCall>,
-    ) -> Result<Stopped<'i>> {
-        if !orphaned.is_empty() {
-            // All at once, because only the code in the cave records what is still to be unmapped:
-            // if we are killed, it has to list all of it.
-            stopped = self.run(stopped, orphaned)?;
-        }
-        for call in calls {
-            stopped = self.run(stopped, &[call])?;
-        }
-        self.clear(&stopped)?;
-        Ok(stopped)
-    }
-
     /// Lets threads run until none executes what is in the code cave, or may return there; waits for an eighth of the
     /// limit, as callers try again.
     ///
@@ -275,7 +262,7 @@ impl<'i> Injector<'i> {
     /// [`ObserveError::NoThreadToRedirect`] if one stays there.
     pub(crate) fn wait_until_left(&self, mut stopped: Stopped<'i>) -> Result<Stopped<'i>> {
         let mut budget = TimeBudget::new(self.limit / 8);
-        while stopped.leads_into(self.memory, &self.range()) {
+        while stopped.leads_into(self.memory, &self.code_cave.range()) {
             if budget.is_spent() {
                 stopped.refuse_lost()?;
                 let pid = self.process.pid();
@@ -289,19 +276,14 @@ impl<'i> Injector<'i> {
 
     /// Clears the code cave.
     pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
-        if stopped.leads_into(self.memory, &self.range()) {
+        if stopped.leads_into(self.memory, &self.code_cave.range()) {
             // A thread that a killed tool has redirected is still there: the next tool clears it.
             return Ok(());
         }
-        let entry = injected_call::entry(self.code_cave);
-        let code = [0; injected_call::MAX_LEN - injected_call::MARK_LEN];
+        let entry = injected_call::entry(self.code_cave.at);
+        let code = vec![0; self.code_cave.len as usize - injected_call::MARK_LEN];
         self.write(stopped, entry, &code)?;
-        self.write(stopped, self.code_cave, &[0; injected_call::MARK_LEN])
-    }
-
-    /// The code cave.
-    fn range(&self) -> Range<u64> {
-        self.code_cave.0..self.code_cave.plus(injected_call::MAX_LEN as u64).0
+        self.write(stopped, self.code_cave.at, &[0; injected_call::MARK_LEN])
     }
 
     /// Returns what calls have not done that they were to do. All threads may have run meanwhile: what is

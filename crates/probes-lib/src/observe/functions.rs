@@ -41,6 +41,8 @@ pub(crate) struct ObservedFunctions {
 pub(crate) struct ObservedFunction {
     pub(crate) wanted: WantedFunction,
     bias: LoadBias,
+    /// Whether it is in the executable, which stays mapped.
+    is_in_executable: bool,
     best: Candidate,
     /// What is tried if that turns out not to be possible, the best one last.
     others: Vec<Candidate>,
@@ -119,8 +121,15 @@ impl ObservedFunctions {
         let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
             std::ptr::eq(one.function.object, other.function.object)
         };
+        let executable = all.objects().first();
         for places in places.chunk_by(is_same) {
-            observed.add(places[0].function.object, places, !is_ocaml_5)?;
+            let object = places[0].function.object;
+            let known = observed.functions.len();
+            observed.add(object, places, !is_ocaml_5)?;
+            let is_in_executable = executable.is_some_and(|it| std::ptr::eq(it, object));
+            for function in &mut observed.functions[known..] {
+                function.is_in_executable = is_in_executable;
+            }
         }
         observed
             .functions
@@ -171,6 +180,7 @@ impl ObservedFunctions {
                 Ok((best, others)) => self.functions.push(ObservedFunction {
                     wanted,
                     bias,
+                    is_in_executable: false,
                     best,
                     others,
                 }),
@@ -286,6 +296,23 @@ impl ObservedFunctions {
             let wanted = &self.functions[index].wanted;
             self.refused.push(wanted.refused(why));
         }
+    }
+
+    /// Returns bytes of code of the executable in which nobody sets a breakpoint, and what they are: one of each function that
+    /// has such a byte where it is patched.
+    pub(crate) fn harmless_bytes(&self) -> impl Iterator<Item = (LiveAddr, u8)> {
+        let functions = self.functions.iter().filter(|it| it.is_in_executable);
+        functions.filter_map(|function| {
+            let (site, bias) = function.site();
+            let (at, byte) = site.harmless_byte()?;
+            Some((bias.live(at), byte))
+        })
+    }
+
+    /// Returns the code that is compared: addresses and lengths.
+    pub(crate) fn expected_code(&self) -> impl Iterator<Item = (LiveAddr, u64)> {
+        let expected = self.functions.iter().flat_map(ObservedFunction::expected);
+        expected.map(|(at, code)| (at, code.len() as u64))
     }
 
     /// Compares the code with that of the files; returns the functions where it differs, or cannot be read: an object may

@@ -8,6 +8,7 @@ mod tsc_access;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Result};
+use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::InjectedCall;
 use crate::inject::injector::Injector;
 use crate::memory::WriteMemory;
@@ -50,4 +51,10 @@ pub(crate) fn write_shared(
 /// Returns the call that unmaps an arena.
 fn unmap_call(arena: &Arena) -> InjectedCall {
     InjectedCall::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
+}
+
+/// Returns the calls that unmap arenas, as many at once as fit in `room`.
+fn unmapped_together(room: CodeCave, arenas: &[Arena]) -> impl Iterator<Item = Vec<InjectedCall>> {
+    let chunks = arenas.chunks(room.most_calls());
+    chunks.map(|arenas| arenas.iter().map(unmap_call).collect())
 }

@@ -62,6 +62,27 @@ pub(crate) fn refuse_observed(process: &Process, memory: &ProcessMemory) -> Resu
     }
 }
 
+/// Checks that arenas are still mapped: tools that see another /proc have another update lock.
+///
+/// # Errors
+///
+/// [`ProcessError::KeepsChanging`], or if the process has exited.
+pub(crate) fn refuse_missing(
+    process: &Process,
+    memory: &ProcessMemory,
+    arenas: &[Arena],
+) -> Result<()> {
+    for arena in arenas {
+        let error = match arena.is_there(|at, bytes| memory.read(at, bytes)) {
+            Ok(true) => continue,
+            Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => ProcessError::Exited,
+            Ok(false) | Err(_) => ProcessError::KeepsChanging,
+        };
+        return Err(Error::of_process(process.pid(), error));
+    }
+    Ok(())
+}
+
 /// Checks that arenas are still mapped, and that no other tool has begun to remove them.
 ///
 /// # Errors
@@ -149,7 +170,7 @@ pub(crate) struct FoundPlace {
 /// If the arena cannot be read, or the process has exited.
 pub(crate) fn find_points(
     process: &Process,
-    memory: &ProcessMemory,
+    memory: &impl ReadMemory,
     arena: &Arena,
 ) -> Result<FoundPoints> {
     let is_restored = arena.is_restored(|at, bytes| memory.read(at, bytes));
@@ -184,7 +205,7 @@ pub(crate) fn find_points(
 /// Returns the bytes at places that are or were patched; `None` where an object has been unloaded.
 fn read_places(
     process: &Process,
-    memory: &ProcessMemory,
+    memory: &impl ReadMemory,
     places: &[(usize, Place)],
 ) -> Result<Vec<Option<[u8; PATCH_LEN]>>> {
     let pid = process.pid();

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::patch_plan::code::decode;
 use crate::patch_plan::displaced::DisplacedCopy;
 use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_JMP, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
@@ -53,6 +54,14 @@ impl PatchSite {
     /// The bytes of the instructions that are displaced: at least one.
     pub fn displaced(&self) -> &[u8] {
         &self.displaced
+    }
+
+    /// Returns the first displaced byte at which no instruction begins, so that nobody sets a breakpoint there.
+    pub(crate) fn harmless_byte(&self) -> Option<(FileAddr, u8)> {
+        let mut instructions = decode(&self.displaced, self.address.0);
+        let at = instructions.find(|it| it.len() > 1)?.ip() + 1;
+        let byte = self.displaced.get((at - self.address.0) as usize)?;
+        Some((FileAddr(at), *byte))
     }
 
     /// How the site jumps to its trampoline.

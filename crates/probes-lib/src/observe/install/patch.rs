@@ -1,7 +1,7 @@
 //! Writes the patches of points of a stopped process: opcode and displacement together.
 //!
-//! All patches within pages that follow each other are made by one write. Of each page, it happens as a whole or not at
-//! all, even if we are killed meanwhile.
+//! The patches within pages that follow each other are made by one write. Of each page, it happens as a whole or not at
+//! all, even if we are killed meanwhile. What was written is read back.
 //! The patch of a site across the border of two pages is written in steps, and so is one across the border of two
 //! words if the kernel lets code be written only word by word: the site is disabled first, and while its
 //! opcode is `cmp`, its displacement has no effect and can be written in two parts. No patch of an instruction crosses
@@ -13,7 +13,6 @@ use std::ops::Range;
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Effect, Error, MemoryError, MemoryPart, ProcessError, Result};
 use crate::memory::{ReadMemory, WriteMemory};
-use crate::observe::installed::read_each;
 use crate::observe::point::{PATCH_LEN, PatchBytes, crosses};
 use crate::site::CMP;
 
@@ -49,89 +48,148 @@ impl Patch {
 /// How many bytes ptrace writes at once.
 const WORD: u64 = 8;
 
-/// Writes all patches, or none.
+/// Writes all patches, or none. `before` is the memory as it is now; it may be a copy of it, which takes less time.
 ///
 /// # Errors
 ///
 /// If a point does not hold what it is expected to, or cannot be written. [`Error::effect`] says
 /// whether everything was restored.
-pub(crate) fn write_all(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
-    if !holds(pid, memory, patches, |patch| patch.before)? {
+pub(crate) fn write_all(
+    pid: i32,
+    memory: &mut impl WriteMemory,
+    before: &impl ReadMemory,
+    patches: &[Patch],
+) -> Result<()> {
+    if !holds_before(pid, before, patches)? {
         return Err(Error::of_process(pid, ProcessError::KeepsChanging));
     }
-    try_to_write(pid, memory, patches).map_err(|error| {
+    write_sorted(pid, memory, before, patches).map_err(|error| {
         let reversed: Vec<Patch> = patches.iter().map(Patch::reverse).collect();
         // Its result is ignored: the points are read again below to see whether they are restored.
-        let _ = write_sorted(pid, memory, &reversed);
-        let is_restored = holds(pid, memory, patches, |patch| patch.before);
-        error.with_effect_if_none(match is_restored {
+        let _ = write_sorted(pid, memory, before, &reversed);
+        error.with_effect_if_none(match holds_before(pid, memory, patches) {
             Ok(true) => Effect::Restored,
             _ => Effect::HalfChanged,
         })
     })
 }
 
-fn try_to_write(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
-    write_sorted(pid, memory, patches)?;
-    if holds(pid, memory, patches, |patch| patch.after)? {
-        return Ok(());
+/// Returns whether all points hold what they are expected to hold before they are patched.
+fn holds_before(pid: i32, memory: &impl ReadMemory, patches: &[Patch]) -> Result<bool> {
+    let mut found = [0; PATCH_LEN];
+    for patch in patches {
+        let found = &mut found[..patch.before.len()];
+        let read = memory.read(patch.at, found);
+        read.map_err(|source| Error::of_read(pid, MemoryPart::Site, patch.at, source))?;
+        if *found != *patch.before {
+            return Ok(false);
+        }
     }
-    let not_held = MemoryError::NotAsWritten {
-        part: MemoryPart::Site,
-        address: patches.first().map_or(LiveAddr(0), |patch| patch.at),
-    };
-    Err(Error::of_process(pid, not_held))
+    Ok(true)
 }
 
-/// Returns whether all points hold what is `expected`.
-fn holds(
+/// Writes patches in the order of their addresses, and reads them back. What is between them is as in `before`.
+fn write_sorted(
     pid: i32,
-    memory: &impl ReadMemory,
+    memory: &mut impl WriteMemory,
+    before: &impl ReadMemory,
     patches: &[Patch],
-    expected: impl Fn(&Patch) -> PatchBytes,
-) -> Result<bool> {
-    let places: Vec<LiveAddr> = patches.iter().map(|patch| patch.at).collect();
-    let found = read_each::<PATCH_LEN>(pid, memory, &places)?;
-    let mut both = found.iter().zip(patches);
-    Ok(both.all(|(found, patch)| found.starts_with(&expected(patch))))
-}
-
-/// Writes patches in the order of their addresses.
-fn write_sorted(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
+) -> Result<()> {
     let mut sorted: Vec<&Patch> = patches.iter().collect();
     sorted.sort_unstable_by_key(|patch| patch.at);
-    // No page between them is without a patch: it would be copied for nothing.
-    let is_adjacent = |one: &&Patch, other: &&Patch| {
-        let crosses = one.crosses(PAGE) || other.crosses(PAGE);
-        !crosses && other.at.0 / PAGE - one.at.0 / PAGE <= 1
-    };
-    for adjacent in sorted.chunk_by(is_adjacent) {
-        let (Some(first), Some(last)) = (adjacent.first(), adjacent.last()) else {
-            continue;
-        };
+    let mut buffers = Buffers::default();
+    let mut rest = &sorted[..];
+    while let Some(first) = rest.first() {
+        let (together, others) = rest.split_at(count_together(rest));
+        rest = others;
+        let end = together.last().map_or(first.end(), |last| last.end());
+        let range = first.at..end;
         let written = if first.crosses(PAGE) {
-            write_in_steps(memory, first)
+            buffers
+                .build(before, together, &range)
+                .and_then(|()| write_in_steps(memory, first))
         } else {
-            write_together(memory, adjacent, first.at..last.end())
+            write_together(memory, before, together, &range, &mut buffers)
         };
         written.map_err(|source| Error::of_write(pid, MemoryPart::Site, first.at, source))?;
+        let is_as_written = buffers.are_in(memory, &range);
+        let is_as_written = is_as_written
+            .map_err(|source| Error::of_read(pid, MemoryPart::Site, first.at, source))?;
+        if !is_as_written {
+            let not_held = MemoryError::NotAsWritten {
+                part: MemoryPart::Site,
+                address: first.at,
+            };
+            return Err(Error::of_process(pid, not_held));
+        }
     }
     Ok(())
+}
+
+/// Returns how many of the first patches are made by one write: those in pages that follow each other. No page between them
+/// is without a patch: it would be copied for nothing.
+fn count_together(patches: &[&Patch]) -> usize {
+    let Some(first) = patches.first() else {
+        return 0;
+    };
+    let page = |patch: &Patch| patch.at.0 / PAGE;
+    let is_adjacent = |pair: &&[&Patch]| {
+        let [one, other] = **pair else {
+            return false;
+        };
+        let crosses = one.crosses(PAGE) || other.crosses(PAGE);
+        let is_near = page(other) - page(first) < MAX_PAGES || page(other) == page(one);
+        !crosses && is_near && page(other) - page(one) <= 1
+    };
+    1 + patches.windows(2).take_while(is_adjacent).count()
+}
+
+/// How many pages are written at once. More need larger buffers, and save no time.
+const MAX_PAGES: u64 = 64;
+
+/// What is written, and what is read back.
+#[derive(Default)]
+struct Buffers {
+    written: Vec<u8>,
+    found: Vec<u8>,
+}
+
+impl Buffers {
+    /// Prepares what is written: the bytes of `range` with these patches.
+    fn build(
+        &mut self,
+        before: &impl ReadMemory,
+        patches: &[&Patch],
+        range: &Range<LiveAddr>,
+    ) -> io::Result<()> {
+        self.written
+            .resize((range.end.0 - range.start.0) as usize, 0);
+        before.read(range.start, &mut self.written)?;
+        for patch in patches {
+            let at = (patch.at.0 - range.start.0) as usize;
+            self.written[at..at + patch.after.len()].copy_from_slice(&patch.after);
+        }
+        Ok(())
+    }
+
+    /// Returns whether memory holds what was written.
+    fn are_in(&mut self, memory: &impl ReadMemory, range: &Range<LiveAddr>) -> io::Result<bool> {
+        self.found.resize(self.written.len(), 0);
+        memory.read(range.start, &mut self.found)?;
+        Ok(self.found == self.written)
+    }
 }
 
 /// Writes the patches of adjacent pages, which lie in `range`, by one write if the kernel allows it.
 fn write_together(
     memory: &mut impl WriteMemory,
+    before: &impl ReadMemory,
     patches: &[&Patch],
-    range: Range<LiveAddr>,
+    range: &Range<LiveAddr>,
+    buffers: &mut Buffers,
 ) -> io::Result<()> {
-    let mut bytes = vec![0; (range.end.0 - range.start.0) as usize];
-    memory.read(range.start, &mut bytes)?;
-    for patch in patches {
-        let at = (patch.at.0 - range.start.0) as usize;
-        bytes[at..at + patch.after.len()].copy_from_slice(&patch.after);
-    }
-    if memory.write_pages(range.start, &bytes)? {
+    buffers.build(before, patches, range)?;
+    if memory.write_pages(range.start, &buffers.written)? {
         return Ok(());
     }
     if !patches.iter().all(|patch| patch.is_written_in_steps) {
@@ -161,6 +219,7 @@ mod tests {
     use super::*;
     use crate::memory::CounterFault;
     use crate::memory::double::{SliceMemory, WriteFault};
+    use crate::observe::installed::read_each;
     use crate::site::CALL;
 
     const START: u64 = 0x10000;
@@ -241,7 +300,8 @@ mod tests {
             is_by_words,
             seen: Vec::new(),
         };
-        write_all(1, &mut steps, &patches).unwrap();
+        let before = steps.memory.clone();
+        write_all(1, &mut steps, &before, &patches).unwrap();
         let places: Vec<LiveAddr> = patches.iter().map(|patch| patch.at).collect();
         for memory in &steps.seen {
             let found = read_each(1, memory, &places).unwrap();
@@ -267,7 +327,7 @@ mod tests {
             before.poke(patch.at, &patch.before);
         }
         let mut memory = before.failing(writes, fault);
-        let error = write_all(1, &mut memory, &patches).unwrap_err();
+        let error = write_all(1, &mut memory, &before, &patches).unwrap_err();
         (error.effect(), memory == before)
     }
 
@@ -295,7 +355,7 @@ mod tests {
             is_written_in_steps: true,
         };
         let mut found = memory.clone();
-        let error = write_all(1, &mut found, &[patch]).unwrap_err();
+        let error = write_all(1, &mut found, &memory, &[patch]).unwrap_err();
         assert_eq!((error.effect(), found.writes), (Effect::None, 0));
         assert_eq!(found, memory);
     }

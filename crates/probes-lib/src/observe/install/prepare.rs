@@ -3,22 +3,28 @@
 //!
 //! ```text
 //! running   plan ─▶ place arenas ─▶ assemble trampolines ─▶ find a code cave
-//! stopped   map each arena ─▶ write its code ─▶ write the shared data ─▶ patch all points
+//! stopped   map the arenas ─▶ write their headers
+//! running   write the trampolines ─▶ copy the pages that are patched      (if that takes longer than to stop again)
+//! stopped   write the shared data ─▶ patch all points
 //! ```
 
+use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use crate::address::{LiveAddr, PAGE};
-use crate::error::{Error, ObserveError, ProcessError, Result};
-use crate::inject::code_cave;
+use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
+use crate::inject::code_cave::{self, CodeCave};
 use crate::inject::injected_call::{InjectedCall, PlacedCall, placed};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::permissions::{Permissions, why_unreadable};
+use crate::memory::page_copies::PageCopies;
+use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::tsc_access;
-use crate::observe::install::{unmap_call, write_code, write_shared};
-use crate::observe::installed::read_each;
+use crate::observe::install::{unmap_call, unmapped_together, write_code, write_shared};
+use crate::observe::installed::{read_each, refuse_missing};
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::readable_pages::ReadablePages;
@@ -26,6 +32,7 @@ use crate::observe::layout::shared::{self, VALIDITY_LEN, validity};
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::placement::{self, Placed};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
+use crate::observe::point::PATCH_LEN;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::SharedData;
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
@@ -35,7 +42,7 @@ use crate::process::Process;
 use crate::process::limits::{self, NeededMemory};
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
-use crate::site::{JMP, SiteCode};
+use crate::site::{JMP, SITE_LEN, SiteCode};
 use crate::sys::ticks::{self, TickMeasurement};
 use crate::trace::moves::Moves;
 use crate::trace::stopped::Stopped;
@@ -43,12 +50,19 @@ use crate::trace::tracer::{Tracer, with_tracer};
 use crate::update::code_digest::{CodeDigest, CodeDigests};
 use crate::update::options::Options;
 
+/// As many bytes of code are written in less time than it takes to stop a process again.
+const WRITTEN_WHILE_STOPPED: usize = 128 << 10;
+
 /// An observation that is ready to be installed.
 pub(crate) struct Prepared {
     plan: ObservationPlan,
     arenas: Vec<Arena>,
     /// The code of each arena.
     codes: Vec<Vec<u8>>,
+    /// The code that is patched, as it was when the process was read last.
+    copies: PageCopies,
+    /// The patches of this code, if it can be patched.
+    patches: Option<PlannedPatches>,
     /// Where threads go on that are stopped at a displaced instruction, in order.
     moves: Moves,
     /// The pages that trampolines may read.
@@ -65,7 +79,17 @@ pub(crate) struct Prepared {
     /// Taken before the header of any arena names us as the observer.
     lock: ObserverLock,
     /// Where the code of injected calls is written.
-    pub(crate) code_cave: LiveAddr,
+    pub(crate) code_cave: CodeCave,
+}
+
+/// The patches of all points.
+struct PlannedPatches {
+    /// In the order of their addresses.
+    patches: Vec<Patch>,
+    /// The tails of the trampolines whose sites are enabled.
+    enabled: Vec<LiveAddr>,
+    /// The functions that are not patched, because their code has changed.
+    changed: Vec<(usize, Refusal)>,
 }
 
 /// An observation that has been installed in a running process.
@@ -163,6 +187,12 @@ impl Prepared {
             code.bytes
         });
         let codes = codes.collect();
+        let mut copies = PageCopies::of(copied(&plan, &arenas));
+        let patches = match copies.update(memory) {
+            // Planned again if the code has changed once the process is stopped.
+            Ok(_) => PlannedPatches::of(process.pid(), &copies.over(memory), &plan, &arenas).ok(),
+            Err(_) => None,
+        };
         let (mut pages, mut pages_since, mut pages_ticks) = (ReadablePages::default(), 0, 0);
         if plan.shared.has_pages() {
             pages_ticks = ticks.of(PAGES_VALID_FOR);
@@ -174,6 +204,8 @@ impl Prepared {
             plan,
             arenas,
             codes,
+            copies,
+            patches,
             moves: Moves::of(moves),
             pages,
             pages_since,
@@ -227,17 +259,34 @@ impl Prepared {
     /// Returns all system calls that it takes to install the observation in a running process and to
     /// remove it, even if only a part of it is installed.
     fn calls(&self) -> Vec<PlacedCall> {
-        let of_arena = |arena: &Arena| {
-            let mapped = map_calls(arena, None);
-            let unmapped = mapped.map(|call| InjectedCall::unmap(&call.range(), call.protection()));
-            let one_by_one = wipe_calls(arena, None).into_iter().map(|call| vec![call]);
-            let together = [mapped.to_vec(), unmapped.to_vec(), vec![unmap_call(arena)]];
-            let together = together.into_iter().chain(one_by_one);
-            together
-                .flat_map(|calls| placed(&calls, self.code_cave).collect::<Vec<_>>())
-                .collect::<Vec<_>>()
+        let mut calls = Vec::new();
+        let mut add = |place: CodeCave, these: &[InjectedCall]| {
+            calls.extend(placed(these, place.at));
         };
-        self.arenas.iter().flat_map(of_arena).collect()
+        let unmaps = |mapped: &[InjectedCall]| -> Vec<InjectedCall> {
+            let unmap = |call: &InjectedCall| InjectedCall::unmap(&call.range(), call.protection());
+            mapped.iter().map(unmap).collect()
+        };
+        for arena in &self.arenas {
+            let mapped = map_calls(arena, None);
+            add(self.code_cave, &mapped);
+            add(self.code_cave, &unmaps(&mapped));
+            add(self.code_cave, &[unmap_call(arena)]);
+            for call in wipe_calls(arena, None) {
+                add(self.code_cave, &[call]);
+            }
+        }
+        if let Some((first, others)) = self.arenas.split_first() {
+            let room = first.call_room();
+            for mapped in mapped_together(room, others, None) {
+                add(room, &mapped);
+                add(room, &unmaps(&mapped));
+            }
+            for unmapped in unmapped_together(room, others) {
+                add(room, &unmapped);
+            }
+        }
+        calls
     }
 
     /// Installs the observation in a stopped process. If `data` is given, the data of each arena
@@ -250,29 +299,10 @@ impl Prepared {
     pub(crate) fn install<'s>(
         &mut self,
         injector: &Injector<'s>,
-        mut stopped: Stopped<'s>,
+        stopped: Stopped<'s>,
         data: Option<&SharedData>,
     ) -> Result<Stopped<'s>> {
-        for (arena, code) in self.arenas.iter().zip(&self.codes) {
-            refuse_occupied(injector.process, arena)?;
-            stopped = injector.run(stopped, &map_calls(arena, data))?;
-            // The header is written last. If we are killed before, the tool that cleans up learns
-            // from the injected call in the code cave what was mapped.
-            let (header, rest) = code.split_at(HEADER_LEN.min(code.len()));
-            write_code(
-                injector,
-                &stopped,
-                arena.code.plus(header.len() as u64),
-                rest,
-            )?;
-            write_code(injector, &stopped, arena.code, header)?;
-            for call in wipe_calls(arena, data) {
-                stopped = injector.run(stopped, &[call])?;
-            }
-        }
-        if let Some(data) = data {
-            stopped = injector.run(stopped, &[data.close()])?;
-        }
+        let mut stopped = self.map_arenas(injector, stopped, data)?;
         // A program that has not run yet has inherited our PR_SET_TSC mode: it may read the TSC.
         let is_running = matches!(injector.mode, RedirectMode::RunningProcess);
         let timed = self.arenas.first().filter(|_| self.plan.is_timed());
@@ -281,9 +311,100 @@ impl Prepared {
             stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
         injector.clear(&stopped)?;
+        let len: usize = self.codes.iter().map(Vec::len).sum();
+        let mut is_written = false;
+        if is_running && len > WRITTEN_WHILE_STOPPED {
+            stopped.release();
+            // Where a kernel refuses this, it allows it while the process is stopped.
+            let written = self.write_trampolines(&mut injector.memory.while_it_runs());
+            is_written = written.is_ok();
+            self.copy_pages(injector.memory);
+            stopped = injector.tracer.stop(injector.process, injector.limit)?;
+            refuse_missing(injector.process, injector.memory, &self.arenas)?;
+        }
+        if !is_written {
+            let written = self.write_trampolines(&mut stopped.memory(injector.memory)?);
+            let failed = |(at, source)| {
+                let pid = injector.process.pid();
+                Error::of_write(pid, MemoryPart::Trampoline, at, source)
+            };
+            written.map_err(failed)?;
+        }
         self.write_shared_data(injector, &stopped)?;
         self.patch_points(injector, &stopped)?;
         Ok(stopped)
+    }
+
+    /// Maps the arenas, and writes their headers and tables. If we are killed before there is a header, the tool that cleans up
+    /// learns from the injected calls what was mapped: those that map the first arena are in the code cave, and the others in
+    /// the room of its trampolines.
+    fn map_arenas<'s>(
+        &self,
+        injector: &Injector<'s>,
+        mut stopped: Stopped<'s>,
+        data: Option<&SharedData>,
+    ) -> Result<Stopped<'s>> {
+        refuse_occupied(injector.process, &self.arenas)?;
+        let mut codes = self.arenas.iter().zip(&self.codes);
+        let mut write_header = |stopped: &Stopped<'_>| match codes.next() {
+            None => Ok(()),
+            Some((arena, code)) => {
+                // The header last.
+                let table_end = (arena.trampoline(0).0 - arena.code.0) as usize;
+                let (header, table) = code[..table_end.min(code.len())].split_at(HEADER_LEN);
+                let table_at = arena.code.plus(header.len() as u64);
+                write_code(injector, stopped, table_at, table)?;
+                write_code(injector, stopped, arena.code, header)
+            }
+        };
+        let Some((first, others)) = self.arenas.split_first() else {
+            return Ok(stopped);
+        };
+        stopped = injector.run(stopped, &map_calls(first, data))?;
+        write_header(&stopped)?;
+        for call in wipe_calls(first, data) {
+            stopped = injector.run(stopped, &[call])?;
+        }
+        let room = first.call_room();
+        for calls in mapped_together(room, others, data) {
+            stopped = injector.at(room).run(stopped, &calls)?;
+            for _ in 0..calls.len() / MAPPINGS {
+                write_header(&stopped)?;
+            }
+        }
+        if let Some(data) = data {
+            stopped = injector.run(stopped, &[data.close()])?;
+        }
+        Ok(stopped)
+    }
+
+    /// Writes the trampolines, those of the first arena last: what is mapped is listed in their room until then.
+    fn write_trampolines(
+        &self,
+        memory: &mut impl WriteMemory,
+    ) -> std::result::Result<(), (LiveAddr, io::Error)> {
+        for (arena, code) in self.arenas.iter().zip(&self.codes).rev() {
+            let at = arena.trampoline(0);
+            let trampolines = code.get((at.0 - arena.code.0) as usize..);
+            let written = memory.write_code(at, trampolines.unwrap_or_default());
+            written.map_err(|source| (at, source))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the kernel copy the pages of code that are patched for the process now, and not while it is stopped: one byte of each
+    /// is written over itself. The process runs: so this is done only in the executable, which stays mapped, and the
+    /// byte is read right before.
+    fn copy_pages(&self, memory: &ProcessMemory) {
+        let mut page = 0;
+        for (at, byte) in self.plan.functions.harmless_bytes() {
+            let mut found = [0];
+            if at.0 / PAGE != page && memory.read(at, &mut found).is_ok() && found == [byte] {
+                page = at.0 / PAGE;
+                // Only saves time; the write that matters reports its own error.
+                let _ = memory.write(at, &found);
+            }
+        }
     }
 
     /// Writes into the shared data what the trampolines read there.
@@ -327,43 +448,22 @@ impl Prepared {
         if !maps::still_mapped(injector.process, &self.mappings)? {
             return Err(Error::of_process(pid, ProcessError::KeepsChanging));
         }
-        let changed = self.plan.functions.changed(injector.memory);
-        let changed = changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
-        let is_changed = |planned: &PlannedPoint| match planned.of {
-            PointOf::Site(_) => false,
-            PointOf::Function(function) => changed.iter().any(|(index, _)| *index == function),
+        let is_changed = self.copies.update(injector.memory);
+        let is_changed = is_changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
+        let before = self.copies.over(injector.memory);
+        let planned = match self.patches.take().filter(|_| !is_changed) {
+            Some(planned) => planned,
+            None => PlannedPatches::of(pid, &before, &self.plan, &self.arenas)?,
         };
-        let mut patches = Vec::new();
-        let mut planned = self.plan.points.as_slice();
-        for (arena, code) in self.arenas.iter().zip(&mut self.codes) {
-            let (these, others) = planned.split_at(arena.points.len());
-            planned = others;
-            let enabled = enabled_sites(pid, injector.memory, &self.plan, these)?;
-            for (index, is_enabled) in enabled.iter().enumerate() {
-                if *is_enabled {
-                    code[(arena.tail(index).0 - arena.code.0) as usize] = JMP;
-                }
-            }
-            if enabled.contains(&true) {
-                write_code(injector, stopped, arena.code, code)?;
-            }
-            let places = arena.places();
-            let places = places.filter(|(index, _)| !is_changed(&these[*index]));
-            patches.extend(places.map(|(index, place)| {
-                let point = &arena.points[index];
-                Patch {
-                    at: place.at,
-                    before: point.unpatched(&place, enabled[index]),
-                    after: place.after,
-                    is_written_in_steps: point.is_written_in_steps(),
-                }
-            }));
+        for &tail in &planned.enabled {
+            write_code(injector, stopped, tail, &[JMP])?;
         }
         // Before the jumps are there: these threads go on with the same code at another address.
         stopped.move_threads(injector.memory, &self.moves)?;
-        patch::write_all(pid, &mut stopped.memory(injector.memory)?, &patches)?;
-        if !changed.is_empty() {
-            Arc::make_mut(&mut self.plan.functions).add_refused(changed);
+        let mut memory = stopped.memory(injector.memory)?;
+        patch::write_all(pid, &mut memory, &before, &planned.patches)?;
+        if !planned.changed.is_empty() {
+            Arc::make_mut(&mut self.plan.functions).add_refused(planned.changed);
         }
         Ok(())
     }
@@ -381,6 +481,67 @@ impl Prepared {
             lock: Some(self.lock),
         }
     }
+}
+
+impl PlannedPatches {
+    /// Plans the patches of code that `memory` holds.
+    ///
+    /// # Errors
+    ///
+    /// If a site does not hold the code that its file says, or cannot be read.
+    fn of(
+        pid: i32,
+        memory: &impl ReadMemory,
+        plan: &ObservationPlan,
+        arenas: &[Arena],
+    ) -> Result<PlannedPatches> {
+        let changed = plan.functions.changed(memory);
+        let changed = changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
+        let is_changed = |planned: &PlannedPoint| match planned.of {
+            PointOf::Site(_) => false,
+            PointOf::Function(function) => {
+                let found = changed.binary_search_by_key(&function, |(index, _)| *index);
+                found.is_ok()
+            }
+        };
+        let (mut patches, mut tails) = (Vec::new(), Vec::new());
+        let mut planned = plan.points.as_slice();
+        for arena in arenas {
+            let (these, others) = planned.split_at(arena.points.len());
+            planned = others;
+            let enabled = enabled_sites(pid, memory, plan, these)?;
+            let points = enabled.iter().enumerate();
+            let is_enabled = points.filter(|(_, is_enabled)| **is_enabled);
+            tails.extend(is_enabled.map(|(index, _)| arena.tail(index)));
+            let places = arena.places();
+            let places = places.filter(|(index, _)| !is_changed(&these[*index]));
+            patches.extend(places.map(|(index, place)| {
+                let point = &arena.points[index];
+                Patch {
+                    at: place.at,
+                    before: point.unpatched(&place, enabled[index]),
+                    after: place.after,
+                    is_written_in_steps: point.is_written_in_steps(),
+                }
+            }));
+        }
+        patches.sort_unstable_by_key(|patch| patch.at);
+        Ok(PlannedPatches {
+            patches,
+            enabled: tails,
+            changed,
+        })
+    }
+}
+
+/// Returns what patches depend on, and what they overwrite: addresses and lengths.
+fn copied(plan: &ObservationPlan, arenas: &[Arena]) -> impl Iterator<Item = (LiveAddr, u64)> {
+    let sites = plan.points.iter().filter(|it| it.site().is_some());
+    let sites = sites.map(|planned| (planned.point.address, SITE_LEN as u64));
+    let places = arenas.iter().flat_map(Arena::places);
+    let places = places.map(|(_, place)| (place.at, PATCH_LEN as u64));
+    let functions = plan.functions.expected_code();
+    sites.chain(places).chain(functions)
 }
 
 /// Places the arenas of a plan, and makes their code. Functions that turn out not to be possible are patched in another
@@ -451,7 +612,7 @@ fn because(mut functions: Vec<usize>, why: &Refusal) -> Vec<(usize, Refusal)> {
 /// If one of the sites holds other code than its file says.
 fn enabled_sites(
     pid: i32,
-    memory: &ProcessMemory,
+    memory: &impl ReadMemory,
     plan: &ObservationPlan,
     planned: &[PlannedPoint],
 ) -> Result<Vec<bool>> {
@@ -473,20 +634,39 @@ fn enabled_sites(
     Ok(enabled)
 }
 
-/// Checks that nothing has been mapped at the addresses of an arena since it was placed.
-fn refuse_occupied(process: &Process, arena: &Arena) -> Result<()> {
-    let range = arena.range();
-    let is_within = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
-    if read_maps(process)?.iter().any(is_within) {
+/// Checks that nothing has been mapped at the addresses of arenas since they were placed.
+fn refuse_occupied(process: &Process, arenas: &[Arena]) -> Result<()> {
+    let is_occupied = |maps: &[Mapping], range: Range<u64>| {
+        let mut maps = maps.iter();
+        maps.any(|it| it.start.0 < range.end && it.end.0 > range.start)
+    };
+    let maps = read_maps(process)?;
+    if arenas.iter().any(|it| is_occupied(&maps, it.range())) {
         let kind = ProcessError::KeepsChanging;
         return Err(Error::of_process(process.pid(), kind));
     }
     Ok(())
 }
 
+/// How many mappings an arena has: code and data.
+const MAPPINGS: usize = 2;
+
+/// Returns the calls that map arenas, as many at once as fit in `room`.
+fn mapped_together<'a>(
+    room: CodeCave,
+    arenas: &'a [Arena],
+    data: Option<&'a SharedData>,
+) -> impl Iterator<Item = Vec<InjectedCall>> + 'a {
+    let chunks = arenas.chunks(room.most_calls() / MAPPINGS);
+    chunks.map(move |arenas| {
+        let calls = arenas.iter().flat_map(|arena| map_calls(arena, data));
+        calls.collect()
+    })
+}
+
 /// Returns the calls that map an arena. If `data` is given, the arena's data are mapped from its
 /// file.
-fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [InjectedCall; 2] {
+fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [InjectedCall; MAPPINGS] {
     let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
     [
         InjectedCall::map(arena.code, arena.code_len(), read | execute),

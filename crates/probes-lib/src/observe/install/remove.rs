@@ -1,20 +1,21 @@
 //! Removes observations: restores the points, and unmaps the arenas once no thread is in a trampoline.
 
-use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::error::{Effect, Error, MemoryPart, ProcessError, Result};
-use crate::inject::code_cave;
+use crate::inject::code_cave::{self, CodeCave};
 use crate::inject::injected_call::{self, InjectedCall};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::memory::ReadMemory;
+use crate::memory::page_copies::PageCopies;
 use crate::observe::install::patch::{self, Patch};
-use crate::observe::install::{unmap_call, write_code, write_shared};
-use crate::observe::installed::{self, find_points, has_observer, refuse_replaced};
+use crate::observe::install::{unmap_call, unmapped_together, write_code, write_shared};
+use crate::observe::installed::{self, find_points, has_observer, refuse_missing, refuse_replaced};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;
+use crate::observe::point::{Point, PointKind};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
@@ -30,6 +31,9 @@ const LEAVING: Duration = Duration::from_secs(2);
 
 /// How long the threads run, the first time, until it is checked whether they have left.
 const PAUSE: Duration = Duration::from_micros(100);
+
+/// As many bytes of recorded data are read in less time than it takes to stop a process again.
+const READ_WHILE_STOPPED: u64 = 256 << 10;
 
 /// What was removed of observations.
 ///
@@ -80,13 +84,14 @@ impl CleanReport {
     }
 }
 
-/// Memory of an arena whose tool was killed before it wrote the header.
+/// Memory of arenas whose tool was killed before it wrote their headers.
 struct OrphanedMappings {
-    /// The calls that unmap it.
-    calls: Vec<InjectedCall>,
+    /// The calls that unmap it, each with the place of the injected code that records it.
+    calls: Vec<(CodeCave, Vec<InjectedCall>)>,
 }
 
 impl OrphanedMappings {
+    /// Returns what is orphaned; also if it is nothing, but a killed tool has left code in the code cave.
     fn find(
         process: &Process,
         memory: &ProcessMemory,
@@ -94,27 +99,35 @@ impl OrphanedMappings {
         arenas: &[Arena],
     ) -> Option<OrphanedMappings> {
         let code_cave = code_cave::find(process, memory, maps).ok()?;
-        let mut bytes = [0; injected_call::MAX_LEN];
-        memory.read(code_cave, &mut bytes).ok()?;
-        if bytes == [0; injected_call::MAX_LEN] {
-            return None;
-        }
         let is_orphaned = |call: &InjectedCall| {
             let start = call.range().start;
             let mut all = arenas.iter().map(Arena::range);
             let has_header = all.any(|range| range.contains(&start));
             !has_header && maps.iter().any(|mapping| call.matches(mapping))
         };
-        let calls = injected_call::orphaned_mappings(&bytes)
-            .into_iter()
-            .filter(is_orphaned);
-        Some(OrphanedMappings {
-            calls: calls.collect(),
-        })
+        let mut is_cave_empty = true;
+        let mut calls = Vec::new();
+        let rooms = arenas.iter().map(Arena::call_room);
+        for place in std::iter::once(code_cave).chain(rooms) {
+            let mut bytes = vec![0; place.len as usize];
+            if memory.read(place.at, &mut bytes).is_err() {
+                continue;
+            }
+            is_cave_empty &= place != code_cave || bytes.iter().all(|&byte| byte == 0);
+            let found = injected_call::orphaned_mappings(&bytes).into_iter();
+            let found: Vec<InjectedCall> = found.filter(is_orphaned).collect();
+            if !found.is_empty() {
+                calls.push((place, found));
+            }
+        }
+        (!is_cave_empty || !calls.is_empty()).then_some(OrphanedMappings { calls })
     }
 
     /// Returns the calls that unmap what is orphaned now.
-    fn unmap_calls(process: &Process, memory: &ProcessMemory) -> Result<Vec<InjectedCall>> {
+    fn unmap_calls(
+        process: &Process,
+        memory: &ProcessMemory,
+    ) -> Result<Vec<(CodeCave, Vec<InjectedCall>)>> {
         let maps = read_maps(process)?;
         let arenas = installed::find(memory, &maps);
         let found = OrphanedMappings::find(process, memory, &maps, &arenas);
@@ -234,6 +247,13 @@ fn remove_all<T: Send>(
 ) -> Result<Removed<T>> {
     let maps = read_maps(process)?;
     let code_cave = code_cave::find(process, memory, &maps)?;
+    // Planned while it runs. Once it is stopped, this is what is done if the code is still the same.
+    let mut copies = PageCopies::of(arenas.iter().flat_map(Arena::patch_state));
+    let mut planned = match copies.update(memory) {
+        Ok(_) => restoring_patches(process, &copies.over(memory), arenas).ok(),
+        Err(_) => None,
+    };
+    let (copies, planned) = (&mut copies, &mut planned);
     with_tracer(&[process], |tracer| {
         tracer.holds_update_lock.set(true);
         let injector = Injector {
@@ -256,16 +276,21 @@ fn remove_all<T: Send>(
                 successor
             }
         };
-        let restore = || -> Result<Restored> {
+        let mut restore = || -> Result<Restored> {
             // Before its observer misses a hit: we may be killed at any moment.
             write_successor(process, memory, arenas, successor)?;
-            let restored = restoring_patches(&injector, &stopped, arenas)?;
+            let pid = process.pid();
+            let is_changed = copies.update(memory);
+            let is_changed =
+                is_changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
+            let before = copies.over(memory);
+            let restored = match planned.take().filter(|_| !is_changed) {
+                Some(planned) => planned,
+                None => restoring_patches(process, &before, arenas)?,
+            };
             stopped.move_threads(memory, &restored.moves)?;
-            patch::write_all(
-                process.pid(),
-                &mut stopped.memory(memory)?,
-                &restored.patches,
-            )?;
+            let mut stopped_memory = stopped.memory(memory)?;
+            patch::write_all(pid, &mut stopped_memory, &before, &restored.patches)?;
             Ok(restored)
         };
         let restored = restore().inspect_err(|error| {
@@ -280,15 +305,36 @@ fn remove_all<T: Send>(
             Err(_) => None,
             Ok(emptied) => emptied,
         };
+        // Nothing is recorded any more: it need not be stopped while much is read.
+        let runs_meanwhile = arenas.iter().map(Arena::data_len).sum::<u64>() > READ_WHILE_STOPPED;
+        let emptied = emptied.map(|stopped| {
+            if runs_meanwhile {
+                stopped.release();
+                None
+            } else {
+                Some(stopped)
+            }
+        });
         let results = read().map_err(|error| error.with_effect_if_none(Effect::StillMapped))?;
-        let unmap = |mut stopped| {
-            let mut orphaned = Vec::new();
+        let unmap = |stopped: Option<_>| {
+            let mut stopped = match stopped {
+                Some(stopped) => stopped,
+                None => {
+                    let stopped = tracer.stop(process, options.deadline)?;
+                    refuse_missing(process, memory, arenas)?;
+                    stopped
+                }
+            };
             if let Remover::Other { .. } = remover {
                 // Until then, a thread that the killed tool has redirected may map more.
                 stopped = injector.wait_until_left(stopped)?;
-                orphaned = OrphanedMappings::unmap_calls(process, memory)?;
+                for (place, calls) in OrphanedMappings::unmap_calls(process, memory)? {
+                    // All at once, because only the code in this place records what is still to be unmapped: if we
+                    // are killed, it has to list all of it.
+                    stopped = injector.at(place).run(stopped, &calls)?;
+                }
             }
-            injector.unmap_all(stopped, &orphaned, arenas.iter().map(unmap_call))
+            unmap_arenas(&injector, stopped, arenas)
         };
         let still_mapped = match emptied.map(unmap) {
             Some(Ok(unmapped)) => {
@@ -306,19 +352,6 @@ fn remove_all<T: Send>(
             still_mapped,
         })
     })
-}
-
-/// Checks that arenas are still mapped: tools that see another /proc have another update lock.
-fn refuse_missing(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> Result<()> {
-    for arena in arenas {
-        let error = match arena.is_there(|at, bytes| memory.read(at, bytes)) {
-            Ok(true) => continue,
-            Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => ProcessError::Exited,
-            Ok(false) | Err(_) => ProcessError::KeepsChanging,
-        };
-        return Err(Error::of_process(process.pid(), error));
-    }
-    Ok(())
 }
 
 /// Writes who takes over, if anybody does, into the data of each arena, for its observer.
@@ -353,15 +386,15 @@ struct Restored {
 /// Returns the patches that restore the points; a point that holds neither its patch nor a part of it is
 /// left alone.
 fn restoring_patches(
-    injector: &Injector<'_>,
-    stopped: &Stopped<'_>,
+    process: &Process,
+    memory: &impl ReadMemory,
     arenas: &[Arena],
 ) -> Result<Restored> {
     let mut restored = Restored::default();
     let mut moves = Vec::new();
     for arena in arenas {
-        let found = find_points(injector.process, injector.memory, arena)?;
-        let tails = read_tails(injector, stopped, arena)?;
+        let found = find_points(process, memory, arena)?;
+        let tails = read_tails(process.pid(), memory, arena)?;
         restored.discarded.extend(found.discarded);
         restored.patches.extend(found.patched.iter().map(|found| {
             let point = &arena.points[found.point];
@@ -381,31 +414,24 @@ fn restoring_patches(
         points.dedup();
         restored.points += points.len();
     }
+    restored.patches.sort_unstable_by_key(|patch| patch.at);
     restored.moves = Moves::of(moves);
     Ok(restored)
 }
 
-/// Returns the first byte of the tail of each trampoline.
-fn read_tails(injector: &Injector<'_>, stopped: &Stopped<'_>, arena: &Arena) -> Result<Vec<u8>> {
-    // In few calls, but not all at once.
-    const PIECE: u64 = 1 << 20;
-    let pid = injector.process.pid();
-    let memory = stopped.memory(injector.memory)?;
-    let end = arena.trampolines().end;
-    let (mut start, mut piece) = (arena.trampoline(arena.points.len()), Vec::new());
-    let tail = |index| {
-        let at = arena.tail(index);
-        let offset = at.0.wrapping_sub(start.0) as usize;
-        if let Some(&byte) = piece.get(offset).filter(|_| at >= start) {
-            return Ok(byte);
+/// Returns the first byte of the tail of each trampoline of a site; 0 of the others, whose tails decide nothing.
+fn read_tails(pid: i32, memory: &impl ReadMemory, arena: &Arena) -> Result<Vec<u8>> {
+    let points = arena.points.iter().enumerate();
+    let tail = |(index, point): (usize, &Point)| {
+        let mut tail = [0];
+        if let PointKind::Site { .. } = point.kind {
+            let at = arena.tail(index);
+            let read = memory.read(at, &mut tail);
+            read.map_err(|source| Error::of_read(pid, MemoryPart::Trampoline, at, source))?;
         }
-        start = at;
-        piece.resize((end - at.0).min(PIECE) as usize, 0);
-        let read = memory.read(at, &mut piece);
-        read.map_err(|source| Error::of_read(pid, MemoryPart::Trampoline, at, source))?;
-        Ok(piece.first().copied().unwrap_or_default())
+        Ok(tail[0])
     };
-    (0..arena.points.len()).map(tail).collect()
+    points.map(tail).collect()
 }
 
 /// Sets the flag of each arena that says that all its points are restored.
@@ -443,6 +469,24 @@ fn wait_until_left<'s>(
     Ok(Some(stopped))
 }
 
+/// Unmaps arenas, in whose trampolines no thread is any more, and clears the code cave.
+fn unmap_arenas<'s>(
+    injector: &Injector<'s>,
+    mut stopped: Stopped<'s>,
+    arenas: &[Arena],
+) -> Result<Stopped<'s>> {
+    if let Some((last, others)) = arenas.split_first() {
+        // The room of its trampolines holds more calls than the code cave.
+        let room = last.call_room();
+        for calls in unmapped_together(room, others) {
+            stopped = injector.at(room).run(stopped, &calls)?;
+        }
+        stopped = injector.run(stopped, &[unmap_call(last)])?;
+    }
+    injector.clear(&stopped)?;
+    Ok(stopped)
+}
+
 /// Returns how many bytes of arenas and orphaned mappings are still mapped.
 fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> u64 {
     let is_there = |arena: &&Arena| {
@@ -453,6 +497,7 @@ fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> 
     let maps = read_maps(process).unwrap_or_default();
     let orphaned = OrphanedMappings::find(process, memory, &maps, arenas);
     let orphaned = orphaned.into_iter().flat_map(|orphaned| orphaned.calls);
+    let orphaned = orphaned.flat_map(|(_, calls)| calls);
     let ranges = of_arenas.chain(orphaned.map(|call| call.range()));
     ranges.map(|range| range.end - range.start).sum()
 }

@@ -22,6 +22,7 @@
 use std::ops::{Range, RangeInclusive};
 
 use crate::address::{LiveAddr, PAGE};
+use crate::inject::code_cave::CodeCave;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::shared::{GROUPS, SharedLayout};
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
@@ -190,6 +191,14 @@ impl Arena {
         self.trampoline(0).0..self.trampoline(self.points.len()).0
     }
 
+    /// Returns where calls can be injected as long as no point leads to a trampoline: the room of the trampolines, up to
+    /// a page.
+    pub(crate) fn call_room(&self) -> CodeCave {
+        let at = self.trampoline(0);
+        let len = (self.data().0 - at.0).min(PAGE);
+        CodeCave { at, len }
+    }
+
     /// Returns the places of the patches of all points, each with the index of its point.
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, Place)> {
         let points = self.points.iter().enumerate();
@@ -197,6 +206,17 @@ impl Arena {
             let places = point.places(self.trampoline(index));
             places.map(move |place| (index, place))
         })
+    }
+
+    /// Returns what tells how its points are patched: the places of the patches, the tails of the trampolines of sites, and the
+    /// header. Addresses and lengths.
+    pub(crate) fn patch_state(&self) -> impl Iterator<Item = (LiveAddr, u64)> {
+        let places = self.places().map(|(_, place)| (place.at, PATCH_LEN as u64));
+        let points = self.points.iter().enumerate();
+        let sites = points.filter(|(_, it)| matches!(it.kind, PointKind::Site { .. }));
+        let tails = sites.map(|(index, _)| (self.tail(index), TAIL_LEN));
+        let header = (self.code, self.version.len() as u64);
+        places.chain(tails).chain([header])
     }
 
     /// Returns the beginning of the code, up to the first trampoline: header and table. The arena
