@@ -12,23 +12,25 @@ use std::io::{self, IsTerminal, stdin, stdout};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Latency, Observation, Target};
+use probes_lib::{Functions, Latency, Observation, Target};
 
 use self::inputs::{End, Input, Inputs, Stop, stop};
 use self::model::{Model, PairLatency, Request};
-use self::screen::{Scroll, ShownProgram};
+use self::screen::{RowSources, Scroll, ShownProgram};
 use self::session::{Sample, Session};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
 use super::discarded::{DiscardWarning, caution};
 use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
-use super::open_target::open;
+use super::open_target::{open, open_any};
+use super::uncounted::warn_of_uncounted;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
-    Checked, OneProcess, PairFlags, ProbeFlags, SeccompFlag, TakeOver, VerbosityFlags, duration,
+    Checked, CountedFlags, OneProcess, PairFlags, SeccompFlag, TakeOver, VerbosityFlags, duration,
     with_regexp_help,
 };
 use crate::messages::{Level, MessageForm, Messages};
+use crate::output::FunctionSources;
 use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
 
@@ -37,7 +39,8 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 const HELP: &str = "\
 Counts as `count` does, and shows for each probe whether it is on, its hits, hits a second, its share of
-all hits, and its latest rates; below, for each pair the number of times, their mean, median, 99th
+all hits, and its latest rates; with -fn the same of functions, with their source lines, and of more than
+24 only those that have been called; below, for each pair the number of times, their mean, median, 99th
 percentile and maximum. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or the only one, or disable it
@@ -62,7 +65,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     process: OneProcess,
     #[command(flatten)]
-    probes: Checked<ProbeFlags>,
+    counted: Checked<CountedFlags>,
     #[command(flatten)]
     pairs: Checked<PairFlags>,
     /// How often the screen is redrawn
@@ -92,7 +95,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     refuse_no_terminal(pid)?;
     let mut messages = *args.messages;
     let failed = Failure::of_process(pid);
-    let target = open(pid, &messages)?;
+    let target = if args.counted.needs_probes() || !args.pairs.is_empty() {
+        open(pid, &messages)?
+    } else {
+        open_any(pid, &messages)?
+    };
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = TerminationSignals::block()?;
     let exit = target.pidfd().map_err(&failed)?;
@@ -105,6 +112,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     .map_err(&failed)?;
     warn_of_refused_closures(&messages, pid, session.code_digest());
     messages.step(format_args!("stopped {} us", session.stopped().as_micros()));
+    if let (true, Some(observer)) = (args.counted.has_functions(), session.observer()) {
+        warn_of_uncounted(&messages, observer);
+    }
     let (end, is_restored) = match Screen::take(signals.as_fd()) {
         Ok(screen) => View::new(args, &target, screen, &mut session).run(&mut inputs),
         Err(error) => (Err(Failure::System("set up the terminal", error)), false),
@@ -118,8 +128,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn observation(args: &Args) -> Observation {
-    let probes = args.probes.iter().cloned();
-    let counted = probes.fold(Observation::new(), Observation::count);
+    let counted = args.counted.observation();
     args.pairs
         .iter()
         .fold(counted, |all, pair| all.time(&pair.start, &pair.stop))
@@ -204,15 +213,25 @@ impl<'l, 't> View<'l, 't> {
         let program = target.program();
         let name = program.file_name().unwrap_or(program.as_os_str());
         let sample = session.sample();
-        let names = sample.iter().flat_map(|sample| sample.counts.probes());
+        let counts = || sample.iter().map(|sample| &sample.counts);
+        let probes = counts().flat_map(|counts| counts.probes().map(|(name, _)| name));
+        let functions = counts().flat_map(|counts| counts.functions());
+        let functions = functions.map(|function| (function.name, function.address));
+        // If it has exited meanwhile, source lines are not known.
+        let sources = args
+            .counted
+            .has_functions()
+            .then(|| Functions::of_process(target.pid()));
+        let sources = sources.and_then(Result::ok).map(FunctionSources::of);
         View {
             interval: args.interval,
-            model: Model::new(names.map(|(name, _)| name)),
+            model: Model::new(probes, functions),
             session,
             screen,
             program: ShownProgram {
                 name: name.to_string_lossy().into_owned(),
                 pid: target.pid(),
+                sources: RowSources::of(sources.unwrap_or_default()),
             },
             scroll: Scroll::default(),
             latest: None,
@@ -314,7 +333,9 @@ impl<'l, 't> View<'l, 't> {
             let discarded = self.session.discarded();
             self.model.set_caution(discarded.as_ref().and_then(caution));
             let counts = &sample.counts;
-            self.model.set_counts(sample.at, |name| counts.hits(name));
+            let functions: Vec<u64> = counts.functions().map(|it| it.hits).collect();
+            self.model
+                .set_counts(sample.at, |name| counts.hits(name), &functions);
         }
     }
 

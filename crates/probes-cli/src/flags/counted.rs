@@ -1,4 +1,4 @@
-//! What `count` counts: probes, functions, or both.
+//! What `count` and `top` count: probes, functions, or both.
 
 use probes_lib::{FunctionSelector, Observation, Selector};
 

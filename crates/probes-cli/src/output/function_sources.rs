@@ -4,7 +4,7 @@ use probes_lib::{Functions, LiveAddr, SourceMap};
 use serde::Serialize;
 
 use super::location::source_or_unknown;
-use super::paths::ShownPaths;
+use super::paths::{PathForm, ShownPaths};
 
 /// The source lines of the functions of a process, if they are to be shown.
 #[derive(Default)]
@@ -16,6 +16,12 @@ impl FunctionSources {
         let objects = functions.objects().iter();
         let maps = objects.map(|object| object.source_map().ok()).collect();
         FunctionSources(Some((functions, maps)))
+    }
+
+    /// The source line at `address` as text, with the name of the file only.
+    pub(crate) fn short(&self, address: LiveAddr) -> String {
+        let source = self.locate(address);
+        source.map_or(String::new(), |source| source.short())
     }
 
     /// The source line of the function, or of the instruction, at `address`; `None` if none are to be shown.
@@ -66,6 +72,12 @@ struct CallView {
 }
 
 impl FunctionSource {
+    /// It as text, with the name of the file only.
+    fn short(&self) -> String {
+        let path = self.path().into_iter();
+        self.show(&ShownPaths::new(PathForm::Short, path.map(str::to_owned)))
+    }
+
     /// The path in it.
     pub(super) fn path(&self) -> Option<&str> {
         let call = self.first_call.as_ref().map(|call| &*call.file);

@@ -118,6 +118,51 @@ fn probes_are_shown_with_states_hits_and_rates() {
     assert!(rows.iter().all(|row| number(&row[3]) > 1000.0), "{screen}");
 }
 
+// promise: top: `top -fn` shows the calls of functions and their source lines, of a program without probes (2)
+#[test]
+fn functions_are_shown_with_source_lines() {
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let top = Top::start(pid, "-fn leaf,outer,main -interval 50ms");
+        target.ask("calls 2 500", "called");
+        let shown = |name: &str, hits: &str| {
+            let is_shown = |screen: &str| row(screen, name).get(2).is_some_and(|it| it == hits);
+            let screen = top.terminal.wait_until("the calls", is_shown);
+            assert!(row(&screen, name)[1].starts_with("calls.c:"), "{screen}");
+            screen
+        };
+        shown("leaf", "2,000");
+        let screen = shown("outer", "1,000");
+        let title = "\n3 functions, 2 called; 3,000 hits, ";
+        assert!(screen.contains(title), "{screen}");
+        assert!(row(&screen, "main").len() > 3, "{screen}");
+        assert!(!row(&screen, "FUNCTION").is_empty(), "{screen}");
+        // Nothing is to be enabled.
+        top.terminal.press(&["Down", "e"]);
+        top.terminal
+            .wait_for("is a function: only probes are enabled");
+        top.terminal.press(&["q"]);
+        top.wait_for_exit();
+        assert!(!is_observed(pid));
+    }
+}
+
+#[test]
+fn of_many_functions_those_called_are_shown() {
+    let mut target = Talker::start(&fixture("calls.pie"));
+    let top = Top::start(target.pid(), "-fn '*' -interval 50ms");
+    target.ask("calls 1 700", "called");
+    let is_shown = |screen: &str| row(screen, "leaf").get(2).is_some_and(|it| it == "1,400");
+    let screen = top.terminal.wait_until("the calls", is_shown);
+    assert!(row(&screen, "fixture_broken").is_empty(), "{screen}");
+    top.terminal.press(&["/", "l", "e", "a", "f", "Enter"]);
+    let screen = top.terminal.wait_for(" with \"leaf\"");
+    assert!(row(&screen, "outer").is_empty(), "{screen}");
+    top.terminal.press(&["q"]);
+    top.wait_for_exit();
+}
+
 #[test]
 fn times_of_pairs_are_shown_below() {
     for file in fixture_forms("timed") {

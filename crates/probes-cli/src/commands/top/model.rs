@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use probes_lib::State;
+use probes_lib::{LiveAddr, State};
 
 use super::keys::Key;
+use crate::text::MANY;
 
 /// How many samples back a sparkline goes.
 pub(super) const HISTORY_LEN: usize = 60;
@@ -18,7 +19,9 @@ const LONGEST_FILTER: usize = 64;
 #[derive(Debug)]
 pub(super) struct Model {
     /// In the order of their names.
-    probes: Vec<Probe>,
+    points: Vec<Point>,
+    /// How many of them are probes.
+    probe_count: usize,
     now: Readings,
     /// What is shown instead, while paused.
     frozen: Option<Readings>,
@@ -29,9 +32,9 @@ pub(super) struct Model {
     filter: String,
     /// The filter before it was changed, while it is typed.
     filter_before_typing: Option<String>,
-    /// The indices of the probes that the filter lets pass, in the order in which they are shown.
+    /// The indices of the points that the filter lets pass, in the order in which they are shown.
     shown: Vec<usize>,
-    /// The index of the selected probe, which stays selected when the order changes.
+    /// The index of the selected point, which stays selected when the order changes.
     selected: Option<usize>,
     /// Which page of help is shown.
     help_page: Option<usize>,
@@ -40,16 +43,26 @@ pub(super) struct Model {
     caution: Option<String>,
 }
 
+/// A probe or a function.
 #[derive(Debug)]
-struct Probe {
+struct Point {
     name: String,
     state: Option<State>,
+    function: Option<Function>,
+}
+
+/// A function that is counted.
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    /// Among those that are counted.
+    index: usize,
+    address: LiveAddr,
 }
 
 /// What was counted and timed.
 #[derive(Clone, Debug, Default)]
 struct Readings {
-    /// In the order of `probes`.
+    /// In the order of `points`.
     figures: Vec<Figures>,
     /// In the order in which the pairs were given.
     times: Vec<PairLatency>,
@@ -71,7 +84,7 @@ pub(super) struct PairLatency {
     pub(super) doubtful: u64,
 }
 
-/// The figures of one probe.
+/// The figures of one probe or function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Figures {
     /// From the beginning.
@@ -84,7 +97,7 @@ pub(super) struct Figures {
     pub(super) history: VecDeque<f64>,
 }
 
-/// What the probes are sorted by.
+/// What the rows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
     Rate,
@@ -97,6 +110,8 @@ pub(super) enum Sort {
 pub(super) struct Row<'m> {
     pub(super) name: &'m str,
     pub(super) state: Option<State>,
+    /// Where it is in the process, if it is a function.
+    pub(super) function: Option<LiveAddr>,
     pub(super) figures: &'m Figures,
     pub(super) is_selected: bool,
 }
@@ -115,20 +130,32 @@ pub(super) enum Request {
 }
 
 impl Model {
-    /// A model of these probes without any hits.
-    pub(super) fn new<'n>(names: impl IntoIterator<Item = &'n str>) -> Model {
-        let probes = names.into_iter().map(|name| Probe {
+    /// A model of these probes, and functions with their addresses, without any hits.
+    pub(super) fn new<'n>(
+        probes: impl IntoIterator<Item = &'n str>,
+        functions: impl IntoIterator<Item = (&'n str, LiveAddr)>,
+    ) -> Model {
+        let point = |name: &str, function| Point {
             name: name.to_owned(),
             state: None,
-        });
-        let mut probes: Vec<Probe> = probes.collect();
-        probes.sort_by(|one, other| one.name.cmp(&other.name));
+            function,
+        };
+        let probes = probes.into_iter().map(|name| point(name, None));
+        let mut points: Vec<Point> = probes.collect();
+        let probe_count = points.len();
+        let functions = functions.into_iter().enumerate();
+        points.extend(
+            functions
+                .map(|(index, (name, address))| point(name, Some(Function { index, address }))),
+        );
+        points.sort_by(|one, other| one.name.cmp(&other.name));
         let mut model = Model {
             now: Readings {
-                figures: vec![Figures::default(); probes.len()],
+                figures: vec![Figures::default(); points.len()],
                 times: Vec::new(),
             },
-            probes,
+            points,
+            probe_count,
             frozen: None,
             at: Duration::ZERO,
             sort: Sort::Rate,
@@ -145,12 +172,22 @@ impl Model {
         model
     }
 
-    /// Takes the counts at `at`; both are since the beginning.
-    pub(super) fn set_counts(&mut self, at: Duration, hits: impl Fn(&str) -> Option<u64>) {
+    /// Takes the counts at `at`, of probes by name, and of functions in the order in which they were given; all are since
+    /// the beginning.
+    pub(super) fn set_counts(
+        &mut self,
+        at: Duration,
+        hits: impl Fn(&str) -> Option<u64>,
+        functions: &[u64],
+    ) {
         let seconds = at.saturating_sub(self.at).as_secs_f64();
         let mut total = 0.0;
-        for (probe, figures) in self.probes.iter().zip(&mut self.now.figures) {
-            let hits = hits(&probe.name).unwrap_or(figures.hits);
+        for (point, figures) in self.points.iter().zip(&mut self.now.figures) {
+            let hits = match point.function {
+                None => hits(&point.name),
+                Some(function) => functions.get(function.index).copied(),
+            };
+            let hits = hits.unwrap_or(figures.hits);
             let new = hits.saturating_sub(figures.hits) as f64;
             figures.hits = hits;
             figures.rate = new / seconds.max(0.001);
@@ -176,7 +213,8 @@ impl Model {
 
     /// Takes the states of the probes.
     pub(super) fn set_states(&mut self, state: impl Fn(&str) -> Option<State>) {
-        for probe in &mut self.probes {
+        let is_probe = |point: &&mut Point| point.function.is_none();
+        for probe in self.points.iter_mut().filter(is_probe) {
             probe.state = state(&probe.name);
         }
     }
@@ -255,14 +293,19 @@ impl Model {
         if let ([only], None) = (self.shown.as_slice(), self.selected) {
             self.selected = Some(*only);
         }
-        let Some(probe) = self.selected.map(|selected| &self.probes[selected]) else {
-            self.show_message(if self.shown.is_empty() {
+        let Some(probe) = self.selected.map(|selected| &self.points[selected]) else {
+            self.show_message(if self.shown.is_empty() && !self.filter.is_empty() {
                 "no name contains the filter: / changes it"
             } else {
                 "no probe is selected: the arrow keys select one"
             });
             return None;
         };
+        if probe.function.is_some() {
+            let message = format!("{} is a function: only probes are enabled", probe.name);
+            self.show_message(message);
+            return None;
+        }
         Some(Request::Switch {
             name: probe.name.clone(),
             on: probe.state != Some(State::Enabled),
@@ -292,11 +335,14 @@ impl Model {
         let before = self.selected_row();
         let figures = &self.readings().figures;
         let filter = self.filter.to_lowercase();
-        let passes = |&probe: &usize| {
-            let name = &self.probes[probe].name;
-            filter.is_empty() || name.to_lowercase().contains(&filter)
+        let are_many = self.function_count() > MANY;
+        let passes = |&point: &usize| {
+            let Point { name, function, .. } = &self.points[point];
+            // As in `count`.
+            let is_idle = are_many && function.is_some() && figures[point].hits == 0;
+            !is_idle && (filter.is_empty() || name.to_lowercase().contains(&filter))
         };
-        let mut shown: Vec<usize> = (0..self.probes.len()).filter(passes).collect();
+        let mut shown: Vec<usize> = (0..self.points.len()).filter(passes).collect();
         // Equal ones stay in the order of their names.
         shown.sort_by(|&one, &other| {
             let order = match self.sort {
@@ -312,7 +358,7 @@ impl Model {
         });
         self.shown = shown;
         if self.selected_row().is_none() {
-            // The selected probe was filtered out: select the one that is in its row now.
+            // The selected point was filtered out: select the one that is in its row now.
             let last = self.shown.len().checked_sub(1);
             let row = before.and_then(|row| Some(row.min(last?)));
             self.selected = row.map(|row| self.shown[row]);
@@ -320,17 +366,29 @@ impl Model {
     }
 
     /// How many probes there are, shown or not.
-    pub(super) fn len(&self) -> usize {
-        self.probes.len()
+    pub(super) fn probe_count(&self) -> usize {
+        self.probe_count
+    }
+
+    /// How many functions there are, shown or not.
+    pub(super) fn function_count(&self) -> usize {
+        self.points.len() - self.probe_count
+    }
+
+    /// How many functions have been called.
+    pub(super) fn called_count(&self) -> usize {
+        let points = self.points.iter().zip(&self.readings().figures);
+        let called = points.filter(|(point, figures)| point.function.is_some() && figures.hits > 0);
+        called.count()
     }
 
     /// How many of them are on.
     pub(super) fn enabled_count(&self) -> usize {
-        let is_on = |probe: &&Probe| probe.state == Some(State::Enabled);
-        self.probes.iter().filter(is_on).count()
+        let is_on = |point: &&Point| point.state == Some(State::Enabled);
+        self.points.iter().filter(is_on).count()
     }
 
-    /// The hits of all probes together, and their rate.
+    /// All hits together, and their rate.
     pub(super) fn totals(&self) -> (u64, f64) {
         let figures = self.readings().figures.iter();
         figures.fold((0, 0.0), |(hits, rate), one| {
@@ -338,7 +396,7 @@ impl Model {
         })
     }
 
-    /// How many probes the filter lets pass.
+    /// How many rows there are that the filter lets pass.
     pub(super) fn shown_count(&self) -> usize {
         self.shown.len()
     }
@@ -346,17 +404,18 @@ impl Model {
     /// Which row is selected, of those that are shown.
     pub(super) fn selected_row(&self) -> Option<usize> {
         let selected = self.selected?;
-        self.shown.iter().position(|&probe| probe == selected)
+        self.shown.iter().position(|&point| point == selected)
     }
 
     /// Some of the rows that are shown.
     pub(super) fn rows(&self, from: usize, count: usize) -> impl Iterator<Item = Row<'_>> {
         let shown = self.shown.iter().skip(from).take(count);
-        shown.map(|&probe| Row {
-            name: &self.probes[probe].name,
-            state: self.probes[probe].state,
-            figures: &self.readings().figures[probe],
-            is_selected: self.selected == Some(probe),
+        shown.map(|&point| Row {
+            name: &self.points[point].name,
+            state: self.points[point].state,
+            function: self.points[point].function.map(|function| function.address),
+            figures: &self.readings().figures[point],
+            is_selected: self.selected == Some(point),
         })
     }
 

@@ -4,7 +4,10 @@ mod cells;
 mod foot;
 mod pairs;
 
-use probes_lib::State;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use probes_lib::{LiveAddr, State};
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -14,13 +17,36 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use self::cells::{GAP, clipped, grouped, rate_text, sparkline};
 use super::model::{HISTORY_LEN, Model, Sort};
+use crate::output::FunctionSources;
 use crate::text::{Escaped, number_of};
 
 /// The program that is shown.
-#[derive(Debug)]
 pub(super) struct ShownProgram {
     pub(super) name: String,
     pub(super) pid: i32,
+    pub(super) sources: RowSources,
+}
+
+/// The source lines of functions, each looked up when it is first shown.
+#[derive(Default)]
+pub(super) struct RowSources {
+    pub(super) functions: FunctionSources,
+    known: RefCell<HashMap<LiveAddr, String>>,
+}
+
+impl RowSources {
+    pub(super) fn of(functions: FunctionSources) -> RowSources {
+        RowSources {
+            functions,
+            known: RefCell::default(),
+        }
+    }
+
+    fn of_function(&self, address: LiveAddr) -> String {
+        let mut known = self.known.borrow_mut();
+        let locate = || self.functions.short(address);
+        known.entry(address).or_insert_with(locate).clone()
+    }
 }
 
 /// Which rows of the table are shown: a page that begins with `first`.
@@ -37,6 +63,7 @@ pub(super) struct Scroll {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
     Name,
+    Source,
     State,
     Hits,
     Rate,
@@ -45,8 +72,9 @@ enum Column {
 }
 
 /// The columns with their least widths and titles; names get the width that is left.
-const COLUMNS: [(Column, u16, &str); 6] = [
+const COLUMNS: [(Column, u16, &str); 7] = [
     (Column::Name, 12, "PROBE"),
+    (Column::Source, SOURCE_WIDTH, "SOURCE"),
     (Column::State, 5, "STATE"),
     (Column::Hits, 13, "HITS"),
     (Column::Rate, 13, "HITS/S"),
@@ -54,8 +82,16 @@ const COLUMNS: [(Column, u16, &str); 6] = [
     (Column::History, LEAST_HISTORY_WIDTH, "LATEST RATES"),
 ];
 
-const LEAST_IMPORTANT_FIRST: [Column; 4] =
-    [Column::History, Column::Share, Column::Hits, Column::State];
+const LEAST_IMPORTANT_FIRST: [Column; 5] = [
+    Column::History,
+    Column::Share,
+    Column::Source,
+    Column::Hits,
+    Column::State,
+];
+
+/// The width of source lines.
+const SOURCE_WIDTH: u16 = 20;
 
 /// The least width of a sparkline.
 const LEAST_HISTORY_WIDTH: u16 = 20;
@@ -98,7 +134,7 @@ pub(super) fn draw(
     ];
     let [top, middle, below, bottom] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(Paragraph::new(title(program, model)), top);
-    draw_table(frame, middle, model, scroll);
+    draw_table(frame, middle, program, model, scroll);
     frame.render_widget(pairs::Pairs(model.times()), below);
     let lines = foot::cut(foot.lines, foot_height.into(), width.into());
     frame.render_widget(Paragraph::new(lines), bottom);
@@ -119,14 +155,21 @@ pub(super) fn text(program: &ShownProgram, model: &Model, width: u16, height: u1
     let area = Rect::new(0, 0, width, heights.iter().sum());
     let mut buffer = Buffer::empty(area);
     let [above, below] = Layout::vertical(heights.map(Constraint::Length)).areas(area);
-    Widget::render(table(model, width, 0, shown), above, &mut buffer);
+    Widget::render(table(program, model, width, 0, shown), above, &mut buffer);
     pairs::Pairs(model.times()).render(below, &mut buffer);
     let title = title(program, model).lines.into_iter();
     let mut lines: Vec<String> = title.map(|line| line.to_string()).collect();
     lines.extend((0..above.height).map(|y| line(&buffer, y)));
     let others = model.shown_count() - shown;
     if others > 0 {
-        lines.push(format!("and {} more", number_of(others, "probe")));
+        let what = if model.function_count() == 0 {
+            "probe"
+        } else if model.probe_count() == 0 {
+            "function"
+        } else {
+            "row"
+        };
+        lines.push(format!("and {} more", number_of(others, what)));
     }
     lines.extend((above.height..area.height).map(|y| line(&buffer, y)));
     lines.join("\n") + "\n"
@@ -162,10 +205,17 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
         Sort::Name => "name",
     };
     let reversed = if is_reversed { ", reversed" } else { "" };
-    let probes = number_of(model.len(), "probe");
-    let mut second = format!(
-        "{probes}, {} on; {} hits, {}/s; by {by}{reversed}",
-        model.enabled_count(),
+    let mut second = String::new();
+    if model.probe_count() > 0 || model.function_count() == 0 {
+        let probes = number_of(model.probe_count(), "probe");
+        second += &format!("{probes}, {} on; ", model.enabled_count());
+    }
+    if model.function_count() > 0 {
+        let functions = number_of(model.function_count(), "function");
+        second += &format!("{functions}, {} called; ", model.called_count());
+    }
+    second += &format!(
+        "{} hits, {}/s; by {by}{reversed}",
         grouped(hits),
         rate_text(rate),
     );
@@ -176,12 +226,18 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
     Text::from(vec![first, second.into()])
 }
 
-fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scroll) {
+fn draw_table(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    program: &ShownProgram,
+    model: &Model,
+    scroll: &mut Scroll,
+) {
     // The first line has the titles of the columns, if there is room for more than a row.
     let titles = usize::from(area.height >= LEAST_TABLE_HEIGHT);
     scroll.page = usize::from(area.height) - titles;
     scroll.first = first_row(model, *scroll);
-    let mut table = table(model, area.width, scroll.first, scroll.page);
+    let mut table = table(program, model, area.width, scroll.first, scroll.page);
     if titles == 0 {
         table = table.header(Row::default().height(0));
     }
@@ -189,8 +245,14 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, model: &Model, scroll: &mut Scr
 }
 
 /// Some of the rows, below the titles of their columns.
-fn table(model: &Model, width: u16, first: usize, count: usize) -> Table<'static> {
-    let columns = columns(width);
+fn table(
+    program: &ShownProgram,
+    model: &Model,
+    width: u16,
+    first: usize,
+    count: usize,
+) -> Table<'static> {
+    let columns = columns(model, width);
     let shown = COLUMNS
         .iter()
         .filter(|(column, ..)| columns.contains(column));
@@ -213,13 +275,20 @@ fn table(model: &Model, width: u16, first: usize, count: usize) -> Table<'static
         if *column != Column::Name {
             name_width = name_width.saturating_sub(of_column + GAP);
         }
-        titles.push(Cell::from(aligned(*column, (*title).to_owned())));
+        let title = match column {
+            Column::Name => name_title(model),
+            _ => title,
+        };
+        titles.push(Cell::from(aligned(*column, title.to_owned())));
     }
     let (name_width, history) = (usize::from(name_width), usize::from(history));
     let rows = model.rows(first, count).map(|row| {
         let cells = columns.iter().map(|&column| {
             let text = match column {
                 Column::Name => clipped(row.name, name_width),
+                Column::Source => row.function.map_or(String::new(), |it| {
+                    source_text(&program.sources.of_function(it))
+                }),
                 Column::State => state(row.state).to_owned(),
                 Column::Hits => grouped(row.figures.hits),
                 Column::Rate => rate_text(row.figures.rate),
@@ -246,6 +315,32 @@ fn table(model: &Model, width: u16, first: usize, count: usize) -> Table<'static
         .column_spacing(GAP)
 }
 
+fn name_title(model: &Model) -> &'static str {
+    if model.function_count() == 0 {
+        "PROBE"
+    } else if model.probe_count() == 0 {
+        "FUNCTION"
+    } else {
+        "PROBE, FUNCTION"
+    }
+}
+
+/// The end of a source line, which has the line's number, in the width of its column.
+fn source_text(source: &str) -> String {
+    let escaped = Escaped(source).to_string();
+    let mut rest = escaped.as_str();
+    while Line::from(rest).width() >= SOURCE_WIDTH.into() {
+        let mut characters = rest.chars();
+        characters.next();
+        rest = characters.as_str();
+    }
+    if rest.len() < escaped.len() {
+        format!("…{rest}")
+    } else {
+        escaped
+    }
+}
+
 /// The first row to show, so that the selected one is on the page.
 fn first_row(model: &Model, scroll: Scroll) -> usize {
     let Some(selected) = model.selected_row() else {
@@ -256,9 +351,14 @@ fn first_row(model: &Model, scroll: Scroll) -> usize {
     scroll.first.clamp(least, selected.max(least)).min(last)
 }
 
-/// The columns that fit, the least important left out first.
-fn columns(width: u16) -> Vec<Column> {
+/// The columns that fit and say something, the least important left out first.
+fn columns(model: &Model, width: u16) -> Vec<Column> {
     let mut columns: Vec<Column> = COLUMNS.iter().map(|(column, ..)| *column).collect();
+    columns.retain(|column| match column {
+        Column::Source => model.function_count() > 0,
+        Column::State => model.probe_count() > 0 || model.function_count() == 0,
+        _ => true,
+    });
     for column in LEAST_IMPORTANT_FIRST {
         if needed(&columns) > width {
             columns.retain(|one| *one != column);
@@ -293,7 +393,7 @@ fn history_width(width: u16) -> u16 {
 
 fn aligned(column: Column, text: String) -> Text<'static> {
     let alignment = match column {
-        Column::Name | Column::State => Alignment::Left,
+        Column::Name | Column::Source | Column::State => Alignment::Left,
         Column::Hits | Column::Rate | Column::Share | Column::History => Alignment::Right,
     };
     Text::from(text).alignment(alignment)

@@ -47,6 +47,11 @@ impl<'t> Session<'t> {
         })
     }
 
+    /// `None` once it is forgotten.
+    pub(super) fn observer(&self) -> Option<&Observer> {
+        self.observer.as_ref()
+    }
+
     /// How long the process was stopped in order to observe it: an upper bound.
     pub(super) fn stopped(&self) -> Duration {
         let observer = self.observer.as_ref();

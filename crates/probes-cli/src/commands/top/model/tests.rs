@@ -6,15 +6,19 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// `b` has the highest rate, `a` the most hits, `c` no hits.
 fn model() -> Model {
-    let mut model = Model::new(["c", "a", "b"]);
-    model.set_counts(SECOND, |name| Some(if name == "a" { 100 } else { 0 }));
-    model.set_counts(2 * SECOND, |name| {
-        Some(match name {
-            "a" => 110,
-            "b" => 30,
-            _ => 0,
-        })
-    });
+    let mut model = Model::new(["c", "a", "b"], []);
+    model.set_counts(SECOND, |name| Some(if name == "a" { 100 } else { 0 }), &[]);
+    model.set_counts(
+        2 * SECOND,
+        |name| {
+            Some(match name {
+                "a" => 110,
+                "b" => 30,
+                _ => 0,
+            })
+        },
+        &[],
+    );
     model
 }
 
@@ -52,10 +56,10 @@ fn rates_and_shares_are_of_the_last_interval() {
 
 #[test]
 fn odd_times_and_counts_give_finite_figures() {
-    let mut model = Model::new(["a", "b"]);
+    let mut model = Model::new(["a", "b"], []);
     for (at, hits) in [(0, 0), (0, u64::MAX), (5, 3), (4, u64::MAX)] {
-        model.set_counts(at * SECOND, |_| Some(hits));
-        model.set_counts(at * SECOND, |_| None);
+        model.set_counts(at * SECOND, |_| Some(hits), &[]);
+        model.set_counts(at * SECOND, |_| None, &[]);
         assert!(model.totals().1.is_finite());
         for row in model.rows(0, 2) {
             assert!((0.0..=1.0).contains(&row.figures.share), "{row:?}");
@@ -65,9 +69,9 @@ fn odd_times_and_counts_give_finite_figures() {
 
 #[test]
 fn history_keeps_the_latest_samples() {
-    let mut model = Model::new(["a"]);
+    let mut model = Model::new(["a"], []);
     for at in 1..=100 {
-        model.set_counts(at * SECOND, |_| Some(u64::from(at * (at + 1) / 2)));
+        model.set_counts(at * SECOND, |_| Some(u64::from(at * (at + 1) / 2)), &[]);
     }
     let row = model.rows(0, 1).next().unwrap();
     assert_eq!(row.figures.history.len(), HISTORY_LEN);
@@ -95,7 +99,7 @@ fn keys_sort_by_rate_hits_name_and_reverse() {
 
 #[test]
 fn equal_rows_are_in_name_order_either_way() {
-    let mut model = Model::new(["b", "a", "c"]);
+    let mut model = Model::new(["b", "a", "c"], []);
     assert_eq!(names(&model), "abc");
     type_text(&mut model, "r");
     assert_eq!(names(&model), "abc");
@@ -113,9 +117,11 @@ fn selection_stays_with_its_probe() {
         (selected(&model), model.selected_row()),
         (Some("a"), Some(0))
     );
-    model.set_counts(3 * SECOND, |name| {
-        Some(if name == "c" { 1000 } else { 110 })
-    });
+    model.set_counts(
+        3 * SECOND,
+        |name| Some(if name == "c" { 1000 } else { 110 }),
+        &[],
+    );
     assert_eq!(
         (selected(&model), model.selected_row()),
         (Some("a"), Some(1))
@@ -125,7 +131,7 @@ fn selection_stays_with_its_probe() {
 #[test]
 fn selection_moves_within_the_shown_rows() {
     let names: Vec<String> = (0..100).map(|index| format!("p{index:02}")).collect();
-    let mut model = Model::new(names.iter().map(String::as_str));
+    let mut model = Model::new(names.iter().map(String::as_str), []);
     for (key, expected) in [
         (Key::Up, "p00"),
         (Key::Up, "p00"),
@@ -143,7 +149,7 @@ fn selection_moves_within_the_shown_rows() {
     // Also if no row fits on the screen.
     model.press(Key::PageDown, 0);
     assert_eq!(selected(&model), Some("p01"));
-    let mut empty = Model::new([]);
+    let mut empty = Model::new([], []);
     for key in [Key::Down, Key::End, Key::PageUp, Key::Home] {
         assert_eq!(empty.press(key, 10), None);
         assert_eq!(selected(&empty), None);
@@ -152,7 +158,7 @@ fn selection_moves_within_the_shown_rows() {
 
 #[test]
 fn filter_applies_while_typed_then_kept_or_dropped() {
-    let mut model = Model::new(["req_start", "req_end", "tick"]);
+    let mut model = Model::new(["req_start", "req_end", "tick"], []);
     type_text(&mut model, "/REQ");
     assert_eq!(names(&model), "req_endreq_start");
     // While the filter is being typed, keys that are otherwise commands are part of it.
@@ -182,7 +188,7 @@ fn filter_applies_while_typed_then_kept_or_dropped() {
 
 #[test]
 fn filtered_out_selection_moves_to_the_next_row() {
-    let mut model = Model::new(["a1", "b2", "c1"]);
+    let mut model = Model::new(["a1", "b2", "c1"], []);
     model.press(Key::Down, 10);
     model.press(Key::Down, 10);
     assert_eq!(selected(&model), Some("b2"));
@@ -196,7 +202,7 @@ fn filtered_out_selection_moves_to_the_next_row() {
 fn shown_values_freeze_while_paused_and_counting_continues() {
     let mut model = model();
     type_text(&mut model, "p");
-    model.set_counts(3 * SECOND, |_| Some(500));
+    model.set_counts(3 * SECOND, |_| Some(500), &[]);
     model.set_times(vec![PairLatency::default()]);
     assert!(model.is_paused() && model.times().is_empty());
     assert_eq!((names(&model).as_str(), model.totals().0), ("bac", 140));
@@ -254,7 +260,7 @@ fn quit_and_suspend_keys_work_others_do_nothing() {
 
 #[test]
 fn only_row_is_switched_without_being_selected() {
-    let mut model = Model::new(["req_start", "req_end", "tick"]);
+    let mut model = Model::new(["req_start", "req_end", "tick"], []);
     assert_eq!(model.press(Key::Character('e'), 10), None);
     assert!(model.message().unwrap().starts_with("no probe is selected"));
     type_text(&mut model, "/tick");

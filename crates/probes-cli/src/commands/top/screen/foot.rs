@@ -107,12 +107,20 @@ fn keys(model: &Model, width: usize) -> String {
         ("p pause", [reverse, sort, "p pause", filter, switch])
     };
     let mut keys = vec!["q quit", sort, reverse, filter, switch, pause, "? keys"];
+    if !has_switch(model) {
+        keys.retain(|key| *key != switch);
+    }
     for key in left_out {
         if keys.join(GAP).len() > width {
             keys.retain(|one| *one != key);
         }
     }
     keys.join(GAP)
+}
+
+/// Whether there is anything to enable or disable.
+fn has_switch(model: &Model) -> bool {
+    model.probe_count() > 0 || model.function_count() == 0
 }
 
 /// What each key does now.
@@ -130,12 +138,10 @@ fn help(model: &Model) -> Vec<&'static str> {
     } else {
         "p: pause the display; counting continues"
     };
-    let before = [
-        "arrows j k PgUp PgDn Home End: select",
-        "e Enter space: enable or disable the selected probe, or the only one",
-        "s: sort by rate, hits, name",
-        "r: reverse",
-    ];
+    let switch = "e Enter space: enable or disable the selected probe, or the only one";
+    let mut before = vec!["arrows j k PgUp PgDn Home End: select"];
+    before.extend(has_switch(model).then_some(switch));
+    before.extend(["s: sort by rate, hits, name", "r: reverse"]);
     let after = [
         pause,
         "Ctrl-L: redraw",
@@ -143,7 +149,7 @@ fn help(model: &Model) -> Vec<&'static str> {
         "q Ctrl-C: quit",
         "Quitting removes all instrumentation, and undoes what was enabled or disabled here.",
     ];
-    [&before, filter, &after].concat()
+    [&before[..], filter, &after].concat()
 }
 
 /// Breaks help into pages of `room` lines, of which the last is how to go on.

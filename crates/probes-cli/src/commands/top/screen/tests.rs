@@ -17,6 +17,7 @@ fn program() -> ShownProgram {
     ShownProgram {
         name: "server.exe".to_owned(),
         pid: 4242,
+        sources: RowSources::default(),
     }
 }
 
@@ -40,15 +41,19 @@ fn screen(model: &Model, width: u16, height: u16) -> Vec<String> {
 
 /// The rate of `req_start` doubles each second; `tick` is hit once a second.
 fn model() -> Model {
-    let mut model = Model::new(["req_start", "tick", "never"]);
+    let mut model = Model::new(["req_start", "tick", "never"], []);
     for at in 1..=8u32 {
-        model.set_counts(Duration::from_secs(at.into()), |name| {
-            Some(match name {
-                "req_start" => 1000 * ((1 << at) - 1),
-                "tick" => u64::from(at),
-                _ => 0,
-            })
-        });
+        model.set_counts(
+            Duration::from_secs(at.into()),
+            |name| {
+                Some(match name {
+                    "req_start" => 1000 * ((1 << at) - 1),
+                    "tick" => u64::from(at),
+                    _ => 0,
+                })
+            },
+            &[],
+        );
     }
     model.set_states(|name| {
         Some(match name {
@@ -73,6 +78,67 @@ fn screen_of_usual_size_has_everything() {
         KEYS,
     ];
     assert_eq!(screen(&model(), 80, 8), expected);
+}
+
+/// A model of the probe `tick` and of functions, of which `f1` is called most.
+fn functions(count: u64) -> Model {
+    let names: Vec<String> = (0..count).map(|at| format!("f{at}")).collect();
+    let addresses = (0x1000..).map(LiveAddr);
+    let functions = names.iter().map(String::as_str).zip(addresses);
+    let mut model = Model::new(["tick"], functions);
+    let mut hits = vec![0; count as usize];
+    (hits[1], hits[2]) = (8000, 2000);
+    model.set_counts(Duration::from_secs(1), |_| Some(10), &hits);
+    model
+}
+
+#[test]
+fn functions_are_rows_beside_probes() {
+    let lines = screen(&functions(3), 100, 8);
+    assert_eq!(
+        lines[1],
+        "1 probe, 0 on; 3 functions, 2 called; 10,010 hits, 10,010/s; by rate"
+    );
+    let words: Vec<&str> = lines[2].split_ascii_whitespace().collect();
+    assert_eq!(words[..4], ["PROBE,", "FUNCTION", "SOURCE", "STATE"]);
+    let names: Vec<&str> = lines[3..7].iter().map(|line| first_word(line)).collect();
+    assert_eq!(names, ["f1", "f2", "tick", "f0"]);
+    // Nothing can be enabled where there are only functions.
+    let mut alone = Model::new([], [("f", LiveAddr(1))]);
+    let lines = screen(&alone, 100, 8);
+    assert!(lines[2].starts_with("FUNCTION ") && !lines[2].contains("STATE"));
+    assert!(!lines[7].contains("enable"), "{lines:?}");
+    assert_eq!(alone.press(Key::Enter, 9), None);
+    let said = "f is a function: only probes are enabled";
+    assert_eq!(alone.message(), Some(said));
+}
+
+#[test]
+fn of_many_functions_those_called_are_rows() {
+    let mut model = functions(5000);
+    assert_eq!(model.shown_count(), 3);
+    let lines = screen(&model, 100, 8);
+    assert!(lines[1].starts_with("1 probe, 0 on; 5000 functions, 2 called; "));
+    assert_eq!(first_word(&lines[3]), "f1");
+    let figures = text(&program(), &model, 100, 9);
+    assert!(figures.ends_with("\nand 1 row more\n"), "{figures}");
+    for key in "/f2".chars() {
+        model.press(Key::Character(key), 9);
+    }
+    assert_eq!(model.shown_count(), 1);
+}
+
+#[test]
+fn long_source_lines_keep_their_ends() {
+    assert_eq!(source_text("list.ml:55"), "list.ml:55");
+    assert_eq!(
+        source_text("a_long_name_of_a_file.ml:5512"),
+        "…e_of_a_file.ml:5512"
+    );
+}
+
+fn first_word(line: &str) -> &str {
+    line.split(' ').next().unwrap()
 }
 
 #[test]
@@ -109,7 +175,7 @@ fn screens_of_any_size_are_drawn() {
     help.show_message("word ".repeat(100));
     for (width, height) in [(0, 0), (1, 1), (2, 100), (300, 1), (3, 3), (1000, 400)] {
         screen(&help, width, height);
-        screen(&Model::new([]), width, height);
+        screen(&Model::new([], []), width, height);
     }
     let lines = screen(&model(), 1000, 400);
     assert!(lines[3].ends_with("▁▁▁▁▁▂▄█"), "{}", lines[3]);
@@ -191,7 +257,7 @@ fn pairs_leave_space_for_probes() {
 
 #[test]
 fn no_probe_gives_a_table_without_rows() {
-    let lines = screen(&Model::new([]), 80, 6);
+    let lines = screen(&Model::new([], []), 80, 6);
     assert_eq!(lines[1], "0 probes, 0 on; 0 hits, 0.0/s; by rate");
     assert_eq!(lines[3..5], ["", ""]);
 }
@@ -201,8 +267,8 @@ fn names_of_any_kind_stay_in_their_column() {
     let wide = "日本語の名前はとても長いです".repeat(10);
     let marks = format!("e{}", "\u{301}".repeat(5000));
     let names = ["\x1b[31mred\n\u{202e}", &wide, &marks, "", "\u{200b}"];
-    let mut model = Model::new(names);
-    model.set_counts(Duration::from_secs(1), |_| Some(7));
+    let mut model = Model::new(names, []);
+    model.set_counts(Duration::from_secs(1), |_| Some(7), &[]);
     for width in [20, 40, 80, 81, 200] {
         let buffer = buffer(&model, width, 9, &mut Scroll::default());
         for y in 3..8 {
@@ -221,7 +287,7 @@ fn names_of_any_kind_stay_in_their_column() {
 #[test]
 fn selected_row_is_shown_and_marked() {
     let names: Vec<String> = (0..100).map(|index| format!("probe{index:02}")).collect();
-    let mut model = Model::new(names.iter().map(String::as_str));
+    let mut model = Model::new(names.iter().map(String::as_str), []);
     let mut scroll = Scroll::default();
     for (key, first) in [
         (Key::Down, "probe00"),
@@ -423,15 +489,15 @@ req_start,req_end          1,234,567    1.20 us     100 us    20.0 ms     11.0 s
     let lines: Vec<&str> = lines.lines().collect();
     assert!(lines[4].starts_with("tick "), "{lines:?}");
     assert_eq!(lines[5..7], ["and 1 probe more", ""]);
-    let mut wide = Model::new(["日本", "x"]);
-    wide.set_counts(Duration::from_secs(1), |_| Some(7));
+    let mut wide = Model::new(["日本", "x"], []);
+    wide.set_counts(Duration::from_secs(1), |_| Some(7), &[]);
     let lines = text(&program(), &wide, 30, 24);
     assert!(lines.contains("\n日本 "), "{lines}");
     let widths = lines.lines().skip(3).map(|line| Line::from(line).width());
     assert!(widths.clone().all(|width| width == 30), "{lines}");
     for (width, height) in [(0, 0), (1, 1), (1000, 400)] {
         text(&program(), &model, width, height);
-        text(&program(), &Model::new([]), width, height);
+        text(&program(), &Model::new([], []), width, height);
     }
 }
 
