@@ -135,15 +135,15 @@ impl<'l> Latencies<'l> {
             .pairs
             .iter()
             .all(|pair| pair.unmatched_and_lost() == [0; 3]);
-        let mut head = vec![
-            "start", "stop", "count", "mean", "p50", "p90", "p99", "p99.9", "max",
-        ];
-        if !is_matched {
-            head.extend(["unmatched starts", "unmatched stops", "lost"]);
-        }
         let are_trusted = self.pairs.iter().all(|pair| pair.trusted == Some(true));
+        let mut head = vec!["start", "stop", "count"];
+        // Before the times: a narrow terminal cuts off the last columns.
         if !are_trusted {
             head.push("trusted");
+        }
+        head.extend(["mean", "p50", "p90", "p99", "p99.9", "max"]);
+        if !is_matched {
+            head.extend(["unmatched starts", "unmatched stops", "lost"]);
         }
         let rows = self.pairs.iter().map(|pair| {
             let mut cells = vec![
@@ -151,6 +151,13 @@ impl<'l> Latencies<'l> {
                 Escaped(pair.stop).to_string(),
                 pair.count.to_string(),
             ];
+            if !are_trusted {
+                cells.push(match pair.trusted {
+                    Some(true) => "yes".to_owned(),
+                    Some(false) => format!("no: {} interleaved", pair.interleaved),
+                    None => format!("unknown: {} doubtful", pair.doubtful),
+                });
+            }
             cells.extend(pair.times().map(|time| {
                 if pair.count > 0 {
                     with_unit(time)
@@ -160,13 +167,6 @@ impl<'l> Latencies<'l> {
             }));
             if !is_matched {
                 cells.extend(pair.unmatched_and_lost().map(|number| number.to_string()));
-            }
-            if !are_trusted {
-                cells.push(match pair.trusted {
-                    Some(true) => "yes".to_owned(),
-                    Some(false) => format!("no: {} interleaved", pair.interleaved),
-                    None => format!("unknown: {} doubtful", pair.doubtful),
-                });
             }
             cells
         });

@@ -153,9 +153,9 @@ fn assert_reported(caution: &Caution<'_>) {
         let found = fields.map(|field| json["pairs"][0][field].clone());
         assert_eq!(found, caution.json);
         let table = answer("table").join("\n");
-        assert!(table.contains(" | trusted"), "{table}");
+        assert!(table.contains(" | count | trusted "), "{table}");
         assert!(
-            table.contains(&format!(" | {} \n", caution.table)),
+            table.contains(&format!(" | {} | ", caution.table)),
             "{table}"
         );
         let svg = std::fs::read_to_string(&picture).unwrap();
