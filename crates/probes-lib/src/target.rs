@@ -154,7 +154,7 @@ impl Target {
             hide: |memory: ProcessMemory, maps: &[_]| {
                 let arenas = installed::find(&memory, maps);
                 let shadow = shadow::shadow_of(&arenas);
-                let observed = shadow::observed_sites(self.opened.process(), &memory, arenas);
+                let observed = shadow::observed_points(self.opened.process(), &memory, arenas);
                 (Shadowed::new(memory, shadow), observed)
             },
         };

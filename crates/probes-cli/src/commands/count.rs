@@ -40,8 +40,8 @@ With -interval it also prints the new hits of each interval, in lines that begin
 far; on a terminal, it redraws a table. With -json there is one line for each interval. The last interval
 may be shorter.
 
-If it is killed, the process goes on counting, which does no harm: `info` reports it if the program has
-probes, and the next count, or `observe -clean`, removes the instrumentation.";
+If it is killed, the process goes on counting, which does no harm: `info` reports it, and the next count,
+or `observe -clean`, removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes count -pid N [FLAGS]", after_help = with_regexp_help(HELP))]

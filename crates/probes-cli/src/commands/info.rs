@@ -9,7 +9,7 @@ use super::failures::Failures;
 use super::holds::say_who_holds;
 use super::open_target::{describe, detail};
 use crate::destination::Output;
-use crate::failure::Failure;
+use crate::failure::{Failure, is_bytecode};
 use crate::flags::{Checked, OutputFlags, PathFlags, TargetSelection, with_regexp_help};
 use crate::hint;
 use crate::messages::Messages;
@@ -27,6 +27,9 @@ that holds the probe (`attach -for`, `top`) has a line; `attach -release-dead` g
     holder PID alive|dead AMOUNT COMMAND
 What belongs to a library or plugin comes after a line
     in OBJECT
+
+If sites are observed, it names the observer, or warns that it was killed; so it does of functions
+(`count -fn`), also if the program has no probes. `observe -clean` removes what a killed observer left.
 
 With several processes, each line begins with the PID, and -json prints a line for each process. A
 process that cannot be read is an error; the others are shown.";
@@ -52,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pids = args.selection.pids(&messages)?;
     let mut failures = Failures::new(&args.selection, pids.len(), messages);
     for pid in pids {
-        let read = Target::open(pid).and_then(|target| Ok((target.states()?, target)));
+        let read = open_or_observed(pid);
         if read
             .as_ref()
             .is_err_and(|error| args.selection.has_exited_since(pid, error))
@@ -78,6 +81,21 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     failures.finish("")?;
     // If all of them have exited, nothing was printed.
     output.begin()
+}
+
+/// Reads the states of a process that has probes, or whose functions are observed.
+fn open_or_observed(pid: i32) -> probes_lib::Result<(ProbeStates, Target)> {
+    let read = |target: Target| Ok((target.states()?, target));
+    Target::open(pid).and_then(read).or_else(|error| {
+        let may_have_functions = error.is_missing_name() || is_bytecode(&error);
+        let found = if may_have_functions {
+            Target::open_any(pid).and_then(read).ok()
+        } else {
+            None
+        };
+        let is_observed = |(states, _): &(ProbeStates, _)| states.observed_functions() > 0;
+        found.filter(is_observed).ok_or(error)
+    })
 }
 
 /// What is shown of one process.
@@ -122,12 +140,19 @@ fn sum_of_states(states: &ProbeStates) -> String {
     format!("{probes}: {enabled} enabled, {disabled} disabled{inconsistent}")
 }
 
-/// Reports how many sites are observed, and by which process; warns if that was killed.
+/// Reports how many sites and functions are observed, and by which process; warns if that was killed.
 fn report_observer(messages: &Messages, pid: i32, states: &ProbeStates) {
-    let sites_are = match states.observed_sites() {
-        0 => return,
-        1 => "1 site is".to_owned(),
-        sites => format!("{sites} sites are"),
+    let (sites, functions) = (states.observed_sites(), states.observed_functions());
+    let sites_are = match (sites, functions) {
+        (0, 0) => return,
+        (0, 1) => "1 function is".to_owned(),
+        (0, _) => format!("{functions} functions are"),
+        (1, 0) => "1 site is".to_owned(),
+        (_, 0) => format!("{sites} sites are"),
+        (..) => {
+            let (sites, functions) = (number_of(sites, "site"), number_of(functions, "function"));
+            format!("{sites} and {functions} are")
+        }
     };
     let why = match states.observer() {
         Some(observer) if observer.is_alive => {

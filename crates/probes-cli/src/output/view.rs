@@ -27,6 +27,9 @@ pub(crate) struct Listing<'t> {
     build_id: Option<String>,
     /// How many sites are observed now.
     observed_sites: Option<usize>,
+    /// How many functions are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    observed_functions: Option<usize>,
     /// The process that observes them, or the killed one that has left them observed.
     observer: Option<ObserverView<'t>>,
     /// Whether closures that it marshals are accepted, if that depends on its probes.
@@ -153,6 +156,7 @@ impl<'t> Listing<'t> {
             program: target.program().to_string_lossy(),
             build_id: build_id.map(ToString::to_string),
             observed_sites: Some(states.observed_sites()),
+            observed_functions: Some(states.observed_functions()),
             observer: states.observer().map(ObserverView::of),
             code_digest: digest_word(digest),
             unreadable_holds: holders.unreadable,
@@ -174,6 +178,7 @@ impl<'t> Listing<'t> {
             program: object.clone(),
             build_id: table.build_id().map(ToString::to_string),
             observed_sites: None,
+            observed_functions: None,
             observer: None,
             code_digest: None,
             unreadable_holds: 0,

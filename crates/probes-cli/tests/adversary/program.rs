@@ -129,7 +129,12 @@ impl Running<'_> {
     /// Asserts that nothing observes it any more.
     pub(crate) fn assert_unobserved(&self) {
         let states = Target::open(self.pid).unwrap().states().unwrap();
-        assert_eq!(states.observed_sites(), 0, "{:?}", self.program.forms);
+        assert_eq!(
+            (states.observed_sites(), states.observed_functions()),
+            (0, 0),
+            "{:?}",
+            self.program.forms
+        );
     }
 
     /// Ends its input, and asserts that all its checks have held. Returns its rounds.

@@ -88,7 +88,11 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: us
         talker.expect("ready");
         // The new program is not observed.
         let states = Target::open(pid).unwrap().states().unwrap();
-        assert_eq!(states.observed_sites(), 0, "{what}");
+        assert_eq!(
+            (states.observed_sites(), states.observed_functions()),
+            (0, 0),
+            "{what}"
+        );
         let mut states = states.probes().map(|probe| probe.state());
         assert!(states.all(|state| state == State::Disabled), "{what}");
         assert_eq!(anonymous_code_mappings(pid), 0, "{what}");

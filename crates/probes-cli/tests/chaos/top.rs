@@ -40,7 +40,10 @@ fn panic_of_the_screen_restores_terminal_and_process() {
             assert_eq!(terminal.format("#{alternate_on} #{cursor_flag}"), "0 1");
 
             let states = Target::open(pid).unwrap().states().unwrap();
-            assert_eq!(states.observed_sites(), 0);
+            assert_eq!(
+                (states.observed_sites(), states.observed_functions()),
+                (0, 0)
+            );
             subject.assert_released();
             subject.assert_all((1, State::Enabled), "after a panic");
             subject.run();

@@ -276,6 +276,9 @@ fn functions_and_probes_are_counted_together() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let tool = counting("-regexp . -fn Alpha.work -sites", pid);
+        let info = run(&format!("info -pid {pid}"));
+        let said = "4 sites and 1 function are observed by pid ";
+        assert!(info.stderr.contains(said), "{}", info.stderr);
         target.hits();
         let answer = tool.end().answer();
         let mut lines = hits(&answer);
@@ -576,13 +579,32 @@ fn functions_of_a_killed_tool_are_cleaned() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let mut tool = counting("-fn leaf,outer", pid);
+        let tool_pid = tool.tool.pid();
+        let by = format!("by pid {tool_pid} (ocaml-probes count -pid {pid} -fn leaf,outer)");
+        let info = run(&format!("info -pid {pid}"));
+        let said = format!("2 functions are observed {by}, for ");
+        assert!(info.stderr.contains(&said), "{}", info.stderr);
+        assert_eq!(info.stdout, "");
         kill(Pid::from_raw(tool.tool.pid()), Signal::SIGKILL).unwrap();
         tool.tool.guard().wait();
         target.ask("calls 2 10", "called");
         assert!(is_observed(pid));
+        let json = run(&format!("info -quiet -json -pid {pid}")).json();
+        assert_eq!(json["observed_functions"], 2);
+        assert_eq!(
+            (&json["observed_sites"], &json["observer"]["alive"]),
+            (&0.into(), &false.into())
+        );
+        let info = run(&format!("info -pid {pid}"));
+        let said = format!(
+            "warning: 2 functions are instrumented, but no observer reads them: installed {by}\nhint: `ocaml-probes observe -clean -pid {pid}` removes "
+        );
+        assert!(info.stderr.contains(&said), "{}", info.stderr);
         let cleaned = run(&format!("observe -clean -pid {pid}")).answer();
         assert_eq!(cleaned, format!("{pid} 2\n"));
         assert!(!is_observed(pid));
+        let error = run(&format!("info -pid {pid}")).failure();
+        assert!(error.contains("no OCaml probes in "), "{error}");
         target.ask("calls 2 10", "called");
     }
 }

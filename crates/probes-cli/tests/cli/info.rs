@@ -47,6 +47,7 @@ fn json_has_exactly_the_documented_fields() {
             keys(&json),
             [
                 "build_id",
+                "observed_functions",
                 "observed_sites",
                 "observer",
                 "pid",

@@ -208,7 +208,10 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
         }
         target.clean(options()).unwrap();
         let states = target.states().unwrap();
-        assert_eq!(states.observed_sites(), 0);
+        assert_eq!(
+            (states.observed_sites(), states.observed_functions()),
+            (0, 0)
+        );
         let before = rounds(&mut talker, "report");
         eventually("it runs on", || {
             (rounds(&mut talker, "report") > before).then_some(())

@@ -179,6 +179,11 @@ impl Point {
 
     /// Returns whether a place may be written in steps: of a site, the opcode `cmp` first.
     pub(crate) fn is_written_in_steps(&self) -> bool {
+        self.is_site()
+    }
+
+    /// Returns whether it is the site of a probe.
+    pub(crate) fn is_site(&self) -> bool {
         matches!(self.kind, PointKind::Site { .. })
     }
 

@@ -7,7 +7,7 @@ use crate::observe::layout::arena::Arena;
 use crate::process::Process;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
-use crate::update::report::ObservedSites;
+use crate::update::report::ObservedPoints;
 
 /// Returns the memory of a process with its observed sites shown as if they were not observed.
 pub(crate) fn shadowed_memory(memory: ProcessMemory, maps: &[Mapping]) -> Shadowed<ProcessMemory> {
@@ -39,20 +39,34 @@ pub(crate) fn shadow_of(arenas: &[Arena]) -> Shadow {
     Shadow::of(arenas.iter().flat_map(of_arena).collect())
 }
 
-/// Returns how many sites of a process are observed just now, and by whom.
-pub(crate) fn observed_sites(
+/// Returns how many sites and functions of a process are observed just now, and by whom.
+pub(crate) fn observed_points(
     process: &Process,
     memory: &ProcessMemory,
     arenas: Vec<Arena>,
-) -> ObservedSites {
+) -> ObservedPoints {
     // What cannot be read is not observed.
-    let observed =
-        |arena: &Arena| find_points(process, memory, arena).map_or(0, |found| found.patched.len());
-    let counted = arenas.into_iter().map(|arena| (observed(&arena), arena));
-    let (counts, arenas): (Vec<usize>, Vec<Arena>) =
-        counted.filter(|(sites, _)| *sites > 0).unzip();
-    ObservedSites {
-        count: counts.iter().sum(),
+    let observed = |arena: &Arena| {
+        let found = find_points(process, memory, arena).unwrap_or_default();
+        let mut points: Vec<usize> = found.patched.iter().map(|place| place.point).collect();
+        points.sort_unstable();
+        points.dedup();
+        points
+    };
+    let found = arenas.into_iter().map(|arena| (observed(&arena), arena));
+    let found: Vec<(Vec<usize>, Arena)> = found.filter(|(points, _)| !points.is_empty()).collect();
+    let (mut sites, mut all) = (0, 0);
+    for (points, arena) in &found {
+        all += points.len();
+        sites += points
+            .iter()
+            .filter(|&&point| arena.points[point].is_site())
+            .count();
+    }
+    let arenas: Vec<Arena> = found.into_iter().map(|(_, arena)| arena).collect();
+    ObservedPoints {
+        sites,
+        functions: all - sites,
         observer: observer_in(process, &arenas),
     }
 }

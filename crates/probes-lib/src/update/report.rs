@@ -31,14 +31,16 @@ pub struct ProbeStates {
     pub(crate) snapshot: Snapshot,
     /// By id of the probe.
     readings: Vec<ProbeReading>,
-    observed: ObservedSites,
+    observed: ObservedPoints,
 }
 
-/// The sites of a process that are observed.
+/// What is observed of a process.
 #[derive(Debug, Default)]
-pub(crate) struct ObservedSites {
-    pub(crate) count: usize,
-    /// `None` if no site is observed, or if the observer has not recorded itself.
+pub(crate) struct ObservedPoints {
+    pub(crate) sites: usize,
+    /// And instructions inside of functions.
+    pub(crate) functions: usize,
+    /// `None` if nothing is observed, or if the observer has not recorded itself.
     pub(crate) observer: Option<ToolProcess>,
 }
 
@@ -46,7 +48,7 @@ impl ProbeStates {
     pub(crate) fn of(
         program: Arc<Program>,
         snapshot: Snapshot,
-        observed: ObservedSites,
+        observed: ObservedPoints,
     ) -> ProbeStates {
         ProbeStates {
             observed,
@@ -77,11 +79,17 @@ impl ProbeStates {
     /// Returns how many sites are observed ([`Target::observe`](crate::Target::observe)), by a running tool or
     /// one that was killed.
     pub fn observed_sites(&self) -> usize {
-        self.observed.count
+        self.observed.sites
+    }
+
+    /// Returns how many functions, and instructions inside of functions, are observed, in the same way: also of a process
+    /// without probes ([`Target::open_any`](crate::Target::open_any)).
+    pub fn observed_functions(&self) -> usize {
+        self.observed.functions
     }
 
     /// Returns the observer of the process. It may have been killed and have left the process
-    /// observed: see [`ToolProcess::is_alive`]. `None` if no site is observed, or if the
+    /// observed: see [`ToolProcess::is_alive`]. `None` if nothing is observed, or if the
     /// observer is of a version of this crate that does not record it.
     pub fn observer(&self) -> Option<&ToolProcess> {
         self.observed.observer.as_ref()
@@ -91,7 +99,8 @@ impl ProbeStates {
     pub(crate) fn is_any_site_patched(&self) -> bool {
         let mut sites = self.snapshot.sites.iter().enumerate();
         let in_file = |index| self.program.site(index).site.code();
-        self.observed.count > 0 || sites.any(|(index, code)| *code != in_file(index))
+        let is_observed = self.observed.sites + self.observed.functions > 0;
+        is_observed || sites.any(|(index, code)| *code != in_file(index))
     }
 
     /// Whether every probe is either enabled or disabled.

@@ -9,11 +9,11 @@ use crate::process::opened::OpenedProcess;
 use crate::process::pagemap::UnwrittenPages;
 use crate::update::attempt::ATTEMPTS;
 use crate::update::lock;
-use crate::update::report::{ObservedSites, ProbeStates};
+use crate::update::report::{ObservedPoints, ProbeStates};
 use crate::update::snapshot::Layout;
 
-/// The memory of a process with its shadow, and which of its sites are observed.
-pub(crate) type Unobserved = (Shadowed<ProcessMemory>, ObservedSites);
+/// The memory of a process with its shadow, and what of it is observed.
+pub(crate) type Unobserved = (Shadowed<ProcessMemory>, ObservedPoints);
 
 /// Reads the states of the probes of one process.
 pub(crate) struct StatesReader<'r, H> {
