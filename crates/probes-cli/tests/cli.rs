@@ -24,6 +24,8 @@ mod containers; // programs in their own namespaces, and the tool inside
 mod count; // hits of running programs
 #[path = "cli/count_functions.rs"]
 mod count_functions; // calls of functions, in programs with and without probes
+#[path = "cli/count_lines.rs"]
+mod count_lines; // executions of source lines
 #[path = "cli/discarded.rs"]
 mod discarded; // figures that are too low, because patched pages were discarded
 #[path = "cli/documents.rs"]

@@ -10,16 +10,16 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Scratch, Talker, fixture, fixture_forms, program, program_forms};
 
-use crate::support::{Run, command, is_observed, object, run, run_command, run_on};
+use crate::support::{Run, command, is_observed, object, run, run_command};
 
 /// The tool, while it counts.
-struct Counting {
+pub(crate) struct Counting {
     tool: Talker,
     errors: BufReader<ChildStderr>,
 }
 
 /// Starts `count`, and waits until it counts.
-fn counting(flags: &str, pid: i32) -> Counting {
+pub(crate) fn counting(flags: &str, pid: i32) -> Counting {
     let mut count = command(["count", "-pid", &pid.to_string()]);
     let mut tool = Talker::spawn(count.args(flags.split(' ')).stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
@@ -34,7 +34,7 @@ fn counting(flags: &str, pid: i32) -> Counting {
 
 impl Counting {
     /// Interrupts it; returns what it prints to the end.
-    fn end(mut self) -> Run {
+    pub(crate) fn end(mut self) -> Run {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();
         let mut stdout = String::new();
         while let Some(line) = self.tool.line() {
@@ -61,7 +61,7 @@ fn hits(plain: &str) -> Vec<String> {
 }
 
 /// The calls that a program says it has counted, `WORD name=N name=N`, as plain lines, most first.
-fn calls(answer: &str, prefix: &str) -> Vec<String> {
+pub(crate) fn calls(answer: &str, prefix: &str) -> Vec<String> {
     let words = answer.split(' ').skip(1);
     let mut calls: Vec<(u64, &str)> = words
         .map(|word| {
@@ -75,7 +75,7 @@ fn calls(answer: &str, prefix: &str) -> Vec<String> {
 }
 
 /// A row of JSON output.
-fn function<'j>(json: &'j Value, name: &str) -> &'j Value {
+pub(crate) fn function<'j>(json: &'j Value, name: &str) -> &'j Value {
     let functions = json["functions"].as_array().unwrap();
     functions.iter().find(|it| it["name"] == name).unwrap()
 }
@@ -139,135 +139,6 @@ fn calls_of_ocaml_functions_are_counted_exactly() {
             assert_eq!(counted, added, "{} {threads}", file.display());
         }
     }
-}
-
-// promise: Functions: Executions of a source line, of OCaml and of C, are counted to the last one (2 of each)
-#[test]
-fn executions_of_source_lines_are_counted_exactly() {
-    for (files, commands, lines) in [
-        (
-            program_forms("calls"),
-            ["run 1 0", "run 4 20000"],
-            // What each line that increments a counter says.
-            [
-                ("calls.ml:13", "leaf", "calls.ml:13 in Calls.leaf"),
-                (
-                    "test-programs/calls.ml:22",
-                    "raises",
-                    "test-programs/calls.ml:22 in Calls.raises",
-                ),
-            ],
-        ),
-        (
-            fixture_forms("calls"),
-            ["calls 1 0", "calls 4 20000"],
-            [
-                ("calls.c:24", "outer", "calls.c:24 in outer"),
-                ("calls.c:29", "indirect", "calls.c:29 in indirect"),
-            ],
-        ),
-    ] {
-        for file in files {
-            let mut target = Talker::start(&file);
-            target.ask(commands[0], "call");
-            let flags = format!("-json -fn {},{}", lines[0].0, lines[1].0);
-            let tool = counting(&flags, target.pid());
-            let answer = target.ask(commands[1], "call");
-            let counted = object(&tool.end().answer());
-            for (_, name, shown) in lines {
-                let calls = calls(&answer, "");
-                let line = calls
-                    .iter()
-                    .find(|line| line.ends_with(&format!(" {name}")));
-                let hits = function(&counted, shown)["hits"].to_string();
-                assert_eq!(line.unwrap().split(' ').next(), Some(&*hits), "{answer}");
-            }
-        }
-    }
-}
-
-#[test]
-fn each_stretch_of_a_line_is_counted() {
-    let mut target = Talker::start(&fixture("calls.pie"));
-    let tool = counting("-sites -fn calls.c:38,work", target.pid());
-    target.ask("calls 2 100", "called");
-    let answer = tool.end().answer();
-    let mut rows: Vec<Vec<&str>> = answer
-        .lines()
-        .map(|line| line.split(' ').collect())
-        .collect();
-    rows.retain(|row| row[2] == "calls.c:38");
-    // The loop's beginning, and its rounds.
-    let hits: Vec<&str> = rows.iter().map(|row| row[0]).collect();
-    assert_eq!(hits, ["200", "2"], "{answer}");
-    for row in rows {
-        assert_eq!(row[3..5], ["in", "work"], "{answer}");
-        assert_eq!(row[7], "calls.c:38", "{answer}");
-    }
-}
-
-#[test]
-fn lines_without_code_are_errors() {
-    let target = Talker::start(&program("calls"));
-    let pid = target.pid();
-    let refused = |line: &str| run(&format!("count -pid {pid} -fn {line}")).failure();
-    for (line, message, hint) in [
-        (
-            "calls.ml:16",
-            "calls.exe: no code begins at calls.ml:16; the nearest lines with code are 14 and 17; nothing was changed",
-            "hint: `-fn calls.ml:17` counts that line",
-        ),
-        (
-            "calls.ml:4000",
-            "calls.exe: no code begins at calls.ml:4000; the nearest line with code is 42; nothing was changed",
-            "hint: `-fn calls.ml:42` counts that line",
-        ),
-        (
-            "call.ml:13",
-            "no code in calls.exe or its 3 libraries is from call.ml; did you mean \"calls.ml\"",
-            "lists the source line of each function",
-        ),
-    ] {
-        let error = refused(line);
-        assert!(error.contains(message), "{error}");
-        assert!(error.contains(hint), "{error}");
-    }
-    let scratch = Scratch::new();
-    let stripped = scratch.file("stripped");
-    let mut strip = Command::new("strip");
-    strip.arg("-o").arg(&stripped).arg(program("calls"));
-    assert!(strip.status().unwrap().success());
-    let error = run_on("list -functions calls.ml:13", &stripped).failure();
-    assert!(
-        error.starts_with("ocaml-probes: no source lines in stripped\nhint: build it with -g"),
-        "{error}"
-    );
-}
-
-#[test]
-fn files_of_the_same_name_are_told_apart() {
-    let scratch = Scratch::new();
-    let file = scratch.file("twice");
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-g", "-o"]).arg(&file);
-    for (folder, name) in [("one", "main"), ("two", "other")] {
-        let folder = scratch.path().join(folder);
-        fs::create_dir(&folder).unwrap();
-        let source = folder.join("same.c");
-        fs::write(&source, format!("int {name}(void)\n{{\n  return 0;\n}}\n")).unwrap();
-        gcc.arg(source);
-    }
-    assert!(gcc.status().unwrap().success());
-    let list = |line: &str| run_on(&format!("list -functions {line}"), &file);
-    let error = list("same.c:3").failure();
-    let why = format!(
-        "same.c may be {0}/one/same.c or {0}/two/same.c",
-        scratch.path().display()
-    );
-    assert!(error.contains(&why), "{error}");
-    assert!(error.contains("hint: give more of its path"), "{error}");
-    let other = list("two/same.c:3").answer();
-    assert!(other.ends_with(" other\n"), "{other}");
 }
 
 #[test]

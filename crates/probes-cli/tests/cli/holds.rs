@@ -12,7 +12,7 @@ use serde_json::Value;
 use test_support::{Talker, eventually, fixture, fixture_forms, process};
 
 use crate::restore::Waiting;
-use crate::support::{both_forms, command, image, probe, run, run_command, states};
+use crate::support::{both_forms, command, image, probe, run, run_command, started_by, states};
 
 /// The folders in which a user's holds may be recorded.
 fn folders(user: u32) -> Vec<PathBuf> {
@@ -385,14 +385,18 @@ fn records_are_readable_by_all() {
     assert_eq!(waiting.wait_for_exit().0, Some(0));
 }
 
-/// The command, run as an ordinary user.
-fn as_nobody(line: &str) -> Command {
-    let mut nobody = Command::new("setpriv");
-    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    let tool = command(line.split(' '));
-    nobody.arg(tool.get_program()).args(tool.get_args());
-    nobody
+/// The command, run as this user.
+fn as_user(user: u32, command: &Command) -> Command {
+    let starter = format!("setpriv --reuid={user} --regid={user} --clear-groups");
+    started_by(&starter, command)
 }
+
+/// The tool, run as an ordinary user.
+fn as_nobody(line: &str) -> Command {
+    as_user(NOBODY, &command(line.split(' ')))
+}
+
+const NOBODY: u32 = 65_534;
 
 // promise: Updates for a time: What root holds of a user's process is shown to the user, and given back by root;
 //    what the user holds, by both (4, as root)
@@ -403,9 +407,7 @@ fn user_sees_what_root_holds() {
         return assert_eq!(release_of_own(), "plain 1 -> 0, 1 site\n");
     }
     for form in ["gen_ocaml_2.pie", "gen_ocaml_2.nopie"] {
-        let mut nobody = Command::new("setpriv");
-        nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        let mut target = Talker::spawn(nobody.arg(fixture(form)));
+        let mut target = Talker::spawn(&mut as_user(NOBODY, &Command::new(fixture(form))));
         target.expect("ready");
         let pid = target.pid();
         hold_and_die(&target, "-enable plain");
@@ -448,22 +450,13 @@ fn folder_of_another_user_is_not_used() {
     }
     for (form, user) in [("gen_ocaml_2.pie", 54_321), ("gen_ocaml_2.nopie", 54_322)] {
         let folder = PathBuf::from(format!("/tmp/ocaml-probes-{user}"));
-        let as_user = |program: &mut Command| {
-            let mut command = Command::new("setpriv");
-            command
-                .arg(format!("--reuid={user}"))
-                .arg(format!("--regid={user}"));
-            command.arg("--clear-groups").arg(program.get_program());
-            command.args(program.get_args());
-            command
-        };
-        let mut target = Talker::spawn(&mut as_user(&mut Command::new(fixture(form))));
+        let mut target = Talker::spawn(&mut as_user(user, &Command::new(fixture(form))));
         target.expect("ready");
         let pid = target.pid();
         // Of root, not of the user.
         let _ = fs::create_dir(&folder);
         let line = format!("attach -pid {pid} -enable plain -for 10ms");
-        let attached = run_command(&mut as_user(&mut command(line.split(' '))));
+        let attached = run_command(&mut as_user(user, &command(line.split(' '))));
         fs::remove_dir(&folder).unwrap();
         let why = format!("({}: another user can write there)", folder.display());
         assert!(attached.stderr.contains(&why), "{}", attached.stderr);
@@ -481,9 +474,7 @@ fn counter_forced_by_another_user_is_kept() {
         return assert_eq!(release_of_own(), "plain 1 -> 0, 1 site\n");
     }
     for form in ["gen_ocaml_2.pie", "gen_ocaml_2.nopie"] {
-        let mut nobody = Command::new("setpriv");
-        nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        let mut target = Talker::spawn(nobody.arg(fixture(form)));
+        let mut target = Talker::spawn(&mut as_user(NOBODY, &Command::new(fixture(form))));
         target.expect("ready");
         let pid = target.pid();
         hold_and_die(&target, "-enable plain");

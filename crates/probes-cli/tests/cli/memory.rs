@@ -6,17 +6,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_support::{Talker, eventually, fixture, fixture_forms, program};
 
-use crate::support::{Run, command, image, is_observed, run, run_command, states};
+use crate::support::{Run, command, image, is_observed, run, run_command, started_by, states};
 
 /// The tool with the words of `line`, and a limit of prlimit(1).
 fn limited(limit: &str, line: &str) -> Command {
-    let tool = command(line.split(' '));
-    let mut limited = Command::new("prlimit");
-    limited
-        .arg(limit)
-        .arg(tool.get_program())
-        .args(tool.get_args());
-    limited
+    started_by(&format!("prlimit {limit}"), &command(line.split(' ')))
 }
 
 /// With 40,000 KiB of addresses, where no thread can have a heap of its own.

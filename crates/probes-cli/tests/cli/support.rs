@@ -68,6 +68,15 @@ pub(crate) fn command(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Comm
     command
 }
 
+/// A command that is started by another one, such as prlimit(1) or setpriv(1) with its flags.
+pub(crate) fn started_by(starter: &str, command: &Command) -> Command {
+    let mut words = starter.split(' ');
+    let mut started = Command::new(words.next().unwrap());
+    started.args(words);
+    started.arg(command.get_program()).args(command.get_args());
+    started
+}
+
 /// Runs the program with the words of `line`, which are separated by single spaces.
 pub(crate) fn run(line: &str) -> Run {
     run_command(&mut command(line.split(' ')))
