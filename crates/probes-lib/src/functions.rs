@@ -5,13 +5,13 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::functions::{Function, FunctionName, FunctionTable};
 use crate::elf::lines::LineSearch;
 use crate::elf::source::SourceMap;
 use crate::error::{Error, FunctionError, Result};
-use crate::patch_plan::PatchPlanner;
+use crate::patch_plan::{EntryPlanner, PatchPlanner};
 use crate::process::Process;
 use crate::process::code_files::{CodeFile, CodeFiles, VDSO};
 use crate::process::object::UnreadableObject;
@@ -417,6 +417,15 @@ impl FunctionObject {
     /// If the file cannot be read.
     pub fn patch_planner(&self) -> Result<PatchPlanner> {
         PatchPlanner::read(&self.elf, &self.table)
+    }
+
+    /// Reads the code of the file, to plan patches of the entries and instructions of some of its functions.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub(crate) fn entry_planner(&self, wanted: &[CodeRange]) -> Result<EntryPlanner> {
+        EntryPlanner::read(&self.elf, &self.table, wanted)
     }
 
     /// Opens the file for source lines.

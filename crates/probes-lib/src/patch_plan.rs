@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! sweep       all functions → every address that something may jump to       targets.rs, tables.rs
+//!             (for the entries of few functions, only what can matter        near.rs)
 //! place       an instruction → the jumps that can replace it                  place.rs, padding.rs
 //! exits       a function → its returns and tail jumps, without overlap        exits.rs, parts.rs
 //! displaced   the instructions that a jump replaces, at another address      displaced.rs
@@ -99,7 +100,7 @@ impl PatchPlanner {
         extra: impl IntoIterator<Item = FileAddr>,
     ) -> PatchPlanner {
         PatchPlanner {
-            swept: Swept::new(code, functions, parts, extra),
+            swept: Swept::new(code, functions, parts, extra, None),
         }
     }
 
@@ -177,6 +178,33 @@ impl PatchPlanner {
             Some(offset) => Err(Refusal::UnknownTargets { offset }),
             None => Ok(body),
         }
+    }
+}
+
+/// Plans patches of entries and instructions of some functions of an object, as a [`PatchPlanner`] does. If they are few, it
+/// takes less time: most code is not decoded.
+pub(crate) struct EntryPlanner {
+    planner: PatchPlanner,
+}
+
+impl EntryPlanner {
+    /// Returns the candidates for the patch of the entry of one of the functions; see [`PatchPlanner::entry`].
+    pub(crate) fn entry(&self, function: CodeRange) -> Result<Vec<PatchSite>, Refusal> {
+        self.planner.entry(function)
+    }
+
+    /// Returns the candidates for a patch of an instruction of one of the functions; see [`PatchPlanner::instruction`].
+    pub(crate) fn instruction(
+        &self,
+        function: CodeRange,
+        address: FileAddr,
+    ) -> Result<Vec<PatchSite>, Refusal> {
+        self.planner.instruction(function, address)
+    }
+
+    /// See [`PatchPlanner::code`].
+    pub(crate) fn code(&self, address: FileAddr, len: usize) -> &[u8] {
+        self.planner.code(address, len)
     }
 }
 

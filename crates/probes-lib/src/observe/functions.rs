@@ -17,7 +17,7 @@ use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
 use crate::observe::frame::has_runtime_5;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind};
-use crate::patch_plan::PatchPlanner;
+use crate::patch_plan::EntryPlanner;
 use crate::patch_plan::jump::Jump;
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -148,7 +148,8 @@ impl ObservedFunctions {
         let Some(bias) = object.load_bias() else {
             return Ok(());
         };
-        let planner = object.patch_planner()?;
+        let ranges = places.iter().map(|place| place.function.function.range());
+        let planner = object.entry_planner(&ranges.collect::<Vec<_>>())?;
         let has_frametables = object
             .table()
             .functions()
@@ -446,7 +447,7 @@ fn with_dead_flags(
 /// at the end of the stack only if it is in its own code: if `keeps_faults`, instructions that write to the stack are
 /// not displaced.
 fn candidates(
-    planner: &PatchPlanner,
+    planner: &EntryPlanner,
     sites: Vec<PatchSite>,
     bias: LoadBias,
     keeps_faults: bool,
@@ -465,7 +466,7 @@ fn candidates(
 }
 
 /// Returns a patch site with the bytes that it overwrites; `None` if these are on more than one page.
-fn candidate(planner: &PatchPlanner, site: PatchSite, bias: LoadBias) -> Option<Candidate> {
+fn candidate(planner: &EntryPlanner, site: PatchSite, bias: LoadBias) -> Option<Candidate> {
     let page = |at: LiveAddr| at.0 / PAGE;
     let address = bias.live(site.address());
     let is_whole = |at: LiveAddr| page(at) == page(at.plus(PATCH_LEN as u64 - 1));

@@ -9,8 +9,9 @@ use crate::elf::symbols::SymbolTable;
 use crate::elf::table::noted_sites;
 use crate::elf::{ElfFile, Linking, MAX_LOADED, Segment};
 use crate::error::{ElfDefect, Error, FileError, Result};
-use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::code::{Code, Contents};
+use crate::patch_plan::place::Swept;
+use crate::patch_plan::{EntryPlanner, PatchPlanner};
 
 impl PatchPlanner {
     /// Reads the code of a file, whose functions are those of `table`.
@@ -19,44 +20,67 @@ impl PatchPlanner {
     ///
     /// If the file cannot be read, or is damaged.
     pub(crate) fn read(elf: &ElfFile, table: &FunctionTable) -> Result<PatchPlanner> {
-        let mut code = Code::default();
-        let mut len = 0_u64;
-        // Those in the upper half are of kernels.
-        for segment in elf.loaded().filter(|it| it.start.0 < 1 << 63) {
-            len = len.saturating_add(segment.file_len);
-            if len > MAX_LOADED {
-                let what = "the code";
-                let defect = ElfDefect::TooLarge { what, size: len };
+        let swept = sweep(elf, table, None)?;
+        Ok(PatchPlanner { swept })
+    }
+}
+
+impl EntryPlanner {
+    /// Reads the code of a file, to plan patches of the entries and instructions of `wanted` functions.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or is damaged.
+    pub(crate) fn read(
+        elf: &ElfFile,
+        table: &FunctionTable,
+        wanted: &[CodeRange],
+    ) -> Result<EntryPlanner> {
+        let swept = sweep(elf, table, Some(wanted))?;
+        let planner = PatchPlanner { swept };
+        Ok(EntryPlanner { planner })
+    }
+}
+
+/// Reads the code of a file, and sweeps what matters for `wanted` functions, or all.
+fn sweep(elf: &ElfFile, table: &FunctionTable, wanted: Option<&[CodeRange]>) -> Result<Swept> {
+    let mut code = Code::default();
+    let mut len = 0_u64;
+    // Those in the upper half are of kernels.
+    for segment in elf.loaded().filter(|it| it.start.0 < 1 << 63) {
+        len = len.saturating_add(segment.file_len);
+        if len > MAX_LOADED {
+            let what = "the code";
+            let defect = ElfDefect::TooLarge { what, size: len };
+            return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
+        }
+        for (piece, contents) in pieces_of(elf, &segment) {
+            let bytes = elf.read_segment(&piece)?;
+            if !code.add_contents(piece.start, bytes, contents) {
+                let count = elf.loaded().count();
+                let text = format!("it has {count} segments with code or data");
+                let defect = ElfDefect::Contradiction(text);
                 return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
             }
-            for (piece, contents) in pieces_of(elf, &segment) {
-                let bytes = elf.read_segment(&piece)?;
-                if !code.add_contents(piece.start, bytes, contents) {
-                    let count = elf.loaded().count();
-                    let text = format!("it has {count} segments with code or data");
-                    let defect = ElfDefect::Contradiction(text);
-                    return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
-                }
-            }
         }
-        let mut extra = relocated(elf, &mut code, len);
-        if elf.linking() == Linking::Fixed {
-            code.set_fixed();
-        }
-        for site in noted_sites(elf)? {
-            code.add_foreign(site);
-        }
-        for table in [SymbolTable::Static, SymbolTable::Dynamic] {
-            if let Some(symbols) = elf.symbols(table)? {
-                symbols.each(|symbol| {
-                    extra.push(FileAddr(symbol.st_value));
-                    Ok(())
-                })?;
-            }
-        }
-        let functions: Vec<CodeRange> = table.functions().map(|it| it.range()).collect();
-        Ok(PatchPlanner::new(code, &functions, table.parts(), extra))
     }
+    let mut extra = relocated(elf, &mut code, len);
+    if elf.linking() == Linking::Fixed {
+        code.set_fixed();
+    }
+    for site in noted_sites(elf)? {
+        code.add_foreign(site);
+    }
+    for table in [SymbolTable::Static, SymbolTable::Dynamic] {
+        if let Some(symbols) = elf.symbols(table)? {
+            symbols.each(|symbol| {
+                extra.push(FileAddr(symbol.st_value));
+                Ok(())
+            })?;
+        }
+    }
+    let functions: Vec<CodeRange> = table.functions().map(|it| it.range()).collect();
+    Ok(Swept::new(code, &functions, table.parts(), extra, wanted))
 }
 
 /// Returns the code and the data of a segment apart: without `-z separate-code`, linkers put both into one.

@@ -46,12 +46,13 @@ enum Stop {
 }
 
 impl Swept {
-    /// Sweeps the code.
+    /// Sweeps the code; see [`Targets::find`].
     pub(super) fn new(
         code: Code,
         functions: &[CodeRange],
         parts: &[CodeRange],
         extra: impl IntoIterator<Item = FileAddr>,
+        wanted: Option<&[CodeRange]>,
     ) -> Swept {
         let mut ranges = [functions, parts].concat();
         ranges.sort_unstable();
@@ -70,6 +71,7 @@ impl Swept {
                     parts: &parts,
                 },
                 extra,
+                wanted,
             ),
             foreign: code.foreign(),
             max_len: max_len(&code, &ranges),

@@ -15,6 +15,7 @@
 //! none is inside a displaced run of instructions.
 
 mod jumps;
+mod near;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -27,6 +28,7 @@ use crate::patch_plan::code::{Code, decode, ends_flow, is_call};
 use crate::patch_plan::parts::PartOwners;
 use crate::patch_plan::tables::{JumpSource, WINDOW};
 pub(super) use jumps::JumpTargets;
+use near::Near;
 
 /// The addresses that something may jump or return to, and what else the sweep finds.
 #[derive(Clone, Debug)]
@@ -120,11 +122,13 @@ impl Ranges<'_> {
 }
 
 impl Targets {
-    /// Sweeps all code; each instruction is decoded once, even if ranges overlap.
+    /// Sweeps all code; each instruction is decoded once, even if ranges overlap. If only patches of `wanted` functions are
+    /// planned, and not of all their exits, code that cannot matter for these is left out.
     pub(super) fn find(
         code: &Code,
         ranges: Ranges<'_>,
         extra: impl IntoIterator<Item = FileAddr>,
+        wanted: Option<&[CodeRange]>,
     ) -> Targets {
         let mut targets = Targets {
             all: AddressSet::new(code.executable()),
@@ -150,26 +154,22 @@ impl Targets {
             tables: BTreeSet::new(),
             groups: Vec::new(),
         };
-        for segment in code.executable() {
-            let start = |it: &CodeRange| it.start.0;
-            let first = ranges.all.partition_point(|it| start(it) < segment.start);
-            let mut inside = &ranges.all[first..];
-            inside = &inside[..inside.partition_point(|it| start(it) < segment.end)];
-            let mut end = segment.start;
-            while let Some(first) = inside.first() {
-                targets.sweep_group(&mut sweep, end..start(first), &[]);
-                end = start(first);
-                let mut count = 0;
-                while let Some(next) = inside.get(count).filter(|it| count == 0 || start(it) < end)
-                {
-                    end = next.end().min(segment.end).max(end);
-                    count += 1;
-                }
-                let (together, rest) = inside.split_at(count);
-                targets.sweep_group(&mut sweep, start(first)..end, together);
-                inside = rest;
+        let near = wanted.and_then(|wanted| Near::of(code, wanted));
+        let is_needed = |range: &Range<u64>| near.as_ref().is_none_or(|near| near.needs(range));
+        let (needed, others): (Vec<_>, Vec<_>) = groups(code, ranges)
+            .into_iter()
+            .partition(|(range, _)| is_needed(range));
+        for (range, functions) in needed {
+            targets.sweep_group(&mut sweep, range, functions);
+        }
+        let reads_all = targets.reads_all(&sweep);
+        if reads_all {
+            // Any code may refer to a table.
+            for (range, functions) in others {
+                targets.sweep_group(&mut sweep, range, functions);
             }
-            targets.sweep_group(&mut sweep, end..segment.end, &[]);
+        }
+        for segment in code.executable() {
             let marks = memchr::memmem::find_iter(
                 code.bytes(segment.start, segment.end - segment.start),
                 b"\xf3\x0f\x1e\xfa",
@@ -178,7 +178,7 @@ impl Targets {
                 targets.all.insert(segment.start + offset as u64);
             }
         }
-        targets.read_tables(&mut sweep);
+        targets.read_tables(&mut sweep, reads_all);
         targets.behind_ends.sort_unstable();
         targets.behind_ends.dedup();
         targets
@@ -321,6 +321,32 @@ impl Targets {
         let rest = self.behind_ends[first..].iter().copied();
         rest.take_while(move |&it| it < range.end)
     }
+}
+
+/// Returns the code that is swept together: functions that overlap, or the code between two functions.
+fn groups<'r>(code: &Code, ranges: Ranges<'r>) -> Vec<(Range<u64>, &'r [CodeRange])> {
+    let start = |it: &CodeRange| it.start.0;
+    let mut groups = Vec::new();
+    for segment in code.executable() {
+        let first = ranges.all.partition_point(|it| start(it) < segment.start);
+        let mut inside = &ranges.all[first..];
+        inside = &inside[..inside.partition_point(|it| start(it) < segment.end)];
+        let mut end = segment.start;
+        while let Some(first) = inside.first() {
+            groups.push((end..start(first), &inside[..0]));
+            end = start(first);
+            let mut count = 0;
+            while let Some(next) = inside.get(count).filter(|it| count == 0 || start(it) < end) {
+                end = next.end().min(segment.end).max(end);
+                count += 1;
+            }
+            let (together, rest) = inside.split_at(count);
+            groups.push((start(first)..end, together));
+            inside = rest;
+        }
+        groups.push((end..segment.end, &inside[..0]));
+    }
+    groups
 }
 
 /// Returns whether the instruction is a branch or call whose target is in its bytes.

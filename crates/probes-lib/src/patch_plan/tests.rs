@@ -13,6 +13,7 @@ use crate::Functions;
 use crate::address::{LiveAddr, LoadBias};
 use jump::Jump;
 
+mod few_functions;
 mod labels;
 
 const AT: u64 = 0x40_1000;

@@ -31,13 +31,9 @@ fn together(one: Option<JumpTargets>, other: Option<JumpTargets>) -> Option<Jump
 }
 
 impl Targets {
-    /// Adds what jump tables of offsets can yield, then finds out where each indirect jump leads.
-    ///
-    /// All data that a function with such a jump refers to are read like tables whose offsets count from their own
-    /// start: of strings and numbers, the first entry leads out of the code. So are those of all other functions if some
-    /// jump's table is in none of these: that of a part of a function may be loaded in another part.
-    pub(super) fn read_tables(&mut self, sweep: &mut Sweep<'_>) {
-        let mut references = std::mem::take(&mut sweep.references);
+    /// Returns whether the table of some jump is in none of the data that its function refers to: that of a part of a function may
+    /// be loaded in another part.
+    pub(super) fn reads_all(&mut self, sweep: &Sweep<'_>) -> bool {
         let mut is_elsewhere = |group: &Group, source: JumpSource| match source {
             JumpSource::Relative { table, .. } => {
                 let found = self.meant(group, table, |it| sweep.code.is_data(it));
@@ -50,7 +46,16 @@ impl Targets {
             .groups
             .iter()
             .flat_map(|group| group.jumps.iter().map(move |(_, source)| (group, *source)));
-        let reads_all = jumps.any(|(group, source)| is_elsewhere(group, source));
+        jumps.any(|(group, source)| is_elsewhere(group, source))
+    }
+
+    /// Adds what jump tables of offsets can yield, then finds out where each indirect jump leads.
+    ///
+    /// All data that a function with such a jump refers to are read like tables whose offsets count from their own
+    /// start: of strings and numbers, the first entry leads out of the code. So are those of all other functions if
+    /// it `reads_all`.
+    pub(super) fn read_tables(&mut self, sweep: &mut Sweep<'_>, reads_all: bool) {
+        let mut references = std::mem::take(&mut sweep.references);
         let mut all = [&references[..], &sweep.other_references[..]].concat();
         all.sort_unstable();
         all.dedup();
