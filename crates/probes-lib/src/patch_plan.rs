@@ -7,7 +7,7 @@
 //! place       an instruction → the jumps that can replace it                  place.rs, padding.rs
 //! exits       a function → its returns and tail jumps, without overlap        exits.rs, parts.rs
 //! displaced   the instructions that a jump replaces, at another address      displaced.rs
-//! flags       whether a trampoline may change them                            flags.rs
+//! flags, mmx  whether a trampoline may change them                            flags.rs, mmx.rs
 //! ```
 //!
 //! The jump has to replace whole instructions, of which none but the first may be a branch target: a thread that
@@ -22,6 +22,7 @@ pub(crate) mod displaced;
 mod exits;
 mod flags;
 pub(crate) mod jump;
+mod mmx;
 mod object;
 mod padding;
 mod parts;

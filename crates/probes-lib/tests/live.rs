@@ -105,6 +105,8 @@ mod observe;
 mod observers;
 #[path = "live/orphaned.rs"]
 mod orphaned;
+#[path = "live/rows.rs"]
+mod rows;
 #[path = "live/seccomp.rs"]
 mod seccomp;
 #[path = "live/trampolines.rs"]

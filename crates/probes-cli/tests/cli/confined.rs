@@ -129,7 +129,7 @@ fn little_memory_is_left_to_the_process() {
         let before = image(pid);
         let used = mapped(pid);
         for (line, needed) in [
-            ("count", 72),
+            ("count", 36),
             ("watch -probe plain", 24_000),
             ("latency -pair plain,watched", 4_600),
         ] {

@@ -413,6 +413,41 @@ fn trace(file: &Path, flags: &str, words: &str) -> Run {
     run_command(shell.args(flags.split(' ')))
 }
 
+// promise: Functions: From the first instruction, also in forked children that run at the same time, and in threads
+//    without thread-local storage, calls and hits are counted to the last one (4 programs)
+#[test]
+fn calls_in_forked_children_are_counted_exactly() {
+    let words = "forks 6 20000\\nclones 4 20000\\nbare 4 20000\\nforks 30 500\\nthreads 4 20000\\n";
+    for name in ["owners", "owners_static"] {
+        for file in fixture_forms(name) {
+            let rounds = (6 + 1 + 4 + 4 + 4) * 20_000 + (30 + 1) * 500;
+            for (flags, expected) in [
+                (
+                    "-fn *",
+                    [(3, "half"), (2, "leaf"), (1, "outer"), (1, "make_round")].as_slice(),
+                ),
+                ("-format plain", &[(3, "ping"), (1, "pong")]),
+            ] {
+                let traced = trace(&file, flags, words);
+                assert_eq!(traced.code, Some(0), "{}", traced.stderr);
+                let done = format!("done {rounds}\n");
+                assert!(traced.stdout.ends_with(&done), "{}", traced.stdout);
+                for (times, name) in expected {
+                    let line = format!("{} {name}", times * rounds);
+                    let hits = traced.stderr.lines().map(|line| {
+                        let words: Vec<&str> = line.split(' ').collect();
+                        format!("{} {}", words[0], words.last().unwrap())
+                    });
+                    let of_name: Vec<String> = hits
+                        .filter(|it| it.ends_with(&format!(" {name}")))
+                        .collect();
+                    assert_eq!(of_name, [line], "{}", file.display());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn calls_are_counted_from_the_first_instruction() {
     let words = "run 2 100\\n";

@@ -121,19 +121,20 @@ fn domains_that_collect_garbage_are_counted_exactly() {
     }
 }
 
-// promise: Functions: Calls of a function in 4 domains of 2 threads, one of which collects garbage, are counted to
-//    the last one (6 observations in each chroot)
+// promise: Functions: Calls of a function in 1, 4 and 16 domains, with threads and while one collects garbage, are
+//    counted to the last one (12 observations in each chroot)
 #[test]
 fn calls_in_domains_are_counted_exactly() {
-    for file in program_forms("ocaml5/domains") {
+    let [pie, nopie] = program_forms("ocaml5/domains");
+    for (file, args) in [
+        (&pie, ["1", "1"].as_slice()),
+        (&pie, &["4", "2", "collect"]),
+        (&nopie, &["4", "2", "collect"]),
+        (&nopie, &["16", "1"]),
+    ] {
         let ChrootProgram {
             mut talker, pid, ..
-        } = ChrootProgram::start_with(
-            Isolation::Chroot,
-            &file,
-            &["4", "2", "collect"],
-            OCAMLRUNPARAM,
-        );
+        } = ChrootProgram::start_with(Isolation::Chroot, file, args, OCAMLRUNPARAM);
         let target = Target::open(pid).unwrap();
         let round = FunctionSelector::Glob("Domains.round".parse().unwrap());
         let observation = Observation::new().count_functions(round);

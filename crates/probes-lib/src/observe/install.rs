@@ -1,6 +1,7 @@
 //! Installs an observation in a process, and removes it.
 
 pub(crate) mod at_launch;
+mod fs_base;
 pub(crate) mod patch;
 pub(crate) mod prepare;
 pub(crate) mod remove;

@@ -4,4 +4,5 @@
 pub(crate) mod arena;
 pub(crate) mod observer_record;
 pub(crate) mod readable_pages;
+pub(crate) mod rows;
 pub(crate) mod shared;

@@ -285,9 +285,9 @@ mod tests {
     const MIB: u64 = 1 << 20;
     /// Where a PIE may be loaded.
     const HIGH: u64 = 0x5555_5555_0000;
-    /// The length of an arena of one point that shares nothing: a page of code, 16 of counters, and one for
+    /// The length of an arena of one point that shares nothing: a page of code, 7 of counters, and one for
     /// the successor.
-    const LEN: u64 = 18 * PAGE;
+    const LEN: u64 = 9 * PAGE;
 
     /// Returns a plan with points at these addresses, each with the address of its wrapper.
     fn plan(points: &[(u64, u64)], shared: SharedLayout) -> ObservationPlan {

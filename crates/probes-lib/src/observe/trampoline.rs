@@ -4,7 +4,7 @@
 //! ```text
 //! point        call trampoline
 //! trampoline   save registers in MMX registers
-//!              count    add one to the point's hit counter of this thread's group (see `spread`)
+//!              count    add one to the point's counter in the row that the thread owns (trampoline/count.rs)
 //!              pair     push the time to this thread's stack of times in the shared data, or
 //!                       pop it (trampoline/pair.rs)
 //!              watch    write a record into the ring of this group (trampoline/record.rs)
@@ -12,36 +12,42 @@
 //!        tail  disabled: ret        enabled: jmp wrapper, which returns to the point
 //!
 //! function     jmp trampoline
-//! trampoline   count    add one to the function's hit counter
+//! trampoline   save registers, count, restore registers; or, in functions that use the x87 unit, add one to a counter
+//!              that all threads share
 //!              the displaced instructions; jmp to what follows them
 //! ```
 //!
-//! It preserves all registers except the flags, which are dead at a point, and those of the x87 unit, which that of a
-//! function leaves alone. It calls nothing, and accesses no memory that might be unmapped.
+//! It preserves all registers except the flags, which are dead at a point, and those of the x87 unit. It calls nothing, and accesses no memory that might be unmapped.
 //!
 //! It does not store below the return address. There may be no more stack: OCaml 4 raises
 //! `Stack_overflow` if the fault is in OCaml code, and the process dies if it is in a trampoline. The
 //! call's own push is in OCaml code or, at the sites of ppx_probe, in 16 bytes of which the upper half
 //! holds a return address. So registers are saved in MMX registers, which belong to the thread, and
 //! are saved for signal handlers like all others. They are those of the x87 unit, which is empty at
-//! a site: ocamlopt emits no x87 instruction, and the psABI (3.2.1) leaves none in use at a call.
+//! a site: ocamlopt emits no x87 instruction, and the psABI (3.2.1) leaves none in use at a call. In a function that does not
+//! use it, it is empty everywhere ([`PatchSite::mmx_is_free`]).
 
+mod count;
 mod pair;
 mod record;
 
 use std::collections::HashMap;
 
 use iced_x86::code_asm::{
-    AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, dword_ptr, ecx, get_gpr64, mm0,
-    mm1, mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
+    AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, get_gpr64, mm0, mm1, mm2, mm3, mm4,
+    mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
 };
-use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
+use iced_x86::{
+    BlockEncoderOptions, Code, Encoder, IcedError, Instruction, MemoryOperand, Register,
+};
 
+use self::count::{CallCounter, CountPointers};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
-use crate::observe::layout::shared::{GROUP_BITS, SharedLayout};
+use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::Role;
+use crate::patch_plan::displaced::DisplacedCopy;
 use crate::patch_plan::site::PatchSite;
 use crate::site::{NOP, RET};
 
@@ -49,7 +55,7 @@ use crate::site::{NOP, RET};
 type Saved = (AsmRegister64, AsmRegisterMm);
 
 /// Those of a trampoline that only counts.
-const SAVED_IF_COUNTED: [Saved; 1] = [(rcx, mm0)];
+const SAVED_IF_COUNTED: [Saved; 2] = [(rcx, mm1), (rdx, mm2)];
 
 /// Those of a trampoline with time stamps.
 const SAVED_IF_TIMED: [Saved; 8] = [
@@ -66,12 +72,9 @@ const SAVED_IF_TIMED: [Saved; 8] = [
 /// How a trampoline finds the data that it writes.
 #[derive(Clone, Copy, Debug)]
 struct Pointers {
-    /// The place in memory that holds the address of the hit counters.
-    counters: LiveAddr,
-    /// Binary logarithm of the bytes of a group's counters.
-    row_bits: u32,
-    /// The offset of the counter of the point among those of a group, in bytes.
-    counter: u32,
+    count: CountPointers,
+    /// The index of the point.
+    point: usize,
     /// The place in memory that holds the address of the shared data.
     shared: LiveAddr,
     layout: SharedLayout,
@@ -99,7 +102,7 @@ pub(crate) struct ArenaCode {
 }
 
 /// Returns the code of an arena, whose sites are disabled; `planned` are its points. The arena `sharing` has the
-/// shared data.
+/// shared data. If it `claims_rows`, the process must be allowed to execute `rdfsbase`.
 ///
 /// # Errors
 ///
@@ -109,44 +112,40 @@ pub(crate) fn arena_code(
     plan: &ObservationPlan,
     planned: &[PlannedPoint],
     sharing: &Arena,
+    claims_rows: bool,
 ) -> Result<ArenaCode, DoesNotFit> {
     let mut code = ArenaCode {
         bytes: arena.header_and_table(sharing),
         ..ArenaCode::default()
     };
+    code.bytes.extend(count::routine(arena, claims_rows)?);
+    let counter = CallCounter::of(arena.trampoline(0), CountPointers::of(arena))?;
     for (index, planned) in planned.iter().enumerate() {
-        let pointers = Pointers {
-            counters: arena.data_pointer(),
-            row_bits: arena.row_bits(),
-            counter: 8 * index as u32,
-            shared: arena.shared_pointer(),
-            layout: sharing.shared,
-        };
         let at = arena.trampoline(index);
         let len = arena.trampoline_len;
         let Some((site, bias)) = plan.patch_site(planned) else {
+            let pointers = Pointers {
+                count: CountPointers::of(arena),
+                point: index,
+                shared: arena.shared_pointer(),
+                layout: sharing.shared,
+            };
             let wrapper = planned.point.wrapper().ok_or(DoesNotFit)?;
             code.bytes
                 .extend(trampoline(at, len, &planned.role, &pointers, wrapper)?);
             continue;
         };
         let end = code.bytes.len() + len as usize;
-        code.bytes
-            .extend(count_call(at, arena.data().plus(8 * index as u64))?);
-        let here = at.plus(len - (end - code.bytes.len()) as u64);
-        match site.copy_at(bias, here) {
-            Ok(copy) => {
+        match of_function(at, index, site, bias, arena, &counter) {
+            Ok((bytes, copy)) if bytes.len() as u64 <= len => {
                 code.moves.extend(copy.moves().skip(1));
-                code.bytes.extend(copy.code());
+                code.bytes.extend(bytes);
             }
-            Err(_) => {
+            _ => {
                 if let PointOf::Function(function) = planned.of {
                     code.out_of_reach.push(function);
                 }
             }
-        }
-        if let (true, PointOf::Function(function)) = (code.bytes.len() > end, planned.of) {
-            code.out_of_reach.push(function);
         }
         code.bytes.resize(end, NOP);
     }
@@ -154,18 +153,35 @@ pub(crate) fn arena_code(
     Ok(code)
 }
 
-/// Returns the instruction that adds one to the counter of a function.
-fn count_call(at: LiveAddr, counter: LiveAddr) -> Result<Vec<u8>, IcedError> {
-    let operand = MemoryOperand::with_base_displ(Register::RIP, counter.0 as i64);
-    let mut increment = Instruction::with1(Code::Inc_rm64, operand)?;
-    increment.set_has_lock_prefix(true);
-    let mut encoder = Encoder::new(64);
-    encoder.encode(&increment, at.0)?;
-    Ok(encoder.take_buffer())
+/// Returns the trampoline at `at` of a function, the point with this index, and the copy of the displaced instructions in
+/// it.
+///
+/// # Errors
+///
+/// If it is too far from what it refers to.
+fn of_function(
+    at: LiveAddr,
+    index: usize,
+    site: &PatchSite,
+    bias: LoadBias,
+    arena: &Arena,
+    counter: &CallCounter,
+) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
+    let copy_at = |offset: usize| {
+        let copy = site.copy_at(bias, at.plus(offset as u64));
+        copy.map_err(|_| DoesNotFit)
+    };
+    if site.mmx_is_free() {
+        let copy = copy_at(counter.split())?;
+        if let Some(code) = counter.around(at, index, copy.code()) {
+            return Ok((code, copy));
+        }
+    }
+    let mut code = count::count_locked(at, arena, index)?;
+    let copy = copy_at(code.len())?;
+    code.extend(copy.code());
+    Ok((code, copy))
 }
-
-/// How many bytes [`count_call`] takes.
-const COUNT_CALL_LEN: u64 = 8;
 
 /// Returns the length of the longest trampoline of a plan, in bytes.
 ///
@@ -176,7 +192,8 @@ pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
     let sites = plan.points.iter().filter(|it| it.site().is_some());
     let of_sites = longest_of_sites(sites.map(|it| &it.role), plan.shared)?;
     let functions = plan.points.iter().filter_map(|it| plan.patch_site(it));
-    let of_functions = functions.map(|(site, bias)| len_of_function(site, bias));
+    let counter = CallCounter::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
+    let of_functions = functions.map(|(site, bias)| len_of_function(site, bias, &counter));
     Ok(of_functions.fold(of_sites, u64::max))
 }
 
@@ -206,28 +223,36 @@ fn longest_of_sites<'r>(
     Ok(longest)
 }
 
+/// An address, and pointers from there that need displacements of four bytes.
+const FAR_POINTERS: (LiveAddr, CountPointers) = (
+    LiveAddr(1 << 20),
+    CountPointers {
+        claims: LiveAddr(1 << 21),
+        routine: LiveAddr(1 << 21),
+    },
+);
+
 /// Returns the length of the trampoline of a function, in bytes.
-fn len_of_function(site: &PatchSite, bias: LoadBias) -> u64 {
+fn len_of_function(site: &PatchSite, bias: LoadBias, counter: &CallCounter) -> u64 {
     // Anywhere near the site; at another place, up to 7 bytes more are needed to align data.
     let near = LiveAddr(bias.live(site.address()).0 & !7);
     let copy = site
         .copy_at(bias, near)
         .map_or(LINE, |copy| copy.code().len() as u64);
     let alignment = if site.moves_call() { 7 } else { 0 };
-    (COUNT_CALL_LEN + copy + alignment).next_multiple_of(LINE)
+    (counter.len() as u64 + copy + alignment).next_multiple_of(LINE)
 }
 
 /// Returns the length of a trampoline, in bytes.
 fn len(role: &Role, layout: SharedLayout) -> Result<u64, DoesNotFit> {
-    let near = LiveAddr(1 << 20);
+    let (at, count) = FAR_POINTERS;
     let pointers = Pointers {
-        counters: near,
-        row_bits: 12,
-        counter: u32::MAX >> 8,
-        shared: near,
+        count,
+        point: 0,
+        shared: at,
         layout,
     };
-    let code = recording(near, role, &pointers)?;
+    let code = recording(at, role, &pointers, count.routine)?;
     Ok((code.len() as u64 + TAIL_LEN).next_multiple_of(LINE))
 }
 
@@ -239,33 +264,29 @@ fn trampoline(
     pointers: &Pointers,
     wrapper: LiveAddr,
 ) -> Result<Vec<u8>, DoesNotFit> {
-    let mut code = recording(at, role, pointers)?;
     let tail = len.saturating_sub(TAIL_LEN) as usize;
-    // A trampoline that was cut off would crash the thread that executes it.
-    let gap = tail.checked_sub(code.len()).ok_or(DoesNotFit)?;
-    let jump = |kind, from: usize, to: LiveAddr| {
-        let mut encoder = Encoder::new(64);
-        let jump = Instruction::with_branch(kind, to.0)?;
-        encoder.encode(&jump, at.plus(from as u64).0)?;
-        Ok::<_, IcedError>(encoder.take_buffer())
-    };
     let tail_at = at.plus(tail as u64);
-    match gap {
-        0 | 1 => {}
-        2..130 => code.extend(jump(Code::Jmp_rel8_64, code.len(), tail_at)?),
-        _ => code.extend(jump(Code::Jmp_rel32_64, code.len(), tail_at)?),
+    let mut code = recording(at, role, pointers, tail_at)?;
+    // A trampoline that was cut off would crash the thread that executes it.
+    if code.len() > tail {
+        return Err(DoesNotFit);
     }
     code.resize(tail, NOP);
     // The two instructions that a tail can be, `jmp wrapper` and `ret`, differ in the first byte
     // only.
-    code.extend(jump(Code::Jmp_rel32_64, tail, wrapper)?);
+    code.extend(jump_to(wrapper, tail_at.0)?);
     code[tail] = RET;
     code.resize(len as usize, NOP);
     Ok(code)
 }
 
-/// Returns the code of a trampoline without its tail.
-fn recording(at: LiveAddr, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, IcedError> {
+/// Returns the code of a trampoline without its tail, to which it jumps.
+fn recording(
+    at: LiveAddr,
+    role: &Role,
+    pointers: &Pointers,
+    tail: LiveAddr,
+) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let saved: &[Saved] = if role.is_timed() {
         &SAVED_IF_TIMED
@@ -275,8 +296,9 @@ fn recording(at: LiveAddr, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, 
     for (register, copy) in saved {
         a.movq(*copy, *register)?;
     }
+    let mut elsewhere = None;
     if role.is_counted {
-        count(&mut a, pointers)?;
+        elsewhere = Some(count::lookup(&mut a, pointers.count, pointers.point)?);
     }
     if role.is_timed() {
         // From here on rbx is the address of the shared data, and rsi the time.
@@ -295,25 +317,47 @@ fn recording(at: LiveAddr, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, 
         a.movq(*register, *copy)?;
     }
     a.emms()?;
-    a.assemble(at.0)
+    let mut jump = a.create_label();
+    a.set_label(&mut jump)?;
+    a.db(&[NOP; JUMP_LEN])?;
+    if let Some(elsewhere) = elsewhere {
+        count::call_routine(&mut a, pointers.count, elsewhere)?;
+    }
+    let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+    let assembled = a.assemble_options(at.0, options)?;
+    let jump_at = assembled.label_ip(&jump)?;
+    let mut code = assembled.inner.code_buffer;
+    code[(jump_at - at.0) as usize..][..JUMP_LEN].copy_from_slice(&jump_to(tail, jump_at)?);
+    Ok(code)
 }
 
-/// Adds one to the counter, by a locked instruction: the threads of a group share it.
-fn count(a: &mut CodeAssembler, pointers: &Pointers) -> Result<(), IcedError> {
-    a.mov(ecx, dword_ptr(0).fs())?;
-    spread(a, ecx, GROUP_BITS)?;
-    a.shl(ecx, pointers.row_bits)?;
-    add(a, rcx, pointers.counters)?;
-    a.lock().inc(qword_ptr(rcx + pointers.counter))
+const JUMP_LEN: usize = 5;
+
+/// Returns a jump that is `JUMP_LEN` bytes long.
+fn jump_to(target: LiveAddr, at: u64) -> Result<Vec<u8>, IcedError> {
+    let mut encoder = Encoder::new(64);
+    let jump = Instruction::with_branch(Code::Jmp_rel32_64, target.0)?;
+    encoder.encode(&jump, at)?;
+    Ok(encoder.take_buffer())
 }
 
 /// Hashes the low half of the address of a thread's control block to `bits` bits. `fs:0` holds that
 /// address (x86-64 psABI, ELF Handling for Thread-Local Storage).
 fn spread(a: &mut CodeAssembler, register: AsmRegister32, bits: u32) -> Result<(), IcedError> {
+    spread_of(a, register, register, bits)
+}
+
+/// Hashes a 32-bit number to `bits` bits.
+fn spread_of(
+    a: &mut CodeAssembler,
+    to: AsmRegister32,
+    number: AsmRegister32,
+    bits: u32,
+) -> Result<(), IcedError> {
     /// 2³² divided by the golden ratio: Knuth's multiplicative hashing.
     const SPREAD: i32 = 0x9e37_79b9_u32 as i32;
-    a.imul_3(register, register, SPREAD)?;
-    a.shr(register, 32 - bits)
+    a.imul_3(to, number, SPREAD)?;
+    a.shr(to, 32 - bits)
 }
 
 /// Loads what a general register held at the point, which is in the copies of the `saved` registers.
@@ -332,23 +376,23 @@ fn load_at_point(
 
 /// Loads the word at an address, by RIP-relative addressing.
 fn load(a: &mut CodeAssembler, to: AsmRegister64, at: LiveAddr) -> Result<(), IcedError> {
-    by_address(a, Code::Mov_r64_rm64, to, at)
+    by_address(a, Code::Mov_r64_rm64, to.into(), at)
 }
 
 /// Adds the word at an address, by RIP-relative addressing.
 fn add(a: &mut CodeAssembler, to: AsmRegister64, at: LiveAddr) -> Result<(), IcedError> {
-    by_address(a, Code::Add_r64_rm64, to, at)
+    by_address(a, Code::Add_r64_rm64, to.into(), at)
 }
 
 fn by_address(
     a: &mut CodeAssembler,
     code: Code,
-    to: AsmRegister64,
+    to: Register,
     at: LiveAddr,
 ) -> Result<(), IcedError> {
     // This assembler takes the target address as the displacement of an operand with base RIP.
     let operand = MemoryOperand::with_base_displ(Register::RIP, at.0 as i64);
-    a.add_instruction(Instruction::with2(code, Register::from(to), operand)?)
+    a.add_instruction(Instruction::with2(code, to, operand)?)
 }
 
 /// Converts an offset in the shared data to the type of a displacement.

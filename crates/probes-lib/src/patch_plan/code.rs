@@ -7,6 +7,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::address_set::AddressSet;
+use crate::patch_plan::mmx;
 use crate::patch_plan::refusal::Refusal;
 
 /// How many segments an object may have; real ones have four to ten.
@@ -235,16 +236,19 @@ impl Code {
             return Err(Refusal::NotCode);
         }
         let mut instructions = Vec::with_capacity(bytes.len() / 4);
+        let mut uses_mmx = false;
         for instruction in decode(bytes, range.start.0) {
             if instruction.is_invalid() {
                 let offset = instruction.ip() - range.start.0;
                 return Err(Refusal::Undecodable { offset });
             }
+            uses_mmx |= mmx::is_used_by(&instruction);
             instructions.push(instruction);
         }
         Ok(Body {
             range,
             instructions,
+            uses_mmx,
         })
     }
 }
@@ -261,6 +265,8 @@ pub(super) fn decode(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruc
 pub(super) struct Body {
     pub(super) range: CodeRange,
     pub(super) instructions: Vec<Instruction>,
+    /// Whether any of them uses the MMX registers or the x87 unit.
+    pub(super) uses_mmx: bool,
 }
 
 impl Body {

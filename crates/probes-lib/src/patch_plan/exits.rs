@@ -263,6 +263,7 @@ impl Exits<'_> {
             moves_call: moves_call(displaced),
             flags_are_dead: flags::are_dead(&body.instructions[first..]),
             flags_are_dead_at_exit,
+            mmx_is_free: !body.uses_mmx,
         }
     }
 

@@ -209,6 +209,7 @@ impl Swept {
                 moves_call: moves_call(displaced),
                 flags_are_dead,
                 flags_are_dead_at_exit: false,
+                mmx_is_free: !body.uses_mmx,
             }
         };
         let mut candidates = Vec::new();

@@ -43,6 +43,7 @@ pub struct PatchSite {
     pub(super) moves_call: bool,
     pub(super) flags_are_dead: bool,
     pub(super) flags_are_dead_at_exit: bool,
+    pub(super) mmx_is_free: bool,
 }
 
 impl PatchSite {
@@ -83,6 +84,12 @@ impl PatchSite {
     /// if it is none.
     pub fn flags_are_dead_at_exit(&self) -> bool {
         self.flags_are_dead_at_exit
+    }
+
+    /// Whether the trampoline may use the MMX registers if it leaves them empty (`emms`), because the function uses
+    /// neither them nor the x87 unit.
+    pub fn mmx_is_free(&self) -> bool {
+        self.mmx_is_free
     }
 
     /// The bytes that are overwritten or, if the jump is punned, have to stay as they are: at the site, and of its

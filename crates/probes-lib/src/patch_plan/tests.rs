@@ -674,6 +674,7 @@ fn islands_are_reserved() {
         moves_call: false,
         flags_are_dead: false,
         flags_are_dead_at_exit: false,
+        mmx_is_free: true,
     };
     let reserved: Vec<_> = site.reserved().collect();
     let range = |start, end| FileAddr(AT + start)..FileAddr(AT + end);

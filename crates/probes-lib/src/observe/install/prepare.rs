@@ -22,12 +22,14 @@ use crate::memory::page_copies::PageCopies;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::install::patch::{self, Patch};
-use crate::observe::install::tsc_access;
-use crate::observe::install::{unmap_call, unmapped_together, write_code, write_shared};
+use crate::observe::install::{
+    fs_base, tsc_access, unmap_call, unmapped_together, write_code, write_shared,
+};
 use crate::observe::installed::{read_each, refuse_missing};
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::readable_pages::ReadablePages;
+use crate::observe::layout::rows::{CLAIMS_LEN, CLAIMS_MAPPED};
 use crate::observe::layout::shared::{self, VALIDITY_LEN, validity};
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::placement::{self, Placed};
@@ -73,6 +75,8 @@ pub(crate) struct Prepared {
     /// The mappings of the points, which have to be there still when these are patched.
     mappings: Vec<Mapping>,
     is_in_our_namespace: bool,
+    /// Whether threads claim rows of counters.
+    claims_rows: bool,
     /// Known once it is installed.
     thread_ids: ThreadIds,
     ticks: TickMeasurement,
@@ -180,7 +184,16 @@ impl Prepared {
         let maps = read_maps(process)?;
         let lock = ObserverLock::take(process)?;
         let code_cave = code_cave::find(process, memory, &maps)?;
-        let (arenas, codes) = place_all(process, memory, &mut plan, &maps, &lock.record())?;
+        let claims_rows = fs_base::may_be_read(process);
+        let placed = place_all(
+            process,
+            memory,
+            &mut plan,
+            &maps,
+            &lock.record(),
+            claims_rows,
+        );
+        let (arenas, codes) = placed?;
         let mut moves = Vec::new();
         let codes = codes.into_iter().map(|code| {
             moves.extend(code.moves);
@@ -211,6 +224,7 @@ impl Prepared {
             pages_since,
             pages_ticks,
             mappings: Vec::new(),
+            claims_rows,
             is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
             thread_ids: ThreadIds::Unknown,
             ticks,
@@ -272,7 +286,7 @@ impl Prepared {
             add(self.code_cave, &mapped);
             add(self.code_cave, &unmaps(&mapped));
             add(self.code_cave, &[unmap_call(arena)]);
-            for call in wipe_calls(arena, None) {
+            for call in self.wipe_calls(arena, None) {
                 add(self.code_cave, &[call]);
             }
         }
@@ -362,7 +376,7 @@ impl Prepared {
         };
         stopped = injector.run(stopped, &map_calls(first, data))?;
         write_header(&stopped)?;
-        for call in wipe_calls(first, data) {
+        for call in self.wipe_calls(first, data) {
             stopped = injector.run(stopped, &[call])?;
         }
         let room = first.call_room();
@@ -371,6 +385,9 @@ impl Prepared {
             for _ in 0..calls.len() / MAPPINGS {
                 write_header(&stopped)?;
             }
+        }
+        for call in others.iter().flat_map(|arena| self.wipe_calls(arena, data)) {
+            stopped = injector.run(stopped, &[call])?;
         }
         if let Some(data) = data {
             stopped = injector.run(stopped, &[data.close()])?;
@@ -468,6 +485,21 @@ impl Prepared {
         Ok(())
     }
 
+    /// Returns the calls after which the kernel clears, in forked children (MADV_WIPEONFORK): the time until which the
+    /// table of readable pages is valid and, if children share the counters, who owns which.
+    fn wipe_calls(&self, arena: &Arena, data: Option<&SharedData>) -> Vec<InjectedCall> {
+        let validity = arena.validity_at().map(|at| (at, VALIDITY_LEN, PAGE));
+        let has_claims = data.is_some() && self.claims_rows;
+        let claims = has_claims.then(|| (arena.data(), CLAIMS_MAPPED, CLAIMS_LEN));
+        let parts = claims.into_iter().chain(validity);
+        let calls = parts.flat_map(|(at, mapped, wiped)| {
+            let over = data.map(|_| InjectedCall::map_over(at, mapped));
+            let wipe = InjectedCall::wipe_on_fork(at, wiped);
+            over.into_iter().chain([wipe])
+        });
+        calls.collect()
+    }
+
     /// Turns the observation, which has been installed, into an active one.
     pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
@@ -552,6 +584,7 @@ fn place_all(
     plan: &mut ObservationPlan,
     maps: &[Mapping],
     record: &ObserverRecord,
+    claims_rows: bool,
 ) -> Result<(Vec<Arena>, Vec<ArenaCode>)> {
     let pid = process.pid();
     let no_room = |_| Error::of_process(pid, ObserveError::NoRoom);
@@ -581,7 +614,7 @@ fn place_all(
         let codes = arenas.iter().map(|arena| {
             let (these, others) = planned.split_at(arena.points.len());
             planned = others;
-            trampoline::arena_code(arena, plan, these, sharing)
+            trampoline::arena_code(arena, plan, these, sharing, claims_rows)
         });
         let codes = codes.collect::<std::result::Result<Vec<_>, _>>();
         let codes = codes.map_err(no_room)?;
@@ -675,15 +708,4 @@ fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [InjectedCall; MAPPING
             None => InjectedCall::map(arena.data(), arena.data_len(), read | write),
         },
     ]
-}
-
-/// Returns the calls after which the kernel clears, in forked children, the time until which the
-/// table of readable pages is valid (MADV_WIPEONFORK).
-fn wipe_calls(arena: &Arena, data: Option<&SharedData>) -> Vec<InjectedCall> {
-    let Some(at) = arena.validity_at() else {
-        return Vec::new();
-    };
-    let over = data.map(|_| InjectedCall::map_over(at, VALIDITY_LEN));
-    let wipe = InjectedCall::wipe_on_fork(at, PAGE);
-    over.into_iter().chain([wipe]).collect()
 }

@@ -4,8 +4,9 @@
 //! ```text
 //! code, R-X   header        magic, version, how many points, where the data are, the observer
 //!             table         of each point: its address, what its patch overwrites
+//!             routine       counts hits of threads that have not claimed a row (trampoline/count.rs)
 //!             trampolines   all of the same length (trampoline.rs)
-//! data, RW-   counters      for each of 16 groups of threads, a row with one u64 for each point
+//! data, RW-   counters      rows with one u64 for each point (rows.rs)
 //!             shared data   of all points, in the first arena (shared.rs)
 //!             successor     the observer that takes over from a live one
 //! ```
@@ -24,15 +25,16 @@ use std::ops::{Range, RangeInclusive};
 use crate::address::{LiveAddr, PAGE};
 use crate::inject::code_cave::CodeCave;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
+use crate::observe::layout::rows::Rows;
 use crate::observe::layout::shared::{GROUPS, SharedLayout};
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
 use crate::patch_plan::jump::SHORT_LEN;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
-/// The same with points that are sites.
-const VERSION_OF_SITES: u32 = 4;
+/// The versions whose counters are rows of groups of threads. What such a tool has left is removed as well.
+const VERSIONS_OF_GROUPS: RangeInclusive<u32> = 4..=5;
 
 /// The versions of tools that do not record who observes. What such a tool has left is removed as well.
 const VERSIONS_WITHOUT_OBSERVER: RangeInclusive<u32> = 2..=3;
@@ -61,6 +63,9 @@ const OBSERVER_AT: usize = BASE_LEN;
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
 pub(crate) const LINE: u64 = 64;
 
+/// The length of the routine that trampolines share, in bytes.
+pub(crate) const ROUTINE_LEN: u64 = 6 * LINE;
+
 /// The bytes of the tail, with which a trampoline ends. Its first byte decides what the trampoline does
 /// after it has recorded a hit: [`RET`](crate::site::RET) or [`JMP`](crate::site::JMP).
 pub(crate) const TAIL_LEN: u64 = 8;
@@ -85,6 +90,8 @@ pub(crate) enum HeaderVersion {
         /// The length of the data in bytes, which that version may have laid out otherwise.
         data_len: u64,
     },
+    /// One with a row of counters for each group of threads.
+    Grouped(ObserverRecord),
     /// This one.
     Current(ObserverRecord),
 }
@@ -94,7 +101,7 @@ impl HeaderVersion {
     fn len(&self) -> usize {
         match self {
             HeaderVersion::WithoutRecord { .. } => BASE_LEN_WITHOUT_RECORD,
-            HeaderVersion::Current(_) => HEADER_LEN,
+            HeaderVersion::Grouped(_) | HeaderVersion::Current(_) => HEADER_LEN,
         }
     }
 }
@@ -136,16 +143,29 @@ impl Arena {
     pub(crate) fn data_len(&self) -> u64 {
         match self.version {
             HeaderVersion::WithoutRecord { data_len } => data_len,
-            HeaderVersion::Current(_) => {
+            HeaderVersion::Grouped(_) | HeaderVersion::Current(_) => {
                 let successor = self.counters_len() + self.shared.len();
                 (successor + OBSERVER_RECORD_LEN as u64).next_multiple_of(PAGE)
             }
         }
     }
 
+    /// Returns the layout of the counters of this version.
+    pub(crate) fn rows(&self) -> Rows {
+        Rows {
+            points: self.points.len(),
+        }
+    }
+
     /// Returns the length of the counters in bytes, whole pages.
-    pub(crate) fn counters_len(&self) -> u64 {
-        (GROUPS as u64) << self.row_bits()
+    fn counters_len(&self) -> u64 {
+        match self.version {
+            HeaderVersion::Current(_) => self.rows().len(),
+            _ => {
+                let row = (self.points.len() as u64 * 8).max(PAGE);
+                GROUPS as u64 * row.next_power_of_two()
+            }
+        }
     }
 
     /// Returns where the shared data begin: they follow the counters.
@@ -167,18 +187,20 @@ impl Arena {
         Some(self.shared_at().plus(self.shared.len()))
     }
 
-    /// Returns the binary logarithm of the length of a row in bytes: the counters of one group.
-    pub(crate) fn row_bits(&self) -> u32 {
-        let len = (self.points.len() as u64 * 8).max(PAGE);
-        len.next_power_of_two().trailing_zeros()
+    /// Returns where the routine that trampolines share begins.
+    pub(crate) fn routine(&self) -> LiveAddr {
+        let table = self.version.len() + ENTRY_LEN * self.points.len();
+        self.code.plus((table as u64).next_multiple_of(LINE))
     }
 
     /// Returns where the trampoline of a point begins.
     pub(crate) fn trampoline(&self, index: usize) -> LiveAddr {
-        let table = self.version.len() + ENTRY_LEN * self.points.len();
-        let trampolines = (table as u64).next_multiple_of(LINE);
-        self.code
-            .plus(trampolines + self.trampoline_len * index as u64)
+        let routine_len = match self.version {
+            HeaderVersion::Current(_) => ROUTINE_LEN,
+            _ => 0,
+        };
+        let trampolines = self.routine().plus(routine_len);
+        trampolines.plus(self.trampoline_len * index as u64)
     }
 
     /// Returns where the tail of the trampoline of a point begins.
@@ -186,9 +208,9 @@ impl Arena {
         self.trampoline(index).plus(self.trampoline_len - TAIL_LEN)
     }
 
-    /// Returns the addresses of all trampolines.
+    /// Returns the addresses of all trampolines, and of what they share.
     pub(crate) fn trampolines(&self) -> Range<u64> {
-        self.trampoline(0).0..self.trampoline(self.points.len()).0
+        self.routine().0..self.trampoline(self.points.len()).0
     }
 
     /// Returns where calls can be injected as long as no point leads to a trampoline: the room of the trampolines, up to
@@ -219,7 +241,7 @@ impl Arena {
         places.chain(tails).chain([header])
     }
 
-    /// Returns the beginning of the code, up to the first trampoline: header and table. The arena
+    /// Returns the beginning of the code, up to what is executed: header and table. The arena
     /// `sharing` has the shared data.
     pub(crate) fn header_and_table(&self, sharing: &Arena) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.code_len() as usize);
@@ -239,6 +261,10 @@ impl Arena {
         put(ID_AT, &self.id.to_le_bytes());
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
+            HeaderVersion::Grouped(record) => {
+                put(OBSERVER_AT, &record.to_bytes());
+                *VERSIONS_OF_GROUPS.end()
+            }
             HeaderVersion::Current(record) => {
                 put(OBSERVER_AT, &record.to_bytes());
                 VERSION
@@ -246,8 +272,7 @@ impl Arena {
         };
         put(VERSION_AT, &version.to_le_bytes());
         bytes.extend(self.points.iter().flat_map(entry_of));
-        let first = (self.trampoline(0).0 - self.code.0) as usize;
-        bytes.resize(first, 0);
+        bytes.resize((self.routine().0 - self.code.0) as usize, 0);
         bytes
     }
 
@@ -265,7 +290,7 @@ impl Arena {
     pub(crate) fn observer(&self) -> Option<&ObserverRecord> {
         match &self.version {
             HeaderVersion::WithoutRecord { .. } => None,
-            HeaderVersion::Current(record) => Some(record),
+            HeaderVersion::Grouped(record) | HeaderVersion::Current(record) => Some(record),
         }
     }
 
@@ -297,7 +322,12 @@ impl Arena {
         let version = if has_record(version) {
             let mut record = [0; OBSERVER_RECORD_LEN];
             read(code.plus(OBSERVER_AT as u64), &mut record)?;
-            HeaderVersion::Current(ObserverRecord::parse(&record))
+            let record = ObserverRecord::parse(&record);
+            if version == VERSION {
+                HeaderVersion::Current(record)
+            } else {
+                HeaderVersion::Grouped(record)
+            }
         } else {
             let data_len = says(DATA_LEN_AT);
             HeaderVersion::WithoutRecord { data_len }
@@ -361,24 +391,11 @@ impl Arena {
         read(self.restored_flag(), &mut byte)?;
         Ok(byte == [1])
     }
-
-    /// Returns the hits of each point, from the bytes of the counters.
-    pub(crate) fn hits(&self, data: &[u8]) -> Vec<u64> {
-        let rows = data.chunks_exact(1 << self.row_bits());
-        let mut hits = vec![0_u64; self.points.len()];
-        for row in rows {
-            for (sum, count) in hits.iter_mut().zip(row.chunks_exact(8)) {
-                let count = u64::from_le_bytes(count.try_into().unwrap_or_default());
-                *sum = sum.wrapping_add(count);
-            }
-        }
-        hits
-    }
 }
 
 /// Returns whether headers of this version have the record of who observes.
 fn has_record(version: u32) -> bool {
-    (VERSION_OF_SITES..=VERSION).contains(&version)
+    version == VERSION || VERSIONS_OF_GROUPS.contains(&version)
 }
 
 /// Returns the entry of a point in the table.
@@ -515,26 +532,22 @@ mod tests {
     fn parts_follow_each_other() {
         let (arena, header) = arena();
         let base = arena.code.0;
-        // The header and the table of 100 points take 42 lines, the trampolines 400.
-        assert_eq!(arena.trampolines(), base + 2688..base + 28288);
-        assert_eq!(arena.trampoline(1).0, base + 2688 + 256);
-        assert_eq!(arena.tail(1).0, base + 2688 + 2 * 256 - 8);
+        // The header and the table of 100 points take 42 lines, the routine 6, the trampolines 400.
+        assert_eq!(arena.routine().0, base + 2688);
+        assert_eq!(arena.trampolines(), base + 2688..base + 28672);
+        assert_eq!(arena.trampoline(1).0, base + 3072 + 256);
+        assert_eq!(arena.tail(1).0, base + 3072 + 2 * 256 - 8);
         assert_eq!((arena.code_len(), arena.data().0), (0x7000, base + 0x7000));
-        // A row of counters takes a page, or as many as 600 counters need.
-        assert_eq!((arena.row_bits(), arena.counters_len()), (12, 16 * 0x1000));
-        assert_eq!(arena.shared_at().0, base + 0x17000);
+        // The claims take 5 pages, the header a part of a line, and 40 rows 7 lines each.
+        assert_eq!(arena.counters_len(), 0x5000 + 0x9000);
+        assert_eq!(arena.shared_at().0, base + 0x15000);
         let successor = arena.shared_at().plus(arena.shared.len());
         assert_eq!(arena.successor_at(), Some(successor));
-        let data_len = 0x10000 + (arena.shared.len() + 176).next_multiple_of(PAGE);
+        let data_len = 0xe000 + (arena.shared.len() + 176).next_multiple_of(PAGE);
         assert_eq!(arena.data_len(), data_len);
         assert_eq!(arena.range(), base..base + 0x7000 + data_len);
         let validity = arena.shared_at().plus(arena.shared.validity());
         assert_eq!(arena.validity_at(), Some(validity));
-        let larger = with_points(1..601, LINE);
-        assert_eq!(
-            (larger.row_bits(), larger.counters_len()),
-            (13, 16 * 0x2000)
-        );
         // The trampolines find their data by the header.
         for (pointer, value) in [
             (arena.data_pointer(), arena.data()),
@@ -551,17 +564,6 @@ mod tests {
         );
         // Every third point has an island.
         assert_eq!(arena.places().count(), 133);
-    }
-
-    #[test]
-    fn hits_are_summed_over_all_groups() {
-        let arena = with_points([8, 16, 24].into_iter(), LINE);
-        let mut counters = vec![0; arena.counters_len() as usize];
-        for (group, point, hits) in [(0, 0, 1_u64), (1, 0, 2), (15, 1, 1 << 40), (0, 3, 9)] {
-            let at = group * 0x1000 + point * 8;
-            counters[at..at + 8].copy_from_slice(&hits.to_le_bytes());
-        }
-        assert_eq!(arena.hits(&counters), [3, 1 << 40, 0]);
     }
 
     #[test]
@@ -687,6 +689,31 @@ mod tests {
         // A part of an arena is not an arena.
         for len in [0, HEADER_LEN - 1, HEADER_LEN, 1000, bytes.len() - 1] {
             assert_eq!(find(&arena, &bytes[..len]), None);
+        }
+    }
+
+    #[test]
+    fn arena_of_groups_is_found() {
+        for (points, counters_len) in [(100, 16 * 0x1000), (600, 16 * 0x2000)] {
+            let mut arena = with_points(1..points + 1, LINE);
+            let HeaderVersion::Current(record) = arena.version.clone() else {
+                panic!("another version");
+            };
+            arena.version = HeaderVersion::Grouped(record.clone());
+            let mut bytes = bytes_of(&arena);
+            for version in [4, 5] {
+                bytes[VERSION_AT] = version;
+                let found = find(&arena, &bytes).unwrap();
+                assert_eq!(found, arena);
+                assert_eq!(found.observer(), Some(&record));
+                // The trampolines follow the table.
+                let table_end = HEADER_LEN as u64 + ENTRY_LEN as u64 * points;
+                let first = table_end.next_multiple_of(LINE);
+                assert_eq!(found.trampoline(0), arena.code.plus(first));
+                assert_eq!(found.shared_at(), found.data().plus(counters_len));
+            }
+            bytes[VERSION_AT] = 6;
+            assert_eq!(find(&arena, &bytes), None);
         }
     }
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use crate::address::LiveAddr;
 use crate::elf::table::Site;
-use crate::error::Result;
+use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::observe::functions::{ObservedFunctions, RefusedFunction};
 use crate::observe::layout::arena::Arena;
+use crate::observe::layout::rows::header;
 use crate::observe::plan::{ObservationPlan, PointOf};
 use crate::observe::read::data_source;
 use crate::process::object::{Object, UnreadableObject};
@@ -90,8 +91,8 @@ impl Counts {
         let mut function_hits = vec![0; plan.functions.functions.len()];
         let mut points = plan.points.iter();
         for arena in arenas {
-            let data = data_source::read(pid, source, arena.data(), arena.counters_len())?;
-            for (count, point) in arena.hits(&data).into_iter().zip(points.by_ref()) {
+            let hits_of_points = read_hits(pid, source, arena)?;
+            for (count, point) in hits_of_points.into_iter().zip(points.by_ref()) {
                 match point.of {
                     PointOf::Site(site) => hits[site] = point.role.is_counted.then_some(count),
                     PointOf::Function(function) => function_hits[function] = count,
@@ -168,6 +169,28 @@ impl Counts {
     }
 }
 
+/// Reads the hits of each point of an arena: of the rows that are in use.
+fn read_hits(pid: i32, source: &impl ReadMemory, arena: &Arena) -> Result<Vec<u64>> {
+    let (rows, data) = (arena.rows(), arena.data());
+    // A row that is claimed after this is read the next time.
+    let mut header = [0; header::LEN as usize];
+    let header_at = data.plus(rows.header());
+    let read = source.read(header_at, &mut header);
+    read.map_err(|source| Error::of_read(pid, MemoryPart::ObservationData, header_at, source))?;
+    let mut hits = vec![0_u64; arena.points.len()];
+    for range in rows.in_use(&header) {
+        let len = range.end - range.start;
+        let counters = data_source::read(pid, source, data.plus(range.start), len)?;
+        for row in counters.chunks_exact(rows.row_len() as usize) {
+            for (sum, count) in hits.iter_mut().zip(row.chunks_exact(8)) {
+                let count = u64::from_le_bytes(count.try_into().unwrap_or_default());
+                *sum = sum.wrapping_add(count);
+            }
+        }
+    }
+    Ok(hits)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,9 +222,17 @@ mod tests {
         };
         let arenas: Vec<Arena> = (0..).zip(plan.points.chunks(2)).map(arena).collect();
         let pieces = arenas.iter().zip(hits).map(|(arena, hits)| {
-            let mut bytes = vec![0; arena.counters_len() as usize];
-            bytes[..8].copy_from_slice(&hits[0].to_le_bytes());
-            bytes[8..16].copy_from_slice(&hits[1].to_le_bytes());
+            let rows = arena.rows();
+            let mut bytes = vec![0; rows.len() as usize];
+            let mut put = |at: u64, hits: u64| {
+                bytes[at as usize..][..8].copy_from_slice(&hits.to_le_bytes());
+            };
+            // A row is owned, which counts one of the hits of the second point.
+            put(rows.header() + header::CLAIMED, 1);
+            put(rows.shared_row(0), hits[0]);
+            put(rows.shared_row(0) + 8, hits[1] - 1);
+            put(rows.owned_row(0) + 8, 1);
+            put(rows.owned_row(1), 99);
             (arena.data().0, bytes)
         });
         let memory = SliceMemory::new(pieces);
@@ -227,7 +258,7 @@ mod tests {
 
     #[test]
     fn sums_saturate() {
-        let counts = counts([[u64::MAX, 0], [2, 0]]);
+        let counts = counts([[u64::MAX, 1], [2, 1]]);
         assert_eq!(
             (counts.total(), counts.hits("a")),
             (u64::MAX, Some(u64::MAX))

@@ -8,6 +8,7 @@ use test_support::Scratch;
 use super::*;
 use crate::observe::frame::Frame;
 use crate::observe::layout::arena::HeaderVersion;
+use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, record};
 use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, PointKind, WatchRole};
 use crate::process::tool::new_id;
@@ -19,9 +20,11 @@ const WRAPPER: LiveAddr = LiveAddr(0x5555_4000_0000);
 
 fn pointers(layout: SharedLayout) -> Pointers {
     Pointers {
-        counters: LiveAddr(0x5555_0000_0020),
-        row_bits: 12,
-        counter: 0x1f8,
+        count: CountPointers {
+            claims: LiveAddr(0x5555_0000_0020),
+            routine: LiveAddr(0x5555_0000_0a00),
+        },
+        point: 0x2f,
         shared: LiveAddr(0x5555_0000_0030),
         layout,
     }
@@ -35,13 +38,18 @@ fn listing(role: &Role, layout: SharedLayout) -> Vec<String> {
     let tail = (len - TAIL_LEN) as usize;
     assert_eq!(code[tail], RET);
     code[tail] = JMP;
+    disassembled(&code, AT)
+}
+
+/// Returns the instructions of code at an address, without the nops.
+fn disassembled(code: &[u8], at: LiveAddr) -> Vec<String> {
     let scratch = Scratch::new();
     let file = scratch.file("trampoline");
     std::fs::write(&file, code).unwrap();
     let output = Command::new("objdump")
         .args(["-D", "-b", "binary", "-m", "i386:x86-64"])
         .arg("--no-show-raw-insn")
-        .arg(format!("--adjust-vma={AT}"))
+        .arg(format!("--adjust-vma={at}"))
         .arg(&file)
         .output()
         .unwrap();
@@ -62,16 +70,27 @@ fn objdump_reads_the_intended_instructions() {
     assert_eq!(
         listing(&role, SharedLayout::default()),
         [
-            "movq %rcx,%mm0",
-            "mov %fs:0x0,%ecx",
-            "imul $0x9e3779b9,%ecx,%ecx",
-            "shr $0x1c,%ecx",
-            "shl $0xc,%ecx",
-            "add -0xfff(%rip),%rcx # 0x555500000020",
-            "lock incq 0x1f8(%rcx)",
-            "movq %mm0,%rcx",
+            "movq %rcx,%mm1",
+            "movq %rdx,%mm2",
+            "mov %rsp,%rcx",
+            "shr $0xe,%rcx",
+            "imul $0x9e3779b9,%ecx,%edx",
+            "shr $0x17,%edx",
+            "shl $0x5,%edx",
+            "add -0x1002(%rip),%rdx # 0x555500000020",
+            "cmp %rcx,(%rdx)",
+            "jne 0x55550000104c",
+            "rdfsbase %rcx",
+            "cmp %rcx,0x8(%rdx)",
+            "jne 0x55550000104c",
+            "mov 0x10(%rdx),%rdx",
+            "incq 0x1f8(%rdx)",
+            "movq %mm1,%rcx",
+            "movq %mm2,%rdx",
             "emms",
-            "jmp 0x555500001038",
+            "jmp 0x555500001078",
+            "lea -0x16(%rip),%rdx # 0x55550000103d",
+            "jmp 0x555500000a00",
             "jmp 0x555540000000",
         ]
     );
@@ -155,19 +174,91 @@ fn whole_listing_is_golden() {
             arguments,
         }),
     };
-    let text = listing(&role, layout).join("\n") + "\n";
-    let file = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/src/observe/trampoline/listing.txt"
-    );
+    assert_golden("listing.txt", &listing(&role, layout));
+}
+
+/// Asserts that a file of this folder has these lines.
+fn assert_golden(name: &str, lines: &[String]) {
+    let text = lines.join("\n") + "\n";
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/observe/trampoline/");
+    let file = format!("{folder}{name}");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(file, &text).unwrap();
+        std::fs::write(&file, &text).unwrap();
     }
-    let golden = std::fs::read_to_string(file).unwrap();
+    let golden = std::fs::read_to_string(&file).unwrap();
     assert!(
         golden == text,
         "not as in {file}; UPDATE_GOLDEN=1 rewrites it:\n{text}"
     );
+}
+
+/// Returns the arena of one site.
+fn arena_of_one() -> Arena {
+    Arena {
+        code: LiveAddr(0x5555_1000_0000),
+        points: vec![Point {
+            address: LiveAddr(0x5555_0000_0000),
+            kind: PointKind::Site { operand: [0; 4] },
+        }],
+        trampoline_len: LINE,
+        shared: SharedLayout::default(),
+        id: new_id(),
+        version: HeaderVersion::Current(ObserverRecord::default()),
+    }
+}
+
+// The routine that counts hits of threads without a row, with claims and without.
+#[test]
+fn routine_listing_is_golden() {
+    let arena = arena_of_one();
+    for (name, claims) in [("routine.txt", true), ("routine_without_claims.txt", false)] {
+        let code = count::routine(&arena, claims).unwrap();
+        let lines = disassembled(&code, arena.routine());
+        assert_eq!(lines.iter().any(|it| it.contains("fsbase")), claims);
+        // It stores nothing on the stack.
+        assert!(
+            !lines
+                .iter()
+                .any(|it| it.starts_with("push") || it.contains("rsp)"))
+        );
+        assert_golden(name, &lines);
+    }
+}
+
+#[test]
+fn calls_are_counted_before_the_displaced_instructions() {
+    let pointers = pointers(SharedLayout::default()).count;
+    let counter = CallCounter::of(AT, pointers).unwrap();
+    let at = AT.plus(0x1000);
+    // xor %eax,%eax; ret
+    let code = counter.around(at, 2, &[0x31, 0xc0, 0xc3]).unwrap();
+    assert_eq!(code.len(), counter.len() + 3);
+    assert_eq!(code[counter.split()..][..3], [0x31, 0xc0, 0xc3]);
+    assert_eq!(
+        disassembled(&code, at)[7..],
+        [
+            "add -0x2002(%rip),%rdx # 0x555500000020",
+            "cmp %rcx,(%rdx)",
+            "jne 0x55550000204a",
+            "rdfsbase %rcx",
+            "cmp %rcx,0x8(%rdx)",
+            "jne 0x55550000204a",
+            "mov 0x10(%rdx),%rdx",
+            "incq 0x90(%rdx)",
+            "movq %mm1,%rcx",
+            "movq %mm2,%rdx",
+            "emms",
+            "xor %eax,%eax",
+            "ret",
+            "lea -0x14(%rip),%rdx # 0x55550000203d",
+            "jmp 0x555500000a00",
+        ]
+    );
+    // At its own place, and with so much that the short branches do not reach over it.
+    let own = counter.around(AT, 0, &[]).unwrap();
+    assert_eq!(own.len(), counter.len());
+    assert!(counter.around(at, 2, &[0x90; 80]).is_some());
+    assert!(counter.around(at, 2, &[0x90; 120]).is_none());
 }
 
 /// Returns ends of pairs with these numbers: a start, a stop, both, several.
@@ -238,13 +329,12 @@ fn every_trampoline_fits_beside_any_others() {
 }
 
 fn assert_fits(role: &Role, len: u64, layout: SharedLayout) {
-    // Counters near the start of the row need shorter displacements.
-    for counter in [0, 0x1f8] {
+    for point in [0, 0x2f] {
         let pointers = Pointers {
-            counter,
+            point,
             ..pointers(layout)
         };
-        let recording = recording(AT, role, &pointers).unwrap();
+        let recording = recording(AT, role, &pointers, AT.plus(len - TAIL_LEN)).unwrap();
         assert!(
             recording.len() as u64 + TAIL_LEN <= len,
             "{role:?} in {len}"
@@ -268,8 +358,10 @@ fn oversized_trampoline_is_not_truncated() {
         record_len: 0,
     };
     let pointers = pointers(layout);
-    let needed = recording(AT, &role, &pointers).unwrap().len() as u64 + TAIL_LEN;
     let of_len = |len| trampoline(AT, len, &role, &pointers, WRAPPER);
+    let far = len(&role, layout).unwrap();
+    let needed = (0..far).rev().find(|len| of_len(*len).is_err()).unwrap() + 1;
+    assert!(needed > 200);
     for len in 0..needed {
         assert!(of_len(len).is_err(), "{len}");
     }
@@ -313,9 +405,9 @@ fn every_point_of_an_arena_has_its_trampoline() {
         trampoline_len: longest(&plan).unwrap(),
         shared,
         id: new_id(),
-        version: HeaderVersion::WithoutRecord { data_len: 0 },
+        version: HeaderVersion::Current(ObserverRecord::default()),
     };
-    let code = arena_code(&arena, &plan, &plan.points, &arena).unwrap();
+    let code = arena_code(&arena, &plan, &plan.points, &arena, true).unwrap();
     assert!(code.moves.is_empty() && code.out_of_reach.is_empty());
     let code = code.bytes;
     assert_eq!(code.len() as u64, arena.code_len());

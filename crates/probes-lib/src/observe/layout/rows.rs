@@ -1,0 +1,170 @@
+//! [`Rows`]: the layout of the counters of an arena, as offsets in its data. Pure.
+//!
+//! ```text
+//! claims   for each thread, and each part of its stack that it is hit in: the row that it owns
+//! header   how many rows have an owner, and which shared rows are used
+//! shared   8 rows for threads that own none: they are incremented by locked instructions
+//! owned    32 rows, each of which one thread increments, without a lock
+//! ```
+//!
+//! A row has a u64 for each point. The hits of a point are the sum of its column.
+//!
+//! A thread is known by its `fs` base and by the 16 KiB that its stack pointer is in. Threads that were created without
+//! thread-local storage of their own have the same `fs` base, but other stacks. A thread whose stack reaches into
+//! several parts, or that has several stacks, owns several rows.
+//!
+//! The claims are the process's own, even if the rows are shared with the observer: the kernel clears them in a forked
+//! child (`MADV_WIPEONFORK`), which has the `fs` bases and the stacks of its parent, and claims other rows.
+
+use std::ops::Range;
+
+use crate::address::PAGE;
+
+/// Binary logarithm of the length of a part of a stack, in bytes.
+pub(crate) const STACK_PART_BITS: u32 = 14;
+
+/// How many claims there is room for, a power of two: so many that two threads rarely select the same one.
+pub(crate) const CLAIMS: u64 = 1 << CLAIM_BITS;
+pub(crate) const CLAIM_BITS: u32 = 9;
+/// How many claims a thread tries: those beside the one that its hash selects.
+pub(crate) const CLAIMS_TRIED: u64 = 8;
+pub(crate) const CLAIM_LEN: u64 = 1 << CLAIM_LEN_BITS;
+pub(crate) const CLAIM_LEN_BITS: u32 = 5;
+
+/// The fields of a claim, eight bytes each. All zero: it is free.
+pub(crate) mod claim {
+    /// Which part of the address space the stack pointer is in. Written last.
+    pub(crate) const STACK_PART: u64 = 0;
+    /// The `fs` base of the thread.
+    pub(crate) const OWNER: u64 = 8;
+    /// The address of the row, less [`DISPLACED_BY`](super::DISPLACED_BY).
+    pub(crate) const ROW: u64 = 16;
+    /// In place of the part of the stack, while the claim is written.
+    pub(crate) const IN_PROGRESS: i32 = -1;
+}
+
+/// The length of the claims, which are wiped in forked children.
+pub(crate) const CLAIMS_LEN: u64 = CLAIMS * CLAIM_LEN;
+/// With a page that is unused: see [`VALIDITY_LEN`](crate::observe::layout::shared::VALIDITY_LEN).
+pub(crate) const CLAIMS_MAPPED: u64 = CLAIMS_LEN + PAGE;
+
+/// The fields of the header, as offsets in it.
+pub(crate) mod header {
+    use super::SHARED_ROWS;
+
+    /// How many rows were claimed, four bytes; it may be more than there are.
+    pub(crate) const CLAIMED: u64 = 0;
+    /// A byte for each shared row: 1 once it is used.
+    pub(crate) const USED: u64 = 8;
+    pub(crate) const LEN: u64 = super::LINES;
+    const _: () = assert!(USED + SHARED_ROWS <= LEN);
+}
+
+pub(crate) const OWNED_ROWS: u64 = 32;
+pub(crate) const SHARED_ROWS: u64 = 1 << SHARED_ROW_BITS;
+pub(crate) const SHARED_ROW_BITS: u32 = 3;
+
+/// What processors do not share: a cache line and the one that is fetched with it.
+const LINES: u64 = 128;
+
+/// Added to the offset of each counter in its row, and subtracted from the address of the row, so that all displacements
+/// have four bytes.
+pub(crate) const DISPLACED_BY: u64 = 128;
+
+/// The layout of the counters of so many points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) points: usize,
+}
+
+impl Rows {
+    /// Returns the length of a row in bytes.
+    pub(crate) fn row_len(self) -> u64 {
+        (self.points as u64 * 8).next_multiple_of(LINES)
+    }
+
+    /// Returns the offset of the header.
+    pub(crate) fn header(self) -> u64 {
+        CLAIMS_MAPPED
+    }
+
+    /// Returns the offset of a shared row. The first one is always in use.
+    pub(crate) fn shared_row(self, index: u64) -> u64 {
+        self.header() + header::LEN + index * self.row_len()
+    }
+
+    /// Returns the offset of a row that a thread can own.
+    pub(crate) fn owned_row(self, index: u64) -> u64 {
+        self.shared_row(SHARED_ROWS + index)
+    }
+
+    /// Returns the displacement of the counter of a point from the address of a row in a claim.
+    pub(crate) fn displacement(index: usize) -> u64 {
+        DISPLACED_BY + 8 * index as u64
+    }
+
+    /// Returns the length of all of it in bytes, whole pages.
+    pub(crate) fn len(self) -> u64 {
+        self.owned_row(OWNED_ROWS).next_multiple_of(PAGE)
+    }
+
+    /// Returns the offsets of the rows that are in use, as a header says.
+    pub(crate) fn in_use(self, header: &[u8; header::LEN as usize]) -> Vec<Range<u64>> {
+        let claimed = header[header::CLAIMED as usize..].first_chunk();
+        let claimed = claimed.map_or(0, |claimed| u32::from_le_bytes(*claimed));
+        let is_used = |index: &u64| *index == 0 || header[(header::USED + index) as usize] != 0;
+        let shared = (0..SHARED_ROWS).filter(is_used);
+        let shared = shared.map(|index| self.shared_row(index)..self.shared_row(index + 1));
+        let owned = self.owned_row(0)..self.owned_row(OWNED_ROWS.min(claimed.into()));
+        shared
+            .chain([owned])
+            .filter(|range| !range.is_empty())
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_share_no_line() {
+        for (points, row_len) in [(1, 128), (16, 128), (17, 256), (20_000, 160_000)] {
+            let rows = Rows { points };
+            assert_eq!((rows.row_len(), rows.header() % PAGE), (row_len, 0));
+            let all = (0..SHARED_ROWS).map(|index| rows.shared_row(index));
+            let all = all.chain((0..OWNED_ROWS).map(|index| rows.owned_row(index)));
+            let mut next = rows.header() + header::LEN;
+            for row in all {
+                assert_eq!((row, row % LINES), (next, 0));
+                next += row_len;
+            }
+            assert!((next..next + PAGE).contains(&rows.len()) && rows.len() % PAGE == 0);
+        }
+        // All counters of 20,000 points.
+        assert!(Rows { points: 20_000 }.len() < 7 << 20);
+        assert_eq!((CLAIMS_LEN, CLAIMS_MAPPED), (0x4000, 0x5000));
+        assert_eq!(Rows::displacement(2), 144);
+    }
+
+    #[test]
+    fn rows_in_use_are_those_of_the_header() {
+        let rows = Rows { points: 3 };
+        let in_use = |claimed: u32, used: &[u64]| {
+            let mut header = [0; header::LEN as usize];
+            header[..4].copy_from_slice(&claimed.to_le_bytes());
+            for index in used {
+                header[(header::USED + index) as usize] = 1;
+            }
+            rows.in_use(&header)
+        };
+        let shared = |index| rows.shared_row(index)..rows.shared_row(index + 1);
+        let owned = |count| rows.owned_row(0)..rows.owned_row(count);
+        assert_eq!(in_use(0, &[]), [shared(0)]);
+        assert_eq!(in_use(2, &[]), [shared(0), owned(2)]);
+        assert_eq!(in_use(0, &[0, 7]), [shared(0), shared(7)]);
+        for claimed in [32, 33, u32::MAX] {
+            assert_eq!(in_use(claimed, &[3]), [shared(0), shared(3), owned(32)]);
+        }
+    }
+}
