@@ -32,10 +32,10 @@ pub(crate) mod site;
 mod tables;
 mod targets;
 
-use iced_x86::Mnemonic;
+use iced_x86::{Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
-use code::{Body, Code};
+use code::{Body, Code, is_straight};
 use exits::Exits;
 use place::Swept;
 use refusal::Refusal;
@@ -173,6 +173,29 @@ impl PatchPlanner {
             .candidates(&body, index.ok_or(Refusal::NoInstruction { offset })?)
     }
 
+    /// Returns some addresses of instructions of a function that are executed whenever that at `address` is: those near it
+    /// in the same basic block, first those behind it.
+    pub(crate) fn executed_with(&self, function: CodeRange, address: FileAddr) -> Vec<FileAddr> {
+        const MOST: usize = 8;
+        let Ok(body) = self.body(function) else {
+            return Vec::new();
+        };
+        let Some(index) = body.index_at(address.0) else {
+            return Vec::new();
+        };
+        let instructions = &body.instructions;
+        let goes_on = |index: &usize| {
+            let next = instructions.get(index + 1);
+            let is_target = |next: &Instruction| self.swept.targets.contains(next.ip());
+            is_straight(&instructions[*index]) && next.is_some_and(|next| !is_target(next))
+        };
+        let behind = (index..).take_while(goes_on).map(|index| index + 1);
+        let before = (0..index).rev().take_while(goes_on);
+        let both = behind.take(MOST).chain(before.take(MOST));
+        both.map(|index| FileAddr(instructions[index].ip()))
+            .collect()
+    }
+
     fn body(&self, range: CodeRange) -> Result<Body, Refusal> {
         let body = self.swept.body(range)?;
         match exits::unknown_jump(&self.swept, &body) {
@@ -201,6 +224,11 @@ impl EntryPlanner {
         address: FileAddr,
     ) -> Result<Vec<PatchSite>, Refusal> {
         self.planner.instruction(function, address)
+    }
+
+    /// See [`PatchPlanner::executed_with`].
+    pub(crate) fn executed_with(&self, function: CodeRange, address: FileAddr) -> Vec<FileAddr> {
+        self.planner.executed_with(function, address)
     }
 
     /// See [`PatchPlanner::code`].

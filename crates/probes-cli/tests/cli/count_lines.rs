@@ -18,6 +18,8 @@ fn executions_of_source_lines_are_counted_exactly() {
             // What each line that increments a counter says.
             [
                 ("calls.ml:13", "leaf", "calls.ml:13 in Calls.leaf"),
+                // The code of this one is a call.
+                ("calls.ml:29", "raises", "calls.ml:29 in Calls.work"),
                 (
                     "test-programs/calls.ml:22",
                     "raises",
@@ -30,6 +32,7 @@ fn executions_of_source_lines_are_counted_exactly() {
             ["calls 1 0", "calls 4 20000"],
             [
                 ("calls.c:24", "outer", "calls.c:24 in outer"),
+                ("calls.c:39", "outer", "calls.c:39 in work"),
                 ("calls.c:29", "indirect", "calls.c:29 in indirect"),
             ],
         ),
@@ -37,7 +40,8 @@ fn executions_of_source_lines_are_counted_exactly() {
         for file in files {
             let mut target = Talker::start(&file);
             target.ask(commands[0], "call");
-            let flags = format!("-json -fn {},{}", lines[0].0, lines[1].0);
+            let typed = lines.map(|(typed, ..)| typed).join(",");
+            let flags = format!("-json -fn {typed}");
             let tool = counting(&flags, target.pid());
             let answer = target.ask(commands[1], "call");
             let counted = object(&tool.end().answer());

@@ -167,16 +167,25 @@ impl ObservedFunctions {
                 address,
                 named_by: place.named_by,
             };
-            let planned = if object.is_kernels() {
-                Err(Refusal::KernelCode)
-            } else if offset == 0 {
-                planner.entry(range)
-            } else {
-                let sites = planner.instruction(range, bias.file(address));
-                sites.and_then(|sites| with_dead_flags(sites, offset))
+            let plan = |at: FileAddr| {
+                let sites = if at == range.start {
+                    planner.entry(range)
+                } else {
+                    let sites = planner.instruction(range, at);
+                    sites.and_then(|sites| with_dead_flags(sites, offset))
+                };
+                sites.and_then(|sites| candidates(&planner, sites, bias, keeps_faults && is_ocaml))
             };
-            let planned = planned
-                .and_then(|sites| candidates(&planner, sites, bias, keeps_faults && is_ocaml));
+            let at = bias.file(address);
+            let mut planned = if object.is_kernels() {
+                Err(Refusal::KernelCode)
+            } else {
+                plan(at)
+            };
+            if planned.is_err() && place.line.is_some() {
+                let others = planner.executed_with(range, at).into_iter();
+                planned = others.map(plan).find(Result::is_ok).unwrap_or(planned);
+            }
             match planned {
                 Ok((best, others)) => self.functions.push(ObservedFunction {
                     wanted,

@@ -494,6 +494,26 @@ fn refusals_say_why() {
 }
 
 #[test]
+fn instructions_of_a_block_are_executed_together() {
+    // push %rbx; sub $8,%rsp; loop: cmp $1,%rax; push %rax; jne loop; push %rbx; call f; pop %rbx; ret; and f.
+    let bytes = b"\x53\x48\x83\xec\x08\x48\x83\xf8\x01\x50\x75\xf9\x53\xe8\x02\0\0\0\x5b\xc3";
+    let (planner, ranges) = planner_of(&[bytes, b"\xc3"]);
+    let with = |offset: u64| {
+        let found = planner.executed_with(ranges[0], FileAddr(AT + offset));
+        found.iter().map(|it| it.0 - AT).collect::<Vec<u64>>()
+    };
+    assert_eq!(with(0), [1]);
+    assert_eq!(with(1), [0]);
+    assert_eq!(with(5), [9, 10]);
+    assert_eq!(with(9), [10, 5]);
+    assert_eq!(with(10), [9, 5]);
+    assert_eq!(with(12), [13]);
+    assert_eq!(with(13), [12]);
+    assert_eq!(with(18), [19]);
+    assert_eq!(with(2), []);
+}
+
+#[test]
 fn refusals_are_documented() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/functions.md");
     let page = std::fs::read_to_string(page).unwrap();
