@@ -19,6 +19,7 @@ mod commands;
 mod cost;
 mod document;
 mod failure;
+mod functions;
 mod gdb;
 mod goals;
 mod machine;
@@ -105,7 +106,7 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
 }
 
 /// The names of the tables, and of their places in `docs/benchmarks.md`.
-const TABLES: [&str; 13] = [
+const TABLES: [&str; 16] = [
     "machine",
     "goals",
     "stop-time",
@@ -117,6 +118,9 @@ const TABLES: [&str; 13] = [
     "observe-exact",
     "observe-stops",
     "observe-goals",
+    "functions-calls",
+    "functions-stops",
+    "functions-compiler",
     "syscalls",
     "parsing",
 ];
@@ -161,6 +165,17 @@ fn measure(request: Request) -> Result<()> {
         document.add("ps", ps::table(&ready.targets, tool, request.rounds)?);
     }
     add_observe_tables(&request, &ready, &mut document)?;
+    if wants("functions-calls") {
+        let table = functions::calls(&ready.targets, request.rounds)?;
+        document.add("functions-calls", table);
+    }
+    if wants("functions-stops") {
+        let table = functions::stops(tool, request.rounds)?;
+        document.add("functions-stops", table);
+    }
+    if wants("functions-compiler") {
+        document.add("functions-compiler", functions::compiler(request.rounds)?);
+    }
     if wants("syscalls") {
         document.add("syscalls", syscalls::table(programs, tool)?);
     }

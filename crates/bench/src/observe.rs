@@ -149,7 +149,7 @@ fn others_table(all: &[Costs]) -> String {
 }
 
 /// Formats a time that is given in picoseconds, in ns.
-fn ns(picoseconds: f64) -> String {
+pub(crate) fn ns(picoseconds: f64) -> String {
     if picoseconds < 1e6 {
         format!("{:.1} ns", picoseconds / 1e3)
     } else {

@@ -1,0 +1,224 @@
+//! What counting functions costs: a hit, the stops, planning, and how much longer a compiler takes that is counted.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use probes_lib::{FunctionSelector, Observation, Options, Target};
+use test_support::{Guard, Scratch, Talker, eventually};
+
+use crate::cost;
+use crate::document::{Table, median_max};
+use crate::failure::{Failure, Result};
+use crate::observe::ns;
+use crate::stats::Samples;
+
+/// The program with many functions.
+const COMPILER: &str = "ocamlopt.opt";
+
+/// A function of it that is counted alone.
+const ONE: &str = "Stdlib.List.map";
+
+/// A program whose threads call a function in a loop.
+const CALLS: &str = "fixtures/calls.pie";
+
+/// That function.
+const CALLED: &str = "leaf";
+
+/// How many times it is called in a sample.
+const CALLS_MADE: u64 = 200_000_000;
+
+/// Sources of OCaml's standard library that the compiler compiles.
+const SOURCES: [&str; 8] = [
+    "camlinternalFormat",
+    "format",
+    "hashtbl",
+    "list",
+    "map",
+    "scanf",
+    "set",
+    "string",
+];
+
+/// How many times it compiles them in one run.
+const TIMES: usize = 2;
+
+fn selected(glob: &str) -> Result<Observation> {
+    let glob = glob.parse();
+    let glob = glob.map_err(|_| Failure::new("this is no glob"))?;
+    Ok(Observation::new().count_functions(FunctionSelector::Glob(glob)))
+}
+
+/// Returns the table of what a call costs.
+pub(crate) fn calls(targets: &Path, rounds: usize) -> Result<String> {
+    let mut table = Table::new(&["threads", "a call", "counting adds", "calls", "missed"]);
+    for threads in [1, 4] {
+        eprintln!("bench: the calls of {threads} threads");
+        let mut talker = Talker::start(&targets.join(CALLS));
+        let target = Target::open_any(talker.pid())?;
+        let (mut bare, mut counted) = (Samples::default(), Samples::default());
+        let (mut made, mut missed) = (0, 0);
+        for _ in 0..rounds {
+            bare.push(call_ps(&mut talker, threads)?);
+            let mut observer = target.observe(&selected(CALLED)?, Options::default())?;
+            counted.push(call_ps(&mut talker, threads)?);
+            made += CALLS_MADE;
+            missed += CALLS_MADE as i64 - observer.remove()?.counts.total() as i64;
+        }
+        let adds = counted.median() as f64 - bare.median() as f64;
+        table.row([
+            threads.to_string(),
+            ns(bare.median() as f64),
+            ns(adds),
+            made.to_string(),
+            missed.to_string(),
+        ]);
+    }
+    Ok(table.finish())
+}
+
+/// Makes the threads call; returns the processor time of a call in picoseconds.
+fn call_ps(talker: &mut Talker, threads: u64) -> Result<u64> {
+    /// The unit of times in /proc/PID/stat, `sysconf(_SC_CLK_TCK)`.
+    const TICK_PS: u64 = 10_000_000_000;
+    let pid = talker.pid();
+    let ticks = || {
+        let user = test_support::process::stat(pid, 14).parse::<u64>();
+        user.map_err(Failure::of("cannot read the processor time"))
+    };
+    let before = ticks()?;
+    // Each round has two calls.
+    talker.ask(
+        &format!("calls {threads} {}", CALLS_MADE / 2 / threads),
+        "called",
+    );
+    Ok((ticks()? - before) * TICK_PS / CALLS_MADE)
+}
+
+/// A compiler that waits for its preprocessor, which waits for its input to end.
+struct Compiler {
+    guard: Guard,
+    input: File,
+    /// Where it works.
+    _scratch: Scratch,
+}
+
+impl Compiler {
+    /// Starts it; it will compile these files.
+    fn start(sources: &[PathBuf]) -> Result<Compiler> {
+        let scratch = Scratch::new();
+        let fifo = scratch.path().join("input");
+        mkfifo(&fifo, Mode::S_IRWXU).map_err(Failure::of("cannot make a fifo"))?;
+        let failed = || Failure::of::<std::io::Error>("cannot write a source");
+        let first = scratch.path().join("first.ml");
+        fs::write(&first, "let first = 1\n").map_err(failed())?;
+        let script = scratch.path().join("preprocess.sh");
+        let text = "case $1 in */first.ml) cat \"${0%/*}/input\";; esac\nexec cat \"$1\"\n";
+        fs::write(&script, text).map_err(failed())?;
+        let mut command = Command::new(COMPILER);
+        command.args(["-w", "-a", "-c", "-pp"]);
+        command.arg(format!("sh '{}'", script.display())).arg(first);
+        for (number, source) in sources.iter().enumerate() {
+            // Of a name of its own, and without the interface beside it.
+            let name = source.file_name().unwrap_or_default().to_string_lossy();
+            let copy = scratch.path().join(format!("m{number}_{name}"));
+            fs::copy(source, &copy).map_err(Failure::of("cannot copy a source"))?;
+            command.arg(copy);
+        }
+        command.env_remove(cost::SET_BY_CARGO);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let guard = Guard::spawn(&mut command);
+        // This fails until the preprocessor reads.
+        let input = eventually("the preprocessor reads", || {
+            let mut options = OpenOptions::new();
+            let options = options.write(true).custom_flags(OFlag::O_NONBLOCK.bits());
+            options.open(&fifo).ok()
+        });
+        Ok(Compiler {
+            guard,
+            input,
+            _scratch: scratch,
+        })
+    }
+
+    fn pid(&mut self) -> i32 {
+        self.guard.child().id() as i32
+    }
+
+    /// Lets it compile; returns how long that took.
+    fn compile(mut self) -> Result<Duration> {
+        let begun = Instant::now();
+        drop(self.input);
+        let status = self.guard.wait();
+        if !status.success() {
+            return Err(Failure::new(format!("{COMPILER} failed with {status}")));
+        }
+        Ok(begun.elapsed())
+    }
+}
+
+/// Returns the table of stops and of planning. Each round is made with a process whose code was never patched.
+pub(crate) fn stops(tool: &Path, rounds: usize) -> Result<String> {
+    let mut table = Table::new(&[
+        "functions",
+        "stop to install",
+        "stop to remove",
+        "planning",
+        "CPU of `count -for 10ms`",
+    ]);
+    for glob in ["*", ONE] {
+        eprintln!("bench: counting {glob} of {COMPILER}");
+        let [mut install, mut remove, mut plan, mut cpu] = <[Samples; 4]>::default();
+        let mut functions = 0;
+        for _ in 0..rounds {
+            let mut compiler = Compiler::start(&[])?;
+            let target = Target::open_any(compiler.pid())?;
+            let begun = Instant::now();
+            let mut observer = target.observe(&selected(glob)?, Options::default())?;
+            plan.push_time(begun.elapsed().saturating_sub(observer.stopped()));
+            install.push_time(observer.stopped());
+            let removed = observer.remove()?;
+            remove.push_time(removed.stopped);
+            functions = removed.counts.functions().len();
+            let pid = compiler.pid().to_string();
+            let args = ["count", "-pid", &pid, "-fn", glob, "-for", "10ms"];
+            cpu.push(cost::of(tool, &args)?.cpu_ns);
+        }
+        let all = [&install, &remove, &plan, &cpu].map(median_max);
+        let [install, remove, plan, cpu] = all;
+        table.row([functions.to_string(), install, remove, plan, cpu]);
+    }
+    Ok(table.finish())
+}
+
+/// Returns the table of how long the compiler takes alone, and with all its functions counted; the runs alternate.
+pub(crate) fn compiler(rounds: usize) -> Result<String> {
+    let library = test_support::output(Command::new(COMPILER).arg("-where"));
+    let library = PathBuf::from(String::from_utf8_lossy(&library.stdout).trim());
+    let file = |name: &&str| library.join(format!("{name}.ml"));
+    let sources: Vec<PathBuf> = SOURCES.repeat(TIMES).iter().map(file).collect();
+    eprintln!("bench: how long {COMPILER} takes while it is counted");
+    let [mut alone, mut counted] = <[Samples; 2]>::default();
+    for _ in 0..rounds {
+        alone.push_time(Compiler::start(&sources)?.compile()?);
+        let mut compiler = Compiler::start(&sources)?;
+        let target = Target::open_any(compiler.pid())?;
+        let observer = target.observe(&selected("*")?, Options::default())?;
+        counted.push_time(compiler.compile()?);
+        // What it counted last is lost with the process.
+        drop(observer);
+    }
+    let times = counted.median() as f64 / alone.median() as f64;
+    let mut table = Table::new(&["compiling, alone", "all functions counted", "times as long"]);
+    table.row([
+        median_max(&alone),
+        median_max(&counted),
+        format!("{times:.2}"),
+    ]);
+    Ok(table.finish())
+}
