@@ -13,6 +13,7 @@ mod probe_selection;
 mod seccomp;
 mod take_over;
 mod target_selection;
+mod timed;
 
 pub(crate) use actions::{ActionFlags, Change, ChangeFlags};
 pub(crate) use checked::{Checked, Flags, each_once};
@@ -27,3 +28,4 @@ pub(crate) use probe_selection::{ProbeFlags, by_name, probe_name, with_regexp_he
 pub(crate) use seccomp::SeccompFlag;
 pub(crate) use take_over::TakeOver;
 pub(crate) use target_selection::{OneProcess, TargetSelection, pid};
+pub(crate) use timed::TimedFlags;

@@ -62,6 +62,8 @@ mod several_processes; // several processes at once
 mod streams; // stdout and stderr: closed pipes, terminals, colours, -quiet, -verbose
 #[path = "cli/system_calls.rs"]
 mod system_calls; // which system calls the tool makes, as a golden file
+#[path = "cli/time_functions.rs"]
+mod time_functions; // how long calls of functions last
 #[path = "cli/top.rs"]
 mod top; // a live screen
 #[path = "cli/trace.rs"]

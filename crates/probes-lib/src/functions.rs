@@ -424,7 +424,7 @@ impl FunctionObject {
     /// # Errors
     ///
     /// If the file cannot be read.
-    pub(crate) fn entry_planner(&self, wanted: &[CodeRange]) -> Result<EntryPlanner> {
+    pub(crate) fn entry_planner(&self, wanted: &[CodeRange]) -> Result<EntryPlanner<'static>> {
         EntryPlanner::read(&self.elf, &self.table, wanted)
     }
 

@@ -122,8 +122,8 @@ pub use update::snapshot::State;
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    CleanReport, Counts, DiscardedPatches, Event, Events, FunctionHits, Latency, Observation,
-    RefusedFunction, SiteHits, Value,
+    CleanReport, Counts, DiscardedPatches, Event, Events, FunctionHits, FunctionLatency, Latency,
+    Observation, RefusedFunction, SiteHits, Times, Value,
 };
 pub use observer::{ObservationReport, Observer};
 
@@ -132,7 +132,7 @@ pub use patch_plan::code::Code;
 pub use patch_plan::displaced::DisplacedCopy;
 pub use patch_plan::jump::Jump;
 pub use patch_plan::refusal::Refusal;
-pub use patch_plan::site::PatchSite;
+pub use patch_plan::site::{DisplacedExit, PatchSite};
 pub use patch_plan::{ExitPlan, FunctionPlan, PatchPlanner};
 
 // Programs that are started, and processes that are followed.

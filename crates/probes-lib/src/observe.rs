@@ -14,6 +14,7 @@
 //! killed, the next one finds it ([`installed`]) and removes it.
 
 pub(crate) mod discarded;
+mod fibers;
 mod frame;
 pub(crate) mod functions;
 pub(crate) mod install;
@@ -32,7 +33,9 @@ pub use self::discarded::DiscardedPatches;
 pub use self::functions::RefusedFunction;
 pub use self::install::remove::CleanReport;
 pub use self::observation::Observation;
+pub use self::read::calls::FunctionLatency;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
 pub use self::read::events::{Event, Events};
 pub use self::read::latency::Latency;
+pub use self::read::times::Times;
 pub use self::read::value::Value;

@@ -21,11 +21,12 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::observer_lock::own_record;
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
+use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
 use crate::observe::read::counts::Counts;
 use crate::observe::read::data_source::{DataSource, SharedData};
 use crate::observe::read::events::Events;
 use crate::observe::read::latency::{Latency, read_pairs};
-use crate::observe::{DiscardedPatches, Observation};
+use crate::observe::{DiscardedPatches, Observation, RefusedFunction};
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
@@ -85,6 +86,8 @@ pub struct ObservationReport {
     pub counts: Counts,
     /// Of each pair, in the order of the [`Observation`].
     pub latencies: Vec<Latency>,
+    /// Of each function that was timed, in the order of their addresses.
+    pub function_latencies: Vec<FunctionLatency>,
     /// Those that have not been read yet.
     pub events: Events,
     /// An upper bound of the total time for which the process was stopped to remove the
@@ -132,7 +135,7 @@ impl Target {
         let before = process.stop_time().total();
         self.refuse_if_seccomp_forbids(observation, &functions, options)?;
         let mut cleaned = self.remove_stale(options)?;
-        if cleaned.still_mapped > 0 && !observation.functions.is_empty() {
+        if cleaned.still_mapped > 0 && observation.has_functions() {
             // A thread may return from there into the middle of instructions that a jump replaces now.
             let error = Error::of_process(self.pid(), ProcessError::KeepsChanging);
             return Err(error.with_effect(cleaned.effect(Effect::None)));
@@ -169,7 +172,11 @@ impl Target {
 
     /// Finds the functions that are to be observed.
     fn find_functions(&self, observation: &Observation) -> Result<Arc<ObservedFunctions>> {
-        let functions = ObservedFunctions::find(self.pid(), &observation.functions);
+        let functions = ObservedFunctions::find(
+            self.pid(),
+            &observation.counted_functions,
+            &observation.timed_functions,
+        );
         functions.map(Arc::new)
     }
 
@@ -362,6 +369,24 @@ impl Observer {
         Ok(Latency::of_pairs(&plan.pairs, &pairs, &self.active.ticks))
     }
 
+    /// Reads the times of the calls of each function that is timed, in the order of their addresses. Does not stop the
+    /// process.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Observer::counts`].
+    pub fn function_latencies(&self) -> Result<Vec<FunctionLatency>> {
+        let (plan, arenas) = (&self.active.plan, &self.active.arenas);
+        let pid = self.target.pid();
+        let calls = self.read(|source| RecordedCalls::read(pid, source, plan, arenas))?;
+        Ok(calls.latencies(plan, &self.active.ticks))
+    }
+
+    /// Returns the functions that were selected and cannot be counted, or timed.
+    pub fn refused(&self) -> &[RefusedFunction] {
+        &self.active.plan.functions.refused
+    }
+
     /// Reads the hits, since the last call, of the probes that are watched. Does not stop the
     /// process, which keeps about a megabyte of them for each of 16 groups of threads: if this is
     /// called too seldom, events are dropped.
@@ -473,8 +498,9 @@ impl Observer {
         let mut read_results = |source: &DataSource<'_>, memory: Option<&ProcessMemory>| {
             let counts = Counts::read(pid, source, &active.plan, &active.arenas)?;
             let pairs = read_pairs(pid, source, &active.arenas)?;
+            let calls = RecordedCalls::read(pid, source, &active.plan, &active.arenas)?;
             let events = active.events.read(process, source, memory, &clock, true)?;
-            Ok((counts, pairs, events))
+            Ok((counts, pairs, calls, events))
         };
         let mut maps = Vec::new();
         let mut before = None;
@@ -521,10 +547,11 @@ impl Observer {
             }
             (removed, _) => removed?,
         };
-        let (counts, pairs, events) = removed.results;
+        let (counts, pairs, calls, events) = removed.results;
         Ok(ObservationReport {
             counts,
             latencies: Latency::of_pairs(&active.plan.pairs, &pairs, &active.ticks),
+            function_latencies: calls.latencies(&active.plan, &active.ticks),
             events,
             discarded: discards.found(),
             stopped: stop_time,

@@ -32,6 +32,8 @@ pub(crate) mod site;
 mod tables;
 mod targets;
 
+use std::borrow::Cow;
+
 use iced_x86::{Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
@@ -81,11 +83,8 @@ pub struct FunctionPlan {
 pub struct ExitPlan {
     /// That of the entry. It may displace more than its jump takes: exits that follow it closely.
     pub entry: PatchSite,
-    /// Those of the exits, each with the exit as its last displaced instruction; a conditional jump to another
-    /// function may be followed by others.
+    /// Those of the exits that the entry does not displace.
     pub sites: Vec<PatchSite>,
-    /// How many exits are among the displaced instructions of the entry.
-    pub in_entry: usize,
 }
 
 impl PatchPlanner {
@@ -133,13 +132,51 @@ impl PatchPlanner {
         };
         let entry = self.swept.candidates(&body, entry_index(&body));
         let exits = match &entry {
-            Ok(candidates) => self.exits(&body, &candidates[0]),
+            Ok(candidates) => self.timed(&body, candidates, |_| Ok(())),
             Err(refusal) => Err(refusal.clone()),
         };
         FunctionPlan { entry, exits }
     }
 
-    fn exits(&self, body: &Body, entry: &PatchSite) -> Result<ExitPlan, Refusal> {
+    /// Plans the patches with which a function is timed. Only candidates for its entry that `accept` accepts are tried.
+    ///
+    /// # Errors
+    ///
+    /// If its entry or one of its exits cannot be patched.
+    pub(crate) fn exits(
+        &self,
+        function: CodeRange,
+        accept: impl Fn(&PatchSite) -> Result<(), Refusal>,
+    ) -> Result<ExitPlan, Refusal> {
+        let body = self.body(function)?;
+        let candidates = self.swept.candidates(&body, entry_index(&body))?;
+        self.timed(&body, &candidates, accept)
+    }
+
+    fn timed(
+        &self,
+        body: &Body,
+        candidates: &[PatchSite],
+        accept: impl Fn(&PatchSite) -> Result<(), Refusal>,
+    ) -> Result<ExitPlan, Refusal> {
+        let mut why = None;
+        for entry in candidates {
+            let planned = if entry.is_on_one_page() {
+                accept(entry).and_then(|()| self.exits_with(body, entry))
+            } else {
+                Err(Refusal::PageBorder)
+            };
+            match planned {
+                Ok(plan) => return Ok(plan),
+                // That of the best candidate.
+                Err(refusal) => why = why.or(Some(refusal)),
+            }
+        }
+        Err(why.unwrap_or(Refusal::NotCode))
+    }
+
+    /// Plans the patches of the exits, if `entry` is that of the entry.
+    fn exits_with(&self, body: &Body, entry: &PatchSite) -> Result<ExitPlan, Refusal> {
         let parts = &self.swept.parts_of(body)?;
         let mut all = vec![body.range];
         all.extend(parts);
@@ -152,7 +189,6 @@ impl PatchPlanner {
         Ok(ExitPlan {
             entry: exits.entry,
             sites: exits.sites,
-            in_entry: exits.in_entry,
         })
     }
 
@@ -207,11 +243,18 @@ impl PatchPlanner {
 
 /// Plans patches of entries and instructions of some functions of an object, as a [`PatchPlanner`] does. If they are few, it
 /// takes less time: most code is not decoded.
-pub(crate) struct EntryPlanner {
-    planner: PatchPlanner,
+pub(crate) struct EntryPlanner<'p> {
+    planner: Cow<'p, PatchPlanner>,
 }
 
-impl EntryPlanner {
+impl<'p> EntryPlanner<'p> {
+    /// Plans with a planner for the whole object.
+    pub(crate) fn of(planner: &'p PatchPlanner) -> EntryPlanner<'p> {
+        EntryPlanner {
+            planner: Cow::Borrowed(planner),
+        }
+    }
+
     /// Returns the candidates for the patch of the entry of one of the functions; see [`PatchPlanner::entry`].
     pub(crate) fn entry(&self, function: CodeRange) -> Result<Vec<PatchSite>, Refusal> {
         self.planner.entry(function)

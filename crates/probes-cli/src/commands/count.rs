@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         output,
     )?;
     if args.counted.has_functions() {
-        warn_of_uncounted(messages, active.observer());
+        warn_of_uncounted(messages, active.observer(), "counted");
     }
     let mut counting = Counting::new(args, output, &target, display, table);
     let mut outcome = active.run(

@@ -1,23 +1,24 @@
-//! `latency`: how long it takes from one probe to another.
+//! `latency`: how long it takes from one probe to another, and how long calls of functions last.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use probes_lib::{Latency, Observation, Target};
+use probes_lib::Target;
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
-use super::open_target::open;
+use super::open_target::{open, open_any};
 use super::redraw::RedrawnTable;
+use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, PairFlags, SeccompFlag, TakeOver, duration,
+    Checked, DurationFlag, OneProcess, OutputFlags, SeccompFlag, TakeOver, TimedFlags, duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{self, Latencies, WarningKind};
+use crate::output::{self, Latencies, LatencyReading, WarningKind};
 
 const HELP: &str = "\
 Measures latencies inside the process, whether the probes are enabled or not: a STOP ends the last
@@ -34,17 +35,26 @@ If that is noticed, by N stops, the line ends with `interleaved N untrusted`: no
 `doubtful N` if either requests overlap, or exceptions skip stops, and some times may be wrong: at N stops,
 an earlier start of their stack frame waited. A warning says the same.
 
-START and STOP may be the same: the times are then from each hit to the next.";
+START and STOP may be the same: the times are then from each hit to the next.
+
+With -fn it times the calls of functions of any native program, with or without probes, from entry to
+exit; `list -functions` names them, and says which can be timed. In plain format,
+    COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING EXITS LOST UNWOUND NAME
+COUNT are the calls that ended with an exit: a return, or a jump to another function in tail position. RUNNING
+have not ended yet. EXITS are those of calls that had begun before. LOST were not recorded, because 1000
+others of their stack had not ended yet, or because there were more than two thousand stacks. UNWOUND were ended by an
+exception or by longjmp(3): how long they lasted is not known.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes latency -pid N -pair START,STOP [FLAGS]")]
+#[command(override_usage = "\
+    ocaml-probes latency -pid N -pair START,STOP [FLAGS]
+       ocaml-probes latency -pid N -fn GLOB [FLAGS]")]
 #[command(after_help = HELP, next_help_heading = "Flags")]
-#[command(mut_group("PairFlags", |pairs| pairs.required(true)))]
 pub(crate) struct Args {
     #[command(flatten)]
     process: OneProcess,
     #[command(flatten)]
-    pairs: Checked<PairFlags>,
+    timed: Checked<TimedFlags>,
     #[command(flatten)]
     until: DurationFlag,
     #[command(flatten)]
@@ -66,12 +76,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.output.refuse_to_overwrite("-svg", svg)?;
     }
     let output = &args.output.open()?.with_pid(args.process.pid);
-    let target = open(args.process.pid, &output.messages)?;
+    let (pid, messages) = (args.process.pid, &output.messages);
+    let target = if args.timed.needs_probes() {
+        open(pid, messages)?
+    } else {
+        open_any(pid, messages)?
+    };
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
-    let observation = args.pairs.iter().fold(Observation::new(), |all, pair| {
-        all.time(&pair.start, &pair.stop)
-    });
+    let observation = args.timed.observation();
     let display = Display::new(output, args.interval);
     let table = RedrawnTable::new(display)?;
     let active = ActiveObservation::begin(
@@ -81,6 +94,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.until.duration,
         output,
     )?;
+    if args.timed.has_functions() {
+        warn_of_uncounted(messages, active.observer(), "timed");
+    }
     let mut timing = Timing {
         target: &target,
         output,
@@ -90,11 +106,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut outcome = active.run(
         timing.display,
-        |observer| observer.latencies(),
+        LatencyReading::of,
         |shown, interruptible| timing.show(shown, interruptible),
     );
     let total = match outcome.observed.take() {
-        Some(observed) => Some((observed.latencies, outcome.lasted)),
+        Some(report) => {
+            let (pairs, functions) = (report.latencies, report.function_latencies);
+            let reading = LatencyReading::last(pairs, functions, &report.counts);
+            Some((reading, outcome.lasted))
+        }
         None => outcome.last.take().or_else(|| timing.last.take()),
     };
     if let Some((latencies, lasted)) = total {
@@ -134,7 +154,7 @@ struct Timing<'t> {
     output: &'t Output,
     display: Display,
     /// The last reading, and when it was.
-    last: Option<(Vec<Latency>, Duration)>,
+    last: Option<(LatencyReading, Duration)>,
     table: RedrawnTable,
 }
 
@@ -142,7 +162,7 @@ impl Timing<'_> {
     /// Shows a reading, and keeps it, even if it could not be written.
     fn show(
         &mut self,
-        shown: Shown<Vec<Latency>>,
+        shown: Shown<LatencyReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (latencies, at, discarded) = (shown.reading, shown.at, shown.discarded);

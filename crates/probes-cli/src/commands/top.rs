@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     warn_of_refused_closures(&messages, pid, session.code_digest());
     messages.step(format_args!("stopped {} us", session.stopped().as_micros()));
     if let (true, Some(observer)) = (args.counted.has_functions(), session.observer()) {
-        warn_of_uncounted(&messages, observer);
+        warn_of_uncounted(&messages, observer, "counted");
     }
     let (end, is_restored) = match Screen::take(signals.as_fd()) {
         Ok(screen) => View::new(args, &target, screen, &mut session).run(&mut inputs),

@@ -29,7 +29,7 @@ use crate::flags::{
     probe_name,
 };
 use crate::hint::Operand;
-use crate::output::{self, CountReport, Detail, Field, Hits, Latencies, PathForm};
+use crate::output::{self, CountReport, Detail, Field, Hits, Latencies, LatencyReading, PathForm};
 
 // What to observe of a program that is started.
 #[derive(Debug, clap::Args)]
@@ -133,7 +133,7 @@ pub(super) fn run(
             warn_of_refused_closures(&output.messages, pid, observer.code_digest());
             let target = observer.target().clone();
             if !wanted.functions.is_empty() {
-                warn_of_uncounted(&output.messages, &observer);
+                warn_of_uncounted(&output.messages, &observer, "counted");
             }
             let recorder = Recorder::new(&target, wanted, output, begun);
             record_until_exit(launched, wait, recorder, observer)
@@ -247,7 +247,12 @@ impl<'l> Recorder<'l> {
             failures.add(output::counted(format, &counted).and_then(print));
         }
         if !observed.latencies.is_empty() {
-            let latencies = Latencies::new(self.target, &observed.latencies, lasted);
+            let reading = LatencyReading::last(
+                observed.latencies,
+                observed.function_latencies,
+                &observed.counts,
+            );
+            let latencies = Latencies::new(self.target, &reading, lasted);
             failures.add(output::latencies(format, &latencies).and_then(print));
             warn_of_interleaved(&self.output.messages, &latencies);
         }
@@ -308,6 +313,7 @@ fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
     Ok(ObservationReport {
         counts: observer.counts()?,
         latencies: observer.latencies()?,
+        function_latencies: observer.function_latencies()?,
         events: observer.events()?,
         discarded: observer.discarded(),
         stopped: Duration::ZERO,

@@ -1,4 +1,4 @@
-//! What is said about functions that were selected and cannot be counted.
+//! What is said about functions that were selected and cannot be counted or timed.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,9 @@ use crate::text::number_of;
 /// How many functions are named.
 const FEW: usize = 3;
 
-/// Warns of functions that `observer` does not count although they were selected, and of files that may have some.
-pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer) {
+/// Warns of functions that `observer` does not observe although they were selected, and of files that may have some.
+/// They are `counted` or timed.
+pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer, counted: &str) {
     // If the process has exited meanwhile, that is reported later.
     let Ok(counts) = observer.counts() else {
         return;
@@ -22,27 +23,29 @@ pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer) {
     warn_of_unreadable(messages, counts.unreadable(), pid, "functions");
     for function in counts.refused() {
         messages.step(format_args!(
-            "{} at {} in {} is not counted: it {}",
+            "{} at {} in {} is not {counted}: it {}",
             function.name,
             function.address,
             function.object.display(),
             function.why
         ));
     }
-    if let Some(warning) = warning(&counts) {
-        let hint = "all others are counted; docs/functions.md explains the reasons; -v and -json name each function";
-        messages.warning(WarningKind::Uncounted, &warning, hint);
+    if let Some(warning) = warning(&counts, counted) {
+        let hint = format!(
+            "all others are {counted}; docs/functions.md explains the reasons; -v and -json name each function"
+        );
+        messages.warning(WarningKind::Uncounted, &warning, &hint);
     }
 }
 
-fn warning(counts: &Counts) -> Option<String> {
+fn warning(counts: &Counts, counted: &str) -> Option<String> {
     let refused = counts.refused();
     if refused.is_empty() {
         return None;
     }
-    let all = number_of(counts.functions().len() + refused.len(), "function");
+    let all = number_of(counts.selected_functions(), "function");
     Some(format!(
-        "{} of {all} cannot be counted: {}",
+        "{} of {all} cannot be {counted}: {}",
         refused.len(),
         why(refused)
     ))

@@ -7,7 +7,7 @@ use super::checked::each_once;
 // Some functions.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FunctionFlags {
-    /// Count functions: globs, 0xADDRESS, FILE:LINE; may be repeated
+    /// Observe functions: globs, 0xADDRESS, FILE:LINE; may be repeated
     #[arg(id = "fn", long, value_name = "GLOBS", value_parser = functions)]
     lists: Vec<FunctionList>,
 }

@@ -1,13 +1,16 @@
-//! The latencies of pairs (the times from a start to a stop), in one shape for all formats.
-//! The field names are those of the JSON output.
+//! The latencies of pairs (the times from a start to a stop) and of functions (the times of calls), in one shape for all
+//! formats. The field names are those of the JSON output.
+
+mod functions;
 
 use std::borrow::Cow;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::time::Duration;
 
-use probes_lib::{Latency, Target};
+use probes_lib::{Counts, FunctionLatency, Latency, Observer, RefusedFunction, Target, Times};
 use serde::{Serialize, Serializer};
 
+use self::functions::TimedFunctions;
 use super::format::{VERSION, seconds, seconds_or_null};
 use super::table;
 use crate::text::Escaped;
@@ -26,13 +29,52 @@ pub(crate) struct Latencies<'l> {
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     pub(super) pairs: Vec<Pair<'l>>,
+    #[serde(skip_serializing_if = "TimedFunctions::is_empty", flatten)]
+    pub(super) functions: TimedFunctions<'l>,
 }
 
-/// The times of a pair.
+/// What an observer has measured so far.
+pub(crate) struct LatencyReading {
+    pairs: Vec<Latency>,
+    functions: Vec<FunctionLatency>,
+    refused: Vec<RefusedFunction>,
+}
+
+impl LatencyReading {
+    pub(crate) fn of(observer: &mut Observer) -> Result<LatencyReading, probes_lib::Error> {
+        Ok(LatencyReading {
+            pairs: observer.latencies()?,
+            functions: observer.function_latencies()?,
+            refused: observer.refused().to_vec(),
+        })
+    }
+
+    /// What it had measured when it ended.
+    pub(crate) fn last(
+        pairs: Vec<Latency>,
+        functions: Vec<FunctionLatency>,
+        counts: &Counts,
+    ) -> LatencyReading {
+        LatencyReading {
+            pairs,
+            functions,
+            refused: counts.refused().to_vec(),
+        }
+    }
+}
+
+/// A pair or a function, with its times.
+pub(super) struct Subject<'l> {
+    pub(super) title: String,
+    pub(super) summary: &'l Summary,
+    /// What is wrong with the times.
+    pub(super) caution: Option<String>,
+    pub(super) buckets: &'l [Bucket],
+}
+
+/// Figures of times.
 #[derive(Debug, Serialize)]
-pub(super) struct Pair<'l> {
-    pub(super) start: &'l str,
-    pub(super) stop: &'l str,
+pub(super) struct Summary {
     pub(super) count: u64,
     #[serde(rename = "mean_ns", serialize_with = "nanoseconds")]
     mean: Duration,
@@ -46,6 +88,15 @@ pub(super) struct Pair<'l> {
     p999: Duration,
     #[serde(rename = "max_ns", serialize_with = "nanoseconds")]
     max: Duration,
+}
+
+/// The times of a pair.
+#[derive(Debug, Serialize)]
+pub(super) struct Pair<'l> {
+    pub(super) start: &'l str,
+    pub(super) stop: &'l str,
+    #[serde(flatten)]
+    pub(super) summary: Summary,
     unmatched_starts: u64,
     unmatched_stops: u64,
     lost: u64,
@@ -72,7 +123,7 @@ impl<'l> Latencies<'l> {
     /// The latencies that were measured in the time `seconds`.
     pub(crate) fn new(
         target: &'l Target,
-        latencies: &'l [Latency],
+        reading: &'l LatencyReading,
         seconds: Duration,
     ) -> Latencies<'l> {
         Latencies {
@@ -81,7 +132,8 @@ impl<'l> Latencies<'l> {
             program: target.program().to_string_lossy(),
             at: None,
             seconds,
-            pairs: latencies.iter().map(Pair::of).collect(),
+            pairs: reading.pairs.iter().map(Pair::of).collect(),
+            functions: TimedFunctions::of(&reading.functions, &reading.refused),
         }
     }
 
@@ -100,7 +152,7 @@ impl<'l> Latencies<'l> {
         })
     }
 
-    /// A line for each pair.
+    /// A line for each pair and each function.
     pub(super) fn plain(&self) -> String {
         let mut text = String::new();
         for pair in &self.pairs {
@@ -108,10 +160,7 @@ impl<'l> Latencies<'l> {
                 // Writing to a string does not fail.
                 let _ = write!(text, "{:.1} ", at.as_secs_f64());
             }
-            let _ = write!(text, "{}", pair.count);
-            for time in pair.times() {
-                let _ = write!(text, " {}", time.as_nanos());
-            }
+            let _ = write!(text, "{}", pair.summary);
             let [starts, stops, lost] = pair.unmatched_and_lost();
             let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
             let _ = write!(text, " {starts} {stops} {lost} {start},{stop}");
@@ -126,11 +175,22 @@ impl<'l> Latencies<'l> {
             }
             text.push('\n');
         }
-        text
+        text + &self.functions.plain(self.at)
     }
 
-    /// A table of all pairs.
+    /// A table of all pairs, and one of all functions.
     pub(crate) fn table(&self) -> String {
+        let mut tables = Vec::new();
+        if !self.pairs.is_empty() {
+            tables.push(self.table_of_pairs());
+        }
+        if !self.functions.is_empty() {
+            tables.push(self.functions.table());
+        }
+        tables.join("\n")
+    }
+
+    fn table_of_pairs(&self) -> String {
         let is_matched = self
             .pairs
             .iter()
@@ -149,7 +209,7 @@ impl<'l> Latencies<'l> {
             let mut cells = vec![
                 Escaped(pair.start).to_string(),
                 Escaped(pair.stop).to_string(),
-                pair.count.to_string(),
+                pair.summary.count.to_string(),
             ];
             if !are_trusted {
                 cells.push(match pair.trusted {
@@ -158,13 +218,7 @@ impl<'l> Latencies<'l> {
                     None => format!("unknown: {} doubtful", pair.doubtful),
                 });
             }
-            cells.extend(pair.times().map(|time| {
-                if pair.count > 0 {
-                    with_unit(time)
-                } else {
-                    "-".to_owned()
-                }
-            }));
+            cells.extend(pair.summary.cells());
             if !is_matched {
                 cells.extend(pair.unmatched_and_lost().map(|number| number.to_string()));
             }
@@ -173,16 +227,26 @@ impl<'l> Latencies<'l> {
         table::table(&head, rows)
     }
 
-    /// A table of all pairs, and a chart of the times of each.
+    /// A table of all pairs and functions, and a chart of the times of each.
     pub(super) fn charts(&self) -> String {
         let mut text = self.table();
-        for pair in self.pairs.iter().filter(|pair| pair.count > 0) {
-            let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
+        for subject in self.subjects().filter(|it| it.summary.count > 0) {
             // Writing to a string does not fail.
-            let _ = writeln!(text, "\n{start} to {stop}:");
-            text.push_str(&chart(&pair.buckets));
+            let _ = writeln!(text, "\n{}:", Escaped(&subject.title));
+            text.push_str(&chart(subject.buckets));
         }
         text
+    }
+
+    /// What has times: the pairs, then the functions.
+    pub(super) fn subjects(&self) -> impl Iterator<Item = Subject<'_>> {
+        let pairs = self.pairs.iter().map(|pair| Subject {
+            title: format!("{} to {}", pair.start, pair.stop),
+            summary: &pair.summary,
+            caution: pair.caution(),
+            buckets: &pair.buckets,
+        });
+        pairs.chain(self.functions.subjects())
     }
 }
 
@@ -191,13 +255,7 @@ impl<'l> Pair<'l> {
         Pair {
             start: latency.start(),
             stop: latency.stop(),
-            count: latency.count(),
-            mean: latency.mean(),
-            p50: latency.quantile(0.5),
-            p90: latency.quantile(0.9),
-            p99: latency.quantile(0.99),
-            p999: latency.quantile(0.999),
-            max: latency.max(),
+            summary: Summary::of(latency),
             unmatched_starts: latency.unmatched_starts(),
             unmatched_stops: latency.unmatched_stops(),
             lost: latency.dropped(),
@@ -208,12 +266,44 @@ impl<'l> Pair<'l> {
         }
     }
 
+    /// Says if times may not be those of an event.
+    pub(super) fn caution(&self) -> Option<String> {
+        caution(self.interleaved, self.doubtful, self.summary.count)
+    }
+
+    /// How many starts and stops were not matched, and how many times were lost.
+    fn unmatched_and_lost(&self) -> [u64; 3] {
+        [self.unmatched_starts, self.unmatched_stops, self.lost]
+    }
+}
+
+impl Summary {
+    fn of(times: &Times) -> Summary {
+        Summary {
+            count: times.count(),
+            mean: times.mean(),
+            p50: times.quantile(0.5),
+            p90: times.quantile(0.9),
+            p99: times.quantile(0.99),
+            p999: times.quantile(0.999),
+            max: times.max(),
+        }
+    }
+
     fn times(&self) -> [Duration; 6] {
         [self.mean, self.p50, self.p90, self.p99, self.p999, self.max]
     }
 
-    /// All figures in one line.
-    pub(super) fn summary(&self) -> String {
+    /// The times of a table.
+    fn cells(&self) -> impl Iterator<Item = String> {
+        self.times().into_iter().map(|time| match self.count {
+            0 => "-".to_owned(),
+            _ => with_unit(time),
+        })
+    }
+
+    /// All of them in one line.
+    pub(super) fn line(&self) -> String {
         let names = ["mean", "p50", "p90", "p99", "p99.9", "max"];
         let times = names.iter().zip(self.times());
         let times: Vec<String> = times
@@ -224,15 +314,15 @@ impl<'l> Pair<'l> {
             count => format!("{count} latencies: {}", times.join(", ")),
         }
     }
+}
 
-    /// Says if times may not be those of an event.
-    pub(super) fn caution(&self) -> Option<String> {
-        caution(self.interleaved, self.doubtful, self.count)
-    }
-
-    /// How many starts and stops were not matched, and how many times were lost.
-    fn unmatched_and_lost(&self) -> [u64; 3] {
-        [self.unmatched_starts, self.unmatched_stops, self.lost]
+/// In nanoseconds, as in the plain format.
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.count)?;
+        self.times()
+            .iter()
+            .try_for_each(|time| write!(f, " {}", time.as_nanos()))
     }
 }
 

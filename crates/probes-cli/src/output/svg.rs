@@ -1,8 +1,8 @@
-//! The times of pairs as a picture: one chart of bars below the other.
+//! The times of pairs and functions as a picture: one chart of bars below the other.
 
 use std::fmt::{self, Write};
 
-use super::latencies::{Bucket, Latencies, Pair, of_nanoseconds};
+use super::latencies::{Bucket, Latencies, Subject, of_nanoseconds};
 use crate::text::is_unprintable;
 
 // In pixels.
@@ -15,11 +15,11 @@ const COUNT_WIDTH: u64 = 100;
 impl Latencies<'_> {
     /// A document of SVG 1.1.
     pub(crate) fn picture(&self) -> String {
-        let lines = |pair: &Pair<'_>| {
-            let caution = u64::from(pair.caution().is_some());
-            3 + caution + pair.buckets.len().max(1) as u64
+        let lines = |subject: &Subject<'_>| {
+            let caution = u64::from(subject.caution.is_some());
+            3 + caution + subject.buckets.len().max(1) as u64
         };
-        let height = 2 * MARGIN + LINE_HEIGHT * self.pairs.iter().map(lines).sum::<u64>();
+        let height = 2 * MARGIN + LINE_HEIGHT * self.subjects().map(|it| lines(&it)).sum::<u64>();
         let mut svg = String::new();
         // Writing to a string does not fail.
         let _ = writeln!(
@@ -29,27 +29,38 @@ impl Latencies<'_> {
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
         );
         let mut top = MARGIN;
-        for pair in &self.pairs {
-            chart(&mut svg, pair, top);
-            top += LINE_HEIGHT * lines(pair);
+        for subject in self.subjects() {
+            chart(&mut svg, &subject, top);
+            top += LINE_HEIGHT * lines(&subject);
         }
         svg.push_str("</svg>\n");
         svg
     }
 }
 
-fn chart(svg: &mut String, pair: &Pair<'_>, top: u64) {
+fn chart(svg: &mut String, subject: &Subject<'_>, top: u64) {
     let mut baseline = top + LINE_HEIGHT;
-    let title = format!("{} to {}", pair.start, pair.stop);
-    text(svg, MARGIN, baseline, "font-weight=\"bold\"", &title);
+    text(
+        svg,
+        MARGIN,
+        baseline,
+        "font-weight=\"bold\"",
+        &subject.title,
+    );
     baseline += LINE_HEIGHT;
-    text(svg, MARGIN, baseline, "fill=\"#555\"", &pair.summary());
-    if let Some(caution) = pair.caution() {
+    text(
+        svg,
+        MARGIN,
+        baseline,
+        "fill=\"#555\"",
+        &subject.summary.line(),
+    );
+    if let Some(caution) = &subject.caution {
         baseline += LINE_HEIGHT;
-        text(svg, MARGIN, baseline, "fill=\"#c00\"", &caution);
+        text(svg, MARGIN, baseline, "fill=\"#c00\"", caution);
     }
-    let most = pair.buckets.iter().map(|it| it.count).max().unwrap_or(0);
-    for bucket in &pair.buckets {
+    let most = subject.buckets.iter().map(|it| it.count).max().unwrap_or(0);
+    for bucket in subject.buckets {
         baseline += LINE_HEIGHT;
         bar(svg, bucket, most.max(1), baseline);
     }

@@ -33,13 +33,15 @@ const SWITCHES: [&str; 5] = [
     "attach -enable-all -for 10ms",
 ];
 
-const OBSERVATIONS: [&str; 7] = [
+const OBSERVATIONS: [&str; 9] = [
     "count -for 20ms",
     "count -for 20ms -fn *",
     "latency -for 20ms",
+    "latency -for 20ms -fn caml_*,Stdlib.*",
     "watch -json -limit 300 -for 200ms -regexp .",
     "killed",
     "killed -fn *",
+    "killed latency -fn caml_*,Stdlib.*",
     "observe -clean",
 ];
 
@@ -147,7 +149,11 @@ fn act(case: &mut Case, running: &Running, words: &str) {
 
 /// Kills an observer at any moment of its start, its work or its end.
 fn kill_observer(case: &mut Case, running: &Running, flags: &str) {
-    let line = format!("count -quiet -for 30ms -pid {}{flags}", running.pid);
+    let (name, flags) = match flags.strip_prefix(" latency") {
+        Some(flags) => ("latency", flags),
+        None => ("count", flags),
+    };
+    let line = format!("{name} -quiet -for 30ms -pid {}{flags}", running.pid);
     let mut tool = command(line.split(' '));
     tool.stdin(Stdio::null()).stdout(Stdio::null());
     if running.program.may_refuse {

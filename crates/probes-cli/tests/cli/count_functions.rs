@@ -12,16 +12,21 @@ use test_support::{Scratch, Talker, fixture, fixture_forms, program, program_for
 
 use crate::support::{Run, command, is_observed, object, run, run_command};
 
-/// The tool, while it counts.
-pub(crate) struct Counting {
+/// The tool, while it observes functions.
+pub(crate) struct Observing {
     tool: Talker,
     errors: BufReader<ChildStderr>,
 }
 
 /// Starts `count`, and waits until it counts.
-pub(crate) fn counting(flags: &str, pid: i32) -> Counting {
-    let mut count = command(["count", "-pid", &pid.to_string()]);
-    let mut tool = Talker::spawn(count.args(flags.split(' ')).stderr(Stdio::piped()));
+pub(crate) fn counting(flags: &str, pid: i32) -> Observing {
+    observing("count", flags, pid)
+}
+
+/// Starts a command, and waits until it observes.
+pub(crate) fn observing(name: &str, flags: &str, pid: i32) -> Observing {
+    let mut command = command([name, "-pid", &pid.to_string()]);
+    let mut tool = Talker::spawn(command.args(flags.split(' ')).stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
     let mut errors = BufReader::new(stderr);
     let mut line = String::new();
@@ -29,10 +34,10 @@ pub(crate) fn counting(flags: &str, pid: i32) -> Counting {
         line.clear();
         assert!(errors.read_line(&mut line).unwrap() > 0, "{flags}");
     }
-    Counting { tool, errors }
+    Observing { tool, errors }
 }
 
-impl Counting {
+impl Observing {
     /// Interrupts it; returns what it prints to the end.
     pub(crate) fn end(mut self) -> Run {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();

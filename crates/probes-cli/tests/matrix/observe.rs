@@ -122,9 +122,9 @@ fn domains_that_collect_garbage_are_counted_exactly() {
 }
 
 // promise: Functions: Calls of a function in 1, 4 and 16 domains, with threads and while one collects garbage, are
-//    counted to the last one (12 observations in each chroot)
+//    counted and timed to the last one (24 observations in each chroot)
 #[test]
-fn calls_in_domains_are_counted_exactly() {
+fn calls_in_domains_are_counted_and_timed() {
     let [pie, nopie] = program_forms("ocaml5/domains");
     for (file, args) in [
         (&pie, ["1", "1"].as_slice()),
@@ -137,23 +137,65 @@ fn calls_in_domains_are_counted_exactly() {
         } = ChrootProgram::start_with(Isolation::Chroot, file, args, OCAMLRUNPARAM);
         let target = Target::open(pid).unwrap();
         let round = FunctionSelector::Glob("Domains.round".parse().unwrap());
-        let observation = Observation::new().count_functions(round);
-        for cycle in 0..CALL_CYCLES {
+        let counting = Observation::new().count_functions(round.clone());
+        let timing = Observation::new().time_functions(round);
+        for cycle in 0..2 * CALL_CYCLES {
             let first = rounds(&mut talker, "pause");
-            let mut observer = target.observe(&observation, options()).unwrap();
+            let observation = [&counting, &timing][cycle % 2];
+            let mut observer = target.observe(observation, options()).unwrap();
             talker.ask("go", "going");
             eventually("there are calls", || {
-                (observer.counts().unwrap().total() > 0).then_some(())
+                let timed = observer.function_latencies().unwrap();
+                let timed: u64 = timed.iter().map(|it| it.count()).sum();
+                (observer.counts().unwrap().total() + timed > 0).then_some(())
             });
             let last = rounds(&mut talker, "pause");
-            let counts = observer.remove().unwrap().counts;
+            let report = observer.remove().unwrap();
             talker.ask("go", "going");
+            let counted = report.counts.functions().map(|it| it.hits);
+            // One of its probes raises.
+            let timed = report.function_latencies.iter().map(|it| {
+                assert_eq!((it.lost(), it.unmatched_exits()), (0, 0));
+                it.count() + it.unwound() + it.running()
+            });
             // The code of each of its three probes has its name, too.
-            let hits: Vec<u64> = counts.functions().map(|it| it.hits).collect();
-            assert_eq!(hits, [last - first; 4], "{}: {cycle}", file.display());
+            let calls: Vec<u64> = counted.chain(timed).collect();
+            assert_eq!(calls, [last - first; 4], "{}: {cycle}", file.display());
         }
         talker.close_input();
         assert!(talker.guard().wait().success());
+    }
+}
+
+// promise: Functions: Calls that are suspended in fibers, and calls on stacks that grow and are moved, are timed to the last
+//    one (2 programs in each chroot)
+#[test]
+fn calls_on_fibers_are_timed_exactly() {
+    const ROUNDS: u64 = 100;
+    for file in program_forms("ocaml5/fibers") {
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let target = Target::open(pid).unwrap();
+        for (function, name, calls) in [
+            ("Fibers.event", "overlapping", 8),
+            ("Fibers.within", "nested", 9),
+            ("Fibers.descend", "growing", 10_001),
+        ] {
+            let function = FunctionSelector::Glob(function.parse().unwrap());
+            let observation = Observation::new().time_functions(function);
+            let mut observer = target.observe(&observation, options()).unwrap();
+            talker.ask(&format!("{name} {ROUNDS}"), name);
+            let latencies = observer.remove().unwrap().function_latencies;
+            // The code of the two probes has the name of the function, too.
+            let longest = latencies.iter().max_by_key(|it| it.max()).unwrap();
+            // Of each stack, the first thousand.
+            let timed = calls.min(1000) * ROUNDS;
+            let lost = (calls - calls.min(1000)) * ROUNDS;
+            assert_eq!((longest.count(), longest.lost()), (timed, lost), "{name}");
+            assert_eq!((longest.unwound(), longest.running()), (0, 0), "{name}");
+            assert_eq!(longest.unmatched_exits(), 0, "{name}");
+        }
     }
 }
 

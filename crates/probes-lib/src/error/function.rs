@@ -33,6 +33,14 @@ pub enum FunctionError {
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
     },
+    /// More functions than can be timed together.
+    #[error("{given} functions match, and {most} can be timed at once")]
+    TooManyTimed {
+        /// How many were asked for.
+        given: usize,
+        /// How many are possible.
+        most: usize,
+    },
     /// Neither the program nor a library has source lines in its debugging information.
     #[error("it has no source lines")]
     NoLines {
@@ -109,7 +117,8 @@ impl FunctionError {
             ),
             FunctionError::SeveralFiles { .. }
             | FunctionError::NoCodeAt { .. }
-            | FunctionError::NonePossible { .. } => format!("{file}: {self}"),
+            | FunctionError::NonePossible { .. }
+            | FunctionError::TooManyTimed { .. } => format!("{file}: {self}"),
         }
     }
 }

@@ -151,6 +151,13 @@ pub enum ObserveError {
         /// What forbids it.
         denial: TscDenial,
     },
+    /// Functions are to be timed, and a thread of the process has no thread control block (`fs` is zero), by which
+    /// its calls are told from those of others: the program has just been started, or has no C library.
+    #[error("cannot be timed: its thread {tid} has no thread control block (fs is 0)")]
+    NoControlBlock {
+        /// The thread.
+        tid: i32,
+    },
     /// No memory can be shared with a program to be started; without a subject.
     #[error("cannot create memory to share with the program: {}", reason(source))]
     NoSharedMemory {

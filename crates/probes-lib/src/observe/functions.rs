@@ -9,21 +9,23 @@ use std::sync::Arc;
 
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Register};
 
-use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
+use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::functions::FunctionKind;
 use crate::elf::mangling::Language;
-use crate::error::Result;
+use crate::error::{Error, FunctionError, Result};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
-use crate::observe::frame::has_runtime_5;
-use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind};
-use crate::patch_plan::EntryPlanner;
-use crate::patch_plan::jump::Jump;
+use crate::observe::fibers::Stacks;
+use crate::observe::layout::calls::MAX_TIMED;
+use crate::observe::point::{CallStack, Island, PATCH_LEN, PatchBytes, Point, PointKind};
+use crate::patch_plan::jump::{Jump, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
+use crate::patch_plan::{EntryPlanner, PatchPlanner};
 use crate::process::maps::{self, Mapping};
 use crate::process::object::UnreadableObject;
 use crate::select::function::FunctionSelector;
+use crate::site::INT3;
 
 /// The functions of a process that are observed.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +48,17 @@ pub(crate) struct ObservedFunction {
     best: Candidate,
     /// What is tried if that turns out not to be possible, the best one last.
     others: Vec<Candidate>,
+    /// If its calls are timed; otherwise they are counted.
+    timing: Option<Timing>,
+}
+
+/// How the calls of a function are timed.
+#[derive(Clone, Debug)]
+pub(crate) struct Timing {
+    pub(crate) stack: CallStack,
+    pub(crate) is_ocaml: bool,
+    /// The patches of its exits that the patch of its entry does not displace.
+    exits: Vec<Candidate>,
 }
 
 /// A function, or an instruction of one, that is to be observed.
@@ -94,26 +107,41 @@ pub struct RefusedFunction {
 }
 
 impl ObservedFunctions {
-    /// Finds the functions that are selected, and plans their patches. Reads files only.
+    /// Finds the functions that are selected to be counted or timed, and plans their patches. Reads files only.
     ///
     /// # Errors
     ///
-    /// If a selector matches none, or a file cannot be read.
-    pub(crate) fn find(pid: i32, selectors: &[FunctionSelector]) -> Result<ObservedFunctions> {
-        if selectors.is_empty() {
+    /// If a selector matches none, more are to be timed than is possible, or a file cannot be read.
+    pub(crate) fn find(
+        pid: i32,
+        counted: &[FunctionSelector],
+        timed: &[FunctionSelector],
+    ) -> Result<ObservedFunctions> {
+        if counted.is_empty() && timed.is_empty() {
             return Ok(ObservedFunctions::default());
         }
         let all = Functions::of_process(pid)?;
-        let mut places = all.places(selectors)?;
+        let key = |place: &FunctionPlace<'_>| {
+            let object: *const FunctionObject = place.function.object;
+            (object, place.function.address(), place.offset)
+        };
+        let timed_places: HashSet<_> = all.places(timed)?.iter().map(key).collect();
+        let given = timed_places.len();
+        if given > MAX_TIMED {
+            let kind = FunctionError::TooManyTimed {
+                given,
+                most: MAX_TIMED,
+            };
+            return Err(Error::of_file(all.program(), kind));
+        }
+        let is_timed = |place: &FunctionPlace<'_>| timed_places.contains(&key(place));
+        let mut places = all.places(&[timed, counted].concat())?;
         let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
         if !places.iter().all(is_kernels) {
             // A pattern that matches others as well is not meant for code that never can be patched.
             places.retain(|place| !is_kernels(place) || place.named_by.is_some());
         }
-        let is_ocaml_5 = all
-            .objects()
-            .iter()
-            .any(|object| has_runtime_5(object.elf()));
+        let stacks = Stacks::of(all.objects().iter().map(FunctionObject::elf));
         let mut observed = ObservedFunctions {
             unreadable: all.unreadable().to_vec(),
             ..ObservedFunctions::default()
@@ -125,7 +153,7 @@ impl ObservedFunctions {
         for places in places.chunk_by(is_same) {
             let object = places[0].function.object;
             let known = observed.functions.len();
-            observed.add(object, places, !is_ocaml_5)?;
+            observed.add(object, places, stacks, is_timed)?;
             let is_in_executable = executable.is_some_and(|it| std::ptr::eq(it, object));
             for function in &mut observed.functions[known..] {
                 function.is_in_executable = is_in_executable;
@@ -137,19 +165,28 @@ impl ObservedFunctions {
         Ok(observed)
     }
 
-    /// Adds places in functions of an object. `keeps_faults` of OCaml: see [`candidates`].
+    /// Adds places in functions of an object, which are timed or counted.
     fn add(
         &mut self,
         object: &FunctionObject,
         places: &[FunctionPlace<'_>],
-        keeps_faults: bool,
+        stacks: Stacks,
+        is_timed: impl Fn(&FunctionPlace<'_>) -> bool,
     ) -> Result<()> {
         let path: Arc<Path> = object.table().path().into();
         let Some(bias) = object.load_bias() else {
             return Ok(());
         };
-        let ranges = places.iter().map(|place| place.function.function.range());
-        let planner = object.entry_planner(&ranges.collect::<Vec<_>>())?;
+        let ranges: Vec<_> = places
+            .iter()
+            .map(|place| place.function.function.range())
+            .collect();
+        let exit_planner = places.iter().any(&is_timed);
+        let exit_planner = exit_planner.then(|| object.patch_planner()).transpose()?;
+        let planner = match &exit_planner {
+            Some(planner) => EntryPlanner::of(planner),
+            None => object.entry_planner(&ranges)?,
+        };
         let has_frametables = object
             .table()
             .functions()
@@ -161,43 +198,46 @@ impl ObservedFunctions {
             let is_ocaml = name.as_ref().map_or(has_frametables, |name| {
                 name.language == Some(Language::Ocaml)
             });
+            let patching = Patching {
+                planner: &planner,
+                exit_planner: exit_planner.as_ref(),
+                bias,
+                keeps_faults: is_ocaml && stacks == Stacks::OfThreads,
+            };
+            let planned = if object.is_kernels() {
+                Err(Refusal::KernelCode)
+            } else if is_timed(place) {
+                let text = name.as_ref().map_or("", |name| &name.text);
+                let stack = stacks.of_function(text, is_ocaml);
+                stack.and_then(|stack| patching.timed(place, stack, is_ocaml))
+            } else {
+                patching.counted(place)
+            };
             let wanted = WantedFunction {
                 name: shown_name(name.map(|name| name.text), address, place),
                 object: path.clone(),
                 address,
                 named_by: place.named_by,
             };
-            let plan = |at: FileAddr| {
-                let sites = if at == range.start {
-                    planner.entry(range)
-                } else {
-                    let sites = planner.instruction(range, at);
-                    sites.and_then(|sites| with_dead_flags(sites, offset))
-                };
-                sites.and_then(|sites| candidates(&planner, sites, bias, keeps_faults && is_ocaml))
-            };
-            let at = bias.file(address);
-            let mut planned = if object.is_kernels() {
-                Err(Refusal::KernelCode)
-            } else {
-                plan(at)
-            };
-            if planned.is_err() && place.line.is_some() {
-                let others = planner.executed_with(range, at).into_iter();
-                planned = others.map(plan).find(Result::is_ok).unwrap_or(planned);
-            }
             match planned {
-                Ok((best, others)) => self.functions.push(ObservedFunction {
+                Ok((best, others, timing)) => self.functions.push(ObservedFunction {
                     wanted,
                     bias,
                     is_in_executable: false,
                     best,
                     others,
+                    timing,
                 }),
                 Err(why) => self.refused.push(wanted.refused(why)),
             }
         }
         Ok(())
+    }
+
+    /// Returns the indices of the functions that are timed.
+    pub(crate) fn timed(&self) -> impl Iterator<Item = usize> {
+        let functions = self.functions.iter().enumerate();
+        functions.filter_map(|(index, function)| function.timing.is_some().then_some(index))
     }
 
     /// Returns why nothing of what was asked for by name can be observed, or nothing at all; empty if something can.
@@ -256,11 +296,12 @@ impl ObservedFunctions {
         let functions = self.functions.iter().enumerate();
         let mut reserved: Vec<(u64, u64, usize)> = functions
             .flat_map(|(index, function)| {
-                let (site, bias) = function.site();
+                let bias = function.bias;
                 let live = move |range: Range<FileAddr>| {
                     (bias.live(range.start).0, bias.live(range.end).0, index)
                 };
-                site.reserved().map(live)
+                let patches = function.patches();
+                patches.flat_map(move |patch| patch.site.reserved().map(live))
             })
             .collect();
         reserved.sort_unstable();
@@ -289,9 +330,10 @@ impl ObservedFunctions {
     /// file.
     pub(crate) fn unmapped(&self, maps: &[Mapping]) -> Vec<(usize, Refusal)> {
         let is_unmapped = |function: &ObservedFunction| {
-            let at = function.point().address;
-            let mapping = maps::find(maps, at, PATCH_LEN as u64);
-            !mapping.is_some_and(|it| it.executable && !it.shared && it.inode != 0)
+            function.points().any(|(_, point)| {
+                let mapping = maps::find(maps, point.address, PATCH_LEN as u64);
+                !mapping.is_some_and(|it| it.executable && !it.shared && it.inode != 0)
+            })
         };
         let functions = self.functions.iter().enumerate();
         let unmapped = functions.filter(|(_, function)| is_unmapped(function));
@@ -313,7 +355,7 @@ impl ObservedFunctions {
     pub(crate) fn harmless_bytes(&self) -> impl Iterator<Item = (LiveAddr, u8)> {
         let functions = self.functions.iter().filter(|it| it.is_in_executable);
         functions.filter_map(|function| {
-            let (site, bias) = function.site();
+            let (site, bias) = function.site(0)?;
             let (at, byte) = site.harmless_byte()?;
             Some((bias.live(at), byte))
         })
@@ -362,8 +404,7 @@ impl ObservedFunctions {
                 let found = &found[(at.0 - run.start) as usize..][..code.len()];
                 if found != *code {
                     let mut both = found.iter().zip(*code);
-                    let is_breakpoint =
-                        both.any(|(&found, &own)| found == BREAKPOINT && own != BREAKPOINT);
+                    let is_breakpoint = both.any(|(&found, &own)| found == INT3 && own != INT3);
                     let why = if is_breakpoint {
                         Refusal::Breakpoint
                     } else {
@@ -378,8 +419,6 @@ impl ObservedFunctions {
         Ok(changed)
     }
 }
-
-const BREAKPOINT: u8 = 0xcc;
 
 /// Returns what a place is called that is at `address`, in a function of this name.
 fn shown_name(name: Option<String>, address: LiveAddr, place: &FunctionPlace<'_>) -> String {
@@ -410,33 +449,140 @@ impl WantedFunction {
 }
 
 impl ObservedFunction {
-    /// The place where it is patched.
-    pub(crate) fn point(&self) -> Point {
-        let best = &self.best;
-        Point {
-            address: self.bias.live(best.site.address()),
-            kind: PointKind::Instruction {
-                before: PatchBytes::of(&best.code[..best.len]),
-                island: best.island,
-            },
-        }
+    /// The places where it is patched, each with its number: the entry, then the exits if it is timed.
+    pub(crate) fn points(&self) -> impl Iterator<Item = (usize, Point)> {
+        let patches = self.patches().enumerate();
+        patches.map(|(part, patch)| {
+            let kind = PointKind::Instruction {
+                before: PatchBytes::of(&patch.code[..patch.len]),
+                island: patch.island,
+            };
+            let address = self.bias.live(patch.site.address());
+            (part, Point { address, kind })
+        })
     }
 
-    /// How it is patched, and the load bias of its object.
-    pub(crate) fn site(&self) -> (&PatchSite, LoadBias) {
-        (&self.best.site, self.bias)
+    fn patches(&self) -> impl Iterator<Item = &Candidate> {
+        let exits = self.timing.iter().flat_map(|timing| &timing.exits);
+        [&self.best].into_iter().chain(exits)
     }
 
-    /// The code that its patch overwrites, displaces, or relies on.
+    /// How a part is patched, by its number, and the load bias of its object.
+    pub(crate) fn site(&self, part: usize) -> Option<(&PatchSite, LoadBias)> {
+        Some((&self.patches().nth(part)?.site, self.bias))
+    }
+
+    /// Returns how it is timed, if it is.
+    pub(crate) fn timing(&self) -> Option<&Timing> {
+        self.timing.as_ref()
+    }
+
+    /// The code that its patches overwrite, displace, or rely on.
     fn expected(&self) -> impl Iterator<Item = (LiveAddr, &[u8])> {
-        let best = &self.best;
-        let island = best.island.as_ref();
-        let island = island.map(|island| (island.at, &island.before[..]));
-        let address = self.bias.live(best.site.address());
-        // Padding behind the displaced instructions may be overwritten, too.
-        [(address, best.site.displaced()), (address, &best.code[..])]
+        self.patches().flat_map(|patch| {
+            let island = patch.island.as_ref();
+            let island = island.map(|island| (island.at, &island.before[..]));
+            let address = self.bias.live(patch.site.address());
+            // Padding behind the displaced instructions may be overwritten, too.
+            [
+                (address, patch.site.displaced()),
+                (address, &patch.code[..]),
+            ]
             .into_iter()
             .chain(island)
+        })
+    }
+}
+
+/// A patch of the entry, others to be tried, and those of the exits.
+type PlannedPatches = (Candidate, Vec<Candidate>, Option<Timing>);
+
+/// What is needed to plan the patches of a function.
+struct Patching<'p> {
+    planner: &'p EntryPlanner<'p>,
+    /// If any function of the object is timed.
+    exit_planner: Option<&'p PatchPlanner>,
+    bias: LoadBias,
+    /// Whether it is OCaml 4's, which raises `Stack_overflow` for a fault at the end of the stack only if it is in its own
+    /// code: then instructions that write to the stack are not displaced.
+    keeps_faults: bool,
+}
+
+impl Patching<'_> {
+    /// Plans the patch of a place that is counted.
+    fn counted(&self, place: &FunctionPlace<'_>) -> std::result::Result<PlannedPatches, Refusal> {
+        let range = place.function.function.range();
+        let at = FileAddr(range.start.0 + place.offset);
+        let planned = self.counted_at(range, at, place.offset);
+        if planned.is_ok() || place.line.is_none() {
+            return planned;
+        }
+        let mut others = self.planner.executed_with(range, at).into_iter();
+        let other = others.find_map(|at| self.counted_at(range, at, place.offset).ok());
+        other.map_or(planned, Ok)
+    }
+
+    fn counted_at(
+        &self,
+        range: CodeRange,
+        at: FileAddr,
+        offset: u64,
+    ) -> std::result::Result<PlannedPatches, Refusal> {
+        let sites = if at == range.start {
+            self.planner.entry(range)?
+        } else {
+            with_dead_flags(self.planner.instruction(range, at)?, offset)?
+        };
+        let mut why = Refusal::PageBorder;
+        let mut candidates: Vec<Candidate> = Vec::new();
+        for site in sites.into_iter().rev() {
+            match self.check(&site) {
+                Ok(()) => candidates.extend(candidate(self.planner, site, self.bias)),
+                Err(refusal) => why = refusal,
+            }
+        }
+        let best = candidates.pop().ok_or(why)?;
+        Ok((best, candidates, None))
+    }
+
+    /// Plans the patches of a function that is timed.
+    fn timed(
+        &self,
+        place: &FunctionPlace<'_>,
+        stack: CallStack,
+        is_ocaml: bool,
+    ) -> std::result::Result<PlannedPatches, Refusal> {
+        if place.offset > 0 {
+            return Err(Refusal::NotEntry);
+        }
+        let range = place.function.function.range();
+        let planner = self.exit_planner.ok_or(Refusal::NotCode)?;
+        let plan = planner.exits(range, |site| self.check(site))?;
+        let sites = [&plan.entry].into_iter().chain(&plan.sites);
+        for site in sites {
+            let mut exits = site.exits().iter();
+            if let Some(exit) = exits.find(|exit| !exit.flags_are_dead) {
+                let start = site.address().0 - range.start.0;
+                let offset = start + exit.offset as u64;
+                return Err(Refusal::LiveFlags { offset });
+            }
+        }
+        let candidate = |site| candidate(self.planner, site, self.bias).ok_or(Refusal::PageBorder);
+        let exits = plan.sites.into_iter().map(candidate);
+        let exits = exits.collect::<std::result::Result<_, _>>()?;
+        let timing = Timing {
+            stack,
+            is_ocaml,
+            exits,
+        };
+        Ok((candidate(plan.entry)?, Vec::new(), Some(timing)))
+    }
+
+    fn check(&self, site: &PatchSite) -> std::result::Result<(), Refusal> {
+        if self.keeps_faults && writes_stack(site.displaced()) {
+            return Err(Refusal::StackWrite);
+        }
+        Ok(())
     }
 }
 
@@ -452,52 +598,25 @@ fn with_dead_flags(
     Ok(sites)
 }
 
-/// Returns the candidates that can be written at once, the best one last. OCaml 4 raises `Stack_overflow` for a fault
-/// at the end of the stack only if it is in its own code: if `keeps_faults`, instructions that write to the stack are
-/// not displaced.
-fn candidates(
-    planner: &EntryPlanner,
-    sites: Vec<PatchSite>,
-    bias: LoadBias,
-    keeps_faults: bool,
-) -> std::result::Result<(Candidate, Vec<Candidate>), Refusal> {
-    let mut why = Refusal::PageBorder;
-    let mut candidates: Vec<Candidate> = Vec::new();
-    for site in sites.into_iter().rev() {
-        if keeps_faults && writes_stack(site.displaced()) {
-            why = Refusal::StackWrite;
-            continue;
-        }
-        candidates.extend(candidate(planner, site, bias));
-    }
-    let best = candidates.pop().ok_or(why)?;
-    Ok((best, candidates))
-}
-
 /// Returns a patch site with the bytes that it overwrites; `None` if these are on more than one page.
-fn candidate(planner: &EntryPlanner, site: PatchSite, bias: LoadBias) -> Option<Candidate> {
-    let page = |at: LiveAddr| at.0 / PAGE;
-    let address = bias.live(site.address());
-    let is_whole = |at: LiveAddr| page(at) == page(at.plus(PATCH_LEN as u64 - 1));
+fn candidate(planner: &EntryPlanner<'_>, site: PatchSite, bias: LoadBias) -> Option<Candidate> {
+    let is_possible = site.is_on_one_page();
     let (len, island) = match site.jump() {
         Jump::Near { .. } => (PATCH_LEN, None),
         Jump::Punned { chosen, .. } => (1 + usize::from(chosen), None),
-        Jump::Short { island } => (2, Some(island)),
+        Jump::Short { island } => (SHORT_LEN as usize, Some(island)),
     };
     let island = match island {
         None => None,
         Some(island) => {
             let before = planner.code(island, PATCH_LEN).try_into().ok()?;
             let at = bias.live(island);
-            if page(at) != page(address) || !is_whole(at) {
-                return None;
-            }
             Some(Island { at, before })
         }
     };
     let read = if island.is_some() { len } else { PATCH_LEN };
     let code = planner.code(site.address(), read);
-    let is_possible = is_whole(address) && code.len() == read;
+    let is_possible = is_possible && code.len() == read;
     let code = PatchBytes::of(code);
     is_possible.then_some(Candidate {
         site,

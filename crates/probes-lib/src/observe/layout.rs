@@ -2,6 +2,7 @@
 //! only: no system calls.
 
 pub(crate) mod arena;
+pub(crate) mod calls;
 pub(crate) mod observer_record;
 pub(crate) mod readable_pages;
 pub(crate) mod rows;

@@ -20,7 +20,8 @@ pub struct Observation {
     /// Of each pair, the names of the probes that start and stop it.
     pub(super) pairs: Vec<(String, String)>,
     pub(super) watched: Vec<Selector>,
-    pub(crate) functions: Vec<FunctionSelector>,
+    pub(crate) counted_functions: Vec<FunctionSelector>,
+    pub(crate) timed_functions: Vec<FunctionSelector>,
 }
 
 impl Observation {
@@ -48,7 +49,24 @@ impl Observation {
     /// ```
     #[must_use]
     pub fn count_functions(mut self, selector: FunctionSelector) -> Observation {
-        self.functions.push(selector);
+        self.counted_functions.push(selector);
+        self
+    }
+
+    /// Also measures how long each call of these functions lasts, from its entry to its exit: a return, or a jump to
+    /// another function in tail position. Calls that an exception ends are counted by themselves. A function that is to be
+    /// counted as well is only timed. Functions that cannot be timed are left out
+    /// ([`Counts::refused`](crate::Counts::refused)).
+    ///
+    /// ```
+    /// use probes_lib::{FunctionSelector, Observation};
+    ///
+    /// let requests = FunctionSelector::Glob("Http.handle*".parse().unwrap());
+    /// let observation = Observation::new().time_functions(requests);
+    /// ```
+    #[must_use]
+    pub fn time_functions(mut self, selector: FunctionSelector) -> Observation {
+        self.timed_functions.push(selector);
         self
     }
 
@@ -71,6 +89,10 @@ impl Observation {
     /// Returns whether it is about probes, so that a program without any cannot be observed.
     pub(crate) fn needs_probes(&self) -> bool {
         let probes = !self.counted.is_empty() || !self.watched.is_empty();
-        probes || !self.pairs.is_empty() || self.functions.is_empty()
+        probes || !self.pairs.is_empty() || !self.has_functions()
+    }
+
+    pub(crate) fn has_functions(&self) -> bool {
+        !self.counted_functions.is_empty() || !self.timed_functions.is_empty()
     }
 }

@@ -300,6 +300,7 @@ mod tests {
             },
             role: Role::default(),
             of: PointOf::Site(0),
+            part: 0,
         };
         ObservationPlan {
             program: Arc::new(program_with_probes(&["a"])),
@@ -411,6 +412,7 @@ mod tests {
         let shared = SharedLayout {
             pairs: 1,
             record_len: 0,
+            ..SharedLayout::default()
         };
         let mut plan = plan(&addresses.map(|at| (at, at)), shared);
         let arenas = arenas_of(&mut plan, &[]).unwrap();

@@ -7,9 +7,10 @@ use crate::address::LoadBias;
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
 use crate::observe::frame::{Frame, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
+use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::observation::Observation;
-use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, Role, WatchRole};
+use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, Role, TimedRole, WatchRole};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::process::program::{LiveSite, Program};
@@ -34,6 +35,8 @@ pub(crate) struct PlannedPoint {
     pub(crate) point: Point,
     pub(crate) role: Role,
     pub(crate) of: PointOf,
+    /// Which of the places of its function it is: the entry, 0, or an exit.
+    pub(crate) part: usize,
 }
 
 /// What a point belongs to.
@@ -74,6 +77,7 @@ impl ObservationPlan {
                 point: Point::probe_site(placed.address, program.site(site).site.code()),
                 role,
                 of: PointOf::Site(site),
+                part: 0,
             })
         });
         let points: Vec<PlannedPoint> = sites.chain(function_points(&functions)).collect();
@@ -82,6 +86,9 @@ impl ObservationPlan {
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
             record_len: most_arguments.map_or(0, record::len),
+            calls: CallsLayout {
+                functions: functions.timed().count() as u32,
+            },
         };
         let mut plan = ObservationPlan {
             pairs: observation.pairs.clone(),
@@ -144,7 +151,7 @@ impl ObservationPlan {
     pub(crate) fn patch_site(&self, planned: &PlannedPoint) -> Option<(&PatchSite, LoadBias)> {
         match planned.of {
             PointOf::Site(_) => None,
-            PointOf::Function(function) => Some(self.functions.functions[function].site()),
+            PointOf::Function(function) => self.functions.functions[function].site(planned.part),
         }
     }
 
@@ -167,16 +174,29 @@ impl ObservationPlan {
     }
 }
 
-/// Returns the points of functions, which are counted.
+/// Returns the points of functions.
 fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = PlannedPoint> {
+    let mut timed = 0..;
     let functions = functions.functions.iter().enumerate();
-    functions.map(|(index, function)| PlannedPoint {
-        point: function.point(),
-        role: Role {
-            is_counted: true,
-            ..Role::default()
-        },
-        of: PointOf::Function(index),
+    functions.flat_map(move |(index, function)| {
+        let number = function
+            .timing()
+            .and_then(|timing| Some((timed.next()?, timing)));
+        function.points().map(move |(part, point)| PlannedPoint {
+            point,
+            role: Role {
+                is_counted: number.is_none(),
+                timed: number.map(|(function, timing)| TimedRole {
+                    function,
+                    stack: timing.stack,
+                    is_ocaml: timing.is_ocaml,
+                    is_entry: part == 0,
+                }),
+                ..Role::default()
+            },
+            of: PointOf::Function(index),
+            part,
+        })
     })
 }
 
@@ -283,7 +303,7 @@ mod tests {
             is_counted: true,
             ends: vec![PairEnd::Start(0)],
             marks: marks(Register::RDI),
-            watched: None,
+            ..Role::default()
         };
         let b = |point| Role {
             is_counted: false,
@@ -296,6 +316,7 @@ mod tests {
                     ArgumentSource::Stack(8),
                 ],
             }),
+            timed: None,
         };
         let expected = [
             (ProgramSpec::TEXT, a.clone()),
@@ -316,7 +337,8 @@ mod tests {
             plan.shared,
             SharedLayout {
                 pairs: 2,
-                record_len
+                record_len,
+                ..SharedLayout::default()
             }
         );
         assert_eq!(plan.pairs[0], ("a".to_owned(), "b".to_owned()));

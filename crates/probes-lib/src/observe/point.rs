@@ -280,6 +280,32 @@ pub(crate) struct Role {
     /// Of a point that is an end of a pair.
     pub(crate) marks: Marks,
     pub(crate) watched: Option<WatchRole>,
+    /// Of an entry or an exit of a function that is timed.
+    pub(crate) timed: Option<TimedRole>,
+}
+
+/// What is recorded where calls of a function begin or end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TimedRole {
+    /// The index of the function among those that are timed.
+    pub(crate) function: u32,
+    pub(crate) stack: CallStack,
+    /// Whether it is of OCaml, which does not use the x87 unit.
+    pub(crate) is_ocaml: bool,
+    /// Whether calls begin at the point: its displaced instructions may have exits. If not, they have exits only.
+    pub(crate) is_entry: bool,
+}
+
+/// Which stack a function is called on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum CallStack {
+    /// That of its thread.
+    OfThread,
+    /// That of a fiber of OCaml 5.
+    OfFiber {
+        /// Where the state of the domain, to which r14 points, has the address of the fiber's stack, in bytes.
+        current_stack: u8,
+    },
 }
 
 /// By what the trampolines of a pair recognize that a stop belongs to another start than the last one.
@@ -329,7 +355,7 @@ impl Role {
 
     /// Returns whether the trampoline reads the time stamp counter.
     pub(crate) fn is_timed(&self) -> bool {
-        !self.ends.is_empty() || self.watched.is_some()
+        !self.ends.is_empty() || self.watched.is_some() || self.timed.is_some()
     }
 }
 

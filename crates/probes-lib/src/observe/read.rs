@@ -1,10 +1,12 @@
 //! Reads what an observation has recorded, while it is installed and when it ends.
 
+pub(crate) mod calls;
 pub(crate) mod counts;
 pub(crate) mod data_source;
 pub(crate) mod events;
 pub(crate) mod latency;
 pub(crate) mod ring;
+pub(crate) mod times;
 pub(crate) mod value;
 
 use std::sync::Mutex;

@@ -14,6 +14,7 @@
 //! function     jmp trampoline
 //! trampoline   save registers, count, restore registers; or, in functions that use the x87 unit, add one to a counter
 //!              that all threads share
+//!              or begin or end a call (trampoline/call.rs); an end just before the function is left
 //!              the displaced instructions; jmp to what follows them
 //! ```
 //!
@@ -27,6 +28,7 @@
 //! a site: ocamlopt emits no x87 instruction, and the psABI (3.2.1) leaves none in use at a call. In a function that does not
 //! use it, it is empty everywhere ([`PatchSite::mmx_is_free`]).
 
+mod call;
 mod count;
 mod pair;
 mod record;
@@ -41,13 +43,15 @@ use iced_x86::{
     BlockEncoderOptions, Code, Encoder, IcedError, Instruction, MemoryOperand, Register,
 };
 
+use self::call::SavedRegisters;
 use self::count::{CallCounter, CountPointers};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::Role;
+use crate::observe::point::{Role, TimedRole};
 use crate::patch_plan::displaced::DisplacedCopy;
+use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::site::{NOP, RET};
 
@@ -136,21 +140,58 @@ pub(crate) fn arena_code(
             continue;
         };
         let end = code.bytes.len() + len as usize;
-        match of_function(at, index, site, bias, arena, &counter) {
+        let PointOf::Function(function) = planned.of else {
+            return Err(DoesNotFit);
+        };
+        let made = match &planned.role.timed {
+            None => of_function(at, index, site, bias, arena, &counter),
+            Some(timed) => {
+                let saved = SavedRegisters {
+                    at: arena.saved_registers(),
+                    lost: arena.locked_counter(index),
+                };
+                let shared = (arena.shared_pointer(), sharing.shared);
+                of_timed_function(at, (site, bias), timed, shared, saved)
+            }
+        };
+        match made {
             Ok((bytes, copy)) if bytes.len() as u64 <= len => {
                 code.moves.extend(copy.moves().skip(1));
                 code.bytes.extend(bytes);
             }
-            _ => {
-                if let PointOf::Function(function) = planned.of {
-                    code.out_of_reach.push(function);
-                }
-            }
+            _ => code.out_of_reach.push(function),
         }
         code.bytes.resize(end, NOP);
     }
     code.bytes.resize(arena.code_len() as usize, 0);
     Ok(code)
+}
+
+/// Returns the trampoline at `at` for an entry or an exit of a function that is timed, and the copy of the displaced
+/// instructions in it. `shared` is where the address of the shared data is, and their layout.
+///
+/// # Errors
+///
+/// If it is too far from what it refers to.
+fn of_timed_function(
+    at: LiveAddr,
+    (site, bias): (&PatchSite, LoadBias),
+    timed: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+    saved: SavedRegisters,
+) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
+    let code_at = |at, is_entry| {
+        call::code(at, is_entry, timed, shared, saved).map_err(|_| Refusal::OutOfReach)
+    };
+    let mut code = Vec::new();
+    if timed.is_entry {
+        code = call::code(at, true, timed, shared, saved)?;
+    }
+    let here = at.plus(code.len() as u64);
+    let copy = site.copy_with_exits(bias, here, &mut |at| code_at(at, false));
+    let copy = copy.map_err(|_| DoesNotFit)?;
+    code.extend(copy.code());
+    Ok((code, copy))
 }
 
 /// Returns the trampoline at `at` of a function, the point with this index, and the copy of the displaced instructions in
@@ -191,9 +232,14 @@ fn of_function(
 pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
     let sites = plan.points.iter().filter(|it| it.site().is_some());
     let of_sites = longest_of_sites(sites.map(|it| &it.role), plan.shared)?;
-    let functions = plan.points.iter().filter_map(|it| plan.patch_site(it));
     let counter = CallCounter::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
-    let of_functions = functions.map(|(site, bias)| len_of_function(site, bias, &counter));
+    let of_functions = plan.points.iter().filter_map(|planned| {
+        let (site, bias) = plan.patch_site(planned)?;
+        Some(match &planned.role.timed {
+            None => len_of_function(site, bias, &counter),
+            Some(timed) => len_of_timed_function(site, bias, timed, plan.shared),
+        })
+    });
     Ok(of_functions.fold(of_sites, u64::max))
 }
 
@@ -241,6 +287,24 @@ fn len_of_function(site: &PatchSite, bias: LoadBias, counter: &CallCounter) -> u
         .map_or(LINE, |copy| copy.code().len() as u64);
     let alignment = if site.moves_call() { 7 } else { 0 };
     (counter.len() as u64 + copy + alignment).next_multiple_of(LINE)
+}
+
+/// Returns the length of the trampoline for an entry or an exit of a function that is timed, in bytes.
+fn len_of_timed_function(
+    site: &PatchSite,
+    bias: LoadBias,
+    timed: &TimedRole,
+    layout: SharedLayout,
+) -> u64 {
+    let near = LiveAddr(bias.live(site.address()).0 & !7);
+    let saved = SavedRegisters {
+        at: near,
+        lost: near,
+    };
+    let made = of_timed_function(near, (site, bias), timed, (near, layout), saved);
+    let len = made.map_or(LINE, |(code, _)| code.len() as u64);
+    let alignment = if site.moves_call() { 7 } else { 0 };
+    (len + alignment).next_multiple_of(LINE)
 }
 
 /// Returns the length of a trampoline, in bytes.

@@ -17,7 +17,9 @@ use crate::address::LiveAddr;
 use crate::patch_plan::code::{decode, ends_flow, is_call};
 use crate::patch_plan::jump::{JUMP_LEN, SHORT_JMP, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
+use crate::patch_plan::site::DisplacedExit;
 use crate::patch_plan::targets::has_near_target;
+use crate::site::INT3;
 
 /// The code of displaced instructions at their new address, with the jump back.
 ///
@@ -52,6 +54,17 @@ impl DisplacedCopy {
         from: LiveAddr,
         to: LiveAddr,
     ) -> Result<DisplacedCopy, Refusal> {
+        DisplacedCopy::make_with_exits(bytes, from, to, &[], &mut |_| Ok(Vec::new()))
+    }
+
+    /// The same with the code of `at_exit`, for its address, before each of these `exits` is taken.
+    pub(super) fn make_with_exits(
+        bytes: &[u8],
+        from: LiveAddr,
+        to: LiveAddr,
+        exits: &[DisplacedExit],
+        at_exit: &mut dyn FnMut(LiveAddr) -> Result<Vec<u8>, Refusal>,
+    ) -> Result<DisplacedCopy, Refusal> {
         let mut copy = Writer {
             at: to,
             code: Vec::new(),
@@ -59,12 +72,23 @@ impl DisplacedCopy {
         };
         let mut moved = Vec::new();
         let mut falls_through = true;
+        let mut conditional = Vec::new();
         for instruction in decode(bytes, from.0) {
             let offset = instruction.ip() - from.0;
             if let Some(what) = immovable(&instruction) {
                 return Err(Refusal::Unmovable { offset, what });
             }
             moved.push((LiveAddr(instruction.ip()), copy.here()));
+            let is_exit = exits.iter().any(|exit| exit.offset as u64 == offset);
+            if is_exit && instruction.flow_control() == FlowControl::ConditionalBranch {
+                conditional.push(copy.conditional_exit(&instruction, offset)?);
+                falls_through = true;
+                continue;
+            }
+            if is_exit {
+                let code = at_exit(copy.here())?;
+                copy.code.extend(code);
+            }
             if is_call(&instruction) {
                 copy.call(&instruction)?;
             } else {
@@ -75,6 +99,12 @@ impl DisplacedCopy {
         if falls_through {
             let back = from.plus(bytes.len() as u64);
             copy.branch(Opcode::Jmp_rel32_64, back.0)?;
+        }
+        for (end, target) in conditional {
+            copy.lead_here(end, copy.code.len())?;
+            let code = at_exit(copy.here())?;
+            copy.code.extend(code);
+            copy.branch(Opcode::Jmp_rel32_64, target)?;
         }
         let code = copy.finish()?;
         Ok(DisplacedCopy { code, moved })
@@ -154,6 +184,32 @@ impl Writer {
         self.branch(Opcode::Jmp_rel32_64, target)
     }
 
+    /// Writes a conditional jump whose target is not known yet; returns its end, and what it jumps to in the end.
+    fn conditional_exit(
+        &mut self,
+        jump: &Instruction,
+        offset: u64,
+    ) -> Result<(usize, u64), Refusal> {
+        if !jump.is_jcc_short_or_near() {
+            let what = "an unusual jump";
+            return Err(Refusal::Unmovable { offset, what });
+        }
+        let mut near = *jump;
+        near.set_code(near.code().as_near_branch());
+        near.set_near_branch64(self.here().0);
+        self.encode(&near)?;
+        Ok((self.code.len(), jump.near_branch_target()))
+    }
+
+    /// Sets the displacement at the end of an instruction so that it refers to the byte with this index.
+    fn lead_here(&mut self, end: usize, index: usize) -> Result<(), Refusal> {
+        let displacement = (index - end) as u32;
+        let operand = self.code.get_mut(end - 4..end);
+        let operand = operand.ok_or(Refusal::OutOfReach)?;
+        operand.copy_from_slice(&displacement.to_le_bytes());
+        Ok(())
+    }
+
     fn encode(&mut self, instruction: &Instruction) -> Result<(), Refusal> {
         let mut encoder = Encoder::new(64);
         let encoded = encoder.encode(instruction, self.here().0);
@@ -195,17 +251,12 @@ impl Writer {
             while self.here().0 % 8 != 0 {
                 self.code.push(INT3);
             }
-            let displacement = (self.code.len() - end) as u32;
-            let operand = self.code.get_mut(end - 4..end);
-            let operand = operand.ok_or(Refusal::OutOfReach)?;
-            operand.copy_from_slice(&displacement.to_le_bytes());
+            self.lead_here(end, self.code.len())?;
             self.code.extend(word.to_le_bytes());
         }
         Ok(self.code)
     }
 }
-
-const INT3: u8 = 0xcc;
 
 /// Returns whether an instruction calls, and is not a system call.
 pub(super) fn moves_call(instructions: &[Instruction]) -> bool {

@@ -11,7 +11,7 @@ use crate::patch_plan::displaced::moves_call;
 use crate::patch_plan::jump::{JUMP_LEN, Jump};
 use crate::patch_plan::place::Swept;
 use crate::patch_plan::refusal::Refusal;
-use crate::patch_plan::site::PatchSite;
+use crate::patch_plan::site::{DisplacedExit, PatchSite};
 use crate::patch_plan::targets::{JumpTargets, has_near_target};
 use crate::patch_plan::{flags, padding};
 
@@ -96,8 +96,6 @@ pub(super) struct Exits<'s> {
     /// The patch of the entry, which displaces more if an exit follows it closely.
     pub(super) entry: PatchSite,
     pub(super) sites: Vec<PatchSite>,
-    /// Exits among what the entry displaces.
-    pub(super) in_entry: usize,
     /// The starts and ends of what the sites reserve; nothing of it overlaps.
     taken: BTreeMap<FileAddr, FileAddr>,
 }
@@ -108,7 +106,6 @@ impl Exits<'_> {
             swept,
             entry: entry.clone(),
             sites: Vec::new(),
-            in_entry: 0,
             taken: BTreeMap::new(),
         }
     }
@@ -125,18 +122,21 @@ impl Exits<'_> {
             let exit = &body.instructions[index];
             let displaced = self.entry.address.0..self.displaced_end();
             if displaced.contains(&exit.ip()) {
-                self.in_entry += 1;
+                let found = self.displaced_exit(exit, self.entry.address.0);
+                self.entry.exits.push(found);
             } else if let Some(site) = self.site(body, index) {
                 self.taken
                     .extend(site.reserved().map(|it| (it.start, it.end)));
                 self.sites.push(site);
             } else if !self.extend_entry(body, index) {
                 let offset = body.offset(exit);
-                return Err(self
-                    .swept
-                    .candidates(body, index)
-                    .err()
-                    .unwrap_or(Refusal::Overlap { offset }));
+                let candidates = self.swept.candidates(body, index)?;
+                let is_possible = candidates.iter().any(PatchSite::is_on_one_page);
+                return Err(if is_possible {
+                    Refusal::Overlap { offset }
+                } else {
+                    Refusal::PageBorder
+                });
             }
         }
         Ok(())
@@ -159,7 +159,9 @@ impl Exits<'_> {
     fn site(&self, body: &Body, index: usize) -> Option<PatchSite> {
         let exit = &body.instructions[index];
         let fits = |site: &PatchSite| {
-            !self.overlaps(site) && self.swept.code.may_have_room(&site.window())
+            site.is_on_one_page()
+                && !self.overlaps(site)
+                && self.swept.code.may_have_room(&site.window())
         };
         let is_conditional = exit.flow_control() == FlowControl::ConditionalBranch;
         if self.swept.immovable(exit).is_some() {
@@ -174,6 +176,9 @@ impl Exits<'_> {
         // Short jumps before the others: the window of a punned one may be taken.
         let candidates = self.swept.candidates(body, index).unwrap_or_default();
         let mut candidates: Vec<_> = candidates.into_iter().filter(fits).collect();
+        for candidate in &mut candidates {
+            candidate.exits = vec![self.displaced_exit(exit, exit.ip())];
+        }
         let shorts = self.short_with_before(body, index);
         candidates.extend(shorts.into_iter().flatten().filter(fits));
         candidates.sort_by_key(|candidate| match candidate.jump {
@@ -244,14 +249,6 @@ impl Exits<'_> {
         let displaced = &body.instructions[first..=last];
         let start = displaced[0].ip();
         let exit = &body.instructions[last];
-        // Those of a function that is entered or returned to.
-        let flags_are_dead_at_exit = match exit.flow_control() {
-            FlowControl::ConditionalBranch => false,
-            FlowControl::UnconditionalBranch => {
-                has_near_target(exit) && self.swept.begins_function(exit.near_branch_target())
-            }
-            _ => true,
-        };
         PatchSite {
             address: FileAddr(start),
             displaced: self
@@ -262,8 +259,25 @@ impl Exits<'_> {
             jump,
             moves_call: moves_call(displaced),
             flags_are_dead: flags::are_dead(&body.instructions[first..]),
-            flags_are_dead_at_exit,
+            exits: vec![self.displaced_exit(exit, start)],
             mmx_is_free: !body.uses_mmx,
+        }
+    }
+
+    /// Returns an exit among instructions that are displaced from `start` on.
+    fn displaced_exit(&self, exit: &Instruction, start: u64) -> DisplacedExit {
+        // They are dead where a function is entered or returned to.
+        let leads_to_function =
+            || has_near_target(exit) && self.swept.begins_function(exit.near_branch_target());
+        let flags_are_dead = match exit.flow_control() {
+            FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
+                leads_to_function()
+            }
+            _ => true,
+        };
+        DisplacedExit {
+            offset: (exit.ip() - start) as usize,
+            flags_are_dead,
         }
     }
 
@@ -300,7 +314,8 @@ impl Exits<'_> {
             .code
             .bytes(start, exit.next_ip() - start)
             .to_vec();
-        self.in_entry += 1;
+        let found = self.displaced_exit(exit, start);
+        self.entry.exits.push(found);
         true
     }
 }

@@ -1,6 +1,7 @@
 //! What a planner is made of, read from an ELF file: its code, its functions and their cold parts, and the
 //! addresses of code that its data hold.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::address::{CodeRange, FileAddr};
@@ -25,7 +26,7 @@ impl PatchPlanner {
     }
 }
 
-impl EntryPlanner {
+impl EntryPlanner<'static> {
     /// Reads the code of a file, to plan patches of the entries and instructions of `wanted` functions.
     ///
     /// # Errors
@@ -35,9 +36,9 @@ impl EntryPlanner {
         elf: &ElfFile,
         table: &FunctionTable,
         wanted: &[CodeRange],
-    ) -> Result<EntryPlanner> {
+    ) -> Result<EntryPlanner<'static>> {
         let swept = sweep(elf, table, Some(wanted))?;
-        let planner = PatchPlanner { swept };
+        let planner = Cow::Owned(PatchPlanner { swept });
         Ok(EntryPlanner { planner })
     }
 }

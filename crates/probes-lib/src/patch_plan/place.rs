@@ -208,7 +208,7 @@ impl Swept {
                 jump,
                 moves_call: moves_call(displaced),
                 flags_are_dead,
-                flags_are_dead_at_exit: false,
+                exits: Vec::new(),
                 mmx_is_free: !body.uses_mmx,
             }
         };

@@ -100,6 +100,13 @@ pub enum Refusal {
         /// Where.
         offset: u64,
     },
+    /// It is an instruction within a function: only calls of whole functions are timed.
+    #[error("is not the beginning of a function, and only calls of functions can be timed")]
+    NotEntry,
+    /// It is OCaml 5's, which executes its code on stacks of its own, and where the runtime has the address of the
+    /// current one is not known.
+    #[error("is on a stack of OCaml 5 that cannot be told from others, so that it cannot be timed")]
+    UnknownStack,
     /// No memory is free where its jump can lead, or other functions need memory at too many other places.
     #[error(
         "has no memory for its trampoline where its jump can lead: none is free, or other functions use too many such places"

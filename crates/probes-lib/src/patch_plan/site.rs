@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::patch_plan::code::decode;
 use crate::patch_plan::displaced::DisplacedCopy;
 use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_JMP, SHORT_LEN};
@@ -42,8 +42,18 @@ pub struct PatchSite {
     pub(super) jump: Jump,
     pub(super) moves_call: bool,
     pub(super) flags_are_dead: bool,
-    pub(super) flags_are_dead_at_exit: bool,
+    pub(super) exits: Vec<DisplacedExit>,
     pub(super) mmx_is_free: bool,
+}
+
+/// An exit of a function among displaced instructions: a return, or a jump to another function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DisplacedExit {
+    /// Where it is, in bytes from the first displaced instruction.
+    pub offset: usize,
+    /// Whether the trampoline may change the status flags when the function is about to be left there.
+    pub flags_are_dead: bool,
 }
 
 impl PatchSite {
@@ -80,10 +90,20 @@ impl PatchSite {
         self.flags_are_dead
     }
 
-    /// Whether the trampoline may change the status flags before the last displaced instruction, which is an exit. False
-    /// if it is none.
-    pub fn flags_are_dead_at_exit(&self) -> bool {
-        self.flags_are_dead_at_exit
+    /// The exits of the function among the displaced instructions, in order, if the site was planned to observe them.
+    pub fn exits(&self) -> &[DisplacedExit] {
+        &self.exits
+    }
+
+    /// Returns whether the bytes that are written are on one page, so that they can be written at once.
+    pub(crate) fn is_on_one_page(&self) -> bool {
+        let page = |at: FileAddr| at.0 / PAGE;
+        let is_whole = |at: FileAddr| page(at) == page(FileAddr(at.0.wrapping_add(JUMP_LEN - 1)));
+        is_whole(self.address)
+            && match self.jump {
+                Jump::Short { island } => is_whole(island) && page(island) == page(self.address),
+                _ => true,
+            }
     }
 
     /// Whether the trampoline may use the MMX registers if it leaves them empty (`emms`), because the function uses
@@ -180,5 +200,17 @@ impl PatchSite {
     /// If `to` is too far from what they refer to.
     pub fn copy_at(&self, bias: LoadBias, to: LiveAddr) -> Result<DisplacedCopy, Refusal> {
         DisplacedCopy::make(&self.displaced, bias.live(self.address), to)
+    }
+
+    /// The same with more code at each exit, which is executed when the function is about to be left there: what
+    /// `at_exit` returns for its address. It may change the status flags; see [`DisplacedExit::flags_are_dead`].
+    pub(crate) fn copy_with_exits(
+        &self,
+        bias: LoadBias,
+        to: LiveAddr,
+        at_exit: &mut dyn FnMut(LiveAddr) -> Result<Vec<u8>, Refusal>,
+    ) -> Result<DisplacedCopy, Refusal> {
+        let from = bias.live(self.address);
+        DisplacedCopy::make_with_exits(&self.displaced, from, to, &self.exits, at_exit)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use iced_x86::code_asm::{CodeAssembler, byte_ptr, eax, qword_ptr, rax, rcx, rdi};
-use iced_x86::{Instruction, Register};
+use iced_x86::{Instruction, Mnemonic, Register};
 use proptest::prelude::*;
 use test_support::{Scratch, fixture};
 
@@ -161,7 +161,11 @@ fn exits_do_not_overlap_the_entry() {
     let (planner, ranges) = planner_of(&[b"\x48\x8b\x07\xc3\xcc", b"\x48\x8b\x47\x08\x90\xc3"]);
     for range in ranges {
         let exits = planner.function(range).exits.unwrap();
-        assert_eq!((exits.sites.len(), exits.in_entry), (0, 1), "{exits:?}");
+        assert_eq!(
+            (exits.sites.len(), exits.entry.exits().len()),
+            (0, 1),
+            "{exits:?}"
+        );
         assert_eq!(exits.entry.displaced().last(), Some(&0xc3));
     }
 }
@@ -510,7 +514,7 @@ fn instructions_of_a_block_are_executed_together() {
     assert_eq!(with(12), [13]);
     assert_eq!(with(13), [12]);
     assert_eq!(with(18), [19]);
-    assert_eq!(with(2), []);
+    assert!(with(2).is_empty());
 }
 
 #[test]
@@ -615,7 +619,7 @@ fn flags_live_at_jumps_into_functions() {
         let function = [&b"\x48\x39\xf7\x66\x90\xe9"[..], &[to, 0, 0, 0]].concat();
         let (planner, ranges) = planner_of(&[&function, other]);
         let exits = planner.function(ranges[0]).exits.unwrap();
-        assert_eq!(exits.sites[0].flags_are_dead_at_exit(), are_dead);
+        assert_eq!(exits.sites[0].exits()[0].flags_are_dead, are_dead);
     }
 }
 
@@ -693,7 +697,7 @@ fn islands_are_reserved() {
         },
         moves_call: false,
         flags_are_dead: false,
-        flags_are_dead_at_exit: false,
+        exits: Vec::new(),
         mmx_is_free: true,
     };
     let reserved: Vec<_> = site.reserved().collect();
@@ -738,8 +742,9 @@ fn functions_that_are_too_large_are_refused() {
 #[test]
 fn many_exits_are_planned() {
     // 200,000 returns with padding: all pairs of them are 20 thousand million.
-    let bytes = b"\xc3\xcc\xcc\xcc\xcc".repeat(200_000);
-    let bytes = [b"\xb8\x01\0\0\0", &bytes[..]].concat();
+    // None is on two pages.
+    let bytes = b"\xc3\xcc\xcc\xcc\xcc\xcc\xcc\xcc".repeat(200_000);
+    let bytes = [b"\xb8\x01\0\0\0\x90\x90\x90", &bytes[..]].concat();
     let (planner, ranges) = planner_of(&[&bytes]);
     let exits = planner.function(ranges[0]).exits.unwrap();
     assert_eq!(exits.sites.len(), 200_000);
@@ -930,4 +935,45 @@ fn code_corpus_is_planned_without_a_panic() {
         files += 1;
     }
     assert!(files > 0);
+}
+
+/// The copy of an entry, with `nop` as the code at exits.
+fn copy_of_entry(exits: &ExitPlan) -> Vec<Instruction> {
+    let mut at_exit = |_| Ok(vec![0x90]);
+    let to = LiveAddr(AT + 0x1000);
+    let copy = exits
+        .entry
+        .copy_with_exits(LoadBias::NONE, to, &mut at_exit);
+    code::decode(copy.unwrap().code(), to.0).collect()
+}
+
+#[test]
+fn exits_of_an_entry_have_their_code() {
+    let mnemonics = |copy: &[Instruction]| copy.iter().map(|it| it.mnemonic()).collect::<Vec<_>>();
+    // mov (%rdi),%rax; ret
+    let (planner, ranges) = planner_of(&[b"\x48\x8b\x07\xc3\xcc"]);
+    let exits = planner.function(ranges[0]).exits.unwrap();
+    let copy = copy_of_entry(&exits);
+    assert_eq!(
+        mnemonics(&copy),
+        [Mnemonic::Mov, Mnemonic::Nop, Mnemonic::Ret]
+    );
+
+    // test %edi,%edi; je to the next function; nop; nop; mov $1,%eax; ret
+    let other = b"\x31\xc0\x90\x90\x90\x90\x90\xc3";
+    let function = b"\x85\xff\x0f\x84\x08\0\0\0\x90\x90\xb8\x01\0\0\0\xc3";
+    let (planner, ranges) = planner_of(&[function, other]);
+    let exits = planner.function(ranges[0]).exits.unwrap();
+    assert_eq!(exits.entry.exits().len(), 1, "{exits:?}");
+    let copy = copy_of_entry(&exits);
+    let expected = [
+        Mnemonic::Test,
+        Mnemonic::Je,
+        Mnemonic::Jmp,
+        Mnemonic::Nop,
+        Mnemonic::Jmp,
+    ];
+    assert_eq!(mnemonics(&copy), expected);
+    let targets = [1, 2, 4].map(|index: usize| copy[index].near_branch_target());
+    assert_eq!(targets, [copy[3].ip(), AT + 8, ranges[1].start.0]);
 }

@@ -60,7 +60,7 @@ pub(crate) struct Lease {
     tracer: i32,
     /// The memory of the process that the follower writes to.
     memory: ProcessMemory,
-    /// When we asked for the process to be stopped, if it is stopped for us, as far as we know.
+    /// When we asked for the process to be stopped, if we have not asked for it to be resumed since.
     stopped_since: Cell<Option<Instant>>,
     stop_time: StopTime,
     /// What calls fail with since anything has gone wrong: the process may run.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use probes_lib::{Events, Latency, Observation, Observer, Selector, Target};
+use probes_lib::{Events, Observation, Observer, Selector, Target};
 use test_support::process::Image;
 use test_support::{Talker, eventually, fixture_forms};
 
@@ -129,7 +129,7 @@ fn sites_with_different_roles_have_complete_trampolines() {
                 talker.hits();
             }
             let observed = observer.remove().unwrap();
-            let times: Vec<u64> = observed.latencies.iter().map(Latency::count).collect();
+            let times: Vec<u64> = observed.latencies.iter().map(|it| it.count()).collect();
             assert_eq!(observed.counts.total(), *counted);
             assert_eq!(times, *timed);
             assert_eq!(observed.events.events.len() as u64, *shown);

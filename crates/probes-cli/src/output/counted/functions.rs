@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 
-use probes_lib::{Counts, LiveAddr, RefusedFunction};
+use probes_lib::{Counts, LiveAddr};
 use serde::Serialize;
 
 use super::Row;
 use crate::output::function_sources::{FunctionSource, FunctionSources};
 use crate::output::paths::ShownPaths;
+use crate::output::refused::RefusedView;
 use crate::output::view::text;
 use crate::text::{Escaped, MANY};
 
@@ -34,19 +35,6 @@ pub(super) struct FunctionRow<'c> {
     /// `None` if it is not to be shown.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     source: Option<FunctionSource>,
-}
-
-/// A function that cannot be counted.
-#[derive(Serialize)]
-struct RefusedView<'c> {
-    name: &'c str,
-    object: Cow<'c, str>,
-    #[serde(serialize_with = "text")]
-    address: LiveAddr,
-    /// The name of the reason, which stays the same.
-    reason: &'static str,
-    /// The reason in words.
-    text: String,
 }
 
 impl<'c> CountedFunctions<'c> {
@@ -110,17 +98,5 @@ impl FunctionRow<'_> {
         let source = self.source.as_ref()?.show(paths);
         let object = Escaped(paths.show(&self.object)).to_string();
         Some([self.address.to_string(), object, source])
-    }
-}
-
-impl<'c> RefusedView<'c> {
-    fn of(function: &'c RefusedFunction) -> RefusedView<'c> {
-        RefusedView {
-            name: &function.name,
-            object: function.object.to_string_lossy(),
-            address: function.address,
-            reason: function.why.name(),
-            text: function.why.to_string(),
-        }
     }
 }

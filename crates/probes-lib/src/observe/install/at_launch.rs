@@ -64,7 +64,11 @@ impl AtLaunch {
         options: Options,
     ) -> Result<(Stopped<'s>, Installed)> {
         let process = at_exec.process();
-        let functions = ObservedFunctions::find(process.pid(), &self.observation.functions)?;
+        let functions = ObservedFunctions::find(
+            process.pid(),
+            &self.observation.counted_functions,
+            &self.observation.timed_functions,
+        )?;
         let plan = ObservationPlan::of(
             &self.observation,
             image.program.clone(),

@@ -324,6 +324,9 @@ impl Prepared {
             let at = sharing.shared_at().plus(shared::TID_AT);
             stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
+        if self.plan.functions.timed().next().is_some() {
+            refuse_without_control_block(injector.process, &stopped)?;
+        }
         injector.clear(&stopped)?;
         let len: usize = self.codes.iter().map(Vec::len).sum();
         let mut is_written = false;
@@ -626,6 +629,21 @@ fn place_all(
             return Ok((arenas, codes));
         }
         plan.try_next(&because(out_of_reach, &Refusal::OutOfReach));
+    }
+}
+
+/// Checks that all threads have a thread control block.
+fn refuse_without_control_block(process: &Process, stopped: &Stopped<'_>) -> Result<()> {
+    let has_none = |tid: &i32| {
+        let registers = stopped.calls().registers(*tid);
+        registers.is_ok_and(|registers| registers.fs_base == 0)
+    };
+    match stopped.tids().find(has_none) {
+        None => Ok(()),
+        Some(tid) => {
+            let kind = ObserveError::NoControlBlock { tid };
+            Err(Error::of_process(process.pid(), kind))
+        }
     }
 }
 

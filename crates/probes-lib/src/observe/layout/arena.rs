@@ -9,6 +9,7 @@
 //! data, RW-   counters      rows with one u64 for each point (rows.rs)
 //!             shared data   of all points, in the first arena (shared.rs)
 //!             successor     the observer that takes over from a live one
+//!             registers     that trampolines have to save there
 //! ```
 //!
 //! ```text
@@ -24,6 +25,7 @@ use std::ops::{Range, RangeInclusive};
 
 use crate::address::{LiveAddr, PAGE};
 use crate::inject::code_cave::CodeCave;
+use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::rows::Rows;
 use crate::observe::layout::shared::{GROUPS, SharedLayout};
@@ -55,6 +57,7 @@ const DATA_AT: usize = 32;
 const DATA_LEN_AT: usize = 40;
 const SHARED_AT: usize = 48;
 const RECORD_LEN_AT: usize = 56;
+const TIMED_AT: usize = 60;
 const ID_AT: usize = 64;
 /// 1 once all points are restored.
 const RESTORED_AT: usize = 72;
@@ -69,6 +72,9 @@ pub(crate) const ROUTINE_LEN: u64 = 6 * LINE;
 /// The bytes of the tail, with which a trampoline ends. Its first byte decides what the trampoline does
 /// after it has recorded a hit: [`RET`](crate::site::RET) or [`JMP`](crate::site::JMP).
 pub(crate) const TAIL_LEN: u64 = 8;
+
+/// The bytes of [`Arena::saved_registers`]: the lock, and the registers.
+const SAVED_REGISTERS_LEN: u64 = 2 * LINE;
 
 /// More points than any program has.
 const MAX_POINTS: usize = 1 << 22;
@@ -143,9 +149,13 @@ impl Arena {
     pub(crate) fn data_len(&self) -> u64 {
         match self.version {
             HeaderVersion::WithoutRecord { data_len } => data_len,
-            HeaderVersion::Grouped(_) | HeaderVersion::Current(_) => {
+            HeaderVersion::Grouped(_) => {
                 let successor = self.counters_len() + self.shared.len();
                 (successor + OBSERVER_RECORD_LEN as u64).next_multiple_of(PAGE)
+            }
+            HeaderVersion::Current(_) => {
+                let end = self.saved_registers().plus(SAVED_REGISTERS_LEN);
+                (end.0 - self.data().0).next_multiple_of(PAGE)
             }
         }
     }
@@ -185,6 +195,19 @@ impl Arena {
     pub(crate) fn successor_at(&self) -> Option<LiveAddr> {
         self.observer()?;
         Some(self.shared_at().plus(self.shared.len()))
+    }
+
+    /// Returns where trampolines save registers if they may not use the stack, behind a lock.
+    pub(crate) fn saved_registers(&self) -> LiveAddr {
+        let successor = self.shared_at().plus(self.shared.len());
+        let end = successor.0 + OBSERVER_RECORD_LEN as u64;
+        LiveAddr(end.next_multiple_of(LINE))
+    }
+
+    /// Returns the counter of a point that all threads may increment, by a locked instruction.
+    pub(crate) fn locked_counter(&self, index: usize) -> LiveAddr {
+        self.data()
+            .plus(self.rows().shared_row(0) + 8 * index as u64)
     }
 
     /// Returns where the routine that trampolines share begins.
@@ -258,6 +281,7 @@ impl Arena {
         put(DATA_LEN_AT, &self.data_len().to_le_bytes());
         put(SHARED_AT, &sharing.shared_at().0.to_le_bytes());
         put(RECORD_LEN_AT, &self.shared.record_len.to_le_bytes());
+        put(TIMED_AT, &self.shared.calls.functions.to_le_bytes());
         put(ID_AT, &self.id.to_le_bytes());
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
@@ -345,6 +369,9 @@ impl Arena {
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT),
                 record_len: number(&header, RECORD_LEN_AT),
+                calls: CallsLayout {
+                    functions: number(&header, TIMED_AT),
+                },
             },
             id: says(ID_AT),
             version,
@@ -483,6 +510,7 @@ mod tests {
             shared: SharedLayout {
                 pairs: 2,
                 record_len: record::len(3),
+                ..SharedLayout::default()
             },
             id: new_id(),
             version: HeaderVersion::Current(ObserverRecord {
@@ -571,7 +599,11 @@ mod tests {
         let (arena, bytes) = arena();
         assert!(find(&arena, &bytes).is_some());
         let shared = |pairs, record_len| Arena {
-            shared: SharedLayout { pairs, record_len },
+            shared: SharedLayout {
+                pairs,
+                record_len,
+                ..SharedLayout::default()
+            },
             ..arena.clone()
         };
         let most = record::len(6);

@@ -8,6 +8,7 @@
 //! rings    one for each group of threads: how many records were begun, and the last records
 //! pages    which pages may be read (readable_pages.rs)
 //! validity two pages, the second unused: since when the table of pages is valid, and for how long
+//! calls    the times of functions (calls.rs)
 //! ```
 //!
 //! The validity is always the process's own, even if the rest is shared with the observer, and the
@@ -18,6 +19,7 @@
 //! instructions.
 
 use crate::address::PAGE;
+use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::readable_pages;
 
 /// Groups of threads: each has counters, histograms and a ring of its own, so that threads do not
@@ -164,13 +166,15 @@ pub(crate) struct SharedLayout {
     pub(crate) pairs: u32,
     /// The bytes of a record; 0 if no point is watched.
     pub(crate) record_len: u32,
+    pub(crate) calls: CallsLayout,
 }
 
 impl SharedLayout {
     /// Returns whether it can be one of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
         let longest = record::len(MAX_ARGUMENTS);
-        self.pairs <= MAX_PAIRS && self.record_len <= longest && self.record_len % 64 == 0
+        let is_possible = self.pairs <= MAX_PAIRS && self.calls.is_possible();
+        is_possible && self.record_len <= longest && self.record_len % 64 == 0
     }
 
     /// Returns whether nothing is shared.
@@ -232,6 +236,19 @@ impl SharedLayout {
         if self.is_empty() {
             return 0;
         }
+        match self.calls.len() {
+            0 => self.end_of_sites(),
+            len => self.calls() + len,
+        }
+    }
+
+    /// Returns the offset of the data about functions that are timed, in whole pages.
+    pub(crate) fn calls(self) -> u64 {
+        self.end_of_sites().next_multiple_of(PAGE)
+    }
+
+    /// Returns the end of what is before those data.
+    fn end_of_sites(self) -> u64 {
         if self.has_pages() {
             self.validity() + VALIDITY_LEN
         } else {
@@ -248,10 +265,10 @@ pub(crate) fn bucket(ticks: u64) -> u64 {
     (u64::from(shift) << PRECISION) + (ticks >> shift)
 }
 
-/// Returns which times, in ticks, belong to a bucket: the least, and how many different ones.
-pub(crate) fn times_of(bucket: u64) -> (u64, u64) {
-    let shift = (bucket >> PRECISION).saturating_sub(1);
-    let top = bucket - (shift << PRECISION);
+/// Returns which times, in ticks, belong to a bucket of this precision: the least, and how many different ones.
+pub(crate) fn times_of(bucket: u64, precision: u32) -> (u64, u64) {
+    let shift = (bucket >> precision).saturating_sub(1);
+    let top = bucket - (shift << precision);
     (top << shift, 1 << shift)
 }
 
@@ -263,7 +280,7 @@ mod tests {
     fn buckets_cover_all_times_without_a_gap() {
         let mut next = 0;
         for index in 0..BUCKETS {
-            let (least, many) = times_of(index);
+            let (least, many) = times_of(index, PRECISION);
             assert_eq!(least, next);
             assert_eq!((bucket(least), bucket(least + many - 1)), (index, index));
             assert!(many == 1 || least / many >= 1 << PRECISION);
@@ -282,7 +299,11 @@ mod tests {
         assert_eq!(PAIR_LEN, HISTOGRAMS_AT + 16 * HISTOGRAM_LEN);
         let lens = [0, 1, 2, 3, 4, 5, 6].map(record::len);
         assert_eq!(lens, [64, 128, 256, 320, 384, 512, 576]);
-        let shared = |pairs, record_len| SharedLayout { pairs, record_len };
+        let shared = |pairs, record_len| SharedLayout {
+            pairs,
+            record_len,
+            ..SharedLayout::default()
+        };
         let both = shared(3, 320);
         assert_eq!((both.pair(0), both.pair(2)), (64, 64 + 2 * PAIR_LEN));
         assert_eq!(
@@ -323,6 +344,7 @@ mod tests {
             let shared = SharedLayout {
                 pairs: 3,
                 record_len,
+                ..SharedLayout::default()
             };
             assert!(shared.is_possible());
             assert!(shared.slots(2) > shared.pair(2) && shared.histograms(2) > shared.slots(2));

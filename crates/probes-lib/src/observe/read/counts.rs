@@ -33,8 +33,8 @@ pub struct Counts {
     /// By index of the site in the program; `None` if it is not counted.
     hits: Vec<Option<u64>>,
     functions: Arc<ObservedFunctions>,
-    /// By index of the function among those that are observed.
-    function_hits: Vec<u64>,
+    /// By index of the function among those that are observed; `None` if it is not counted.
+    function_hits: Vec<Option<u64>>,
 }
 
 /// How often a function was called, or an instruction executed.
@@ -88,14 +88,17 @@ impl Counts {
     ) -> Result<Counts> {
         let program = plan.program.clone();
         let mut hits = vec![None; program.site_count()];
-        let mut function_hits = vec![0; plan.functions.functions.len()];
+        let mut function_hits = vec![None; plan.functions.functions.len()];
         let mut points = plan.points.iter();
         for arena in arenas {
             let hits_of_points = read_hits(pid, source, arena)?;
             for (count, point) in hits_of_points.into_iter().zip(points.by_ref()) {
+                if !point.role.is_counted {
+                    continue;
+                }
                 match point.of {
-                    PointOf::Site(site) => hits[site] = point.role.is_counted.then_some(count),
-                    PointOf::Function(function) => function_hits[function] = count,
+                    PointOf::Site(site) => hits[site] = Some(count),
+                    PointOf::Function(function) => function_hits[function] = Some(count),
                 }
             }
         }
@@ -110,15 +113,23 @@ impl Counts {
     /// Returns each function that is counted, in the order of their addresses.
     pub fn functions(&self) -> impl ExactSizeIterator<Item = FunctionHits<'_>> {
         let functions = self.functions.functions.iter().zip(&self.function_hits);
-        functions.map(|(function, &hits)| FunctionHits {
-            name: &function.wanted.name,
-            object: &function.wanted.object,
-            address: function.wanted.address,
-            hits,
-        })
+        let counted = functions.filter_map(|(function, &hits)| {
+            Some(FunctionHits {
+                name: &function.wanted.name,
+                object: &function.wanted.object,
+                address: function.wanted.address,
+                hits: hits?,
+            })
+        });
+        counted.collect::<Vec<_>>().into_iter()
     }
 
-    /// Returns the functions that were selected and cannot be counted.
+    /// Returns how many functions were selected: to be counted or timed, and those that cannot be.
+    pub fn selected_functions(&self) -> usize {
+        self.functions.functions.len() + self.functions.refused.len()
+    }
+
+    /// Returns the functions that were selected and cannot be counted, or timed.
     pub fn refused(&self) -> &[RefusedFunction] {
         &self.functions.refused
     }
@@ -164,7 +175,7 @@ impl Counts {
 
     /// Returns the sum of all hits.
     pub fn total(&self) -> u64 {
-        let hits = self.hits.iter().flatten().chain(&self.function_hits);
+        let hits = self.hits.iter().chain(&self.function_hits).flatten();
         hits.fold(0, |sum, hits| sum.saturating_add(*hits))
     }
 }

@@ -1,17 +1,16 @@
 //! [`Latency`]: the times of a pair, from what the trampolines have recorded of them.
 
-use std::time::Duration;
-
-use hdrhistogram::Histogram;
+use std::ops::Deref;
 
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::shared::{
-    self, BUCKETS, GROUPS, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, SLOT_LEN, SLOT_OVERFLOWS, SLOTS,
-    SLOTS_TRIED, slot,
+    BUCKETS, GROUPS, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, PRECISION, SLOT_LEN, SLOT_OVERFLOWS,
+    SLOTS, SLOTS_TRIED, slot,
 };
 use crate::observe::read::data_source;
+use crate::observe::read::times::Times;
 use crate::sys::ticks::TickMeasurement;
 
 /// The times from the hits of one probe to those of another, in the same thread.
@@ -30,10 +29,7 @@ use crate::sys::ticks::TickMeasurement;
 pub struct Latency {
     start: String,
     stop: String,
-    /// In nanoseconds.
-    histogram: Histogram<u64>,
-    sum: Duration,
-    longest: Duration,
+    times: Times,
     unmatched_starts: u64,
     unmatched_stops: u64,
     dropped: u64,
@@ -50,41 +46,6 @@ impl Latency {
     /// Returns the name of the probe at which they stop.
     pub fn stop(&self) -> &str {
         &self.stop
-    }
-
-    /// Returns how many times were measured.
-    pub fn count(&self) -> u64 {
-        self.histogram.len()
-    }
-
-    /// Returns the mean of all times; zero if there are none.
-    pub fn mean(&self) -> Duration {
-        let mean = self.sum.as_nanos().checked_div(u128::from(self.count()));
-        Duration::from_nanos(mean.unwrap_or(0) as u64)
-    }
-
-    /// Returns a quantile, accurate to 0.2 %: the time that a `share` (0 to 1) of all times does
-    /// not exceed. Zero if there are no times.
-    pub fn quantile(&self, share: f64) -> Duration {
-        if self.count() == 0 {
-            return Duration::ZERO;
-        }
-        let time = self.histogram.value_at_quantile(share);
-        Duration::from_nanos(time).min(self.longest)
-    }
-
-    /// Returns the longest time.
-    pub fn max(&self) -> Duration {
-        self.longest
-    }
-
-    /// Returns the times, accurate to 0.2 %, and how many there are of each; the shortest first.
-    pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
-        let recorded = self.histogram.iter_recorded();
-        recorded.map(|it| {
-            let time = Duration::from_nanos(it.value_iterated_to());
-            (time.min(self.longest), it.count_at_value())
-        })
     }
 
     /// Returns how many starts have no stop: those that wait for it, and those whose threads have exited.
@@ -154,7 +115,6 @@ impl Latency {
             let bytes = pair.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
             bytes.map_or(0, u64::from_le_bytes)
         };
-        let time = |ticks: u64| (ticks as f64 * nanoseconds) as u64;
         let each = |field: u64| {
             let slots =
                 (0..SLOTS + SLOTS_TRIED).map(move |slot| HEADER_LEN + slot * SLOT_LEN + field);
@@ -173,21 +133,17 @@ impl Latency {
                 *sum = sum.saturating_add(bytes.try_into().map_or(0, u64::from_le_bytes));
             }
         }
-        let mut histogram = empty(time(longest));
-        for (bucket, count) in (0..).zip(counts) {
-            if count > 0 {
-                let (least, width) = shared::times_of(bucket);
-                let middle = (least + width / 2).min(longest);
-                // A time that is rounded up beyond the longest is counted as the longest.
-                histogram.saturating_record_n(time(middle), count);
-            }
-        }
+        let sum_of_times = total(each(slot::SUM));
         Latency {
             start: start.clone(),
             stop: stop.clone(),
-            histogram,
-            sum: Duration::from_nanos(time(total(each(slot::SUM)))),
-            longest: Duration::from_nanos(time(longest)),
+            times: Times::of(
+                (0..).zip(counts),
+                PRECISION,
+                longest,
+                Some(sum_of_times),
+                nanoseconds,
+            ),
             unmatched_starts: total(each(slot::DEPTH).chain(each(slot::ABANDONED_STARTS))),
             unmatched_stops: total(each(slot::UNMATCHED_STOPS)),
             dropped: total(each(slot::OVERWRITTEN_STARTS).chain([word(SLOT_OVERFLOWS as usize)])),
@@ -203,6 +159,15 @@ impl Latency {
             .interleaved(),
             doubtful: sum(slot::DOUBTFUL),
         }
+    }
+}
+
+impl Deref for Latency {
+    type Target = Times;
+
+    /// The times from the one probe to the other.
+    fn deref(&self) -> &Times {
+        &self.times
     }
 }
 
@@ -266,17 +231,12 @@ fn total(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
-/// Returns an empty histogram for times up to the longest.
-fn empty(longest: u64) -> Histogram<u64> {
-    const DIGITS: u8 = 3;
-    let of = |longest| Histogram::new_with_max(longest, DIGITS);
-    // It fails only for less than 2, and for more than 5 digits.
-    of(longest.max(2)).unwrap_or_else(|_| unreachable!("{longest} is a bound"))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::observe::layout::shared;
 
     fn put(pair: &mut [u8], at: u64, word: u64) {
         pair[at as usize..][..8].copy_from_slice(&word.to_le_bytes());

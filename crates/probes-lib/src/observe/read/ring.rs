@@ -184,10 +184,12 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::observe::layout::calls::CallsLayout;
 
     const LAYOUT: SharedLayout = SharedLayout {
         pairs: 0,
         record_len: 1 << 16,
+        calls: CallsLayout { functions: 0 },
     };
     const BASE: LiveAddr = LiveAddr(0x10000);
 

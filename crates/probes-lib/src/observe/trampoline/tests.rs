@@ -109,6 +109,7 @@ fn saved_registers_are_found_as_arguments() {
     let layout = SharedLayout {
         pairs: 2,
         record_len: record::len(arguments.len()),
+        ..SharedLayout::default()
     };
     let role = Role {
         is_counted: true,
@@ -121,6 +122,7 @@ fn saved_registers_are_found_as_arguments() {
             point: 7,
             arguments,
         }),
+        timed: None,
     };
     let listing = listing(&role, layout);
     // Nothing is stored on the stack, and every register that is saved is restored.
@@ -161,6 +163,7 @@ fn whole_listing_is_golden() {
     let layout = SharedLayout {
         pairs: 2,
         record_len: record::len(arguments.len()),
+        ..SharedLayout::default()
     };
     let role = Role {
         is_counted: true,
@@ -173,6 +176,7 @@ fn whole_listing_is_golden() {
             point: 7,
             arguments,
         }),
+        timed: None,
     };
     assert_golden("listing.txt", &listing(&role, layout));
 }
@@ -290,6 +294,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
             point,
             arguments: vec![ArgumentSource::Register(Register::R12); many],
         }),
+        timed: None,
     };
     let watched = || (0..=MAX_ARGUMENTS).map(Some).chain([None]);
     let mut all = Vec::new();
@@ -316,6 +321,7 @@ fn every_trampoline_fits_beside_any_others() {
     let layout = SharedLayout {
         pairs: 64,
         record_len: record::len(MAX_ARGUMENTS),
+        ..SharedLayout::default()
     };
     for (role, likes) in roles_and_variants() {
         for like in &likes {
@@ -356,6 +362,7 @@ fn oversized_trampoline_is_not_truncated() {
     let layout = SharedLayout {
         pairs: 1,
         record_len: 0,
+        ..SharedLayout::default()
     };
     let pointers = pointers(layout);
     let of_len = |len| trampoline(AT, len, &role, &pointers, WRAPPER);
@@ -377,10 +384,12 @@ fn every_point_of_an_arena_has_its_trampoline() {
         ends: vec![PairEnd::Stop(0), PairEnd::Start(1)],
         marks: Marks::default(),
         watched: Some(WatchRole::default()),
+        timed: None,
     };
     let shared = SharedLayout {
         pairs: 2,
         record_len: record::len(3),
+        ..SharedLayout::default()
     };
     let planned = |index: u64| PlannedPoint {
         point: Point {
@@ -391,6 +400,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         },
         role: role.clone(),
         of: PointOf::Site(index as usize),
+        part: 0,
     };
     let plan = ObservationPlan {
         program: Arc::new(program_with_probes(&["a"])),

@@ -1,0 +1,58 @@
+//! What is to be timed: pairs of probes, and calls of functions.
+
+use probes_lib::{FunctionSelector, Observation};
+
+use super::checked::Flags;
+use super::function_selection::FunctionFlags;
+use super::pairs::{Pair, PairFlags};
+
+// The pairs and functions to time.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TimedFlags {
+    #[command(flatten)]
+    pairs: PairFlags,
+    #[command(flatten)]
+    functions: FunctionFlags,
+}
+
+/// The checked form of [`TimedFlags`].
+#[derive(Debug)]
+pub(crate) struct Timed {
+    pairs: Vec<Pair>,
+    functions: Vec<FunctionSelector>,
+}
+
+impl Flags for TimedFlags {
+    type Value = Timed;
+
+    fn check(self) -> Result<Timed, String> {
+        let timed = Timed {
+            pairs: self.pairs.check()?,
+            functions: self.functions.selectors()?,
+        };
+        if timed.pairs.is_empty() && timed.functions.is_empty() {
+            return Err("give -pair START,STOP or -fn GLOB".to_owned());
+        }
+        Ok(timed)
+    }
+}
+
+impl Timed {
+    /// Whether the process has to have probes.
+    pub(crate) fn needs_probes(&self) -> bool {
+        !self.pairs.is_empty()
+    }
+
+    pub(crate) fn has_functions(&self) -> bool {
+        !self.functions.is_empty()
+    }
+
+    pub(crate) fn observation(&self) -> Observation {
+        let pairs = self.pairs.iter();
+        let observation = pairs.fold(Observation::new(), |all, pair| {
+            all.time(&pair.start, &pair.stop)
+        });
+        let functions = self.functions.iter().cloned();
+        functions.fold(observation, Observation::time_functions)
+    }
+}

@@ -1,0 +1,153 @@
+//! Which stack a function is called on. OCaml 5 executes OCaml code on the stacks of fibers, which move when they grow,
+//! and everything else on those of threads. Only reads files.
+//!
+//! The address of the fiber's stack is in the state of the domain, to which r14 points in OCaml code; where, the runtime's
+//! code says, which leaves that stack for a C function:
+//!
+//! ```text
+//! caml_c_call   mov current_stack(%r14), %r10      runtime/amd64.S of OCaml 5: SWITCH_OCAML_TO_C
+//!               mov %rsp, (%r10)
+//! ```
+
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+
+use crate::elf::ElfFile;
+use crate::elf::symbols::SymbolTable;
+use crate::observe::frame::has_runtime_5;
+use crate::observe::point::CallStack;
+use crate::patch_plan::refusal::Refusal;
+
+/// Functions of the runtime that are entered and left on the stack of a fiber, like OCaml code (runtime/amd64.S).
+const OF_FIBERS: [&str; 14] = [
+    "caml_alloc1",
+    "caml_alloc2",
+    "caml_alloc3",
+    "caml_allocN",
+    "caml_c_call",
+    "caml_c_call_copy_stack_args",
+    "caml_c_call_stack_args",
+    "caml_call_gc",
+    "caml_call_realloc_stack",
+    "caml_perform",
+    "caml_raise_exn",
+    "caml_reperform",
+    "caml_resume",
+    "caml_runstack",
+];
+
+/// The stacks of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stacks {
+    /// There are only those of threads.
+    OfThreads,
+    /// OCaml code is on those of fibers; they are found by this field of the domain's state, if that is known.
+    OfFibers { current_stack: Option<u8> },
+}
+
+impl Stacks {
+    /// Finds out which there are in a process that has loaded these files.
+    pub(crate) fn of<'e>(mut files: impl Iterator<Item = &'e ElfFile>) -> Stacks {
+        match files.find(|elf| has_runtime_5(elf)) {
+            None => Stacks::OfThreads,
+            Some(runtime) => Stacks::OfFibers {
+                current_stack: current_stack(runtime),
+            },
+        }
+    }
+
+    /// Returns the stack that a function is called on.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be told from others.
+    pub(crate) fn of_function(self, name: &str, is_ocaml: bool) -> Result<CallStack, Refusal> {
+        match self {
+            Stacks::OfFibers { current_stack } if is_ocaml || OF_FIBERS.contains(&name) => {
+                let current_stack = current_stack.ok_or(Refusal::UnknownStack)?;
+                Ok(CallStack::OfFiber { current_stack })
+            }
+            _ => Ok(CallStack::OfThread),
+        }
+    }
+}
+
+/// Returns where the state of a domain has the address of the current fiber's stack, from the code of a runtime.
+fn current_stack(runtime: &ElfFile) -> Option<u8> {
+    const LEN: usize = 64;
+    let mut tables = [SymbolTable::Static, SymbolTable::Dynamic].into_iter();
+    let address = tables.find_map(|table| {
+        let symbols = runtime.symbols(table).ok().flatten()?;
+        let [found] = symbols.find(["caml_c_call"]).ok()?;
+        found.first().map(|symbol| symbol.address)
+    })?;
+    let segment = runtime
+        .loaded()
+        .find(|it| it.holds_in_file(address, LEN as u64))?;
+    let mut code = [0; LEN];
+    runtime.read_loaded(&segment, address, &mut code).ok()?;
+    in_code(&code)
+}
+
+/// Returns the field of the domain's state whose value is an address that the stack pointer is stored at.
+fn in_code(code: &[u8]) -> Option<u8> {
+    let instructions: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE)
+        .into_iter()
+        .take_while(|it| !it.is_invalid())
+        .collect();
+    instructions.windows(2).find_map(|both| {
+        let is_load = both[0].mnemonic() == Mnemonic::Mov
+            && both[0].op0_kind() == OpKind::Register
+            && both[0].op1_kind() == OpKind::Memory
+            && both[0].memory_base() == Register::R14
+            && both[0].memory_index() == Register::None;
+        let is_store = both[1].mnemonic() == Mnemonic::Mov
+            && both[1].op1_register() == Register::RSP
+            && both[1].memory_base() == both[0].op0_register()
+            && both[1].memory_displacement64() == 0;
+        let field = u8::try_from(both[0].memory_displacement64()).ok()?;
+        (is_load && is_store).then_some(field)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use test_support::program;
+
+    use super::*;
+
+    #[test]
+    fn fields_are_found_in_code() {
+        // Of 5.3 and 5.4, and with another field; then without the store.
+        let found = b"\x4d\x8b\x56\x28\x49\x89\x22\x4d\x8b\x5e\x40";
+        assert_eq!(in_code(found), Some(0x28));
+        assert_eq!(in_code(b"\x90\x4d\x8b\x56\x20\x49\x89\x22"), Some(0x20));
+        assert_eq!(in_code(b"\x4d\x8b\x56\x28\x49\x8b\x22"), None);
+        assert_eq!(in_code(b"\x4d\x8b\x55\x28\x49\x89\x22"), None);
+        assert_eq!(in_code(b""), None);
+    }
+
+    #[test]
+    fn ocaml_4_has_only_stacks_of_threads() {
+        let service = ElfFile::open(&program("service")).unwrap();
+        assert_eq!(Stacks::of([&service].into_iter()), Stacks::OfThreads);
+    }
+
+    #[test]
+    fn ocaml_code_is_on_fibers() {
+        let known = Stacks::OfFibers {
+            current_stack: Some(0x28),
+        };
+        let fiber = Ok(CallStack::OfFiber {
+            current_stack: 0x28,
+        });
+        assert_eq!(known.of_function("List.map", true), fiber);
+        assert_eq!(known.of_function("caml_call_gc", false), fiber);
+        let malloc = known.of_function("malloc", false);
+        assert_eq!(malloc, Ok(CallStack::OfThread));
+        let unknown = Stacks::OfFibers {
+            current_stack: None,
+        };
+        let refused = unknown.of_function("List.map", true);
+        assert_eq!(refused, Err(Refusal::UnknownStack));
+    }
+}

@@ -1,0 +1,173 @@
+//! [`CallsLayout`]: the layout of the data about functions that are timed, as offsets. Pure functions only: no system
+//! calls.
+//!
+//! ```text
+//! functions   64 bytes each: what is counted of its calls (call)
+//! stacks      of each stack of the process, the calls that have not ended (stack)
+//! histograms  for each function; of few functions, one for each group of threads
+//! ```
+//!
+//! A stack is that of a thread, or that of a fiber of OCaml 5. Only the thread that executes on it writes to its calls;
+//! what several threads write is written by locked instructions.
+
+use crate::address::PAGE;
+use crate::observe::layout::shared::{GROUP_BITS, LONGEST_BITS, PRECISION};
+
+/// The most functions that are timed at once.
+pub(crate) const MAX_TIMED: usize = 1 << 14;
+
+/// So many functions have histograms as precise as those of pairs.
+const FEW: u32 = 512;
+
+/// So many have less precise ones; more have the least precise ones.
+const SOME: u32 = 1 << 12;
+
+/// The fields of a function, eight bytes each.
+pub(crate) mod call {
+    /// Binary logarithm of the bytes of a function.
+    pub(crate) const LEN_BITS: u32 = 6;
+    pub(crate) const LEN: u64 = 1 << LEN_BITS;
+    /// A bit for each octave of its histograms, the times from a power of two to the next: whether any was counted.
+    pub(crate) const OCTAVES: u64 = 0;
+    /// The longest time, in ticks.
+    pub(crate) const MAX: u64 = 8;
+    /// Calls whose frames have gone without an exit: an exception or longjmp(3) has unwound them.
+    pub(crate) const UNWOUND: u64 = 16;
+    /// Exits without an entry.
+    pub(crate) const UNMATCHED: u64 = 24;
+    /// Entries that were not recorded.
+    pub(crate) const LOST: u64 = 32;
+}
+
+/// The fields of a stack, eight bytes each.
+pub(crate) mod stack {
+    /// Binary logarithm of the bytes of a stack.
+    pub(crate) const LEN_BITS: u32 = 15;
+    pub(crate) const LEN: u64 = 1 << LEN_BITS;
+    /// How many stacks there is room for.
+    pub(crate) const COUNT: u64 = 1 << COUNT_BITS;
+    pub(crate) const COUNT_BITS: u32 = 11;
+    /// How many places are tried for a stack, from the one that its hash selects. There are so many extra places
+    /// at the end, so that none is before it.
+    pub(crate) const TRIED: u64 = 16;
+
+    /// Whose it is: the address of the thread's control block, or twice the number of the fiber and one. Zero: free.
+    pub(crate) const OWNER: u64 = 0;
+    /// How many calls have not ended.
+    pub(crate) const DEPTH: u64 = 8;
+    /// The calls, the innermost last.
+    pub(crate) const CALLS: u64 = 64;
+    /// How many are recorded. Behind them there is room for those that signal handlers begin at the same time.
+    pub(crate) const MOST_CALLS: u32 = 1000;
+    pub(crate) const CALL_LEN_BITS: u32 = 5;
+
+    /// The fields of a call: its frame, when it began (in ticks), its function (four bytes), and whose stack it was on.
+    ///
+    /// The frame is where its return address is: the stack pointer at the entry and at the exits; on a fiber, minus the
+    /// upper end of its stack, which moves when it grows. Zero: none yet, or no more.
+    pub(crate) const FRAME: u64 = 0;
+    pub(crate) const TIME: u64 = 8;
+    pub(crate) const FUNCTION: u64 = 16;
+    pub(crate) const CALL_OWNER: u64 = 24;
+}
+const _: () =
+    assert!(stack::CALLS + ((stack::MOST_CALLS as u64 + 22) << stack::CALL_LEN_BITS) == stack::LEN);
+
+/// Which functions are timed, and where the data of each are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct CallsLayout {
+    pub(crate) functions: u32,
+}
+
+impl CallsLayout {
+    /// Returns whether it can be one of ours: its numbers may have been read from a process.
+    pub(crate) fn is_possible(self) -> bool {
+        self.functions as usize <= MAX_TIMED
+    }
+
+    /// Returns the offset of a function.
+    pub(crate) fn function(self, index: u32) -> u64 {
+        call::LEN * u64::from(index)
+    }
+
+    /// Returns the length of all functions in bytes.
+    pub(crate) fn functions_len(self) -> u64 {
+        self.function(self.functions)
+    }
+
+    /// Returns the offset of the stacks.
+    pub(crate) fn stacks(self) -> u64 {
+        self.functions_len().next_multiple_of(PAGE)
+    }
+
+    /// Returns the binary logarithm of how many groups of threads have a histogram of their own: fewer if there are
+    /// many functions.
+    pub(crate) fn group_bits(self) -> u32 {
+        let many = FEW / self.functions.max(1);
+        many.max(1).ilog2().min(GROUP_BITS)
+    }
+
+    /// Returns the mantissa bits of a bucket ([`PRECISION`]): fewer if there are many functions.
+    pub(crate) fn precision(self) -> u32 {
+        if self.functions <= FEW {
+            PRECISION
+        } else if self.functions <= SOME {
+            6
+        } else {
+            4
+        }
+    }
+
+    /// Returns how many octaves a histogram has.
+    pub(crate) fn octaves(self) -> u64 {
+        u64::from(LONGEST_BITS - self.precision() + 1)
+    }
+
+    /// Returns the length of an octave in bytes.
+    pub(crate) fn octave_len(self) -> u64 {
+        8 << self.precision()
+    }
+
+    /// Returns the length of a histogram in bytes.
+    pub(crate) fn histogram_len(self) -> u64 {
+        self.octaves() * self.octave_len()
+    }
+
+    /// Returns the offset of the histogram of a group.
+    pub(crate) fn histogram(self, function: u32, group: u64) -> u64 {
+        let before = (u64::from(function) << self.group_bits()) + group;
+        self.stacks() + (stack::COUNT + stack::TRIED) * stack::LEN + before * self.histogram_len()
+    }
+
+    /// Returns the length of all data in bytes, whole pages.
+    pub(crate) fn len(self) -> u64 {
+        if self.functions == 0 {
+            return 0;
+        }
+        self.histogram(self.functions, 0).next_multiple_of(PAGE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_each_other_within_reach() {
+        let most = MAX_TIMED as u32;
+        for functions in [1, 2, 31, 32, 33, FEW, FEW + 1, SOME, SOME + 1, most] {
+            let calls = CallsLayout { functions };
+            assert!(calls.is_possible());
+            assert!(calls.stacks() >= calls.functions_len() && calls.stacks() % PAGE == 0);
+            let last = (1 << calls.group_bits()) - 1;
+            let end = calls.histogram(functions - 1, last) + calls.histogram_len();
+            assert!((end..end + PAGE).contains(&calls.len()) && calls.len() % PAGE == 0);
+            assert!(
+                calls.octaves() <= 64 && calls.len() < 176 << 20,
+                "{functions}"
+            );
+        }
+        assert_eq!(CallsLayout::default().len(), 0);
+        assert!(!CallsLayout { functions: 16385 }.is_possible());
+    }
+}

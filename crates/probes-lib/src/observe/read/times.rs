@@ -1,0 +1,94 @@
+//! [`Times`]: how long something took, each time.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::observe::layout::shared;
+
+/// How long something took, each time.
+///
+/// ```no_run
+/// # let latency: probes_lib::Latency = unimplemented!();
+/// let times: &probes_lib::Times = &latency;
+/// println!("{} calls, p99 {:?}, max {:?}", times.count(), times.quantile(0.99), times.max());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Times {
+    /// In nanoseconds.
+    histogram: Histogram<u64>,
+    sum: Duration,
+    longest: Duration,
+}
+
+impl Times {
+    /// Returns how many times were measured.
+    pub fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// Returns the mean of all times; zero if there are none.
+    pub fn mean(&self) -> Duration {
+        let mean = self.sum.as_nanos().checked_div(u128::from(self.count()));
+        Duration::from_nanos(mean.unwrap_or(0) as u64)
+    }
+
+    /// Returns a quantile, accurate to 0.2 % (of functions, see [`FunctionLatency`](crate::FunctionLatency)): the time that a `share` (0 to 1) of all times does
+    /// not exceed. Zero if there are no times.
+    pub fn quantile(&self, share: f64) -> Duration {
+        if self.count() == 0 {
+            return Duration::ZERO;
+        }
+        let time = self.histogram.value_at_quantile(share);
+        Duration::from_nanos(time).min(self.longest)
+    }
+
+    /// Returns the longest time.
+    pub fn max(&self) -> Duration {
+        self.longest
+    }
+
+    /// Returns the times, accurate to 0.2 %, and how many there are of each; the shortest first.
+    pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let recorded = self.histogram.iter_recorded();
+        recorded.map(|it| {
+            let time = Duration::from_nanos(it.value_iterated_to());
+            (time.min(self.longest), it.count_at_value())
+        })
+    }
+
+    /// Returns the times that are counted in buckets of this `precision` ([`shared::times_of`]), given as bucket and count;
+    /// `longest` and `sum` are in ticks, which are `nanoseconds` long. Without a sum, it is that of the middles of the buckets.
+    pub(super) fn of(
+        counts: impl Iterator<Item = (u64, u64)>,
+        precision: u32,
+        longest: u64,
+        sum: Option<u64>,
+        nanoseconds: f64,
+    ) -> Times {
+        let time = |ticks: u64| (ticks as f64 * nanoseconds) as u64;
+        let mut histogram = empty(time(longest));
+        let mut of_middles = 0_u128;
+        for (bucket, count) in counts.filter(|(_, count)| *count > 0) {
+            let (least, width) = shared::times_of(bucket, precision);
+            let middle = (least + width / 2).min(longest);
+            of_middles += u128::from(middle) * u128::from(count);
+            // A time that is rounded up beyond the longest is counted as the longest.
+            histogram.saturating_record_n(time(middle), count);
+        }
+        let sum = sum.unwrap_or_else(|| u64::try_from(of_middles).unwrap_or(u64::MAX));
+        Times {
+            histogram,
+            sum: Duration::from_nanos(time(sum)),
+            longest: Duration::from_nanos(time(longest)),
+        }
+    }
+}
+
+/// Returns an empty histogram for times up to the longest.
+fn empty(longest: u64) -> Histogram<u64> {
+    const DIGITS: u8 = 3;
+    let of = |longest| Histogram::new_with_max(longest, DIGITS);
+    // It fails only for less than 2, and for more than 5 digits.
+    of(longest.max(2)).unwrap_or_else(|_| unreachable!("{longest} is a bound"))
+}

@@ -1,0 +1,483 @@
+//! The code of a trampoline where calls of a function that is timed begin or end: at the entry, pushes the time to the
+//! calls of its stack in the shared data; at an exit, pops it and adds the time between to a histogram.
+//!
+//! ```text
+//! entry   frames on this stack that are not further from its beginning than this one have gone: unwound
+//!         push frame, function, time
+//! exit    frames that are nearer to the top than this one have gone: unwound
+//!         if the last call is of this frame and this function, pop it: it lasted until now
+//! ```
+//!
+//! A signal handler may call functions that are timed while this code is executed. So a place is taken before it is
+//! written, its frame is written last, and cleared before the place is given back: a place without a frame
+//! is of somebody who is not done.
+//!
+//! Registers are saved below the stack pointer: at an entry and at an exit nothing is there, and signal handlers leave
+//! 128 bytes alone (psABI 3.2.2). But only if these are in the page with the return address, which has been written: OCaml 4
+//! raises `Stack_overflow` only for a fault in its own code. If they are not, registers are saved in MMX registers, which are
+//! those of the x87 unit. It may be in use at the exit of a function in C, which may return a `long double` in it: there
+//! registers are saved in the data of the arena, behind a lock.
+
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, al, byte_ptr, cl,
+    dword_ptr, eax, ebx, ecx, edi, edx, esp, mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8,
+    r8d, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+};
+use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
+
+use super::{load, offset, spread};
+use crate::address::{LiveAddr, PAGE};
+use crate::observe::layout::calls::{call, stack};
+use crate::observe::layout::shared::{LONGEST_BITS, SharedLayout};
+use crate::observe::point::{CallStack, TimedRole};
+
+/// What the code uses: at the entry of a function on the stack of its thread the first six, at an exit the first seven.
+const USED: [AsmRegister64; 8] = [rax, rcx, rdx, rbx, rsi, rdi, r8, r9];
+
+/// How often the lock is tried: no register is free to count in.
+const TRIES: u32 = 8;
+
+/// The fields of the description of a fiber's stack in the runtime of OCaml 5 (`struct stack_info` of
+/// runtime/caml/fiber.h): the upper end of the stack, and the number of the fiber.
+const UPPER_END: i32 = 0x10;
+const FIBER: i32 = 0x30;
+
+/// Those in which the registers are saved that cannot be saved on the stack.
+const COPIES: [AsmRegisterMm; 8] = [mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7];
+
+/// Binary logarithm of the ticks, about a second, after which the place of a fiber whose calls have not ended may be taken
+/// by another if none is free: an exception may have ended them with the fiber.
+const ABANDONED_BITS: u32 = 32;
+
+/// Where registers are saved that can be saved neither on the stack nor in the x87 unit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SavedRegisters {
+    /// The lock; the registers follow it.
+    pub(super) at: LiveAddr,
+    /// What is incremented if the lock is not free.
+    pub(super) lost: LiveAddr,
+}
+
+/// Returns the code at `at` of the entry, or of an exit, of a function. `shared` is where the address of the shared data is, and
+/// their layout.
+pub(super) fn code(
+    at: LiveAddr,
+    is_entry: bool,
+    role: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+    saved: SavedRegisters,
+) -> Result<Vec<u8>, IcedError> {
+    let mut a = CodeAssembler::new(64)?;
+    let mut no_stack = a.create_label();
+    let mut load_saved = a.create_label();
+    let mut begin = a.create_label();
+    let mut over = a.create_label();
+    let mut end = a.create_label();
+    let used = match role.stack {
+        CallStack::OfThread => &USED[..if is_entry { 6 } else { 7 }],
+        CallStack::OfFiber { .. } => &USED[..],
+    };
+    // The bits of the stack pointer that are not all zero if the 128 bytes below it are in its page.
+    let in_page = (PAGE - 128) as i32;
+    a.test(esp, in_page)?;
+    a.je(no_stack)?;
+    for (place, register) in (1..).zip(used) {
+        a.mov(qword_ptr(rsp - 8 * place), *register)?;
+    }
+    a.set_label(&mut begin)?;
+    load(&mut a, rbx, shared.0)?;
+    if is_entry {
+        entry(&mut a, role, shared, over)?;
+    } else {
+        exit(&mut a, role, shared, over)?;
+    }
+    a.set_label(&mut over)?;
+    a.test(esp, in_page)?;
+    a.je(load_saved)?;
+    for (place, register) in (1..).zip(used) {
+        a.mov(*register, qword_ptr(rsp - 8 * place))?;
+    }
+    a.jmp(end)?;
+
+    a.set_label(&mut no_stack)?;
+    if is_entry || role.is_ocaml {
+        for (register, copy) in used.iter().zip(COPIES) {
+            a.movq(copy, *register)?;
+        }
+        a.jmp(begin)?;
+        a.set_label(&mut load_saved)?;
+        for (register, copy) in used.iter().zip(COPIES) {
+            a.movq(*register, copy)?;
+        }
+        a.emms()?;
+    } else {
+        save_behind_lock(&mut a, saved, end, used)?;
+        a.jmp(begin)?;
+        a.set_label(&mut load_saved)?;
+        for (place, register) in (1..).zip(used) {
+            load(&mut a, *register, saved.at.plus(8 * place))?;
+        }
+        let unlocked = Instruction::with2(Code::Mov_rm32_imm32, at_address(saved.at), 0)?;
+        a.add_instruction(unlocked)?;
+    }
+    a.set_label(&mut end)?;
+    // A label needs an instruction.
+    a.nop()?;
+    a.assemble(at.0)
+}
+
+/// Emits the code that takes the lock and saves the registers that are used; it goes to `end` if the lock is not free.
+fn save_behind_lock(
+    a: &mut CodeAssembler,
+    saved: SavedRegisters,
+    end: CodeLabel,
+    used: &[AsmRegister64],
+) -> Result<(), IcedError> {
+    let mut taken = a.create_label();
+    for _ in 0..TRIES {
+        let mut take = Instruction::with2(Code::Bts_rm32_imm8, at_address(saved.at), 0)?;
+        take.set_has_lock_prefix(true);
+        a.add_instruction(take)?;
+        a.jnc(taken)?;
+        a.pause()?;
+    }
+    let mut lost = Instruction::with1(Code::Inc_rm64, at_address(saved.lost))?;
+    lost.set_has_lock_prefix(true);
+    a.add_instruction(lost)?;
+    a.jmp(end)?;
+    a.set_label(&mut taken)?;
+    for (place, register) in (1..).zip(used) {
+        let place = at_address(saved.at.plus(8 * place));
+        let register = Register::from(*register);
+        let store = Instruction::with2(Code::Mov_rm64_r64, place, register)?;
+        a.add_instruction(store)?;
+    }
+    Ok(())
+}
+
+/// Returns the operand at an address, by RIP-relative addressing.
+fn at_address(at: LiveAddr) -> MemoryOperand {
+    MemoryOperand::with_base_displ(Register::RIP, at.0 as i64)
+}
+
+/// Emits the code that begins a call. Expects the address of the shared data in rbx.
+fn entry(
+    a: &mut CodeAssembler,
+    role: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut find = a.create_label();
+    let mut found = a.create_label();
+    let mut lost = a.create_label();
+    let mut again = a.create_label();
+    let mut unwound = a.create_label();
+    let mut push = a.create_label();
+    a.set_label(&mut find)?;
+    find_stack(a, role, shared)?;
+    a.je(found)?;
+    take_stack(a, shared, find, lost)?;
+    a.set_label(&mut found)?;
+    a.nop()?;
+    a.set_label(&mut again)?;
+    locate_last(a, push)?;
+    if is_on_fiber(role) {
+        a.cmp(last_call(stack::CALL_OWNER), r9)?;
+        a.jne(unwound)?;
+    }
+    // Gone, if its frame is this one or nearer to the top; not if it has none.
+    a.mov(rdi, last_call(stack::FRAME))?;
+    a.dec(rdi)?;
+    a.cmp(rdi, rsi)?;
+    a.jae(push)?;
+    a.set_label(&mut unwound)?;
+    pop(a)?;
+    count_unwound(a, shared)?;
+    a.jmp(again)?;
+
+    a.set_label(&mut lost)?;
+    count(a, role, shared, call::LOST)?;
+    a.jmp(over)?;
+
+    a.set_label(&mut push)?;
+    a.cmp(edx, stack::MOST_CALLS as i32)?;
+    a.jae(lost)?;
+    // A signal handler leaves the depth as it finds it.
+    a.lea(rax, qword_ptr(rdx + 1))?;
+    a.mov(qword_ptr(rcx + stack::DEPTH), rax)?;
+    a.shl(edx, stack::CALL_LEN_BITS)?;
+    a.lea(rcx, qword_ptr(rcx + rdx + stack::CALLS))?;
+    a.mov(dword_ptr(rcx + stack::FUNCTION), role.function)?;
+    if is_on_fiber(role) {
+        a.mov(qword_ptr(rcx + stack::CALL_OWNER), r9)?;
+    }
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.or(rax, rdx)?;
+    a.mov(qword_ptr(rcx + stack::TIME), rax)?;
+    a.mov(qword_ptr(rcx + stack::FRAME), rsi)
+}
+
+/// Emits the code that ends a call. Expects the address of the shared data in rbx.
+fn exit(
+    a: &mut CodeAssembler,
+    role: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut again = a.create_label();
+    let mut gone = a.create_label();
+    let mut found = a.create_label();
+    let mut ended = a.create_label();
+    let mut none = a.create_label();
+    let mut is_positive = a.create_label();
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.lea(r8, qword_ptr(rdx + rax))?;
+    find_stack(a, role, shared)?;
+    a.je(found)?;
+    find_other_place(a, found)?;
+    a.set_label(&mut none)?;
+    count(a, role, shared, call::UNMATCHED)?;
+    a.jmp(over)?;
+
+    a.set_label(&mut found)?;
+    a.nop()?;
+    a.set_label(&mut again)?;
+    locate_last(a, none)?;
+    a.mov(rdi, last_call(stack::FRAME))?;
+    if is_on_fiber(role) {
+        a.cmp(last_call(stack::CALL_OWNER), r9)?;
+        a.jne(gone)?;
+    }
+    a.cmp(rdi, rsi)?;
+    a.ja(none)?;
+    a.jb(gone)?;
+    a.cmp(
+        dword_ptr(rcx + rax + before(stack::FUNCTION)),
+        role.function as i32,
+    )?;
+    a.je(ended)?;
+    a.set_label(&mut gone)?;
+    pop(a)?;
+    // Without a frame, nobody knows what it was.
+    a.test(rdi, rdi)?;
+    a.je(again)?;
+    count_unwound(a, shared)?;
+    a.jmp(again)?;
+
+    a.set_label(&mut ended)?;
+    a.sub(r8, last_call(stack::TIME))?;
+    // The time stamp counters of two processors may differ a little: a negative time becomes 0.
+    a.jnc(is_positive)?;
+    a.xor(r8d, r8d)?;
+    a.set_label(&mut is_positive)?;
+    pop(a)?;
+    add_time(a, role, shared)
+}
+
+/// Emits the code that puts the owner of the stack in rdi (and, if that is a fiber, in r9), the frame in rsi, and in rcx
+/// the place that is tried first for the stack; equal, if that is its place.
+fn find_stack(
+    a: &mut CodeAssembler,
+    role: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+) -> Result<(), IcedError> {
+    a.mov(rsi, rsp)?;
+    match role.stack {
+        CallStack::OfThread => a.mov(rdi, qword_ptr(0).fs())?,
+        CallStack::OfFiber { current_stack } => {
+            a.mov(rcx, qword_ptr(r14 + u32::from(current_stack)))?;
+            a.mov(rdi, qword_ptr(rcx + FIBER))?;
+            a.lea(rdi, qword_ptr(rdi + rdi + 1))?;
+            a.mov(r9, rdi)?;
+            a.sub(rsi, qword_ptr(rcx + UPPER_END))?;
+        }
+    }
+    a.mov(edx, edi)?;
+    spread(a, edx, stack::COUNT_BITS)?;
+    a.shl(edx, stack::LEN_BITS)?;
+    let stacks = shared.1.calls() + shared.1.calls.stacks();
+    a.lea(rcx, qword_ptr(rbx + rdx + offset(stacks)))?;
+    a.cmp(qword_ptr(rcx + stack::OWNER), rdi)
+}
+
+/// Emits the code that goes to `found` with the place of the stack of rdi in rcx, if it has one behind that in rcx.
+fn find_other_place(a: &mut CodeAssembler, found: CodeLabel) -> Result<(), IcedError> {
+    let mut next = a.create_label();
+    a.mov(edx, stack::TRIED as u32 - 1)?;
+    a.set_label(&mut next)?;
+    a.add(rcx, stack::LEN as i32)?;
+    a.cmp(qword_ptr(rcx + stack::OWNER), rdi)?;
+    a.je(found)?;
+    a.dec(edx)?;
+    a.jne(next)
+}
+
+/// Emits the code that puts the place of the stack of rdi in rcx: the one that it has, or one that is free from that in
+/// rcx on. Goes to `lost` if there is none, and to `retry` if another thread takes it.
+fn take_stack(
+    a: &mut CodeAssembler,
+    shared: (LiveAddr, SharedLayout),
+    retry: CodeLabel,
+    lost: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut next = a.create_label();
+    let mut is_free = a.create_label();
+    let mut is_taken = a.create_label();
+    let mut has_one = a.create_label();
+    let mut take = a.create_label();
+    let mut over = a.create_label();
+    a.xor(ebx, ebx)?;
+    a.mov(edx, stack::TRIED as u32)?;
+    a.set_label(&mut next)?;
+    a.mov(rax, qword_ptr(rcx + stack::OWNER))?;
+    a.cmp(rax, rdi)?;
+    a.je(has_one)?;
+    a.test(rbx, rbx)?;
+    a.jne(is_taken)?;
+    a.test(rax, rax)?;
+    a.je(is_free)?;
+    // That of a fiber, which may have ended, is free while it has no calls.
+    a.test(al, 1)?;
+    a.je(is_taken)?;
+    a.cmp(qword_ptr(rcx + stack::DEPTH), 0)?;
+    a.jne(is_taken)?;
+    a.set_label(&mut is_free)?;
+    a.mov(rbx, rcx)?;
+    a.set_label(&mut is_taken)?;
+    a.add(rcx, stack::LEN as i32)?;
+    a.dec(edx)?;
+    a.jne(next)?;
+    a.sub(rcx, stack::LEN as i32)?;
+    a.test(rbx, rbx)?;
+    a.cmovne(rcx, rbx)?;
+    load(a, rbx, shared.0)?;
+    a.jne(take)?;
+    // None is free: the last one, if its fiber has not been there for long.
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.or(rdx, rax)?;
+    a.sub(rdx, qword_ptr(rcx + (stack::CALLS + stack::TIME)))?;
+    a.shr(rdx, ABANDONED_BITS)?;
+    a.je(lost)?;
+    a.test(byte_ptr(rcx + stack::OWNER), 1)?;
+    a.je(lost)?;
+    a.set_label(&mut take)?;
+    a.mov(rax, qword_ptr(rcx + stack::OWNER))?;
+    a.lock().cmpxchg(qword_ptr(rcx + stack::OWNER), rdi)?;
+    a.jne(retry)?;
+    a.jmp(over)?;
+    a.set_label(&mut has_one)?;
+    load(a, rbx, shared.0)?;
+    a.set_label(&mut over)?;
+    a.nop()
+}
+
+fn is_on_fiber(role: &TimedRole) -> bool {
+    matches!(role.stack, CallStack::OfFiber { .. })
+}
+
+/// Emits the code that puts in rdx how many calls have not ended on the stack at rcx, and in rax what locates the last
+/// one; goes to `none` if there is none.
+fn locate_last(a: &mut CodeAssembler, none: CodeLabel) -> Result<(), IcedError> {
+    a.mov(rdx, qword_ptr(rcx + stack::DEPTH))?;
+    a.test(rdx, rdx)?;
+    a.je(none)?;
+    a.mov(eax, edx)?;
+    a.shl(eax, stack::CALL_LEN_BITS)
+}
+
+/// Returns a field of the call that is located.
+fn last_call(field: u64) -> AsmMemoryOperand {
+    qword_ptr(rcx + rax + before(field))
+}
+
+/// Returns the distance of a field of a call from the end of that call, as a displacement.
+fn before(field: u64) -> i32 {
+    (stack::CALLS + field) as i32 - (1 << stack::CALL_LEN_BITS)
+}
+
+/// Emits the code that takes away the last call, which is located.
+fn pop(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(last_call(stack::FRAME), 0)?;
+    a.dec(rdx)?;
+    a.mov(qword_ptr(rcx + stack::DEPTH), rdx)
+}
+
+/// Emits the code that counts the call that is located as unwound.
+fn count_unwound(a: &mut CodeAssembler, shared: (LiveAddr, SharedLayout)) -> Result<(), IcedError> {
+    a.mov(rdi, last_call(stack::FUNCTION))?;
+    a.shl(edi, call::LEN_BITS)?;
+    let unwound = offset(shared.1.calls() + call::UNWOUND);
+    a.lock().inc(qword_ptr(rbx + rdi + unwound))
+}
+
+/// Returns the offset of a field of the function in the shared data.
+fn field(role: &TimedRole, shared: (LiveAddr, SharedLayout), field: u64) -> i32 {
+    let layout = shared.1;
+    offset(layout.calls() + layout.calls.function(role.function) + field)
+}
+
+fn count(
+    a: &mut CodeAssembler,
+    role: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+    what: u64,
+) -> Result<(), IcedError> {
+    a.lock().inc(qword_ptr(rbx + field(role, shared, what)))
+}
+
+/// Emits the code that counts the time in r8 in the histogram of the function.
+fn add_time(
+    a: &mut CodeAssembler,
+    role: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+) -> Result<(), IcedError> {
+    let mut is_longer = a.create_label();
+    let mut is_shorter = a.create_label();
+    let mut fits = a.create_label();
+    let mut is_known = a.create_label();
+    let of_function = |what| qword_ptr(rbx + field(role, shared, what));
+    a.set_label(&mut is_longer)?;
+    a.mov(rax, of_function(call::MAX))?;
+    a.cmp(rax, r8)?;
+    a.jae(is_shorter)?;
+    a.lock().cmpxchg(of_function(call::MAX), r8)?;
+    a.jne(is_longer)?;
+    a.set_label(&mut is_shorter)?;
+    // The bucket, computed like `shared::bucket`.
+    a.mov(rax, r8)?;
+    a.shr(rax, LONGEST_BITS)?;
+    a.je(fits)?;
+    a.mov(r8, (1_u64 << LONGEST_BITS) - 1)?;
+    a.set_label(&mut fits)?;
+    a.mov(rax, r8)?;
+    let layout = shared.1;
+    let precision = layout.calls.precision();
+    a.or(rax, 1 << precision)?;
+    a.bsr(rcx, rax)?;
+    a.sub(ecx, precision as i32)?;
+    a.shr(r8, cl)?;
+    a.shl(ecx, precision)?;
+    a.add(ecx, r8d)?;
+    // Its octave.
+    a.mov(edx, ecx)?;
+    a.shr(edx, precision)?;
+    a.mov(rax, of_function(call::OCTAVES))?;
+    a.bt(rax, rdx)?;
+    a.jc(is_known)?;
+    a.lock().bts(of_function(call::OCTAVES), rdx)?;
+    a.set_label(&mut is_known)?;
+    let histogram = layout.calls() + layout.calls.histogram(role.function, 0);
+    match layout.calls.group_bits() {
+        0 => a.mov(rax, rbx)?,
+        bits => {
+            a.mov(eax, dword_ptr(0).fs())?;
+            spread(a, eax, bits)?;
+            a.imul_3(rax, rax, layout.calls.histogram_len() as i32)?;
+            a.add(rax, rbx)?;
+        }
+    }
+    a.lock().inc(qword_ptr(rax + rcx * 8 + offset(histogram)))
+}
