@@ -41,8 +41,8 @@ With -fn it times the calls of functions of any native program, with or without 
 exit; `list -functions` names them, and says which can be timed. In plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING EXITS LOST UNWOUND NAME
 COUNT are the calls that ended with an exit: a return, or a jump to another function in tail position. RUNNING
-have not ended yet. EXITS are those of calls that had begun before. LOST were not recorded, because 1000
-others of their stack had not ended yet, or because there were more than two thousand stacks. UNWOUND were ended by an
+have not ended yet. EXITS are those of calls that had begun before. LOST were not recorded, because 500
+others of their stack had not ended yet, or because there were more than a thousand stacks. UNWOUND were ended by an
 exception or by longjmp(3): how long they lasted is not known.";
 
 #[derive(Debug, clap::Args)]

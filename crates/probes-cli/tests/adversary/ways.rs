@@ -91,11 +91,13 @@ fn treat(case: &mut Case, program: &Program, form: usize, way: Way) {
     }
     let mut running = program.start(form);
     let each = if case.is_long() { 100 } else { 10 };
+    // In order, in a storm, too: what the program has enabled itself is not disabled.
+    let mut switches = SWITCHES.into_iter().cycle();
     for step in 0..each {
         let words = match way {
             Way::Switched => SWITCHES[step % SWITCHES.len()],
             Way::Observed => OBSERVATIONS[step % OBSERVATIONS.len()],
-            _ if case.random(2) == 0 => SWITCHES[case.random(SWITCHES.len() as u64) as usize],
+            _ if case.random(2) == 0 => switches.next().unwrap(),
             _ => OBSERVATIONS[case.random(OBSERVATIONS.len() as u64) as usize],
         };
         act(case, &running, words);

@@ -142,7 +142,7 @@ fn overflow_within_timed_functions_is_caught() {
         let answer = tool.end().answer();
         let small = answer.lines().find(|it| it.ends_with(" Overflow.small"));
         let words: Vec<&str> = small.unwrap().split(' ').collect();
-        // Thousand calls of each overflow are recorded, and lost are those within them.
+        // Some 500 calls of each overflow are recorded, and lost are those within them.
         let (lost, unwound): (u64, u64) = (words[9].parse().unwrap(), words[10].parse().unwrap());
         assert!(lost > 1000 && unwound > 1000, "{answer}");
     }

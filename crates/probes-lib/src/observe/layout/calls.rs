@@ -16,11 +16,17 @@ use crate::observe::layout::shared::{GROUP_BITS, LONGEST_BITS, PRECISION};
 /// The most functions that are timed at once.
 pub(crate) const MAX_TIMED: usize = 1 << 14;
 
-/// So many functions have histograms as precise as those of pairs.
-const FEW: u32 = 512;
+/// How precise histograms are: up to so many functions, so many mantissa bits of a bucket ([`PRECISION`]). All histograms
+/// together take less than 48 MiB of the address space of the process.
+const PRECISIONS: [(u32, u32); 4] = [
+    (FEW, PRECISION),
+    (1 << 9, 7),
+    (1 << 11, 5),
+    (MAX_TIMED as u32, 3),
+];
 
-/// So many have less precise ones; more have the least precise ones.
-const SOME: u32 = 1 << 12;
+/// So many functions have histograms for each group of threads.
+const FEW: u32 = 1 << 7;
 
 /// The fields of a function, eight bytes each.
 pub(crate) mod call {
@@ -42,11 +48,11 @@ pub(crate) mod call {
 /// The fields of a stack, eight bytes each.
 pub(crate) mod stack {
     /// Binary logarithm of the bytes of a stack.
-    pub(crate) const LEN_BITS: u32 = 15;
+    pub(crate) const LEN_BITS: u32 = 14;
     pub(crate) const LEN: u64 = 1 << LEN_BITS;
     /// How many stacks there is room for.
     pub(crate) const COUNT: u64 = 1 << COUNT_BITS;
-    pub(crate) const COUNT_BITS: u32 = 11;
+    pub(crate) const COUNT_BITS: u32 = 10;
     /// How many places are tried for a stack, from the one that its hash selects. There are so many extra places
     /// at the end, so that none is before it.
     pub(crate) const TRIED: u64 = 16;
@@ -58,7 +64,7 @@ pub(crate) mod stack {
     /// The calls, the innermost last.
     pub(crate) const CALLS: u64 = 64;
     /// How many are recorded. Behind them there is room for those that signal handlers begin at the same time.
-    pub(crate) const MOST_CALLS: u32 = 1000;
+    pub(crate) const MOST_CALLS: u32 = 500;
     pub(crate) const CALL_LEN_BITS: u32 = 5;
 
     /// The fields of a call: its frame, when it began (in ticks), its function (four bytes), and whose stack it was on.
@@ -71,7 +77,7 @@ pub(crate) mod stack {
     pub(crate) const CALL_OWNER: u64 = 24;
 }
 const _: () =
-    assert!(stack::CALLS + ((stack::MOST_CALLS as u64 + 22) << stack::CALL_LEN_BITS) == stack::LEN);
+    assert!(stack::CALLS + ((stack::MOST_CALLS as u64 + 10) << stack::CALL_LEN_BITS) == stack::LEN);
 
 /// Which functions are timed, and where the data of each are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -107,15 +113,10 @@ impl CallsLayout {
         many.max(1).ilog2().min(GROUP_BITS)
     }
 
-    /// Returns the mantissa bits of a bucket ([`PRECISION`]): fewer if there are many functions.
+    /// Returns the mantissa bits of a bucket: fewer if there are many functions.
     pub(crate) fn precision(self) -> u32 {
-        if self.functions <= FEW {
-            PRECISION
-        } else if self.functions <= SOME {
-            6
-        } else {
-            4
-        }
+        let fits = PRECISIONS.iter().find(|(most, _)| self.functions <= *most);
+        fits.map_or(0, |(_, precision)| *precision)
     }
 
     /// Returns how many octaves a histogram has.
@@ -154,8 +155,9 @@ mod tests {
 
     #[test]
     fn parts_follow_each_other_within_reach() {
-        let most = MAX_TIMED as u32;
-        for functions in [1, 2, 31, 32, 33, FEW, FEW + 1, SOME, SOME + 1, most] {
+        let most = PRECISIONS.map(|(most, _)| most);
+        let more = most.map(|most| (most + 1).min(MAX_TIMED as u32));
+        for functions in [1, 2, 7, 8, 9].into_iter().chain(most).chain(more) {
             let calls = CallsLayout { functions };
             assert!(calls.is_possible());
             assert!(calls.stacks() >= calls.functions_len() && calls.stacks() % PAGE == 0);
