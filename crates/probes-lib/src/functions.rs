@@ -15,7 +15,7 @@ use crate::patch_plan::{EntryPlanner, PatchPlanner};
 use crate::process::Process;
 use crate::process::code_files::{CodeFile, CodeFiles, VDSO};
 use crate::process::object::UnreadableObject;
-use crate::select::function::FunctionSelector;
+use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::select::glob::Glob;
 use crate::select::near::near_names;
 
@@ -190,6 +190,9 @@ impl Functions {
                 FunctionSelector::Line { file, line } => {
                     places.extend(self.at_line(index, file, *line)?);
                 }
+                FunctionSelector::Collector(work) => {
+                    places.extend(self.of_collector(index, *work)?);
+                }
             }
         }
         // A place that is selected twice is called by the line, or else by the name, that was asked for.
@@ -236,6 +239,22 @@ impl Functions {
             None => Ok(places),
             Some(index) => Err(self.no_match(globs[index].1)),
         }
+    }
+
+    /// Returns the function that does this work of the collector, which the selector with this index asks for.
+    fn of_collector(&self, index: usize, work: CollectorWork) -> Result<Vec<FunctionPlace<'_>>> {
+        let find = |name: &str| {
+            let glob: Glob = name.parse().ok()?;
+            self.matching(&[(index, &glob)]).ok()
+        };
+        let mut found = work.names().iter().filter_map(|name| find(name));
+        found.next().ok_or_else(|| {
+            let kind = FunctionError::NoCollector {
+                names: work.names(),
+                libraries: self.library_count(),
+            };
+            Error::of_file(&self.program, kind)
+        })
     }
 
     /// Returns where a source line begins, which the selector with this index asks for.

@@ -109,7 +109,7 @@ pub use sys::heap::keep_one_heap;
 
 // Updates: what to do, with which probes, and what was done.
 pub use hold::Hold;
-pub use select::function::FunctionSelector;
+pub use select::function::{CollectorWork, FunctionSelector};
 pub use select::glob::{BadGlob, Glob};
 pub use select::{Action, Actions, Selector};
 pub use site::{SITE_LEN, SiteCode};

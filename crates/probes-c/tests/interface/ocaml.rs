@@ -25,7 +25,11 @@ fn service_switches_its_own_probe_on_sigusr1() {
         let target = Target::open(service.pid()).unwrap();
         let state = || target.states().unwrap().probe("request").unwrap().state();
         let pid = Pid::from_raw(service.pid());
-        let signal = || kill(pid, Signal::SIGUSR1).unwrap();
+        let signal = || {
+            // Just before it waits for a line, the runtime would handle it after that line only.
+            settle(pid.as_raw());
+            kill(pid, Signal::SIGUSR1).unwrap();
+        };
         let becomes = |wanted| {
             eventually("it has switched its probe", || {
                 (state() == wanted).then_some(())

@@ -41,14 +41,16 @@ With -fn it times the calls of functions of any native program, with or without 
 exit; `list -functions` names them, and says which can be timed. In plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING EXITS LOST UNWOUND NAME
 COUNT are the calls that ended with an exit: a return, or a jump to another function in tail position. RUNNING
-have not ended yet. EXITS are those of calls that had begun before. LOST were not recorded, because 500
-others of their stack had not ended yet, or because there were more than a thousand stacks. UNWOUND were ended by an
-exception or by longjmp(3): how long they lasted is not known.";
+have not ended yet. EXITS are those of calls that had begun before. LOST were not recorded: 500 other timed
+calls of their stack had not ended yet; there were more than about a thousand stacks; or, rarely, registers
+could not be saved at an exit of a function that is not OCaml's. UNWOUND ended without an exit: by an
+exception, by longjmp(3), or with their thread. -gc selects the functions of OCaml's
+garbage collector: minor and slice are its usual pauses.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
     ocaml-probes latency -pid N -pair START,STOP [FLAGS]
-       ocaml-probes latency -pid N -fn GLOB [FLAGS]")]
+       ocaml-probes latency -pid N -fn GLOBS [FLAGS]")]
 #[command(after_help = HELP, next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -1,6 +1,6 @@
 //! Functions as arguments: by globs for their names, by address, or by source line.
 
-use probes_lib::{FunctionSelector, Glob, LiveAddr};
+use probes_lib::{CollectorWork, FunctionSelector, Glob, LiveAddr};
 
 use super::checked::each_once;
 
@@ -10,6 +10,9 @@ pub(crate) struct FunctionFlags {
     /// Observe functions: globs, 0xADDRESS, FILE:LINE; may be repeated
     #[arg(id = "fn", long, value_name = "GLOBS", value_parser = functions)]
     lists: Vec<FunctionList>,
+    /// Observe OCaml's collector: minor, slice, major, compact, stw
+    #[arg(id = "gc", long, value_name = "WORK", value_delimiter = ',')]
+    collector: Vec<CollectorWork>,
 }
 
 /// The functions that one flag selects, each as it was typed and what that means.
@@ -32,7 +35,9 @@ impl FunctionFlags {
             .map(|it| (it.typed, it.selector))
             .unzip();
         each_once("-fn", &typed)?;
-        Ok(selectors)
+        let collector = self.collector.into_iter();
+        let collector = collector.map(FunctionSelector::Collector);
+        Ok(selectors.into_iter().chain(collector).collect())
     }
 }
 

@@ -31,7 +31,7 @@ impl Flags for TimedFlags {
             functions: self.functions.selectors()?,
         };
         if timed.pairs.is_empty() && timed.functions.is_empty() {
-            return Err("give -pair START,STOP or -fn GLOB".to_owned());
+            return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
         }
         Ok(timed)
     }

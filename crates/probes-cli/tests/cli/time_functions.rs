@@ -169,12 +169,45 @@ fn functions_and_pairs_are_timed_together() {
 }
 
 #[test]
+fn work_of_the_collector_is_timed() {
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let tool = observing("latency", "-gc minor,slice", target.pid());
+        target.ask("run 4 200000", "calls");
+        let answer = tool.end().answer();
+        let lines = figures(&answer);
+        let [minor, slice] = &lines[..] else {
+            panic!("{answer}");
+        };
+        for (line, name) in [
+            (minor, "caml_empty_minor_heap "),
+            (slice, "caml_major_collection_slice "),
+        ] {
+            let count = line.strip_prefix(name).unwrap();
+            assert!(
+                !count.starts_with("0 ") && line.ends_with(" 0 0 0 0"),
+                "{line}"
+            );
+        }
+    }
+    let target = Talker::start(&fixture_forms("lasting")[0]);
+    let none = run(&format!("latency -pid {} -gc stw", target.pid()));
+    assert_eq!(none.code, Some(1));
+    let name = "is caml_try_run_on_all_domains_with_spin_work";
+    assert!(none.stderr.contains(name), "{}", none.stderr);
+}
+
+#[test]
 fn errors_say_what_to_give() {
     let target = Talker::start(&fixture_forms("lasting")[0]);
     let latency = |flags: &str| run(&format!("latency -pid {}{flags}", target.pid()));
     let missing = latency("");
     assert_eq!(missing.code, Some(2));
-    assert!(missing.stderr.contains("give -pair START,STOP or -fn GLOB"));
+    assert!(
+        missing
+            .stderr
+            .contains("needs -pair START,STOP, -fn GLOBS or -gc WORK")
+    );
     let unknown = latency(" -fn depe");
     assert_eq!(unknown.code, Some(1));
     assert!(

@@ -167,6 +167,36 @@ fn calls_in_domains_are_counted_and_timed() {
     }
 }
 
+// promise: Functions: The collector of OCaml 5 is timed: collections and what all domains do together (4 kinds of work in each
+//    chroot)
+#[test]
+fn work_of_the_collector_is_timed() {
+    let [file, _] = program_forms("ocaml5/domains");
+    let args = ["4", "1", "collect"];
+    let ChrootProgram {
+        mut talker, pid, ..
+    } = ChrootProgram::start_with(Isolation::Chroot, &file, &args, OCAMLRUNPARAM);
+    let target = Target::open(pid).unwrap();
+    let work = ["minor", "major", "compact", "stw"];
+    let work = work.map(|it| FunctionSelector::Collector(it.parse().unwrap()));
+    let observation = work
+        .into_iter()
+        .fold(Observation::new(), Observation::time_functions);
+    let mut observer = target.observe(&observation, options()).unwrap();
+    eventually("all kinds of work were timed", || {
+        let timed = observer.function_latencies().unwrap();
+        assert_eq!(timed.len(), 4);
+        timed.iter().all(|it| it.count() > 0).then_some(())
+    });
+    let report = observer.remove().unwrap();
+    for function in &report.function_latencies {
+        let others = (function.lost(), function.unwound());
+        assert_eq!(others, (0, 0), "{}", function.name());
+    }
+    talker.close_input();
+    assert!(talker.guard().wait().success());
+}
+
 // promise: Functions: Calls that are suspended in fibers, and calls on stacks that grow and are moved, are timed to the last
 //    one (2 programs in each chroot)
 #[test]

@@ -33,6 +33,14 @@ pub enum FunctionError {
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
     },
+    /// No runtime of OCaml has a function for this work of the garbage collector.
+    #[error("it has no function {}", names.join(" or "))]
+    NoCollector {
+        /// The functions of which it might have one.
+        names: &'static [&'static str],
+        /// How many libraries and plugins of the process were searched, too.
+        libraries: usize,
+    },
     /// More functions than can be timed together.
     #[error("{given} functions match, and {most} can be timed at once")]
     TooManyTimed {
@@ -102,6 +110,11 @@ impl FunctionError {
             FunctionError::NoneAt { address, libraries } => format!(
                 "no function in {file}{} is known at {address}",
                 or_libraries(*libraries)
+            ),
+            FunctionError::NoCollector { names, libraries } => format!(
+                "no function in {file}{} is {}",
+                or_libraries(*libraries),
+                names.join(" or ")
             ),
             FunctionError::NoLines { libraries } => {
                 format!("no source lines in {file}{}", or_libraries(*libraries))

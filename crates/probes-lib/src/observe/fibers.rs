@@ -1,8 +1,9 @@
-//! Which stack a function is called on. OCaml 5 executes OCaml code on the stacks of fibers, which move when they grow,
-//! and everything else on those of threads. Only reads files.
+//! Which stack a function is called on. OCaml 5 executes OCaml code, and a few functions of its runtime, on the stacks of
+//! fibers, which move when they grow; everything else on the stacks of threads. Only reads files.
 //!
-//! The address of the fiber's stack is in the state of the domain, to which r14 points in OCaml code; where, the runtime's
-//! code says, which leaves that stack for a C function:
+//! In OCaml code r14 points to the state of the domain. One of its fields has the address of the description of the
+//! fiber's stack. Its offset is found in the code of `caml_c_call`, which stores the stack pointer there before it switches to
+//! the stack of C:
 //!
 //! ```text
 //! caml_c_call   mov current_stack(%r14), %r10      runtime/amd64.S of OCaml 5: SWITCH_OCAML_TO_C
@@ -59,7 +60,7 @@ impl Stacks {
     ///
     /// # Errors
     ///
-    /// If it cannot be told from others.
+    /// If it is called on a fiber's stack, and the offset of that field was not found.
     pub(crate) fn of_function(self, name: &str, is_ocaml: bool) -> Result<CallStack, Refusal> {
         match self {
             Stacks::OfFibers { current_stack } if is_ocaml || OF_FIBERS.contains(&name) => {

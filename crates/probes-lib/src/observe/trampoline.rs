@@ -20,7 +20,7 @@
 //!
 //! It preserves all registers except the flags, which are dead at a point, and those of the x87 unit. It calls nothing, and accesses no memory that might be unmapped.
 //!
-//! It does not store below the return address. There may be no more stack: OCaml 4 raises
+//! It does not store below the return address, except where calls are timed (trampoline/call.rs). There may be no more stack: OCaml 4 raises
 //! `Stack_overflow` if the fault is in OCaml code, and the process dies if it is in a trampoline. The
 //! call's own push is in OCaml code or, at the sites of ppx_probe, in 16 bytes of which the upper half
 //! holds a return address. So registers are saved in MMX registers, which belong to the thread, and

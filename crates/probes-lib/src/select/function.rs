@@ -1,5 +1,7 @@
 //! [`FunctionSelector`]: which functions of a program are meant.
 
+use std::str::FromStr;
+
 use crate::address::LiveAddr;
 use crate::select::glob::Glob;
 
@@ -28,4 +30,64 @@ pub enum FunctionSelector {
         /// The line, from 1.
         line: u32,
     },
+    /// The function of OCaml's runtime that does this work of the garbage collector.
+    Collector(CollectorWork),
+}
+
+/// Work of OCaml's garbage collector that one function of the runtime does; which one, its version says.
+///
+/// ```
+/// use probes_lib::{CollectorWork, FunctionSelector};
+///
+/// let minor: CollectorWork = "minor".parse()?;
+/// assert_eq!(minor, CollectorWork::Minor);
+/// let selector = FunctionSelector::Collector(minor);
+/// # let _ = selector;
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CollectorWork {
+    /// A minor collection; in OCaml 5 of all domains, with the time in which they wait for each other.
+    Minor,
+    /// A slice of a major collection.
+    Slice,
+    /// The rest of a major collection, when it is finished at once (`Gc.full_major`, `Gc.major`).
+    Major,
+    /// A compaction of the heap.
+    Compact,
+    /// What all domains of OCaml 5 do together while the program stands.
+    StopTheWorld,
+}
+
+impl CollectorWork {
+    /// The functions that do it, of which a runtime has one: those of OCaml 5 first (runtime/minor_gc.c, major_gc.c,
+    /// shared_heap.c, domain.c), then those of OCaml 4.
+    pub(crate) fn names(self) -> &'static [&'static str] {
+        match self {
+            CollectorWork::Minor => &["caml_empty_minor_heaps_once", "caml_empty_minor_heap"],
+            CollectorWork::Slice => &["caml_major_collection_slice"],
+            CollectorWork::Major => &["caml_finish_major_cycle"],
+            CollectorWork::Compact => &["caml_compact_heap"],
+            CollectorWork::StopTheWorld => &["caml_try_run_on_all_domains_with_spin_work"],
+        }
+    }
+}
+
+impl FromStr for CollectorWork {
+    type Err = String;
+
+    /// Reads `minor`, `slice`, `major`, `compact` or `stw`.
+    fn from_str(text: &str) -> Result<CollectorWork, String> {
+        match text {
+            "minor" => Ok(CollectorWork::Minor),
+            "slice" => Ok(CollectorWork::Slice),
+            "major" => Ok(CollectorWork::Major),
+            "compact" => Ok(CollectorWork::Compact),
+            "stw" => Ok(CollectorWork::StopTheWorld),
+            other => Err(format!(
+                "\"{other}\" is not minor, slice, major, compact or stw"
+            )),
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! ```text
 //! functions   64 bytes each: what is counted of its calls (call)
 //! stacks      of each stack of the process, the calls that have not ended (stack)
-//! histograms  for each function; of few functions, one for each group of threads
+//! histograms  one for each function; if at most 64 are timed, several, one for each group of threads
 //! ```
 //!
 //! A stack is that of a thread, or that of a fiber of OCaml 5. Only the thread that executes on it writes to its calls;
@@ -25,7 +25,7 @@ const PRECISIONS: [(u32, u32); 4] = [
     (MAX_TIMED as u32, 3),
 ];
 
-/// So many functions have histograms for each group of threads.
+/// How many histograms of full precision there are at most. Fewer functions have several each, one for each group of threads.
 const FEW: u32 = 1 << 7;
 
 /// The fields of a function, eight bytes each.
@@ -39,7 +39,7 @@ pub(crate) mod call {
     pub(crate) const MAX: u64 = 8;
     /// Calls whose frames have gone without an exit: an exception or longjmp(3) has unwound them.
     pub(crate) const UNWOUND: u64 = 16;
-    /// Exits without an entry.
+    /// Exits whose call is not recorded: it began before the observation, or was lost.
     pub(crate) const UNMATCHED: u64 = 24;
     /// Entries that were not recorded.
     pub(crate) const LOST: u64 = 32;

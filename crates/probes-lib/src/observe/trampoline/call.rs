@@ -2,15 +2,15 @@
 //! calls of its stack in the shared data; at an exit, pops it and adds the time between to a histogram.
 //!
 //! ```text
-//! entry   frames on this stack that are not further from its beginning than this one have gone: unwound
+//! entry   calls whose frame is this one or an inner one (at this address or a lower one) have gone: unwound
 //!         push frame, function, time
-//! exit    frames that are nearer to the top than this one have gone: unwound
-//!         if the last call is of this frame and this function, pop it: it lasted until now
+//! exit    calls whose frame is an inner one, or this one of another function, have gone: unwound
+//!         if the last call left is of this frame and this function, pop it: it lasted until now; else the exit is unmatched
 //! ```
 //!
-//! A signal handler may call functions that are timed while this code is executed. So a place is taken before it is
-//! written, its frame is written last, and cleared before the place is given back: a place without a frame
-//! is of somebody who is not done.
+//! A signal handler that interrupts this code may call functions that are timed. So the record of a call is reserved (the
+//! depth is incremented) before it is written; its frame is written last, and cleared before the record is freed. A
+//! record without a frame is incomplete.
 //!
 //! Registers are saved below the stack pointer: at an entry and at an exit nothing is there, and signal handlers leave
 //! 128 bytes alone (psABI 3.2.2). But only if these are in the page with the return address, which has been written: OCaml 4
@@ -185,7 +185,7 @@ fn entry(
         a.cmp(last_call(stack::CALL_OWNER), r9)?;
         a.jne(unwound)?;
     }
-    // Gone, if its frame is this one or nearer to the top; not if it has none.
+    // Gone, if its frame is this one or an inner one; not if it has none.
     a.mov(rdi, last_call(stack::FRAME))?;
     a.dec(rdi)?;
     a.cmp(rdi, rsi)?;
@@ -260,7 +260,7 @@ fn exit(
     a.je(ended)?;
     a.set_label(&mut gone)?;
     pop(a)?;
-    // Without a frame, nobody knows what it was.
+    // Without a frame, the record was not complete: its function is not known.
     a.test(rdi, rdi)?;
     a.je(again)?;
     count_unwound(a, shared)?;
@@ -354,7 +354,7 @@ fn take_stack(
     a.cmovne(rcx, rbx)?;
     load(a, rbx, shared.0)?;
     a.jne(take)?;
-    // None is free: the last one, if its fiber has not been there for long.
+    // None is free: the last one tried, if it is a fiber's and its outermost call began more than about a second ago.
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rdx, rax)?;
