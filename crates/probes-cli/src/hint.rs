@@ -208,6 +208,7 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
         FunctionError::NoCodeAt { file, near, .. } => {
             format!("`-fn {file}:{}` counts that line", near.last()?)
         }
+        FunctionError::TooManyTimed { .. } => "give globs that match fewer functions".to_owned(),
         FunctionError::NonePossible { refused } => {
             let is_breakpoint = |(_, why): &(String, Refusal)| *why == Refusal::Breakpoint;
             if refused.iter().all(is_breakpoint) {
@@ -311,7 +312,9 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
             return of_limit(limit.resource, pid, operand);
         }
         ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
-        ObserveError::TscDenied { .. } => "`count` needs no times",
+        ObserveError::TscDenied { .. } | ObserveError::NoControlBlock { .. } => {
+            "`count` needs no times"
+        }
         ObserveError::SeccompUnreadable { why } => {
             let advice = match why {
                 UnreadableFilter::NotPermitted => "use sudo, outside of containers, to read it",

@@ -151,9 +151,11 @@ pub enum ObserveError {
         /// What forbids it.
         denial: TscDenial,
     },
-    /// Functions are to be timed, and a thread of the process has no thread control block (`fs` is zero), by which
+    /// Functions are to be timed, and a thread of the process has no thread control block (`fs` does not point to one), by which
     /// its calls are told from those of others: the program has just been started, or has no C library.
-    #[error("cannot be timed: its thread {tid} has no thread control block (fs is 0)")]
+    #[error(
+        "cannot be timed: its thread {tid} has no thread control block (fs does not point to one)"
+    )]
     NoControlBlock {
         /// The thread.
         tid: i32,

@@ -56,6 +56,18 @@ impl Stacks {
         }
     }
 
+    /// Returns the stack that a function is called on of which it is not known whether it is of OCaml.
+    ///
+    /// # Errors
+    ///
+    /// If that makes a difference.
+    pub(crate) fn of_any(self) -> Result<CallStack, Refusal> {
+        match self {
+            Stacks::OfThreads => Ok(CallStack::OfThread),
+            Stacks::OfFibers { .. } => Err(Refusal::UnknownStack),
+        }
+    }
+
     /// Returns the stack that a function is called on.
     ///
     /// # Errors
@@ -70,6 +82,17 @@ impl Stacks {
             _ => Ok(CallStack::OfThread),
         }
     }
+}
+
+/// Returns whether a function of this name is one that OCaml's compiler generates, such as `caml_curry3_1`: its symbol does
+/// not say that it is of OCaml.
+pub(crate) fn is_generated(name: &str) -> bool {
+    const PREFIXES: [&str; 4] = ["caml_apply", "caml_curry", "caml_send", "caml_tuplify"];
+    let has_number = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
+    let mut rests = PREFIXES
+        .iter()
+        .filter_map(|prefix| name.strip_prefix(prefix));
+    rests.any(has_number) || name == "caml_program"
 }
 
 /// Returns where the state of a domain has the address of the current fiber's stack, from the code of a runtime.
@@ -150,5 +173,22 @@ mod tests {
         };
         let refused = unknown.of_function("List.map", true);
         assert_eq!(refused, Err(Refusal::UnknownStack));
+        assert_eq!(known.of_any(), Err(Refusal::UnknownStack));
+        assert_eq!(Stacks::OfThreads.of_any(), Ok(CallStack::OfThread));
+    }
+
+    #[test]
+    fn generated_functions_are_of_ocaml() {
+        for name in [
+            "caml_apply2",
+            "caml_curry3_1",
+            "caml_tuplify4",
+            "caml_program",
+        ] {
+            assert!(is_generated(name), "{name}");
+        }
+        for name in ["caml_apply", "caml_send_it", "caml_alloc", "apply2"] {
+            assert!(!is_generated(name), "{name}");
+        }
     }
 }

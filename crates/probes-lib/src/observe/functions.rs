@@ -15,7 +15,7 @@ use crate::elf::mangling::Language;
 use crate::error::{Error, FunctionError, Result};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
-use crate::observe::fibers::Stacks;
+use crate::observe::fibers::{self, Stacks};
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::point::{CallStack, Island, PATCH_LEN, PatchBytes, Point, PointKind};
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
@@ -195,20 +195,26 @@ impl ObservedFunctions {
             let (range, offset) = (place.function.function.range(), place.offset);
             let address = bias.live(range.start).plus(offset);
             let name = place.function.name();
-            let is_ocaml = name.as_ref().map_or(has_frametables, |name| {
-                name.language == Some(Language::Ocaml)
+            let is_named_ocaml = name.as_ref().map(|name| {
+                name.language == Some(Language::Ocaml) || fibers::is_generated(&name.text)
             });
+            // One without a name may be of C or of OCaml.
+            let may_be_ocaml = is_named_ocaml.unwrap_or(has_frametables);
             let patching = Patching {
                 planner: &planner,
                 exit_planner: exit_planner.as_ref(),
                 bias,
-                keeps_faults: is_ocaml && stacks == Stacks::OfThreads,
+                keeps_faults: may_be_ocaml && stacks == Stacks::OfThreads,
             };
             let planned = if object.is_kernels() {
                 Err(Refusal::KernelCode)
             } else if is_timed(place) {
                 let text = name.as_ref().map_or("", |name| &name.text);
-                let stack = stacks.of_function(text, is_ocaml);
+                let stack = match is_named_ocaml {
+                    None if may_be_ocaml => stacks.of_any(),
+                    is_ocaml => stacks.of_function(text, is_ocaml == Some(true)),
+                };
+                let is_ocaml = is_named_ocaml == Some(true);
                 stack.and_then(|stack| patching.timed(place, stack, is_ocaml))
             } else {
                 patching.counted(place)
@@ -560,6 +566,7 @@ impl Patching<'_> {
         let plan = planner.exits(range, |site| self.check(site))?;
         let sites = [&plan.entry].into_iter().chain(&plan.sites);
         for site in sites {
+            self.check(site)?;
             let mut exits = site.exits().iter();
             if let Some(exit) = exits.find(|exit| !exit.flags_are_dead) {
                 let start = site.address().0 - range.start.0;

@@ -180,15 +180,14 @@ fn of_timed_function(
     shared: (LiveAddr, SharedLayout),
     saved: SavedRegisters,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
-    let code_at = |at, is_entry| {
-        call::code(at, is_entry, timed, shared, saved).map_err(|_| Refusal::OutOfReach)
-    };
+    let code_at = |at, is_entry| call::code(at, is_entry, site.mmx_is_free(), timed, shared, saved);
     let mut code = Vec::new();
     if timed.is_entry {
-        code = call::code(at, true, timed, shared, saved)?;
+        code = code_at(at, true)?;
     }
     let here = at.plus(code.len() as u64);
-    let copy = site.copy_with_exits(bias, here, &mut |at| code_at(at, false));
+    let mut at_exit = |at| code_at(at, false).map_err(|_| Refusal::OutOfReach);
+    let copy = site.copy_with_exits(bias, here, &mut at_exit);
     let copy = copy.map_err(|_| DoesNotFit)?;
     code.extend(copy.code());
     Ok((code, copy))

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use iced_x86::{FlowControl, Instruction, Mnemonic};
+use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::code::{Body, is_call, is_straight};
@@ -63,11 +63,37 @@ fn find(
             }
             _ => false,
         };
-        if is_exit {
+        if is_exit && !leaves_to_handler(body, index) {
             exits.push(index);
         }
     }
     Ok(exits)
+}
+
+/// Returns whether the instruction with this index leaves to the handler of an exception, as OCaml's `raise_notrace`: the
+/// stack pointer was loaded from memory, and the call does not end with an exit.
+fn leaves_to_handler(body: &Body, index: usize) -> bool {
+    /// How many instructions it takes at most.
+    const LEN: usize = 4;
+    let before = &body.instructions[index.saturating_sub(LEN)..index];
+    let straight = before.iter().rev().take_while(|it| is_straight(it));
+    let mut straight = straight.filter(|it| it.op_count() > 0);
+    straight.any(|it| {
+        it.mnemonic() == Mnemonic::Mov
+            && it.op0_kind() == OpKind::Register
+            && it.op0_register() == Register::RSP
+            && it.op1_kind() == OpKind::Memory
+    })
+}
+
+/// Returns whether a function keeps data below the stack pointer (the red zone of the psABI).
+fn uses_red_zone(body: &Body) -> bool {
+    body.instructions.iter().any(|it| {
+        let has_memory = it.op_kinds().any(|kind| kind == OpKind::Memory);
+        let is_below = (it.memory_displacement64() as i64) < 0;
+        let is_accessed = has_memory && it.mnemonic() != Mnemonic::Lea;
+        is_accessed && it.memory_base() == Register::RSP && is_below
+    })
 }
 
 /// Returns the offset of a jump whose targets are unknown.
@@ -118,8 +144,15 @@ impl Exits<'_> {
         parts: &[CodeRange],
     ) -> Result<(), Refusal> {
         let entries = [start.0, self.entry.address.0];
+        let uses_red_zone = uses_red_zone(body);
         for index in find(self.swept, body, entries, parts)? {
             let exit = &body.instructions[index];
+            // If it is no exit after all, what is below the stack pointer is still needed.
+            let is_indirect = exit.flow_control() == FlowControl::IndirectBranch;
+            if uses_red_zone && is_indirect && !exit.is_ip_rel_memory_operand() {
+                let offset = body.offset(exit);
+                return Err(Refusal::UnknownTargets { offset });
+            }
             let displaced = self.entry.address.0..self.displaced_end();
             if displaced.contains(&exit.ip()) {
                 let found = self.displaced_exit(exit, self.entry.address.0);

@@ -95,7 +95,7 @@ pub enum Refusal {
     )]
     StackWrite,
     /// A condition is computed before the instruction and used behind it.
-    #[error("uses the processor's flags, which counting would change")]
+    #[error("uses the processor's flags, which would be changed")]
     LiveFlags {
         /// Where.
         offset: u64,

@@ -977,3 +977,33 @@ fn exits_of_an_entry_have_their_code() {
     let targets = [1, 2, 4].map(|index: usize| copy[index].near_branch_target());
     assert_eq!(targets, [copy[3].ip(), AT + 8, ranges[1].start.0]);
 }
+
+#[test]
+fn raises_are_no_exits() {
+    // test %edi,%edi; je over; mov 16(%r14),%rsp; pop 16(%r14); pop %r11; jmp *%r11; over: mov $1,%eax; ret
+    let raise = b"\x49\x8b\x66\x10\x41\x8f\x46\x10\x41\x5b\x41\xff\xe3";
+    let function = [
+        &b"\x85\xff\x74\x0d"[..],
+        raise,
+        b"\xb8\x01\0\0\0\xc3\xcc\xcc\xcc\xcc",
+    ];
+    let (planner, ranges) = planner_of(&[&function.concat()]);
+    let exits = planner.function(ranges[0]).exits.unwrap();
+    assert_eq!(exits.sites.len(), 1, "{exits:?}");
+    assert_eq!(exits.sites[0].displaced().last(), Some(&0xc3));
+}
+
+#[test]
+fn red_zone_stays_at_unsure_exits() {
+    // A jump through a pointer, in functions with data below the stack pointer, and with an address there only.
+    let jump = b"\xff\x27\xcc\xcc\xcc\xcc";
+    let stored = [&b"\x48\x89\x7c\x24\xf8"[..], jump].concat();
+    let computed = [&b"\x48\x8d\x7c\x24\xf8"[..], jump].concat();
+    let (planner, ranges) = planner_of(&[&stored, &computed]);
+    let refused = planner.function(ranges[0]).exits;
+    assert_eq!(refused, Err(Refusal::UnknownTargets { offset: 5 }));
+    assert_eq!(
+        planner.function(ranges[1]).exits.map(|it| it.sites.len()),
+        Ok(1)
+    );
+}

@@ -325,7 +325,7 @@ impl Prepared {
             stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
         if self.plan.functions.timed().next().is_some() {
-            refuse_without_control_block(injector.process, &stopped)?;
+            refuse_without_control_block(injector.process, injector.memory, &stopped)?;
         }
         injector.clear(&stopped)?;
         let len: usize = self.codes.iter().map(Vec::len).sum();
@@ -632,11 +632,19 @@ fn place_all(
     }
 }
 
-/// Checks that all threads have a thread control block.
-fn refuse_without_control_block(process: &Process, stopped: &Stopped<'_>) -> Result<()> {
+/// Checks that all threads have a thread control block: `fs` is the address of one, which begins with its own address.
+fn refuse_without_control_block(
+    process: &Process,
+    memory: &ProcessMemory,
+    stopped: &Stopped<'_>,
+) -> Result<()> {
     let has_none = |tid: &i32| {
         let registers = stopped.calls().registers(*tid);
-        registers.is_ok_and(|registers| registers.fs_base == 0)
+        registers.is_ok_and(|registers| {
+            let mut first = [0; 8];
+            let read = memory.read(LiveAddr(registers.fs_base), &mut first);
+            read.is_err() || u64::from_le_bytes(first) != registers.fs_base
+        })
     };
     match stopped.tids().find(has_none) {
         None => Ok(()),
@@ -650,6 +658,8 @@ fn refuse_without_control_block(process: &Process, stopped: &Stopped<'_>) -> Res
 /// Returns these functions by ascending index, each with the same reason.
 fn because(mut functions: Vec<usize>, why: &Refusal) -> Vec<(usize, Refusal)> {
     functions.sort_unstable();
+    // A function has several points.
+    functions.dedup();
     functions
         .into_iter()
         .map(|index| (index, why.clone()))

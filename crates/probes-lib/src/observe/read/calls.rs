@@ -140,7 +140,9 @@ impl RecordedCalls {
                     figures: Figures {
                         running: 0,
                         unwound: word(bytes, call::UNWOUND),
-                        unmatched: word(bytes, call::UNMATCHED),
+                        // The exits of calls that are lost are unmatched.
+                        unmatched: word(bytes, call::UNMATCHED)
+                            .saturating_sub(word(bytes, call::LOST)),
                         lost: word(bytes, call::LOST),
                     },
                 })
@@ -176,22 +178,17 @@ impl RecordedCalls {
         }
         let nanoseconds = ticks.nanoseconds_per_tick();
         let recorded = plan.functions.timed().zip(self.0);
-        let latencies = recorded.map(|(index, recorded)| {
-            let mut figures = recorded.figures;
-            // The exits of calls that are lost are unmatched.
-            figures.unmatched = figures.unmatched.saturating_sub(figures.lost);
-            FunctionLatency {
-                functions: plan.functions.clone(),
-                index,
-                times: Times::of(
-                    recorded.counts.into_iter(),
-                    plan.shared.calls.precision(),
-                    recorded.longest,
-                    None,
-                    nanoseconds,
-                ),
-                figures,
-            }
+        let latencies = recorded.map(|(index, recorded)| FunctionLatency {
+            functions: plan.functions.clone(),
+            index,
+            times: Times::of(
+                recorded.counts.into_iter(),
+                plan.shared.calls.precision(),
+                recorded.longest,
+                None,
+                nanoseconds,
+            ),
+            figures: recorded.figures,
         });
         latencies.collect()
     }

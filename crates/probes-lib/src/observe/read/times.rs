@@ -67,7 +67,7 @@ impl Times {
         nanoseconds: f64,
     ) -> Times {
         let time = |ticks: u64| (ticks as f64 * nanoseconds) as u64;
-        let mut histogram = empty(time(longest));
+        let mut histogram = empty(time(longest), precision);
         let mut of_middles = 0_u128;
         for (bucket, count) in counts.filter(|(_, count)| *count > 0) {
             let (least, width) = shared::times_of(bucket, precision);
@@ -85,10 +85,14 @@ impl Times {
     }
 }
 
-/// Returns an empty histogram for times up to the longest.
-fn empty(longest: u64) -> Histogram<u64> {
-    const DIGITS: u8 = 3;
-    let of = |longest| Histogram::new_with_max(longest, DIGITS);
+/// Returns an empty histogram for times up to the longest, with no more digits than buckets of this precision have.
+fn empty(longest: u64, precision: u32) -> Histogram<u64> {
+    let digits = match precision {
+        ..=3 => 1,
+        4..=7 => 2,
+        _ => 3,
+    };
+    let of = |longest| Histogram::new_with_max(longest, digits);
     // It fails only for less than 2, and for more than 5 digits.
     of(longest.max(2)).unwrap_or_else(|_| unreachable!("{longest} is a bound"))
 }

@@ -58,11 +58,13 @@ pub(super) struct SavedRegisters {
     pub(super) lost: LiveAddr,
 }
 
-/// Returns the code at `at` of the entry, or of an exit, of a function. `shared` is where the address of the shared data is, and
+/// Returns the code at `at` of the entry, or of an exit, of a function, which leaves the MMX registers empty at its entry if
+/// `mmx_is_free`. `shared` is where the address of the shared data is, and
 /// their layout.
 pub(super) fn code(
     at: LiveAddr,
     is_entry: bool,
+    mmx_is_free: bool,
     role: &TimedRole,
     shared: (LiveAddr, SharedLayout),
     saved: SavedRegisters,
@@ -100,7 +102,7 @@ pub(super) fn code(
     a.jmp(end)?;
 
     a.set_label(&mut no_stack)?;
-    if is_entry || role.is_ocaml {
+    if is_entry && mmx_is_free || role.is_ocaml {
         for (register, copy) in used.iter().zip(COPIES) {
             a.movq(copy, *register)?;
         }
@@ -171,7 +173,7 @@ fn entry(
     let mut found = a.create_label();
     let mut lost = a.create_label();
     let mut again = a.create_label();
-    let mut unwound = a.create_label();
+    let mut others = a.create_label();
     let mut push = a.create_label();
     a.set_label(&mut find)?;
     find_stack(a, role, shared)?;
@@ -183,16 +185,20 @@ fn entry(
     locate_last(a, push)?;
     if is_on_fiber(role) {
         a.cmp(last_call(stack::CALL_OWNER), r9)?;
-        a.jne(unwound)?;
+        a.jne(others)?;
     }
     // Gone, if its frame is this one or an inner one; not if it has none.
     a.mov(rdi, last_call(stack::FRAME))?;
     a.dec(rdi)?;
     a.cmp(rdi, rsi)?;
     a.jae(push)?;
-    a.set_label(&mut unwound)?;
     pop(a)?;
-    count_unwound(a, shared)?;
+    count_last(a, shared, call::UNWOUND)?;
+    a.jmp(again)?;
+
+    a.set_label(&mut others)?;
+    pop(a)?;
+    count_last(a, shared, call::LOST)?;
     a.jmp(again)?;
 
     a.set_label(&mut lost)?;
@@ -227,6 +233,7 @@ fn exit(
 ) -> Result<(), IcedError> {
     let mut again = a.create_label();
     let mut gone = a.create_label();
+    let mut others = a.create_label();
     let mut found = a.create_label();
     let mut ended = a.create_label();
     let mut none = a.create_label();
@@ -248,7 +255,7 @@ fn exit(
     a.mov(rdi, last_call(stack::FRAME))?;
     if is_on_fiber(role) {
         a.cmp(last_call(stack::CALL_OWNER), r9)?;
-        a.jne(gone)?;
+        a.jne(others)?;
     }
     a.cmp(rdi, rsi)?;
     a.ja(none)?;
@@ -263,7 +270,12 @@ fn exit(
     // Without a frame, the record was not complete: its function is not known.
     a.test(rdi, rdi)?;
     a.je(again)?;
-    count_unwound(a, shared)?;
+    count_last(a, shared, call::UNWOUND)?;
+    a.jmp(again)?;
+
+    a.set_label(&mut others)?;
+    pop(a)?;
+    count_last(a, shared, call::LOST)?;
     a.jmp(again)?;
 
     a.set_label(&mut ended)?;
@@ -327,6 +339,7 @@ fn take_stack(
     let mut is_taken = a.create_label();
     let mut has_one = a.create_label();
     let mut take = a.create_label();
+    let mut replace = a.create_label();
     let mut over = a.create_label();
     a.xor(ebx, ebx)?;
     a.mov(edx, stack::TRIED as u32)?;
@@ -363,8 +376,18 @@ fn take_stack(
     a.je(lost)?;
     a.test(byte_ptr(rcx + stack::OWNER), 1)?;
     a.je(lost)?;
-    a.set_label(&mut take)?;
     a.mov(rax, qword_ptr(rcx + stack::OWNER))?;
+    a.jmp(replace)?;
+    a.set_label(&mut take)?;
+    // Another thread may have taken it meanwhile.
+    a.mov(rax, qword_ptr(rcx + stack::OWNER))?;
+    a.test(rax, rax)?;
+    a.je(replace)?;
+    a.test(al, 1)?;
+    a.je(retry)?;
+    a.cmp(qword_ptr(rcx + stack::DEPTH), 0)?;
+    a.jne(retry)?;
+    a.set_label(&mut replace)?;
     a.lock().cmpxchg(qword_ptr(rcx + stack::OWNER), rdi)?;
     a.jne(retry)?;
     a.jmp(over)?;
@@ -405,12 +428,17 @@ fn pop(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(qword_ptr(rcx + stack::DEPTH), rdx)
 }
 
-/// Emits the code that counts the call that is located as unwound.
-fn count_unwound(a: &mut CodeAssembler, shared: (LiveAddr, SharedLayout)) -> Result<(), IcedError> {
+/// Emits the code that counts the call that is located as unwound or lost. One of another fiber, which had the slot before, is
+/// lost.
+fn count_last(
+    a: &mut CodeAssembler,
+    shared: (LiveAddr, SharedLayout),
+    what: u64,
+) -> Result<(), IcedError> {
     a.mov(rdi, last_call(stack::FUNCTION))?;
     a.shl(edi, call::LEN_BITS)?;
-    let unwound = offset(shared.1.calls() + call::UNWOUND);
-    a.lock().inc(qword_ptr(rbx + rdi + unwound))
+    let field = offset(shared.1.calls() + what);
+    a.lock().inc(qword_ptr(rbx + rdi + field))
 }
 
 /// Returns the offset of a field of the function in the shared data.
