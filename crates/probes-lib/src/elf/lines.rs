@@ -59,7 +59,7 @@ impl LineSearch {
     /// that belongs to it. `function_at` returns the address of the function that an address is in: code that is in
     /// none was removed by the linker.
     ///
-    /// Tables that cannot be read, or only in part, are searched as far as they can.
+    /// Tables that cannot be read, or only in part, are searched as far as they can be read.
     pub(crate) fn places_in(
         &mut self,
         elf: &ElfFile,

@@ -72,7 +72,7 @@ pub(crate) struct WantedFunction {
     named_by: Option<usize>,
 }
 
-/// A way to patch the entry of a function.
+/// A way to patch a place in a function.
 #[derive(Clone, Debug)]
 struct Candidate {
     site: PatchSite,
@@ -83,7 +83,7 @@ struct Candidate {
     island: Option<Island>,
 }
 
-/// A function that is not observed, because its entry cannot be patched.
+/// A function that is not observed, because it cannot be patched.
 ///
 /// ```no_run
 /// # let counts: probes_lib::Counts = unimplemented!();
@@ -607,7 +607,9 @@ fn with_dead_flags(
 
 /// Returns a patch site with the bytes that it overwrites; `None` if these are on more than one page.
 fn candidate(planner: &EntryPlanner<'_>, site: PatchSite, bias: LoadBias) -> Option<Candidate> {
-    let is_possible = site.is_on_one_page();
+    if !site.is_on_one_page() {
+        return None;
+    }
     let (len, island) = match site.jump() {
         Jump::Near { .. } => (PATCH_LEN, None),
         Jump::Punned { chosen, .. } => (1 + usize::from(chosen), None),
@@ -623,9 +625,9 @@ fn candidate(planner: &EntryPlanner<'_>, site: PatchSite, bias: LoadBias) -> Opt
     };
     let read = if island.is_some() { len } else { PATCH_LEN };
     let code = planner.code(site.address(), read);
-    let is_possible = is_possible && code.len() == read;
+    let is_whole = code.len() == read;
     let code = PatchBytes::of(code);
-    is_possible.then_some(Candidate {
+    is_whole.then_some(Candidate {
         site,
         len,
         code,

@@ -30,6 +30,7 @@
 
 mod call;
 mod count;
+mod histogram;
 mod pair;
 mod record;
 
@@ -234,10 +235,8 @@ pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
     let counter = CallCounter::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
     let of_functions = plan.points.iter().filter_map(|planned| {
         let (site, bias) = plan.patch_site(planned)?;
-        Some(match &planned.role.timed {
-            None => len_of_function(site, bias, &counter),
-            Some(timed) => len_of_timed_function(site, bias, timed, plan.shared),
-        })
+        let timed = planned.role.timed.as_ref();
+        Some(len_of_function(site, bias, timed, plan.shared, &counter))
     });
     Ok(of_functions.fold(of_sites, u64::max))
 }
@@ -277,32 +276,32 @@ const FAR_POINTERS: (LiveAddr, CountPointers) = (
     },
 );
 
-/// Returns the length of the trampoline of a function, in bytes.
-fn len_of_function(site: &PatchSite, bias: LoadBias, counter: &CallCounter) -> u64 {
-    // Anywhere near the site; at another place, up to 7 bytes more are needed to align data.
-    let near = LiveAddr(bias.live(site.address()).0 & !7);
-    let copy = site
-        .copy_at(bias, near)
-        .map_or(LINE, |copy| copy.code().len() as u64);
-    let alignment = if site.moves_call() { 7 } else { 0 };
-    (counter.len() as u64 + copy + alignment).next_multiple_of(LINE)
-}
-
-/// Returns the length of the trampoline for an entry or an exit of a function that is timed, in bytes.
-fn len_of_timed_function(
+/// Returns the length of the trampoline for a place in a function, in bytes.
+fn len_of_function(
     site: &PatchSite,
     bias: LoadBias,
-    timed: &TimedRole,
+    timed: Option<&TimedRole>,
     layout: SharedLayout,
+    counter: &CallCounter,
 ) -> u64 {
+    // Anywhere near the site; at another place, up to 7 bytes more are needed to align data.
     let near = LiveAddr(bias.live(site.address()).0 & !7);
-    let saved = SavedRegisters {
-        at: near,
-        lost: near,
-    };
-    let made = of_timed_function(near, (site, bias), timed, (near, layout), saved);
-    let len = made.map_or(LINE, |(code, _)| code.len() as u64);
     let alignment = if site.moves_call() { 7 } else { 0 };
+    let len = match timed {
+        None => {
+            let copy = site.copy_at(bias, near);
+            let copy = copy.map_or(LINE, |copy| copy.code().len() as u64);
+            counter.len() as u64 + copy
+        }
+        Some(timed) => {
+            let saved = SavedRegisters {
+                at: near,
+                lost: near,
+            };
+            let made = of_timed_function(near, (site, bias), timed, (near, layout), saved);
+            made.map_or(LINE, |(code, _)| code.len() as u64)
+        }
+    };
     (len + alignment).next_multiple_of(LINE)
 }
 
@@ -453,9 +452,20 @@ fn by_address(
     to: Register,
     at: LiveAddr,
 ) -> Result<(), IcedError> {
-    // This assembler takes the target address as the displacement of an operand with base RIP.
-    let operand = MemoryOperand::with_base_displ(Register::RIP, at.0 as i64);
-    a.add_instruction(Instruction::with2(code, to, operand)?)
+    a.add_instruction(Instruction::with2(code, to, at_address(at))?)
+}
+
+/// Returns the instruction that adds one to the word at an address that several threads may change at once.
+fn locked_increment(at: LiveAddr) -> Result<Instruction, IcedError> {
+    let mut increment = Instruction::with1(Code::Inc_rm64, at_address(at))?;
+    increment.set_has_lock_prefix(true);
+    Ok(increment)
+}
+
+/// Returns the operand at an address, by RIP-relative addressing.
+fn at_address(at: LiveAddr) -> MemoryOperand {
+    // The assembler takes the target address as the displacement of an operand with base RIP.
+    MemoryOperand::with_base_displ(Register::RIP, at.0 as i64)
 }
 
 /// Converts an offset in the shared data to the type of a displacement.

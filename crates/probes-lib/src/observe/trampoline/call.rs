@@ -19,16 +19,17 @@
 //! registers are saved in the data of the arena, behind a lock.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, al, byte_ptr, cl,
+    AsmMemoryOperand, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, al, byte_ptr,
     dword_ptr, eax, ebx, ecx, edi, edx, esp, mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8,
     r8d, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
-use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
+use iced_x86::{Code, IcedError, Instruction, Register};
 
-use super::{load, offset, spread};
+use super::histogram::{self, Histograms};
+use super::{at_address, load, locked_increment, offset, spread};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::calls::{call, stack};
-use crate::observe::layout::shared::{LONGEST_BITS, SharedLayout};
+use crate::observe::layout::shared::SharedLayout;
 use crate::observe::point::{CallStack, TimedRole};
 
 /// What the code uses: at the entry of a function on the stack of its thread the first six, at an exit the first seven.
@@ -59,8 +60,7 @@ pub(super) struct SavedRegisters {
 }
 
 /// Returns the code at `at` of the entry, or of an exit, of a function, which leaves the MMX registers empty at its entry if
-/// `mmx_is_free`. `shared` is where the address of the shared data is, and
-/// their layout.
+/// `mmx_is_free`. `shared` is where the address of the shared data is, and their layout.
 pub(super) fn code(
     at: LiveAddr,
     is_entry: bool,
@@ -143,9 +143,7 @@ fn save_behind_lock(
         a.jnc(taken)?;
         a.pause()?;
     }
-    let mut lost = Instruction::with1(Code::Inc_rm64, at_address(saved.lost))?;
-    lost.set_has_lock_prefix(true);
-    a.add_instruction(lost)?;
+    a.add_instruction(locked_increment(saved.lost)?)?;
     a.jmp(end)?;
     a.set_label(&mut taken)?;
     for (place, register) in (1..).zip(used) {
@@ -155,11 +153,6 @@ fn save_behind_lock(
         a.add_instruction(store)?;
     }
     Ok(())
-}
-
-/// Returns the operand at an address, by RIP-relative addressing.
-fn at_address(at: LiveAddr) -> MemoryOperand {
-    MemoryOperand::with_base_displ(Register::RIP, at.0 as i64)
 }
 
 /// Emits the code that begins a call. Expects the address of the shared data in rbx.
@@ -192,14 +185,10 @@ fn entry(
     a.dec(rdi)?;
     a.cmp(rdi, rsi)?;
     a.jae(push)?;
-    pop(a)?;
-    count_last(a, shared, call::UNWOUND)?;
-    a.jmp(again)?;
+    drop_last(a, shared, call::UNWOUND, again)?;
 
     a.set_label(&mut others)?;
-    pop(a)?;
-    count_last(a, shared, call::LOST)?;
-    a.jmp(again)?;
+    drop_last(a, shared, call::LOST, again)?;
 
     a.set_label(&mut lost)?;
     count(a, role, shared, call::LOST)?;
@@ -274,9 +263,7 @@ fn exit(
     a.jmp(again)?;
 
     a.set_label(&mut others)?;
-    pop(a)?;
-    count_last(a, shared, call::LOST)?;
-    a.jmp(again)?;
+    drop_last(a, shared, call::LOST, again)?;
 
     a.set_label(&mut ended)?;
     a.sub(r8, last_call(stack::TIME))?;
@@ -428,8 +415,20 @@ fn pop(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(qword_ptr(rcx + stack::DEPTH), rdx)
 }
 
-/// Emits the code that counts the call that is located as unwound or lost. One of another fiber, which had the slot before, is
-/// lost.
+/// Emits the code that takes away the last call, which is located, counts it as unwound or lost, and goes to `again`. One of
+/// another fiber, which had the slot before, is lost.
+fn drop_last(
+    a: &mut CodeAssembler,
+    shared: (LiveAddr, SharedLayout),
+    what: u64,
+    again: CodeLabel,
+) -> Result<(), IcedError> {
+    pop(a)?;
+    count_last(a, shared, what)?;
+    a.jmp(again)
+}
+
+/// Emits the code that counts the call that is located, which need not be there any more.
 fn count_last(
     a: &mut CodeAssembler,
     shared: (LiveAddr, SharedLayout),
@@ -464,7 +463,6 @@ fn add_time(
 ) -> Result<(), IcedError> {
     let mut is_longer = a.create_label();
     let mut is_shorter = a.create_label();
-    let mut fits = a.create_label();
     let mut is_known = a.create_label();
     let of_function = |what| qword_ptr(rbx + field(role, shared, what));
     a.set_label(&mut is_longer)?;
@@ -474,38 +472,22 @@ fn add_time(
     a.lock().cmpxchg(of_function(call::MAX), r8)?;
     a.jne(is_longer)?;
     a.set_label(&mut is_shorter)?;
-    // The bucket, computed like `shared::bucket`.
-    a.mov(rax, r8)?;
-    a.shr(rax, LONGEST_BITS)?;
-    a.je(fits)?;
-    a.mov(r8, (1_u64 << LONGEST_BITS) - 1)?;
-    a.set_label(&mut fits)?;
-    a.mov(rax, r8)?;
+    a.mov(rdx, r8)?;
     let layout = shared.1;
     let precision = layout.calls.precision();
-    a.or(rax, 1 << precision)?;
-    a.bsr(rcx, rax)?;
-    a.sub(ecx, precision as i32)?;
-    a.shr(r8, cl)?;
-    a.shl(ecx, precision)?;
-    a.add(ecx, r8d)?;
+    histogram::bucket(a, precision)?;
     // Its octave.
-    a.mov(edx, ecx)?;
-    a.shr(edx, precision)?;
+    a.mov(ecx, edx)?;
+    a.shr(ecx, precision)?;
     a.mov(rax, of_function(call::OCTAVES))?;
-    a.bt(rax, rdx)?;
+    a.bt(rax, rcx)?;
     a.jc(is_known)?;
-    a.lock().bts(of_function(call::OCTAVES), rdx)?;
+    a.lock().bts(of_function(call::OCTAVES), rcx)?;
     a.set_label(&mut is_known)?;
-    let histogram = layout.calls() + layout.calls.histogram(role.function, 0);
-    match layout.calls.group_bits() {
-        0 => a.mov(rax, rbx)?,
-        bits => {
-            a.mov(eax, dword_ptr(0).fs())?;
-            spread(a, eax, bits)?;
-            a.imul_3(rax, rax, layout.calls.histogram_len() as i32)?;
-            a.add(rax, rbx)?;
-        }
-    }
-    a.lock().inc(qword_ptr(rax + rcx * 8 + offset(histogram)))
+    let histograms = Histograms {
+        at: layout.calls() + layout.calls.histogram(role.function, 0),
+        len: layout.calls.histogram_len(),
+        group_bits: layout.calls.group_bits(),
+    };
+    histogram::add(a, histograms)
 }

@@ -19,11 +19,14 @@ use iced_x86::code_asm::{
     r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{
-    BlockEncoderOptions, Code, Decoder, DecoderOptions, Encoder, IcedError, Instruction,
-    MemoryOperand, Mnemonic, OpKind, Register,
+    BlockEncoderOptions, Code, Decoder, DecoderOptions, Encoder, IcedError, Mnemonic, OpKind,
+    Register,
 };
 
-use super::{DoesNotFit, SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, add, by_address, spread_of};
+use super::{
+    DoesNotFit, SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, add, by_address, locked_increment,
+    spread_of,
+};
 use crate::address::LiveAddr;
 use crate::observe::layout::arena::{Arena, ROUTINE_LEN};
 use crate::observe::layout::rows::{
@@ -232,11 +235,7 @@ pub(super) fn count_locked(
     arena: &Arena,
     point: usize,
 ) -> Result<Vec<u8>, IcedError> {
-    let counter = arena.rows().shared_row(0) + 8 * point as u64;
-    let counter = arena.data().plus(counter);
-    let operand = MemoryOperand::with_base_displ(Register::RIP, counter.0 as i64);
-    let mut increment = Instruction::with1(Code::Inc_rm64, operand)?;
-    increment.set_has_lock_prefix(true);
+    let increment = locked_increment(arena.locked_counter(point))?;
     let mut encoder = Encoder::new(64);
     encoder.encode(&increment, at.0)?;
     Ok(encoder.take_buffer())

@@ -6,13 +6,14 @@ mod interleaving;
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rbx, rcx, rdi, rdx, rsi,
+    CodeAssembler, CodeLabel, dword_ptr, eax, edx, qword_ptr, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
+use super::histogram::{self, Histograms};
 use super::{Saved, offset, spread};
 use crate::observe::layout::shared::{
-    self, GROUP_BITS, HISTOGRAM_LEN, LONGEST_BITS, PRECISION, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS,
-    SLOT_OVERFLOWS, SLOTS_TRIED, SharedLayout, slot,
+    self, GROUP_BITS, HISTOGRAM_LEN, PRECISION, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOT_OVERFLOWS,
+    SLOTS_TRIED, SharedLayout, slot,
 };
 use crate::observe::point::{Marks, PairEnd};
 
@@ -136,7 +137,6 @@ fn locate_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
 fn record_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
-    let mut fits = a.create_label();
     a.mov(rax, rsi)?;
     a.sub(rax, qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)))?;
     a.mov(rdx, rax)?;
@@ -149,23 +149,11 @@ fn record_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result
     a.jae(is_shorter)?;
     a.mov(qword_ptr(rcx + slot::MAX), rdx)?;
     a.set_label(&mut is_shorter)?;
-    // The bucket, computed like `shared::bucket`.
-    a.mov(rax, rdx)?;
-    a.shr(rax, LONGEST_BITS)?;
-    a.je(fits)?;
-    a.mov(rdx, (1_u64 << LONGEST_BITS) - 1)?;
-    a.set_label(&mut fits)?;
-    a.mov(rax, rdx)?;
-    a.or(rax, 1 << PRECISION)?;
-    a.bsr(rcx, rax)?;
-    a.sub(ecx, PRECISION as i32)?;
-    a.shr(rdx, cl)?;
-    a.shl(ecx, PRECISION)?;
-    a.add(edx, ecx)?;
-    a.mov(eax, dword_ptr(0).fs())?;
-    spread(a, eax, GROUP_BITS)?;
-    a.imul_3(rax, rax, HISTOGRAM_LEN as i32)?;
-    a.add(rax, rbx)?;
-    a.lock()
-        .inc(qword_ptr(rax + rdx * 8 + offset(layout.histograms(pair))))
+    histogram::bucket(a, PRECISION)?;
+    let histograms = Histograms {
+        at: layout.histograms(pair),
+        len: HISTOGRAM_LEN,
+        group_bits: GROUP_BITS,
+    };
+    histogram::add(a, histograms)
 }

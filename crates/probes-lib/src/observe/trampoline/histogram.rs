@@ -1,0 +1,53 @@
+//! The code that counts a time in a histogram.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    CodeAssembler, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rbx, rcx, rdx,
+};
+
+use super::{offset, spread};
+use crate::observe::layout::shared::LONGEST_BITS;
+
+/// The histograms of a pair or a function: one for each group of threads.
+#[derive(Clone, Copy)]
+pub(super) struct Histograms {
+    /// The offset of the first one in the shared data.
+    pub(super) at: u64,
+    /// The length of each in bytes.
+    pub(super) len: u64,
+    /// Binary logarithm of how many there are.
+    pub(super) group_bits: u32,
+}
+
+/// Emits the code that puts in rdx the bucket of the time in rdx, computed like `shared::bucket`; with so many mantissa bits. The
+/// code uses rax and rcx.
+pub(super) fn bucket(a: &mut CodeAssembler, precision: u32) -> Result<(), IcedError> {
+    let mut fits = a.create_label();
+    a.mov(rax, rdx)?;
+    a.shr(rax, LONGEST_BITS)?;
+    a.je(fits)?;
+    a.mov(rdx, (1_u64 << LONGEST_BITS) - 1)?;
+    a.set_label(&mut fits)?;
+    a.mov(rax, rdx)?;
+    a.or(rax, 1 << precision)?;
+    a.bsr(rcx, rax)?;
+    a.sub(ecx, precision as i32)?;
+    a.shr(rdx, cl)?;
+    a.shl(ecx, precision)?;
+    a.add(edx, ecx)
+}
+
+/// Emits the code that adds one to the bucket in rdx of the histogram of the thread's group. Expects the address of the shared
+/// data in rbx. The code uses rax.
+pub(super) fn add(a: &mut CodeAssembler, histograms: Histograms) -> Result<(), IcedError> {
+    if histograms.group_bits == 0 {
+        a.mov(rax, rbx)?;
+    } else {
+        a.mov(eax, dword_ptr(0).fs())?;
+        spread(a, eax, histograms.group_bits)?;
+        a.imul_3(rax, rax, histograms.len as i32)?;
+        a.add(rax, rbx)?;
+    }
+    a.lock()
+        .inc(qword_ptr(rax + rdx * 8 + offset(histograms.at)))
+}
