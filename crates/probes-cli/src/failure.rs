@@ -222,9 +222,10 @@ pub(crate) fn is_replaced(error: &Error) -> bool {
     matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
 }
 
-/// Whether a program is refused because its OCaml code is bytecode.
-pub(crate) fn is_bytecode(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Process(ProcessError::Bytecode))
+/// Whether a process is refused only because it has no probes, and may have functions.
+pub(crate) fn may_have_functions(error: &Error) -> bool {
+    let is_bytecode = matches!(error.kind(), ErrorKind::Process(ProcessError::Bytecode));
+    is_bytecode || error.is_missing_name()
 }
 
 /// Whether a file could not be opened because no path leads to it any more: it has been deleted or

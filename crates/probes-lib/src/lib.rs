@@ -129,10 +129,10 @@ pub use observer::{ObservationReport, Observer};
 
 // Patches: where a jump to a trampoline can be put in any code.
 pub use patch_plan::code::Code;
-pub use patch_plan::displaced::DisplacedCopy;
+pub use patch_plan::displaced::{DisplacedCopy, DisplacedExit};
 pub use patch_plan::jump::Jump;
 pub use patch_plan::refusal::Refusal;
-pub use patch_plan::site::{DisplacedExit, PatchSite};
+pub use patch_plan::site::PatchSite;
 pub use patch_plan::{ExitPlan, FunctionPlan, PatchPlanner};
 
 // Programs that are started, and processes that are followed.

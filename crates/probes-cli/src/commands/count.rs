@@ -5,7 +5,7 @@ use std::time::Duration;
 use probes_lib::{Counts, Functions, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
-use super::open_target::{open, open_any, sources};
+use super::open_target::{open_to_observe, sources};
 use super::redraw::RedrawnTable;
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
@@ -72,11 +72,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.output.open()?.with_pid(args.process.pid);
     let (pid, messages) = (args.process.pid, &output.messages);
-    let target = if args.counted.needs_probes() {
-        open(pid, messages)?
-    } else {
-        open_any(pid, messages)?
-    };
+    let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
     let observation = args.counted.observation();
     let display = Display::new(output, args.interval);
     let table = RedrawnTable::new(display)?;

@@ -9,7 +9,7 @@ use super::failures::Failures;
 use super::holds::say_who_holds;
 use super::open_target::{describe, detail};
 use crate::destination::Output;
-use crate::failure::{Failure, is_bytecode};
+use crate::failure::{Failure, may_have_functions};
 use crate::flags::{Checked, OutputFlags, PathFlags, TargetSelection, with_regexp_help};
 use crate::hint;
 use crate::messages::Messages;
@@ -87,8 +87,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 fn open_or_observed(pid: i32) -> probes_lib::Result<(ProbeStates, Target)> {
     let read = |target: Target| Ok((target.states()?, target));
     Target::open(pid).and_then(read).or_else(|error| {
-        let may_have_functions = error.is_missing_name() || is_bytecode(&error);
-        let found = if may_have_functions {
+        let found = if may_have_functions(&error) {
             Target::open_any(pid).and_then(read).ok()
         } else {
             None

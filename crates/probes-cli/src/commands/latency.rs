@@ -8,7 +8,7 @@ use std::time::Duration;
 use probes_lib::Target;
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
-use super::open_target::{open, open_any};
+use super::open_target::open_to_observe;
 use super::redraw::RedrawnTable;
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
@@ -79,11 +79,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let output = &args.output.open()?.with_pid(args.process.pid);
     let (pid, messages) = (args.process.pid, &output.messages);
-    let target = if args.timed.needs_probes() {
-        open(pid, messages)?
-    } else {
-        open_any(pid, messages)?
-    };
+    let target = open_to_observe(pid, args.timed.needs_probes(), messages)?;
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let observation = args.timed.observation();

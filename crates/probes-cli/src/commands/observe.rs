@@ -1,7 +1,7 @@
 //! `observe -clean`: removes the instrumentation of an observer that was killed.
 
 use super::observe_loop::warn_of_still_mapped;
-use super::open_target::open_any;
+use super::open_target::open_to_observe;
 use crate::failure::Failure;
 use crate::flags::{Checked, OneProcess, OutputFlags, SeccompFlag, TakeOver};
 use crate::output;
@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pid = args.process.pid;
     let output = args.output.open()?.with_pid(pid);
     let messages = output.messages;
-    let target = open_any(pid, &messages)?;
+    let target = open_to_observe(pid, false, &messages)?;
     let cleaned = target.clean(args.seccomp.options(args.take_over.options()));
     let cleaned = cleaned.map_err(Failure::of_process(pid))?;
     if output.reports_changes {

@@ -3,7 +3,7 @@
 use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 
 use crate::destination::Output;
-use crate::failure::{Failure, is_bytecode, is_deleted_or_replaced};
+use crate::failure::{Failure, is_deleted_or_replaced, may_have_functions};
 use crate::hint::{self, Operand};
 use crate::messages::Messages;
 use crate::output::{Detail, Format, PathForm, WarningKind};
@@ -18,12 +18,23 @@ pub(super) fn open(pid: i32, messages: &Messages) -> std::result::Result<Target,
     Ok(target)
 }
 
-/// The same for a process that may have no probes, but functions.
-pub(super) fn open_any(pid: i32, messages: &Messages) -> std::result::Result<Target, Failure> {
+/// The same for a process that may have no probes, but functions, unless `needs_probes`.
+pub(super) fn open_to_observe(
+    pid: i32,
+    needs_probes: bool,
+    messages: &Messages,
+) -> std::result::Result<Target, Failure> {
+    if needs_probes {
+        open(pid, messages)
+    } else {
+        open_any(pid, messages)
+    }
+}
+
+fn open_any(pid: i32, messages: &Messages) -> std::result::Result<Target, Failure> {
     // This waits for a process that was just forked to execute its program.
     let target = Target::open(pid).or_else(|error| {
-        let has_functions = error.is_missing_name() || is_bytecode(&error);
-        if has_functions {
+        if may_have_functions(&error) {
             Target::open_any(pid)
         } else {
             Err(error)

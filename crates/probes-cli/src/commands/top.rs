@@ -22,7 +22,7 @@ use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
 use super::discarded::{DiscardWarning, caution};
 use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
-use super::open_target::{open, open_any};
+use super::open_target::open_to_observe;
 use super::uncounted::warn_of_uncounted;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
@@ -95,11 +95,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     refuse_no_terminal(pid)?;
     let mut messages = *args.messages;
     let failed = Failure::of_process(pid);
-    let target = if args.counted.needs_probes() || !args.pairs.is_empty() {
-        open(pid, &messages)?
-    } else {
-        open_any(pid, &messages)?
-    };
+    let needs_probes = args.counted.needs_probes() || !args.pairs.is_empty();
+    let target = open_to_observe(pid, needs_probes, &messages)?;
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = TerminationSignals::block()?;
     let exit = target.pidfd().map_err(&failed)?;

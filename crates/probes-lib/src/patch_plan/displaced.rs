@@ -17,9 +17,18 @@ use crate::address::LiveAddr;
 use crate::patch_plan::code::{decode, ends_flow, is_call};
 use crate::patch_plan::jump::{JUMP_LEN, SHORT_JMP, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
-use crate::patch_plan::site::DisplacedExit;
 use crate::patch_plan::targets::has_near_target;
 use crate::site::INT3;
+
+/// An exit of a function among displaced instructions: a return, or a jump to another function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DisplacedExit {
+    /// Where it is, in bytes from the first displaced instruction.
+    pub offset: usize,
+    /// Whether the trampoline may change the status flags when the function is about to be left there.
+    pub flags_are_dead: bool,
+}
 
 /// The code of displaced instructions at their new address, with the jump back.
 ///

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::patch_plan::code::decode;
-use crate::patch_plan::displaced::DisplacedCopy;
+use crate::patch_plan::displaced::{DisplacedCopy, DisplacedExit};
 use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_JMP, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
 use crate::site::JMP;
@@ -44,16 +44,6 @@ pub struct PatchSite {
     pub(super) flags_are_dead: bool,
     pub(super) exits: Vec<DisplacedExit>,
     pub(super) mmx_is_free: bool,
-}
-
-/// An exit of a function among displaced instructions: a return, or a jump to another function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DisplacedExit {
-    /// Where it is, in bytes from the first displaced instruction.
-    pub offset: usize,
-    /// Whether the trampoline may change the status flags when the function is about to be left there.
-    pub flags_are_dead: bool,
 }
 
 impl PatchSite {

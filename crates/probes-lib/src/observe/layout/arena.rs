@@ -26,9 +26,10 @@ use std::ops::{Range, RangeInclusive};
 use crate::address::{LiveAddr, PAGE};
 use crate::inject::code_cave::CodeCave;
 use crate::observe::layout::calls::CallsLayout;
+use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::rows::Rows;
-use crate::observe::layout::shared::{GROUPS, SharedLayout};
+use crate::observe::layout::shared::SharedLayout;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
 use crate::patch_plan::jump::SHORT_LEN;
 

@@ -11,7 +11,8 @@
 //! what several threads write is written by locked instructions.
 
 use crate::address::PAGE;
-use crate::observe::layout::shared::{GROUP_BITS, LONGEST_BITS, PRECISION};
+use crate::observe::layout::groups::GROUP_BITS;
+use crate::observe::layout::histogram::{LONGEST_BITS, PRECISION};
 
 /// The most functions that are timed at once.
 pub(crate) const MAX_TIMED: usize = 1 << 14;

@@ -375,7 +375,8 @@ mod tests {
     use super::*;
     use crate::address::LoadBias;
     use crate::memory::double::SliceMemory;
-    use crate::observe::layout::shared::{GROUPS, HEADER_LEN};
+    use crate::observe::layout::groups::GROUPS;
+    use crate::observe::layout::shared::HEADER_LEN;
     use crate::observe::observation::Observation;
     use crate::process::maps::parse;
     use crate::select::Selector;

@@ -5,9 +5,10 @@ use std::ops::Deref;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
+use crate::observe::layout::groups::GROUPS;
+use crate::observe::layout::histogram::{BUCKETS, HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::shared::{
-    BUCKETS, GROUPS, HEADER_LEN, HISTOGRAM_LEN, PAIR_LEN, PRECISION, SLOT_LEN, SLOT_OVERFLOWS,
-    SLOTS, SLOTS_TRIED, slot,
+    HEADER_LEN, PAIR_LEN, SLOT_LEN, SLOT_OVERFLOWS, SLOTS, SLOTS_TRIED, slot,
 };
 use crate::observe::read::data_source;
 use crate::observe::read::times::Times;
@@ -236,7 +237,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::observe::layout::shared;
+    use crate::observe::layout::histogram;
 
     fn put(pair: &mut [u8], at: u64, word: u64) {
         pair[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
@@ -249,11 +250,11 @@ mod tests {
         // In two groups, 1000 ticks a hundred times, and 3 million once.
         for group in [0, 7] {
             let at = histograms_offset + group * HISTOGRAM_LEN;
-            put(&mut pair, at + 8 * shared::bucket(1000), 50);
+            put(&mut pair, at + 8 * histogram::bucket(1000), 50);
         }
         put(
             &mut pair,
-            histograms_offset + 8 * shared::bucket(3_000_000),
+            histograms_offset + 8 * histogram::bucket(3_000_000),
             1,
         );
         for (index, sum) in [(3, 50_000), (SLOTS + SLOTS_TRIED - 1, 3_050_000)] {

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
-use crate::observe::layout::shared::{GROUPS, HEADER_LEN, SharedLayout, record};
+use crate::observe::layout::groups::GROUPS;
+use crate::observe::layout::shared::{HEADER_LEN, SharedLayout, record};
 
 /// If a thread takes longer than this to complete a record, it is assumed to have exited, or to
 /// have left its trampoline in another way.

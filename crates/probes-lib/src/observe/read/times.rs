@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use crate::observe::layout::shared;
+use crate::observe::layout::histogram;
 
 /// How long something took, each time.
 ///
@@ -57,7 +57,7 @@ impl Times {
         })
     }
 
-    /// Returns the times that are counted in buckets of this `precision` ([`shared::times_of`]), given as bucket and count;
+    /// Returns the times that are counted in buckets of this `precision` ([`histogram::times_of`]), given as bucket and count;
     /// `longest` and `sum` are in ticks, which are `nanoseconds` long. Without a sum, it is that of the middles of the buckets.
     pub(super) fn of(
         counts: impl Iterator<Item = (u64, u64)>,
@@ -70,7 +70,7 @@ impl Times {
         let mut histogram = empty(time(longest), precision);
         let mut of_middles = 0_u128;
         for (bucket, count) in counts.filter(|(_, count)| *count > 0) {
-            let (least, width) = shared::times_of(bucket, precision);
+            let (least, width) = histogram::times_of(bucket, precision);
             let middle = (least + width / 2).min(longest);
             of_middles += u128::from(middle) * u128::from(count);
             // A time that is rounded up beyond the longest is counted as the longest.

@@ -6,7 +6,7 @@ use iced_x86::code_asm::{
 };
 
 use super::{offset, spread};
-use crate::observe::layout::shared::LONGEST_BITS;
+use crate::observe::layout::histogram::LONGEST_BITS;
 
 /// The histograms of a pair or a function: one for each group of threads.
 #[derive(Clone, Copy)]
@@ -19,7 +19,7 @@ pub(super) struct Histograms {
     pub(super) group_bits: u32,
 }
 
-/// Emits the code that puts in rdx the bucket of the time in rdx, computed like `shared::bucket`; with so many mantissa bits. The
+/// Emits the code that puts in rdx the bucket of the time in rdx, computed like `layout::histogram::bucket`, with so many mantissa bits. The
 /// code uses rax and rcx.
 pub(super) fn bucket(a: &mut CodeAssembler, precision: u32) -> Result<(), IcedError> {
     let mut fits = a.create_label();

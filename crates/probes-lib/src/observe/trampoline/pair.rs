@@ -11,9 +11,10 @@ use iced_x86::code_asm::{
 
 use super::histogram::{self, Histograms};
 use super::{Saved, offset, spread};
+use crate::observe::layout::groups::GROUP_BITS;
+use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::shared::{
-    self, GROUP_BITS, HISTOGRAM_LEN, PRECISION, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOT_OVERFLOWS,
-    SLOTS_TRIED, SharedLayout, slot,
+    self, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOT_OVERFLOWS, SLOTS_TRIED, SharedLayout, slot,
 };
 use crate::observe::point::{Marks, PairEnd};
 

@@ -9,10 +9,9 @@ use iced_x86::code_asm::{
 
 use super::{Saved, load_at_point, offset, spread};
 use crate::address::PAGE;
+use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::readable_pages;
-use crate::observe::layout::shared::{
-    self, GROUP_BITS, HEADER_LEN, SharedLayout, record, validity,
-};
+use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record, validity};
 use crate::observe::point::{ArgumentSource, WatchRole};
 
 /// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
