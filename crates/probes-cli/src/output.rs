@@ -131,7 +131,7 @@ pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<
         Format::Plain => Ok(format!("{pid} {sites}\n")),
         Format::Table => {
             let row = vec![pid.to_string(), sites.to_string()];
-            Ok(table::table(&["pid", "sites"], std::iter::once(row)))
+            Ok(table::table(&["pid", "observed"], std::iter::once(row)))
         }
         Format::Json => json(&View {
             version: VERSION,

@@ -6,7 +6,6 @@ use probes_lib::{Counts, Functions, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::{open_to_observe, sources};
-use super::redraw::RedrawnTable;
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -74,8 +73,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (pid, messages) = (args.process.pid, &output.messages);
     let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
     let observation = args.counted.observation();
-    let display = Display::new(output, args.interval);
-    let table = RedrawnTable::new(display)?;
+    let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
         &observation,
@@ -86,9 +84,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.counted.has_functions() {
         warn_of_uncounted(messages, active.observer(), "counted");
     }
-    let mut counting = Counting::new(args, output, &target, display, table);
+    let mut counting = Counting::new(args, output, &target, display.table.is_some());
     let mut outcome = active.run(
-        counting.display,
+        display,
         |observer| observer.counts(),
         |shown, interruptible| counting.show(shown, interruptible),
     );
@@ -133,21 +131,14 @@ fn sum(counts: &Counts) -> String {
 struct Counting<'t> {
     target: &'t Target,
     output: &'t Output,
-    display: Display,
+    is_redrawn: bool,
     detail: Detail,
     /// The last reading, and when it was.
     last: Option<(Counts, Duration)>,
-    table: RedrawnTable,
 }
 
 impl<'t> Counting<'t> {
-    fn new(
-        args: &Args,
-        output: &'t Output,
-        target: &'t Target,
-        display: Display,
-        table: RedrawnTable,
-    ) -> Counting<'t> {
+    fn new(args: &Args, output: &'t Output, target: &'t Target, is_redrawn: bool) -> Counting<'t> {
         let sources = args.sites.then(|| sources(target));
         // If it has exited meanwhile, their source lines are not known.
         let functions = (args.sites && args.counted.has_functions())
@@ -162,10 +153,9 @@ impl<'t> Counting<'t> {
         Counting {
             target,
             output,
-            display,
+            is_redrawn,
             detail,
             last: None,
-            table,
         }
     }
 
@@ -173,16 +163,16 @@ impl<'t> Counting<'t> {
     /// since the last time.
     fn show(
         &mut self,
-        shown: Shown<Counts>,
+        shown: Shown<'_, Counts>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (counts, at) = (shown.reading, shown.at);
         let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
         let last = self.last.as_ref().map(|(counts, _)| counts);
         let counted = CountReport::new(self.target, &counts, &self.detail);
-        let next = if self.display.is_redrawn {
-            let table = counted.with_rates_since(last, at - since).table();
-            self.table.redraw(&table, &shown.discarded, interruptible)
+        let next = if let Some(table) = shown.table {
+            let text = counted.with_rates_since(last, at - since).table();
+            table.redraw(&text, &shown.discarded, interruptible)
         } else {
             let counted = counted.hits_since(last, at - since).at(at);
             let text = output::counted(self.output.format, &counted);
@@ -195,7 +185,7 @@ impl<'t> Counting<'t> {
 
     /// The hits since the last interval that was shown, so that those of the intervals add up to all hits.
     fn rest(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
-        let Some((before, at)) = self.last.as_ref().filter(|_| !self.display.is_redrawn) else {
+        let Some((before, at)) = self.last.as_ref().filter(|_| !self.is_redrawn) else {
             return Ok(String::new());
         };
         let counted = CountReport::new(self.target, counts, &self.detail)
@@ -204,9 +194,8 @@ impl<'t> Counting<'t> {
         output::counted(self.output.format, &counted)
     }
 
-    fn total(&mut self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
+    fn total(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
         let counted = CountReport::new(self.target, counts, &self.detail).hits_since(None, lasted);
-        let text = output::counted(self.output.format, &counted)?;
-        Ok(self.table.erase_sequence() + &text)
+        output::counted(self.output.format, &counted)
     }
 }

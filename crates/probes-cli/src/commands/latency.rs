@@ -9,7 +9,6 @@ use probes_lib::Target;
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
-use super::redraw::RedrawnTable;
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -83,8 +82,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let observation = args.timed.observation();
-    let display = Display::new(output, args.interval);
-    let table = RedrawnTable::new(display)?;
+    let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
         &observation,
@@ -98,15 +96,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut timing = Timing {
         target: &target,
         output,
-        display,
         last: None,
-        table,
     };
-    let mut outcome = active.run(
-        timing.display,
-        LatencyReading::of,
-        |shown, interruptible| timing.show(shown, interruptible),
-    );
+    let mut outcome = active.run(display, LatencyReading::of, |shown, interruptible| {
+        timing.show(shown, interruptible)
+    });
     let total = match outcome.observed.take() {
         Some(report) => {
             let (pairs, functions) = (report.latencies, report.function_latencies);
@@ -118,10 +112,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some((latencies, lasted)) = total {
         let latencies = Latencies::new(&target, &latencies, lasted);
         let text = output::latencies(output.format, &latencies);
-        outcome.print(
-            output,
-            text.map(|text| timing.table.erase_sequence() + &text),
-        );
+        outcome.print(output, text);
         if let Some(picture_file) = picture_file {
             let written = picture_file.write(&latencies.picture());
             outcome.failures.add(written);
@@ -150,25 +141,23 @@ pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>
 struct Timing<'t> {
     target: &'t Target,
     output: &'t Output,
-    display: Display,
     /// The last reading, and when it was.
     last: Option<(LatencyReading, Duration)>,
-    table: RedrawnTable,
 }
 
 impl Timing<'_> {
     /// Shows a reading, and keeps it, even if it could not be written.
     fn show(
         &mut self,
-        shown: Shown<LatencyReading>,
+        shown: Shown<'_, LatencyReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
-        let (latencies, at, discarded) = (shown.reading, shown.at, shown.discarded);
-        let shown = Latencies::new(self.target, &latencies, at).so_far();
-        let next = if self.display.is_redrawn {
-            self.table.redraw(&shown.table(), &discarded, interruptible)
+        let (latencies, at) = (shown.reading, shown.at);
+        let so_far = Latencies::new(self.target, &latencies, at).so_far();
+        let next = if let Some(table) = shown.table {
+            table.redraw(&so_far.table(), &shown.discarded, interruptible)
         } else {
-            let text = output::latencies(self.output.format, &shown);
+            let text = output::latencies(self.output.format, &so_far);
             text.and_then(|text| interruptible.write(&text))
         };
         self.last = Some((latencies, at));

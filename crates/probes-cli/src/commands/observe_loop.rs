@@ -10,6 +10,7 @@ use probes_lib::{DiscardedPatches, Observation, ObservationReport, Observer, Opt
 use super::closures::warn_of_refused_closures;
 use super::discarded::DiscardWarning;
 use super::failed::Failed;
+use super::redraw::RedrawnTable;
 use super::undo::retry;
 use crate::destination::{Output, print_result_without_waiting};
 use crate::failure::{Failure, exit_or_exec, is_replaced};
@@ -60,31 +61,32 @@ pub(super) struct Outcome<T> {
 }
 
 /// A reading that is shown.
-pub(super) struct Shown<T> {
+pub(super) struct Shown<'t, T> {
     pub(super) reading: T,
     /// Since the beginning.
     pub(super) at: Duration,
     /// To be shown by a table that is redrawn; else there was a warning.
     pub(super) discarded: DiscardedPatches,
+    /// The table that is redrawn, if one is.
+    pub(super) table: Option<&'t mut RedrawnTable>,
 }
 
 /// How often the figures so far are shown, and whether as a table that is redrawn.
-#[derive(Clone, Copy)]
 pub(super) struct Display {
     /// `None` if they are shown only in the end.
     pub(super) interval: Option<Duration>,
-    pub(super) is_redrawn: bool,
+    pub(super) table: Option<RedrawnTable>,
 }
 
 impl Display {
     /// Redraws tables on a terminal; shows anything else only if there is an interval.
-    pub(super) fn new(output: &Output, interval: Option<Duration>) -> Display {
+    pub(super) fn new(output: &Output, interval: Option<Duration>) -> Result<Display, Failure> {
         let is_terminal = output.destination.is_terminal_on_stdout();
         let is_redrawn = output.format == Format::Table && is_terminal;
-        Display {
+        Ok(Display {
             interval: interval.or(is_redrawn.then_some(REDRAW_INTERVAL)),
-            is_redrawn,
-        }
+            table: is_redrawn.then(RedrawnTable::new).transpose()?,
+        })
     }
 }
 
@@ -144,16 +146,17 @@ impl<'t> ActiveObservation<'t> {
     }
 
     /// Has `show` show a reading at the intervals of `display`, until the observation is over; then removes it. If that
-    /// is seldom, it is read in between, too, in case it ends before the next is shown. Whatever fails, what was observed until then is returned.
+    /// is seldom, it is read in between, too, in case it ends before the next is shown. A table that is redrawn is erased in
+    /// the end. Whatever fails, what was observed until then is returned.
     pub(super) fn run<T>(
         mut self,
-        display: Display,
+        mut display: Display,
         read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        show: impl FnMut(Shown<T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
+        show: impl FnMut(Shown<'_, T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
     ) -> Outcome<T> {
         let mut last = None;
         let begun = self.output.begin();
-        let read_result = self.read_repeatedly(display, &mut last, read, show);
+        let read_result = self.read_repeatedly(&mut display, &mut last, read, show);
         let lasted = self.begun.elapsed();
         // Removed whatever has failed so far.
         let removed = retry(self.interruptible.signals(), &self.output.messages, || {
@@ -170,6 +173,10 @@ impl<'t> ActiveObservation<'t> {
         let mut failures = Failed::default();
         failures.add(begun);
         failures.add(self.output.destination.print(&rest));
+        if let Some(table) = display.table.as_mut().filter(|_| was_read) {
+            // Before the messages that follow: what is written below a table would be erased with it.
+            failures.add(self.output.print(&table.erase_sequence()));
+        }
         let (read_error, shown) = match read_result {
             Ok(read) => (read.err(), Ok(())),
             Err(failure) => (None, Err(failure)),
@@ -216,10 +223,10 @@ impl<'t> ActiveObservation<'t> {
     /// failed, the outer one that of waiting or showing.
     fn read_repeatedly<T>(
         &mut self,
-        display: Display,
+        display: &mut Display,
         last: &mut Option<(T, Duration)>,
         mut read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        mut show: impl FnMut(Shown<T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
+        mut show: impl FnMut(Shown<'_, T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
     ) -> Result<probes_lib::Result<()>, Failure> {
         let interval = display.interval.unwrap_or(Duration::MAX);
         let end = self.duration.unwrap_or(Duration::MAX);
@@ -249,13 +256,14 @@ impl<'t> ActiveObservation<'t> {
             if at >= next {
                 *last = None;
                 let discarded = self.observer.discarded();
-                if !display.is_redrawn {
+                if display.table.is_none() {
                     self.warning.update(&self.output.messages, &discarded);
                 }
                 let shown = Shown {
                     reading,
                     at,
                     discarded,
+                    table: display.table.as_mut(),
                 };
                 if let Next::Stop = show(shown, &mut self.interruptible)? {
                     return Ok(Ok(()));

@@ -8,7 +8,6 @@ use probes_lib::DiscardedPatches;
 use ratatui::crossterm::terminal::window_size;
 
 use super::discarded::caution;
-use super::observe_loop::Display;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::signals::block;
@@ -19,20 +18,15 @@ use crate::text::Escaped;
 pub(super) struct RedrawnTable {
     /// How many of its lines were drawn last.
     lines: usize,
-    /// SIGCONT, if there is a table that is redrawn.
-    resumed: Option<SignalFd>,
+    /// SIGCONT.
+    resumed: SignalFd,
 }
 
 impl RedrawnTable {
     /// A table of which nothing is drawn yet. It blocks SIGCONT, which resumes this process all the same.
-    pub(super) fn new(display: Display) -> Result<RedrawnTable, Failure> {
-        let resumed = display
-            .is_redrawn
-            .then(|| block(&SigSet::from(Signal::SIGCONT)));
-        Ok(RedrawnTable {
-            lines: 0,
-            resumed: resumed.transpose()?,
-        })
+    pub(super) fn new() -> Result<RedrawnTable, Failure> {
+        let resumed = block(&SigSet::from(Signal::SIGCONT))?;
+        Ok(RedrawnTable { lines: 0, resumed })
     }
 
     /// Draws a table in the place of the one before, below what is wrong with its figures. If it is larger
@@ -69,8 +63,7 @@ impl RedrawnTable {
     }
 
     fn was_resumed(&self) -> bool {
-        let signal = self.resumed.as_ref().map(SignalFd::read_signal);
-        matches!(signal, Some(Ok(Some(_))))
+        matches!(self.resumed.read_signal(), Ok(Some(_)))
     }
 }
 
@@ -103,7 +96,7 @@ mod tests {
     fn table_is_erased_before_the_next() {
         let table = |lines| RedrawnTable {
             lines,
-            resumed: None,
+            ..RedrawnTable::new().unwrap()
         };
         assert_eq!(table(0).erase_sequence(), "");
         assert_eq!(table(3).erase_sequence(), "\x1b[3F\x1b[J");

@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut outcome = active.run(
         Display {
             interval: Some(READ_INTERVAL),
-            is_redrawn: false,
+            table: None,
         },
         |observer| observer.events(),
         |shown, interruptible| watching.show(shown.reading, |text| interruptible.write(text)),

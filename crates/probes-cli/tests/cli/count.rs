@@ -343,6 +343,27 @@ fn table_on_a_terminal_is_refreshed() {
 }
 
 #[test]
+fn last_message_stays_on_the_terminal() {
+    for file in fixture_forms("gen_ocaml") {
+        for line in ["count", "latency -pair only_alpha,shared"] {
+            let target = Talker::start(&file);
+            let pid = target.pid();
+            let terminal = Terminal::open(100, 30);
+            let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+            terminal.line(&format!("clear; {tool} {line} -interval 10ms -pid {pid}"));
+            terminal.wait_for("only_alpha | ");
+            drop(target);
+            let is_over = |screen: &str| screen.trim_end().ends_with('$');
+            let screen = terminal.wait_until("the end", is_over);
+            let lines: Vec<&str> = screen.lines().collect();
+            assert!(lines[0].starts_with("stopped "), "{screen}");
+            assert!(lines[1].starts_with("the process has exited: "), "{screen}");
+            assert_eq!(screen.matches("only_alpha | ").count(), 1, "{screen}");
+        }
+    }
+}
+
+#[test]
 fn resumed_count_overwrites_nothing_on_the_terminal() {
     let drawn = "only_alpha | ";
     for target in both_forms("gen_ocaml") {

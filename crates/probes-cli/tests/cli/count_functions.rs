@@ -38,6 +38,12 @@ pub(crate) fn observing(name: &str, flags: &str, pid: i32) -> Observing {
 }
 
 impl Observing {
+    /// Kills it, so that what it has installed stays.
+    pub(crate) fn kill(mut self) {
+        kill(Pid::from_raw(self.tool.pid()), Signal::SIGKILL).unwrap();
+        self.tool.guard().wait();
+    }
+
     /// Interrupts it; returns what it prints to the end.
     pub(crate) fn end(mut self) -> Run {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();
@@ -489,15 +495,14 @@ fn functions_of_a_killed_tool_are_cleaned() {
     for file in fixture_forms("calls") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let mut tool = counting("-fn leaf,outer", pid);
+        let tool = counting("-fn leaf,outer", pid);
         let tool_pid = tool.tool.pid();
         let by = format!("by pid {tool_pid} (ocaml-probes count -pid {pid} -fn leaf,outer)");
         let info = run(&format!("info -pid {pid}"));
         let said = format!("2 functions are observed {by}, for ");
         assert!(info.stderr.contains(&said), "{}", info.stderr);
         assert_eq!(info.stdout, "");
-        kill(Pid::from_raw(tool.tool.pid()), Signal::SIGKILL).unwrap();
-        tool.tool.guard().wait();
+        tool.kill();
         target.ask("calls 2 10", "called");
         assert!(is_observed(pid));
         let json = run(&format!("info -quiet -json -pid {pid}")).json();

@@ -67,6 +67,21 @@ fn every_call_of_c_is_timed_or_unwound() {
 }
 
 #[test]
+fn exits_do_not_count_as_functions() {
+    for file in fixture_forms("lasting") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let tool = observing("latency", "-fn deep,tail,returns_long_double", pid);
+        let info = run(&format!("info -json -pid {pid}")).json();
+        assert_eq!(info["observed_functions"], 3);
+        tool.kill();
+        let cleaned = run(&format!("observe -clean -pid {pid}")).answer();
+        assert_eq!(cleaned, format!("{pid} 3\n"));
+        assert!(!is_observed(pid));
+    }
+}
+
+#[test]
 fn times_are_those_of_the_program() {
     for file in fixture_forms("lasting") {
         let mut target = Talker::start(&file);

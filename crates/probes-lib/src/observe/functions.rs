@@ -462,6 +462,7 @@ impl ObservedFunction {
             let kind = PointKind::Instruction {
                 before: PatchBytes::of(&patch.code[..patch.len]),
                 island: patch.island,
+                is_exit: part > 0,
             };
             let address = self.bias.live(patch.site.address());
             (part, Point { address, kind })

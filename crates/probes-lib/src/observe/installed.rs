@@ -1,6 +1,7 @@
 //! Finds the observations that a process has in its memory, of this tool or another, and which of their
 //! points are still patched.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use crate::address::LiveAddr;
@@ -10,7 +11,7 @@ use crate::memory::runs;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::observer_lock::{is_held, observer_of};
-use crate::observe::point::{Found, PATCH_LEN, PatchBytes, Place};
+use crate::observe::point::{Found, PATCH_LEN, PatchBytes, Place, Point};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
@@ -151,6 +152,21 @@ pub(crate) struct FoundPoints {
     pub(crate) patched: Vec<FoundPlace>,
     /// The points whose patch is gone, wholly or in part.
     pub(crate) discarded: Vec<LiveAddr>,
+}
+
+impl FoundPoints {
+    /// Returns of how many sites, and of how many functions, there are patches. A function counts once, whatever its exits.
+    pub(crate) fn sites_and_functions(&self, arena: &Arena) -> (usize, usize) {
+        let points = self.patched.iter().map(|place| place.point);
+        let points: BTreeSet<usize> = points.collect();
+        let points = points.iter().map(|&point| &arena.points[point]);
+        let points: Vec<&Point> = points.collect();
+        let sites = points.iter().filter(|point| point.is_site()).count();
+        let exits = points.iter().filter(|point| point.is_exit()).count();
+        // If the patches of all entries are gone, and those of exits are not, something is patched all the same.
+        let functions = points.len() - sites - exits;
+        (sites, functions.max(usize::from(exits > 0)))
+    }
 }
 
 /// A place that is patched, wholly or in part.

@@ -78,6 +78,8 @@ pub(crate) enum PointKind {
         before: PatchBytes,
         /// If the jump there is a short one, where it leads.
         island: Option<Island>,
+        /// Whether it is an exit of a function whose entry is another point.
+        is_exit: bool,
     },
 }
 
@@ -139,7 +141,7 @@ impl Point {
                 };
                 (None, place)
             }
-            PointKind::Instruction { before, island } => {
+            PointKind::Instruction { before, island, .. } => {
                 let at = self.address;
                 let after = match island {
                     None => near(JMP, at),
@@ -166,7 +168,7 @@ impl Point {
 
     /// Returns whether its patch can have been written by this tool: that of an instruction is within a page.
     pub(crate) fn is_possible(&self) -> bool {
-        let PointKind::Instruction { before, island } = self.kind else {
+        let PointKind::Instruction { before, island, .. } = self.kind else {
             return true;
         };
         let is_on_one_page = !crosses(self.address, PAGE);
@@ -185,6 +187,11 @@ impl Point {
     /// Returns whether it is the site of a probe.
     pub(crate) fn is_site(&self) -> bool {
         matches!(self.kind, PointKind::Site { .. })
+    }
+
+    /// Returns whether it is an exit of a function whose entry is another point.
+    pub(crate) fn is_exit(&self) -> bool {
+        matches!(self.kind, PointKind::Instruction { is_exit: true, .. })
     }
 
     /// Returns where its trampoline jumps to in the end if it is the site of an enabled probe: the wrapper that the
@@ -461,6 +468,7 @@ mod tests {
             kind: PointKind::Instruction {
                 before: PatchBytes::of(before),
                 island,
+                is_exit: false,
             },
         };
         let near = point(&[1, 2, 3, 4, 5], None);

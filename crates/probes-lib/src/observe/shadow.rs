@@ -39,34 +39,24 @@ pub(crate) fn shadow_of(arenas: &[Arena]) -> Shadow {
     Shadow::of(arenas.iter().flat_map(of_arena).collect())
 }
 
-/// Returns how many sites and functions of a process are observed just now, and by whom.
+/// Returns how many sites and functions of a process are observed now, and by whom.
 pub(crate) fn observed_points(
     process: &Process,
     memory: &ProcessMemory,
     arenas: Vec<Arena>,
 ) -> ObservedPoints {
-    // What cannot be read is not observed.
-    let observed = |arena: &Arena| {
+    let mut observed = ObservedPoints::default();
+    let is_observed = |arena: &Arena| {
+        // What cannot be read is not observed.
         let found = find_points(process, memory, arena).unwrap_or_default();
-        let mut points: Vec<usize> = found.patched.iter().map(|place| place.point).collect();
-        points.sort_unstable();
-        points.dedup();
-        points
+        let (sites, functions) = found.sites_and_functions(arena);
+        observed.sites += sites;
+        observed.functions += functions;
+        !found.patched.is_empty()
     };
-    let found = arenas.into_iter().map(|arena| (observed(&arena), arena));
-    let found: Vec<(Vec<usize>, Arena)> = found.filter(|(points, _)| !points.is_empty()).collect();
-    let (mut sites, mut all) = (0, 0);
-    for (points, arena) in &found {
-        all += points.len();
-        sites += points
-            .iter()
-            .filter(|&&point| arena.points[point].is_site())
-            .count();
-    }
-    let arenas: Vec<Arena> = found.into_iter().map(|(_, arena)| arena).collect();
+    let arenas: Vec<Arena> = arenas.into_iter().filter(is_observed).collect();
     ObservedPoints {
-        sites,
-        functions: all - sites,
         observer: observer_in(process, &arenas),
+        ..observed
     }
 }

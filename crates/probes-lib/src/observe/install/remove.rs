@@ -41,12 +41,12 @@ const READ_WHILE_STOPPED: u64 = 256 << 10;
 /// use probes_lib::{Options, Target};
 ///
 /// let removed = Target::open(4242)?.clean(Options::default())?;
-/// println!("restored {} sites", removed.sites);
+/// println!("restored {} sites and functions", removed.sites);
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CleanReport {
-    /// How many sites were restored.
+    /// How many sites and functions were restored.
     pub sites: usize,
     /// How many bytes stay mapped in the process, which does no harm. The cause is that, as far as
     /// its stack shows, a thread may still return to a trampoline from a signal handler, or that
@@ -196,7 +196,7 @@ pub(crate) fn remove_stale(
 /// What was removed, and what was read just before.
 pub(crate) struct Removed<T> {
     pub(crate) results: T,
-    /// How many points were restored.
+    /// How many sites and functions were restored.
     sites: usize,
     /// The points whose patch was gone.
     pub(crate) discarded: Vec<LiveAddr>,
@@ -347,7 +347,7 @@ fn remove_all<T: Send>(
         };
         Ok(Removed {
             results,
-            sites: restored.points,
+            sites: restored.sites,
             discarded: restored.discarded,
             still_mapped,
         })
@@ -376,8 +376,8 @@ fn write_successor(
 #[derive(Default)]
 struct Restored {
     patches: Vec<Patch>,
-    /// How many points they are of.
-    points: usize,
+    /// How many sites and functions they are of.
+    sites: usize,
     discarded: Vec<LiveAddr>,
     /// From islands, which are padding again, to where they led.
     moves: Moves,
@@ -395,6 +395,8 @@ fn restoring_patches(
     for arena in arenas {
         let found = find_points(process, memory, arena)?;
         let tails = read_tails(process.pid(), memory, arena)?;
+        let (sites, functions) = found.sites_and_functions(arena);
+        restored.sites += sites + functions;
         restored.discarded.extend(found.discarded);
         restored.patches.extend(found.patched.iter().map(|found| {
             let point = &arena.points[found.point];
@@ -410,9 +412,6 @@ fn restoring_patches(
             let is_jump = arena.points[found.point].wrapper().is_none();
             (is_island && is_jump).then(|| (found.place.at, arena.trampoline(found.point)))
         }));
-        let mut points: Vec<usize> = found.patched.iter().map(|found| found.point).collect();
-        points.dedup();
-        restored.points += points.len();
     }
     restored.patches.sort_unstable_by_key(|patch| patch.at);
     restored.moves = Moves::of(moves);

@@ -15,6 +15,7 @@
 //! ```text
 //! entry   +0 address   +8 displaced operand, of a site; or bytes overwritten   +13 how many, 0 of a site
 //!         +14 1 if it leads to an island   +15 displacement to it   +16 bytes overwritten there
+//!         +21 1 if it is an exit of a function
 //! ```
 //!
 //! The code part has all that is needed to remove the observation: if the tool is killed, the next one
@@ -432,7 +433,12 @@ fn entry_of(point: &Point) -> [u8; ENTRY_LEN] {
     entry[..8].copy_from_slice(&point.address.0.to_le_bytes());
     match &point.kind {
         PointKind::Site { operand } => entry[8..12].copy_from_slice(operand),
-        PointKind::Instruction { before, island } => {
+        PointKind::Instruction {
+            before,
+            island,
+            is_exit,
+        } => {
+            entry[21] = (*is_exit).into();
             entry[8..8 + before.len()].copy_from_slice(before);
             entry[13] = before.len() as u8;
             if let Some(island) = island {
@@ -462,7 +468,11 @@ fn parse_entry(entry: &[u8]) -> Point {
             });
             let len = usize::from(len).min(PATCH_LEN);
             let before = PatchBytes::of(&entry[8..8 + len]);
-            PointKind::Instruction { before, island }
+            PointKind::Instruction {
+                before,
+                island,
+                is_exit: entry[21] == 1,
+            }
         }
     };
     Point { address, kind }
@@ -494,6 +504,7 @@ mod tests {
                 1 => PointKind::Instruction {
                     before: PatchBytes::of(&[5, 6, 7, 8, index as u8]),
                     island: None,
+                    is_exit: index % 2 == 0,
                 },
                 _ => PointKind::Instruction {
                     before: PatchBytes::of(&[8, 9]),
@@ -501,6 +512,7 @@ mod tests {
                         at: LiveAddr(0x5555_0000_0000 + 16 * index - index),
                         before: [0xcc; PATCH_LEN],
                     }),
+                    is_exit: false,
                 },
             },
         };
