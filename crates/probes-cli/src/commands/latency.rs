@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use probes_lib::Target;
+use probes_lib::{Observer, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
@@ -44,7 +44,14 @@ have not ended yet. EXITS are those of calls that had begun before. LOST were no
 calls of their stack had not ended yet; there were more than about a thousand stacks; or, rarely, registers
 could not be saved at an exit of a function that is not OCaml's. UNWOUND ended without an exit: by an
 exception, by longjmp(3), or with their thread. -gc selects the functions of OCaml's
-garbage collector: minor and slice are its usual pauses.";
+garbage collector: minor and slice are its usual pauses.
+
+With -self the times are those of a function's own code: the time of each call that it makes of another timed
+function is subtracted. In plain format,
+    COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING EXITS LOST UNWOUND DOUBTFUL SELF TOTAL NAME
+SELF is the sum of the self times, TOTAL that of the times from entry to exit. DOUBTFUL self times may be too
+long: a call was unwound or lost, and is not subtracted. In OCaml 5, calls of C functions are not subtracted from
+OCaml functions: they are on another stack. If both are timed, each line ends with `on fiber` or `on thread`.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
@@ -93,6 +100,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.timed.has_functions() {
         warn_of_uncounted(messages, active.observer(), "timed");
     }
+    if args.timed.of_self() {
+        warn_of_separate_stacks(messages, active.observer());
+    }
     let mut timing = Timing {
         target: &target,
         output,
@@ -123,6 +133,21 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     outcome.finish(&output.messages)
+}
+
+/// Warns of calls that are not subtracted from the time of their caller, because they are on another stack.
+fn warn_of_separate_stacks(messages: &Messages, observer: &Observer) {
+    // If the process has exited meanwhile, that is reported later.
+    let timed = observer.function_latencies().unwrap_or_default();
+    let on_fibers = timed.iter().filter(|it| it.is_on_fiber()).count();
+    if on_fibers > 0 && on_fibers < timed.len() {
+        messages.warning(
+            WarningKind::SeparateStacks,
+            "OCaml 5 executes C code on other stacks than OCaml code: self times of functions on fibers include their calls of \
+             functions on threads, and the other way round",
+            "the last words of each line, or the column stack, say which are on which",
+        );
+    }
 }
 
 /// Warns of times that may not be those of an event.

@@ -13,6 +13,9 @@ pub(crate) struct TimedFlags {
     pairs: PairFlags,
     #[command(flatten)]
     functions: FunctionFlags,
+    /// Time functions without the calls that they make of other timed ones
+    #[arg(id = "self", long)]
+    of_self: bool,
 }
 
 /// The checked form of [`TimedFlags`].
@@ -20,6 +23,7 @@ pub(crate) struct TimedFlags {
 pub(crate) struct Timed {
     pairs: Vec<Pair>,
     functions: Vec<FunctionSelector>,
+    of_self: bool,
 }
 
 impl Flags for TimedFlags {
@@ -29,9 +33,13 @@ impl Flags for TimedFlags {
         let timed = Timed {
             pairs: self.pairs.check()?,
             functions: self.functions.selectors()?,
+            of_self: self.of_self,
         };
         if timed.pairs.is_empty() && timed.functions.is_empty() {
             return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
+        }
+        if timed.of_self && timed.functions.is_empty() {
+            return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }
         Ok(timed)
     }
@@ -41,6 +49,11 @@ impl Timed {
     /// Whether the process has to have probes.
     pub(crate) fn needs_probes(&self) -> bool {
         !self.pairs.is_empty()
+    }
+
+    /// Whether functions are timed without the calls that they make of others.
+    pub(crate) fn of_self(&self) -> bool {
+        self.of_self
     }
 
     pub(crate) fn has_functions(&self) -> bool {
@@ -53,6 +66,11 @@ impl Timed {
             all.time(&pair.start, &pair.stop)
         });
         let functions = self.functions.iter().cloned();
-        functions.fold(observation, Observation::time_functions)
+        let observation = functions.fold(observation, Observation::time_functions);
+        if self.of_self {
+            observation.self_times()
+        } else {
+            observation
+        }
     }
 }

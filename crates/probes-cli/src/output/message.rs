@@ -45,6 +45,8 @@ pub(crate) enum WarningKind {
     Uncounted,
     /// Times cannot be trusted, because pairs interleave in a thread, or may do so.
     Interleaved,
+    /// Self times include calls on another stack.
+    SeparateStacks,
     /// Probes are held by a command that was killed.
     DeadHolder,
     /// A record of who holds probes cannot be read.

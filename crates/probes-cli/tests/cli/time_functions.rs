@@ -1,5 +1,7 @@
 //! `latency -fn`: how long calls of functions last.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
@@ -161,6 +163,126 @@ fn overflow_within_timed_functions_is_caught() {
         let (lost, unwound): (u64, u64) = (words[9].parse().unwrap(), words[10].parse().unwrap());
         assert!(lost > 1000 && unwound > 1000, "{answer}");
     }
+}
+
+/// The functions of `-json` that were called, by name; one that is there twice has the last part of its code.
+fn called(json: &Value) -> HashMap<String, Value> {
+    let functions = json["functions"].as_array().unwrap().iter();
+    let called = functions.filter(|it| it["count"] != 0 || it["unwound"] != 0);
+    called
+        .map(|it| (it["name"].as_str().unwrap().to_owned(), it.clone()))
+        .collect()
+}
+
+/// Asserts that the self times of all functions add up to the time of `root`, which all others are called by.
+fn assert_self_times_add_up(functions: &HashMap<String, Value>, root: &str) {
+    let sum = |field: &str| {
+        functions
+            .values()
+            .map(|it| it[field].as_u64().unwrap())
+            .sum()
+    };
+    let own: u64 = sum("self_ns");
+    let total = functions[root]["total_ns"].as_u64().unwrap();
+    // Each sum is rounded down to nanoseconds.
+    let rounding = functions.len() as u64;
+    assert!(own <= total + 1 && total <= own + rounding, "{own} {total}");
+    for function in functions.values() {
+        let times = ["self_ns", "total_ns"].map(|it| function[it].as_u64().unwrap());
+        assert!(times.is_sorted(), "{function}");
+        assert_eq!(function["lost"], 0);
+    }
+}
+
+// promise: Functions: Self times of functions in C and in OCaml, nested, recursive, unwound and raising, add up to the time of
+//    the function that calls them all (4 programs, 1, 4 and 16 threads)
+#[test]
+fn self_times_add_up() {
+    for (files, command, answer, functions, root) in [
+        (
+            fixture_forms("lasting"),
+            "call",
+            "called",
+            "work,deep,tail,leaf,returns_long_double,unwound",
+            "work",
+        ),
+        (
+            program_forms("calls"),
+            "run",
+            "calls",
+            "Calls.work,Calls.leaf,Calls.deep,Calls.raises",
+            "Calls.work",
+        ),
+    ] {
+        for file in files {
+            let mut target = Talker::start(&file);
+            for threads in [1, 4, 16] {
+                let flags = format!("-json -self -fn {functions}");
+                let tool = observing("latency", &flags, target.pid());
+                target.ask(&format!("{command} {threads} 2000"), answer);
+                let called = called(&object(&tool.end().answer()));
+                assert_self_times_add_up(&called, root);
+                // Unwound calls are made by it alone.
+                for (name, function) in &called {
+                    let doubtful = if name == root { threads } else { 0 };
+                    assert_eq!(function["doubtful"], doubtful, "{name}");
+                }
+                let deep = called.iter().find(|(name, _)| name.ends_with("deep"));
+                let (_, deep) = deep.unwrap();
+                assert!(deep["total_ns"].as_u64() > deep["self_ns"].as_u64());
+            }
+        }
+    }
+}
+
+// promise: Functions: Self times add up although signal handlers that call timed functions interrupt the trampolines
+//    (2 programs)
+#[test]
+fn self_times_add_up_across_signals() {
+    for file in fixture_forms("lasting") {
+        let mut target = Talker::start(&file);
+        let flags = "-json -self -fn interrupted,deep,leaf";
+        let tool = observing("latency", flags, target.pid());
+        let answer = target.ask("interrupt 300000", "handled");
+        let handled: u64 = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        let called = called(&object(&tool.end().answer()));
+        assert!(handled > 0);
+        assert_self_times_add_up(&called, "interrupted");
+        assert_eq!(called["leaf"]["count"], 5 * 300_000 + handled);
+        assert_eq!(called["deep"]["count"], 6 * 300_000);
+        for function in called.values() {
+            let others = ["doubtful", "unwound", "unmatched_exits"].map(|it| &function[it]);
+            assert!(others.iter().all(|it| **it == 0), "{function}");
+        }
+    }
+}
+
+#[test]
+fn self_times_are_shown_in_every_form() {
+    let mut target = Talker::start(&fixture_forms("lasting")[0]);
+    let mut with = |flags: &str| {
+        let flags = format!("-self -fn deep,unwound{flags}");
+        let tool = observing("latency", &flags, target.pid());
+        target.ask("call 1 10", "called");
+        tool.end().answer()
+    };
+    let plain = with("");
+    let deep = plain.lines().next().unwrap();
+    let words: Vec<&str> = deep.split(' ').collect();
+    assert_eq!((words.len(), words[0], words[14]), (15, "60", "deep"));
+    let numbers: Vec<u64> = words[..14].iter().map(|it| it.parse().unwrap()).collect();
+    // DOUBTFUL, SELF and TOTAL.
+    assert!(numbers[11] == 0 && numbers[12] < numbers[13], "{deep}");
+    assert_eq!(numbers[12] / 60, numbers[1]);
+    let table = with(" -format table");
+    let mut head = table.lines().next().unwrap().split('|').map(str::trim);
+    let columns = ["function", "count", "self", "total", "mean"];
+    assert!(columns.iter().all(|it| head.next() == Some(it)), "{table}");
+    assert!(table.contains("deep, self time:"), "{table}");
+    let without = run(&format!("latency -pid {} -pair a,b -self", target.pid()));
+    assert_eq!(without.code, Some(2));
+    let needs = "-self is for functions: it needs -fn GLOBS or -gc WORK";
+    assert!(without.stderr.contains(needs), "{}", without.stderr);
 }
 
 #[test]

@@ -232,6 +232,47 @@ fn calls_on_fibers_are_timed_exactly() {
     }
 }
 
+// promise: Functions: Self times of calls on fibers add up, calls too deep to be recorded are told, and calls on other stacks
+//    are not subtracted (1 program in each chroot)
+#[test]
+fn self_times_are_those_of_a_fiber() {
+    const ROUNDS: u64 = 20;
+    let [file, _] = program_forms("ocaml5/fibers");
+    let ChrootProgram {
+        mut talker, pid, ..
+    } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    let target = Target::open(pid).unwrap();
+    let functions = ["Fibers.growing", "Fibers.fun", "Fibers.descend"];
+    let functions = functions.map(|it| FunctionSelector::Glob(it.parse().unwrap()));
+    let minor = FunctionSelector::Collector("minor".parse().unwrap());
+    let functions = functions.into_iter().chain([minor]);
+    let observation = functions.fold(Observation::new(), Observation::time_functions);
+    let mut observer = target
+        .observe(&observation.self_times(), options())
+        .unwrap();
+    talker.ask(&format!("growing {ROUNDS}"), "growing");
+    let latencies = observer.remove().unwrap().function_latencies;
+    let of = |name: &str| {
+        let named = latencies.iter().filter(|it| it.name() == name);
+        named.max_by_key(|it| it.count()).unwrap()
+    };
+    let [root, fiber, calls] = ["Fibers.growing", "Fibers.fun", "Fibers.descend"].map(of);
+    assert_eq!(
+        (root.count(), fiber.count(), calls.count()),
+        (1, ROUNDS, 499 * ROUNDS)
+    );
+    // The last one that is recorded of each stack.
+    assert_eq!((calls.doubtful(), calls.lost()), (ROUNDS, 9502 * ROUNDS));
+    let total = fiber.total().unwrap().as_nanos();
+    let own = fiber.sum().as_nanos() + calls.sum().as_nanos();
+    assert!(total.abs_diff(own) <= 2, "{total} {own}");
+    // It waits meanwhile.
+    assert!(root.sum() > fiber.total().unwrap());
+    assert_eq!((root.doubtful(), fiber.doubtful()), (0, 0));
+    let minor = of("caml_empty_minor_heaps_once");
+    assert!(calls.is_on_fiber() && !minor.is_on_fiber());
+}
+
 // promise: Observations: Counts of system threads in domains agree to the last hit (6 observations
 //    in each chroot)
 #[test]

@@ -22,6 +22,7 @@ pub struct Observation {
     pub(super) watched: Vec<Selector>,
     pub(crate) counted_functions: Vec<FunctionSelector>,
     pub(crate) timed_functions: Vec<FunctionSelector>,
+    pub(crate) self_times: bool,
 }
 
 impl Observation {
@@ -67,6 +68,21 @@ impl Observation {
     #[must_use]
     pub fn time_functions(mut self, selector: FunctionSelector) -> Observation {
         self.timed_functions.push(selector);
+        self
+    }
+
+    /// Measures self times of the functions that are timed: without the time of the calls that they make of functions that are timed,
+    /// too. In OCaml 5, that of OCaml code without the calls of OCaml functions, and that of C functions without those of C functions.
+    ///
+    /// ```
+    /// use probes_lib::{FunctionSelector, Observation};
+    ///
+    /// let parser = FunctionSelector::Glob("Parser.*".parse().unwrap());
+    /// let observation = Observation::new().time_functions(parser).self_times();
+    /// ```
+    #[must_use]
+    pub fn self_times(mut self) -> Observation {
+        self.self_times = true;
         self
     }
 

@@ -88,6 +88,7 @@ impl ObservationPlan {
             record_len: most_arguments.map_or(0, record::len),
             calls: CallsLayout {
                 functions: functions.timed().count() as u32,
+                of_self: observation.self_times && functions.timed().next().is_some(),
             },
         };
         let mut plan = ObservationPlan {

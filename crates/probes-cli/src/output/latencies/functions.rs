@@ -7,7 +7,7 @@ use std::time::Duration;
 use probes_lib::{FunctionLatency, LiveAddr, RefusedFunction};
 use serde::Serialize;
 
-use super::{Bucket, Subject, Summary, buckets};
+use super::{Bucket, Subject, Summary, buckets, nanoseconds, with_unit};
 use crate::output::refused::RefusedView;
 use crate::output::table;
 use crate::output::view::text;
@@ -36,8 +36,31 @@ struct FunctionRow<'l> {
     unmatched_exits: u64,
     lost: u64,
     unwound: u64,
+    #[serde(flatten)]
+    own: Option<SelfTimes>,
     /// From the first to the last that is not empty.
     buckets: Vec<Bucket>,
+}
+
+/// What is known of a function besides, if its times are self times.
+#[derive(Debug, Serialize)]
+struct SelfTimes {
+    doubtful: u64,
+    /// The sum of its self times.
+    #[serde(rename = "self_ns", serialize_with = "nanoseconds")]
+    sum: Duration,
+    /// The sum of its times from entry to exit.
+    #[serde(rename = "total_ns", serialize_with = "nanoseconds")]
+    total: Duration,
+    stack: StackKind,
+}
+
+/// The stack that a function is called on: its children are on the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum StackKind {
+    Thread,
+    Fiber,
 }
 
 impl<'l> TimedFunctions<'l> {
@@ -46,10 +69,8 @@ impl<'l> TimedFunctions<'l> {
         refused: &'l [RefusedFunction],
     ) -> TimedFunctions<'l> {
         let mut rows: Vec<FunctionRow<'l>> = functions.iter().map(FunctionRow::of).collect();
-        let total =
-            |row: &FunctionRow<'_>| row.summary.mean.as_nanos() * u128::from(row.summary.count);
         // Stable: of equal ones the first by address.
-        rows.sort_by_key(|row| std::cmp::Reverse((total(row), row.unwound, row.running)));
+        rows.sort_by_key(|row| std::cmp::Reverse((row.time(), row.unwound, row.running)));
         TimedFunctions {
             rows,
             refused: refused.iter().map(RefusedView::of).collect(),
@@ -69,13 +90,19 @@ impl<'l> TimedFunctions<'l> {
                 // Writing to a string does not fail.
                 let _ = write!(text, "{:.1} ", at.as_secs_f64());
             }
-            let [running, exits, lost, unwound] = row.others();
-            let name = Escaped(row.name);
-            let _ = writeln!(
-                text,
-                "{} {running} {exits} {lost} {unwound} {name}",
-                row.summary
-            );
+            let _ = write!(text, "{}", row.summary);
+            for other in row.others() {
+                let _ = write!(text, " {other}");
+            }
+            if let Some(own) = &row.own {
+                let (sum, total) = (own.sum.as_nanos(), own.total.as_nanos());
+                let _ = write!(text, " {sum} {total}");
+            }
+            let _ = write!(text, " {}", Escaped(row.name));
+            if self.has_separate_stacks() {
+                let _ = write!(text, " on {}", row.stack());
+            }
+            text.push('\n');
         }
         text
     }
@@ -85,22 +112,50 @@ impl<'l> TimedFunctions<'l> {
         let mut head = vec![
             "function", "count", "mean", "p50", "p90", "p99", "p99.9", "max",
         ];
-        const OTHERS: [&str; 4] = ["running", "unmatched exits", "lost", "unwound"];
-        let is_shown = |index: usize| self.rows.iter().any(|row| row.others()[index] > 0);
+        const OTHERS: [&str; 5] = ["running", "unmatched exits", "lost", "unwound", "doubtful"];
+        let of_self = self.rows.iter().any(|row| row.own.is_some());
+        let has_separate_stacks = self.has_separate_stacks();
+        if of_self {
+            head.splice(2..2, ["self", "total"]);
+        }
+        if has_separate_stacks {
+            head.insert(1, "stack");
+        }
+        let other = |row: &FunctionRow<'_>, index: usize| row.others().nth(index).unwrap_or(0);
+        let is_shown = |index: usize| self.rows.iter().any(|row| other(row, index) > 0);
         let shown: Vec<usize> = (0..OTHERS.len()).filter(|index| is_shown(*index)).collect();
         head.extend(shown.iter().map(|index| OTHERS[*index]));
         let rows = self.rows.iter().map(|row| {
-            let mut cells = vec![Escaped(row.name).to_string(), row.summary.count.to_string()];
+            let mut cells = vec![Escaped(row.name).to_string()];
+            if has_separate_stacks {
+                cells.push(row.stack().to_owned());
+            }
+            cells.push(row.summary.count.to_string());
+            if let Some(own) = &row.own {
+                cells.extend([own.sum, own.total].map(with_unit));
+            }
             cells.extend(row.summary.cells());
-            cells.extend(shown.iter().map(|index| row.others()[*index].to_string()));
+            cells.extend(shown.iter().map(|index| other(row, *index).to_string()));
             cells
         });
         table::table(&head, rows)
     }
 
+    /// Whether the times are self times and calls of some functions are on fibers, so that others are not among their children.
+    fn has_separate_stacks(&self) -> bool {
+        let is_on = |kind| {
+            let mut own = self.rows.iter().filter_map(|row| row.own.as_ref());
+            own.any(|own| own.stack == kind)
+        };
+        is_on(StackKind::Fiber) && is_on(StackKind::Thread)
+    }
+
     pub(super) fn subjects(&self) -> impl Iterator<Item = Subject<'_>> {
         self.rows.iter().map(|row| Subject {
-            title: row.name.to_owned(),
+            title: match row.own {
+                Some(_) => format!("{}, self time", row.name),
+                None => row.name.to_owned(),
+            },
             summary: &row.summary,
             caution: row.caution(),
             buckets: &row.buckets,
@@ -119,6 +174,16 @@ impl<'l> FunctionRow<'l> {
             unmatched_exits: function.unmatched_exits(),
             lost: function.lost(),
             unwound: function.unwound(),
+            own: function.total().map(|total| SelfTimes {
+                doubtful: function.doubtful(),
+                sum: function.sum(),
+                total,
+                stack: if function.is_on_fiber() {
+                    StackKind::Fiber
+                } else {
+                    StackKind::Thread
+                },
+            }),
             buckets: buckets(function.times()),
         }
     }
@@ -131,10 +196,33 @@ impl<'l> FunctionRow<'l> {
             .filter(|(count, _)| *count > 0)
             .map(|(count, what)| format!("{count} {what}"))
             .collect();
-        (!unknown.is_empty()).then(|| format!("without a time: {}", unknown.join(", ")))
+        let doubtful = self.own.as_ref().map_or(0, |own| own.doubtful);
+        let unknown =
+            (!unknown.is_empty()).then(|| format!("without a time: {}", unknown.join(", ")));
+        let doubtful =
+            (doubtful > 0).then(|| format!("{doubtful} may be too long: calls are not subtracted"));
+        let cautions: Vec<String> = unknown.into_iter().chain(doubtful).collect();
+        (!cautions.is_empty()).then(|| cautions.join("; "))
     }
 
-    fn others(&self) -> [u64; 4] {
-        [self.running, self.unmatched_exits, self.lost, self.unwound]
+    /// How long its calls lasted together.
+    fn time(&self) -> u128 {
+        match &self.own {
+            Some(own) => own.sum.as_nanos(),
+            None => self.summary.mean.as_nanos() * u128::from(self.summary.count),
+        }
+    }
+
+    fn stack(&self) -> &'static str {
+        match self.own.as_ref().map(|own| own.stack) {
+            Some(StackKind::Fiber) => "fiber",
+            _ => "thread",
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = u64> {
+        let others = [self.running, self.unmatched_exits, self.lost, self.unwound];
+        let doubtful = self.own.as_ref().map(|own| own.doubtful);
+        others.into_iter().chain(doubtful)
     }
 }

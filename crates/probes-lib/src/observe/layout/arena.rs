@@ -283,7 +283,7 @@ impl Arena {
         put(DATA_LEN_AT, &self.data_len().to_le_bytes());
         put(SHARED_AT, &sharing.shared_at().0.to_le_bytes());
         put(RECORD_LEN_AT, &self.shared.record_len.to_le_bytes());
-        put(TIMED_AT, &self.shared.calls.functions.to_le_bytes());
+        put(TIMED_AT, &self.shared.calls.number().to_le_bytes());
         put(ID_AT, &self.id.to_le_bytes());
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
@@ -371,9 +371,7 @@ impl Arena {
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT),
                 record_len: number(&header, RECORD_LEN_AT),
-                calls: CallsLayout {
-                    functions: number(&header, TIMED_AT),
-                },
+                calls: CallsLayout::of_number(number(&header, TIMED_AT)),
             },
             id: says(ID_AT),
             version,

@@ -9,6 +9,8 @@
 //!
 //! A stack is that of a thread, or that of a fiber of OCaml 5. Only the thread that executes on it writes to its calls;
 //! what several threads write is written by locked instructions.
+//!
+//! For self times, a call is twice as long, and a histogram begins with two sums.
 
 use crate::address::PAGE;
 use crate::observe::layout::groups::GROUP_BITS;
@@ -44,13 +46,21 @@ pub(crate) mod call {
     pub(crate) const UNMATCHED: u64 = 24;
     /// Entries that were not recorded.
     pub(crate) const LOST: u64 = 32;
+    /// Of self times: calls that include a call whose time is not known.
+    pub(crate) const DOUBTFUL: u64 = 40;
+}
+
+/// Before each histogram of self times, eight bytes each.
+pub(crate) mod sums {
+    /// The sum of its times.
+    pub(crate) const OWN: u64 = 0;
+    /// The sum of the times from entry to exit.
+    pub(crate) const ALL: u64 = 8;
+    pub(crate) const LEN: u64 = 64;
 }
 
 /// The fields of a stack, eight bytes each.
 pub(crate) mod stack {
-    /// Binary logarithm of the bytes of a stack.
-    pub(crate) const LEN_BITS: u32 = 14;
-    pub(crate) const LEN: u64 = 1 << LEN_BITS;
     /// How many stacks there is room for.
     pub(crate) const COUNT: u64 = 1 << COUNT_BITS;
     pub(crate) const COUNT_BITS: u32 = 10;
@@ -66,7 +76,6 @@ pub(crate) mod stack {
     pub(crate) const CALLS: u64 = 64;
     /// How many are recorded. Behind them there is room for those that signal handlers begin at the same time.
     pub(crate) const MOST_CALLS: u32 = 500;
-    pub(crate) const CALL_LEN_BITS: u32 = 5;
 
     /// The fields of a call: its frame, when it began (in ticks), its function (four bytes), and whose stack it was on.
     ///
@@ -76,20 +85,67 @@ pub(crate) mod stack {
     pub(crate) const TIME: u64 = 8;
     pub(crate) const FUNCTION: u64 = 16;
     pub(crate) const CALL_OWNER: u64 = 24;
+
+    /// Of self times, four bytes: what has happened to the call.
+    pub(crate) const FLAGS: u64 = 20;
+    /// How long the calls lasted that it has made, and when the last one ended.
+    pub(crate) const CHILDREN: u64 = 32;
+    pub(crate) const CHILD_ENDED: u64 = 40;
+
+    /// It has made a call whose time is not known.
+    pub(crate) const IS_DOUBTFUL: u32 = 1;
+    /// A signal handler has made calls that ended while the record was incomplete.
+    pub(crate) const WAS_INTERRUPTED: u32 = 2;
 }
-const _: () =
-    assert!(stack::CALLS + ((stack::MOST_CALLS as u64 + 10) << stack::CALL_LEN_BITS) == stack::LEN);
 
 /// Which functions are timed, and where the data of each are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CallsLayout {
     pub(crate) functions: u32,
+    /// Whether self times are counted in the histograms.
+    pub(crate) of_self: bool,
 }
+
+/// Set in the number of a layout that is of self times.
+const OF_SELF: u32 = 1 << 16;
 
 impl CallsLayout {
     /// Returns whether it can be one of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
         self.functions as usize <= MAX_TIMED
+    }
+
+    /// Returns the layout that has this number; see [`CallsLayout::number`].
+    pub(crate) const fn of_number(number: u32) -> CallsLayout {
+        CallsLayout {
+            functions: number & !OF_SELF,
+            of_self: number & OF_SELF != 0,
+        }
+    }
+
+    /// Returns a number that says all of it.
+    pub(crate) fn number(self) -> u32 {
+        self.functions | if self.of_self { OF_SELF } else { 0 }
+    }
+
+    /// Returns the binary logarithm of the bytes of a call.
+    pub(crate) fn call_len_bits(self) -> u32 {
+        if self.of_self { 6 } else { 5 }
+    }
+
+    /// Returns the binary logarithm of the bytes of a stack.
+    pub(crate) fn stack_len_bits(self) -> u32 {
+        self.call_len_bits() + 9
+    }
+
+    /// Returns the bytes of a stack.
+    pub(crate) fn stack_len(self) -> u64 {
+        1 << self.stack_len_bits()
+    }
+
+    /// Returns the offset of a stack.
+    pub(crate) fn stack(self, index: u64) -> u64 {
+        self.stacks() + index * self.stack_len()
     }
 
     /// Returns the offset of a function.
@@ -130,15 +186,25 @@ impl CallsLayout {
         8 << self.precision()
     }
 
-    /// Returns the length of a histogram in bytes.
+    /// Returns the length of a histogram in bytes, with the sums before it.
     pub(crate) fn histogram_len(self) -> u64 {
-        self.octaves() * self.octave_len()
+        self.sums_len() + self.octaves() * self.octave_len()
+    }
+
+    /// Returns the length of what is before a histogram.
+    fn sums_len(self) -> u64 {
+        if self.of_self { sums::LEN } else { 0 }
     }
 
     /// Returns the offset of the histogram of a group.
     pub(crate) fn histogram(self, function: u32, group: u64) -> u64 {
+        self.sums(function, group) + self.sums_len()
+    }
+
+    /// Returns the offset of the sums of a group: only of self times.
+    pub(crate) fn sums(self, function: u32, group: u64) -> u64 {
         let before = (u64::from(function) << self.group_bits()) + group;
-        self.stacks() + (stack::COUNT + stack::TRIED) * stack::LEN + before * self.histogram_len()
+        self.stack(stack::COUNT + stack::TRIED) + before * self.histogram_len()
     }
 
     /// Returns the length of all data in bytes, whole pages.
@@ -146,7 +212,7 @@ impl CallsLayout {
         if self.functions == 0 {
             return 0;
         }
-        self.histogram(self.functions, 0).next_multiple_of(PAGE)
+        self.sums(self.functions, 0).next_multiple_of(PAGE)
     }
 }
 
@@ -158,19 +224,24 @@ mod tests {
     fn parts_follow_each_other_within_reach() {
         let most = PRECISIONS.map(|(most, _)| most);
         let more = most.map(|most| (most + 1).min(MAX_TIMED as u32));
-        for functions in [1, 2, 7, 8, 9].into_iter().chain(most).chain(more) {
-            let calls = CallsLayout { functions };
+        let functions = [1, 2, 7, 8, 9].into_iter().chain(most).chain(more);
+        for (functions, of_self) in functions.flat_map(|it| [(it, false), (it, true)]) {
+            let calls = CallsLayout { functions, of_self };
             assert!(calls.is_possible());
+            assert_eq!(CallsLayout::of_number(calls.number()), calls);
+            let calls_of_stack = u64::from(stack::MOST_CALLS + 10) << calls.call_len_bits();
+            assert!(stack::CALLS + calls_of_stack <= calls.stack_len());
             assert!(calls.stacks() >= calls.functions_len() && calls.stacks() % PAGE == 0);
             let last = (1 << calls.group_bits()) - 1;
-            let end = calls.histogram(functions - 1, last) + calls.histogram_len();
+            let end = calls.sums(functions - 1, last) + calls.histogram_len();
             assert!((end..end + PAGE).contains(&calls.len()) && calls.len() % PAGE == 0);
             assert!(
-                calls.octaves() <= 64 && calls.len() < 176 << 20,
+                calls.octaves() <= 64 && calls.len() < 192 << 20,
                 "{functions}"
             );
         }
         assert_eq!(CallsLayout::default().len(), 0);
-        assert!(!CallsLayout { functions: 16385 }.is_possible());
+        assert!(!CallsLayout::of_number(16385).is_possible());
+        assert!(!CallsLayout::of_number(u32::MAX).is_possible());
     }
 }

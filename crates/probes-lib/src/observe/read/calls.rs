@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::calls::{CallsLayout, call, stack};
+use crate::observe::layout::calls::{CallsLayout, call, stack, sums};
 use crate::observe::plan::ObservationPlan;
+use crate::observe::point::CallStack;
 use crate::observe::read::data_source;
 use crate::observe::read::times::Times;
 use crate::sys::ticks::TickMeasurement;
@@ -39,6 +41,7 @@ pub struct FunctionLatency {
     /// Its index there.
     index: usize,
     times: Times,
+    total: Option<Duration>,
     figures: Figures,
 }
 
@@ -49,6 +52,7 @@ struct Figures {
     unwound: u64,
     unmatched: u64,
     lost: u64,
+    doubtful: u64,
 }
 
 impl FunctionLatency {
@@ -65,6 +69,24 @@ impl FunctionLatency {
     /// Returns where it begins in the process.
     pub fn address(&self) -> LiveAddr {
         self.functions.functions[self.index].wanted.address
+    }
+
+    /// Returns, if its times are self times ([`Observation::self_times`](crate::Observation::self_times)), how long its calls lasted
+    /// from entry to exit, all together; `None` if its times are these.
+    pub fn total(&self) -> Option<Duration> {
+        self.total
+    }
+
+    /// Returns how many self times may be too long: a call of a function that is timed, made by that call, was unwound or lost, and its
+    /// time could not be subtracted.
+    pub fn doubtful(&self) -> u64 {
+        self.figures.doubtful
+    }
+
+    /// Returns whether it is called on the stack of a fiber of OCaml 5; otherwise on that of a thread.
+    pub fn is_on_fiber(&self) -> bool {
+        let timing = self.functions.functions[self.index].timing();
+        timing.is_some_and(|timing| timing.stack != CallStack::OfThread)
     }
 
     /// Returns how many calls have not ended. Some of them may have been unwound, which is noticed when their
@@ -108,6 +130,8 @@ struct RecordedFunction {
     /// Times by bucket.
     counts: HashMap<u64, u64>,
     longest: u64,
+    /// Of self times: their sum, and that of the times from entry to exit.
+    sums: Option<(u64, u64)>,
     figures: Figures,
 }
 
@@ -137,6 +161,7 @@ impl RecordedCalls {
                 Ok(RecordedFunction {
                     counts: counts(layout, function, octaves, read)?,
                     longest: word(bytes, call::MAX),
+                    sums: sums_of(layout, function, read)?,
                     figures: Figures {
                         running: 0,
                         unwound: word(bytes, call::UNWOUND),
@@ -144,6 +169,7 @@ impl RecordedCalls {
                         unmatched: word(bytes, call::UNMATCHED)
                             .saturating_sub(word(bytes, call::LOST)),
                         lost: word(bytes, call::LOST),
+                        doubtful: word(bytes, call::DOUBTFUL),
                     },
                 })
             })
@@ -185,9 +211,12 @@ impl RecordedCalls {
                 recorded.counts.into_iter(),
                 plan.shared.calls.precision(),
                 recorded.longest,
-                None,
+                recorded.sums.map(|(own, _)| own),
                 nanoseconds,
             ),
+            total: recorded
+                .sums
+                .map(|(_, all)| Duration::from_nanos((all as f64 * nanoseconds) as u64)),
             figures: recorded.figures,
         });
         latencies.collect()
@@ -223,6 +252,24 @@ fn counts(
     Ok(counts)
 }
 
+/// Reads the sum of the self times of a function, and that of its times from entry to exit; `None` if self times are not counted.
+fn sums_of(
+    layout: CallsLayout,
+    function: u32,
+    read: impl Fn(u64, u64) -> Result<Vec<u8>>,
+) -> Result<Option<(u64, u64)>> {
+    if !layout.of_self {
+        return Ok(None);
+    }
+    let (mut own, mut all) = (0_u64, 0_u64);
+    for group in 0..1 << layout.group_bits() {
+        let bytes = read(layout.sums(function, group), sums::LEN)?;
+        own = own.saturating_add(word(&bytes, sums::OWN));
+        all = all.saturating_add(word(&bytes, sums::ALL));
+    }
+    Ok(Some((own, all)))
+}
+
 /// Counts the calls that have not ended.
 fn count_running(
     layout: CallsLayout,
@@ -230,14 +277,14 @@ fn count_running(
     read: impl Fn(u64, u64) -> Result<Vec<u8>>,
 ) -> Result<()> {
     for index in 0..stack::COUNT + stack::TRIED {
-        let at = layout.stacks() + index * stack::LEN;
+        let at = layout.stack(index);
         let depth = word(&read(at + stack::DEPTH, 8)?, 0);
         let depth = depth.min(u64::from(stack::MOST_CALLS));
         if depth == 0 {
             continue;
         }
-        let calls = read(at + stack::CALLS, depth << stack::CALL_LEN_BITS)?;
-        for call in calls.chunks_exact(1 << stack::CALL_LEN_BITS) {
+        let calls = read(at + stack::CALLS, depth << layout.call_len_bits())?;
+        for call in calls.chunks_exact(1 << layout.call_len_bits()) {
             let function = word(call, stack::FUNCTION) as u32;
             if let Some(function) = recorded.get_mut(function as usize) {
                 function.figures.running += u64::from(word(call, stack::FRAME) != 0);
@@ -258,12 +305,16 @@ fn word(bytes: &[u8], at: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const LAYOUT: CallsLayout = CallsLayout { functions: 2 };
+    const LAYOUT: CallsLayout = CallsLayout {
+        functions: 2,
+        of_self: false,
+    };
 
     fn recorded() -> Vec<RecordedFunction> {
         let function = || RecordedFunction {
             counts: HashMap::new(),
             longest: 0,
+            sums: None,
             figures: Figures::default(),
         };
         vec![function(), function()]
@@ -272,7 +323,7 @@ mod tests {
     #[test]
     fn calls_not_ended_are_counted_by_function() {
         // On the second stack, three calls: of function 1, of 0 without a frame, and of 1.
-        let stack_at = LAYOUT.stacks() + stack::LEN;
+        let stack_at = LAYOUT.stack(1);
         let read = |at: u64, len: u64| {
             let mut bytes = vec![0; len as usize];
             if at == stack_at + stack::DEPTH {
@@ -280,7 +331,7 @@ mod tests {
             }
             if at == stack_at + stack::CALLS {
                 for (call, (function, frame)) in [(1, 0x7f), (0, 0), (1, 0x6f)].iter().enumerate() {
-                    let call = call << stack::CALL_LEN_BITS;
+                    let call = call << LAYOUT.call_len_bits();
                     bytes[call + stack::FUNCTION as usize] = *function;
                     bytes[call + stack::FRAME as usize] = *frame;
                 }

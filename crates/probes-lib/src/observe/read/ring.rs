@@ -190,7 +190,7 @@ mod tests {
     const LAYOUT: SharedLayout = SharedLayout {
         pairs: 0,
         record_len: 1 << 16,
-        calls: CallsLayout { functions: 0 },
+        calls: CallsLayout::of_number(0),
     };
     const BASE: LiveAddr = LiveAddr(0x10000);
 

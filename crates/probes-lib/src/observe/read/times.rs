@@ -27,6 +27,11 @@ impl Times {
         self.histogram.len()
     }
 
+    /// Returns the sum of all times.
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+
     /// Returns the mean of all times; zero if there are none.
     pub fn mean(&self) -> Duration {
         let mean = self.sum.as_nanos().checked_div(u128::from(self.count()));

@@ -12,6 +12,10 @@
 //! depth is incremented) before it is written; its frame is written last, and cleared before the record is freed. A
 //! record without a frame is incomplete.
 //!
+//! For self times, the time of a call that ends is added to the children of the call that has made it: the last one left on the
+//! stack. If that record is incomplete, its call has not begun yet, or has ended: then the time is that of a child of the call
+//! before. A call that was unwound or lost has no time; the one that has made it is then marked as doubtful.
+//!
 //! Registers are saved below the stack pointer: at an entry and at an exit nothing is there, and signal handlers leave
 //! 128 bytes alone (psABI 3.2.2). But only if these are in the page with the return address, which has been written: OCaml 4
 //! raises `Stack_overflow` only for a fault in its own code. If they are not, registers are saved in MMX registers, which are
@@ -20,15 +24,15 @@
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, al, byte_ptr,
-    dword_ptr, eax, ebx, ecx, edi, edx, esp, mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8,
-    r8d, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+    dword_ptr, eax, ebx, ecx, edi, edx, esi, esp, mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7,
+    qword_ptr, r8, r8d, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{Code, IcedError, Instruction, Register};
 
 use super::histogram::{self, Histograms};
 use super::{at_address, load, locked_increment, offset, spread};
 use crate::address::{LiveAddr, PAGE};
-use crate::observe::layout::calls::{call, stack};
+use crate::observe::layout::calls::{CallsLayout, call, stack, sums};
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::point::{CallStack, TimedRole};
 
@@ -162,8 +166,10 @@ fn entry(
     shared: (LiveAddr, SharedLayout),
     over: CodeLabel,
 ) -> Result<(), IcedError> {
+    let layout = shared.1.calls;
     let mut find = a.create_label();
     let mut found = a.create_label();
+    let mut too_deep = a.create_label();
     let mut lost = a.create_label();
     let mut again = a.create_label();
     let mut others = a.create_label();
@@ -175,42 +181,69 @@ fn entry(
     a.set_label(&mut found)?;
     a.nop()?;
     a.set_label(&mut again)?;
-    locate_last(a, push)?;
+    locate_last(a, layout, push)?;
     if is_on_fiber(role) {
-        a.cmp(last_call(stack::CALL_OWNER), r9)?;
+        a.cmp(last_call(layout, stack::CALL_OWNER), r9)?;
         a.jne(others)?;
     }
     // Gone, if its frame is this one or an inner one; not if it has none.
-    a.mov(rdi, last_call(stack::FRAME))?;
+    a.mov(rdi, last_call(layout, stack::FRAME))?;
     a.dec(rdi)?;
     a.cmp(rdi, rsi)?;
     a.jae(push)?;
-    drop_last(a, shared, call::UNWOUND, again)?;
+    pop(a, layout)?;
+    count_last(a, shared, call::UNWOUND)?;
+    if layout.of_self {
+        a.mov(rdi, last_call(layout, stack::CHILDREN))?;
+        doubt_parent(a, layout, role)?;
+    }
+    a.jmp(again)?;
 
     a.set_label(&mut others)?;
-    drop_last(a, shared, call::LOST, again)?;
+    drop_others(a, shared, again)?;
 
+    if layout.of_self {
+        a.set_label(&mut too_deep)?;
+        a.xor(edi, edi)?;
+        doubt_parent(a, layout, role)?;
+    }
     a.set_label(&mut lost)?;
     count(a, role, shared, call::LOST)?;
     a.jmp(over)?;
 
     a.set_label(&mut push)?;
     a.cmp(edx, stack::MOST_CALLS as i32)?;
-    a.jae(lost)?;
+    a.jae(if layout.of_self { too_deep } else { lost })?;
     // A signal handler leaves the depth as it finds it.
     a.lea(rax, qword_ptr(rdx + 1))?;
     a.mov(qword_ptr(rcx + stack::DEPTH), rax)?;
-    a.shl(edx, stack::CALL_LEN_BITS)?;
+    a.shl(edx, layout.call_len_bits())?;
     a.lea(rcx, qword_ptr(rcx + rdx + stack::CALLS))?;
     a.mov(dword_ptr(rcx + stack::FUNCTION), role.function)?;
     if is_on_fiber(role) {
         a.mov(qword_ptr(rcx + stack::CALL_OWNER), r9)?;
     }
+    let mut begin = a.create_label();
+    if layout.of_self {
+        a.mov(qword_ptr(rcx + stack::CHILDREN), 0)?;
+        a.mov(qword_ptr(rcx + stack::CHILD_ENDED), 0)?;
+        a.set_label(&mut begin)?;
+        a.mov(dword_ptr(rcx + stack::FLAGS), 0)?;
+    }
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rax, rdx)?;
     a.mov(qword_ptr(rcx + stack::TIME), rax)?;
-    a.mov(qword_ptr(rcx + stack::FRAME), rsi)
+    a.mov(qword_ptr(rcx + stack::FRAME), rsi)?;
+    if layout.of_self {
+        // The times of the handler's calls were added to the call before: this one begins after them.
+        let was_interrupted = stack::WAS_INTERRUPTED as i32;
+        a.test(dword_ptr(rcx + stack::FLAGS), was_interrupted)?;
+        a.je(over)?;
+        a.mov(qword_ptr(rcx + stack::FRAME), 0)?;
+        a.jmp(begin)?;
+    }
+    Ok(())
 }
 
 /// Emits the code that ends a call. Expects the address of the shared data in rbx.
@@ -220,11 +253,14 @@ fn exit(
     shared: (LiveAddr, SharedLayout),
     over: CodeLabel,
 ) -> Result<(), IcedError> {
+    let layout = shared.1.calls;
     let mut again = a.create_label();
     let mut gone = a.create_label();
+    let mut not_begun = a.create_label();
     let mut others = a.create_label();
     let mut found = a.create_label();
     let mut ended = a.create_label();
+    let mut outer = a.create_label();
     let mut none = a.create_label();
     let mut is_positive = a.create_label();
     a.rdtsc()?;
@@ -232,7 +268,14 @@ fn exit(
     a.lea(r8, qword_ptr(rdx + rax))?;
     find_stack(a, role, shared)?;
     a.je(found)?;
-    find_other_place(a, found)?;
+    find_other_place(a, layout, found)?;
+    if layout.of_self {
+        a.jmp(none)?;
+        a.set_label(&mut outer)?;
+        // The entry of this call was not recorded.
+        a.xor(edi, edi)?;
+        doubt_parent(a, layout, role)?;
+    }
     a.set_label(&mut none)?;
     count(a, role, shared, call::UNMATCHED)?;
     a.jmp(over)?;
@@ -240,39 +283,136 @@ fn exit(
     a.set_label(&mut found)?;
     a.nop()?;
     a.set_label(&mut again)?;
-    locate_last(a, none)?;
-    a.mov(rdi, last_call(stack::FRAME))?;
+    locate_last(a, layout, none)?;
+    a.mov(rdi, last_call(layout, stack::FRAME))?;
     if is_on_fiber(role) {
-        a.cmp(last_call(stack::CALL_OWNER), r9)?;
+        a.cmp(last_call(layout, stack::CALL_OWNER), r9)?;
         a.jne(others)?;
     }
     a.cmp(rdi, rsi)?;
-    a.ja(none)?;
+    a.ja(if layout.of_self { outer } else { none })?;
     a.jb(gone)?;
     a.cmp(
-        dword_ptr(rcx + rax + before(stack::FUNCTION)),
+        dword_ptr(rcx + rax + before(layout, stack::FUNCTION)),
         role.function as i32,
     )?;
     a.je(ended)?;
     a.set_label(&mut gone)?;
-    pop(a)?;
+    pop(a, layout)?;
     // Without a frame, the record was not complete: its function is not known.
     a.test(rdi, rdi)?;
-    a.je(again)?;
+    a.je(if layout.of_self { not_begun } else { again })?;
     count_last(a, shared, call::UNWOUND)?;
+    if layout.of_self {
+        a.mov(rdi, last_call(layout, stack::CHILDREN))?;
+        a.set_label(&mut not_begun)?;
+        a.nop()?;
+        doubt_parent(a, layout, role)?;
+    }
     a.jmp(again)?;
 
     a.set_label(&mut others)?;
-    drop_last(a, shared, call::LOST, again)?;
+    drop_others(a, shared, again)?;
 
     a.set_label(&mut ended)?;
-    a.sub(r8, last_call(stack::TIME))?;
+    if layout.of_self {
+        end_of_self(a, role, shared)?;
+        return add_time(a, role, shared);
+    }
+    a.sub(r8, last_call(layout, stack::TIME))?;
     // The time stamp counters of two processors may differ a little: a negative time becomes 0.
     a.jnc(is_positive)?;
     a.xor(r8d, r8d)?;
     a.set_label(&mut is_positive)?;
-    pop(a)?;
+    pop(a, layout)?;
     add_time(a, role, shared)
+}
+
+/// Emits the code that takes away the last call, which is located and ended at the time in r8, and adds how long it lasted to the
+/// children of the call that has made it. Puts how long it lasted in rsi, and its self time in r8.
+fn end_of_self(
+    a: &mut CodeAssembler,
+    role: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+) -> Result<(), IcedError> {
+    let layout = shared.1.calls;
+    let mut is_positive = a.create_label();
+    let mut is_enough = a.create_label();
+    let mut is_doubtful = a.create_label();
+    let mut is_certain = a.create_label();
+    let mut no_parent = a.create_label();
+    // From here on, the calls of a signal handler are children of the call before.
+    a.mov(last_call(layout, stack::FRAME), 0)?;
+    // Those that it has made since the time in r8 was taken are children of this one.
+    a.mov(rsi, last_call(layout, stack::CHILD_ENDED))?;
+    a.cmp(r8, rsi)?;
+    a.cmovb(r8, rsi)?;
+    a.mov(rsi, r8)?;
+    a.sub(rsi, last_call(layout, stack::TIME))?;
+    a.jnc(is_positive)?;
+    a.xor(esi, esi)?;
+    a.set_label(&mut is_positive)?;
+    a.mov(rdi, rsi)?;
+    a.sub(rdi, last_call(layout, stack::CHILDREN))?;
+    a.jnc(is_enough)?;
+    a.xor(edi, edi)?;
+    a.jmp(is_doubtful)?;
+    a.set_label(&mut is_enough)?;
+    a.test(last_flags(layout), stack::IS_DOUBTFUL as i32)?;
+    a.je(is_certain)?;
+    a.set_label(&mut is_doubtful)?;
+    count(a, role, shared, call::DOUBTFUL)?;
+    a.set_label(&mut is_certain)?;
+    a.dec(edx)?;
+    locate_parent(a, layout, role, no_parent)?;
+    a.add(last_call(layout, stack::CHILDREN), rsi)?;
+    a.mov(last_call(layout, stack::CHILD_ENDED), r8)?;
+    a.set_label(&mut no_parent)?;
+    a.dec(qword_ptr(rcx + stack::DEPTH))?;
+    a.mov(r8, rdi)
+}
+
+/// Emits the code that locates, among the first calls of the stack, of which edx says how many, the last one that is complete. Goes to
+/// `none` if there is none.
+fn locate_parent(
+    a: &mut CodeAssembler,
+    layout: CallsLayout,
+    role: &TimedRole,
+    none: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut next = a.create_label();
+    let mut found = a.create_label();
+    a.set_label(&mut next)?;
+    a.mov(eax, edx)?;
+    a.shl(eax, layout.call_len_bits())?;
+    a.je(none)?;
+    a.cmp(last_call(layout, stack::FRAME), 0)?;
+    a.jne(found)?;
+    a.or(last_flags(layout), stack::WAS_INTERRUPTED as i32)?;
+    a.dec(edx)?;
+    a.jmp(next)?;
+    a.set_label(&mut found)?;
+    if is_on_fiber(role) {
+        a.cmp(last_call(layout, stack::CALL_OWNER), r9)?;
+        a.jne(none)?;
+        return Ok(());
+    }
+    a.nop()
+}
+
+/// Emits the code that notes, in the call that has made one whose time is not known, that it is doubtful; the time in rdi is that of
+/// the children of the one that it has made. edx says how many calls there are before that.
+fn doubt_parent(
+    a: &mut CodeAssembler,
+    layout: CallsLayout,
+    role: &TimedRole,
+) -> Result<(), IcedError> {
+    let mut none = a.create_label();
+    locate_parent(a, layout, role, none)?;
+    a.add(last_call(layout, stack::CHILDREN), rdi)?;
+    a.or(last_flags(layout), stack::IS_DOUBTFUL as i32)?;
+    a.set_label(&mut none)?;
+    a.nop()
 }
 
 /// Emits the code that puts the owner of the stack in rdi (and, if that is a fiber, in r9), the frame in rsi, and in rcx
@@ -295,18 +435,23 @@ fn find_stack(
     }
     a.mov(edx, edi)?;
     spread(a, edx, stack::COUNT_BITS)?;
-    a.shl(edx, stack::LEN_BITS)?;
-    let stacks = shared.1.calls() + shared.1.calls.stacks();
+    let layout = shared.1;
+    a.shl(edx, layout.calls.stack_len_bits())?;
+    let stacks = layout.calls() + layout.calls.stacks();
     a.lea(rcx, qword_ptr(rbx + rdx + offset(stacks)))?;
     a.cmp(qword_ptr(rcx + stack::OWNER), rdi)
 }
 
 /// Emits the code that goes to `found` with the place of the stack of rdi in rcx, if it has one behind that in rcx.
-fn find_other_place(a: &mut CodeAssembler, found: CodeLabel) -> Result<(), IcedError> {
+fn find_other_place(
+    a: &mut CodeAssembler,
+    layout: CallsLayout,
+    found: CodeLabel,
+) -> Result<(), IcedError> {
     let mut next = a.create_label();
     a.mov(edx, stack::TRIED as u32 - 1)?;
     a.set_label(&mut next)?;
-    a.add(rcx, stack::LEN as i32)?;
+    a.add(rcx, layout.stack_len() as i32)?;
     a.cmp(qword_ptr(rcx + stack::OWNER), rdi)?;
     a.je(found)?;
     a.dec(edx)?;
@@ -321,6 +466,7 @@ fn take_stack(
     retry: CodeLabel,
     lost: CodeLabel,
 ) -> Result<(), IcedError> {
+    let stack_len = shared.1.calls.stack_len() as i32;
     let mut next = a.create_label();
     let mut is_free = a.create_label();
     let mut is_taken = a.create_label();
@@ -346,10 +492,10 @@ fn take_stack(
     a.set_label(&mut is_free)?;
     a.mov(rbx, rcx)?;
     a.set_label(&mut is_taken)?;
-    a.add(rcx, stack::LEN as i32)?;
+    a.add(rcx, stack_len)?;
     a.dec(edx)?;
     a.jne(next)?;
-    a.sub(rcx, stack::LEN as i32)?;
+    a.sub(rcx, stack_len)?;
     a.test(rbx, rbx)?;
     a.cmovne(rcx, rbx)?;
     load(a, rbx, shared.0)?;
@@ -390,41 +536,49 @@ fn is_on_fiber(role: &TimedRole) -> bool {
 
 /// Emits the code that puts in rdx how many calls have not ended on the stack at rcx, and in rax what locates the last
 /// one; goes to `none` if there is none.
-fn locate_last(a: &mut CodeAssembler, none: CodeLabel) -> Result<(), IcedError> {
+fn locate_last(
+    a: &mut CodeAssembler,
+    layout: CallsLayout,
+    none: CodeLabel,
+) -> Result<(), IcedError> {
     a.mov(rdx, qword_ptr(rcx + stack::DEPTH))?;
     a.test(rdx, rdx)?;
     a.je(none)?;
     a.mov(eax, edx)?;
-    a.shl(eax, stack::CALL_LEN_BITS)
+    a.shl(eax, layout.call_len_bits())
 }
 
 /// Returns a field of the call that is located.
-fn last_call(field: u64) -> AsmMemoryOperand {
-    qword_ptr(rcx + rax + before(field))
+fn last_call(layout: CallsLayout, field: u64) -> AsmMemoryOperand {
+    qword_ptr(rcx + rax + before(layout, field))
+}
+
+/// Returns the flags of the call that is located.
+fn last_flags(layout: CallsLayout) -> AsmMemoryOperand {
+    dword_ptr(rcx + rax + before(layout, stack::FLAGS))
 }
 
 /// Returns the distance of a field of a call from the end of that call, as a displacement.
-fn before(field: u64) -> i32 {
-    (stack::CALLS + field) as i32 - (1 << stack::CALL_LEN_BITS)
+fn before(layout: CallsLayout, field: u64) -> i32 {
+    (stack::CALLS + field) as i32 - (1 << layout.call_len_bits())
 }
 
 /// Emits the code that takes away the last call, which is located.
-fn pop(a: &mut CodeAssembler) -> Result<(), IcedError> {
-    a.mov(last_call(stack::FRAME), 0)?;
+fn pop(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
+    a.mov(last_call(layout, stack::FRAME), 0)?;
     a.dec(rdx)?;
     a.mov(qword_ptr(rcx + stack::DEPTH), rdx)
 }
 
-/// Emits the code that takes away the last call, which is located, counts it as unwound or lost, and goes to `again`. One of
-/// another fiber, which had the slot before, is lost.
-fn drop_last(
+/// Emits the code that takes away the last call, which is located, counts it as lost, and goes to `again`: it is one of
+/// another fiber, which had the place before.
+fn drop_others(
     a: &mut CodeAssembler,
     shared: (LiveAddr, SharedLayout),
-    what: u64,
     again: CodeLabel,
 ) -> Result<(), IcedError> {
-    pop(a)?;
-    count_last(a, shared, what)?;
+    pop(a, shared.1.calls)?;
+    count_last(a, shared, call::LOST)?;
     a.jmp(again)
 }
 
@@ -434,7 +588,7 @@ fn count_last(
     shared: (LiveAddr, SharedLayout),
     what: u64,
 ) -> Result<(), IcedError> {
-    a.mov(rdi, last_call(stack::FUNCTION))?;
+    a.mov(rdi, last_call(shared.1.calls, stack::FUNCTION))?;
     a.shl(edi, call::LEN_BITS)?;
     let field = offset(shared.1.calls() + what);
     a.lock().inc(qword_ptr(rbx + rdi + field))
@@ -455,7 +609,8 @@ fn count(
     a.lock().inc(qword_ptr(rbx + field(role, shared, what)))
 }
 
-/// Emits the code that counts the time in r8 in the histogram of the function.
+/// Emits the code that counts the time in r8 in the histogram of the function, and adds it to the sum of self times, and the time in
+/// rsi to that of all times.
 fn add_time(
     a: &mut CodeAssembler,
     role: &TimedRole,
@@ -489,5 +644,14 @@ fn add_time(
         len: layout.calls.histogram_len(),
         group_bits: layout.calls.group_bits(),
     };
-    histogram::add(a, histograms)
+    histogram::add(a, histograms)?;
+    if layout.calls.of_self {
+        let sum = |of| {
+            let at = layout.calls() + layout.calls.sums(role.function, 0) + of;
+            qword_ptr(rax + offset(at))
+        };
+        a.lock().add(sum(sums::OWN), r8)?;
+        a.lock().add(sum(sums::ALL), rsi)?;
+    }
+    Ok(())
 }
