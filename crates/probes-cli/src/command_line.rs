@@ -19,6 +19,7 @@ Examples:
     ocaml-probes trace -prog ./server.exe -enable-regexp req_ -- --port 8080
     ocaml-probes info -pid 4242
     ocaml-probes attach -pid 4242 -enable req_start,req_end
+    ocaml-probes latency -pid 4242 -fn 'Http.*' -for 10s
 
 -pid 7, --pid 7, -pid=7 and --pid=7 are the same. Subcommands and flags may be cut to a unique
 prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value,
@@ -31,7 +32,7 @@ Exit status: 0 success, 1 failure, 2 usage error; with trace -wait, -count, -lat
 -watch, that of the program. If that is 0, trace -count, -latency and -watch exit with 1 if the
 observation failed, ended before the program did, or could not be written.";
 
-/// List, enable, disable and observe the probes of live OCaml programs.
+/// Count and time functions of native programs; list, enable, disable and observe probes of OCaml programs.
 #[derive(Debug, Parser)]
 #[command(
     name = "ocaml-probes",

@@ -51,13 +51,13 @@ pub(crate) enum Command {
     List(list::Args),
     /// Count hits of probes, or calls of functions, of a running process
     Count(count::Args),
-    /// Show how long a running process takes from one probe to another
+    /// Show how long a running process takes from one probe to another, or for calls of functions
     Latency(latency::Args),
     /// Show the hits of a running process one by one, with their arguments
     Watch(watch::Args),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
-    /// Show how often probes are hit, updated continuously; enable and disable them by key
+    /// Show how often probes are hit or functions called, updated continuously; enable and disable probes by key
     Top(top::Args),
     /// Show the running processes that have OCaml probes
     Ps(ps::Args),

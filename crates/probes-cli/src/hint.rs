@@ -20,6 +20,8 @@ pub(crate) const LIMITED: &str =
 
 const NO_BYTECODE: &str = "probes exist only in native code: build the program with ocamlopt, or as a .exe of dune that is not bytecode";
 
+const NO_FUNCTIONS_OF_BYTECODE: &str = "the program is OCaml bytecode, whose functions are no native code: build it with ocamlopt, or as a .exe of dune that is not bytecode";
+
 const ADD_CAPABILITY: &str = "start the container with --cap-add=SYS_PTRACE";
 
 const NOT_LIVE: &str = "leave -live out: the process is then stopped for a moment";
@@ -135,7 +137,9 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
                          linked in? was .note.stapsdt kept when it was stripped?";
             return Some(match operand {
                 Operand::Process(_) => {
-                    format!("{built} `count -fn GLOB` counts functions of any program")
+                    format!(
+                        "{built} `count -fn GLOB` counts functions of any program, `latency -fn GLOB` times them"
+                    )
                 }
                 _ => built.to_owned(),
             });
@@ -180,9 +184,20 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
 fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
     let list = operand.to_list();
     let hint = match kind {
+        FunctionError::NoMatch {
+            runs_bytecode: true,
+            ..
+        } => NO_FUNCTIONS_OF_BYTECODE.to_owned(),
         FunctionError::NoMatch { glob, .. } => {
             if let Some(as_probe) = mistaken::as_probe(glob, operand) {
                 return Some(as_probe);
+            }
+            // Names of C++ and Rust have such commas between parentheses or angle brackets.
+            if glob.contains(", ") && !glob.contains(['(', '<']) {
+                let list = glob.replace(", ", ",");
+                return Some(format!(
+                    "a comma with a space behind it belongs to a name: write a list without spaces, {list}"
+                ));
             }
             let later = match operand {
                 Operand::Program(_) => {
@@ -194,8 +209,21 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
                 "`{list} -functions` lists the names; a glob has to match a whole name: `*.map`, not `map`{later}"
             )
         }
+        FunctionError::NoneAt { .. } if matches!(operand, Operand::Program(_)) => format!(
+            "a position-independent program, and a library, has its addresses only when it runs: give the name; \
+             `{list} -functions` lists the names"
+        ),
         FunctionError::NoneAt { .. } => {
             format!("`{list} -functions` lists the addresses of its functions")
+        }
+        FunctionError::NoRuntime { .. } => {
+            "-gc is for OCaml programs that have the symbols of their runtime: do not strip them".to_owned()
+        }
+        FunctionError::NeedsOcaml5 { .. } => {
+            "-gc stw needs OCaml 5; minor, slice, major and compact work with OCaml 4, too".to_owned()
+        }
+        FunctionError::NoCollector { .. } => {
+            format!("`{list} -functions 'caml_*'` lists the functions of its runtime, for -fn")
         }
         FunctionError::NoLines { .. } => {
             "build it with -g, and do not strip it; `-fn NAME` and `-fn 0xADDRESS` need no source lines"
@@ -206,16 +234,23 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
         }
         FunctionError::SeveralFiles { .. } => "give more of its path".to_owned(),
         FunctionError::NoCodeAt { file, near, .. } => {
-            format!("`-fn {file}:{}` counts that line", near.last()?)
+            format!("give {file}:{}, which has code", near.last()?)
         }
         FunctionError::TooManyTimed { .. } => "give globs that match fewer functions".to_owned(),
         FunctionError::NonePossible { refused } => {
             let is_breakpoint = |(_, why): &(String, Refusal)| *why == Refusal::Breakpoint;
             if refused.iter().all(is_breakpoint) {
                 "remove the breakpoint or uprobe".to_owned()
+            } else if let [(_, Refusal::NoInstruction { .. }), ..] = &refused[..] {
+                "give the address at which an instruction begins: `x/i` of gdb shows instructions with their addresses"
+                    .to_owned()
+            } else if let [(name, Refusal::NotEntry), ..] = &refused[..] {
+                // A source line is shown with its function: `http.ml:42 in Http.parse`.
+                let place = name.split_once(" in ").map_or("0xADDRESS", |(line, _)| line);
+                format!("`count -fn {place}` counts how often it is executed")
             } else {
                 format!(
-                    "`{list} -functions` says of each function whether it can be counted; a glob with * or ? leaves out those that cannot"
+                    "`{list} -functions` says of each function whether it can be counted and timed; a glob with *, ? or [ leaves out those that cannot"
                 )
             }
         }
@@ -233,7 +268,7 @@ fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<
             return Some(format!("give the pid of its process: -pid {}", pid?));
         }
         ProcessError::Zombie { .. } => "it has exited, start it again",
-        ProcessError::KernelThread { .. } => "give the pid of an OCaml program",
+        ProcessError::KernelThread { .. } => "give the pid of a process that runs a program",
         ProcessError::Bytecode => NO_BYTECODE,
         ProcessError::Translated { .. } => "run the program without the translator",
         ProcessError::SelfOrAncestor { .. } if is_attach => {

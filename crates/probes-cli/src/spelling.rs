@@ -25,6 +25,10 @@ const LETTERS_PER_ERROR: usize = 3;
 /// A flag of several commands. Where there is none, it does not abbreviate `-format`.
 const DURATION: &str = "for";
 
+/// The flag with which `list` shows functions, and the one with which others observe them.
+const FUNCTIONS: &str = "functions";
+const FN: &str = "fn";
+
 /// The subcommand that is also a flag.
 const VERSION: &str = "version";
 
@@ -231,7 +235,10 @@ impl Flag<'_> {
         let typed = &self.typed;
         let arg = match self.find(command).as_slice() {
             [] => {
-                let near = self.suggestions(command);
+                let mut near = self.suggestions(command);
+                if near.is_empty() && self.name == FUNCTIONS {
+                    near.extend(flags(command).filter(|arg| long(arg) == FN).map(one_dash));
+                }
                 let suggestion = did_you_mean(&near);
                 return error(format!("unknown flag {typed}{suggestion}"));
             }

@@ -9,6 +9,7 @@ use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::functions::{Function, FunctionName, FunctionTable};
 use crate::elf::lines::LineSearch;
+use crate::elf::mangling::demangle;
 use crate::elf::source::SourceMap;
 use crate::error::{Error, FunctionError, Result};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
@@ -17,7 +18,10 @@ use crate::process::code_files::{CodeFile, CodeFiles, VDSO};
 use crate::process::object::UnreadableObject;
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::select::glob::Glob;
-use crate::select::near::near_names;
+use crate::select::near::{near_functions, near_names};
+
+/// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4 (runtime/domain.c).
+const DOMAIN_OF_OCAML_5: &str = "caml_init_domains";
 
 /// The functions of a program.
 ///
@@ -249,9 +253,15 @@ impl Functions {
         };
         let mut found = work.names().iter().filter_map(|name| find(name));
         found.next().ok_or_else(|| {
-            let kind = FunctionError::NoCollector {
-                names: work.names(),
-                libraries: self.library_count(),
+            let libraries = self.library_count();
+            // Each runtime that has the symbols of its functions has this one.
+            let kind = if find("caml_alloc_shr").is_none() {
+                FunctionError::NoRuntime { libraries }
+            } else if find(DOMAIN_OF_OCAML_5).is_none() && work.is_of_ocaml_5() {
+                FunctionError::NeedsOcaml5 { work: work.word() }
+            } else {
+                let names = work.names();
+                FunctionError::NoCollector { names, libraries }
             };
             Error::of_file(&self.program, kind)
         })
@@ -365,9 +375,10 @@ impl Functions {
         let names = tables.flat_map(|table| table.functions().flat_map(|it| it.names()));
         let kind = FunctionError::NoMatch {
             glob: glob.to_string(),
+            runs_bytecode: (self.objects.first()).is_some_and(|it| it.elf.interprets_bytecode()),
             libraries: self.library_count(),
             unreadable: self.unreadable.iter().map(|one| one.path.clone()).collect(),
-            near: near_names(names.map(|name| name.text), glob.as_str()),
+            near: near_functions(names.map(|name| name.text), &demangle(glob.as_str())),
         };
         Error::of_file(&self.program, kind)
     }

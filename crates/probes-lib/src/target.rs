@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use crate::build_id::BuildId;
 use crate::error::{Effect, Error, Result};
 use crate::memory::shadow::Shadowed;
 use crate::observe::{installed, shadow};
@@ -130,6 +131,24 @@ impl Target {
     /// Returns the path of the executable, as the kernel names it.
     pub fn program(&self) -> &Path {
         self.opened.program()
+    }
+
+    /// Returns the build-id of the executable, if it has one and can be read.
+    pub fn build_id(&self) -> Option<BuildId> {
+        self.opened.build_id()
+    }
+
+    /// Returns whether the process was stopped by a signal such as SIGSTOP (job control), and executes nothing until it is
+    /// continued.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited.
+    pub fn is_stopped(&self) -> Result<bool> {
+        let process = self.opened.process();
+        let status = process.status();
+        let status = status.map_err(|source| process.exited_or(source))?;
+        Ok(status.state == 'T')
     }
 
     /// Returns the objects with probes that the process had when it was last read: the executable if it

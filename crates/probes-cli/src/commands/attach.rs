@@ -21,7 +21,7 @@ use crate::signals::{TerminationSignals, WaitEnd};
 const HELP: &str = "\
 Prints what was changed; in plain format as a line for each probe, in the order of the changes:
     NAME BEFORE -> AFTER, N sites
-with its counter before and after, and how many of its sites were switched. -force repairs probes
+with its counter before and after, and how many of its sites were changed. -force repairs probes
 that `info` calls inconsistent. Of several processes, all are checked before the first is changed, and
 each line begins with the PID. With -quiet this is printed only if -format, -json or -o asks for it.
 
@@ -40,7 +40,7 @@ warning. -v reports what happens.
 
 Give one kind of action; only -enable and -disable can be combined. Enabling adds one to a probe's
 counter and disabling subtracts one; its sites change when the counter leaves or reaches 0. Disabling
-a named probe that is off is an error and changes nothing; the other kinds skip such probes and
+a named probe that is disabled is an error and changes nothing; the other kinds skip such probes and
 report it.";
 
 #[derive(Debug, clap::Args)]

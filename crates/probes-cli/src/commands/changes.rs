@@ -129,7 +129,7 @@ fn warn_of_still_enabled(messages: &Messages, report: &Report) {
         .collect();
     if let Some(names) = join_first_few(&names) {
         messages.warning(WarningKind::StillEnabled,
-            &format!("still on, because others have enabled them too: {names}"),
+            &format!("still enabled, because others have enabled them too: {names}"),
             &format!(
                 "`ocaml-probes attach -pid {} -force` with -disable or -disable-all turns them off for all",
                 report.pid

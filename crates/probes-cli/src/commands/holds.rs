@@ -2,7 +2,6 @@
 //! `attach -release-dead` gives back what these hold.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
 use probes_lib::{Hold, Holder, Holders, Options, ReleasedHold, Target};
 
@@ -82,7 +81,7 @@ fn keep_last_changes(released: &mut [ReleasedHold]) {
 /// Says who holds which probes; warns of the dead.
 pub(super) fn say_who_holds(messages: &Messages, pid: i32, holders: &Holders) {
     for holder in holders.list.iter().filter(|holder| holder.tool.is_alive) {
-        let age = humantime::format_duration(Duration::from_secs(holder.tool.age.as_secs()));
+        let age = holder.tool.age_in_words();
         let names = join_first_few(&names(holder)).unwrap_or_default();
         messages.note(&format!("held by {}, for {age}: {names}", holder.tool));
     }

@@ -1,7 +1,5 @@
 //! `info`: shows the state of every probe of one or more processes, without stopping them.
 
-use std::time::Duration;
-
 use probes_lib::{CodeDigest, Holders, Object, ProbeState, ProbeStates, State, Target};
 
 use super::closures::warn_of_refused_closures;
@@ -155,7 +153,7 @@ fn report_observer(messages: &Messages, pid: i32, states: &ProbeStates) {
     };
     let why = match states.observer() {
         Some(observer) if observer.is_alive => {
-            let age = humantime::format_duration(Duration::from_secs(observer.age.as_secs()));
+            let age = observer.age_in_words();
             messages.note(&format!("{sites_are} observed by {observer}, for {age}"));
             return;
         }

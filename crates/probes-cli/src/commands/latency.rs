@@ -23,10 +23,10 @@ const HELP: &str = "\
 Measures latencies inside the process, whether the probes are enabled or not: a STOP ends the last
 START of its thread that has not ended yet, so that pairs may be nested. When the duration is over,
 on Ctrl-C, or when the process exits, it removes the instrumentation and prints, in plain format,
-    COUNT MEAN P50 P90 P99 P99.9 MAX STARTS STOPS LOST START,STOP
-in nanoseconds. STARTS and STOPS are the hits of START and of STOP that have no match. LOST are times
-that could not be measured, because more than 64 starts of a thread had not ended yet, or because there
-were more than a thousand threads. The table format also shows a histogram of the times, with a
+    COUNT MEAN P50 P90 P99 P99.9 MAX UNMATCHED_STARTS UNMATCHED_STOPS LOST START,STOP
+in nanoseconds. UNMATCHED_STARTS and UNMATCHED_STOPS are the hits of START and of STOP that have no
+match. LOST are times that could not be measured, because more than 64 starts of a thread had not ended
+yet, or because there were more than a thousand threads. The table format also shows a histogram of the times, with a
 bucket for each power of two. With -interval each line begins with the seconds so far.
 
 Requests that overlap in one thread, as with Lwt, Async or Eio, are not told apart: their times are wrong.
@@ -37,10 +37,11 @@ an earlier start of their stack frame waited. A warning says the same.
 START and STOP may be the same: the times are then from each hit to the next.
 
 With -fn it times the calls of functions of any native program, with or without probes, from entry to
-exit; `list -functions` names them, and says which can be timed. In plain format,
-    COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING EXITS LOST UNWOUND NAME
+exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those without
+calls are left out. In plain format,
+    COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING UNMATCHED_EXITS LOST UNWOUND NAME
 COUNT are the calls that ended with an exit: a return, or a jump to another function in tail position. RUNNING
-have not ended yet. EXITS are those of calls that had begun before. LOST were not recorded: 500 other timed
+have not ended yet. UNMATCHED_EXITS are those of calls that had begun before. LOST were not recorded: 500 other timed
 calls of their stack had not ended yet; there were more than about a thousand stacks; or, rarely, registers
 could not be saved at an exit of a function that is not OCaml's. UNWOUND ended without an exit: by an
 exception, by longjmp(3), or with their thread. -gc selects the functions of OCaml's
@@ -48,7 +49,7 @@ garbage collector: minor and slice are its usual pauses.
 
 With -self the times are those of a function's own code: the time of each call that it makes of another timed
 function is subtracted. In plain format,
-    COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING EXITS LOST UNWOUND DOUBTFUL SELF TOTAL NAME
+    COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING UNMATCHED_EXITS LOST UNWOUND DOUBTFUL SELF TOTAL NAME
 SELF is the sum of the self times, TOTAL that of the times from entry to exit. DOUBTFUL self times may be too
 long: a call was unwound or lost, and is not subtracted. In OCaml 5, calls of C functions are not subtracted from
 OCaml functions: they are on another stack. If both are timed, each line ends with `on fiber` or `on thread`.";
@@ -127,12 +128,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let written = picture_file.write(&latencies.picture());
             outcome.failures.add(written);
         }
+        let (lines, sum) = latencies.sum();
+        output.sum_up(messages, lines, || sum);
         // The result says it, too. A terminal that accepts no output would keep this command from ending.
         if outcome.was_read {
             warn_of_interleaved(&output.messages, &latencies);
+            warn_of_lost_calls(&output.messages, &latencies);
         }
     }
     outcome.finish(&output.messages)
+}
+
+/// Warns of calls that were not timed, which may be most of them.
+pub(super) fn warn_of_lost_calls(messages: &Messages, latencies: &Latencies<'_>) {
+    if let Some(caution) = latencies.lost_calls() {
+        let hint = "of calls that are nested in each other, the outermost 500 of each stack are timed; docs/functions.md has other reasons";
+        messages.warning(WarningKind::LostCalls, &caution, hint);
+    }
 }
 
 /// Warns of calls that are not subtracted from the time of their caller, because they are on another stack.
@@ -156,13 +168,13 @@ pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>
         let hint = if is_certain {
             "a stop is taken for that of the last start of its thread: observe only events that nest in their thread"
         } else {
-            "with a first argument that tells the events apart, such as [@probe.args id], it is known which it is"
+            "give both probes a first argument that identifies the event, such as [@probe.args id]: the tool then knows which it is"
         };
         messages.warning(WarningKind::Interleaved, &caution, hint);
     }
 }
 
-/// Shows the times of pairs.
+/// Shows the times of pairs and functions.
 struct Timing<'t> {
     target: &'t Target,
     output: &'t Output,

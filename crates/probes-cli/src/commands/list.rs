@@ -25,7 +25,7 @@ With -functions, it prints a line for each function, by its address:
 with the size in bytes, and with -pid addresses in the process, also of the libraries that it has loaded.
 CAN is `count,time` if a jump can be put at its entry and at all its exits, `count(REASON)` if only at its
 entry, and `no(REASON)` if not there either. `count -fn` counts; `latency -fn` times them.
-A GLOB is for the whole name as it is in the source, such as 'Stdlib.List.*': * stands for any characters,
+A GLOB is for the whole name as it is shown here, such as 'Stdlib.List.*': * stands for any characters,
 ? for one, [ab] for one of these, [!ab] for another. A function with several names is shown by the one that
 is asked for, or the first that matches; -json has them all. 0xADDRESS is the function whose code is there, in
 the process or in the file. FILE:LINE(call) is the first call of a function whose own line is not
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     paths: PathFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
-    /// The names of the functions to show, or 0xADDRESS; all, if there is none
+    /// Globs for the functions to show, 0xADDRESS or FILE:LINE; all, if there is none
     #[arg(value_name = "GLOB", value_parser = function)]
     wanted: Vec<FunctionArgument>,
 }

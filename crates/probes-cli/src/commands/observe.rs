@@ -5,6 +5,7 @@ use super::open_target::open_to_observe;
 use crate::failure::Failure;
 use crate::flags::{Checked, OneProcess, OutputFlags, SeccompFlag, TakeOver};
 use crate::output;
+use crate::usage::UsageError;
 
 const HELP: &str = "\
 If count, latency, watch or top is killed, its instrumentation stays in the process, which does no harm.
@@ -18,11 +19,12 @@ The instrumentation of a command that still runs is removed only with -force.";
 #[command(override_usage = "ocaml-probes observe -clean -pid N [FLAGS]")]
 #[command(after_help = HELP)]
 #[command(next_help_heading = "Flags")]
+#[command(mut_arg("force", |force| force.help("Remove the instrumentation of a live observer, too")))]
 pub(crate) struct Args {
     #[command(flatten)]
     process: OneProcess,
-    /// Restore the original code of the observed sites
-    #[arg(long, required = true)]
+    /// Restore the original code of the observed sites and functions
+    #[arg(long)]
     clean: bool,
     #[command(flatten)]
     seccomp: SeccompFlag,
@@ -34,6 +36,12 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pid = args.process.pid;
+    if !args.clean {
+        let message = format!(
+            "needs -clean, which removes what a killed observer left; `count -pid {pid}` and `top -pid {pid}` observe"
+        );
+        return Err(Failure::Usage(UsageError::new(Some("observe"), message)));
+    }
     let output = args.output.open()?.with_pid(pid);
     let messages = output.messages;
     let target = open_to_observe(pid, false, &messages)?;

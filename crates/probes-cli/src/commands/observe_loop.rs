@@ -123,10 +123,18 @@ impl<'t> ActiveObservation<'t> {
         // from being removed.
         let (signals, messages) = (TerminationSignals::block()?, &output.messages);
         let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+        // If it has exited meanwhile, that is reported later.
+        let is_stopped = target.is_stopped().unwrap_or(false);
         let observer = target.observe(observation, options);
         let observer = observer.map_err(Failure::of_process(target.pid()))?;
         warn_of_refused_closures(messages, target.pid(), observer.code_digest());
         messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
+        if is_stopped {
+            let pid = target.pid();
+            messages.note(&format!(
+                "process {pid} is stopped (state T): it executes nothing until `kill -CONT {pid}`"
+            ));
+        }
         let begun = Instant::now();
         interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
         Ok(ActiveObservation {

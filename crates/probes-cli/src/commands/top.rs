@@ -38,7 +38,7 @@ use crate::text::join_first_few;
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 const HELP: &str = "\
-Counts as `count` does, and shows for each probe whether it is on, its hits, hits a second, its share of
+Counts as `count` does, and shows for each probe whether it is enabled, its hits, hits a second, its share of
 all hits, and its latest rates; with -fn the same of functions, with their source lines, and of more than
 24 only those that have been called; below, for each pair the number of times, their mean, median, 99th
 percentile and maximum. Keys:
@@ -53,8 +53,8 @@ percentile and maximum. Keys:
     q Ctrl-C                        quit
 
 When top ends (by a key, SIGINT, SIGTERM, SIGHUP, SIGQUIT, or because its terminal is gone), it
-undoes everything: it removes the instrumentation, and switches back the probes that it has
-switched, and names them. Unless you quit with a key, the figures read last stay on the terminal,
+undoes everything: it removes the instrumentation, and restores the probes that it has
+enabled or disabled, and names them. Unless you quit with a key, the figures read last stay on the terminal,
 also when the process exits. If top is killed by SIGKILL, the process goes on counting, which does
 no harm, and probes stay as they are; the next count or top removes the instrumentation.";
 
@@ -359,7 +359,9 @@ impl<'l, 't> View<'l, 't> {
     fn switch(&mut self, name: &str, on: bool) {
         let said = match self.session.switch(name, on) {
             Ok((before, after)) if !on && after > 0 => {
-                format!("{name} {before} -> {after}: still on, because others have enabled it too")
+                format!(
+                    "{name} {before} -> {after}: still enabled, because others have enabled it too"
+                )
             }
             Ok((before, after)) => format!("{name} {before} -> {after}"),
             Err(error) => error.to_string(),

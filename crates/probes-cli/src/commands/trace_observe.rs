@@ -74,7 +74,7 @@ impl Flags for ObserveFlags {
         }
         let functions = self.functions.selectors()?;
         if !functions.is_empty() && !self.count {
-            return Err("-fn needs -count: it chooses what is counted".to_owned());
+            return Err("-fn and -gc need -count: they select what is counted".to_owned());
         }
         Ok(ProgramObservation {
             counts: self.count,

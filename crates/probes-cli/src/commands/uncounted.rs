@@ -32,7 +32,7 @@ pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer, counte
     }
     if let Some(warning) = warning(&counts, counted) {
         let hint = format!(
-            "all others are {counted}; docs/functions.md explains the reasons; -v and -json name each function"
+            "all others are {counted}; -v and -json give each function and its reason in words"
         );
         messages.warning(WarningKind::Uncounted, &warning, &hint);
     }

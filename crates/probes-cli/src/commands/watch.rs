@@ -42,7 +42,7 @@ format has the same in columns. With -json each hit is an object on a line, with
 With -rate, hits are shown once a second: R of those that came in it, chosen at random, so that each
 had the same chance, and all if they are no more.
 
-Hits that come faster than they can be read are lost. Their number, and that of the hits that -rate
+Hits that come faster than they can be read are dropped. Their number, and that of the hits that -rate
 skips, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
 when the command ends.";
 
@@ -248,7 +248,7 @@ impl Watching {
             let hint = "watch fewer probes, or count them, which loses none";
             messages.warning(
                 WarningKind::LostHits,
-                &format!("{lost} hits were lost: they came faster than they could be read"),
+                &format!("{lost} hits were dropped: they came faster than they could be read"),
                 hint,
             );
         }

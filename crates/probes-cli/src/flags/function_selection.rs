@@ -10,8 +10,8 @@ pub(crate) struct FunctionFlags {
     /// Observe functions: globs, 0xADDRESS, FILE:LINE; may be repeated
     #[arg(id = "fn", long, value_name = "GLOBS", value_parser = functions)]
     lists: Vec<FunctionList>,
-    /// Observe OCaml's collector: minor, slice, major, compact, stw
-    #[arg(id = "gc", long, value_name = "WORK", value_delimiter = ',')]
+    /// Observe OCaml's GC, a comma list: minor, slice, major, compact, stw
+    #[arg(id = "gc", long, value_name = "WORK", value_delimiter = ',', value_parser = work)]
     collector: Vec<CollectorWork>,
 }
 
@@ -35,10 +35,16 @@ impl FunctionFlags {
             .map(|it| (it.typed, it.selector))
             .unzip();
         each_once("-fn", &typed)?;
+        each_once("-gc", &self.collector)?;
         let collector = self.collector.into_iter();
         let collector = collector.map(FunctionSelector::Collector);
         Ok(selectors.into_iter().chain(collector).collect())
     }
+}
+
+/// Reads work of the collector, of which a comma list may have spaces.
+fn work(typed: &str) -> Result<CollectorWork, String> {
+    typed.trim().parse()
 }
 
 /// Reads a comma list of functions.

@@ -13,7 +13,7 @@ pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
     let glob = FunctionSelector::Glob(name.parse().ok()?);
     functions.ok()?.select(&[glob]).ok()?;
     Some(format!(
-        "{name} is a function: `count -fn {name}` counts its calls"
+        "{name} is a function: `count -fn {name}` counts its calls, `latency -fn {name}` times them"
     ))
 }
 

@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 use self::functions::TimedFunctions;
 use super::format::{VERSION, seconds, seconds_or_null};
 use super::table;
-use crate::text::Escaped;
+use crate::text::{Escaped, join_first_few, number_of};
 
 /// The times of the pairs of a process.
 #[derive(Debug, Serialize)]
@@ -150,6 +150,31 @@ impl<'l> Latencies<'l> {
             let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
             Some((format!("{start},{stop}: {caution}"), pair.trusted.is_some()))
         })
+    }
+
+    /// Says of how many calls the times are not known, because they were not recorded.
+    pub(crate) fn lost_calls(&self) -> Option<String> {
+        let (names, lost, calls) = self.functions.lost();
+        let names = join_first_few(&names)?;
+        Some(format!(
+            "{lost} of {calls} calls of {names} were not recorded: the figures are those of the others"
+        ))
+    }
+
+    /// How many lines it has if there is one for each pair and each function, and what they add up to:
+    /// `1 pair, 1600 functions (12 of them called), 4711 calls`.
+    pub(crate) fn sum(&self) -> (usize, String) {
+        let (functions, called, calls) = self.functions.sum();
+        let mut sum = Vec::new();
+        if !self.pairs.is_empty() {
+            sum.push(number_of(self.pairs.len(), "pair"));
+        }
+        if functions > 0 {
+            let functions = number_of(functions, "function");
+            sum.push(format!("{functions} ({called} of them called)"));
+            sum.push(format!("{calls} calls"));
+        }
+        (self.pairs.len() + functions, sum.join(", "))
     }
 
     /// A line for each pair and each function.

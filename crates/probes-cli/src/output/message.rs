@@ -43,6 +43,8 @@ pub(crate) enum WarningKind {
     LostHits,
     /// Functions that were selected cannot be counted.
     Uncounted,
+    /// Calls of functions that are timed were not recorded: their figures are those of the others.
+    LostCalls,
     /// Times cannot be trusted, because pairs interleave in a thread, or may do so.
     Interleaved,
     /// Self times include calls on another stack.

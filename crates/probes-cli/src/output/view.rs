@@ -145,16 +145,13 @@ impl<'t> Listing<'t> {
             holders: by_probe.get(state.name()).cloned().unwrap_or_default(),
             ..ProbeView::of_process(&state, states.objects(), detail)
         };
-        let mut objects = states.objects().iter();
-        let executable = objects.find(|object| object.path() == target.program());
-        let build_id = executable.and_then(|object| object.table().build_id());
         let probes: Vec<_> = states.probes().map(view).collect();
         Listing {
             r#type: "info",
             version: VERSION,
             pid: Some(target.pid()),
             program: target.program().to_string_lossy(),
-            build_id: build_id.map(ToString::to_string),
+            build_id: target.build_id().map(|it| it.to_string()),
             observed_sites: Some(states.observed_sites()),
             observed_functions: Some(states.observed_functions()),
             observer: states.observer().map(ObserverView::of),

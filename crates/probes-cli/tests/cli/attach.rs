@@ -101,7 +101,7 @@ fn sites_change_at_first_enable_and_last_disable() {
         let run = attach(&target, "-disable plain");
         assert!(
             run.stderr
-                .contains("still on, because others have enabled them too: plain (1)\nhint: "),
+                .contains("still enabled, because others have enabled them too: plain (1)\nhint: "),
             "{run:?}"
         );
         assert_eq!(run.answer(), "plain 2 -> 1, 0 sites\n");

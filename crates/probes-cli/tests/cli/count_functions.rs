@@ -8,7 +8,7 @@ use std::process::{ChildStderr, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use test_support::{Scratch, Talker, fixture, fixture_forms, program, program_forms};
+use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program, program_forms};
 
 use crate::support::{Run, command, is_observed, object, run, run_command};
 
@@ -333,7 +333,7 @@ fn probes_and_functions_are_not_confused() {
     let hint = |line: &str| run(line).failure().lines().last().unwrap().to_owned();
     assert_eq!(
         hint(&format!("count -pid {pid} -probe Alpha.work")),
-        "hint: Alpha.work is a function: `count -fn Alpha.work` counts its calls"
+        "hint: Alpha.work is a function: `count -fn Alpha.work` counts its calls, `latency -fn Alpha.work` times them"
     );
     assert_eq!(
         hint(&format!("count -pid {pid} -fn only_*")),
@@ -348,6 +348,24 @@ fn probes_and_functions_are_not_confused() {
         hint(&format!("list -prog {file} -functions only_alpha")),
         "hint: only_alpha is a probe: without -functions, `list` lists probes"
     );
+}
+
+#[test]
+fn stopped_process_is_told() {
+    let target = Talker::start(&fixture("calls.pie"));
+    let pid = target.pid();
+    let line = format!("count -fn leaf -for 1ms -pid {pid}");
+    let stopped = format!(
+        "process {pid} is stopped (state T): it executes nothing until `kill -CONT {pid}`\n"
+    );
+    assert!(!run(&line).stderr.contains("is stopped"));
+    kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+    eventually("it is stopped", || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.contains(") T ").then_some(())
+    });
+    assert!(run(&line).stderr.contains(&stopped));
+    kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
 }
 
 #[test]
@@ -382,6 +400,16 @@ fn unknown_functions_are_errors() {
             "` lists the addresses of its functions",
         ),
         (
+            "-fn Calls.Work.leaf",
+            "matches Calls.Work.leaf; did you mean \"Calls.leaf\"?",
+            "` lists the names",
+        ),
+        (
+            "-fn camlCalls__leaf_75",
+            "matches camlCalls__leaf_75; did you mean \"Calls.leaf\"?",
+            "` lists the names",
+        ),
+        (
             "-fn Calls.leaf -probe tick",
             "no OCaml probes in ",
             "`count -fn GLOB` counts functions of any program",
@@ -391,7 +419,22 @@ fn unknown_functions_are_errors() {
         assert!(error.contains(message), "{error}");
         assert!(error.contains(hint), "{error}");
     }
+    let mut spaced = command([
+        "count",
+        "-pid",
+        &pid.to_string(),
+        "-fn",
+        "Calls.leaf, Calls.deep",
+    ]);
+    let error = run_command(&mut spaced).failure();
+    let hint = "a comma with a space behind it belongs to a name: write a list without spaces, Calls.leaf,Calls.deep";
+    assert!(error.contains(hint), "{error}");
     for (flags, message) in [
+        ("-gc minor -gc minor", "-gc: \"minor\" is given twice"),
+        (
+            "-functions Calls.leaf",
+            "unknown flag -functions; did you mean -fn?",
+        ),
         (
             "-fn Calls.[",
             "\"Calls.[\" is not a glob: it has a [ without a ]\n",
@@ -408,6 +451,15 @@ fn unknown_functions_are_errors() {
     let refused = count("-fn Calls.deep").failure();
     assert!(refused.contains("is already observed by"), "{refused}");
     tool.end().answer();
+}
+
+#[test]
+fn functions_of_bytecode_are_refused() {
+    let target = Talker::start(&program("bytecode/unprobed.bc"));
+    let error = run(&format!("count -pid {} -fn App.*", target.pid())).failure();
+    assert!(error.contains(", which runs OCaml bytecode,"), "{error}");
+    let hint = "hint: the program is OCaml bytecode, whose functions are no native code";
+    assert!(error.contains(hint), "{error}");
 }
 
 /// Runs a program that `trace -count` starts, with `words` on standard input.
@@ -476,6 +528,9 @@ fn calls_are_counted_from_the_first_instruction() {
         for one in ["1 Calls.entry", "1 main"] {
             assert!(counted.iter().any(|line| line == one), "{counted:?}");
         }
+        let address = trace(&file, "-fn 0x10", words).stderr;
+        let hint = "hint: a position-independent program, and a library, has its addresses only when it runs: give the name";
+        assert!(address.contains(hint), "{address}");
         let missing = trace(&file, "-fn Calls.laef", words);
         assert_eq!((missing.code, &*missing.stdout), (Some(1), ""));
         let why = "matches Calls.laef; did you mean \"Calls.leaf\"? the program was not started";
@@ -521,6 +576,10 @@ fn functions_of_a_killed_tool_are_cleaned() {
         assert!(!is_observed(pid));
         let error = run(&format!("info -pid {pid}")).failure();
         assert!(error.contains("no OCaml probes in "), "{error}");
+        assert!(
+            json["build_id"].as_str().is_some_and(|id| id.len() >= 8),
+            "{json}"
+        );
         target.ask("calls 2 10", "called");
     }
 }

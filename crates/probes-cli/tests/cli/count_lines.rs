@@ -86,12 +86,12 @@ fn lines_without_code_are_errors() {
         (
             "calls.ml:16",
             "calls.exe: no code begins at calls.ml:16; the nearest lines with code are 14 and 17; nothing was changed",
-            "hint: `-fn calls.ml:17` counts that line",
+            "hint: give calls.ml:17, which has code",
         ),
         (
             "calls.ml:4000",
             "calls.exe: no code begins at calls.ml:4000; the nearest line with code is 42; nothing was changed",
-            "hint: `-fn calls.ml:42` counts that line",
+            "hint: give calls.ml:42, which has code",
         ),
         (
             "call.ml:13",

@@ -68,10 +68,14 @@ fn all_functions_are_listed_without_a_glob() {
 fn functions_say_whether_they_can_be_observed() {
     let scratch = Scratch::new();
     let (source, file) = (scratch.file("short.s"), scratch.file("short"));
-    // The first is followed by another one, the second by padding; the third has a conditional jump to a part of the
-    // code that belongs to no function.
+    // The first is followed by another one, whose exit is a branch target, the second by padding; the third has a conditional
+    // jump to a part of the code that belongs to no function.
     let functions = [
         ("first", "ret"),
+        (
+            "exit",
+            "mov %rdi, %rax; mov $1, %eax; test %edi, %edi; jne 1f; mov $2, %eax; 1: ret",
+        ),
         ("second", "mov %rdi, %rax; ret; .skip 8, 0x90"),
         ("third", "mov $1, %eax; test %edi, %edi; je hidden; ret"),
     ];
@@ -84,7 +88,7 @@ fn functions_say_whether_they_can_be_observed() {
     let mut gcc = std::process::Command::new("gcc");
     gcc.args(["-nostdlib", "-no-pie", "-static", "-o"]);
     assert!(gcc.arg(&file).arg(&source).status().unwrap().success());
-    let line = "list -functions first second third";
+    let line = "list -functions first exit second third";
     let plain = run_on(line, &file);
     let words: Vec<&str> = plain
         .stdout
@@ -93,7 +97,12 @@ fn functions_say_whether_they_can_be_observed() {
         .collect();
     assert_eq!(
         words,
-        ["no(too_short)", "count,time", "count(unknown_code)"]
+        [
+            "no(too_short)",
+            "count(too_short)",
+            "count,time",
+            "count(unknown_code)"
+        ]
     );
     let table = run_on(&format!("{line} -format table"), &file).answer();
     assert!(table.contains(" | no(too_short)       | first"), "{table}");
@@ -110,9 +119,11 @@ fn functions_say_whether_they_can_be_observed() {
     let refusal = |reason, text| serde_json::json!({"reason": reason, "text": text});
     let short = refusal("too_short", "is too short: 1 byte, and a jump takes 5");
     assert_eq!(shown(0), (&no, &no, &short));
-    assert_eq!(shown(1), (&yes, &yes, &Value::Null));
+    let exit = "has an exit at +0x11 that is too short: 1 byte, and a jump takes 5";
+    assert_eq!(shown(1), (&yes, &no, &refusal("too_short", exit)));
+    assert_eq!(shown(2), (&yes, &yes, &Value::Null));
     let hidden = "has a jump at +0x7 to code that belongs to no known function, or to several";
-    assert_eq!(shown(2), (&yes, &no, &refusal("unknown_code", hidden)));
+    assert_eq!(shown(3), (&yes, &no, &refusal("unknown_code", hidden)));
 }
 
 #[test]

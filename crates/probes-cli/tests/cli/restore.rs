@@ -153,7 +153,7 @@ fn changes_by_other_tools_stay() {
         waiting.send(Signal::SIGINT);
         let (code, stdout, stderr) = waiting.wait_for_exit();
         assert_eq!((code, &stdout[..]), (Some(0), "plain 2 -> 1, 0 sites\n"));
-        assert!(stderr.contains("still on, because others"), "{stderr}");
+        assert!(stderr.contains("still enabled, because others"), "{stderr}");
 
         let waiting = Waiting::start(&target, "-enable plain -for 1h");
         attach("-force -disable plain");

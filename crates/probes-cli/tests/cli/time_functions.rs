@@ -6,7 +6,7 @@ use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
 use crate::count_functions::observing;
-use crate::support::{is_observed, object, run};
+use crate::support::{is_observed, object, run, run_on};
 
 /// The figures of a plain line before its name.
 const FIGURES: usize = 11;
@@ -286,6 +286,50 @@ fn self_times_are_shown_in_every_form() {
 }
 
 #[test]
+fn idle_functions_of_many_are_left_out() {
+    let mut target = Talker::start(&program_forms("calls")[0]);
+    for json in [false, true] {
+        let flags = if json {
+            "-json -fn Stdlib.*,Calls.leaf"
+        } else {
+            "-fn Stdlib.*,Calls.leaf"
+        };
+        let tool = observing("latency", flags, target.pid());
+        target.ask("run 1 10", "calls");
+        let run = tool.end();
+        if !json {
+            let called = figures(&run.stdout);
+            assert!(called.iter().any(|line| line.starts_with("Calls.leaf 15 ")));
+            assert!(
+                called.iter().all(|line| !line.ends_with(" 0 0 0 0 0")),
+                "{called:?}"
+            );
+            let sum = format!(" functions ({} of them called), ", called.len());
+            assert!(run.stderr.contains(&sum), "{}", run.stderr);
+            continue;
+        }
+        let json = object(&run.answer());
+        let rows = json["functions"].as_array().unwrap().len() as u64;
+        assert!(rows > 0 && json["functions_timed"].as_u64().unwrap() > 100 + rows);
+    }
+}
+
+#[test]
+fn lost_calls_are_told_in_a_warning() {
+    let mut target = Talker::start(&program_forms("overflow")[0]);
+    for form in ["plain", "table", "json"] {
+        let flags = format!("-fn Overflow.* -format {form}");
+        let tool = observing("latency", &flags, target.pid());
+        target.ask("overflow 0", "overflow");
+        let run = tool.end();
+        let warning = " were not recorded: the figures are those of the others";
+        assert!(run.stderr.contains(warning), "{form}: {}", run.stderr);
+        let is_kind = run.stderr.contains("\"kind\":\"lost_calls\"");
+        assert_eq!(is_kind, form == "json", "{}", run.stderr);
+    }
+}
+
+#[test]
 fn functions_and_pairs_are_timed_together() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
@@ -326,11 +370,32 @@ fn work_of_the_collector_is_timed() {
             assert!(count != "0" && line.ends_with(" 0 0 0 0"), "{line}");
         }
     }
+}
+
+#[test]
+fn missing_collectors_are_explained() {
     let target = Talker::start(&fixture_forms("lasting")[0]);
-    let none = run(&format!("latency -pid {} -gc stw", target.pid()));
-    assert_eq!(none.code, Some(1));
-    let name = "is caml_try_run_on_all_domains_with_spin_work";
-    assert!(none.stderr.contains(name), "{}", none.stderr);
+    let none = run(&format!("latency -pid {} -gc minor", target.pid())).failure();
+    let why = "no OCaml runtime with symbols in lasting.pie or its ";
+    let hint = "hint: -gc is for OCaml programs that have the symbols of their runtime";
+    assert!(none.contains(why) && none.contains(hint), "{none}");
+    let file = &program_forms("calls")[0];
+    let target = Talker::start(file);
+    let is_ocaml_5 = run_on("list -functions caml_init_domains", file).code == Some(0);
+    let stw = run(&format!("count -for 1ms -pid {} -gc stw", target.pid()));
+    if is_ocaml_5 {
+        assert!(
+            stw.answer()
+                .ends_with("caml_try_run_on_all_domains_with_spin_work\n")
+        );
+        return;
+    }
+    let stw = stw.failure();
+    let why = "calls.exe: it has the runtime of OCaml 4, and stw is work of OCaml 5";
+    assert!(
+        stw.contains(why) && stw.contains("hint: -gc stw needs OCaml 5"),
+        "{stw}"
+    );
 }
 
 #[test]
@@ -343,6 +408,25 @@ fn errors_say_what_to_give() {
         missing
             .stderr
             .contains("needs -pair START,STOP, -fn GLOBS or -gc WORK")
+    );
+    let listed = run(&format!("list -functions -pid {} leaf", target.pid())).answer();
+    let (address, _) = listed.split_once(' ').unwrap();
+    let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).unwrap();
+    let middle = format!("count -pid {} -fn {:#x}", target.pid(), address + 1);
+    let middle = run(&middle).failure();
+    assert!(
+        middle.contains("is in the middle of an instruction"),
+        "{middle}"
+    );
+    assert!(
+        middle.contains("hint: give the address at which an instruction begins"),
+        "{middle}"
+    );
+    let calls = Talker::start(&program_forms("calls")[0]);
+    let line = run(&format!("latency -pid {} -fn calls.ml:28", calls.pid())).failure();
+    assert!(
+        line.contains("hint: `count -fn calls.ml:28` counts"),
+        "{line}"
     );
     let unknown = latency(" -fn depe");
     assert_eq!(unknown.code, Some(1));

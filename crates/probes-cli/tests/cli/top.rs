@@ -141,7 +141,7 @@ fn functions_are_shown_with_source_lines() {
         // Nothing is to be enabled.
         top.terminal.press(&["Down", "e"]);
         top.terminal
-            .wait_for("is a function: only probes are enabled");
+            .wait_for("is a function: only probes can be enabled or disabled");
         top.terminal.press(&["q"]);
         top.wait_for_exit();
         assert!(!is_observed(pid));
@@ -301,7 +301,7 @@ fn probe_is_switched_by_key_and_restored_finally() {
         run(&format!("attach -quiet -enable only_alpha -pid {pid}")).answer();
         top.terminal.press(&["e"]);
         top.terminal
-            .wait_for("only_alpha 2 -> 1: still on, because others have enabled it too");
+            .wait_for("only_alpha 2 -> 1: still enabled, because others have enabled it too");
         top.terminal.press(&["q"]);
         assert_eq!(top.wait_for_exit(), "");
         assert_eq!(states(pid), "only_alpha enabled\nshared enabled\n");

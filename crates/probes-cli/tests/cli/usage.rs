@@ -97,6 +97,8 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "info -pid 7 -wait",
         "trace -prog x -count -for 1s",
         "trace -prog x -count -fields time",
+        "trace -prog x -gc minor",
+        "count -pid 7 -gc minor,nursery",
         "trace -prog x -watch a -fields time -json",
         "trace -prog x -force",
         "completion bash",

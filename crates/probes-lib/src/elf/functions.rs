@@ -222,8 +222,22 @@ impl FunctionTable {
         let text = |place: NamePlace| text_at(&strings, place);
         found.sort_by(|one, other| {
             let preference = |found: &Found| {
-                let rank = binding_rank(found.binding);
-                (found.address, rank, found.underscores, found.place.len)
+                let Found {
+                    address,
+                    binding,
+                    underscores,
+                    place,
+                    ..
+                } = found;
+                let is_local = !matches!(*binding, STB_GLOBAL | STB_WEAK);
+                // A name that programs use may be weak, and `__nanosleep` global.
+                (
+                    *address,
+                    is_local,
+                    *underscores,
+                    *binding == STB_WEAK,
+                    place.len,
+                )
             };
             (preference(one).cmp(&preference(other)))
                 .then_with(|| text(one.place).cmp(text(other.place)))
@@ -419,7 +433,8 @@ impl<'t> Function<'t> {
         self.entry.kind
     }
 
-    /// Its names: exported ones before local ones, otherwise those with fewer underscores first, then shorter ones.
+    /// Its names: exported ones before local ones, otherwise those with fewer leading underscores first, then global ones before
+    /// weak ones, then shorter ones.
     pub fn names(&self) -> impl ExactSizeIterator<Item = FunctionName<'t>> + use<'t> {
         let table = self.table;
         let names = &table.names[self.entry.first_name..self.entry.last_name];
@@ -537,14 +552,6 @@ fn is_part(symbol: &[u8]) -> bool {
     let without_number = &symbol[..end.map_or(0, |end| end + 1)];
     let without_number = without_number.strip_suffix(b".").unwrap_or(symbol);
     without_number.ends_with(b".cold") || symbol.ends_with(b".cold")
-}
-
-fn binding_rank(binding: u8) -> u8 {
-    match binding {
-        STB_GLOBAL => 0,
-        STB_WEAK => 1,
-        _ => 2,
-    }
 }
 
 /// The executable bytes that come from the file.

@@ -18,6 +18,8 @@ pub enum FunctionError {
     NoMatch {
         /// What was asked for.
         glob: String,
+        /// Whether the program runs OCaml bytecode, whose functions are no native code.
+        runs_bytecode: bool,
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
         /// Files that are mapped and could not be read.
@@ -33,7 +35,19 @@ pub enum FunctionError {
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
     },
-    /// No runtime of OCaml has a function for this work of the garbage collector.
+    /// Neither the program nor a library has a runtime of OCaml whose symbols are there.
+    #[error("it has no OCaml runtime with symbols")]
+    NoRuntime {
+        /// How many libraries and plugins of the process were searched, too.
+        libraries: usize,
+    },
+    /// The runtime is that of OCaml 4, and only that of OCaml 5 does this work of the garbage collector.
+    #[error("it has the runtime of OCaml 4, and {work} is work of OCaml 5")]
+    NeedsOcaml5 {
+        /// The work, as `-gc` has it.
+        work: &'static str,
+    },
+    /// The runtime of OCaml has no function for this work of the garbage collector.
     #[error("it has no function {}", names.join(" or "))]
     NoCollector {
         /// The functions of which it might have one.
@@ -98,17 +112,27 @@ impl FunctionError {
         match self {
             FunctionError::NoMatch {
                 glob,
+                runs_bytecode,
                 libraries,
                 unreadable,
                 near,
             } => format!(
-                "no function in {file}{} matches {glob}{}{}",
+                "no function in {file}{}{} matches {glob}{}{}",
+                if *runs_bytecode {
+                    ", which runs OCaml bytecode,"
+                } else {
+                    ""
+                },
                 or_libraries(*libraries),
                 unreadable_suffix(unreadable),
                 did_you_mean(near)
             ),
             FunctionError::NoneAt { address, libraries } => format!(
                 "no function in {file}{} is known at {address}",
+                or_libraries(*libraries)
+            ),
+            FunctionError::NoRuntime { libraries } => format!(
+                "no OCaml runtime with symbols in {file}{}",
                 or_libraries(*libraries)
             ),
             FunctionError::NoCollector { names, libraries } => format!(
@@ -131,6 +155,7 @@ impl FunctionError {
             FunctionError::SeveralFiles { .. }
             | FunctionError::NoCodeAt { .. }
             | FunctionError::NonePossible { .. }
+            | FunctionError::NeedsOcaml5 { .. }
             | FunctionError::TooManyTimed { .. } => format!("{file}: {self}"),
         }
     }

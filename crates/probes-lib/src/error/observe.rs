@@ -45,6 +45,13 @@ pub struct MemoryLimit {
     pub used: u64,
 }
 
+impl ToolProcess {
+    /// How long ago the observation or the hold began, in the largest unit of which that is at least two: `100 s`, `2 minutes`.
+    pub fn age_in_words(&self) -> String {
+        in_words(self.age)
+    }
+}
+
 /// Its pid and its command.
 impl fmt::Display for ToolProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -124,7 +131,7 @@ pub enum ObserveError {
         limit: MemoryLimit,
     },
     /// Another process observes it ([`Options::take_over`](crate::Options::take_over)).
-    #[error("is already observed by {observer}, for {}", in_words(observer.age))]
+    #[error("is already observed by {observer}, for {}", observer.age_in_words())]
     AlreadyObserved {
         /// Which one.
         observer: ToolProcess,

@@ -164,7 +164,8 @@ impl Exits<'_> {
                 self.sites.push(site);
             } else if !self.extend_entry(body, index) {
                 let offset = body.offset(exit);
-                let candidates = self.swept.candidates(body, index)?;
+                let candidates = self.swept.candidates(body, index);
+                let candidates = candidates.map_err(|refusal| refusal.of_exit(offset))?;
                 let is_possible = candidates.iter().any(PatchSite::is_on_one_page);
                 return Err(if is_possible {
                     Refusal::Overlap { offset }

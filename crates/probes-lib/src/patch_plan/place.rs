@@ -261,6 +261,7 @@ impl Swept {
             }
             Stop::End | Stop::Enough => Refusal::TooShort {
                 len: (len + behind) as u8,
+                exit: None,
             },
         })
     }

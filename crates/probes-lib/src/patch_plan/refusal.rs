@@ -5,7 +5,7 @@
 /// Offsets are in bytes from the start of the function.
 ///
 /// ```
-/// let refusal = probes_lib::Refusal::TooShort { len: 1 };
+/// let refusal = probes_lib::Refusal::TooShort { len: 1, exit: None };
 /// assert_eq!(refusal.to_string(), "is too short: 1 byte, and a jump takes 5");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr, thiserror::Error)]
@@ -35,10 +35,12 @@ pub enum Refusal {
         len: u64,
     },
     /// The place ends before there is room for a jump, and what follows leaves no shorter jump.
-    #[error("is too short: {len} byte{}, and a jump takes 5", if *.len == 1 { "" } else { "s" })]
+    #[error("{}", too_short(*len, *exit))]
     TooShort {
         /// The length of the place in bytes, with the padding that follows.
         len: u8,
+        /// Where the place is, if it is an exit.
+        exit: Option<u64>,
     },
     /// Code jumps into the bytes that the jump would take, and no address is free that a shorter one reaches.
     #[error("has a branch target at +{offset:#x}, inside the bytes of the jump")]
@@ -123,6 +125,14 @@ pub enum Refusal {
     ChangedCode,
 }
 
+fn too_short(len: u8, exit: Option<u64>) -> String {
+    let place = exit.map_or_else(String::new, |offset| {
+        format!("has an exit at +{offset:#x} that ")
+    });
+    let plural = if len == 1 { "" } else { "s" };
+    format!("{place}is too short: {len} byte{plural}, and a jump takes 5")
+}
+
 fn overlap(offset: u64) -> String {
     if offset == 0 {
         "has too little room beside the patch of another function".to_owned()
@@ -132,6 +142,17 @@ fn overlap(offset: u64) -> String {
 }
 
 impl Refusal {
+    /// The same of an exit of the function, at this offset.
+    pub(super) fn of_exit(self, offset: u64) -> Refusal {
+        match self {
+            Refusal::TooShort { len, .. } => Refusal::TooShort {
+                len,
+                exit: Some(offset),
+            },
+            other => other,
+        }
+    }
+
     /// The name of the reason in JSON: `too_short`, `branch_target`, …; it stays the same.
     ///
     /// ```

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
+use crate::build_id::BuildId;
+use crate::elf::ElfFile;
 use crate::error::{Error, ErrorKind, MemoryError, Operation, ProbeError, ProcessError, Result};
 use crate::process::Process;
 use crate::process::denial;
-use crate::process::image::Image;
+use crate::process::image::{Image, open_executable};
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::objects::Files;
@@ -118,6 +120,19 @@ impl OpenedProcess {
     /// Returns the path of the executable, as the kernel names it.
     pub(crate) fn program(&self) -> &Path {
         &self.program
+    }
+
+    /// Returns the build-id of the executable, whether that has probes or not.
+    pub(crate) fn build_id(&self) -> Option<BuildId> {
+        let image = self.image();
+        let mut objects = image.program.objects().iter();
+        match objects.find(|object| object.path() == self.program) {
+            Some(object) => object.table.build_id().cloned(),
+            None => {
+                let (_, file) = open_executable(&self.process).ok()?;
+                ElfFile::read(file, self.program.clone()).ok()?.build_id()
+            }
+        }
     }
 
     /// Returns whether this is the current process.

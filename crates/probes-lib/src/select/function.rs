@@ -1,5 +1,6 @@
 //! [`FunctionSelector`]: which functions of a program are meant.
 
+use std::fmt;
 use std::str::FromStr;
 
 use crate::address::LiveAddr;
@@ -56,11 +57,27 @@ pub enum CollectorWork {
     Major,
     /// A compaction of the heap.
     Compact,
-    /// What all domains of OCaml 5 do together while the program stands.
+    /// A stop-the-world section: what all domains of OCaml 5 do together while no OCaml code runs.
     StopTheWorld,
 }
 
 impl CollectorWork {
+    /// Returns the word that [`FromStr`] reads.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            CollectorWork::Minor => "minor",
+            CollectorWork::Slice => "slice",
+            CollectorWork::Major => "major",
+            CollectorWork::Compact => "compact",
+            CollectorWork::StopTheWorld => "stw",
+        }
+    }
+
+    /// Returns whether no runtime of OCaml 4 does it.
+    pub(crate) fn is_of_ocaml_5(self) -> bool {
+        self == CollectorWork::StopTheWorld
+    }
+
     /// The functions that do it, of which a runtime has one: those of OCaml 5 first (runtime/minor_gc.c, major_gc.c,
     /// shared_heap.c, domain.c), then those of OCaml 4.
     pub(crate) fn names(self) -> &'static [&'static str] {
@@ -71,6 +88,12 @@ impl CollectorWork {
             CollectorWork::Compact => &["caml_compact_heap"],
             CollectorWork::StopTheWorld => &["caml_try_run_on_all_domains_with_spin_work"],
         }
+    }
+}
+
+impl fmt::Display for CollectorWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
     }
 }
 

@@ -302,7 +302,10 @@ impl Model {
             return None;
         };
         if probe.function.is_some() {
-            let message = format!("{} is a function: only probes are enabled", probe.name);
+            let message = format!(
+                "{} is a function: only probes can be enabled or disabled",
+                probe.name
+            );
             self.show_message(message);
             return None;
         }
@@ -382,7 +385,7 @@ impl Model {
         called.count()
     }
 
-    /// How many of them are on.
+    /// How many probes are enabled.
     pub(super) fn enabled_count(&self) -> usize {
         let is_on = |point: &&Point| point.state == Some(State::Enabled);
         self.points.iter().filter(is_on).count()

@@ -11,14 +11,16 @@ use super::{Bucket, Subject, Summary, buckets, nanoseconds, with_unit};
 use crate::output::refused::RefusedView;
 use crate::output::table;
 use crate::output::view::text;
-use crate::text::Escaped;
+use crate::text::{Escaped, MANY};
 
 /// The functions that are timed.
 #[derive(Debug, Serialize)]
 pub(in crate::output) struct TimedFunctions<'l> {
-    /// Those with the most time first.
+    /// Those with the most time first. Of many, those without calls are left out.
     #[serde(rename = "functions")]
     rows: Vec<FunctionRow<'l>>,
+    /// How many there are.
+    functions_timed: usize,
     /// Those that cannot be timed.
     refused: Vec<RefusedView<'l>>,
 }
@@ -71,15 +73,39 @@ impl<'l> TimedFunctions<'l> {
         let mut rows: Vec<FunctionRow<'l>> = functions.iter().map(FunctionRow::of).collect();
         // Stable: of equal ones the first by address.
         rows.sort_by_key(|row| std::cmp::Reverse((row.time(), row.unwound, row.running)));
+        let functions_timed = rows.len();
+        if functions_timed > MANY {
+            rows.retain(FunctionRow::is_called);
+        }
         TimedFunctions {
             rows,
+            functions_timed,
             refused: refused.iter().map(RefusedView::of).collect(),
         }
     }
 
     /// Whether no functions are timed, nor were to be.
     pub(super) fn is_empty(&self) -> bool {
-        self.rows.is_empty() && self.refused.is_empty()
+        self.functions_timed == 0 && self.refused.is_empty()
+    }
+
+    /// How many there are, how many of them were called, and how many calls have ended.
+    pub(super) fn sum(&self) -> (usize, usize, u64) {
+        let called = self.rows.iter().filter(|row| row.is_called()).count();
+        let calls = self.rows.iter();
+        let calls = calls.flat_map(|row| [row.summary.count, row.unwound]);
+        (self.functions_timed, called, saturating_sum(calls))
+    }
+
+    /// The names of the functions of which calls were lost, how many calls were, and how many there were of these functions.
+    pub(super) fn lost(&self) -> (Vec<&str>, u64, u64) {
+        let rows = self.rows.iter().filter(|row| row.lost > 0);
+        let rows: Vec<&FunctionRow<'_>> = rows.collect();
+        let names = rows.iter().map(|row| row.name).collect();
+        let lost = saturating_sum(rows.iter().map(|row| row.lost));
+        let others = rows.iter();
+        let others = others.flat_map(|row| [row.summary.count, row.running, row.unwound]);
+        (names, lost, saturating_sum(others.chain([lost])))
     }
 
     /// A line for each function, with the time `at` which it was.
@@ -205,6 +231,10 @@ impl<'l> FunctionRow<'l> {
         (!cautions.is_empty()).then(|| cautions.join("; "))
     }
 
+    fn is_called(&self) -> bool {
+        self.summary.count > 0 || self.others().any(|it| it > 0)
+    }
+
     /// How long its calls lasted together.
     fn time(&self) -> u128 {
         match &self.own {
@@ -225,4 +255,9 @@ impl<'l> FunctionRow<'l> {
         let doubtful = self.own.as_ref().map(|own| own.doubtful);
         others.into_iter().chain(doubtful)
     }
+}
+
+/// Adds figures of a process, which may be any.
+fn saturating_sum(figures: impl Iterator<Item = u64>) -> u64 {
+    figures.fold(0, u64::saturating_add)
 }

@@ -89,6 +89,9 @@ fn aliases_are_names_of_one_function() {
     assert_eq!(write.len(), 1);
     let names: Vec<String> = write[0].names().map(|name| name.text).collect();
     assert_eq!(names, ["write", "__write"]);
+    // Global is `__nanosleep`, and weak what programs call.
+    let nanosleep = named(&table, "nanosleep")[0].name().unwrap();
+    assert_eq!(nanosleep.text, "nanosleep");
     let memcpy = named(&table, "memcpy");
     assert!(memcpy.iter().any(|it| it.kind() == FunctionKind::Resolver));
 }

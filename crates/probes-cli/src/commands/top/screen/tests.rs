@@ -109,7 +109,7 @@ fn functions_are_rows_beside_probes() {
     assert!(lines[2].starts_with("FUNCTION ") && !lines[2].contains("STATE"));
     assert!(!lines[7].contains("enable"), "{lines:?}");
     assert_eq!(alone.press(Key::Enter, 9), None);
-    let said = "f is a function: only probes are enabled";
+    let said = "f is a function: only probes can be enabled or disabled";
     assert_eq!(alone.message(), Some(said));
 }
 
