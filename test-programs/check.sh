@@ -3,7 +3,7 @@
 set -eu
 cd "$1"
 
-for program in terminating service handlers init threads newborn overflow interleaved waiting shown parked twolibs many calls; do
+for program in terminating service handlers init threads newborn overflow interleaved waiting shown parked twolibs many calls backtraces; do
   readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
   readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
 done
@@ -18,6 +18,7 @@ for suffix in .exe _nopie.exe; do
   printf 'report\n' | ./parked$suffix 2
   printf 'report\n' | ./waiting$suffix
   printf 'overflow 0\noverflow 3\n' | ./overflow$suffix
+  printf 'wait\nlonger\n' | ./backtraces$suffix
   printf 'run 3 10\nrun 1 2\nrun 1\n' | ./calls$suffix
   printf 'tasks 2\nspans 2\n' | ./interleaved$suffix
   printf 'run\nhit 2\nhit texts 3\ncollect 2\nthreads 3 100\nhit no 1\n' | ./shown$suffix

@@ -50,6 +50,8 @@ mod list; // probes of files, in all formats
 mod memory; // little memory
 #[path = "cli/objects.rs"]
 mod objects; // probes of libraries and plugins, and `ps`
+#[path = "cli/observed_functions.rs"]
+mod observed_functions; // programs compute the same while their functions are observed
 #[path = "cli/observers.rs"]
 mod observers; // one observer per process: refusal, take-over
 #[path = "cli/release_build.rs"]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use probes_lib::{Action, Observation, Options, Selector, State, Target};
+use probes_lib::{Action, FunctionSelector, Observation, Options, Selector, State, Target};
 use test_support::process::Image;
 use test_support::{Guard, fixture_forms, program_forms};
 
@@ -191,6 +191,62 @@ fn counting_starts_and_ends_under_load() {
             assert!(hits > 0);
             case.add("cycles", each as u64);
             case.add("hits counted", hits);
+            assert_eq!(anonymous_code_mappings(subject.pid()), 0);
+            subject.assert_all((0, State::Disabled), "in the end");
+            subject.end();
+        }
+        rounds += 1;
+    }
+}
+
+/// Counts functions that match these globs, or times them.
+fn functions(globs: &[&str], is_timed: bool) -> Observation {
+    let selectors = globs
+        .iter()
+        .map(|glob| FunctionSelector::Glob(glob.parse().unwrap()));
+    let add = if is_timed {
+        Observation::time_functions
+    } else {
+        Observation::count_functions
+    };
+    selectors.fold(Observation::new(), add)
+}
+
+// promise: Functions: Functions are patched and restored under full load, over and over, and every thread runs on (500
+//    observations)
+#[test]
+fn functions_are_patched_and_restored_under_load() {
+    let mut case = Case::begin("functions observed under load, over and over", 4);
+    let of_c = fixture_forms("threads_spin").map(|file| (file, ["Few.*", "fixture_*"]));
+    let of_ocaml = program_forms("threads").map(|file| (file, ["Threads.*", "caml_*"]));
+    let files: Vec<_> = of_c.into_iter().chain(of_ocaml).collect();
+    let each = case.part_of(CYCLES).div_ceil(files.len());
+    let mut rounds = 0;
+    while case.wants_another_round(rounds, 1) {
+        for (file, globs) in &files {
+            let subject = Subject::start(file, [] as [&str; 0]);
+            let target = Target::open(subject.pid()).unwrap();
+            let (mut hits, mut calls) = (0, 0);
+            for cycle in 0..each {
+                let is_timed = cycle % 2 == 1;
+                let options = options_with_long_deadline();
+                let mut observer = target
+                    .observe(&functions(globs, is_timed), options)
+                    .unwrap();
+                target.update_with(&all(Action::Enable), options).unwrap();
+                target.update_with(&all(Action::Disable), options).unwrap();
+                let report = observer.remove().unwrap();
+                hits += report.counts.functions().map(|it| it.hits).sum::<u64>();
+                calls += report
+                    .function_latencies
+                    .iter()
+                    .map(|it| it.count())
+                    .sum::<u64>();
+            }
+            assert!(hits > 0 && calls > 0, "{hits} {calls}");
+            case.add("cycles", each as u64);
+            case.add("calls counted", hits);
+            case.add("calls timed", calls);
             assert_eq!(anonymous_code_mappings(subject.pid()), 0);
             subject.assert_all((0, State::Disabled), "in the end");
             subject.end();

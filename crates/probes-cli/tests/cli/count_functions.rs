@@ -45,8 +45,13 @@ impl Observing {
     }
 
     /// Interrupts it; returns what it prints to the end.
-    pub(crate) fn end(mut self) -> Run {
+    pub(crate) fn end(self) -> Run {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();
+        self.until_end()
+    }
+
+    /// Returns what it prints to the end.
+    pub(crate) fn until_end(mut self) -> Run {
         let mut stdout = String::new();
         while let Some(line) = self.tool.line() {
             stdout += &(line + "\n");
