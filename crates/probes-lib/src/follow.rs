@@ -190,7 +190,7 @@ impl Follow {
     /// it [is over](Follow::is_over).
     pub fn next(&self, timeout: Duration) -> Option<FollowEvent> {
         let event = self.events.next(timeout);
-        if event.is_none() && self.events.is_closed() {
+        if event.is_none() && self.events.is_drained() {
             self.join();
         }
         event
@@ -198,14 +198,14 @@ impl Follow {
 
     /// Returns whether all processes have exited or are detached, and all events were returned.
     pub fn is_over(&self) -> bool {
-        self.events.is_closed()
+        self.events.is_drained()
     }
 
     /// Requests the end, and does not wait for it: within about two seconds, all processes are
     /// detached and run on, and following [is over](Follow::is_over). Events until then can still
     /// be received.
     pub fn stop(&self) {
-        self.events.stop();
+        self.events.request_end();
     }
 
     /// Waits for the end of the thread, at which the kernel resumes whatever is still traced.

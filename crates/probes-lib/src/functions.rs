@@ -313,7 +313,7 @@ impl Functions {
             1 => FunctionError::NoCodeAt {
                 file,
                 line,
-                near: [search.near.0, search.near.1]
+                near: [search.neighbours.0, search.neighbours.1]
                     .into_iter()
                     .flatten()
                     .collect(),

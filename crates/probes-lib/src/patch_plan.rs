@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! sweep       all functions → every address that something may jump to       targets.rs, tables.rs
-//!             (for the entries of few functions, only what can matter        near.rs)
+//!             (for the entries of few functions, only what can matter        sweep_filter.rs)
 //! place       an instruction → the jumps that can replace it                  place.rs, padding.rs
 //! exits       a function → its returns and tail jumps, without overlap        exits.rs, parts.rs
 //! displaced   the instructions that a jump replaces, at another address      displaced.rs

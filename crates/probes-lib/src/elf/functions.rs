@@ -20,7 +20,7 @@ use goblin::elf::sym::{STB_GLOBAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC};
 use crate::address::{CodeRange, FileAddr};
 use crate::build_id::BuildId;
 use crate::elf::functions::frametables::{Frametables, Text, frametables};
-use crate::elf::functions::ranges::Ranges;
+use crate::elf::functions::ranges::RangeSet;
 use crate::elf::functions::unwind_ranges::{UnwindRange, unwind_ranges};
 use crate::elf::mangling::{self, Language};
 use crate::elf::symbols::SymbolTable;
@@ -175,7 +175,7 @@ impl FunctionTable {
     }
 
     /// Returns the functions and parts of functions that have a symbol.
-    fn of_symbols(elf: &ElfFile, code: &Ranges) -> Result<FunctionTable> {
+    fn of_symbols(elf: &ElfFile, code: &RangeSet) -> Result<FunctionTable> {
         let mut parts = Vec::new();
         let (mut symbols_len, mut strings_len) = (0, 0);
         let mut strings = Strings::default();
@@ -267,7 +267,7 @@ impl FunctionTable {
     }
 
     /// Adds the functions and parts of functions that only the unwind tables know.
-    fn add_unnamed(&mut self, elf: &ElfFile, code: &Ranges) {
+    fn add_unnamed(&mut self, elf: &ElfFile, code: &RangeSet) {
         let mut ranges = unwind_ranges(elf);
         ranges.retain(|range| {
             let end = range.address.0.checked_add(range.len);
@@ -283,7 +283,7 @@ impl FunctionTable {
         let stubs = elf
             .code_sections()
             .filter(|(name, ..)| name.starts_with(b".plt"));
-        let stubs = Ranges::of(stubs.map(|(_, address, len)| (address.0, len)));
+        let stubs = RangeSet::of(stubs.map(|(_, address, len)| (address.0, len)));
         let known = self.functions.len();
         // Where the functions known so far end; a shorter one may be inside a longer one.
         let mut ends: Vec<u64> = Vec::with_capacity(known);
@@ -491,7 +491,7 @@ impl Found {
 
 impl Entry {
     /// The function that these symbols, which are not none, stand for; their names begin with `first_name`.
-    fn of(aliases: &[Found], first_name: usize, boundaries: &[u64], code: &Ranges) -> Entry {
+    fn of(aliases: &[Found], first_name: usize, boundaries: &[u64], code: &RangeSet) -> Entry {
         let address = aliases[0].address;
         let said = aliases.iter().map(|alias| alias.len).max().unwrap_or(0);
         let is_resolver = aliases
@@ -555,9 +555,9 @@ fn is_part(symbol: &[u8]) -> bool {
 }
 
 /// The executable bytes that come from the file.
-fn code_of(elf: &ElfFile) -> Ranges {
+fn code_of(elf: &ElfFile) -> RangeSet {
     let segments = elf.loaded().filter(|segment| segment.executable);
-    Ranges::of(segments.map(|segment| (segment.start.0, segment.file_len)))
+    RangeSet::of(segments.map(|segment| (segment.start.0, segment.file_len)))
 }
 
 /// Where the sections of code begin and end: no function reaches over them.

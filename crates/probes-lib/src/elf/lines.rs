@@ -21,14 +21,14 @@ type Slice<'d> = EndianSlice<'d, LittleEndian>;
 /// A source line that is looked for in one file after another.
 pub(crate) struct LineSearch {
     /// The end of the path of the source file.
-    tail: String,
+    suffix: String,
     line: u32,
     /// Whether any file has line tables.
     pub(crate) has_tables: bool,
     /// The paths of the source files that end so and have code.
     pub(crate) paths: BTreeSet<String>,
     /// The last line before it, and the first after it, with code.
-    pub(crate) near: (Option<u32>, Option<u32>),
+    pub(crate) neighbours: (Option<u32>, Option<u32>),
     /// The names of other source files.
     pub(crate) names: BTreeSet<String>,
     names_len: usize,
@@ -45,19 +45,20 @@ impl LineSearch {
     /// Looks for line `line` of a source file whose path ends with `path`.
     pub(crate) fn new(path: &str, line: u32) -> LineSearch {
         LineSearch {
-            tail: normalised(path),
+            suffix: normalised(path),
             line,
             has_tables: false,
             paths: BTreeSet::new(),
-            near: (None, None),
+            neighbours: (None, None),
             names: BTreeSet::new(),
             names_len: 0,
         }
     }
 
     /// Returns where the line begins in the code of a file: in each function the first instruction of each stretch of code
-    /// that belongs to it. `function_at` returns the address of the function that an address is in: code that is in
-    /// none was removed by the linker.
+    /// that belongs to it; where the line has no code of its own, only if it has none elsewhere in that function.
+    /// `function_at` returns the address of the function that an address is in; rows for code in none give no place, as the
+    /// linker removed it.
     ///
     /// Tables that cannot be read, or only in part, are searched as far as they can be read.
     pub(crate) fn places_in(
@@ -148,7 +149,7 @@ impl LineSearch {
             let Some(path) = path(file) else {
                 continue;
             };
-            if is_tail(&self.tail, &path) {
+            if has_suffix(&path, &self.suffix) {
                 files.insert(index, path);
             } else if self.names_len < MAX_NAMES {
                 let name = path.rsplit('/').next().unwrap_or_default();
@@ -212,7 +213,7 @@ impl LineSearch {
         if !self.paths.contains(path) {
             self.paths.insert(path.to_owned());
         }
-        let (before, after) = &mut self.near;
+        let (before, after) = &mut self.neighbours;
         if line < self.line {
             *before = (*before).max(Some(line));
         } else if line > self.line {
@@ -221,7 +222,7 @@ impl LineSearch {
     }
 }
 
-/// Appends a path to that of the folder that it is in.
+/// Appends `part` to the path of a directory; an absolute `part` replaces it.
 fn push(path: &mut String, part: &str) {
     if part.starts_with('/') {
         path.clear();
@@ -231,7 +232,7 @@ fn push(path: &mut String, part: &str) {
     path.push_str(part);
 }
 
-/// Returns the path without `.` and `..`.
+/// Resolves `.` and `..` in a path, without looking at the file system; a leading `..` stays.
 fn normalised(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -245,9 +246,9 @@ fn normalised(path: &str) -> String {
     root.to_owned() + &parts.join("/")
 }
 
-/// Returns whether a path ends with the parts of `tail`.
-fn is_tail(tail: &str, path: &str) -> bool {
-    let before = path.strip_suffix(tail);
+/// Returns whether a path ends with the parts of `suffix`.
+fn has_suffix(path: &str, suffix: &str) -> bool {
+    let before = path.strip_suffix(suffix);
     before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
 

@@ -5,9 +5,9 @@
 //! send     ──▶ event, event, event ──▶     next
 //!              eventfd, readable while     poll(2), epoll(7)
 //!              `next` should be called
-//! is_stopping                        ◀──   stop
+//! end_is_requested                   ◀──   request_end
 //! wait_until_first_is_done           ◀──   next, once more
-//! drop     ──▶ closed                      is_closed
+//! drop     ──▶ closed                      is_drained
 //! ```
 //!
 //! The queue is unbounded: `send` never waits for the user, as tracees may be waiting for the
@@ -34,7 +34,7 @@ struct ChannelState<E> {
     /// waits in `wait_until_first_is_done` for a second `next`.
     is_readable: bool,
     is_closed: bool,
-    is_stopping: bool,
+    end_is_requested: bool,
     has_returned_event: bool,
     /// Whether `next` was called again after it had returned the first event, so that the user is done
     /// with that one.
@@ -69,7 +69,7 @@ impl<E> Channel<E> {
 /// The tracer thread's side. Dropping it closes the channel.
 pub(crate) struct EventSender<E>(Arc<Channel<E>>);
 
-/// The user's side. Dropping it asks the tracer thread to stop.
+/// The user's side. Dropping it asks the tracer thread to end.
 pub(super) struct EventReceiver<E>(Arc<Channel<E>>);
 
 /// Returns both sides of a new channel.
@@ -80,7 +80,7 @@ pub(super) fn channel<E>() -> Result<(EventSender<E>, EventReceiver<E>)> {
             events: VecDeque::new(),
             is_readable: false,
             is_closed: false,
-            is_stopping: false,
+            end_is_requested: false,
             has_returned_event: false,
             is_first_done: false,
         }),
@@ -99,14 +99,14 @@ impl<E> EventSender<E> {
         });
     }
 
-    /// Returns whether the user has asked to stop.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.0.lock().is_stopping
+    /// Returns whether the user has asked the tracer thread to end.
+    pub(crate) fn end_is_requested(&self) -> bool {
+        self.0.lock().end_is_requested
     }
 
-    /// Waits until the user is done with the first event, or asks to stop.
+    /// Waits until the user is done with the first event, or asks the tracer thread to end.
     pub(crate) fn wait_until_first_is_done(&self) {
-        let waits = |state: &mut ChannelState<E>| !state.is_first_done && !state.is_stopping;
+        let waits = |state: &mut ChannelState<E>| !state.is_first_done && !state.end_is_requested;
         drop(self.0.changed.wait_while(self.0.lock(), waits));
     }
 }
@@ -140,20 +140,20 @@ impl<E> EventReceiver<E> {
     }
 
     /// Returns whether no event is left, and none will come.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(super) fn is_drained(&self) -> bool {
         let state = self.0.lock();
         state.is_closed && state.events.is_empty()
     }
 
-    /// Asks the tracer thread to stop.
-    pub(super) fn stop(&self) {
-        self.0.change(|state| state.is_stopping = true);
+    /// Asks the tracer thread to end.
+    pub(super) fn request_end(&self) {
+        self.0.change(|state| state.end_is_requested = true);
     }
 }
 
 impl<E> Drop for EventReceiver<E> {
     fn drop(&mut self) {
-        self.stop();
+        self.request_end();
     }
 }
 
@@ -197,10 +197,10 @@ mod tests {
         let (sender, receiver) = channel().unwrap();
         sender.send(1);
         drop(sender);
-        assert!(!receiver.is_closed());
+        assert!(!receiver.is_drained());
         assert_eq!(receiver.next(Duration::MAX), Some(1));
         for _ in 0..2 {
-            assert!(receiver.is_closed() && is_readable(&receiver));
+            assert!(receiver.is_drained() && is_readable(&receiver));
             assert_eq!(receiver.next(Duration::MAX), None);
         }
     }
@@ -220,17 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn sender_does_not_wait_when_asked_to_stop() {
+    fn sender_does_not_wait_when_asked_to_end() {
         for is_dropped in [false, true] {
             let (sender, receiver) = channel::<u8>().unwrap();
-            assert!(!sender.is_stopping());
+            assert!(!sender.end_is_requested());
             if is_dropped {
                 drop(receiver);
             } else {
-                receiver.stop();
+                receiver.request_end();
             }
             sender.wait_until_first_is_done();
-            assert!(sender.is_stopping());
+            assert!(sender.end_is_requested());
         }
     }
 }

@@ -219,7 +219,7 @@ impl<'f> FollowSession<'f> {
                 // The kernel detaches from the others when this thread ends.
                 return;
             }
-            if end.is_none() && self.events.is_stopping() {
+            if end.is_none() && self.events.end_is_requested() {
                 end = Some(Instant::now() + DETACH_LIMIT);
                 // Tools wait until the processes are detached.
                 self.lender.close();

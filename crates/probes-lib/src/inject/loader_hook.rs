@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! _dl_debug_state   ret   ─▶  jmp hook
-//! hook              blocks signals, starts a thread that exits at once, unblocks signals,
+//! hook              blocks signals, starts a thread that exits at once, restores the signal mask,
 //!                   ret
 //! ```
 //!
@@ -52,8 +52,8 @@ static HOOK_CODE: LazyLock<[u8; HOOK_LEN]> = LazyLock::new(|| {
     code.unwrap_or_else(|| unreachable!("the code never changes"))
 });
 
-/// The code preserves all registers, as callers may rely on the function to be empty. The new
-/// thread shares the stack and does not touch it.
+/// The code preserves all registers except the flags, as callers may rely on the function being empty.
+/// The new thread shares the stack and does not touch it.
 fn assemble() -> Result<Vec<u8>, IcedError> {
     /// Thread-local storage is shared, too: the new thread uses none.
     const CLONE_FLAGS: i32 = libc::CLONE_VM
@@ -127,7 +127,7 @@ impl NoLoaderHook {
         NoLoaderHook::Impossible("its dynamic loader is not like those of glibc and musl");
     /// The kernel may kill the process for the system calls of the hook.
     const FILTERED: NoLoaderHook = NoLoaderHook::Impossible(
-        "a seccomp filter may forbid the system calls that hooking it takes",
+        "a seccomp filter may forbid the system calls of the hook in its dynamic loader",
     );
     pub(crate) const UNCHANGEABLE: NoLoaderHook =
         NoLoaderHook::Impossible("the code of its dynamic loader cannot be changed");
@@ -185,7 +185,7 @@ impl LoaderHook {
     fn find(process: &Process, memory: &ProcessMemory) -> Result<LoaderHook, NoLoaderHook> {
         let loader = DynamicLoader::of(process)?;
         let is_filtered = OwnFilters::of(process).has_any();
-        if is_filtered.map_err(|_| NoLoaderHook::UNKNOWN)? {
+        if is_filtered.map_err(|_| NoLoaderHook::FILTERED)? {
             return Err(NoLoaderHook::FILTERED);
         }
         let hook = LoaderHook::of(&loader).ok_or(NoLoaderHook::UNKNOWN)?;

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn run_is_bounded_and_stays_in_its_zone() {
+    fn run_is_bounded_and_has_one_key() {
         let dense: Vec<u64> = (0..2000).map(|i| 0x10000 + i * 160).collect();
         let dense_runs = lens(&dense);
         assert!(dense_runs.iter().all(|&(_, len)| len <= MAX_RUN));

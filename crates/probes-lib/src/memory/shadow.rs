@@ -128,7 +128,7 @@ impl ShadowedSite {
     fn shown(&self, memory: &impl ReadMemory) -> io::Result<Option<[u8; SITE_LEN]>> {
         let mut tail = [0];
         let read = memory.read(self.tail, &mut tail);
-        // Only now: a trampoline is unmapped once no site calls it any more.
+        // Read after the tail: if the tail was already unmapped, the site no longer calls the trampoline.
         let mut real = [0; SITE_LEN];
         memory.read(self.site, &mut real)?;
         let [nop, CALL, call @ ..] = real else {

@@ -38,19 +38,19 @@ const OF_FIBERS: [&str; 14] = [
 
 /// The stacks of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stacks {
+pub(crate) enum ProcessStacks {
     /// There are only those of threads.
     OfThreads,
     /// OCaml code is on those of fibers; they are found by this field of the domain's state, if that is known.
     OfFibers { current_stack: Option<u8> },
 }
 
-impl Stacks {
+impl ProcessStacks {
     /// Finds out which there are in a process that has loaded these files.
-    pub(crate) fn of<'e>(mut files: impl Iterator<Item = &'e ElfFile>) -> Stacks {
+    pub(crate) fn of<'e>(mut files: impl Iterator<Item = &'e ElfFile>) -> ProcessStacks {
         match files.find(|elf| has_runtime_5(elf)) {
-            None => Stacks::OfThreads,
-            Some(runtime) => Stacks::OfFibers {
+            None => ProcessStacks::OfThreads,
+            Some(runtime) => ProcessStacks::OfFibers {
                 current_stack: current_stack(runtime),
             },
         }
@@ -63,8 +63,8 @@ impl Stacks {
     /// If that makes a difference.
     pub(crate) fn of_any(self) -> Result<CallStack, Refusal> {
         match self {
-            Stacks::OfThreads => Ok(CallStack::OfThread),
-            Stacks::OfFibers { .. } => Err(Refusal::UnknownStack),
+            ProcessStacks::OfThreads => Ok(CallStack::OfThread),
+            ProcessStacks::OfFibers { .. } => Err(Refusal::UnknownStack),
         }
     }
 
@@ -75,7 +75,7 @@ impl Stacks {
     /// If it is called on a fiber's stack, and the offset of that field was not found.
     pub(crate) fn of_function(self, name: &str, is_ocaml: bool) -> Result<CallStack, Refusal> {
         match self {
-            Stacks::OfFibers { current_stack } if is_ocaml || OF_FIBERS.contains(&name) => {
+            ProcessStacks::OfFibers { current_stack } if is_ocaml || OF_FIBERS.contains(&name) => {
                 let current_stack = current_stack.ok_or(Refusal::UnknownStack)?;
                 Ok(CallStack::OfFiber { current_stack })
             }
@@ -95,7 +95,8 @@ pub(crate) fn is_generated(name: &str) -> bool {
     rests.any(has_number) || name == "caml_program"
 }
 
-/// Returns where the state of a domain has the address of the current fiber's stack, from the code of a runtime.
+/// Returns the offset of the field `current_stack`, which points to a `struct stack_info`, in the state of a domain, from the
+/// code of `caml_c_call`.
 fn current_stack(runtime: &ElfFile) -> Option<u8> {
     const LEN: usize = 64;
     let mut tables = [SymbolTable::Static, SymbolTable::Dynamic].into_iter();
@@ -112,7 +113,7 @@ fn current_stack(runtime: &ElfFile) -> Option<u8> {
     in_code(&code)
 }
 
-/// Returns the field of the domain's state whose value is an address that the stack pointer is stored at.
+/// Finds `mov offset(%r14), %r; mov %rsp, (%r)` in code, and returns the offset.
 fn in_code(code: &[u8]) -> Option<u8> {
     let instructions: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE)
         .into_iter()
@@ -153,12 +154,15 @@ mod tests {
     #[test]
     fn ocaml_4_has_only_stacks_of_threads() {
         let service = ElfFile::open(&program("service")).unwrap();
-        assert_eq!(Stacks::of([&service].into_iter()), Stacks::OfThreads);
+        assert_eq!(
+            ProcessStacks::of([&service].into_iter()),
+            ProcessStacks::OfThreads
+        );
     }
 
     #[test]
     fn ocaml_code_is_on_fibers() {
-        let known = Stacks::OfFibers {
+        let known = ProcessStacks::OfFibers {
             current_stack: Some(0x28),
         };
         let fiber = Ok(CallStack::OfFiber {
@@ -168,13 +172,13 @@ mod tests {
         assert_eq!(known.of_function("caml_call_gc", false), fiber);
         let malloc = known.of_function("malloc", false);
         assert_eq!(malloc, Ok(CallStack::OfThread));
-        let unknown = Stacks::OfFibers {
+        let unknown = ProcessStacks::OfFibers {
             current_stack: None,
         };
         let refused = unknown.of_function("List.map", true);
         assert_eq!(refused, Err(Refusal::UnknownStack));
         assert_eq!(known.of_any(), Err(Refusal::UnknownStack));
-        assert_eq!(Stacks::OfThreads.of_any(), Ok(CallStack::OfThread));
+        assert_eq!(ProcessStacks::OfThreads.of_any(), Ok(CallStack::OfThread));
     }
 
     #[test]

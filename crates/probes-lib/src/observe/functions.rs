@@ -15,7 +15,7 @@ use crate::elf::mangling::Language;
 use crate::error::{Error, FunctionError, Result};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
-use crate::observe::fibers::{self, Stacks};
+use crate::observe::fibers::{self, ProcessStacks};
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::point::{CallStack, Island, PATCH_LEN, PatchBytes, Point, PointKind};
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
@@ -141,7 +141,7 @@ impl ObservedFunctions {
             // A pattern that matches others as well is not meant for code that never can be patched.
             places.retain(|place| !is_kernels(place) || place.named_by.is_some());
         }
-        let stacks = Stacks::of(all.objects().iter().map(FunctionObject::elf));
+        let stacks = ProcessStacks::of(all.objects().iter().map(FunctionObject::elf));
         let mut observed = ObservedFunctions {
             unreadable: all.unreadable().to_vec(),
             ..ObservedFunctions::default()
@@ -170,7 +170,7 @@ impl ObservedFunctions {
         &mut self,
         object: &FunctionObject,
         places: &[FunctionPlace<'_>],
-        stacks: Stacks,
+        stacks: ProcessStacks,
         is_timed: impl Fn(&FunctionPlace<'_>) -> bool,
     ) -> Result<()> {
         let path: Arc<Path> = object.table().path().into();
@@ -204,7 +204,7 @@ impl ObservedFunctions {
                 planner: &planner,
                 exit_planner: exit_planner.as_ref(),
                 bias,
-                keeps_faults: may_be_ocaml && stacks == Stacks::OfThreads,
+                keeps_faults: may_be_ocaml && stacks == ProcessStacks::OfThreads,
             };
             let planned = if object.is_kernels() {
                 Err(Refusal::KernelCode)

@@ -45,7 +45,7 @@ use iced_x86::{
 };
 
 use self::call::SavedRegisters;
-use self::count::{CallCounter, CountPointers};
+use self::count::{CountPointers, CountTemplate};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::shared::SharedLayout;
@@ -124,7 +124,7 @@ pub(crate) fn arena_code(
         ..ArenaCode::default()
     };
     code.bytes.extend(count::routine(arena, claims_rows)?);
-    let counter = CallCounter::of(arena.trampoline(0), CountPointers::of(arena))?;
+    let template = CountTemplate::of(arena.trampoline(0), CountPointers::of(arena))?;
     for (index, planned) in planned.iter().enumerate() {
         let at = arena.trampoline(index);
         let len = arena.trampoline_len;
@@ -145,7 +145,7 @@ pub(crate) fn arena_code(
             return Err(DoesNotFit);
         };
         let made = match &planned.role.timed {
-            None => of_function(at, index, site, bias, arena, &counter),
+            None => of_function(at, index, site, bias, arena, &template),
             Some(timed) => {
                 let saved = SavedRegisters {
                     at: arena.saved_registers(),
@@ -206,15 +206,15 @@ fn of_function(
     site: &PatchSite,
     bias: LoadBias,
     arena: &Arena,
-    counter: &CallCounter,
+    template: &CountTemplate,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
     let copy_at = |offset: usize| {
         let copy = site.copy_at(bias, at.plus(offset as u64));
         copy.map_err(|_| DoesNotFit)
     };
     if site.mmx_is_free() {
-        let copy = copy_at(counter.split())?;
-        if let Some(code) = counter.around(at, index, copy.code()) {
+        let copy = copy_at(template.split())?;
+        if let Some(code) = template.around(at, index, copy.code()) {
             return Ok((code, copy));
         }
     }
@@ -232,11 +232,11 @@ fn of_function(
 pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
     let sites = plan.points.iter().filter(|it| it.site().is_some());
     let of_sites = longest_of_sites(sites.map(|it| &it.role), plan.shared)?;
-    let counter = CallCounter::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
+    let template = CountTemplate::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
     let of_functions = plan.points.iter().filter_map(|planned| {
         let (site, bias) = plan.patch_site(planned)?;
         let timed = planned.role.timed.as_ref();
-        Some(len_of_function(site, bias, timed, plan.shared, &counter))
+        Some(len_of_function(site, bias, timed, plan.shared, &template))
     });
     Ok(of_functions.fold(of_sites, u64::max))
 }
@@ -282,7 +282,7 @@ fn len_of_function(
     bias: LoadBias,
     timed: Option<&TimedRole>,
     layout: SharedLayout,
-    counter: &CallCounter,
+    template: &CountTemplate,
 ) -> u64 {
     // Anywhere near the site; at another place, up to 7 bytes more are needed to align data.
     let near = LiveAddr(bias.live(site.address()).0 & !7);
@@ -291,7 +291,7 @@ fn len_of_function(
         None => {
             let copy = site.copy_at(bias, near);
             let copy = copy.map_or(LINE, |copy| copy.code().len() as u64);
-            counter.len() as u64 + copy
+            template.len() as u64 + copy
         }
         Some(timed) => {
             let saved = SavedRegisters {
@@ -358,9 +358,9 @@ fn recording(
     for (register, copy) in saved {
         a.movq(*copy, *register)?;
     }
-    let mut elsewhere = None;
+    let mut slow_path = None;
     if role.is_counted {
-        elsewhere = Some(count::lookup(&mut a, pointers.count, pointers.point)?);
+        slow_path = Some(count::lookup(&mut a, pointers.count, pointers.point)?);
     }
     if role.is_timed() {
         // From here on rbx is the address of the shared data, and rsi the time.
@@ -382,8 +382,8 @@ fn recording(
     let mut jump = a.create_label();
     a.set_label(&mut jump)?;
     a.db(&[NOP; JUMP_LEN])?;
-    if let Some(elsewhere) = elsewhere {
-        count::call_routine(&mut a, pointers.count, elsewhere)?;
+    if let Some(slow_path) = slow_path {
+        count::emit_slow_path(&mut a, pointers.count, slow_path)?;
     }
     let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
     let assembled = a.assemble_options(at.0, options)?;

@@ -15,7 +15,7 @@
 //! none is inside a displaced run of instructions.
 
 mod jumps;
-mod near;
+mod sweep_filter;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -28,7 +28,7 @@ use crate::patch_plan::code::{Code, decode, ends_flow, is_call};
 use crate::patch_plan::parts::PartOwners;
 use crate::patch_plan::tables::{JumpSource, WINDOW};
 pub(super) use jumps::JumpTargets;
-use near::Near;
+use sweep_filter::SweepFilter;
 
 /// The addresses that something may jump or return to, and what else the sweep finds.
 #[derive(Clone, Debug)]
@@ -154,8 +154,8 @@ impl Targets {
             tables: BTreeSet::new(),
             groups: Vec::new(),
         };
-        let near = wanted.and_then(|wanted| Near::of(code, wanted));
-        let is_needed = |range: &Range<u64>| near.as_ref().is_none_or(|near| near.needs(range));
+        let filter = wanted.and_then(|wanted| SweepFilter::of(code, wanted));
+        let is_needed = |range: &Range<u64>| filter.as_ref().is_none_or(|it| it.needs(range));
         let (needed, others): (Vec<_>, Vec<_>) = groups(code, ranges)
             .into_iter()
             .partition(|(range, _)| is_needed(range));

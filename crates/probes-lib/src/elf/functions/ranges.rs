@@ -1,12 +1,12 @@
-//! [`Ranges`]: which of many address ranges an address is in.
+//! [`RangeSet`]: which of many address ranges an address is in.
 
 /// Address ranges that do not overlap, in order.
-pub(super) struct Ranges(Vec<(u64, u64)>);
+pub(super) struct RangeSet(Vec<(u64, u64)>);
 
-impl Ranges {
+impl RangeSet {
     /// The ranges with these starts and lengths. Those that overlap are one; a file may claim that one reaches past
     /// the end of the address space.
-    pub(super) fn of(ranges: impl Iterator<Item = (u64, u64)>) -> Ranges {
+    pub(super) fn of(ranges: impl Iterator<Item = (u64, u64)>) -> RangeSet {
         let with_end = ranges.map(|(start, len)| (start, start.saturating_add(len)));
         let mut ranges: Vec<(u64, u64)> = with_end.filter(|(start, end)| start < end).collect();
         ranges.sort_unstable();
@@ -17,7 +17,7 @@ impl Ranges {
             }
             overlaps
         });
-        Ranges(ranges)
+        RangeSet(ranges)
     }
 
     /// The end of the range that `address` is in.
@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn overlapping_ranges_are_one() {
         let ranges = [(40, 5), (10, 10), (15, 1), (18, 12), (30, 10), (7, 0)];
-        let ranges = Ranges::of(ranges.into_iter());
+        let ranges = RangeSet::of(ranges.into_iter());
         for (address, end) in [
             (7, None),
             (9, None),
@@ -52,9 +52,9 @@ mod tests {
 
     #[test]
     fn range_ends_with_the_address_space() {
-        let ranges = Ranges::of([(u64::MAX - 1, 9)].into_iter());
+        let ranges = RangeSet::of([(u64::MAX - 1, 9)].into_iter());
         assert_eq!(ranges.end_at(u64::MAX - 1), Some(u64::MAX));
         assert_eq!(ranges.end_at(5), None);
-        assert_eq!(Ranges::of([].into_iter()).end_at(0), None);
+        assert_eq!(RangeSet::of([].into_iter()).end_at(0), None);
     }
 }

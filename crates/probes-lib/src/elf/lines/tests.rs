@@ -37,7 +37,7 @@ fn addr2line_says_the_same_line() {
                 );
             }
             found += places.len();
-            let (before, after) = search.near;
+            let (before, after) = search.neighbours;
             assert!(before.is_none_or(|near| near < line), "{path}:{line}");
             assert!(after.is_none_or(|near| near > line), "{path}:{line}");
         }
@@ -96,7 +96,7 @@ fn line_without_code_begins_where_no_other_does() {
 
 #[test]
 fn ends_of_paths_tell_files_apart() {
-    for (path, tail, is_it) in [
+    for (path, suffix, is_it) in [
         ("/src/lib/list.ml", "list.ml", true),
         ("/src/lib/list.ml", "lib/list.ml", true),
         ("/src/lib/list.ml", "./x/../lib//list.ml", true),
@@ -109,8 +109,8 @@ fn ends_of_paths_tell_files_apart() {
         ("/src/lib/list.ml", "src/list.ml", false),
         ("list.ml", "lib/list.ml", false),
     ] {
-        let said = is_tail(&normalised(tail), &normalised(path));
-        assert_eq!(said, is_it, "{path} {tail}");
+        let said = has_suffix(&normalised(path), &normalised(suffix));
+        assert_eq!(said, is_it, "{path} {suffix}");
     }
 }
 

@@ -108,7 +108,8 @@ impl<'t> Site<'t> {
     }
 }
 
-/// One semaphore of a probe: an unsigned 16-bit counter of the tools that have enabled the probe.
+/// One semaphore of a probe. It has an unsigned 16-bit counter of the tools that have enabled the probe; in most generations,
+/// SystemTap's counter precedes it.
 ///
 /// ```no_run
 /// let table = probes_lib::ProbeTable::read("server.exe")?;

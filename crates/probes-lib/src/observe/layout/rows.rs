@@ -1,4 +1,4 @@
-//! [`Rows`]: the layout of the counters of an arena, as offsets in its data. Pure.
+//! [`Rows`]: the layout of the hit counters of an arena, as offsets in its data. Pure.
 //!
 //! ```text
 //! claims   for each thread, and each part of its stack that it is hit in: the row that it owns
@@ -26,18 +26,18 @@ pub(crate) const STACK_PART_BITS: u32 = 14;
 /// How many claims there is room for, a power of two: so many that two threads rarely select the same one.
 pub(crate) const CLAIMS: u64 = 1 << CLAIM_BITS;
 pub(crate) const CLAIM_BITS: u32 = 9;
-/// How many claims a thread tries: those beside the one that its hash selects.
+/// How many claims a thread tries: the aligned group of so many that contains the one that its hash selects.
 pub(crate) const CLAIMS_TRIED: u64 = 8;
 pub(crate) const CLAIM_LEN: u64 = 1 << CLAIM_LEN_BITS;
 pub(crate) const CLAIM_LEN_BITS: u32 = 5;
 
 /// The fields of a claim, eight bytes each. All zero: it is free.
 pub(crate) mod claim {
-    /// Which part of the address space the stack pointer is in. Written last.
+    /// The stack pointer, shifted right by [`STACK_PART_BITS`](super::STACK_PART_BITS). Written last.
     pub(crate) const STACK_PART: u64 = 0;
     /// The `fs` base of the thread.
     pub(crate) const OWNER: u64 = 8;
-    /// The address of the row, less [`DISPLACED_BY`](super::DISPLACED_BY).
+    /// The address of the row, less [`ROW_BIAS`](super::ROW_BIAS).
     pub(crate) const ROW: u64 = 16;
     /// In place of the part of the stack, while the claim is written.
     pub(crate) const IN_PROGRESS: i32 = -1;
@@ -64,12 +64,12 @@ pub(crate) const OWNED_ROWS: u64 = 32;
 pub(crate) const SHARED_ROWS: u64 = 1 << SHARED_ROW_BITS;
 pub(crate) const SHARED_ROW_BITS: u32 = 3;
 
-/// What processors do not share: a cache line and the one that is fetched with it.
+/// The length of a cache line and of the one that is prefetched with it: threads that write to either contend for both.
 const LINES: u64 = 128;
 
 /// Added to the offset of each counter in its row, and subtracted from the address of the row, so that all displacements
 /// have four bytes.
-pub(crate) const DISPLACED_BY: u64 = 128;
+pub(crate) const ROW_BIAS: u64 = 128;
 
 /// The layout of the counters of so many points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Rows {
 
     /// Returns the displacement of the counter of a point from the address of a row in a claim.
     pub(crate) fn displacement(index: usize) -> u64 {
-        DISPLACED_BY + 8 * index as u64
+        ROW_BIAS + 8 * index as u64
     }
 
     /// Returns the length of all of it in bytes, whole pages.

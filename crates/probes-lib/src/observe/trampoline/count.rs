@@ -55,7 +55,7 @@ impl CountPointers {
 
 /// The part of a trampoline to which [`lookup`] jumps.
 #[derive(Clone, Copy)]
-pub(super) struct Elsewhere {
+pub(super) struct SlowPath {
     /// The thread has no claim there.
     missed: CodeLabel,
     /// Where it goes on then.
@@ -63,13 +63,13 @@ pub(super) struct Elsewhere {
 }
 
 /// Emits the code that adds one to the counter of the point with this index, and uses rcx and rdx. What it jumps to has
-/// to follow it somewhere: [`call_routine`].
+/// to follow it somewhere: [`emit_slow_path`].
 pub(super) fn lookup(
     a: &mut CodeAssembler,
     pointers: CountPointers,
     point: usize,
-) -> Result<Elsewhere, IcedError> {
-    let mut elsewhere = Elsewhere {
+) -> Result<SlowPath, IcedError> {
+    let mut slow_path = SlowPath {
         missed: a.create_label(),
         counted: a.create_label(),
     };
@@ -79,38 +79,38 @@ pub(super) fn lookup(
     a.shl(edx, CLAIM_LEN_BITS)?;
     add(a, rdx, pointers.claims)?;
     a.cmp(qword_ptr(rdx + claim::STACK_PART), rcx)?;
-    a.jne(elsewhere.missed)?;
+    a.jne(slow_path.missed)?;
     // Its address does not depend on the slow `rdfsbase`, only a branch does.
     a.rdfsbase(rcx)?;
     a.cmp(qword_ptr(rdx + claim::OWNER), rcx)?;
-    a.jne(elsewhere.missed)?;
+    a.jne(slow_path.missed)?;
     a.mov(rdx, qword_ptr(rdx + claim::ROW))?;
     a.inc(qword_ptr(rdx + Rows::displacement(point)))?;
-    a.set_label(&mut elsewhere.counted)?;
-    Ok(elsewhere)
+    a.set_label(&mut slow_path.counted)?;
+    Ok(slow_path)
 }
 
 /// Emits the code that has the routine count a hit. Returns where it begins.
-pub(super) fn call_routine(
+pub(super) fn emit_slow_path(
     a: &mut CodeAssembler,
     pointers: CountPointers,
-    mut elsewhere: Elsewhere,
+    mut slow_path: SlowPath,
 ) -> Result<CodeLabel, IcedError> {
-    a.set_label(&mut elsewhere.missed)?;
-    a.lea(rdx, qword_ptr(elsewhere.counted))?;
+    a.set_label(&mut slow_path.missed)?;
+    a.lea(rdx, qword_ptr(slow_path.counted))?;
     a.jmp(pointers.routine.0)?;
-    Ok(elsewhere.missed)
+    Ok(slow_path.missed)
 }
 
-/// Returns the routine of an arena, [`ROUTINE_LEN`] bytes long. Expects in rdx where the trampoline goes on, just behind
-/// the displacement of the point's counter, and in the copies of rcx and rdx ([`SAVED_IF_COUNTED`]) what these held. If
+/// Returns the routine of an arena, [`ROUTINE_LEN`] bytes long. Expects in rdx the address where the trampoline goes
+/// on, which directly follows the displacement of the counter, and the saved rcx and rdx in [`SAVED_IF_COUNTED`]. If
 /// it `claims` no rows, all hits are counted in shared rows.
 pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit> {
     let mut a = CodeAssembler::new(64)?;
     let pointers = CountPointers::of(arena);
     let (rows, data) = (arena.rows(), arena.data());
     let at_header = |offset| data.plus(rows.header() + offset);
-    let row_at = |offset: u64| data.plus(offset).0.wrapping_sub(rows::DISPLACED_BY);
+    let row_at = |offset: u64| data.plus(offset).0.wrapping_sub(rows::ROW_BIAS);
     let row_len = i32::try_from(rows.row_len()).map_err(|_| DoesNotFit)?;
     let mut counted = a.create_label();
     let mut marked = a.create_label();
@@ -132,7 +132,7 @@ pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit
         add(&mut a, r8, pointers.claims)?;
         a.xor(r9d, r9d)?;
         a.set_label(&mut next)?;
-        // The claims that are tried begin at a multiple of their length.
+        // The exclusive or visits all claims of the aligned group that contains the one that the hash selects.
         a.mov(rbx, r8)?;
         a.xor(rbx, r9)?;
         a.mov(rax, qword_ptr(rbx + claim::STACK_PART))?;
@@ -241,9 +241,9 @@ pub(super) fn count_locked(
     Ok(encoder.take_buffer())
 }
 
-/// The code that counts a call of a function. It is assembled once for all functions of an arena, because there are
-/// thousands of them.
-pub(super) struct CallCounter {
+/// A template of the code that counts a hit of a point in a function. It is assembled once for all such points of an arena,
+/// because there are thousands of them.
+pub(super) struct CountTemplate {
     /// Its code at this address, for the first point.
     at: LiveAddr,
     code: Vec<u8>,
@@ -251,11 +251,11 @@ pub(super) struct CallCounter {
     split: usize,
     /// Where the displacement of the counter is.
     counter: usize,
-    references: Vec<Reference>,
+    fixups: Vec<Fixup>,
 }
 
 /// An operand that is relative to the address of its instruction.
-struct Reference {
+struct Fixup {
     start: usize,
     end: usize,
     /// Where the operand is, and how many bytes it has.
@@ -264,24 +264,24 @@ struct Reference {
     target: u64,
 }
 
-impl CallCounter {
-    pub(super) fn of(at: LiveAddr, pointers: CountPointers) -> Result<CallCounter, DoesNotFit> {
+impl CountTemplate {
+    pub(super) fn of(at: LiveAddr, pointers: CountPointers) -> Result<CountTemplate, DoesNotFit> {
         let mut a = CodeAssembler::new(64)?;
         for (register, copy) in SAVED_IF_COUNTED {
             a.movq(copy, register)?;
         }
-        let elsewhere = lookup(&mut a, pointers, 0)?;
+        let slow_path = lookup(&mut a, pointers, 0)?;
         for (register, copy) in SAVED_IF_COUNTED {
             a.movq(register, copy)?;
         }
         a.emms()?;
-        let missed = call_routine(&mut a, pointers, elsewhere)?;
+        let missed = emit_slow_path(&mut a, pointers, slow_path)?;
         let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
         let assembled = a.assemble_options(at.0, options)?;
         let split = (assembled.label_ip(&missed)? - at.0) as usize;
         let mut counter_at = 0;
         let code = assembled.inner.code_buffer;
-        let mut references = Vec::new();
+        let mut fixups = Vec::new();
         let mut decoder = Decoder::with_ip(64, &code, at.0, DecoderOptions::NONE);
         while decoder.can_decode() {
             let instruction = decoder.decode();
@@ -303,7 +303,7 @@ impl CallCounter {
             } else {
                 continue;
             };
-            references.push(Reference {
+            fixups.push(Fixup {
                 start,
                 end: start + instruction.len(),
                 operand: start + operand,
@@ -311,12 +311,12 @@ impl CallCounter {
                 target,
             });
         }
-        Ok(CallCounter {
+        Ok(CountTemplate {
             at,
             code,
             split,
             counter: counter_at,
-            references,
+            fixups,
         })
     }
 
@@ -344,17 +344,17 @@ impl CallCounter {
         };
         let counter = u32::try_from(Rows::displacement(point)).ok()?;
         code[self.counter..][..4].copy_from_slice(&counter.to_le_bytes());
-        for reference in &self.references {
-            let end = moved(reference.start) + (reference.end - reference.start);
-            let inside = reference.target.wrapping_sub(self.at.0);
+        for fixup in &self.fixups {
+            let end = moved(fixup.start) + (fixup.end - fixup.start);
+            let inside = fixup.target.wrapping_sub(self.at.0);
             let target = if inside < self.code.len() as u64 {
                 at.plus(moved(inside as usize) as u64)
             } else {
-                LiveAddr(reference.target)
+                LiveAddr(fixup.target)
             };
             let distance = target.0.wrapping_sub(at.plus(end as u64).0) as i64;
-            let operand = &mut code[moved(reference.operand)..][..reference.len];
-            match reference.len {
+            let operand = &mut code[moved(fixup.operand)..][..fixup.len];
+            match fixup.len {
                 1 => operand.copy_from_slice(&i8::try_from(distance).ok()?.to_le_bytes()),
                 4 => operand.copy_from_slice(&i32::try_from(distance).ok()?.to_le_bytes()),
                 _ => return None,

@@ -232,12 +232,12 @@ fn routine_listing_is_golden() {
 #[test]
 fn calls_are_counted_before_the_displaced_instructions() {
     let pointers = pointers(SharedLayout::default()).count;
-    let counter = CallCounter::of(AT, pointers).unwrap();
+    let template = CountTemplate::of(AT, pointers).unwrap();
     let at = AT.plus(0x1000);
     // xor %eax,%eax; ret
-    let code = counter.around(at, 2, &[0x31, 0xc0, 0xc3]).unwrap();
-    assert_eq!(code.len(), counter.len() + 3);
-    assert_eq!(code[counter.split()..][..3], [0x31, 0xc0, 0xc3]);
+    let code = template.around(at, 2, &[0x31, 0xc0, 0xc3]).unwrap();
+    assert_eq!(code.len(), template.len() + 3);
+    assert_eq!(code[template.split()..][..3], [0x31, 0xc0, 0xc3]);
     assert_eq!(
         disassembled(&code, at)[7..],
         [
@@ -259,10 +259,10 @@ fn calls_are_counted_before_the_displaced_instructions() {
         ]
     );
     // At its own place, and with so much that the short branches do not reach over it.
-    let own = counter.around(AT, 0, &[]).unwrap();
-    assert_eq!(own.len(), counter.len());
-    assert!(counter.around(at, 2, &[0x90; 80]).is_some());
-    assert!(counter.around(at, 2, &[0x90; 120]).is_none());
+    let own = template.around(AT, 0, &[]).unwrap();
+    assert_eq!(own.len(), template.len());
+    assert!(template.around(at, 2, &[0x90; 80]).is_some());
+    assert!(template.around(at, 2, &[0x90; 120]).is_none());
 }
 
 /// Returns ends of pairs with these numbers: a start, a stop, both, several.

@@ -1,5 +1,5 @@
-//! [`Near`]: which code has to be swept if patches of a few functions are planned. To decode all code takes most of the
-//! time; here its bytes are only compared.
+//! [`SweepFilter`]: which code has to be swept if patches of a few functions are planned. Decoding all code takes most of the
+//! time of planning; this scans the bytes without decoding them. On the left, which code it selects; on the right, what for:
 //!
 //! ```text
 //! the functions and what is around them       short branches, calls that return there, padding
@@ -26,20 +26,20 @@ const AROUND: u64 = 512;
 const REACH: u64 = 128 + LONGEST;
 const LONGEST: u64 = 15;
 
-/// The binary logarithm of the length of the blocks of code for which it is known whether they are near.
+/// The binary logarithm of the length of the blocks of code for which it is known whether they are in a window.
 const BLOCK_BITS: u32 = 7;
 
 /// The code that has to be swept.
-pub(super) struct Near {
+pub(super) struct SweepFilter {
     /// The functions and what is around them.
     windows: Vec<Range<u64>>,
     /// Where there are bytes that may refer to them, or that may be an indirect jump; in order.
     found: Vec<u64>,
 }
 
-impl Near {
-    /// Compares all code. `None` if all of it has to be swept.
-    pub(super) fn of(code: &Code, functions: &[CodeRange]) -> Option<Near> {
+impl SweepFilter {
+    /// Scans all code. `None` if all of it has to be swept.
+    pub(super) fn of(code: &Code, functions: &[CodeRange]) -> Option<SweepFilter> {
         let window =
             |it: &CodeRange| it.start.0.saturating_sub(AROUND)..it.end().saturating_add(AROUND);
         let windows: Vec<Range<u64>> = functions.iter().map(window).collect();
@@ -51,14 +51,14 @@ impl Near {
             return None;
         }
         let start = start & !((1 << BLOCK_BITS) - 1);
-        let mut is_near = vec![false; ((end - start) >> BLOCK_BITS) as usize + 1];
+        let mut in_window = vec![false; ((end - start) >> BLOCK_BITS) as usize + 1];
         for window in &windows {
             let block = |at: u64| ((at - start) >> BLOCK_BITS) as usize;
-            is_near[block(window.start)..=block(window.end)].fill(true);
+            in_window[block(window.start)..=block(window.end)].fill(true);
         }
         let refers = |address: u32| {
             let block = address.wrapping_sub(start as u32) >> BLOCK_BITS;
-            is_near.get(block as usize).is_some_and(|is_near| *is_near)
+            in_window.get(block as usize) == Some(&true)
         };
         let mut found = Vec::new();
         for segment in code.executable() {
@@ -79,7 +79,7 @@ impl Near {
             found.push(segment.end.saturating_sub(1));
         }
         found.sort_unstable();
-        Some(Near { windows, found })
+        Some(SweepFilter { windows, found })
     }
 
     /// Returns whether this code has to be swept.
@@ -96,18 +96,18 @@ impl Near {
     }
 }
 
-/// Returns whether these may be the opcode of an indirect jump, and its operand, that can lead through a table: `ff /4`, or
-/// `ff /5` with memory. Without an index and an address of four bytes, it leads to what a register points to
-/// ([`JumpSource::Pointer`](crate::patch_plan::tables::JumpSource::Pointer)).
-fn may_jump(opcode: u8, operand: u8) -> bool {
-    let (form, extension, base) = (operand >> 6, operand >> 3 & 7, operand & 7);
-    let has_index = base == 4;
-    let may_lead = match form {
-        3 => extension == 4,
+/// Returns whether these may be the opcode and the ModRM byte of an indirect jump through a table: `ff /4`, or `ff /5` with a
+/// memory operand. From memory with neither a SIB byte nor a 32-bit displacement from a general register, it loads a single
+/// pointer ([`JumpSource::Pointer`](crate::patch_plan::tables::JumpSource::Pointer)).
+fn may_jump(opcode: u8, modrm: u8) -> bool {
+    let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
+    let has_sib = rm == 4;
+    let may_lead = match mode {
+        3 => reg == 4,
         2 => true,
-        _ => has_index,
+        _ => has_sib,
     };
-    opcode == 0xff && matches!(extension, 4 | 5) && may_lead
+    opcode == 0xff && matches!(reg, 4 | 5) && may_lead
 }
 
 #[cfg(test)]
@@ -121,18 +121,15 @@ mod tests {
     #[test]
     fn every_jump_through_a_table_is_noticed() {
         let mut noticed = 0;
-        for operand in 0..=u8::MAX {
-            let bytes = [0xff, operand, 0x8d, 0x10, 0x20, 0x30, 0x40];
+        for modrm in 0..=u8::MAX {
+            let bytes = [0xff, modrm, 0x8d, 0x10, 0x20, 0x30, 0x40];
             let instruction = decode(&bytes, 0x1000).next().unwrap();
             let is_jump = instruction.flow_control() == FlowControl::IndirectBranch;
             let is_pointer = is_jump
                 && instruction.op0_kind() == OpKind::Memory
                 && JumpSource::of(&[], &instruction) == JumpSource::Pointer;
-            assert!(
-                may_jump(0xff, operand) || !is_jump || is_pointer,
-                "{operand:x}"
-            );
-            noticed += usize::from(may_jump(0xff, operand));
+            assert!(may_jump(0xff, modrm) || !is_jump || is_pointer, "{modrm:x}");
+            noticed += usize::from(may_jump(0xff, modrm));
         }
         assert!(noticed < 64 && !may_jump(0xfe, 0xe0));
     }
