@@ -24,7 +24,7 @@ impl DiscardWarning {
                 WarningKind::Discarded,
                 &caution,
                 "a new observation records them again; patches are discarded by madvise(MADV_DONTNEED), by a new \
-                 mapping of the file, and if a library is loaded again",
+                 mapping of the file, if a library is loaded again, and by breakpoints of other tools",
             );
         }
     }

@@ -8,7 +8,9 @@ use std::process::{ChildStderr, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program, program_forms};
+use test_support::{
+    Scratch, Talker, eventually, fixture, fixture_forms, output, program, program_forms,
+};
 
 use crate::support::{Run, command, is_observed, object, run, run_command};
 
@@ -479,6 +481,27 @@ fn trace(file: &Path, flags: &str, words: &str) -> Run {
     shell.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
     shell.args(["trace", "-count", "-prog"]).arg(file);
     run_command(shell.args(flags.split(' ')))
+}
+
+// promise: Functions: An instruction of a restartable sequence (rseq) is refused, by name and reason (1)
+#[test]
+fn restartable_sequences_are_not_patched() {
+    let file = fixture("sequences.nopie");
+    let symbols = output(Command::new("nm").arg(&file)).stdout;
+    let symbols = String::from_utf8(symbols).unwrap();
+    let line = symbols.lines().find(|it| it.ends_with(" in_sequence"));
+    let address = line.unwrap().split(' ').next().unwrap();
+    let target = Talker::start(&file);
+    let ran = run(&format!("count -fn 0x{address} -pid {}", target.pid()));
+    let reason = "an instruction of a restartable sequence";
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains(reason), "{}", ran.stderr);
+    let answer = run(&format!(
+        "count -fn go_through -for 1ms -pid {}",
+        target.pid()
+    ))
+    .answer();
+    assert!(answer.ends_with(" go_through\n"), "{answer}");
 }
 
 // promise: Functions: From the first instruction, also in forked children that run at the same time, and in threads

@@ -1,11 +1,12 @@
 //! `count -fn FILE:LINE`: executions of source lines.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use test_support::{Scratch, Talker, fixture, fixture_forms, program, program_forms};
 
-use crate::count_functions::{calls, counting, function};
+use crate::count_functions::{calls, counting, function, observing};
 use crate::support::{object, run, run_on};
 
 // promise: Functions: Executions of a source line, of OCaml and of C, are counted to the last one (2 of each)
@@ -53,6 +54,31 @@ fn executions_of_source_lines_are_counted_exactly() {
                 let hits = function(&counted, shown)["hits"].to_string();
                 assert_eq!(line.unwrap().split(' ').next(), Some(&*hits), "{answer}");
             }
+        }
+    }
+}
+
+// promise: Functions: A result in the x87 unit, which a function passes on without using the unit, is kept where its lines
+//    are counted and its calls are timed (2 × 2)
+#[test]
+fn passed_on_results_are_kept() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../test-programs/fixtures/owners.c");
+    let source = fs::read_to_string(file).unwrap();
+    let line = 1 + source
+        .lines()
+        .position(|it| it.contains("last = x"))
+        .unwrap();
+    for file in fixture_forms("owners") {
+        let mut target = Talker::start(&file);
+        for (name, flags) in [
+            ("count", format!("-fn owners.c:{line}")),
+            ("latency", "-fn passed_on".to_owned()),
+        ] {
+            let tool = observing(name, &flags, target.pid());
+            // The program ends if a result is wrong.
+            target.ask("threads 2 5000", "done");
+            let answer = tool.end().answer();
+            assert!(answer.starts_with("10000 "), "{answer}");
         }
     }
 }

@@ -90,6 +90,12 @@ pub enum ObserveError {
         "has no thread that can execute an injected system call: each has a pending signal, is in a restartable sequence (rseq), or still executes the calls of a killed tool"
     )]
     NoThreadToRedirect,
+    /// A thread that was resumed to execute an injected call has executed no instruction: a cgroup freezer keeps the process
+    /// frozen, or it gets no processor.
+    #[error(
+        "has executed nothing when it was resumed to map or unmap memory: it is frozen (cgroup freezer), or gets no processor"
+    )]
+    NotRunning,
     /// Each thread of the process has a seccomp filter that refuses a system call which observing injects.
     #[error("cannot be observed: observing injects {call}, and its seccomp filter {action}")]
     SeccompRefuses {

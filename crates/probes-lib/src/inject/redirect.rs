@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, Operation, ProcessError, Result};
+use crate::error::{Error, ObserveError, Operation, ProcessError, Result};
 use crate::inject::injected_call::{NO_CALL, PlacedCall, Registers};
 use crate::inject::permissions::Permissions;
 use crate::memory::ReadMemory;
@@ -83,7 +83,8 @@ impl Tracer<'_> {
     ///
     /// # Errors
     ///
-    /// See [`Tracer::stop`]. The thread then returns from the code by itself.
+    /// See [`Tracer::stop`]. The thread then returns from the code by itself. [`ObserveError::NotRunning`] if it has executed
+    /// nothing; then it is where it was.
     pub(crate) fn run_at<'p>(
         &self,
         process: &'p Process,
@@ -126,6 +127,10 @@ impl Tracer<'_> {
             }
             if ran > limit {
                 let pid = process.pid();
+                if now.rip == entry.0 {
+                    let _ = set_registers(calls, tid, &before);
+                    return Err(Error::of_process(pid, ObserveError::NotRunning));
+                }
                 return Err(Error::of_process(pid, ProcessError::KeepsChanging));
             }
             // The pause grows: if the thread were stopped too early each time, it might never

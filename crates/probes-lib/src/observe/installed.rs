@@ -177,6 +177,8 @@ pub(crate) struct FoundPlace {
     pub(crate) place: Place,
     /// What is there now.
     pub(crate) found: PatchBytes,
+    /// Whether another tool's breakpoints are among these bytes.
+    pub(crate) is_under_breakpoint: bool,
 }
 
 /// Returns what is found at the points of an arena; nothing once they are restored.
@@ -204,14 +206,18 @@ pub(crate) fn find_points(
             continue;
         };
         let judged = point.judge(&place, bytes);
-        if matches!(judged, Found::Patched | Found::PartlyPatched) {
+        if matches!(
+            judged,
+            Found::Patched | Found::PartlyPatched | Found::UnderBreakpoint
+        ) {
             found.patched.push(FoundPlace {
                 point: index,
                 place,
                 found: PatchBytes::of(&bytes[..place.after.len()]),
+                is_under_breakpoint: judged == Found::UnderBreakpoint,
             });
         }
-        if matches!(judged, Found::Unpatched | Found::PartlyPatched) {
+        if !matches!(judged, Found::Patched | Found::Other) {
             found.discarded.push(point.address);
         }
     }

@@ -21,7 +21,7 @@ use crate::address::{LiveAddr, PAGE};
 use crate::elf::arguments::{Argument, Operand};
 use crate::observe::frame::Frame;
 use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
-use crate::site::{CALL, CMP, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
+use crate::site::{CALL, CMP, INT3, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
 
 /// How many bytes a patch overwrites at most: an opcode and a displacement.
 pub(crate) const PATCH_LEN: usize = 5;
@@ -108,6 +108,8 @@ pub(crate) enum Found {
     /// Some bytes of its patch and some original ones: the process has discarded a page of the patch, or a tool was
     /// killed while it wrote.
     PartlyPatched,
+    /// Its patch with breakpoints of another tool in it, which will write the original bytes over them.
+    UnderBreakpoint,
     /// The original bytes: it was patched, and is so no more.
     Unpatched,
     /// Neither: something else has changed the code.
@@ -236,6 +238,7 @@ impl Point {
             return match PatchBytes::of(&found[..place.after.len()]) {
                 found if found == place.after => Found::Patched,
                 found if found == place.before => Found::Unpatched,
+                found if is_under_breakpoint(place, &found) => Found::UnderBreakpoint,
                 _ => Found::Other,
             };
         };
@@ -264,6 +267,16 @@ fn is_half_patched(place: &Place, found: &[u8; PATCH_LEN]) -> bool {
         _ => false,
     };
     is_begun && is_mixed(place, found)
+}
+
+/// Returns whether `found` is the patch of an instruction, except for breakpoints.
+fn is_under_breakpoint(place: &Place, found: &[u8]) -> bool {
+    let mut ours = found
+        .iter()
+        .zip(&*place.after)
+        .filter(|(found, _)| **found != INT3)
+        .peekable();
+    ours.peek().is_some() && ours.all(|(found, after)| found == after)
 }
 
 /// Returns whether each byte of a displacement is either the original one or that of the patch.
@@ -485,6 +498,12 @@ mod tests {
         assert_eq!(punned.judge(&place, after), Found::Patched);
         assert_eq!(punned.judge(&place, [1, 2, 3, 4, 9]), Found::Unpatched);
         assert_eq!(punned.judge(&place, [JMP, 2, 3, 4, 9]), Found::Other);
+        for under in [[INT3, 1, 0xf8, 0xff, 9], [JMP, 1, 0xf8, INT3, 9]] {
+            assert_eq!(punned.judge(&place, under), Found::UnderBreakpoint);
+        }
+        for other in [[INT3, 2, 3, 4, 9], [INT3; PATCH_LEN]] {
+            assert_eq!(punned.judge(&place, other), Found::Other);
+        }
         let island = Island {
             at: LiveAddr(0x0ff0),
             before: [0xcc; PATCH_LEN],

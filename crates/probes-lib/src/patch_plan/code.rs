@@ -29,6 +29,8 @@ pub struct Code {
     is_fixed: bool,
     /// The bytes that others change.
     foreign: Vec<CodeRange>,
+    /// See [`Code::add_restartable`].
+    restartable: Vec<CodeRange>,
 }
 
 #[derive(Clone, Debug)]
@@ -126,11 +128,29 @@ impl Code {
         self.foreign.push(range);
     }
 
+    /// Says that this is a restartable sequence (rseq(2)): if a thread is interrupted there, the kernel makes it begin
+    /// again. It cannot know of a copy elsewhere.
+    pub(super) fn add_restartable(&mut self, range: CodeRange) {
+        self.restartable.push(range);
+    }
+
     /// Returns the bytes that others change.
     pub(super) fn foreign(&self) -> AddressSet {
+        self.set_of(&self.foreign)
+    }
+
+    /// Returns the bytes of restartable sequences.
+    pub(super) fn restartable(&self) -> AddressSet {
+        self.set_of(&self.restartable)
+    }
+
+    fn set_of(&self, ranges: &[CodeRange]) -> AddressSet {
+        if ranges.is_empty() {
+            return AddressSet::new(std::iter::empty());
+        }
         let mut set = AddressSet::new(self.executable());
         for code in self.executable() {
-            for range in &self.foreign {
+            for range in ranges {
                 let inside = range.start.0.max(code.start)..range.end().min(code.end);
                 inside.for_each(|address| set.insert(address));
             }
@@ -274,6 +294,17 @@ impl Body {
     pub(super) fn index_at(&self, address: u64) -> Option<usize> {
         let by_address = |it: &Instruction| it.ip().cmp(&address);
         self.instructions.binary_search_by(by_address).ok()
+    }
+
+    /// Returns whether the x87 unit may hold the result of a called function before this instruction, though the function
+    /// does not use the unit: it may return this result. Nothing is in the unit at its entry and at calls.
+    pub(super) fn may_pass_on_result(&self, index: usize) -> bool {
+        let (before, behind) = self
+            .instructions
+            .split_at(index.min(self.instructions.len()));
+        let is_entry = before.iter().all(|it| it.mnemonic() == Mnemonic::Endbr64);
+        let next = behind.iter().find(|it| !is_straight(it));
+        !is_entry && !next.is_some_and(is_call) && self.instructions.iter().any(is_call)
     }
 
     pub(super) fn offset(&self, instruction: &Instruction) -> u64 {

@@ -72,6 +72,9 @@ fn sweep(elf: &ElfFile, table: &FunctionTable, wanted: Option<&[CodeRange]>) -> 
     for site in noted_sites(elf)? {
         code.add_foreign(site);
     }
+    for sequence in restartable_sequences(elf, &code) {
+        code.add_restartable(sequence);
+    }
     for table in [SymbolTable::Static, SymbolTable::Dynamic] {
         if let Some(symbols) = elf.symbols(table)? {
             symbols.each(|symbol| {
@@ -119,6 +122,26 @@ fn pieces_of(elf: &ElfFile, segment: &Segment) -> Vec<(Segment, Contents)> {
         (piece, contents)
     };
     ranges.into_iter().map(piece).collect()
+}
+
+/// Returns the restartable sequences (rseq(2)) that a file has descriptors of, in the section that tcmalloc and librseq use.
+fn restartable_sequences(elf: &ElfFile, code: &Code) -> Vec<CodeRange> {
+    /// Of a `struct rseq_cs`: the version (32 bits) and flags, the start, the length, where an interrupted thread continues.
+    const LEN: u64 = 32;
+    /// Real ones have some dozens of bytes, and a program some hundreds of them.
+    const MAX_LEN: u64 = 4096;
+    const MAX_COUNT: u64 = 4096;
+    let Some((start, len)) = elf.section_range("__rseq_cs") else {
+        return Vec::new();
+    };
+    let bytes = code.bytes(start.0, len.min(MAX_COUNT * LEN));
+    let sequence = |descriptor: &[u8]| {
+        let word = |at: usize| Some(u64::from_le_bytes(*descriptor.get(at..)?.first_chunk()?));
+        let (start, len) = (FileAddr(word(8)?), word(16)?);
+        (word(0)? as u32 == 0 && len <= MAX_LEN).then_some(CodeRange { start, len })
+    };
+    let descriptors = bytes.chunks_exact(LEN as usize);
+    descriptors.filter_map(sequence).collect()
 }
 
 /// Returns the addresses that the dynamic loader adds the load bias to, and writes them into the data. The object has

@@ -23,6 +23,8 @@ pub(super) struct Swept {
     pub(super) targets: Targets,
     /// The bytes that others change.
     foreign: AddressSet,
+    /// Those of restartable sequences.
+    restartable: AddressSet,
     /// The longest function that is planned.
     max_len: u64,
     /// The parts of functions that are elsewhere, in order.
@@ -74,6 +76,7 @@ impl Swept {
                 wanted,
             ),
             foreign: code.foreign(),
+            restartable: code.restartable(),
             max_len: max_len(&code, &ranges),
             ends: ranges.iter().scan(0, highest).collect(),
             ranges,
@@ -157,10 +160,13 @@ impl Swept {
     /// Returns what an instruction is that cannot be moved.
     pub(super) fn immovable(&self, instruction: &Instruction) -> Option<&'static str> {
         let mut bytes = instruction.ip()..instruction.next_ip();
-        let is_foreign = bytes.any(|it| self.foreign.contains(it));
-        is_foreign
-            .then_some("a probe site")
-            .or_else(|| displaced::immovable(instruction))
+        if bytes.any(|it| self.foreign.contains(it)) {
+            Some("a probe site")
+        } else if self.restartable.contains(instruction.ip()) {
+            Some("an instruction of a restartable sequence")
+        } else {
+            displaced::immovable(instruction)
+        }
     }
 
     /// Returns the candidates for a patch of the instruction with this index, the best one first.
@@ -209,7 +215,7 @@ impl Swept {
                 moves_call: moves_call(displaced),
                 flags_are_dead,
                 exits: Vec::new(),
-                mmx_is_free: !body.uses_mmx,
+                mmx_is_free: !body.uses_mmx && !body.may_pass_on_result(index),
             }
         };
         let mut candidates = Vec::new();

@@ -688,6 +688,44 @@ fn probe_sites_stay() {
 }
 
 #[test]
+fn restartable_sequences_stay() {
+    // mov $1,%eax; mov $2,%eax; mov %rdx,(%rdi); ret: the last mov ends a sequence that begins with the second one.
+    let bytes = b"\xb8\x01\0\0\0\xb8\x02\0\0\0\x48\x89\x17\xc3";
+    let at = |offset, len| CodeRange {
+        start: FileAddr(AT + offset),
+        len,
+    };
+    let mut code = Code::default();
+    code.add(FileAddr(AT), bytes.to_vec(), true);
+    code.add_restartable(at(5, 8));
+    let planner = PatchPlanner::new(code, &[at(0, 14)], &[], []);
+    assert!(planner.function(at(0, 14)).entry.is_ok());
+    for offset in [5, 10] {
+        let refusal = planner.instruction(at(0, 14), FileAddr(AT + offset));
+        let what = "an instruction of a restartable sequence";
+        assert_eq!(refusal.unwrap_err(), Refusal::Unmovable { offset, what });
+    }
+}
+
+#[test]
+fn results_in_the_x87_unit_are_kept() {
+    // sub $8,%rsp; test %edi,%edi; je end; mov $1,%eax; call *%rax; mov $2,%edx; mov $3,%eax; call *%rax; mov $4,%edx; end: add $8,%rsp; ret
+    let bytes = b"\x48\x83\xec\x08\x85\xff\x74\x18\xb8\x01\0\0\0\xff\xd0\xba\x02\0\0\0\xb8\x03\0\0\0\xff\xd0\xba\x04\0\0\0\x48\x83\xc4\x08\xc3";
+    let range = CodeRange {
+        start: FileAddr(AT),
+        len: bytes.len() as u64,
+    };
+    let mut code = Code::default();
+    code.add(FileAddr(AT), bytes.to_vec(), true);
+    let planner = PatchPlanner::new(code, &[range], &[], []);
+    // Before a call, nothing is in the unit.
+    for (offset, is_free) in [(0, true), (8, true), (15, true), (27, false), (32, false)] {
+        let sites = planner.instruction(range, FileAddr(AT + offset)).unwrap();
+        assert_eq!(sites[0].mmx_is_free(), is_free, "{offset}");
+    }
+}
+
+#[test]
 fn islands_are_reserved() {
     let site = PatchSite {
         address: FileAddr(AT),

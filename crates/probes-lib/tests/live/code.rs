@@ -5,11 +5,14 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use probes_lib::{Action, Effect, LiveAddr, Selector, State};
+use probes_lib::{Action, Effect, FunctionSelector, LiveAddr, Observation, Selector, State};
 use test_support::process::{peek, poke};
 use test_support::{Scratch, fixture_forms, output};
 
+use crate::functions::symbols;
+use crate::observe::options;
 use crate::session::{Session, all, heavy_test_lock, named};
 
 // promise: Processes that are hard to change: Sealed code (mseal) is changed (2)
@@ -105,10 +108,9 @@ impl Breakpoint {
             fs::write(enable, "1").unwrap();
             return Breakpoint::Uprobe { folder, event };
         }
-        let byte = peek(pid, at.0, 1)[0];
         poke(pid, at.0, &[0xcc]);
         // Restore later what the kernel restores for a uprobe: what the file has.
-        let byte = if byte == 0xe8 { 0x3d } else { byte };
+        let byte = fs::read(link).unwrap()[offset as usize];
         Breakpoint::Poked {
             pid,
             at: at.0,
@@ -136,18 +138,26 @@ impl Drop for Breakpoint {
     }
 }
 
+/// A copy of a program that only one process runs, and a link to it: a uprobe belongs to a file, and its path must not contain
+/// a space.
+fn linked_copy(scratch: &Scratch, file: &Path) -> (PathBuf, PathBuf) {
+    let copy = scratch.copy(file, "program");
+    static LINKS: AtomicUsize = AtomicUsize::new(0);
+    let number = LINKS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("ocaml-probes-{}-{number}", std::process::id());
+    let link = std::env::temp_dir().join(name);
+    std::os::unix::fs::symlink(&copy, &link).unwrap();
+    (copy, link)
+}
+
 // promise: Other tracers and tools: A uprobe or breakpoint on a site keeps that probe unchanged,
 //    and what it restores later is noticed (2; users who may set no uprobe write the breakpoint as
 //    gdb does)
 #[test]
 fn uprobe_on_a_site_keeps_its_probe_unchanged() {
     for file in fixture_forms("gen_ocaml_1") {
-        // A uprobe belongs to a file: this copy, which no other process runs. The path that the
-        // kernel is given must not contain a space, so it is that of a link.
         let scratch = Scratch::new();
-        let copy = scratch.copy(&file, "program");
-        let link = std::env::temp_dir().join(format!("ocaml-probes-{}", std::process::id()));
-        std::os::unix::fs::symlink(&copy, &link).unwrap();
+        let (copy, link) = linked_copy(&scratch, &file);
         let session = Session::start(&copy);
         let pid = session.pid();
         let (site, in_file) = {
@@ -215,4 +225,38 @@ fn file_offset(file: &Path, address: u64) -> u64 {
     let load = loads.find(|(_, start, size)| (*start..start + size).contains(&address));
     let (offset, start, _) = load.unwrap();
     address - start + offset
+}
+
+// promise: Observations: A breakpoint or uprobe that is set on an observed function stays, and the rest of its code
+//    is restored (2 × 2 places)
+#[test]
+fn code_around_breakpoints_is_restored() {
+    for file in fixture_forms("owners") {
+        // lea 1(%rdi),%eax; ret; padding: all of it is replaced by the jump.
+        for place in [0, 3] {
+            let scratch = Scratch::new();
+            let (copy, link) = linked_copy(&scratch, &file);
+            let session = Session::start(&copy);
+            let symbols = symbols(&copy);
+            let leaf = symbols.iter().find(|(_, name)| name == "leaf").unwrap().0;
+            let (pid, at) = (session.pid(), leaf + session.object().load_bias().0);
+            let code = peek(pid, at, 5);
+            let leaf_calls = FunctionSelector::Glob("leaf".parse().unwrap());
+            let observation = Observation::new().count_functions(leaf_calls);
+            let mut observer = session.target.observe(&observation, options()).unwrap();
+            assert_eq!(peek(pid, at, 1), [0xe9]);
+            let offset = file_offset(&copy, leaf) + place;
+            let breakpoint = Breakpoint::set(pid, LiveAddr(at + place), &link, offset);
+            let report = observer.remove().unwrap();
+            let discarded: Vec<&str> = report.discarded.functions().collect();
+            assert_eq!(discarded, ["leaf"]);
+            let mut under = code.clone();
+            under[place as usize] = 0xcc;
+            assert_eq!(peek(pid, at, 5), under);
+            drop(breakpoint);
+            assert_eq!(peek(pid, at, 5), code);
+            fs::remove_file(link).unwrap();
+            session.end();
+        }
+    }
 }

@@ -35,7 +35,7 @@ fn mapped_library(name: &str) -> Option<PathBuf> {
 }
 
 /// Address and symbol of each function.
-fn symbols(file: &Path) -> BTreeSet<(u64, String)> {
+pub(crate) fn symbols(file: &Path) -> BTreeSet<(u64, String)> {
     let table = FunctionTable::read(file).unwrap();
     let symbols = table.functions().flat_map(|function| {
         let address = function.address().0;

@@ -11,7 +11,10 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, geteuid};
-use probes_lib::{Action, Effect, ErrorKind, Options, ProcessError, Selector, State, Target};
+use probes_lib::{
+    Action, Effect, ErrorKind, Observation, ObserveError, Options, ProcessError, Selector, State,
+    Target,
+};
 use test_support::process::{self, Image};
 use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
 
@@ -254,6 +257,20 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                     session.assert_all((0, State::Disabled));
                     session.apply(&all(Action::Enable)).unwrap();
                     session.assert_all((1, State::Enabled));
+                }
+                if let Hold::Frozen(_) = hold {
+                    // None of its threads can be made to map memory.
+                    let observation = Observation::new().count(Selector::All);
+                    let options = Options {
+                        deadline: Duration::from_secs(2),
+                        ..Options::default()
+                    };
+                    let observed = session.target.observe(&observation, options);
+                    let error = observed.err().unwrap();
+                    let kind = error.kind();
+                    let is_told = matches!(kind, ErrorKind::Observe(ObserveError::NotRunning));
+                    assert!(is_told, "{error}");
+                    assert_eq!(error.effect(), Effect::NothingChanged);
                 }
                 Image::of(pid).assert_same(&image, "it has not run meanwhile");
             }

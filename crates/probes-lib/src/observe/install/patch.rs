@@ -14,7 +14,7 @@ use crate::address::{LiveAddr, PAGE};
 use crate::error::{Effect, Error, MemoryError, MemoryPart, ProcessError, Result};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::point::{PATCH_LEN, PatchBytes, crosses};
-use crate::site::CMP;
+use crate::site::{CMP, INT3};
 
 /// The bytes of a point that a patch replaces, or that replace it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,9 @@ pub(crate) struct Patch {
     pub(crate) after: PatchBytes,
     /// Whether it may be written in steps, as that of a site.
     pub(crate) is_written_in_steps: bool,
+    /// Whether another tool's breakpoint is before or after it. That tool may remove it at any time, so that it must not
+    /// be written again together with what is around it.
+    pub(crate) is_beside_breakpoint: bool,
 }
 
 impl Patch {
@@ -34,6 +37,27 @@ impl Patch {
 
     fn crosses(&self, block: u64) -> bool {
         crosses(self.at, block)
+    }
+
+    /// Returns the parts of it that are not breakpoints now.
+    pub(crate) fn around_breakpoints(&self) -> Vec<Patch> {
+        let part = |range: Range<usize>| Patch {
+            at: self.at.plus(range.start as u64),
+            before: PatchBytes::of(&self.before[range.clone()]),
+            after: PatchBytes::of(&self.after[range]),
+            is_beside_breakpoint: true,
+            ..*self
+        };
+        let mut parts = Vec::new();
+        let mut start = 0;
+        for bytes in self.before.split(|&byte| byte == INT3) {
+            let end = start + bytes.len();
+            if start < end {
+                parts.push(part(start..end));
+            }
+            start = end + 1;
+        }
+        parts
     }
 
     fn reverse(&self) -> Patch {
@@ -104,7 +128,7 @@ fn write_sorted(
         rest = others;
         let end = together.last().map_or(first.end(), |last| last.end());
         let range = first.at..end;
-        let written = if first.crosses(PAGE) {
+        let written = if first.crosses(PAGE) && first.is_written_in_steps {
             buffers
                 .build(before, together, &range)
                 .and_then(|()| write_in_steps(memory, first))
@@ -137,9 +161,9 @@ fn count_together(patches: &[&Patch]) -> usize {
         let [one, other] = **pair else {
             return false;
         };
-        let crosses = one.crosses(PAGE) || other.crosses(PAGE);
+        let is_alone = |patch: &Patch| patch.crosses(PAGE) || patch.is_beside_breakpoint;
         let is_near = page(other) - page(first) < MAX_PAGES || page(other) == page(one);
-        !crosses && is_near && page(other) - page(one) <= 1
+        !is_alone(one) && !is_alone(other) && is_near && page(other) - page(one) <= 1
     };
     1 + patches.windows(2).take_while(is_adjacent).count()
 }
@@ -288,6 +312,7 @@ mod tests {
                 before: PatchBytes::of(&[if enabled { CALL } else { CMP }, 1, 2, 3, 4]),
                 after: PatchBytes::of(&[CALL, 0x11, 0x12, 0x13, 0x14]),
                 is_written_in_steps: true,
+                is_beside_breakpoint: false,
             })
             .collect();
         let mut bytes = vec![0x90; (PAGES * PAGE) as usize];
@@ -320,6 +345,7 @@ mod tests {
             before: PatchBytes::of(&[CMP, 1, 2, 3, 4]),
             after: PatchBytes::of(&[CALL, 0x11, 0x12, 0x13, 0x14]),
             is_written_in_steps: true,
+            is_beside_breakpoint: false,
         };
         let patches = [patch(START), patch(START + 2 * PAGE)];
         let mut before = SliceMemory::new([(START, vec![0x90; 3 * PAGE as usize])]);
@@ -353,11 +379,35 @@ mod tests {
             before: PatchBytes::of(&[CMP; PATCH_LEN]),
             after: PatchBytes::of(&[CALL; PATCH_LEN]),
             is_written_in_steps: true,
+            is_beside_breakpoint: false,
         };
         let mut found = memory.clone();
         let error = write_all(1, &mut found, &memory, &[patch]).unwrap_err();
         assert_eq!((error.effect(), found.writes), (Effect::None, 0));
         assert_eq!(found, memory);
+    }
+
+    #[test]
+    fn breakpoints_are_not_written_over() {
+        let patch = |before: &[u8]| Patch {
+            at: LiveAddr(START),
+            before: PatchBytes::of(before),
+            after: PatchBytes::of(&[1, 2, 3, 4, 5]),
+            is_written_in_steps: false,
+            is_beside_breakpoint: false,
+        };
+        for (before, after) in [
+            ([INT3, 0x12, 0x13, 0x14, 0x15], [INT3, 2, 3, 4, 5]),
+            ([0xe9, 0x12, INT3, 0x14, INT3], [1, 2, INT3, 4, INT3]),
+            ([0xe9, 0x12, 0x13, INT3, INT3], [1, 2, 3, INT3, INT3]),
+        ] {
+            let mut memory = SliceMemory::new([(START, before.to_vec())]);
+            let seen = memory.clone();
+            let parts = patch(&before).around_breakpoints();
+            assert_eq!(count_together(&parts.iter().collect::<Vec<_>>()), 1);
+            write_all(1, &mut memory, &seen, &parts).unwrap();
+            assert_eq!(read_each(1, &memory, &[LiveAddr(START)]).unwrap(), [after]);
+        }
     }
 
     // promise: Observations: A site across two pages is written in steps that are safe, whatever is

@@ -557,6 +557,7 @@ impl PlannedPatches {
                     before: point.unpatched(&place, enabled[index]),
                     after: place.after,
                     is_written_in_steps: point.is_written_in_steps(),
+                    is_beside_breakpoint: false,
                 }
             }));
         }

@@ -398,15 +398,23 @@ fn restoring_patches(
         let (sites, functions) = found.sites_and_functions(arena);
         restored.sites += sites + functions;
         restored.discarded.extend(found.discarded);
-        restored.patches.extend(found.patched.iter().map(|found| {
-            let point = &arena.points[found.point];
-            Patch {
-                at: found.place.at,
-                before: found.found,
-                after: point.unpatched(&found.place, tails[found.point] == JMP),
-                is_written_in_steps: point.is_written_in_steps(),
-            }
-        }));
+        restored
+            .patches
+            .extend(found.patched.iter().flat_map(|found| {
+                let point = &arena.points[found.point];
+                let patch = Patch {
+                    at: found.place.at,
+                    before: found.found,
+                    after: point.unpatched(&found.place, tails[found.point] == JMP),
+                    is_written_in_steps: point.is_written_in_steps(),
+                    is_beside_breakpoint: false,
+                };
+                if found.is_under_breakpoint {
+                    patch.around_breakpoints()
+                } else {
+                    vec![patch]
+                }
+            }));
         moves.extend(found.patched.iter().filter_map(|found| {
             let is_island = found.place.at != arena.points[found.point].address;
             let is_jump = arena.points[found.point].wrapper().is_none();
