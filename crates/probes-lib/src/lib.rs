@@ -122,8 +122,8 @@ pub use update::snapshot::State;
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    CleanReport, Counts, DiscardedPatches, Event, Events, FunctionHits, FunctionLatency, Latency,
-    Observation, RefusedFunction, SiteHits, Times, Value,
+    CallerLatency, CleanReport, Counts, DiscardedPatches, Event, Events, FunctionHits,
+    FunctionLatency, Latency, Observation, RefusedFunction, SiteHits, Times, Value,
 };
 pub use observer::{ObservationReport, Observer};
 

@@ -33,6 +33,7 @@ pub use self::discarded::DiscardedPatches;
 pub use self::functions::RefusedFunction;
 pub use self::install::remove::CleanReport;
 pub use self::observation::Observation;
+pub use self::read::callers::CallerLatency;
 pub use self::read::calls::FunctionLatency;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
 pub use self::read::events::{Event, Events};

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use probes_lib::{Observer, Target};
+use probes_lib::{Functions, Observer, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
@@ -17,7 +17,7 @@ use crate::flags::{
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{self, Latencies, LatencyReading, WarningKind};
+use crate::output::{self, FunctionSources, Latencies, LatencyReading, WarningKind};
 
 const HELP: &str = "\
 Measures latencies inside the process, whether the probes are enabled or not: a STOP ends the last
@@ -52,7 +52,13 @@ function is subtracted. In plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING UNMATCHED_EXITS LOST UNWOUND DOUBTFUL SELF TOTAL NAME
 SELF is the sum of the self times, TOTAL that of the times from entry to exit. DOUBTFUL self times may be too
 long: a call was unwound or lost, and is not subtracted. In OCaml 5, calls of C functions are not subtracted from
-OCaml functions: they are on another stack. If both are timed, each line ends with `on fiber` or `on thread`.";
+OCaml functions: they are on another stack. If both are timed, each line ends with `on fiber` or `on thread`.
+
+With -by caller, each function's line is followed by one for each place that calls it,
+    by COUNT MEAN MAX SUM CALLER
+which is where the calls return to, with the name of its function and, if known, its source line. SUM is that of the
+times of these calls, in nanoseconds; with -self, that of the self times, and TOTAL follows it. Calls of callers for
+which there was no room are those of `other`. After a tail call, CALLER is that of the function that has made it.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
@@ -90,6 +96,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let observation = args.timed.observation();
+    let sources = if args.timed.by_caller() {
+        let functions = Functions::of_process(pid).map_err(Failure::of_process(pid))?;
+        FunctionSources::of(functions)
+    } else {
+        FunctionSources::default()
+    };
     let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
@@ -107,6 +119,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut timing = Timing {
         target: &target,
         output,
+        sources: &sources,
         last: None,
     };
     let mut outcome = active.run(display, LatencyReading::of, |shown, interruptible| {
@@ -121,7 +134,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => outcome.last.take().or_else(|| timing.last.take()),
     };
     if let Some((latencies, lasted)) = total {
-        let latencies = Latencies::new(&target, &latencies, lasted);
+        let latencies = Latencies::new(&target, &latencies, lasted, &sources);
         let text = output::latencies(output.format, &latencies);
         outcome.print(output, text);
         if let Some(picture_file) = picture_file {
@@ -178,6 +191,7 @@ pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>
 struct Timing<'t> {
     target: &'t Target,
     output: &'t Output,
+    sources: &'t FunctionSources,
     /// The last reading, and when it was.
     last: Option<(LatencyReading, Duration)>,
 }
@@ -190,7 +204,7 @@ impl Timing<'_> {
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (latencies, at) = (shown.reading, shown.at);
-        let so_far = Latencies::new(self.target, &latencies, at).so_far();
+        let so_far = Latencies::new(self.target, &latencies, at, self.sources).so_far();
         let next = if let Some(table) = shown.table {
             table.redraw(&so_far.table(), &shown.discarded, interruptible)
         } else {

@@ -29,7 +29,9 @@ use crate::flags::{
     probe_name,
 };
 use crate::hint::Operand;
-use crate::output::{self, CountReport, Detail, Field, Hits, Latencies, LatencyReading, PathForm};
+use crate::output::{
+    self, CountReport, Detail, Field, FunctionSources, Hits, Latencies, LatencyReading, PathForm,
+};
 
 // What to observe of a program that is started.
 #[derive(Debug, clap::Args)]
@@ -252,7 +254,8 @@ impl<'l> Recorder<'l> {
                 observed.function_latencies,
                 &observed.counts,
             );
-            let latencies = Latencies::new(self.target, &reading, lasted);
+            let latencies =
+                Latencies::new(self.target, &reading, lasted, &FunctionSources::default());
             failures.add(output::latencies(format, &latencies).and_then(print));
             warn_of_interleaved(&self.output.messages, &latencies);
         }

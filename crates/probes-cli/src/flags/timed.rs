@@ -16,6 +16,15 @@ pub(crate) struct TimedFlags {
     /// Time functions without the calls that they make of other timed ones
     #[arg(id = "self", long)]
     of_self: bool,
+    /// Tell the callers of timed functions apart
+    #[arg(id = "by", long, value_name = "caller")]
+    by: Option<Key>,
+}
+
+/// By what the calls of a function are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Key {
+    Caller,
 }
 
 /// The checked form of [`TimedFlags`].
@@ -24,6 +33,7 @@ pub(crate) struct Timed {
     pairs: Vec<Pair>,
     functions: Vec<FunctionSelector>,
     of_self: bool,
+    by_caller: bool,
 }
 
 impl Flags for TimedFlags {
@@ -34,12 +44,16 @@ impl Flags for TimedFlags {
             pairs: self.pairs.check()?,
             functions: self.functions.selectors()?,
             of_self: self.of_self,
+            by_caller: self.by == Some(Key::Caller),
         };
         if timed.pairs.is_empty() && timed.functions.is_empty() {
             return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
         }
         if timed.of_self && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
+        }
+        if timed.by_caller && timed.functions.is_empty() {
+            return Err("-by caller is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }
         Ok(timed)
     }
@@ -56,6 +70,11 @@ impl Timed {
         self.of_self
     }
 
+    /// Whether the callers of functions are told apart.
+    pub(crate) fn by_caller(&self) -> bool {
+        self.by_caller
+    }
+
     pub(crate) fn has_functions(&self) -> bool {
         !self.functions.is_empty()
     }
@@ -66,11 +85,13 @@ impl Timed {
             all.time(&pair.start, &pair.stop)
         });
         let functions = self.functions.iter().cloned();
-        let observation = functions.fold(observation, Observation::time_functions);
+        let mut observation = functions.fold(observation, Observation::time_functions);
         if self.of_self {
-            observation.self_times()
-        } else {
-            observation
+            observation = observation.self_times();
         }
+        if self.by_caller {
+            observation = observation.by_caller();
+        }
+        observation
     }
 }

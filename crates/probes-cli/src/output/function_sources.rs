@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::location::source_or_unknown;
 use super::paths::{PathForm, ShownPaths};
+use crate::text::Escaped;
 
 /// The source lines of the functions of a process, if they are to be shown.
 #[derive(Default)]
@@ -52,6 +53,51 @@ impl FunctionSources {
             first_call: call,
             ..unknown
         })
+    }
+
+    /// The code that makes the calls that return to `address`.
+    pub(super) fn call_site(&self, address: LiveAddr) -> Option<CallSite> {
+        let (functions, maps) = self.0.as_ref()?;
+        // It may be the first byte of the next function, if a call does not return.
+        let call = LiveAddr(address.0.checked_sub(1)?);
+        let (found, offset) = functions.at(call).ok()?;
+        let mut objects = functions.objects().iter();
+        let index = objects.position(|object| std::ptr::eq(object, found.object));
+        let map = index.and_then(|index| maps[index].as_ref());
+        let at = found.object.load_bias().map(|bias| bias.file(call));
+        let line = map.zip(at).map(|(map, at)| map.line(at));
+        let (file, line) = line.unwrap_or_default();
+        Some(CallSite {
+            function: found.name().map(|name| name.text),
+            offset: offset + 1,
+            file: file.map(str::to_owned),
+            line,
+        })
+    }
+}
+
+/// Code that makes a call.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct CallSite {
+    /// The name of the function that it is in.
+    function: Option<String>,
+    /// Where the call returns to, in bytes from the beginning of that function.
+    offset: u64,
+    file: Option<String>,
+    line: Option<u32>,
+}
+
+impl CallSite {
+    /// It as text, with the name of the file only: `Http.serve+0x4f http.ml:42`; `None` if the function has no name.
+    pub(super) fn short(&self) -> Option<String> {
+        let function = self.function.as_ref()?;
+        let place = format!("{}+{:#x}", Escaped(function), self.offset);
+        let Some(file) = &self.file else {
+            return Some(place);
+        };
+        let paths = ShownPaths::new(PathForm::Short, [file.clone()]);
+        let source = source_or_unknown(Some(file), self.line, &paths);
+        Some(format!("{place} {source}"))
     }
 }
 

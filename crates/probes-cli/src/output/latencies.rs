@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 
 use self::functions::TimedFunctions;
 use super::format::{VERSION, seconds, seconds_or_null};
+use super::function_sources::FunctionSources;
 use super::table;
 use crate::text::{Escaped, join_first_few, number_of};
 
@@ -120,11 +121,12 @@ pub(super) struct Bucket {
 const BAR: u64 = 50;
 
 impl<'l> Latencies<'l> {
-    /// The latencies that were measured in the time `seconds`.
+    /// The latencies that were measured in the time `seconds`; `sources` name the callers of functions.
     pub(crate) fn new(
         target: &'l Target,
         reading: &'l LatencyReading,
         seconds: Duration,
+        sources: &FunctionSources,
     ) -> Latencies<'l> {
         Latencies {
             version: VERSION,
@@ -133,7 +135,7 @@ impl<'l> Latencies<'l> {
             at: None,
             seconds,
             pairs: reading.pairs.iter().map(Pair::of).collect(),
-            functions: TimedFunctions::of(&reading.functions, &reading.refused),
+            functions: TimedFunctions::of(&reading.functions, &reading.refused, sources),
         }
     }
 
@@ -211,6 +213,7 @@ impl<'l> Latencies<'l> {
         }
         if !self.functions.is_empty() {
             tables.push(self.functions.table());
+            tables.extend(self.functions.table_of_callers());
         }
         tables.join("\n")
     }

@@ -285,6 +285,143 @@ fn self_times_are_shown_in_every_form() {
     assert!(without.stderr.contains(needs), "{}", without.stderr);
 }
 
+/// The callers of a function of `-json`: the name of each caller's function (or `other`) and how often it has called.
+fn callers(function: &Value) -> Vec<(String, u64)> {
+    let callers = function["callers"].as_array().unwrap().iter();
+    let mut callers: Vec<_> = callers
+        .map(|it| {
+            let name = it["function"].as_str().unwrap_or("other");
+            assert_eq!(it["address"].is_null(), name == "other");
+            (name.to_owned(), it["count"].as_u64().unwrap())
+        })
+        .collect();
+    callers.sort();
+    callers
+}
+
+/// Asserts that the calls of all callers are those of the function, and so are their times.
+fn assert_callers_add_up(function: &Value) {
+    let callers = function["callers"].as_array().unwrap();
+    let sum = |field: &str| -> u64 { callers.iter().map(|it| it[field].as_u64().unwrap()).sum() };
+    assert_eq!(function["count"], sum("count"), "{function}");
+    for (of_callers, own) in [("sum_ns", "self_ns"), ("total_ns", "total_ns")] {
+        let difference = function[own].as_u64().unwrap().abs_diff(sum(of_callers));
+        // Each sum is rounded down to nanoseconds.
+        assert!(difference <= callers.len() as u64, "{own} {function}");
+    }
+    let longest = callers.iter().map(|it| it["max_ns"].as_u64().unwrap());
+    assert_eq!(function["max_ns"], longest.max().unwrap_or(0));
+}
+
+// promise: Functions: Calls are counted and timed by caller to the last one, with recursion, tail calls and exceptions (4
+//    programs, 1, 4 and 16 threads)
+#[test]
+fn callers_are_counted_to_the_last_call() {
+    let named = |all: &[(&str, u64)]| {
+        let named = all.iter().map(|(name, count)| ((*name).to_owned(), *count));
+        named.collect::<Vec<_>>()
+    };
+    for file in fixture_forms("lasting") {
+        let mut target = Talker::start(&file);
+        for threads in [1, 4, 16] {
+            let flags = "-json -self -by caller -fn deep,leaf,tail,unwound";
+            let tool = observing("latency", flags, target.pid());
+            target.ask(&format!("call {threads} 2000"), "called");
+            let called = called(&object(&tool.end().answer()));
+            let rounds = threads * 2000;
+            let of = |name: &str| callers(&called[name]);
+            assert_eq!(of("deep"), named(&[("deep", 5 * rounds), ("work", rounds)]));
+            // `tail` jumps to it, and is called by `work`.
+            let tail = ("work", rounds / 2);
+            assert_eq!(of("leaf"), named(&[("deep", 5 * rounds), tail]));
+            // Of a round in two, that ends with a jump, it is the exit.
+            assert_eq!(of("tail"), named(&[("work", rounds)]));
+            assert_eq!(of("unwound"), []);
+            called.values().for_each(assert_callers_add_up);
+        }
+    }
+    for file in program_forms("calls") {
+        for threads in [1, 4, 16] {
+            let mut target = Talker::start(&file);
+            let before = own_calls(&mut target, "run 1 0");
+            let flags = "-json -self -by caller -fn Calls.leaf,Calls.deep,Calls.raises";
+            let tool = observing("latency", flags, target.pid());
+            let after = own_calls(&mut target, &format!("run {threads} 2000"));
+            let called = called(&object(&tool.end().answer()));
+            let added: Vec<u64> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+            let rounds = threads * 2000;
+            let of = |name: &str| callers(&called[name]);
+            let work = "Calls.work";
+            let deep = [("Calls.deep", added[1] - rounds), (work, rounds)];
+            assert_eq!(of("Calls.deep"), named(&deep));
+            // Every other call of `raises` ends with a jump to it.
+            let leaf = [(work, rounds / 2), (work, rounds)];
+            assert_eq!(of("Calls.leaf"), named(&leaf));
+            assert_eq!(of("Calls.raises"), named(&[(work, rounds / 2)]));
+            assert_eq!(added, [rounds + rounds / 2, added[1], rounds]);
+            called.values().for_each(assert_callers_add_up);
+        }
+    }
+}
+
+// promise: Functions: Calls of more callers than there is room for are those of `other`, and the sums stay exact (2 programs)
+#[test]
+fn callers_without_room_are_others() {
+    for file in fixture_forms("lasting") {
+        let mut target = Talker::start(&file);
+        let flags = "-json -self -by caller -fn leaf";
+        let tool = observing("latency", flags, target.pid());
+        target.ask("everywhere 3", "everywhere");
+        let called = called(&object(&tool.end().answer()));
+        let leaf = &called["leaf"];
+        assert_callers_add_up(leaf);
+        let callers = callers(leaf);
+        let (others, known): (Vec<_>, Vec<_>) = callers.iter().partition(|it| it.0 == "other");
+        let [(_, others)] = others[..] else {
+            panic!("{others:?}");
+        };
+        assert!(known.iter().all(|it| **it == ("everywhere".to_owned(), 3)));
+        assert!(known.len() > 4000 && known.len() <= 8208, "{}", known.len());
+        assert_eq!(3 * known.len() as u64 + others, 27_000);
+        let last = leaf["callers"].as_array().unwrap().last().unwrap();
+        assert!(last["address"].is_null(), "{last}");
+    }
+}
+
+#[test]
+fn callers_are_shown_in_every_form() {
+    let mut target = Talker::start(&fixture_forms("lasting")[0]);
+    let mut with = |flags: &str| {
+        let tool = observing("latency", &format!("-fn leaf{flags}"), target.pid());
+        target.ask("call 1 10", "called");
+        tool.end().answer()
+    };
+    let plain = with(" -by caller");
+    let lines: Vec<&str> = plain.lines().collect();
+    assert!(lines.len() == 3 && lines[0].starts_with("55 ") && lines[0].ends_with(" 0 0 0 0 leaf"));
+    let of = |start: &str| *lines.iter().find(|it| it.starts_with(start)).unwrap();
+    let words: Vec<&str> = of("by 50 ").split(' ').collect();
+    let ["by", "50", mean, max, sum, caller, source] = words[..] else {
+        panic!("{plain}");
+    };
+    let [mean, max, sum]: [u64; 3] = [mean, max, sum].map(|it| it.parse().unwrap());
+    assert!(mean == sum / 50 && max <= sum, "{plain}");
+    assert!(caller.starts_with("deep+0x") && source.starts_with("lasting.c:"));
+    assert!(of("by 5 ").contains(" work+0x"), "{plain}");
+    let table = with(" -by caller -self -format table");
+    let head = " function | caller ";
+    let columns = table.lines().find(|it| it.starts_with(head)).unwrap();
+    let columns: Vec<&str> = columns.split('|').map(str::trim).collect();
+    assert_eq!(columns[2..], ["count", "mean", "max", "self", "total"]);
+    let without = run(&format!(
+        "latency -pid {} -pair a,b -by caller",
+        target.pid()
+    ));
+    assert_eq!(without.code, Some(2));
+    let needs = "-by caller is for functions: it needs -fn GLOBS or -gc WORK";
+    assert!(without.stderr.contains(needs), "{}", without.stderr);
+}
+
 #[test]
 fn idle_functions_of_many_are_left_out() {
     let mut target = Talker::start(&program_forms("calls")[0]);

@@ -233,7 +233,7 @@ fn calls_on_fibers_are_timed_exactly() {
 }
 
 // promise: Functions: Self times of calls on fibers add up, calls too deep to be recorded are told, and calls on other stacks
-//    are not subtracted (1 program in each chroot)
+//    are not subtracted; callers are told apart (1 program in each chroot)
 #[test]
 fn self_times_are_those_of_a_fiber() {
     const ROUNDS: u64 = 20;
@@ -248,7 +248,7 @@ fn self_times_are_those_of_a_fiber() {
     let functions = functions.into_iter().chain([minor]);
     let observation = functions.fold(Observation::new(), Observation::time_functions);
     let mut observer = target
-        .observe(&observation.self_times(), options())
+        .observe(&observation.self_times().by_caller(), options())
         .unwrap();
     talker.ask(&format!("growing {ROUNDS}"), "growing");
     let latencies = observer.remove().unwrap().function_latencies;
@@ -263,6 +263,11 @@ fn self_times_are_those_of_a_fiber() {
     );
     // The last one that is recorded of each stack.
     assert_eq!((calls.doubtful(), calls.lost()), (ROUNDS, 9502 * ROUNDS));
+    // Where they return to: into itself, and into the fiber's function.
+    let callers = calls.callers().unwrap().iter();
+    let mut callers: Vec<u64> = callers.map(|it| it.count()).collect();
+    callers.sort_unstable();
+    assert_eq!(callers, [ROUNDS, 498 * ROUNDS]);
     let total = fiber.total().unwrap().as_nanos();
     let own = fiber.sum().as_nanos() + calls.sum().as_nanos();
     assert!(total.abs_diff(own) <= 2, "{total} {own}");

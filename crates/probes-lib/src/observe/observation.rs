@@ -23,6 +23,7 @@ pub struct Observation {
     pub(crate) counted_functions: Vec<FunctionSelector>,
     pub(crate) timed_functions: Vec<FunctionSelector>,
     pub(crate) self_times: bool,
+    pub(crate) by_caller: bool,
 }
 
 impl Observation {
@@ -83,6 +84,20 @@ impl Observation {
     #[must_use]
     pub fn self_times(mut self) -> Observation {
         self.self_times = true;
+        self
+    }
+
+    /// Tells the callers of the functions that are timed apart ([`FunctionLatency::callers`](crate::FunctionLatency::callers)).
+    ///
+    /// ```
+    /// use probes_lib::{FunctionSelector, Observation};
+    ///
+    /// let parse = FunctionSelector::Glob("Http.parse".parse().unwrap());
+    /// let observation = Observation::new().time_functions(parse).by_caller();
+    /// ```
+    #[must_use]
+    pub fn by_caller(mut self) -> Observation {
+        self.by_caller = true;
         self
     }
 

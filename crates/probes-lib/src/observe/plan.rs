@@ -89,6 +89,7 @@ impl ObservationPlan {
             calls: CallsLayout {
                 functions: functions.timed().count() as u32,
                 of_self: observation.self_times && functions.timed().next().is_some(),
+                by_caller: observation.by_caller && functions.timed().next().is_some(),
             },
         };
         let mut plan = ObservationPlan {

@@ -1,5 +1,6 @@
 //! Reads what an observation has recorded, while it is installed and when it ends.
 
+pub(crate) mod callers;
 pub(crate) mod calls;
 pub(crate) mod counts;
 pub(crate) mod data_source;

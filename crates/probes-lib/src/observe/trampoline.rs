@@ -29,6 +29,7 @@
 //! use it, it is empty everywhere ([`PatchSite::mmx_is_free`]).
 
 mod call;
+mod callers;
 mod count;
 mod histogram;
 mod pair;

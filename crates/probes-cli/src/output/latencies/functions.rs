@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::Duration;
 
-use probes_lib::{FunctionLatency, LiveAddr, RefusedFunction};
-use serde::Serialize;
+use probes_lib::{CallerLatency, FunctionLatency, LiveAddr, RefusedFunction};
+use serde::{Serialize, Serializer};
 
 use super::{Bucket, Subject, Summary, buckets, nanoseconds, with_unit};
+use crate::output::function_sources::{CallSite, FunctionSources};
 use crate::output::refused::RefusedView;
 use crate::output::table;
-use crate::output::view::text;
+use crate::output::view::{text, text_or_null};
 use crate::text::{Escaped, MANY};
 
 /// The functions that are timed.
@@ -40,8 +41,35 @@ struct FunctionRow<'l> {
     unwound: u64,
     #[serde(flatten)]
     own: Option<SelfTimes>,
+    /// If they are told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    callers: Option<Vec<CallerRow>>,
     /// From the first to the last that is not empty.
     buckets: Vec<Bucket>,
+}
+
+/// The calls that some code has made of a function.
+#[derive(Debug, Serialize)]
+struct CallerRow {
+    /// Where they return to; `None` of all callers together for which there was no room.
+    #[serde(serialize_with = "text_or_null")]
+    address: Option<LiveAddr>,
+    #[serde(flatten)]
+    site: Option<CallSite>,
+    count: u64,
+    #[serde(rename = "mean_ns", serialize_with = "nanoseconds")]
+    mean: Duration,
+    #[serde(rename = "max_ns", serialize_with = "nanoseconds")]
+    max: Duration,
+    #[serde(rename = "sum_ns", serialize_with = "nanoseconds")]
+    sum: Duration,
+    /// Of self times: the sum of the times from entry to exit.
+    #[serde(
+        rename = "total_ns",
+        serialize_with = "nanoseconds_if_some",
+        skip_serializing_if = "Option::is_none"
+    )]
+    total: Option<Duration>,
 }
 
 /// What is known of a function besides, if its times are self times.
@@ -69,8 +97,10 @@ impl<'l> TimedFunctions<'l> {
     pub(super) fn of(
         functions: &'l [FunctionLatency],
         refused: &'l [RefusedFunction],
+        sources: &FunctionSources,
     ) -> TimedFunctions<'l> {
-        let mut rows: Vec<FunctionRow<'l>> = functions.iter().map(FunctionRow::of).collect();
+        let rows = functions.iter().map(|it| FunctionRow::of(it, sources));
+        let mut rows: Vec<FunctionRow<'l>> = rows.collect();
         // Stable: of equal ones the first by address.
         rows.sort_by_key(|row| std::cmp::Reverse((row.time(), row.unwound, row.running)));
         let functions_timed = rows.len();
@@ -129,6 +159,16 @@ impl<'l> TimedFunctions<'l> {
                 let _ = write!(text, " on {}", row.stack());
             }
             text.push('\n');
+            for caller in row.callers.iter().flatten() {
+                if let Some(at) = at {
+                    let _ = write!(text, "{:.1} ", at.as_secs_f64());
+                }
+                let _ = write!(text, "by {}", caller.count);
+                for time in caller.times() {
+                    let _ = write!(text, " {}", time.as_nanos());
+                }
+                let _ = writeln!(text, " {}", caller.name());
+            }
         }
         text
     }
@@ -167,6 +207,27 @@ impl<'l> TimedFunctions<'l> {
         table::table(&head, rows)
     }
 
+    /// A table of the callers of all functions, if they are told apart.
+    pub(super) fn table_of_callers(&self) -> Option<String> {
+        self.rows.iter().find(|row| row.callers.is_some())?;
+        let mut head = vec!["function", "caller", "count", "mean", "max"];
+        if self.rows.iter().any(|row| row.own.is_some()) {
+            head.extend(["self", "total"]);
+        } else {
+            head.push("sum");
+        }
+        let rows = self.rows.iter().flat_map(|row| {
+            let callers = row.callers.iter().flatten();
+            callers.map(|caller| {
+                let mut cells = vec![Escaped(row.name).to_string(), caller.name()];
+                cells.push(caller.count.to_string());
+                cells.extend(caller.times().map(with_unit));
+                cells
+            })
+        });
+        Some(table::table(&head, rows))
+    }
+
     /// Whether the times are self times and calls of some functions are on fibers, so that others are not among their children.
     fn has_separate_stacks(&self) -> bool {
         let is_on = |kind| {
@@ -190,7 +251,11 @@ impl<'l> TimedFunctions<'l> {
 }
 
 impl<'l> FunctionRow<'l> {
-    fn of(function: &'l FunctionLatency) -> FunctionRow<'l> {
+    fn of(function: &'l FunctionLatency, sources: &FunctionSources) -> FunctionRow<'l> {
+        let callers = |callers: &[CallerLatency]| {
+            let rows = callers.iter().map(|it| CallerRow::of(it, sources));
+            rows.collect()
+        };
         FunctionRow {
             name: function.name(),
             object: function.object().to_string_lossy(),
@@ -210,6 +275,7 @@ impl<'l> FunctionRow<'l> {
                     StackKind::Thread
                 },
             }),
+            callers: function.callers().map(callers),
             buckets: buckets(function.times()),
         }
     }
@@ -254,6 +320,45 @@ impl<'l> FunctionRow<'l> {
         let others = [self.running, self.unmatched_exits, self.lost, self.unwound];
         let doubtful = self.own.as_ref().map(|own| own.doubtful);
         others.into_iter().chain(doubtful)
+    }
+}
+
+impl CallerRow {
+    fn of(caller: &CallerLatency, sources: &FunctionSources) -> CallerRow {
+        let address = caller.address();
+        CallerRow {
+            address,
+            site: address.and_then(|address| sources.call_site(address)),
+            count: caller.count(),
+            mean: caller.mean(),
+            max: caller.max(),
+            sum: caller.sum(),
+            total: caller.total(),
+        }
+    }
+
+    /// The mean, the longest and the sums.
+    fn times(&self) -> impl Iterator<Item = Duration> {
+        [self.mean, self.max, self.sum]
+            .into_iter()
+            .chain(self.total)
+    }
+
+    fn name(&self) -> String {
+        match (self.address, &self.site) {
+            (None, _) => "other".to_owned(),
+            (Some(address), site) => {
+                let site = site.as_ref().and_then(CallSite::short);
+                site.unwrap_or_else(|| address.to_string())
+            }
+        }
+    }
+}
+
+fn nanoseconds_if_some<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => nanoseconds(time, to),
+        None => to.serialize_none(),
     }
 }
 

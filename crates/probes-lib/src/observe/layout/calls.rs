@@ -11,6 +11,9 @@
 //! what several threads write is written by locked instructions.
 //!
 //! For self times, a call is twice as long, and a histogram begins with two sums.
+//!
+//! If callers are told apart, a table of callers follows (caller), and for each function a caller that stands for all that
+//! found no room in the table.
 
 use crate::address::PAGE;
 use crate::observe::layout::groups::GROUP_BITS;
@@ -49,6 +52,30 @@ pub(crate) mod call {
     /// Of self times: calls that include a call whose time is not known.
     pub(crate) const DOUBTFUL: u64 = 40;
 }
+
+/// The callers of functions. All that is counted there is written by locked instructions.
+pub(crate) mod caller {
+    pub(crate) const LEN_BITS: u32 = 6;
+    pub(crate) const LEN: u64 = 1 << LEN_BITS;
+    /// How many there is room for.
+    pub(crate) const COUNT: u64 = 1 << COUNT_BITS;
+    pub(crate) const COUNT_BITS: u32 = 13;
+    /// How many places are tried for a caller, from the one that the hash of its address selects.
+    pub(crate) const TRIED: u64 = 16;
+
+    /// The return address of its calls, which has fewer bits than [`FUNCTION_AT`], and above these one more than the index of the
+    /// function that it calls. Zero: free.
+    pub(crate) const KEY: u64 = 0;
+    pub(crate) const FUNCTION_AT: u32 = 48;
+    /// How many of its calls have ended with an exit.
+    pub(crate) const CALLS: u64 = 8;
+    /// The sum of their times, and the longest, in ticks.
+    pub(crate) const SUM: u64 = 16;
+    pub(crate) const MAX: u64 = 24;
+    /// Of self times: the sum of their times from entry to exit.
+    pub(crate) const ALL: u64 = 32;
+}
+const _: () = assert!(MAX_TIMED < 1 << (64 - caller::FUNCTION_AT));
 
 /// Before each histogram of self times, eight bytes each.
 pub(crate) mod sums {
@@ -104,10 +131,13 @@ pub(crate) struct CallsLayout {
     pub(crate) functions: u32,
     /// Whether self times are counted in the histograms.
     pub(crate) of_self: bool,
+    /// Whether the callers of each function are told apart.
+    pub(crate) by_caller: bool,
 }
 
-/// Set in the number of a layout that is of self times.
+/// Set in the number of a layout that is of self times, and of one with callers.
 const OF_SELF: u32 = 1 << 16;
+const BY_CALLER: u32 = 1 << 17;
 
 impl CallsLayout {
     /// Returns whether it can be one of ours: its numbers may have been read from a process.
@@ -118,14 +148,17 @@ impl CallsLayout {
     /// Returns the layout that has this number; see [`CallsLayout::number`].
     pub(crate) const fn of_number(number: u32) -> CallsLayout {
         CallsLayout {
-            functions: number & !OF_SELF,
+            functions: number & !(OF_SELF | BY_CALLER),
             of_self: number & OF_SELF != 0,
+            by_caller: number & BY_CALLER != 0,
         }
     }
 
     /// Returns a number that says all of it.
     pub(crate) fn number(self) -> u32 {
-        self.functions | if self.of_self { OF_SELF } else { 0 }
+        let of_self = if self.of_self { OF_SELF } else { 0 };
+        let by_caller = if self.by_caller { BY_CALLER } else { 0 };
+        self.functions | of_self | by_caller
     }
 
     /// Returns the binary logarithm of the bytes of a call.
@@ -207,12 +240,30 @@ impl CallsLayout {
         self.stack(stack::COUNT + stack::TRIED) + before * self.histogram_len()
     }
 
+    /// Returns the offset of the callers.
+    pub(crate) fn callers(self) -> u64 {
+        self.sums(self.functions, 0).next_multiple_of(PAGE)
+    }
+
+    /// Returns the length of all callers in bytes.
+    pub(crate) fn callers_len(self) -> u64 {
+        (caller::COUNT + caller::TRIED) * caller::LEN
+    }
+
+    /// Returns the offset of the caller that stands for all others of a function.
+    pub(crate) fn other_callers(self, function: u32) -> u64 {
+        self.callers() + self.callers_len() + u64::from(function) * caller::LEN
+    }
+
     /// Returns the length of all data in bytes, whole pages.
     pub(crate) fn len(self) -> u64 {
         if self.functions == 0 {
             return 0;
         }
-        self.sums(self.functions, 0).next_multiple_of(PAGE)
+        if self.by_caller {
+            return self.other_callers(self.functions).next_multiple_of(PAGE);
+        }
+        self.callers()
     }
 }
 
@@ -226,7 +277,18 @@ mod tests {
         let more = most.map(|most| (most + 1).min(MAX_TIMED as u32));
         let functions = [1, 2, 7, 8, 9].into_iter().chain(most).chain(more);
         for (functions, of_self) in functions.flat_map(|it| [(it, false), (it, true)]) {
-            let calls = CallsLayout { functions, of_self };
+            let calls = CallsLayout {
+                functions,
+                of_self,
+                by_caller: false,
+            };
+            let by_caller = CallsLayout {
+                by_caller: true,
+                ..calls
+            };
+            assert_eq!(CallsLayout::of_number(by_caller.number()), by_caller);
+            let end = by_caller.other_callers(functions - 1) + caller::LEN;
+            assert!(calls.len() == by_caller.callers() && by_caller.len() >= end);
             assert!(calls.is_possible());
             assert_eq!(CallsLayout::of_number(calls.number()), calls);
             let calls_of_stack = u64::from(stack::MOST_CALLS + 10) << calls.call_len_bits();

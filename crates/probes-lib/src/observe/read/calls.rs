@@ -14,6 +14,7 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::layout::calls::{CallsLayout, call, stack, sums};
 use crate::observe::plan::ObservationPlan;
 use crate::observe::point::CallStack;
+use crate::observe::read::callers::{CallerLatency, RecordedCallers};
 use crate::observe::read::data_source;
 use crate::observe::read::times::Times;
 use crate::sys::ticks::TickMeasurement;
@@ -42,6 +43,7 @@ pub struct FunctionLatency {
     index: usize,
     times: Times,
     total: Option<Duration>,
+    callers: Option<Vec<CallerLatency>>,
     figures: Figures,
 }
 
@@ -75,6 +77,12 @@ impl FunctionLatency {
     /// from entry to exit, all together; `None` if its times are these.
     pub fn total(&self) -> Option<Duration> {
         self.total
+    }
+
+    /// Returns the callers of its calls that ended with an exit, those with the most time first, and last all those for which there
+    /// was no room, together. `None` if they are not told apart ([`Observation::by_caller`](crate::Observation::by_caller)).
+    pub fn callers(&self) -> Option<&[CallerLatency]> {
+        self.callers.as_deref()
     }
 
     /// Returns how many self times may be too long: a call of a function that is timed, made by that call, was unwound or lost, and its
@@ -124,7 +132,11 @@ impl Deref for FunctionLatency {
 
 /// What has been recorded of the calls of each function that is timed.
 #[derive(Default)]
-pub(crate) struct RecordedCalls(Vec<RecordedFunction>);
+pub(crate) struct RecordedCalls {
+    functions: Vec<RecordedFunction>,
+    /// If they are told apart.
+    callers: Option<RecordedCallers>,
+}
 
 struct RecordedFunction {
     /// Times by bucket.
@@ -153,6 +165,8 @@ impl RecordedCalls {
         let layout = sharing.shared.calls;
         let from = sharing.shared_at().plus(sharing.shared.calls());
         let read = |offset, len| data_source::read(pid, source, from.plus(offset), len);
+        // First the callers, so that they have no calls that the functions have not.
+        let callers = RecordedCallers::read(layout, read)?;
         let functions = read(0, layout.functions_len())?;
         let mut recorded: Vec<RecordedFunction> = (0..layout.functions)
             .zip(functions.chunks_exact(call::LEN as usize))
@@ -190,7 +204,10 @@ impl RecordedCalls {
                 }
             }
         }
-        Ok(RecordedCalls(recorded))
+        Ok(RecordedCalls {
+            functions: recorded,
+            callers,
+        })
     }
 
     /// Returns the latency of each function.
@@ -199,12 +216,16 @@ impl RecordedCalls {
         plan: &ObservationPlan,
         ticks: &TickMeasurement,
     ) -> Vec<FunctionLatency> {
-        if self.0.is_empty() {
+        if self.functions.is_empty() {
             return Vec::new();
         }
         let nanoseconds = ticks.nanoseconds_per_tick();
-        let recorded = plan.functions.timed().zip(self.0);
+        let mut callers = self.callers.map(|it| it.latencies(nanoseconds).into_iter());
+        let recorded = plan.functions.timed().zip(self.functions);
         let latencies = recorded.map(|(index, recorded)| FunctionLatency {
+            callers: callers
+                .as_mut()
+                .map(|callers| callers.next().unwrap_or_default()),
             functions: plan.functions.clone(),
             index,
             times: Times::of(
@@ -295,7 +316,7 @@ fn count_running(
 }
 
 /// Returns a field; 0 behind the end.
-fn word(bytes: &[u8], at: u64) -> u64 {
+pub(super) fn word(bytes: &[u8], at: u64) -> u64 {
     let bytes = bytes.get(at as usize..).unwrap_or_default();
     let word = bytes.first_chunk().copied();
     word.map_or(0, u64::from_le_bytes)
@@ -308,6 +329,7 @@ mod tests {
     const LAYOUT: CallsLayout = CallsLayout {
         functions: 2,
         of_self: false,
+        by_caller: false,
     };
 
     fn recorded() -> Vec<RecordedFunction> {

@@ -29,6 +29,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{Code, IcedError, Instruction, Register};
 
+use super::callers;
 use super::histogram::{self, Histograms};
 use super::{at_address, load, locked_increment, offset, spread};
 use crate::address::{LiveAddr, PAGE};
@@ -610,7 +611,7 @@ fn count(
 }
 
 /// Emits the code that counts the time in r8 in the histogram of the function, and adds it to the sum of self times, and the time in
-/// rsi to that of all times.
+/// rsi to that of all times; and counts the call for its caller.
 fn add_time(
     a: &mut CodeAssembler,
     role: &TimedRole,
@@ -652,6 +653,9 @@ fn add_time(
         };
         a.lock().add(sum(sums::OWN), r8)?;
         a.lock().add(sum(sums::ALL), rsi)?;
+    }
+    if layout.calls.by_caller {
+        callers::add(a, layout, role.function)?;
     }
     Ok(())
 }
