@@ -129,5 +129,7 @@ mod oracles;
 // Patches of any code, and what they do.
 #[path = "live/displaced.rs"]
 mod displaced;
+#[path = "live/lockstep.rs"]
+mod lockstep;
 #[path = "live/patches.rs"]
 mod patches;

@@ -83,7 +83,7 @@ fn rust(symbol: &str) -> Option<String> {
     let demangled = rustc_demangle::try_demangle(symbol).ok()?;
     let mut name = BoundedName::default();
     write!(name, "{demangled:#}").ok()?;
-    Some(name.0)
+    (!name.0.is_empty()).then_some(name.0)
 }
 
 fn cpp(symbol: &str) -> Option<String> {
@@ -243,6 +243,8 @@ mod tests {
             "_CamlU99Foo",
             "_CamlU99999999999999999999Foo",
             "_CamlUé",
+            // A path of no names.
+            "_ZNE",
             "",
         ] {
             assert_eq!(demangle(symbol), symbol, "{symbol}");

@@ -335,17 +335,20 @@ impl ObservedFunctions {
     /// Returns the functions that are not, or no longer, in code that belongs to the process alone and is mapped from a
     /// file.
     pub(crate) fn unmapped(&self, maps: &[Mapping]) -> Vec<(usize, Refusal)> {
-        let is_unmapped = |function: &ObservedFunction| {
-            function.points().any(|(_, point)| {
+        let why_not = |function: &ObservedFunction| {
+            let mut points = function.points();
+            points.find_map(|(_, point)| {
                 let mapping = maps::find(maps, point.address, PATCH_LEN as u64);
-                !mapping.is_some_and(|it| it.executable && !it.shared && it.inode != 0)
+                match mapping.filter(|it| it.executable && it.inode != 0) {
+                    Some(mapping) if !mapping.shared => None,
+                    Some(_) => Some(Refusal::SharedCode),
+                    None => Some(Refusal::ChangedCode),
+                }
             })
         };
         let functions = self.functions.iter().enumerate();
-        let unmapped = functions.filter(|(_, function)| is_unmapped(function));
-        unmapped
-            .map(|(index, _)| (index, Refusal::ChangedCode))
-            .collect()
+        let unmapped = functions.filter_map(|(index, function)| Some((index, why_not(function)?)));
+        unmapped.collect()
     }
 
     /// Notes that these functions, which have a place in the observation, are not patched after all.

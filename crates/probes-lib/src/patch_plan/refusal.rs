@@ -120,6 +120,9 @@ pub enum Refusal {
     /// Another tool has set a breakpoint there: a debugger, or uprobes of perf or bpftrace.
     #[error("has a breakpoint of another tool, such as gdb or bpftrace, in its first instructions")]
     Breakpoint,
+    /// The mapping of its code is shared (`MAP_SHARED`): a patch would be one of the file, and the kernel refuses it.
+    #[error("is in code that is mapped shared, and cannot be changed for this process alone")]
+    SharedCode,
     /// The process has other code there than its file.
     #[error("has other code in the process than in its file")]
     ChangedCode,

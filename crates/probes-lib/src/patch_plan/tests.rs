@@ -15,6 +15,7 @@ use jump::Jump;
 
 mod few_functions;
 mod labels;
+mod sections;
 
 const AT: u64 = 0x40_1000;
 /// What the linker writes between functions.

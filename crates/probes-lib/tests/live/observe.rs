@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Action, Counts, Effect, ErrorKind, MemoryError, Observation, ObserveError, Options, ProbeError,
-    Selector, State, Target,
+    Action, Counts, Effect, ErrorKind, FunctionSelector, MemoryError, Observation, ObserveError,
+    Options, ProbeError, Refusal, Selector, State, Target,
 };
 use test_support::process::{Image, children};
 use test_support::{Talker, fixture, fixture_forms};
@@ -414,6 +414,30 @@ fn code_mapped_shared_is_refused_others_are_observed() {
         let mut observer = target.observe(&free, options()).unwrap();
         talker.hits();
         assert_eq!(hits(&observer.remove().unwrap().counts)["free"], 1);
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+    }
+}
+
+#[test]
+fn functions_mapped_shared_are_refused_alone() {
+    for file in fixture_forms("shared_text") {
+        let talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let functions = |glob: &str| FunctionSelector::Glob(glob.parse().unwrap());
+        let plain = Observation::new().count_functions(functions("Guarded.plain"));
+        let error = target.observe(&plain, options()).err().unwrap();
+        assert!(error.to_string().contains("is mapped shared"), "{error}");
+        let both = plain.count_functions(functions("fflush"));
+        let error = target.observe(&both, options()).err().unwrap();
+        assert_eq!(error.effect(), Effect::NothingChanged);
+        let all = Observation::new().count_functions(functions("*"));
+        let mut observer = target.observe(&all, options()).unwrap();
+        let counts = observer.remove().unwrap().counts;
+        let refused = counts.refused().iter();
+        let shared = refused.filter(|it| it.why == Refusal::SharedCode);
+        let names: Vec<&str> = shared.map(|it| &*it.name).collect();
+        assert_eq!(names, ["Guarded.plain"]);
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
     }
 }
