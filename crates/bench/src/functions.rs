@@ -13,7 +13,7 @@ use probes_lib::{FunctionSelector, Observation, Options, Target};
 use test_support::{Guard, Scratch, Talker, eventually};
 
 use crate::cost;
-use crate::document::{Table, median_max};
+use crate::document::{Table, median_max, mib};
 use crate::failure::{Failure, Result};
 use crate::observe::ns;
 use crate::stats::Samples;
@@ -170,17 +170,22 @@ pub(crate) fn stops(tool: &Path, rounds: usize) -> Result<String> {
         "stop to remove",
         "planning",
         "CPU of `count -for 10ms`",
+        "address space in the process",
     ]);
     for glob in ["*", ONE] {
         eprintln!("bench: counting {glob} of {COMPILER}");
         let [mut install, mut remove, mut plan, mut cpu] = <[Samples; 4]>::default();
+        let mut taken = Samples::default();
         let mut functions = 0;
         for _ in 0..rounds {
             let mut compiler = Compiler::start(&[])?;
             let target = Target::open_any(compiler.pid())?;
+            let before = address_space_kib(compiler.pid())?;
             let begun = Instant::now();
             let mut observer = target.observe(&selected(glob)?, Options::default())?;
-            plan.push_time(begun.elapsed().saturating_sub(observer.stopped()));
+            let took = begun.elapsed();
+            taken.push(address_space_kib(compiler.pid())?.saturating_sub(before));
+            plan.push_time(took.saturating_sub(observer.stopped()));
             install.push_time(observer.stopped());
             let removed = observer.remove()?;
             remove.push_time(removed.stopped);
@@ -191,9 +196,18 @@ pub(crate) fn stops(tool: &Path, rounds: usize) -> Result<String> {
         }
         let all = [&install, &remove, &plan, &cpu].map(median_max);
         let [install, remove, plan, cpu] = all;
-        table.row([functions.to_string(), install, remove, plan, cpu]);
+        let taken = mib(taken.median());
+        table.row([functions.to_string(), install, remove, plan, cpu, taken]);
     }
     Ok(table.finish())
+}
+
+/// How much memory a process has mapped, used or not.
+fn address_space_kib(pid: i32) -> Result<u64> {
+    let size = test_support::process::status(pid, "VmSize");
+    let kib = size.split_whitespace().next().unwrap_or_default();
+    kib.parse()
+        .map_err(Failure::of("cannot read the size of a process"))
 }
 
 /// Returns the table of how long the compiler takes alone, and with all its functions counted; the runs alternate.

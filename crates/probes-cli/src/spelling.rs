@@ -5,7 +5,8 @@
 //!
 //! - The argument after a flag that takes a value is its value, whatever it looks like, as with
 //!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`. Only a flag
-//!   is no value where none can begin with a dash: in `-pid -for 1s` the pid is missing.
+//!   is no value where none can begin with a dash: in `-pid -for 1s` the pid is missing. In `trace -latency -fn f` it
+//!   may be missing.
 //! - A unique prefix is enough, except for `-enable*` and `-disable*`, which must be spelled out: a
 //!   mistyped flag must not select all probes instead of one.
 //! - Operands, and what follows `--`, are left alone.
@@ -68,7 +69,7 @@ pub(crate) fn spell_out(
                 spelled.push(VERSION.into());
                 continue;
             }
-            let flag = flag.spell_out(command, subcommand, || words.next());
+            let flag = flag.spell_out(command, subcommand, &mut words);
             spelled.push(flag?);
         } else if operand(command).is_some_and(|operand| !operand.is_last_set()) {
             spelled.push(word);
@@ -229,7 +230,7 @@ impl Flag<'_> {
         &self,
         command: &Command,
         subcommand: Option<&str>,
-        next: impl FnOnce() -> Option<OsString>,
+        rest: &mut std::vec::IntoIter<OsString>,
     ) -> Result<OsString, UsageError> {
         let error = |message| Err(UsageError::new(subcommand, message));
         let typed = &self.typed;
@@ -253,7 +254,10 @@ impl Flag<'_> {
             let needed = || format!("{typed} needs a value: {typed} {}", value_name(arg));
             let value = match self.value {
                 Some(value) => value.to_vec(),
-                None => match next() {
+                None if needs_no_value(arg) && !has_value(rest, command) => {
+                    return Ok(OsString::from_vec(spelled));
+                }
+                None => match rest.next() {
                     Some(word) if !may_begin_with_dash(arg) && is_flag(&word, command) => {
                         let word = word.to_string_lossy();
                         return error(format!("{}, not the flag {word}", needed()));
@@ -349,6 +353,17 @@ fn value_name(flag: &Arg) -> &str {
 /// Whether a value of the flag may look like a flag: a file and a regular expression may.
 fn may_begin_with_dash(flag: &Arg) -> bool {
     matches!(value_name(flag), "FILE" | "RE")
+}
+
+fn needs_no_value(flag: &Arg) -> bool {
+    let count = flag.get_num_args();
+    count.is_some_and(|count| count.min_values() == 0)
+}
+
+/// Whether a value may be the next of these words.
+fn has_value(rest: &std::vec::IntoIter<OsString>, command: &Command) -> bool {
+    let next = rest.as_slice().first();
+    next.is_some_and(|word| word != "--" && !is_flag(word, command))
 }
 
 /// Whether a word is a flag of `command`, or the beginning of one.

@@ -99,6 +99,19 @@ impl Functions {
     ///
     /// If there is no such process, or it or its executable may not be read.
     pub fn of_process(pid: i32) -> Result<Functions> {
+        Functions::read(pid, FunctionTable::of)
+    }
+
+    /// The same, to select functions by their names; see [`FunctionTable::with_names_of`].
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Functions::of_process`].
+    pub(crate) fn to_select_of(pid: i32) -> Result<Functions> {
+        Functions::read(pid, FunctionTable::with_names_of)
+    }
+
+    fn read(pid: i32, table_of: impl Fn(&ElfFile) -> Result<FunctionTable>) -> Result<Functions> {
         let process = Process::open(pid)?;
         process.refuse_without_program()?;
         let CodeFiles {
@@ -111,7 +124,7 @@ impl Functions {
         for CodeFile { elf, bias } in files {
             let table = match known.get(&Arc::as_ptr(&elf)) {
                 Some(table) => Ok(table.clone()),
-                None => FunctionTable::of(&elf).map(Arc::new),
+                None => table_of(&elf).map(Arc::new),
             };
             match table {
                 Ok(table) => {
@@ -202,6 +215,12 @@ impl Functions {
         // A place that is selected twice is called by the line, or else by the name, that was asked for.
         places.append(&mut self.matching(&globs)?);
         places.append(&mut at_addresses);
+        Ok(self.merged(places))
+    }
+
+    /// Returns the places in the order of their objects and addresses, each once: of the same ones the first, which is named if
+    /// any of them is.
+    pub(crate) fn merged<'f>(&self, mut places: Vec<FunctionPlace<'f>>) -> Vec<FunctionPlace<'f>> {
         let order = |place: &FunctionPlace<'_>| {
             let object = self.index_of(place.function.object);
             (object, place.function.function.address(), place.offset)
@@ -214,7 +233,7 @@ impl Functions {
             }
             is_same
         });
-        Ok(places)
+        places
     }
 
     /// Returns the functions that globs match, which have these indices.
@@ -392,7 +411,14 @@ fn best_match(
     has_match: &mut [bool],
 ) -> Option<(usize, Option<usize>)> {
     let mut best: Option<(usize, Option<usize>)> = None;
-    for (index, name) in function.names().enumerate() {
+    for (index, symbol) in function.symbols().enumerate() {
+        // Most names need not be demangled.
+        if !globs.iter().any(|(_, glob)| glob.may_match(symbol)) {
+            continue;
+        }
+        let Some(name) = function.nth_name(index) else {
+            continue;
+        };
         for ((selector, glob), has_match) in globs.iter().zip(&mut *has_match) {
             if !glob.matches(&name.text) {
                 continue;

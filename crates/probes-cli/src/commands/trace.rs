@@ -39,6 +39,8 @@ instruction to its last, and prints what `count`, `latency` and `watch` print, o
 with -o in a file; without actions no probe is then enabled. Hits in processes that the program forks
 are included in the counts, and make the times unreliable. -count -fn GLOBS counts functions of any
 native program, and of the libraries that it is linked with; not of those that it loads later.
+With -latency -fn GLOBS they are timed: calls in processes that the program forks are left out, and
+those of a thread that has no thread-local storage (yet) are LOST.
 
 Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
 not started.";

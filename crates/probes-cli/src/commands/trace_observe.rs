@@ -16,7 +16,7 @@ use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
 use super::discarded::DiscardWarning;
 use super::failed::Failed;
-use super::latency::warn_of_interleaved;
+use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::uncounted::warn_of_uncounted;
@@ -41,9 +41,9 @@ pub(super) struct ObserveFlags {
     count: bool,
     #[command(flatten)]
     functions: FunctionFlags,
-    /// Time each START to its STOP in the same thread; may be repeated
-    #[arg(long, value_name = "START,STOP", value_parser = pair)]
-    latency: Vec<Pair>,
+    /// Time START,STOP in one thread, or the functions of -fn; may be repeated
+    #[arg(long, value_name = "PAIR", value_parser = timed, num_args = 0..=1, default_missing_value = "")]
+    latency: Vec<Timed>,
     /// Show each hit of these probes, a comma list; may be repeated
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = probe_name)]
     watch: Vec<String>,
@@ -53,12 +53,28 @@ pub(super) struct ObserveFlags {
     paths: PathFlags,
 }
 
+/// A value of `-latency`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Timed {
+    Pair(Pair),
+    /// The functions that `-fn` selects.
+    Functions,
+}
+
+fn timed(typed: &str) -> Result<Timed, String> {
+    if typed.is_empty() {
+        return Ok(Timed::Functions);
+    }
+    pair(typed).map(Timed::Pair)
+}
+
 /// The checked form of [`ObserveFlags`]: what to observe of a program that is started, if anything.
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
     counts: bool,
     /// If there are none, all probes are counted.
     functions: Vec<FunctionSelector>,
+    timed_functions: Vec<FunctionSelector>,
     pairs: Vec<Pair>,
     watched: Vec<Selector>,
     /// The fields of a hit that are shown; `None`: all.
@@ -70,18 +86,38 @@ impl Flags for ObserveFlags {
     type Value = ProgramObservation;
 
     fn check(self) -> Result<ProgramObservation, String> {
-        each_once("-latency", &self.latency)?;
+        let times_functions = self.latency.contains(&Timed::Functions);
+        let pairs = self.latency.into_iter().filter_map(|timed| match timed {
+            Timed::Pair(pair) => Some(pair),
+            Timed::Functions => None,
+        });
+        let pairs: Vec<Pair> = pairs.collect();
+        each_once("-latency", &pairs)?;
         if self.fields.is_some() && self.watch.is_empty() {
             return Err("-fields needs -watch: it chooses what is shown of a hit".to_owned());
         }
         let functions = self.functions.selectors()?;
-        if !functions.is_empty() && !self.count {
-            return Err("-fn and -gc need -count: they select what is counted".to_owned());
+        if !functions.is_empty() && !self.count && !times_functions {
+            let why = "-fn and -gc need -count or -latency: they select what is counted or timed";
+            return Err(why.to_owned());
         }
+        if times_functions && functions.is_empty() {
+            return Err("-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it".to_owned());
+        }
+        if times_functions && self.count {
+            let why = "-fn chooses what is counted or what is timed: give -count, or -latency without START,STOP, not both";
+            return Err(why.to_owned());
+        }
+        let (functions, timed_functions) = if times_functions {
+            (Vec::new(), functions)
+        } else {
+            (functions, Vec::new())
+        };
         Ok(ProgramObservation {
             counts: self.count,
             functions,
-            pairs: self.latency,
+            timed_functions,
+            pairs,
             watched: by_name("-watch", &self.watch)?,
             fields: self.fields.clone(),
             paths: self.paths.form(),
@@ -91,7 +127,11 @@ impl Flags for ObserveFlags {
 
 impl ProgramObservation {
     pub(super) fn observes_anything(&self) -> bool {
-        self.counts || !self.pairs.is_empty() || self.watches()
+        self.counts || self.times() || self.watches()
+    }
+
+    fn times(&self) -> bool {
+        !self.pairs.is_empty() || !self.timed_functions.is_empty()
     }
 
     fn watches(&self) -> bool {
@@ -105,6 +145,8 @@ impl ProgramObservation {
         }
         let functions = self.functions.iter().cloned();
         observation = functions.fold(observation, Observation::count_functions);
+        let timed = self.timed_functions.iter().cloned();
+        observation = timed.fold(observation, Observation::time_functions);
         for pair in &self.pairs {
             observation = observation.time(&pair.start, &pair.stop);
         }
@@ -136,6 +178,9 @@ pub(super) fn run(
             let target = observer.target().clone();
             if !wanted.functions.is_empty() {
                 warn_of_uncounted(&output.messages, &observer, "counted");
+            }
+            if !wanted.timed_functions.is_empty() {
+                warn_of_uncounted(&output.messages, &observer, "timed");
             }
             let recorder = Recorder::new(&target, wanted, output, begun);
             record_until_exit(launched, wait, recorder, observer)
@@ -248,7 +293,7 @@ impl<'l> Recorder<'l> {
                 CountReport::new(self.target, &observed.counts, &detail).hits_since(None, lasted);
             failures.add(output::counted(format, &counted).and_then(print));
         }
-        if !observed.latencies.is_empty() {
+        if self.wanted.times() {
             let reading = LatencyReading::last(
                 observed.latencies,
                 observed.function_latencies,
@@ -258,6 +303,7 @@ impl<'l> Recorder<'l> {
                 Latencies::new(self.target, &reading, lasted, &FunctionSources::default());
             failures.add(output::latencies(format, &latencies).and_then(print));
             warn_of_interleaved(&self.output.messages, &latencies);
+            warn_of_lost_calls(&self.output.messages, &latencies);
         }
     }
 

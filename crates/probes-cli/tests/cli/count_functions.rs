@@ -469,8 +469,8 @@ fn functions_of_bytecode_are_refused() {
     assert!(error.contains(hint), "{error}");
 }
 
-/// Runs a program that `trace -count` starts, with `words` on standard input.
-fn trace(file: &Path, flags: &str, words: &str) -> Run {
+/// Runs a program that `trace` starts, with `words` on standard input.
+pub(crate) fn trace(file: &Path, flags: &str, words: &str) -> Run {
     let mut shell = Command::new("sh");
     shell.args([
         "-c",
@@ -479,7 +479,7 @@ fn trace(file: &Path, flags: &str, words: &str) -> Run {
         words,
     ]);
     shell.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
-    shell.args(["trace", "-count", "-prog"]).arg(file);
+    shell.args(["trace", "-prog"]).arg(file);
     run_command(shell.args(flags.split(' ')))
 }
 
@@ -519,7 +519,7 @@ fn calls_in_forked_children_are_counted_exactly() {
                 ),
                 ("-format plain", &[(3, "ping"), (1, "pong")]),
             ] {
-                let traced = trace(&file, flags, words);
+                let traced = trace(&file, &format!("-count {flags}"), words);
                 assert_eq!(traced.code, Some(0), "{}", traced.stderr);
                 let done = format!("done {rounds}\n");
                 assert!(traced.stdout.ends_with(&done), "{}", traced.stdout);
@@ -543,7 +543,7 @@ fn calls_in_forked_children_are_counted_exactly() {
 fn calls_are_counted_from_the_first_instruction() {
     let words = "run 2 100\\n";
     for file in program_forms("calls") {
-        let flags = "-fn Calls.leaf,Calls.entry,main,pthread_create -fn calls.ml:13";
+        let flags = "-count -fn Calls.leaf,Calls.entry,main,pthread_create -fn calls.ml:13";
         let traced = trace(&file, flags, words);
         assert_eq!(traced.code, Some(0), "{}", traced.stderr);
         assert!(
@@ -556,16 +556,16 @@ fn calls_are_counted_from_the_first_instruction() {
         for one in ["1 Calls.entry", "1 main"] {
             assert!(counted.iter().any(|line| line == one), "{counted:?}");
         }
-        let address = trace(&file, "-fn 0x10", words).stderr;
+        let address = trace(&file, "-count -fn 0x10", words).stderr;
         let hint = "hint: a position-independent program, and a library, has its addresses only when it runs: give the name";
         assert!(address.contains(hint), "{address}");
-        let missing = trace(&file, "-fn Calls.laef", words);
+        let missing = trace(&file, "-count -fn Calls.laef", words);
         assert_eq!((missing.code, &*missing.stdout), (Some(1), ""));
         let why = "matches Calls.laef; did you mean \"Calls.leaf\"? the program was not started";
         assert!(missing.stderr.contains(why), "{}", missing.stderr);
     }
     for file in fixture_forms("calls") {
-        let traced = trace(&file, "-fn leaf -json", "calls 2 100\\nquit\\n");
+        let traced = trace(&file, "-count -fn leaf -json", "calls 2 100\\nquit\\n");
         let counted = traced.said().pop().unwrap();
         assert_eq!(function(&counted, "leaf")["hits"], 400);
     }
@@ -635,7 +635,7 @@ fn closures_of_counted_functions_are_accepted() {
         let run = tool.end();
         assert!(!run.stderr.contains("closures"), "{}", run.stderr);
         let words = format!("write {}\\n", started.display());
-        let traced = trace(&file, "-fn Closures.*", &words);
+        let traced = trace(&file, "-count -fn Closures.*", &words);
         assert!(traced.stdout.contains("written"), "{}", traced.stderr);
         assert!(!traced.stderr.contains("refuse"), "{}", traced.stderr);
         let mut other = Talker::start(&file);

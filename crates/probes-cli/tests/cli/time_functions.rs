@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
-use crate::count_functions::observing;
+use crate::count_functions::{observing, trace};
 use crate::support::{is_observed, object, run, run_on};
 
 /// The figures of a plain line before its name.
@@ -66,6 +66,70 @@ fn every_call_of_c_is_timed_or_unwound() {
         }
         target.ask("call 1 1", "called");
     }
+}
+
+// promise: Functions: From the first instruction, calls of a program are timed to the last one, none of its forked children,
+//    and those in threads without thread-local storage are counted as lost (4 programs)
+#[test]
+fn calls_are_timed_from_the_first_instruction() {
+    let words = "forks 6 20000\\nthreads 4 20000\\nbare 4 5000\\n";
+    let (timed, lost) = ((1 + 4) * 20_000, 4 * 5_000);
+    for name in ["owners", "owners_static"] {
+        for file in fixture_forms(name) {
+            let traced = trace(&file, "-latency -fn half,leaf,outer,main", words);
+            assert_eq!(traced.code, Some(0), "{}", traced.stderr);
+            let expected = [
+                format!("half {} 0 0 {} 0", 3 * timed, 3 * lost),
+                format!("leaf {} 0 0 {} 0", 2 * timed, 2 * lost),
+                // It calls exit(3).
+                "main 0 1 0 0 0".to_owned(),
+                format!("outer {timed} 0 0 {lost} 0"),
+            ];
+            let is_figures = |line: &&str| line.starts_with(|first: char| first.is_ascii_digit());
+            let plain: Vec<&str> = traced.stderr.lines().filter(is_figures).collect();
+            assert_eq!(figures(&plain.join("\n")), expected, "{}", file.display());
+            // Six calls a round.
+            let warning = format!("{} of ", 6 * lost);
+            assert!(traced.stderr.contains(&warning), "{}", traced.stderr);
+        }
+    }
+}
+
+#[test]
+fn loaders_are_timed_from_their_first_instruction() {
+    for name in ["owners", "owners_static"] {
+        for file in fixture_forms(name) {
+            let traced = trace(&file, "-latency -fn * -json", "threads 2 1000\\n");
+            assert_eq!(traced.code, Some(0), "{}", traced.stderr);
+            assert!(traced.stdout.ends_with("done 2000\n"), "{}", traced.stdout);
+            let said = traced.said();
+            let json = said.iter().find(|it| it["type"] == "latency").unwrap();
+            let functions = json["functions"].as_array().unwrap();
+            let sum = |field: &str| -> u64 {
+                functions.iter().map(|it| it[field].as_u64().unwrap()).sum()
+            };
+            assert!(sum("count") > 2000 * 6, "{}", file.display());
+            // The first calls are those that give the thread its thread-local storage, in dynamic programs of the loader.
+            assert_eq!(
+                sum("lost") > 0,
+                name == "owners_static",
+                "{}",
+                file.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn ocaml_is_timed_from_the_first_instruction() {
+    for file in program_forms("calls") {
+        let traced = trace(&file, "-latency -fn Calls.leaf,Calls.entry", "run 2 100\\n");
+        assert_eq!(traced.code, Some(0), "{}", traced.stderr);
+        let expected = ["Calls.entry 1 0 0 0 0", "Calls.leaf 300 0 0 0 0"];
+        assert_eq!(figures(&traced.stderr), expected);
+    }
+    let nothing = run("trace -latency -fn nothing_of_this_name -prog /bin/true");
+    assert!(nothing.failure().contains("the program was not started"));
 }
 
 #[test]
@@ -475,14 +539,17 @@ fn functions_and_pairs_are_timed_together() {
             "-pair start,stop -fn fixture_command",
             target.pid(),
         );
+        // When the second one begins, the first has ended.
+        target.ask("do ()()", "done");
         target.ask("do ()()", "done");
         let answer = tool.end().answer();
         let mut lines = answer.lines();
-        assert!(lines.next().unwrap().starts_with("2 "), "{answer}");
-        assert!(
-            lines.next().unwrap().ends_with(" 0 0 0 0 fixture_command"),
-            "{answer}"
-        );
+        assert!(lines.next().unwrap().starts_with("4 "), "{answer}");
+        let line = lines.next().unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        assert_eq!(words[8..], ["0", "0", "0", "fixture_command"], "{answer}");
+        let [ended, running]: [u64; 2] = [words[0], words[7]].map(|it| it.parse().unwrap());
+        assert_eq!((ended + running, ended > 0), (2, true), "{answer}");
     }
 }
 

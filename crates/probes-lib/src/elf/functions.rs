@@ -19,7 +19,7 @@ use goblin::elf::sym::{STB_GLOBAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::build_id::BuildId;
-use crate::elf::functions::frametables::{Frametables, Text, frametables};
+use crate::elf::functions::frametables::{Frametables, Text, frametables, may_have_calls};
 use crate::elf::functions::ranges::RangeSet;
 use crate::elf::functions::unwind_ranges::{UnwindRange, unwind_ranges};
 use crate::elf::mangling::{self, Language};
@@ -160,6 +160,28 @@ impl FunctionTable {
     }
 
     pub(crate) fn of(elf: &ElfFile) -> Result<FunctionTable> {
+        let mut table = FunctionTable::without_calls(elf)?;
+        if !elf.has_section(".debug_line") || table.functions().any(|it| it.has_no_name()) {
+            table.add_calls(frametables(elf));
+        }
+        Ok(table)
+    }
+
+    /// Reads the functions of a file to select some by their names. It takes less time, but only functions without a symbol
+    /// may have a first call.
+    ///
+    /// # Errors
+    ///
+    /// See [`FunctionTable::read`].
+    pub(crate) fn with_names_of(elf: &ElfFile) -> Result<FunctionTable> {
+        let mut table = FunctionTable::without_calls(elf)?;
+        if table.lacks_names(elf) {
+            table.add_calls(frametables(elf));
+        }
+        Ok(table)
+    }
+
+    fn without_calls(elf: &ElfFile) -> Result<FunctionTable> {
         let code = code_of(elf);
         let mut table = FunctionTable::of_symbols(elf, &code)?;
         table.add_unnamed(elf, &code);
@@ -167,11 +189,14 @@ impl FunctionTable {
             let defect = FileError::Elf(ElfDefect::NoFunctions);
             return Err(Error::of_file(elf.path(), defect));
         }
-        let is_unnamed = |entry: &Entry| entry.first_name == entry.last_name;
-        if !elf.has_section(".debug_line") || table.functions.iter().any(is_unnamed) {
-            table.add_calls(frametables(elf));
-        }
         Ok(table)
+    }
+
+    /// Returns whether the frametables may have the names of functions that have no symbol.
+    fn lacks_names(&self, elf: &ElfFile) -> bool {
+        let unnamed = self.functions().filter(Function::has_no_name);
+        let unnamed: Vec<_> = unnamed.map(|function| function.range()).collect();
+        may_have_calls(elf, &unnamed)
     }
 
     /// Returns the functions and parts of functions that have a symbol.
@@ -268,15 +293,16 @@ impl FunctionTable {
 
     /// Adds the functions and parts of functions that only the unwind tables know.
     fn add_unnamed(&mut self, elf: &ElfFile, code: &RangeSet) {
-        let mut ranges = unwind_ranges(elf);
+        let mut ranges = unwind_ranges(elf, |address| {
+            let functions = &self.functions;
+            let is_function = functions.binary_search_by_key(&address, |it| it.address);
+            let is_part = || self.parts.binary_search_by_key(&address, |it| it.start);
+            is_function.is_ok() || is_part().is_ok()
+        });
         ranges.retain(|range| {
             let end = range.address.0.checked_add(range.len);
             let code_end = code.end_at(range.address.0).unwrap_or(0);
-            let is_known = self
-                .parts
-                .binary_search_by_key(&range.address, |it| it.start)
-                .is_ok();
-            !is_known && range.len > 0 && end.is_some_and(|end| end <= code_end)
+            range.len > 0 && end.is_some_and(|end| end <= code_end)
         });
         ranges.sort_by_key(|range| (range.address, range.len));
         ranges.dedup_by_key(|range| range.address);
@@ -439,6 +465,17 @@ impl<'t> Function<'t> {
         let table = self.table;
         let names = &table.names[self.entry.first_name..self.entry.last_name];
         names.iter().map(|&place| table.name(place))
+    }
+
+    fn has_no_name(&self) -> bool {
+        self.entry.first_name == self.entry.last_name
+    }
+
+    /// The [`symbol`](FunctionName::symbol) of each of its [`names`](Function::names), as it is in the file.
+    pub(crate) fn symbols(&self) -> impl Iterator<Item = &'t [u8]> + use<'t> {
+        let table = self.table;
+        let names = &table.names[self.entry.first_name..self.entry.last_name];
+        names.iter().map(|&place| text_at(&table.strings, place))
     }
 
     /// The one of [`names`](Function::names) with this index.

@@ -43,6 +43,12 @@ pub(crate) fn source_name(symbol: &str) -> (Option<Language>, String) {
     }
 }
 
+/// Returns whether each word, of letters and digits, of the name in the source is part of this linker symbol: certainly not
+/// in C++ and Rust, and where characters are encoded.
+pub(crate) fn keeps_words(symbol: &[u8]) -> bool {
+    !symbol.starts_with(b"_Z") && !symbol.starts_with(b"_R") && !symbol.contains(&b'$')
+}
+
 fn ocaml(symbol: &str) -> Option<String> {
     let structured = symbol.strip_prefix("_Caml").and_then(structured);
     let classic = || {

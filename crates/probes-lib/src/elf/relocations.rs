@@ -24,9 +24,10 @@ pub(crate) struct Relocation {
 
 impl ElfFile {
     /// Returns the entries of `.rela.dyn`; none if there is no such section, or it cannot be read.
-    pub(crate) fn relocations(&self) -> Vec<Relocation> {
+    pub(crate) fn relocations(&self) -> impl Iterator<Item = Relocation> + use<> {
         let bytes = self.whole_section(".rela.dyn").unwrap_or_default();
-        bytes.chunks_exact(RELA_LEN).map(Relocation::of).collect()
+        let count = bytes.len() / RELA_LEN;
+        (0..count).map(move |index| Relocation::of(&bytes[index * RELA_LEN..]))
     }
 
     /// Returns the addresses of the words that `.relr.dyn` names: they hold what the load bias is added to. A file can

@@ -165,7 +165,8 @@ pub enum ObserveError {
         denial: TscDenial,
     },
     /// Functions are to be timed, and a thread of the process has no thread control block (`fs` does not point to one), by which
-    /// its calls are told from those of others: the program has just been started, or has no C library.
+    /// its calls are told from those of others: the program has just been started, or has no C library. If a program is observed from its
+    /// first instruction, this is an error only where the base of `fs` cannot be read: before Linux 5.9, or on an old processor.
     #[error(
         "cannot be timed: its thread {tid} has no thread control block (fs does not point to one)"
     )]

@@ -1,6 +1,7 @@
 //! [`ObservedFunctions`]: the functions that an observation counts, the candidates for the patch of each, and those
 //! that are left out, with the reason.
 
+use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Register};
 
 use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
-use crate::elf::functions::FunctionKind;
+use crate::elf::functions::{FunctionKind, FunctionName};
 use crate::elf::mangling::Language;
 use crate::error::{Error, FunctionError, Result};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
@@ -36,6 +37,8 @@ pub(crate) struct ObservedFunctions {
     pub(crate) refused: Vec<RefusedFunction>,
     /// The mapped files whose functions are not known.
     pub(crate) unreadable: Vec<UnreadableObject>,
+    /// Whether they are observed from the program's first instruction on.
+    pub(crate) are_from_start: bool,
 }
 
 /// A function that is observed.
@@ -120,12 +123,8 @@ impl ObservedFunctions {
         if counted.is_empty() && timed.is_empty() {
             return Ok(ObservedFunctions::default());
         }
-        let all = Functions::of_process(pid)?;
-        let key = |place: &FunctionPlace<'_>| {
-            let object: *const FunctionObject = place.function.object;
-            (object, place.function.address(), place.offset)
-        };
-        let timed_places: HashSet<_> = all.places(timed)?.iter().map(key).collect();
+        let all = Functions::to_select_of(pid)?;
+        let timed_places = all.places(timed)?;
         let given = timed_places.len();
         if given > MAX_TIMED {
             let kind = FunctionError::TooManyTimed {
@@ -134,8 +133,17 @@ impl ObservedFunctions {
             };
             return Err(Error::of_file(all.program(), kind));
         }
-        let is_timed = |place: &FunctionPlace<'_>| timed_places.contains(&key(place));
-        let mut places = all.places(&[timed, counted].concat())?;
+        let key = |place: &FunctionPlace<'_>| {
+            let object: *const FunctionObject = place.function.object;
+            (object, place.function.address(), place.offset)
+        };
+        let is_timed: HashSet<_> = timed_places.iter().map(key).collect();
+        let is_timed = |place: &FunctionPlace<'_>| is_timed.contains(&key(place));
+        let counted_places = all.places(counted)?.into_iter().map(|mut place| {
+            place.named_by = place.named_by.map(|index| timed.len() + index);
+            place
+        });
+        let mut places = all.merged(timed_places.into_iter().chain(counted_places).collect());
         let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
         if !places.iter().all(is_kernels) {
             // A pattern that matches others as well is not meant for code that never can be patched.
@@ -187,10 +195,11 @@ impl ObservedFunctions {
             Some(planner) => EntryPlanner::of(planner),
             None => object.entry_planner(&ranges)?,
         };
-        let has_frametables = object
-            .table()
-            .functions()
-            .any(|it| it.first_call().is_some());
+        let has_ocaml = LazyCell::new(|| {
+            let mut functions = object.table().functions();
+            let is_ocaml = |name: FunctionName<'_>| name.language == Some(Language::Ocaml);
+            functions.any(|it| it.first_call().is_some() || it.names().any(is_ocaml))
+        });
         for place in places {
             let (range, offset) = (place.function.function.range(), place.offset);
             let address = bias.live(range.start).plus(offset);
@@ -199,7 +208,7 @@ impl ObservedFunctions {
                 name.language == Some(Language::Ocaml) || fibers::is_generated(&name.text)
             });
             // One without a name may be of C or of OCaml.
-            let may_be_ocaml = is_named_ocaml.unwrap_or(has_frametables);
+            let may_be_ocaml = is_named_ocaml.unwrap_or_else(|| *has_ocaml);
             let patching = Patching {
                 planner: &planner,
                 exit_planner: exit_planner.as_ref(),

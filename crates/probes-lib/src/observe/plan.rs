@@ -179,6 +179,7 @@ impl ObservationPlan {
 /// Returns the points of functions.
 fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = PlannedPoint> {
     let mut timed = 0..;
+    let is_from_start = functions.are_from_start;
     let functions = functions.functions.iter().enumerate();
     functions.flat_map(move |(index, function)| {
         let number = function
@@ -193,6 +194,7 @@ fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = Planne
                     stack: timing.stack,
                     is_ocaml: timing.is_ocaml,
                     is_entry: part == 0,
+                    is_from_start,
                 }),
                 ..Role::default()
             },

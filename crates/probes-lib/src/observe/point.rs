@@ -314,6 +314,8 @@ pub(crate) struct TimedRole {
     pub(crate) is_ocaml: bool,
     /// Whether calls begin at the point: its displaced instructions may have exits. If not, they have exits only.
     pub(crate) is_entry: bool,
+    /// Whether it is timed from the program's first instruction on, when its thread has no control block yet.
+    pub(crate) is_from_start: bool,
 }
 
 /// Which stack a function is called on.

@@ -153,7 +153,8 @@ pub(crate) fn arena_code(
                     lost: arena.locked_counter(index),
                 };
                 let shared = (arena.shared_pointer(), sharing.shared);
-                of_timed_function(at, (site, bias), timed, shared, saved)
+                let claims = arena.data_pointer();
+                of_timed_function(at, (site, bias), timed, shared, saved, claims)
             }
         };
         match made {
@@ -181,8 +182,12 @@ fn of_timed_function(
     timed: &TimedRole,
     shared: (LiveAddr, SharedLayout),
     saved: SavedRegisters,
+    claims: LiveAddr,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
-    let code_at = |at, is_entry| call::code(at, is_entry, site.mmx_is_free(), timed, shared, saved);
+    let code_at = |at, is_entry| {
+        let mmx_is_free = site.mmx_is_free();
+        call::code(at, is_entry, mmx_is_free, timed, shared, saved, claims)
+    };
     let mut code = Vec::new();
     if timed.is_entry {
         code = code_at(at, true)?;
@@ -299,7 +304,7 @@ fn len_of_function(
                 at: near,
                 lost: near,
             };
-            let made = of_timed_function(near, (site, bias), timed, (near, layout), saved);
+            let made = of_timed_function(near, (site, bias), timed, (near, layout), saved, near);
             made.map_or(LINE, |(code, _)| code.len() as u64)
         }
     };

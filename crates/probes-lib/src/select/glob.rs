@@ -3,7 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use memchr::memmem;
 use regex::Regex;
+
+use crate::elf::mangling;
 
 /// A pattern that matches whole names: `*` stands for any characters, `?` for one, `[ab]` for one of these,
 /// `[!ab]` for any other one, `[a-c]` for one of a range; `\` before a character takes it as it is.
@@ -16,6 +19,8 @@ use regex::Regex;
 pub struct Glob {
     text: String,
     regex: Regex,
+    /// Letters and digits that each name has which matches.
+    word: String,
 }
 
 /// Why a text is not a [`Glob`].
@@ -42,6 +47,11 @@ impl Glob {
         self.regex.is_match(name)
     }
 
+    /// Whether the name that a linker symbol stands for may match.
+    pub(crate) fn may_match(&self, symbol: &[u8]) -> bool {
+        memmem::find(symbol, self.word.as_bytes()).is_some() || !mangling::keeps_words(symbol)
+    }
+
     /// Whether it matches only the name that it is itself.
     pub(crate) fn is_name(&self) -> bool {
         !self.text.contains(['*', '?', '[', '\\'])
@@ -62,8 +72,9 @@ impl FromStr for Glob {
             // Everything else is escaped.
             _ => BadGlob::BadRange,
         })?;
+        let word = word_of(text).to_owned();
         let text = text.to_owned();
-        Ok(Glob { text, regex })
+        Ok(Glob { text, regex, word })
     }
 }
 
@@ -71,6 +82,13 @@ impl fmt::Display for Glob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
+}
+
+/// The longest word that is certainly part of what matches; an empty one if there is none.
+fn word_of(glob: &str) -> &str {
+    let end = glob.find(['[', '\\']).unwrap_or(glob.len());
+    let words = glob[..end].split(|it: char| !it.is_ascii_alphanumeric());
+    words.max_by_key(|word| word.len()).unwrap_or_default()
 }
 
 /// The same pattern as a regular expression.
@@ -115,6 +133,27 @@ fn push_literally(character: char, regex: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_match_are_never_passed_over() {
+        for (glob, symbol) in [
+            ("Stdlib.List.map", "camlStdlib__List__map_480"),
+            ("*.List.m?p*", "camlStdlib__List.map_480"),
+            ("Stdlib.List[.]map", "camlStdlib__List__map_480"),
+            (r"Sys\.big", "camlSys__big_1"),
+            ("A.++", "camlA__$2b$2b_7"),
+            ("A.Z", "camlA__$5a_7"),
+            ("Foo.Bar.baz", "_CamlU3FooM3BarF3baz"),
+            ("std::string::*", "_ZNSs6appendEPKc"),
+            ("*", "anything"),
+            ("*é*", "caf\u{e9}"),
+        ] {
+            let glob: Glob = glob.parse().unwrap();
+            assert!(glob.may_match(symbol.as_bytes()), "{glob} {symbol}");
+        }
+        let glob: Glob = "Stdlib.List.map".parse().unwrap();
+        assert!(!glob.may_match(b"camlFoo__map_1") && !glob.may_match(b"malloc"));
+    }
 
     #[test]
     fn globs_match_whole_names() {

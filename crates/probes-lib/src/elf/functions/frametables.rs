@@ -18,12 +18,15 @@
 //! for the function that this one was inlined into: the last is for the function that exists. Its bits 2 to 25
 //! are the distance to a distance to the file's name (4 bytes), and the function's name. The second word has the line.
 
-use crate::address::FileAddr;
+use crate::address::{CodeRange, FileAddr};
 use crate::elf::relocations::Relocation;
-use crate::elf::{ElfFile, MAX_LOADED, Segment};
+use crate::elf::{ElfFile, Linking, MAX_LOADED, Segment};
 
 /// The shortest descriptor.
 const SHORTEST: usize = 16;
+
+/// The longest call, in bytes.
+const LONGEST_CALL: usize = 8;
 
 /// How many functions may be inlined into each other at one place.
 const MAX_INLINED: usize = 256;
@@ -61,9 +64,57 @@ pub(super) fn frametables(elf: &ElfFile) -> Frametables {
     let Some(mut data) = elf.whole_section(".data") else {
         return Frametables::default();
     };
-    relocate(&mut data, address, &elf.relocations());
+    relocate(&mut data, address, elf.relocations());
     let calls = calls_in(&data, &Code::of(elf));
     Frametables { data, calls }
+}
+
+/// Whether the frametables may have calls of one of these functions, which do not overlap and are in order: only if some word
+/// of the data is an address in it that follows a call.
+pub(super) fn may_have_calls(elf: &ElfFile, functions: &[CodeRange]) -> bool {
+    /// So many calls are looked for at most, each in a read of its own.
+    const MOST: usize = 256;
+    let (Some(first), Some(last)) = (functions.first(), functions.last()) else {
+        return false;
+    };
+    let (first, last) = (first.start, last.end());
+    let is_inside = |address: u64| {
+        let next = functions.partition_point(|it| it.start.0 < address);
+        let before = next.checked_sub(1).map(|at| functions[at]);
+        // The call may be the last instruction.
+        before.is_some_and(|it| address <= it.end())
+    };
+    let mut left = MOST;
+    let mut is_return = |address: FileAddr| {
+        if address <= first || address.0 > last || !is_inside(address.0) {
+            return false;
+        }
+        left = left.saturating_sub(1);
+        left == 0 || is_after_call(elf, address)
+    };
+    let mut relocations = elf.relocations().filter(|it| it.is_relative);
+    if relocations.any(|it| is_return(it.addend)) {
+        return true;
+    }
+    // Otherwise the words of the file are no addresses.
+    let has_addresses = elf.linking() == Linking::Fixed || elf.has_section(".relr.dyn");
+    let data = has_addresses.then(|| elf.whole_section(".data")).flatten();
+    let data = data.unwrap_or_default();
+    let mut words = (0..data.len()).step_by(8);
+    words.any(|at| u64_at(&data, at).is_some_and(|word| is_return(FileAddr(word))))
+}
+
+/// Whether a call may end at `address`, as the file has it.
+fn is_after_call(elf: &ElfFile, address: FileAddr) -> bool {
+    let Some(start) = address.0.checked_sub(LONGEST_CALL as u64) else {
+        return true;
+    };
+    let segment = elf
+        .loaded()
+        .find(|it| it.holds_in_file(FileAddr(start), LONGEST_CALL as u64));
+    let mut bytes = [0; LONGEST_CALL];
+    let read = segment.map(|it| elf.read_loaded(&it, FileAddr(start), &mut bytes));
+    read.is_none_or(|read| read.is_err()) || ends_with_call(&bytes)
 }
 
 /// The calls that tables in `data` describe, in the order of their addresses.
@@ -81,8 +132,8 @@ fn calls_in(data: &[u8], code: &Code) -> Vec<Call> {
 }
 
 /// Writes addresses of the file where the loader will write addresses of the process.
-fn relocate(data: &mut [u8], address: FileAddr, relocations: &[Relocation]) {
-    for Relocation { at, addend, .. } in relocations.iter().filter(|it| it.is_relative) {
+fn relocate(data: &mut [u8], address: FileAddr, relocations: impl Iterator<Item = Relocation>) {
+    for Relocation { at, addend, .. } in relocations.filter(|it| it.is_relative) {
         let at = (at.0.checked_sub(address.0)).and_then(|at| usize::try_from(at).ok());
         let field = at.and_then(|at| data.get_mut(at..)?.get_mut(..8));
         if let Some(field) = field {
@@ -110,7 +161,7 @@ impl Code {
         let before = self.0.iter().find_map(|(segment, bytes)| {
             let end = usize::try_from(address.checked_sub(segment.start.0)?).ok()?;
             let code = bytes.get(..end)?;
-            Some(&code[end.saturating_sub(8)..])
+            Some(&code[end.saturating_sub(LONGEST_CALL)..])
         });
         before.is_some_and(ends_with_call)
     }

@@ -31,6 +31,40 @@ fn functions_have_names_of_the_source() {
 }
 
 #[test]
+fn selecting_knows_the_names_of_all_functions() {
+    let scratch = Scratch::new();
+    for file in program_forms("service") {
+        let whole = ElfFile::open(&file).unwrap();
+        let known = table(&file);
+        let map = named(&known, "Stdlib.List.map")[0].name().unwrap().symbol;
+        let strip = |name: &str, flags: &[&str]| {
+            let stripped = scratch.file(name);
+            let mut strip = std::process::Command::new("strip");
+            strip.args(flags).arg("-o").arg(&stripped).arg(&file);
+            assert!(strip.status().unwrap().success());
+            ElfFile::open(&stripped).unwrap()
+        };
+        let lacks_one = strip("lacks_one", &["--strip-debug", "-N", &map]);
+        for elf in [&whole, &strip("stripped", &[]), &lacks_one] {
+            let all = FunctionTable::of(elf).unwrap();
+            let to_select = FunctionTable::with_names_of(elf).unwrap();
+            let names = |table: &FunctionTable| -> Vec<(FileAddr, Vec<String>)> {
+                let names = |it: Function<'_>| it.names().map(|name| name.text).collect();
+                table
+                    .functions()
+                    .map(|it| (it.address(), names(it)))
+                    .collect()
+            };
+            assert!(names(&to_select) == names(&all));
+            assert_eq!(named(&to_select, "Stdlib.List.map").len(), 1);
+        }
+        // Nothing is read in vain.
+        let to_select = FunctionTable::with_names_of(&whole).unwrap();
+        assert!(to_select.functions().all(|it| it.first_call().is_none()));
+    }
+}
+
+#[test]
 fn parts_of_functions_are_no_functions() {
     for symbol in ["parse.cold", "parse.cold.3", "_Z1fv.cold"] {
         assert!(is_part(symbol.as_bytes()), "{symbol}");

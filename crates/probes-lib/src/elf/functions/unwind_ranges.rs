@@ -22,19 +22,27 @@ pub(super) struct UnwindRange {
     pub(super) is_entry: bool,
 }
 
-/// Returns the ranges in the file's order; none, if it has no such tables, and only those before the first one
-/// that is damaged.
-pub(super) fn unwind_ranges(elf: &ElfFile) -> Vec<UnwindRange> {
+/// Returns the ranges in the file's order, without those at known addresses; none, if it has no such tables, and only those
+/// before the first one that is damaged.
+pub(super) fn unwind_ranges(
+    elf: &ElfFile,
+    is_known: impl Fn(FileAddr) -> bool,
+) -> Vec<UnwindRange> {
     let table = elf.whole_section(".eh_frame");
     let (Some(bytes), Some((address, _))) = (table, elf.section_range(".eh_frame")) else {
         return Vec::new();
     };
     let text = elf.section_range(".text").map_or(0, |(text, _)| text.0);
-    ranges_in(&bytes, address, text)
+    ranges_in(&bytes, address, text, is_known)
 }
 
 /// The same for a table with these bytes that is loaded at `address`.
-fn ranges_in(bytes: &[u8], address: FileAddr, text: u64) -> Vec<UnwindRange> {
+fn ranges_in(
+    bytes: &[u8],
+    address: FileAddr,
+    text: u64,
+    is_known: impl Fn(FileAddr) -> bool,
+) -> Vec<UnwindRange> {
     let table = EhFrame::new(bytes, LittleEndian);
     let bases = BaseAddresses::default()
         .set_eh_frame(address.0)
@@ -49,6 +57,10 @@ fn ranges_in(bytes: &[u8], address: FileAddr, text: u64) -> Vec<UnwindRange> {
         let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else {
             break;
         };
+        let address = FileAddr(fde.initial_address());
+        if is_known(address) {
+            continue;
+        }
         let mut rows = match fde.rows(&table, &bases, &mut context) {
             Ok(rows) => rows,
             Err(_) => break,
@@ -59,7 +71,7 @@ fn ranges_in(bytes: &[u8], address: FileAddr, text: u64) -> Vec<UnwindRange> {
             offset: 8,
         };
         ranges.push(UnwindRange {
-            address: FileAddr(fde.initial_address()),
+            address,
             len: fde.len(),
             is_entry: first.is_some_and(|row| *row.cfa() == at_entry),
         });
@@ -80,7 +92,7 @@ mod tests {
     fn every_function_of_ocaml_has_a_range() {
         for file in program_forms("service") {
             let elf = ElfFile::open(&file).unwrap();
-            let ranges = unwind_ranges(&elf);
+            let ranges = unwind_ranges(&elf, |_| false);
             let table = crate::elf::functions::FunctionTable::of(&elf).unwrap();
             let mut compared = 0;
             for function in table.functions() {
@@ -110,7 +122,7 @@ mod tests {
         };
         elf.each_symbol(SymbolTable::Static, visit).unwrap();
         assert!(!parts.is_empty());
-        let ranges = unwind_ranges(&elf);
+        let ranges = unwind_ranges(&elf, |_| false);
         let of_parts = ranges.iter().filter(|it| parts.contains(&it.address));
         assert!(of_parts.filter(|it| !it.is_entry).count() > 0);
     }
@@ -129,7 +141,7 @@ mod tests {
                 bytes[at] = byte;
             }
             // An entry has at least a length and an identity.
-            proptest::prop_assert!(ranges_in(&bytes, FileAddr(0x1000), 0).len() <= bytes.len() / 8);
+            proptest::prop_assert!(ranges_in(&bytes, FileAddr(0x1000), 0, |_| false).len() <= bytes.len() / 8);
         }
     }
 }

@@ -64,11 +64,12 @@ impl AtLaunch {
         options: Options,
     ) -> Result<(Stopped<'s>, Installed)> {
         let process = at_exec.process();
-        let functions = ObservedFunctions::find(
+        let mut functions = ObservedFunctions::find(
             process.pid(),
             &self.observation.counted_functions,
             &self.observation.timed_functions,
         )?;
+        functions.are_from_start = true;
         let plan = ObservationPlan::of(
             &self.observation,
             image.program.clone(),

@@ -29,7 +29,7 @@ use crate::observe::installed::{read_each, refuse_missing};
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::readable_pages::ReadablePages;
-use crate::observe::layout::rows::{CLAIMS_LEN, CLAIMS_MAPPED};
+use crate::observe::layout::rows::{CLAIMS_LEN, CLAIMS_MAPPED, claim};
 use crate::observe::layout::shared::{self, VALIDITY_LEN, validity};
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::placement::{self, Placed};
@@ -324,7 +324,9 @@ impl Prepared {
             let at = sharing.shared_at().plus(shared::TID_AT);
             stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
-        if self.plan.functions.timed().next().is_some() {
+        // Nor has it thread control blocks: its trampolines do without if they may read the base of `fs`.
+        let needs_control_blocks = is_running || !self.claims_rows;
+        if self.plan.functions.timed().next().is_some() && needs_control_blocks {
             refuse_without_control_block(injector.process, injector.memory, &stopped)?;
         }
         injector.clear(&stopped)?;
@@ -457,7 +459,16 @@ impl Prepared {
             .chain(pages)
             .chain(validity)
             .collect();
-        write_shared(process.pid(), memory, sharing, &writes)
+        write_shared(process.pid(), memory, sharing, &writes)?;
+        if self.plan.functions.are_from_start && self.plan.functions.timed().next().is_some() {
+            for arena in &self.arenas {
+                let at = arena.data().plus(claim::IN_PROGRAM);
+                let written = memory.while_it_runs().write_code(at, &[1]);
+                let part = MemoryPart::ObservationData;
+                written.map_err(|source| Error::of_write(process.pid(), part, at, source))?;
+            }
+        }
+        Ok(())
     }
 
     /// Patches the points. Before that, it writes a jump into the tails of the trampolines whose

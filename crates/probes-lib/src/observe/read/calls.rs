@@ -115,7 +115,8 @@ impl FunctionLatency {
     }
 
     /// Returns how many calls were not recorded: those within 500 others on the same stack, those on stacks beyond
-    /// about a thousand, and a few for which registers could not be saved.
+    /// about a thousand, those of threads without thread-local storage in a program that is observed from its first instruction, and a
+    /// few for which registers could not be saved.
     pub fn lost(&self) -> u64 {
         self.figures.lost
     }

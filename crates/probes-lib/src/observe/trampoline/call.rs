@@ -34,6 +34,7 @@ use super::histogram::{self, Histograms};
 use super::{at_address, load, locked_increment, offset, spread};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::calls::{CallsLayout, call, stack, sums};
+use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::point::{CallStack, TimedRole};
 
@@ -65,7 +66,7 @@ pub(super) struct SavedRegisters {
 }
 
 /// Returns the code at `at` of the entry, or of an exit, of a function, which leaves the MMX registers empty at its entry if
-/// `mmx_is_free`. `shared` is where the address of the shared data is, and their layout.
+/// `mmx_is_free`. `shared` is where the address of the shared data is, and their layout; `claims` is where that of the claims is.
 pub(super) fn code(
     at: LiveAddr,
     is_entry: bool,
@@ -73,6 +74,7 @@ pub(super) fn code(
     role: &TimedRole,
     shared: (LiveAddr, SharedLayout),
     saved: SavedRegisters,
+    claims: LiveAddr,
 ) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let mut no_stack = a.create_label();
@@ -92,6 +94,12 @@ pub(super) fn code(
         a.mov(qword_ptr(rsp - 8 * place), *register)?;
     }
     a.set_label(&mut begin)?;
+    if role.is_from_start {
+        // A forked child has the stacks of its parent, and the same shared data.
+        load(&mut a, rcx, claims)?;
+        a.cmp(byte_ptr(rcx + claim::IN_PROGRAM), 0)?;
+        a.je(over)?;
+    }
     load(&mut a, rbx, shared.0)?;
     if is_entry {
         entry(&mut a, role, shared, over)?;
@@ -176,7 +184,7 @@ fn entry(
     let mut others = a.create_label();
     let mut push = a.create_label();
     a.set_label(&mut find)?;
-    find_stack(a, role, shared)?;
+    find_stack(a, role, shared, lost)?;
     a.je(found)?;
     take_stack(a, shared, find, lost)?;
     a.set_label(&mut found)?;
@@ -267,7 +275,7 @@ fn exit(
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.lea(r8, qword_ptr(rdx + rax))?;
-    find_stack(a, role, shared)?;
+    find_stack(a, role, shared, over)?;
     a.je(found)?;
     find_other_place(a, layout, found)?;
     if layout.of_self {
@@ -417,14 +425,22 @@ fn doubt_parent(
 }
 
 /// Emits the code that puts the owner of the stack in rdi (and, if that is a fiber, in r9), the frame in rsi, and in rcx
-/// the place that is tried first for the stack; equal, if that is its place.
+/// the place that is tried first for the stack; equal, if that is its place. Goes to `without` if the thread has no control
+/// block yet.
 fn find_stack(
     a: &mut CodeAssembler,
     role: &TimedRole,
     shared: (LiveAddr, SharedLayout),
+    without: CodeLabel,
 ) -> Result<(), IcedError> {
     a.mov(rsi, rsp)?;
     match role.stack {
+        CallStack::OfThread if role.is_from_start => {
+            // Slower than the address of the block, which it holds itself; but nothing may be there yet.
+            a.rdfsbase(rdi)?;
+            a.test(rdi, rdi)?;
+            a.je(without)?;
+        }
         CallStack::OfThread => a.mov(rdi, qword_ptr(0).fs())?,
         CallStack::OfFiber { current_stack } => {
             a.mov(rcx, qword_ptr(r14 + u32::from(current_stack)))?;
@@ -644,6 +660,7 @@ fn add_time(
         at: layout.calls() + layout.calls.histogram(role.function, 0),
         len: layout.calls.histogram_len(),
         group_bits: layout.calls.group_bits(),
+        by_fs_base: role.is_from_start,
     };
     histogram::add(a, histograms)?;
     if layout.calls.of_self {

@@ -17,6 +17,8 @@ pub(super) struct Histograms {
     pub(super) len: u64,
     /// Binary logarithm of how many there are.
     pub(super) group_bits: u32,
+    /// Whether a thread is known by the base of `fs`, and not by what is there.
+    pub(super) by_fs_base: bool,
 }
 
 /// Emits the code that puts in rdx the bucket of the time in rdx, computed like `layout::histogram::bucket`, with so many mantissa bits. The
@@ -43,7 +45,11 @@ pub(super) fn add(a: &mut CodeAssembler, histograms: Histograms) -> Result<(), I
     if histograms.group_bits == 0 {
         a.mov(rax, rbx)?;
     } else {
-        a.mov(eax, dword_ptr(0).fs())?;
+        if histograms.by_fs_base {
+            a.rdfsbase(eax)?;
+        } else {
+            a.mov(eax, dword_ptr(0).fs())?;
+        }
         spread(a, eax, histograms.group_bits)?;
         a.imul_3(rax, rax, histograms.len as i32)?;
         a.add(rax, rbx)?;

@@ -155,6 +155,7 @@ fn record_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result
         at: layout.histograms(pair),
         len: HISTOGRAM_LEN,
         group_bits: GROUP_BITS,
+        by_fs_base: false,
     };
     histogram::add(a, histograms)
 }

@@ -29,6 +29,9 @@ const LONGEST: u64 = 15;
 /// The binary logarithm of the length of the blocks of code for which it is known whether they are in a window.
 const BLOCK_BITS: u32 = 7;
 
+/// How much code is looked at together, in bytes.
+const PIECE_LEN: usize = 1 << 16;
+
 /// The code that has to be swept.
 pub(super) struct SweepFilter {
     /// The functions and what is around them.
@@ -63,16 +66,29 @@ impl SweepFilter {
         let mut found = Vec::new();
         for segment in code.executable() {
             let bytes = code.bytes(segment.start, segment.end - segment.start);
-            for (at, four) in (segment.start..).zip(bytes.windows(4)) {
-                let &[one, two, three, four] = four else {
-                    continue;
-                };
-                let word = u32::from_le_bytes([one, two, three, four]);
-                // All displacements of branches and of `lea` are the last four bytes of the instruction.
-                let relative = (at as u32).wrapping_add(4).wrapping_add(word);
-                let is_address = code.is_fixed() && refers(word);
-                if refers(relative) || is_address || may_jump(one, two) {
-                    found.push(at);
+            for (at, piece) in (segment.start..)
+                .step_by(PIECE_LEN)
+                .zip(bytes.chunks(PIECE_LEN))
+            {
+                let is_possible = third_bytes(&windows, at, code.is_fixed());
+                let end = bytes
+                    .len()
+                    .min((at - segment.start) as usize + piece.len() + 3);
+                let with_next = &bytes[(at - segment.start) as usize..end];
+                for (at, four) in (at..).zip(with_next.windows(4)) {
+                    let &[one, two, three, four] = four else {
+                        continue;
+                    };
+                    if one != 0xff && !is_possible[usize::from(three)] {
+                        continue;
+                    }
+                    let word = u32::from_le_bytes([one, two, three, four]);
+                    // All displacements of branches and of `lea` are the last four bytes of the instruction.
+                    let relative = (at as u32).wrapping_add(4).wrapping_add(word);
+                    let is_address = code.is_fixed() && refers(word);
+                    if refers(relative) || is_address || may_jump(one, two) {
+                        found.push(at);
+                    }
                 }
             }
             // For indirect jumps among the last bytes.
@@ -94,6 +110,37 @@ impl SweepFilter {
         let has_any = self.found.get(first).is_some_and(|it| *it < end);
         has_any || self.windows.iter().any(is_around)
     }
+}
+
+/// Returns which third bytes a displacement to a window may have that is in the piece of code at `at`, or also an address of
+/// one: few, if the windows are few.
+fn third_bytes(windows: &[Range<u64>], at: u64, with_addresses: bool) -> [bool; 256] {
+    let mut is_possible = [false; 256];
+    let mut add = |first: u32, len: u32| {
+        if len >= 1 << 24 {
+            is_possible.fill(true);
+            return;
+        }
+        let last = first.wrapping_add(len) >> 16;
+        for high in (first >> 16..).take_while(|high| high & 0xffff != (last + 1) & 0xffff) {
+            is_possible[(high & 0xff) as usize] = true;
+        }
+    };
+    for window in windows {
+        // Of whole blocks.
+        let block = 1 << BLOCK_BITS;
+        let start = (window.start & !(block - 1)) as u32;
+        let len = ((window.end - window.start) as u32).saturating_add(2 * block as u32);
+        if with_addresses {
+            add(start, len);
+        }
+        let end_of_piece = (at as u32).wrapping_add(4 + PIECE_LEN as u32);
+        add(
+            start.wrapping_sub(end_of_piece),
+            len.saturating_add(PIECE_LEN as u32),
+        );
+    }
+    is_possible
 }
 
 /// Returns whether these may be the opcode and the ModRM byte of an indirect jump through a table: `ff /4`, or `ff /5` with a

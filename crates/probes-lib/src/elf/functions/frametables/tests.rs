@@ -162,7 +162,7 @@ fn relocations_give_addresses_of_the_file() {
         relocation(0xfff, 1, true),
         relocation(0x101c, 1, true),
     ];
-    relocate(&mut data.0, FileAddr(0x1000), &table);
+    relocate(&mut data.0, FileAddr(0x1000), table.into_iter());
     let mut expected = Data::default();
     expected.words(&[0, 0x77, 0, 0]);
     assert_eq!(data.0, expected.0);
