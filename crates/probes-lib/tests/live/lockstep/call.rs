@@ -89,7 +89,7 @@ impl<'t> Call<'t> {
         // Mostly aligned as for a call; close to the end of a page now and then.
         let mut rsp = STACK.start + 0x8008 + 16 * random.u64(..0x300);
         if random.u32(..8) == 0 {
-            rsp = rsp & !(PAGE - 1) | 8 * random.u64(..17);
+            rsp = rsp & !(PAGE - 1) | (8 * random.u64(..17));
         }
         let mut value = || value_of(&mut random, &twin.program.callees);
         let registers = user_regs_struct {
