@@ -196,6 +196,47 @@ let numbered thread number =
 
 let nothing _ _ = [%probe "nothing" (count "nothing")]
 
+(* Functions that are passed values of every kind, and whose results are some. *)
+
+let[@inline never] takes_ints a b c = opaque (a + b + c)
+
+let[@inline never] takes_texts text number = opaque (text ^ string_of_int number)
+
+let[@inline never] takes_blocks (one, other) colour =
+  match opaque colour with
+  | Red | Green -> opaque (one, other)
+  | Mixed (n, _, _) -> (n, other)
+  | Named name -> (String.length name, other)
+
+let[@inline never] takes_floats x y = opaque (x +. y)
+
+let[@inline never] takes_unit () = opaque Green
+
+let[@inline never] takes_seven a b c d e f g = opaque (a + b + c + d + e + f + g)
+
+(* Each round of a recursive function, and one that is ended by an exception. *)
+let[@inline never] rec takes_depth n = if n = 0 then 0 else 1 + takes_depth (n - 1)
+
+let[@inline never] raises text = if opaque true then failwith text else text
+
+(* A closure that captures a variable. *)
+let[@inline never] closes n =
+  let[@inline never] adds x = opaque (x + n) in
+  opaque adds
+
+let pass times =
+  for number = 1 to times do
+    ignore (takes_ints number (-2) max_int);
+    ignore (takes_texts "hello" number);
+    ignore (takes_blocks (number, 'c') (Named "blue"));
+    ignore (takes_floats (float_of_int number /. 2.) 1e300);
+    ignore (takes_unit ());
+    ignore (takes_seven 1 2 3 4 5 6 7);
+    ignore (takes_depth 3);
+    (try ignore (raises "gone") with Failure _ -> ());
+    ignore (closes number 1)
+  done
+
 let probes =
   [ ("ints", ints)
   ; ("constants", constants)
@@ -244,6 +285,10 @@ let obey command =
     | [ "hit"; times ] -> hit probes 0 (int_of_string times)
     | [ "hit"; name; times ] when named name <> [] ->
       hit (named name) 0 (int_of_string times)
+    | [ "pass"; times ] -> pass (int_of_string times)
+    | [ "pass"; threads; times ] ->
+      let passes _ = Thread.create pass (int_of_string times) in
+      List.init (int_of_string threads) passes |> List.iter Thread.join
     | [ "collect"; times ] ->
       hit ~then_:Gc.compact probes 0 (int_of_string times)
     | [ "threads"; threads; times ] ->

@@ -14,6 +14,7 @@ mod seccomp;
 mod take_over;
 mod target_selection;
 mod timed;
+mod watched;
 
 pub(crate) use actions::{ActionFlags, Change, ChangeFlags};
 pub(crate) use checked::{Checked, Flags, each_once};
@@ -24,8 +25,9 @@ pub(crate) use function_selection::{FunctionArgument, FunctionFlags, function};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{Pair, PairFlags, pair};
 pub(crate) use paths::PathFlags;
-pub(crate) use probe_selection::{ProbeFlags, by_name, probe_name, with_regexp_help};
+pub(crate) use probe_selection::{by_name, probe_name, with_regexp_help};
 pub(crate) use seccomp::SeccompFlag;
 pub(crate) use take_over::TakeOver;
 pub(crate) use target_selection::{OneProcess, TargetSelection, pid};
 pub(crate) use timed::TimedFlags;
+pub(crate) use watched::WatchedFlags;

@@ -78,3 +78,5 @@ mod usage; // spellings that mean the same, and usage errors
 mod wait; // trace -wait: exit status, signals, what the program inherits
 #[path = "cli/watch.rs"]
 mod watch; // hits of running programs, one by one
+#[path = "cli/watch_functions.rs"]
+mod watch_functions; // calls of functions, one by one

@@ -122,7 +122,7 @@ pub use update::snapshot::State;
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    CallerLatency, CleanReport, Counts, DiscardedPatches, Event, Events, FunctionHits,
+    CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind, Events, FunctionHits,
     FunctionLatency, Latency, Observation, RefusedFunction, SiteHits, Times, Value,
 };
 pub use observer::{ObservationReport, Observer};

@@ -13,6 +13,7 @@
 //! All that is needed to remove an observation is in the process ([`layout::arena`]): if the tool is
 //! killed, the next one finds it ([`installed`]) and removes it.
 
+mod closures;
 pub(crate) mod discarded;
 mod fibers;
 mod frame;
@@ -28,6 +29,7 @@ mod point;
 pub(crate) mod read;
 pub(crate) mod shadow;
 mod trampoline;
+mod watching;
 
 pub use self::discarded::DiscardedPatches;
 pub use self::functions::RefusedFunction;
@@ -36,7 +38,7 @@ pub use self::observation::Observation;
 pub use self::read::callers::CallerLatency;
 pub use self::read::calls::FunctionLatency;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
-pub use self::read::events::{Event, Events};
+pub use self::read::events::{Event, EventKind, Events};
 pub use self::read::latency::Latency;
 pub use self::read::times::Times;
 pub use self::read::value::Value;

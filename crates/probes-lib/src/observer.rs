@@ -172,11 +172,7 @@ impl Target {
 
     /// Finds the functions that are to be observed.
     fn find_functions(&self, observation: &Observation) -> Result<Arc<ObservedFunctions>> {
-        let functions = ObservedFunctions::find(
-            self.pid(),
-            &observation.counted_functions,
-            &observation.timed_functions,
-        );
+        let functions = ObservedFunctions::find(self.pid(), observation);
         functions.map(Arc::new)
     }
 
@@ -387,7 +383,20 @@ impl Observer {
         &self.active.plan.functions.refused
     }
 
-    /// Reads the hits, since the last call, of the probes that are watched. Does not stop the
+    /// Returns the functions that are watched without their results, although these are to be recorded, and why.
+    pub fn without_results(&self) -> &[RefusedFunction] {
+        &self.active.plan.functions.without_results
+    }
+
+    /// Returns how many functions are watched of which it is not known how many arguments they have
+    /// ([`Observation::unknown_arguments`]).
+    pub fn functions_of_unknown_arguments(&self) -> usize {
+        let functions = self.active.plan.functions.functions.iter();
+        let watched = functions.filter_map(|function| function.watching());
+        watched.filter(|it| !it.is_number_known()).count()
+    }
+
+    /// Reads the hits, since the last call, of the probes and functions that are watched. Does not stop the
     /// process, which keeps about a megabyte of them for each of 16 groups of threads: if this is
     /// called too seldom, events are dropped.
     ///
@@ -458,7 +467,15 @@ impl Observer {
         if let (Some(sharing), Some(Ok(_lock))) = (sharing, lock) {
             // Before the mappings are read: they may change right afterwards.
             let since = ticks::now();
-            let writes = self.active.events.renew(&read_maps(process)?, since);
+            // A filter that the process has set itself meanwhile may kill it for the system call with which trampolines
+            // ask what they may read.
+            let may_ask = !self.active.plan.asks_kernel()
+                || matches!(OwnFilters::of(process).has(process.pid()), Ok(false));
+            let writes = if may_ask {
+                self.active.events.renew(&read_maps(process)?, since)
+            } else {
+                self.active.events.invalidate()
+            };
             let memory = self.target.opened.unshadowed_memory()?;
             refuse_replaced(process, &memory, &self.active.arenas)?;
             write_shared(process.pid(), &memory, sharing, &writes)?;

@@ -1,4 +1,4 @@
-//! What is said about functions that were selected and cannot be counted or timed.
+//! What is said about functions that were selected and cannot be counted, timed or watched.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::text::number_of;
 const FEW: usize = 3;
 
 /// Warns of functions that `observer` does not observe although they were selected, and of files that may have some.
-/// They are `counted` or timed.
+/// They are `counted`, timed or watched.
 pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer, counted: &str) {
     // If the process has exited meanwhile, that is reported later.
     let Ok(counts) = observer.counts() else {
@@ -31,10 +31,35 @@ pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer, counte
         ));
     }
     if let Some(warning) = warning(&counts, counted) {
-        let hint = format!(
-            "all others are {counted}; -v and -json give each function and its reason in words"
-        );
+        let gives = if counted == "watched" {
+            "-v gives"
+        } else {
+            "-v and -json give"
+        };
+        let hint =
+            format!("all others are {counted}; {gives} each function and its reason in words");
         messages.warning(WarningKind::Uncounted, &warning, &hint);
+    }
+}
+
+/// Warns of functions whose results are not shown although they were asked for.
+pub(super) fn warn_of_missing_results(messages: &Messages, observer: &Observer) {
+    let without = observer.without_results();
+    for function in without {
+        messages.step(format_args!(
+            "the results of {} at {} in {} are not shown: it {}",
+            function.name,
+            function.address,
+            function.object.display(),
+            function.why
+        ));
+    }
+    if !without.is_empty() {
+        let functions = number_of(without.len(), "function");
+        let warning = format!("the results of {functions} are not shown: {}", why(without));
+        let hint =
+            "their calls are; docs/functions.md explains the reasons; -v names each function";
+        messages.warning(WarningKind::Uncounted, &warning, hint);
     }
 }
 

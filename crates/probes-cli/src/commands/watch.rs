@@ -1,4 +1,4 @@
-//! `watch`: the hits of probes, one by one.
+//! `watch`: the hits of probes and the calls of functions, one by one.
 
 mod sample;
 
@@ -6,18 +6,20 @@ use std::mem::take;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Event, Events, Observation};
+use probes_lib::{Event, Events, Functions};
 
 use super::observe_loop::{ActiveObservation, Display};
-use super::open_target::{open, sources};
+use super::open_target::{open_to_observe, sources};
+use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, FieldFlags, OneProcess, OutputFlags, PathFlags, ProbeFlags, SeccompFlag,
-    TakeOver, positive, refuse_fields_in_json, with_regexp_help,
+    Checked, DurationFlag, FieldFlags, OneProcess, OutputFlags, PathFlags, SeccompFlag, TakeOver,
+    WatchedFlags, positive, refuse_fields_in_json, with_regexp_help,
 };
 use crate::interruptible_output::Next;
-use crate::output::{Format, Hits, WarningKind};
+use crate::output::{Format, FunctionSources, Hits, WarningKind};
+use crate::text::number_of;
 use sample::Sample;
 
 /// How often hits are read: fewer hits come in this time than the ring in the process holds, up to
@@ -39,6 +41,17 @@ the tag and the number of words, <0:3>. A value in memory that cannot be read is
 and an unsupported argument as ?. -fields time,name,args prints only these, in this order. The table
 format has the same in columns. With -json each hit is an object on a line, with all fields.
 
+With -fn it shows the calls of functions of any native program, as
+    TIME THREAD NAME ADDRESS FILE:LINE ARGUMENTS
+Functions are given as for `count -fn`; what is named and cannot be watched is an error, and what a pattern with
+* or ? matches and cannot be watched is left out, with a warning. How many arguments an OCaml function has
+is known, unless it uses variables of an outer function; of all others, -args N shows N words. Arguments of C
+are integers, text if a word points to some, or addresses: what is not passed in a general register
+(floats, structures) is not shown, and a word that is no argument may be anything. With -probe as
+well, lines have the field FUNCTION before FILE:LINE. With -results there is a line for each return, too, with
+`returns RESULT` instead of the arguments; a call that ends with an exception, or with a jump to another
+function in tail position, has none.
+
 With -rate, hits are shown once a second: R of those that came in it, chosen at random, so that each
 had the same chance, and all if they are no more.
 
@@ -47,15 +60,16 @@ skips, is reported on standard error (with -json, on a line of its own). The ins
 when the command ends.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes watch -pid N -probe NAMES [FLAGS]")]
+#[command(override_usage = "\
+    ocaml-probes watch -pid N -probe NAMES [FLAGS]
+       ocaml-probes watch -pid N -fn GLOBS [FLAGS]")]
 #[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
-#[command(mut_group("ProbeFlags", |probes| probes.required(true)))]
 pub(crate) struct Args {
     #[command(flatten)]
     process: OneProcess,
     #[command(flatten)]
-    probes: Checked<ProbeFlags>,
+    watched: Checked<WatchedFlags>,
     /// Stop after K hits
     #[arg(long, value_name = "K", value_parser = positive)]
     limit: Option<u64>,
@@ -79,12 +93,18 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     refuse_fields_in_json("watch", args.fields.as_deref(), args.output.format)?;
     let output = args.output.open()?.with_pid(args.process.pid);
-    let target = open(args.process.pid, &output.messages)?;
-    let probes = args.probes.iter().cloned();
-    let observation = probes.fold(Observation::new(), Observation::watch);
+    let (pid, watched) = (args.process.pid, &args.watched);
+    let target = open_to_observe(pid, watched.needs_probes(), &output.messages)?;
+    let observation = watched.observation();
     // Before anything is observed, because it may take long.
-    let hits = Hits::new(output.format, &target, sources(&target), args.paths.form())
-        .of_fields(args.fields.as_deref());
+    let mut hits = Hits::new(output.format, &target, sources(&target), args.paths.form());
+    if watched.has_functions() {
+        // If it has exited meanwhile, their source lines are not known.
+        let functions = Functions::of_process(pid).ok();
+        let functions = functions.map(FunctionSources::of).unwrap_or_default();
+        hits = hits.with_functions(functions, !watched.needs_probes());
+    }
+    let hits = hits.of_fields(args.fields.as_deref());
     let active = ActiveObservation::begin(
         &target,
         &observation,
@@ -92,6 +112,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.until.duration,
         &output,
     )?;
+    if watched.has_functions() {
+        warn_of_uncounted(&output.messages, active.observer(), "watched");
+        warn_of_missing_results(&output.messages, active.observer());
+        let unknown = active.observer().functions_of_unknown_arguments();
+        if unknown > 0 && !watched.says_arguments() {
+            let functions = number_of(unknown, "function");
+            let note = format!(
+                "how many arguments {functions} {} is not known, and none are shown: -args N shows N",
+                if unknown == 1 { "has" } else { "have" }
+            );
+            output.messages.note(&note);
+        }
+    }
     let mut watching = Watching::new(hits, output.clone());
     watching.limit = args.limit;
     watching.sample = args.rate.map(|rate| Sample::new(rate, Rng::new()));

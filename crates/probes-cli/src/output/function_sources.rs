@@ -28,9 +28,12 @@ impl FunctionSources {
     /// The source line of the function, or of the instruction, at `address`; `None` if none are to be shown.
     pub(super) fn locate(&self, address: LiveAddr) -> Option<FunctionSource> {
         let (functions, maps) = self.0.as_ref()?;
-        let unknown = FunctionSource::default();
         let Ok((found, _)) = functions.at(address) else {
-            return Some(unknown);
+            return Some(FunctionSource::default());
+        };
+        let unknown = FunctionSource {
+            name: found.name().map(|name| name.text),
+            ..FunctionSource::default()
         };
         let mut objects = functions.objects().iter();
         let index = objects.position(|object| std::ptr::eq(object, found.object));
@@ -104,15 +107,18 @@ impl CallSite {
 /// The source line of a function.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct FunctionSource {
-    file: Option<String>,
-    line: Option<u32>,
+    /// Its name.
+    #[serde(skip)]
+    pub(super) name: Option<String>,
+    pub(super) file: Option<String>,
+    pub(super) line: Option<u32>,
     /// Its first call, where that is all that is known of its source.
     #[serde(skip_serializing_if = "Option::is_none")]
-    first_call: Option<CallView>,
+    pub(super) first_call: Option<CallView>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct CallView {
+pub(super) struct CallView {
     file: String,
     line: u32,
 }
@@ -120,8 +126,13 @@ struct CallView {
 impl FunctionSource {
     /// It as text, with the name of the file only.
     fn short(&self) -> String {
+        self.alone(PathForm::Short)
+    }
+
+    /// It as text, with a path that is as short as if it were the only one.
+    pub(super) fn alone(&self, paths: PathForm) -> String {
         let path = self.path().into_iter();
-        self.show(&ShownPaths::new(PathForm::Short, path.map(str::to_owned)))
+        self.show(&ShownPaths::new(paths, path.map(str::to_owned)))
     }
 
     /// The path in it.

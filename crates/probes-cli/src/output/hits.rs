@@ -4,10 +4,11 @@ mod json;
 
 use std::collections::HashMap;
 
-use probes_lib::{Event, LiveAddr, SourceLocation, SourceMap, Target, Value};
+use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Target, Value};
 use strum::VariantArray;
 
 use super::format::Format;
+use super::function_sources::{CallView, FunctionSources};
 use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::{PathForm, ShownPaths};
 use super::table::StreamedTable;
@@ -37,6 +38,16 @@ pub(crate) enum Field {
     Args,
 }
 
+/// Where a site or function is.
+struct Location {
+    function: Option<String>,
+    file: Option<String>,
+    line: Option<u32>,
+    first_call: Option<CallView>,
+    /// The source line as text.
+    source: String,
+}
+
 /// Formats hits.
 pub(crate) struct Hits {
     format: Format,
@@ -44,8 +55,10 @@ pub(crate) struct Hits {
     /// The source lines of each object.
     sources: Vec<Option<SourceMap>>,
     paths: ShownPaths,
-    /// The location of each site that was hit.
-    locations: HashMap<LiveAddr, SourceLocation>,
+    form: PathForm,
+    functions: FunctionSources,
+    /// The location of each site or function that was hit.
+    locations: HashMap<LiveAddr, Location>,
     table: StreamedTable,
 }
 
@@ -57,13 +70,16 @@ impl Hits {
         sources: Vec<Option<SourceMap>>,
         paths: PathForm,
     ) -> Hits {
+        let form = paths;
         let paths = if format == Format::Json {
             ShownPaths::default()
         } else {
-            ShownPaths::new(paths, source_files(target, &sources))
+            ShownPaths::new(form, source_files(target, &sources))
         };
         Hits {
             format,
+            form,
+            functions: FunctionSources::default(),
             fields: Field::VARIANTS.to_vec(),
             sources,
             paths,
@@ -72,10 +88,20 @@ impl Hits {
         }
     }
 
-    /// The same, of these fields in their order, or of all.
-    pub(crate) fn of_fields(self, fields: Option<&[Field]>) -> Hits {
-        let fields = fields.unwrap_or(Field::VARIANTS).to_vec();
-        Hits { fields, ..self }
+    /// The same, also of functions. If there are only functions, their names are shown once.
+    pub(crate) fn with_functions(mut self, functions: FunctionSources, are_alone: bool) -> Hits {
+        if are_alone {
+            self.fields.retain(|field| *field != Field::Function);
+        }
+        Hits { functions, ..self }
+    }
+
+    /// The same, of these fields in their order, if there are any.
+    pub(crate) fn of_fields(mut self, fields: Option<&[Field]>) -> Hits {
+        if let Some(fields) = fields {
+            self.fields = fields.to_vec();
+        }
+        self
     }
 
     /// The lines of hits, in a table after those that were formatted before.
@@ -83,14 +109,18 @@ impl Hits {
         let mut lines = String::new();
         let mut rows = Vec::new();
         for event in events {
-            let location = location(&mut self.locations, &self.sources, event);
+            let located = self.locations.entry(event.address());
+            let locate = || match event.site() {
+                Some(_) => of_site(&self.sources, &self.paths, event),
+                None => of_function(&self.functions, self.form, event),
+            };
+            let location = located.or_insert_with(locate);
             if self.format == Format::Json {
                 lines += &json::hit(event, location)?;
                 continue;
             }
-            let paths = &self.paths;
             let fields = self.fields.iter();
-            let row = fields.map(|&field| field_text(field, event, location, paths));
+            let row = fields.map(|&field| field_text(field, event, location));
             if self.format == Format::Table {
                 rows.push(row.collect());
             } else {
@@ -128,25 +158,38 @@ fn source_files(target: &Target, sources: &[Option<SourceMap>]) -> Vec<String> {
     files
 }
 
-fn location<'l>(
-    locations: &'l mut HashMap<LiveAddr, SourceLocation>,
-    sources: &[Option<SourceMap>],
-    event: &Event,
-) -> &'l SourceLocation {
-    locations.entry(event.address()).or_insert_with(|| {
-        let source = sources.get(event.object_index()).and_then(Option::as_ref);
-        let location = source.map(|source| source.locate(event.site().address()));
-        location.unwrap_or_default()
-    })
+fn of_site(sources: &[Option<SourceMap>], paths: &ShownPaths, event: &Event) -> Location {
+    let source = event.object_index().and_then(|index| sources.get(index));
+    let source = source.and_then(Option::as_ref).zip(event.site());
+    let location = source.map(|(source, site)| source.locate(site.address()));
+    let SourceLocation {
+        function,
+        file,
+        line,
+        ..
+    } = location.unwrap_or_default();
+    Location {
+        source: source_or_unknown(file.as_deref(), line, paths),
+        function,
+        file,
+        line,
+        first_call: None,
+    }
+}
+
+fn of_function(functions: &FunctionSources, paths: PathForm, event: &Event) -> Location {
+    let located = functions.locate(event.address()).unwrap_or_default();
+    Location {
+        source: located.alone(paths),
+        function: located.name,
+        file: located.file,
+        line: located.line,
+        first_call: located.first_call,
+    }
 }
 
 /// A field as text, which is empty only for a hit without arguments.
-fn field_text(
-    field: Field,
-    event: &Event,
-    location: &SourceLocation,
-    paths: &ShownPaths,
-) -> String {
+fn field_text(field: Field, event: &Event, location: &Location) -> String {
     match field {
         Field::Time => {
             let time = humantime::format_rfc3339_micros(event.time).to_string();
@@ -157,10 +200,12 @@ fn field_text(
         Field::Name => Escaped(event.name()).to_string(),
         Field::Address => event.address().to_string(),
         Field::Function => function_or_unknown(location.function.as_deref()),
-        Field::Source => source_or_unknown(location.file.as_deref(), location.line, paths),
+        Field::Source => location.source.clone(),
         Field::Args => {
-            let arguments: Vec<String> = event.arguments.iter().map(in_ocaml).collect();
-            arguments.join(" ")
+            let returns = (event.kind == EventKind::Return).then(|| "returns".to_owned());
+            let values = event.arguments.iter().map(in_ocaml);
+            let words: Vec<String> = returns.into_iter().chain(values).collect();
+            words.join(" ")
         }
     }
 }

@@ -55,8 +55,8 @@ pub enum FunctionError {
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
     },
-    /// More functions than can be timed together.
-    #[error("{given} functions match, and {most} can be timed at once")]
+    /// More functions than can be timed, or watched, together.
+    #[error("{given} functions match, and {most} can be timed or watched at once")]
     TooManyTimed {
         /// How many were asked for.
         given: usize,

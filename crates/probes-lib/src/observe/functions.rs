@@ -18,7 +18,9 @@ use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
 use crate::observe::fibers::{self, ProcessStacks};
 use crate::observe::layout::calls::MAX_TIMED;
+use crate::observe::observation::Observation;
 use crate::observe::point::{CallStack, Island, PATCH_LEN, PatchBytes, Point, PointKind};
+use crate::observe::watching::{WatchedWords, Watching};
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -35,6 +37,8 @@ pub(crate) struct ObservedFunctions {
     pub(crate) functions: Vec<ObservedFunction>,
     /// Those that cannot be observed.
     pub(crate) refused: Vec<RefusedFunction>,
+    /// Those that are watched without their results, although these are to be recorded.
+    pub(crate) without_results: Vec<RefusedFunction>,
     /// The mapped files whose functions are not known.
     pub(crate) unreadable: Vec<UnreadableObject>,
     /// Whether they are observed from the program's first instruction on.
@@ -51,8 +55,12 @@ pub(crate) struct ObservedFunction {
     best: Candidate,
     /// What is tried if that turns out not to be possible, the best one last.
     others: Vec<Candidate>,
-    /// If its calls are timed; otherwise they are counted.
+    /// If its calls are timed.
     timing: Option<Timing>,
+    /// If its calls are recorded. If they are neither timed nor recorded, they are counted.
+    watching: Option<Watching>,
+    /// If its results are recorded, the patches of its returns that the patch of its entry does not displace.
+    returns: Vec<Candidate>,
 }
 
 /// How the calls of a function are timed.
@@ -115,35 +123,57 @@ impl ObservedFunctions {
     /// # Errors
     ///
     /// If a selector matches none, more are to be timed than is possible, or a file cannot be read.
-    pub(crate) fn find(
-        pid: i32,
-        counted: &[FunctionSelector],
-        timed: &[FunctionSelector],
-    ) -> Result<ObservedFunctions> {
-        if counted.is_empty() && timed.is_empty() {
+    pub(crate) fn find(pid: i32, observation: &Observation) -> Result<ObservedFunctions> {
+        if !observation.has_functions() {
             return Ok(ObservedFunctions::default());
         }
         let all = Functions::to_select_of(pid)?;
-        let timed_places = all.places(timed)?;
-        let given = timed_places.len();
-        if given > MAX_TIMED {
-            let kind = FunctionError::TooManyTimed {
-                given,
-                most: MAX_TIMED,
-            };
-            return Err(Error::of_file(all.program(), kind));
-        }
         let key = |place: &FunctionPlace<'_>| {
             let object: *const FunctionObject = place.function.object;
             (object, place.function.address(), place.offset)
         };
-        let is_timed: HashSet<_> = timed_places.iter().map(key).collect();
-        let is_timed = |place: &FunctionPlace<'_>| is_timed.contains(&key(place));
-        let counted_places = all.places(counted)?.into_iter().map(|mut place| {
-            place.named_by = place.named_by.map(|index| timed.len() + index);
-            place
+        let limited = |selectors: &[FunctionSelector]| {
+            let places = all.places(selectors)?;
+            let given = places.len();
+            if given > MAX_TIMED {
+                let kind = FunctionError::TooManyTimed {
+                    given,
+                    most: MAX_TIMED,
+                };
+                return Err(Error::of_file(all.program(), kind));
+            }
+            Ok(places)
+        };
+        let timed = limited(&observation.timed_functions)?;
+        let watched = limited(&observation.watched_functions)?;
+        let counted = all.places(&observation.counted_functions)?;
+        let [is_timed, is_watched]: [HashSet<_>; 2] =
+            [&timed, &watched].map(|places| places.iter().map(key).collect());
+        let words = WatchedWords::of(pid, observation, &all);
+        let wanted = |place: &FunctionPlace<'_>| {
+            let key = key(place);
+            if is_timed.contains(&key) {
+                Wanted::Timed
+            } else if is_watched.contains(&key) {
+                Wanted::Watched(&words)
+            } else {
+                Wanted::Counted
+            }
+        };
+        let mut selectors = 0;
+        let lists = [
+            (timed, &observation.timed_functions),
+            (watched, &observation.watched_functions),
+            (counted, &observation.counted_functions),
+        ];
+        let lists = lists.into_iter().flat_map(|(mut places, list)| {
+            for place in &mut places {
+                place.named_by = place.named_by.map(|index| selectors + index);
+            }
+            selectors += list.len();
+            places
         });
-        let mut places = all.merged(timed_places.into_iter().chain(counted_places).collect());
+        let mut places = all.merged(lists.collect());
         let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
         if !places.iter().all(is_kernels) {
             // A pattern that matches others as well is not meant for code that never can be patched.
@@ -161,7 +191,7 @@ impl ObservedFunctions {
         for places in places.chunk_by(is_same) {
             let object = places[0].function.object;
             let known = observed.functions.len();
-            observed.add(object, places, stacks, is_timed)?;
+            observed.add(object, places, stacks, wanted)?;
             let is_in_executable = executable.is_some_and(|it| std::ptr::eq(it, object));
             for function in &mut observed.functions[known..] {
                 function.is_in_executable = is_in_executable;
@@ -173,13 +203,13 @@ impl ObservedFunctions {
         Ok(observed)
     }
 
-    /// Adds places in functions of an object, which are timed or counted.
-    fn add(
+    /// Adds places in functions of an object.
+    fn add<'w>(
         &mut self,
         object: &FunctionObject,
         places: &[FunctionPlace<'_>],
         stacks: ProcessStacks,
-        is_timed: impl Fn(&FunctionPlace<'_>) -> bool,
+        wanted: impl Fn(&FunctionPlace<'_>) -> Wanted<'w>,
     ) -> Result<()> {
         let path: Arc<Path> = object.table().path().into();
         let Some(bias) = object.load_bias() else {
@@ -189,7 +219,13 @@ impl ObservedFunctions {
             .iter()
             .map(|place| place.function.function.range())
             .collect();
-        let exit_planner = places.iter().any(&is_timed);
+        let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed);
+        let has_results = |place: &FunctionPlace<'_>| {
+            let is_function = place.offset == 0 && place.line.is_none();
+            is_function && matches!(wanted(place), Wanted::Watched(words) if words.has_results())
+        };
+        let mut planned_with_exits = places.iter().filter(|it| is_timed(it) || has_results(it));
+        let exit_planner = planned_with_exits.next().is_some();
         let exit_planner = exit_planner.then(|| object.patch_planner()).transpose()?;
         let planner = match &exit_planner {
             Some(planner) => EntryPlanner::of(planner),
@@ -215,6 +251,9 @@ impl ObservedFunctions {
                 bias,
                 keeps_faults: may_be_ocaml && stacks == ProcessStacks::OfThreads,
             };
+            let is_ocaml = is_named_ocaml == Some(true);
+            let mut watching = None;
+            let mut without_results = None;
             let planned = if object.is_kernels() {
                 Err(Refusal::KernelCode)
             } else if is_timed(place) {
@@ -223,10 +262,25 @@ impl ObservedFunctions {
                     None if may_be_ocaml => stacks.of_any(),
                     is_ocaml => stacks.of_function(text, is_ocaml == Some(true)),
                 };
-                let is_ocaml = is_named_ocaml == Some(true);
                 stack.and_then(|stack| patching.timed(place, stack, is_ocaml))
             } else {
-                patching.counted(place)
+                if let Wanted::Watched(words) = wanted(place) {
+                    watching = Some(words.of_place(place, address, is_ocaml, may_be_ocaml));
+                }
+                let entry = patching.counted(place);
+                match has_results(place).then(|| patching.with_returns(place)) {
+                    None => entry,
+                    Some(Ok((best, returns))) => Ok(PlannedPatches {
+                        returns: Some(returns),
+                        // Without the results.
+                        others: entry.map_or_else(|_| Vec::new(), PlannedPatches::all),
+                        ..PlannedPatches::of(best)
+                    }),
+                    Some(Err(why)) => {
+                        without_results = Some(why);
+                        entry
+                    }
+                }
             };
             let wanted = WantedFunction {
                 name: shown_name(name.map(|name| name.text), address, place),
@@ -235,14 +289,23 @@ impl ObservedFunctions {
                 named_by: place.named_by,
             };
             match planned {
-                Ok((best, others, timing)) => self.functions.push(ObservedFunction {
-                    wanted,
-                    bias,
-                    is_in_executable: false,
-                    best,
-                    others,
-                    timing,
-                }),
+                Ok(planned) => {
+                    let without = without_results.map(|why| wanted.refused(why));
+                    self.without_results.extend(without);
+                    if let (Some(watching), true) = (&mut watching, planned.returns.is_some()) {
+                        watching.function.has_results = true;
+                    }
+                    self.functions.push(ObservedFunction {
+                        wanted,
+                        bias,
+                        is_in_executable: false,
+                        best: planned.best,
+                        others: planned.others,
+                        timing: planned.timing,
+                        watching,
+                        returns: planned.returns.unwrap_or_default(),
+                    });
+                }
                 Err(why) => self.refused.push(wanted.refused(why)),
             }
         }
@@ -286,7 +349,7 @@ impl ObservedFunctions {
     pub(crate) fn try_next(&mut self, failed: &[(usize, Refusal)]) {
         let mut failed = failed.iter().peekable();
         let mut index = 0..;
-        let refused = &mut self.refused;
+        let (refused, without_results) = (&mut self.refused, &mut self.without_results);
         self.functions.retain_mut(|function| {
             let index = index.next();
             let Some((_, why)) = failed.next_if(|(failed, _)| Some(*failed) == index) else {
@@ -295,6 +358,12 @@ impl ObservedFunctions {
             match function.others.pop() {
                 Some(next) => {
                     function.best = next;
+                    if let Some(watching) = &mut function.watching {
+                        if std::mem::take(&mut watching.function.has_results) {
+                            function.returns.clear();
+                            without_results.push(function.wanted.refused(why.clone()));
+                        }
+                    }
                     true
                 }
                 None => {
@@ -483,12 +552,17 @@ impl ObservedFunction {
 
     fn patches(&self) -> impl Iterator<Item = &Candidate> {
         let exits = self.timing.iter().flat_map(|timing| &timing.exits);
-        [&self.best].into_iter().chain(exits)
+        [&self.best].into_iter().chain(exits).chain(&self.returns)
     }
 
     /// How a part is patched, by its number, and the load bias of its object.
     pub(crate) fn site(&self, part: usize) -> Option<(&PatchSite, LoadBias)> {
         Some((&self.patches().nth(part)?.site, self.bias))
+    }
+
+    /// Returns how its calls are recorded, if they are.
+    pub(crate) fn watching(&self) -> Option<&Watching> {
+        self.watching.as_ref()
     }
 
     /// Returns how it is timed, if it is.
@@ -513,8 +587,41 @@ impl ObservedFunction {
     }
 }
 
-/// A patch of the entry, others to be tried, and those of the exits.
-type PlannedPatches = (Candidate, Vec<Candidate>, Option<Timing>);
+/// What is wanted of a function.
+#[derive(Clone, Copy)]
+enum Wanted<'w> {
+    Counted,
+    Timed,
+    Watched(&'w WatchedWords),
+}
+
+/// The patches of a function.
+struct PlannedPatches {
+    /// That of its entry.
+    best: Candidate,
+    /// What is tried if that turns out not to be possible, the best one last.
+    others: Vec<Candidate>,
+    timing: Option<Timing>,
+    /// If its results are recorded, those of its returns.
+    returns: Option<Vec<Candidate>>,
+}
+
+impl PlannedPatches {
+    fn of(best: Candidate) -> PlannedPatches {
+        PlannedPatches {
+            best,
+            others: Vec::new(),
+            timing: None,
+            returns: None,
+        }
+    }
+
+    /// Returns all patches of the entry, the best one last.
+    fn all(mut self) -> Vec<Candidate> {
+        self.others.push(self.best);
+        self.others
+    }
+}
 
 /// What is needed to plan the patches of a function.
 struct Patching<'p> {
@@ -561,7 +668,10 @@ impl Patching<'_> {
             }
         }
         let best = candidates.pop().ok_or(why)?;
-        Ok((best, candidates, None))
+        Ok(PlannedPatches {
+            others: candidates,
+            ..PlannedPatches::of(best)
+        })
     }
 
     /// Plans the patches of a function that is timed.
@@ -571,12 +681,41 @@ impl Patching<'_> {
         stack: CallStack,
         is_ocaml: bool,
     ) -> std::result::Result<PlannedPatches, Refusal> {
+        let (entry, exits) = self.with_exits(place, |_| {})?;
+        let timing = Timing {
+            stack,
+            is_ocaml,
+            exits,
+        };
+        Ok(PlannedPatches {
+            timing: Some(timing),
+            ..PlannedPatches::of(entry)
+        })
+    }
+
+    /// Plans the patches of the entry of a function and of its returns.
+    fn with_returns(
+        &self,
+        place: &FunctionPlace<'_>,
+    ) -> std::result::Result<(Candidate, Vec<Candidate>), Refusal> {
+        self.with_exits(place, PatchSite::keep_returns)
+    }
+
+    /// Plans the patches of the entry of a function, and of those exits that `keep` keeps.
+    fn with_exits(
+        &self,
+        place: &FunctionPlace<'_>,
+        keep: impl Fn(&mut PatchSite),
+    ) -> std::result::Result<(Candidate, Vec<Candidate>), Refusal> {
         if place.offset > 0 {
             return Err(Refusal::NotEntry);
         }
         let range = place.function.function.range();
         let planner = self.exit_planner.ok_or(Refusal::NotCode)?;
-        let plan = planner.exits(range, |site| self.check(site))?;
+        let mut plan = planner.exits(range, |site| self.check(site))?;
+        keep(&mut plan.entry);
+        plan.sites.iter_mut().for_each(keep);
+        plan.sites.retain(|site| !site.exits().is_empty());
         let sites = [&plan.entry].into_iter().chain(&plan.sites);
         for site in sites {
             self.check(site)?;
@@ -590,12 +729,7 @@ impl Patching<'_> {
         let candidate = |site| candidate(self.planner, site, self.bias).ok_or(Refusal::PageBorder);
         let exits = plan.sites.into_iter().map(candidate);
         let exits = exits.collect::<std::result::Result<_, _>>()?;
-        let timing = Timing {
-            stack,
-            is_ocaml,
-            exits,
-        };
-        Ok((candidate(plan.entry)?, Vec::new(), Some(timing)))
+        Ok((candidate(plan.entry)?, exits))
     }
 
     fn check(&self, site: &PatchSite) -> std::result::Result<(), Refusal> {

@@ -22,6 +22,11 @@ pub struct Observation {
     pub(super) watched: Vec<Selector>,
     pub(crate) counted_functions: Vec<FunctionSelector>,
     pub(crate) timed_functions: Vec<FunctionSelector>,
+    pub(crate) watched_functions: Vec<FunctionSelector>,
+    /// How many arguments are recorded of functions of which it is not known how many they have.
+    pub(crate) unknown_arguments: usize,
+    /// Whether the results of functions that are watched are recorded, too.
+    pub(crate) watches_results: bool,
     pub(crate) self_times: bool,
     pub(crate) by_caller: bool,
 }
@@ -117,6 +122,39 @@ impl Observation {
         self
     }
 
+    /// Also records each call of these functions, or each execution of an instruction; of a call its arguments, if it is known
+    /// how many there are. A function that is to be timed as well is only timed; one that is to be counted as well is only
+    /// recorded. Functions that cannot be observed are left out ([`Counts::refused`](crate::Counts::refused)).
+    ///
+    /// ```
+    /// use probes_lib::{FunctionSelector, Observation};
+    ///
+    /// let requests = FunctionSelector::Glob("Http.handle*".parse().unwrap());
+    /// let observation = Observation::new().watch_functions(requests);
+    /// ```
+    #[must_use]
+    pub fn watch_functions(mut self, selector: FunctionSelector) -> Observation {
+        self.watched_functions.push(selector);
+        self
+    }
+
+    /// Of functions of which it is not known how many arguments they have, takes them to have `many`, six at most: none by
+    /// default. What a function does not have is shown as what happens to be in that register.
+    #[must_use]
+    pub fn unknown_arguments(mut self, many: usize) -> Observation {
+        self.unknown_arguments = many;
+        self
+    }
+
+    /// Of functions that are watched, also records the results, where they return. A call that ends otherwise has none: by a jump
+    /// to another function in tail position, or by an exception. Functions whose returns cannot be observed are watched without
+    /// results ([`Observer::without_results`](crate::Observer::without_results)).
+    #[must_use]
+    pub fn watch_results(mut self) -> Observation {
+        self.watches_results = true;
+        self
+    }
+
     /// Returns whether it is about probes, so that a program without any cannot be observed.
     pub(crate) fn needs_probes(&self) -> bool {
         let probes = !self.counted.is_empty() || !self.watched.is_empty();
@@ -124,6 +162,7 @@ impl Observation {
     }
 
     pub(crate) fn has_functions(&self) -> bool {
-        !self.counted_functions.is_empty() || !self.timed_functions.is_empty()
+        let counted = !self.counted_functions.is_empty() || !self.timed_functions.is_empty();
+        counted || !self.watched_functions.is_empty()
     }
 }

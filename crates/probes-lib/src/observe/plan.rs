@@ -10,7 +10,9 @@ use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::observation::Observation;
-use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, Role, TimedRole, WatchRole};
+use crate::observe::point::{
+    ArgumentSource, Marks, PairEnd, Point, Role, TimedRole, WatchRole, Words,
+};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::process::program::{LiveSite, Program};
@@ -82,7 +84,11 @@ impl ObservationPlan {
         });
         let points: Vec<PlannedPoint> = sites.chain(function_points(&functions)).collect();
         let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
-        let most_arguments = watched.map(|watched| watched.arguments.len()).max();
+        let most_arguments = watched.map(|watched| {
+            let has_results = watched.function.is_some_and(|it| it.has_results);
+            watched.arguments.len().max(has_results.into())
+        });
+        let most_arguments = most_arguments.max();
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
             record_len: most_arguments.map_or(0, record::len),
@@ -162,6 +168,21 @@ impl ObservationPlan {
         self.points.iter().any(|planned| planned.role.is_timed())
     }
 
+    /// Returns whether calls of functions are recorded: their trampolines read the thread control block.
+    pub(crate) fn watches_functions(&self) -> bool {
+        let mut points = self.points.iter();
+        points.any(|planned| planned.site().is_none() && planned.role.watched.is_some())
+    }
+
+    /// Returns whether a trampoline asks the kernel which memory can be read.
+    pub(crate) fn asks_kernel(&self) -> bool {
+        let mut watched = self.points.iter().filter_map(|it| it.role.watched.as_ref());
+        watched.any(|watched| {
+            let words = watched.function.map(|function| function.words);
+            matches!(words, Some(Words::MaybeValues | Words::Text))
+        })
+    }
+
     /// Returns the error for a site whose code in the process differs from its file.
     pub(crate) fn unexpected(&self, index: usize, found: SiteCode) -> ProbeError {
         let site = self.program.site(index);
@@ -188,7 +209,8 @@ fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = Planne
         function.points().map(move |(part, point)| PlannedPoint {
             point,
             role: Role {
-                is_counted: number.is_none(),
+                is_counted: number.is_none() && function.watching().is_none(),
+                watched: function.watching().map(|watching| watching.role(part)),
                 timed: number.map(|(function, timing)| TimedRole {
                     function,
                     stack: timing.stack,
@@ -239,6 +261,7 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
         let arguments = program.site(site).site.arguments().take(MAX_ARGUMENTS);
         roles[site].watched = Some(WatchRole {
             point: 0,
+            function: None,
             arguments: arguments
                 .map(|it| ArgumentSource::of(it.as_ref()))
                 .collect(),
@@ -315,6 +338,7 @@ mod tests {
             marks: marks(Register::RAX),
             watched: Some(WatchRole {
                 point,
+                function: None,
                 arguments: vec![
                     ArgumentSource::Register(Register::RAX),
                     ArgumentSource::Stack(8),

@@ -351,6 +351,45 @@ pub(crate) struct WatchRole {
     /// The index of the point in its plan, which identifies its records.
     pub(crate) point: u32,
     pub(crate) arguments: Vec<ArgumentSource>,
+    /// Of a point in a function; the others are sites.
+    pub(crate) function: Option<WatchedFunction>,
+}
+
+/// What is recorded of a point in a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WatchedFunction {
+    /// What its arguments are, and its result.
+    pub(crate) words: Words,
+    pub(crate) result: Words,
+    /// Whether its results are recorded: then there are points at its returns.
+    pub(crate) has_results: bool,
+    pub(crate) part: FunctionPart,
+    /// Whether it is of OCaml, which does not use the x87 unit.
+    pub(crate) is_ocaml: bool,
+}
+
+/// Where in a function a point is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum FunctionPart {
+    /// At its entry, where nothing is below the stack pointer.
+    Entry,
+    /// At an instruction within it.
+    Inside,
+    /// At a return, but not at its entry.
+    Return,
+}
+
+/// What the words in registers are, and what is copied of the memory that they point to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Words {
+    /// Values of OCaml.
+    Values,
+    /// The same, or anything: before memory is read, the kernel is asked whether it can be.
+    MaybeValues,
+    /// Of C: integers, and addresses of text, for which the kernel is asked.
+    Text,
+    /// The same, or anything; no memory is read.
+    Numbers,
 }
 
 /// Where a trampoline takes an argument from.
@@ -382,6 +421,9 @@ impl Role {
 }
 
 impl ArgumentSource {
+    /// Where a function leaves its result.
+    pub(crate) const RESULT: ArgumentSource = ArgumentSource::Register(Register::RAX);
+
     /// Returns the source of an argument of a note; `None` is one that could not be parsed.
     pub(crate) fn of(argument: Option<&Argument<'_>>) -> ArgumentSource {
         match argument.map(|argument| &argument.operand) {

@@ -15,6 +15,7 @@
 //! trampoline   save registers, count, restore registers; or, in functions that use the x87 unit, add one to a counter
 //!              that all threads share
 //!              or begin or end a call (trampoline/call.rs); an end just before the function is left
+//!              or write a record of the call (trampoline/function_record.rs)
 //!              the displaced instructions; jmp to what follows them
 //! ```
 //!
@@ -31,6 +32,7 @@
 mod call;
 mod callers;
 mod count;
+mod function_record;
 mod histogram;
 mod pair;
 mod record;
@@ -47,11 +49,12 @@ use iced_x86::{
 
 use self::call::SavedRegisters;
 use self::count::{CountPointers, CountTemplate};
+use self::function_record::{RecordPointers, Recorded};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::{Role, TimedRole};
+use crate::observe::point::{FunctionPart, Role, TimedRole};
 use crate::patch_plan::displaced::DisplacedCopy;
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -145,17 +148,20 @@ pub(crate) fn arena_code(
         let PointOf::Function(function) = planned.of else {
             return Err(DoesNotFit);
         };
-        let made = match &planned.role.timed {
-            None => of_function(at, index, site, bias, arena, &template),
-            Some(timed) => {
-                let saved = SavedRegisters {
+        let role = &planned.role;
+        let made = if role.is_timed() {
+            let pointers = RecordPointers {
+                shared: arena.shared_pointer(),
+                claims: arena.data_pointer(),
+                layout: sharing.shared,
+                saved: SavedRegisters {
                     at: arena.saved_registers(),
                     lost: arena.locked_counter(index),
-                };
-                let shared = (arena.shared_pointer(), sharing.shared);
-                let claims = arena.data_pointer();
-                of_timed_function(at, (site, bias), timed, shared, saved, claims)
-            }
+                },
+            };
+            of_recorded_function(at, (site, bias), role, pointers)
+        } else {
+            of_function(at, index, site, bias, arena, &template)
         };
         match made {
             Ok((bytes, copy)) if bytes.len() as u64 <= len => {
@@ -168,6 +174,45 @@ pub(crate) fn arena_code(
     }
     code.bytes.resize(arena.code_len() as usize, 0);
     Ok(code)
+}
+
+/// Returns the trampoline at `at` for a place in a function that is timed or watched, and the copy of the displaced
+/// instructions in it.
+///
+/// # Errors
+///
+/// If it is too far from what it refers to.
+fn of_recorded_function(
+    at: LiveAddr,
+    (site, bias): (&PatchSite, LoadBias),
+    role: &Role,
+    pointers: RecordPointers,
+) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
+    if let Some(timed) = &role.timed {
+        let shared = (pointers.shared, pointers.layout);
+        let (saved, claims) = (pointers.saved, pointers.claims);
+        return of_timed_function(at, (site, bias), timed, shared, saved, claims);
+    }
+    let watched = role.watched.as_ref().ok_or(DoesNotFit)?;
+    let function = watched.function.ok_or(DoesNotFit)?;
+    let code_at = |at, what| {
+        let mmx_is_free = site.mmx_is_free();
+        function_record::code(at, what, watched, function, mmx_is_free, pointers)
+    };
+    let mut code = Vec::new();
+    if function.part != FunctionPart::Return {
+        code = code_at(at, Recorded::Call)?;
+    }
+    let here = at.plus(code.len() as u64);
+    let copy = if function.has_results {
+        let mut at_return = |at| code_at(at, Recorded::Return).map_err(|_| Refusal::OutOfReach);
+        site.copy_with_exits(bias, here, &mut at_return)
+    } else {
+        site.copy_at(bias, here)
+    };
+    let copy = copy.map_err(|_| DoesNotFit)?;
+    code.extend(copy.code());
+    Ok((code, copy))
 }
 
 /// Returns the trampoline at `at` for an entry or an exit of a function that is timed, and the copy of the displaced
@@ -241,8 +286,8 @@ pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
     let template = CountTemplate::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
     let of_functions = plan.points.iter().filter_map(|planned| {
         let (site, bias) = plan.patch_site(planned)?;
-        let timed = planned.role.timed.as_ref();
-        Some(len_of_function(site, bias, timed, plan.shared, &template))
+        let role = &planned.role;
+        Some(len_of_function(site, bias, role, plan.shared, &template))
     });
     Ok(of_functions.fold(of_sites, u64::max))
 }
@@ -286,27 +331,29 @@ const FAR_POINTERS: (LiveAddr, CountPointers) = (
 fn len_of_function(
     site: &PatchSite,
     bias: LoadBias,
-    timed: Option<&TimedRole>,
+    role: &Role,
     layout: SharedLayout,
     template: &CountTemplate,
 ) -> u64 {
     // Anywhere near the site; at another place, up to 7 bytes more are needed to align data.
     let near = LiveAddr(bias.live(site.address()).0 & !7);
     let alignment = if site.moves_call() { 7 } else { 0 };
-    let len = match timed {
-        None => {
-            let copy = site.copy_at(bias, near);
-            let copy = copy.map_or(LINE, |copy| copy.code().len() as u64);
-            template.len() as u64 + copy
-        }
-        Some(timed) => {
-            let saved = SavedRegisters {
+    let len = if role.is_timed() {
+        let pointers = RecordPointers {
+            shared: near,
+            claims: near,
+            layout,
+            saved: SavedRegisters {
                 at: near,
                 lost: near,
-            };
-            let made = of_timed_function(near, (site, bias), timed, (near, layout), saved, near);
-            made.map_or(LINE, |(code, _)| code.len() as u64)
-        }
+            },
+        };
+        let made = of_recorded_function(near, (site, bias), role, pointers);
+        made.map_or(LINE, |(code, _)| code.len() as u64)
+    } else {
+        let copy = site.copy_at(bias, near);
+        let copy = copy.map_or(LINE, |copy| copy.code().len() as u64);
+        template.len() as u64 + copy
     };
     (len + alignment).next_multiple_of(LINE)
 }

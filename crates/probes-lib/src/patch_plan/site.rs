@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use iced_x86::FlowControl;
+
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::patch_plan::code::decode;
 use crate::patch_plan::displaced::{DisplacedCopy, DisplacedExit};
@@ -83,6 +85,15 @@ impl PatchSite {
     /// The exits of the function among the displaced instructions, in order, if the site was planned to observe them.
     pub fn exits(&self) -> &[DisplacedExit] {
         &self.exits
+    }
+
+    /// Leaves out the exits that are no returns.
+    pub(crate) fn keep_returns(&mut self) {
+        let instructions = decode(&self.displaced, self.address.0);
+        let returns = instructions.filter(|it| it.flow_control() == FlowControl::Return);
+        let returns: Vec<u64> = returns.map(|it| it.ip() - self.address.0).collect();
+        self.exits
+            .retain(|exit| returns.contains(&(exit.offset as u64)));
     }
 
     /// Returns whether the bytes that are written are on one page, so that they can be written at once.

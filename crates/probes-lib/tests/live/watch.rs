@@ -68,8 +68,8 @@ fn arguments_are_shown_from_every_place() {
             let early = last.duration_since(event.time).unwrap_or_default();
             assert!(early < Duration::from_millis(1) && event.time < ended);
             last = event.time;
-            let bias = event.object().load_bias();
-            assert_eq!(event.address(), bias.live(event.site().address()));
+            let bias = event.object().unwrap().load_bias();
+            assert_eq!(event.address(), bias.live(event.site().unwrap().address()));
         }
         talker.hits();
         let rest = observer.remove().unwrap().events;

@@ -2,16 +2,27 @@
 
 use std::borrow::Cow;
 
-use probes_lib::{Event, SourceLocation, Value};
+use probes_lib::{Event, EventKind, Value};
 use serde::{Serialize, Serializer};
 
-use super::float_in_ocaml;
+use super::{Location, float_in_ocaml};
 use crate::failure::Failure;
 use crate::output::format::{VERSION, json};
+use crate::output::function_sources::CallView;
 
 /// The line of a hit.
-pub(super) fn hit(event: &Event, location: &SourceLocation) -> Result<String, Failure> {
-    json(&Hit::of(event, location))
+pub(super) fn hit(event: &Event, location: &Location) -> Result<String, Failure> {
+    let hit = HitFields::of(event, location);
+    match (event.kind, event.arguments.first()) {
+        (EventKind::Return, Some(result)) => json(&Return {
+            hit,
+            result: Argument::of(result),
+        }),
+        _ => json(&Hit {
+            hit,
+            arguments: event.arguments.iter().map(Argument::of).collect(),
+        }),
+    }
 }
 
 /// The line that says how many hits were not shown.
@@ -26,6 +37,22 @@ pub(super) fn missing(lost: u64, skipped: u64) -> Result<String, Failure> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "hit")]
 struct Hit<'h> {
+    #[serde(flatten)]
+    hit: HitFields<'h>,
+    arguments: Vec<Argument<'h>>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "return")]
+struct Return<'h> {
+    #[serde(flatten)]
+    hit: HitFields<'h>,
+    result: Argument<'h>,
+}
+
+/// What is said of hits and returns.
+#[derive(Serialize)]
+struct HitFields<'h> {
     version: u32,
     time: String,
     thread: Option<i32>,
@@ -35,7 +62,9 @@ struct Hit<'h> {
     function: Option<&'h str>,
     file: Option<&'h str>,
     line: Option<u32>,
-    arguments: Vec<Argument<'h>>,
+    /// Of a function where that is all that is known of its source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_call: Option<&'h CallView>,
 }
 
 /// An argument, as an object whose key is its kind.
@@ -72,19 +101,19 @@ struct Missing {
     skipped: u64,
 }
 
-impl<'h> Hit<'h> {
-    fn of(event: &'h Event, location: &'h SourceLocation) -> Hit<'h> {
-        Hit {
+impl<'h> HitFields<'h> {
+    fn of(event: &'h Event, location: &'h Location) -> HitFields<'h> {
+        HitFields {
             version: VERSION,
             time: humantime::format_rfc3339_nanos(event.time).to_string(),
             thread: event.thread,
             name: event.name(),
-            object: event.object().path().to_string_lossy(),
+            object: event.path().to_string_lossy(),
             address: event.address().to_string(),
             function: location.function.as_deref(),
             file: location.file.as_deref(),
             line: location.line,
-            arguments: event.arguments.iter().map(Argument::of).collect(),
+            first_call: location.first_call.as_ref(),
         }
     }
 }

@@ -64,11 +64,7 @@ impl AtLaunch {
         options: Options,
     ) -> Result<(Stopped<'s>, Installed)> {
         let process = at_exec.process();
-        let mut functions = ObservedFunctions::find(
-            process.pid(),
-            &self.observation.counted_functions,
-            &self.observation.timed_functions,
-        )?;
+        let mut functions = ObservedFunctions::find(process.pid(), &self.observation)?;
         functions.are_from_start = true;
         let plan = ObservationPlan::of(
             &self.observation,

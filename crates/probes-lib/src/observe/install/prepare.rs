@@ -324,9 +324,11 @@ impl Prepared {
             let at = sharing.shared_at().plus(shared::TID_AT);
             stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
-        // Nor has it thread control blocks: its trampolines do without if they may read the base of `fs`.
+        // Nor has it thread control blocks: the trampolines of functions that are timed do without if they may read the base
+        // of `fs`.
         let needs_control_blocks = is_running || !self.claims_rows;
-        if self.plan.functions.timed().next().is_some() && needs_control_blocks {
+        let has_timed = self.plan.functions.timed().next().is_some();
+        if self.plan.watches_functions() || has_timed && needs_control_blocks {
             refuse_without_control_block(injector.process, injector.memory, &stopped)?;
         }
         injector.clear(&stopped)?;
@@ -518,7 +520,13 @@ impl Prepared {
     pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
         ActiveObservation {
-            events: EventReader::begin(&self.plan, shared_at, self.thread_ids, self.pages),
+            events: EventReader::begin(
+                &self.plan,
+                &self.arenas,
+                shared_at,
+                self.thread_ids,
+                self.pages,
+            ),
             discards: Mutex::new(DiscardCheck::new(&self.plan)),
             plan: self.plan,
             arenas: self.arenas,

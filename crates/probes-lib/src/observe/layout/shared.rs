@@ -126,8 +126,10 @@ pub(crate) mod record {
     pub(crate) const TIME: u64 = 8;
     /// The thread's id, four bytes.
     pub(crate) const TID: u64 = 16;
-    /// The index of the point in its plan, four bytes.
+    /// The index of the point in its plan, four bytes; with [`RETURN`] if a function returns there.
     pub(crate) const POINT: u64 = 20;
+    /// Added to the index of a point. There are fewer points.
+    pub(crate) const RETURN: u32 = 1 << 31;
     /// A byte for each argument: 0 if it is not a block that can be read, otherwise one more than the
     /// number of its words that were copied.
     pub(crate) const COPIED: u64 = 24;

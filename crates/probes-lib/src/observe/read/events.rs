@@ -1,6 +1,7 @@
 //! [`Event`]: one hit, from the record that a trampoline has written of it.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,17 +9,20 @@ use crate::address::LiveAddr;
 use crate::elf::table::Site;
 use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
+use crate::observe::functions::ObservedFunctions;
+use crate::observe::layout::arena::Arena;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared::{SharedLayout, record, validity};
-use crate::observe::plan::{ObservationPlan, PlannedPoint};
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::ArgumentSource;
+use crate::observe::read::data_source;
 use crate::observe::read::ring::{Rings, word};
 use crate::observe::read::value::{Custom, Recorded, Value};
 use crate::process::Process;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
-use crate::process::program::{ProbeId, Program};
+use crate::process::program::{LiveSite, ProbeId, Program};
 use crate::sys::ticks::Clock;
 
 /// The hits of a process, one by one.
@@ -63,41 +67,83 @@ pub struct Event {
     /// The thread's id in our pid namespace; `None` if it is unknown, or if the thread is of
     /// another namespace and has exited.
     pub thread: Option<i32>,
-    /// Its arguments, decoded, at most six: the note of the site says where they are.
+    /// Which kind of hit it is.
+    pub kind: EventKind,
+    /// Its arguments, decoded, at most six: the note of the site says where they are, or the calling convention of the
+    /// function. Of a return, the result.
     pub arguments: Vec<Value>,
     program: Arc<Program>,
-    site: usize,
-    probe: ProbeId,
+    functions: Arc<ObservedFunctions>,
+    of: EventOf,
+}
+
+/// What kind of hit an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EventKind {
+    /// A hit of a probe, a call of a function, or an execution of an instruction.
+    Hit,
+    /// A return of a function.
+    Return,
+}
+
+/// What was hit.
+#[derive(Clone, Copy, Debug)]
+enum EventOf {
+    /// A site of a probe.
+    Site { site: usize, probe: ProbeId },
+    /// The function with this index among those that are observed.
+    Function(usize),
 }
 
 impl Event {
-    /// Returns the name of its probe.
+    /// Returns the name of its probe, or of its function as in the source; of a function without a name, its address.
     pub fn name(&self) -> &str {
-        self.program.by_id(self.probe).name()
+        match self.of {
+            EventOf::Site { probe, .. } => self.program.by_id(probe).name(),
+            EventOf::Function(index) => &self.functions.functions[index].wanted.name,
+        }
     }
 
-    /// Returns its site.
-    pub fn site(&self) -> Site<'_> {
-        self.program.site(self.site).site
+    /// Returns its site; `None` of a function.
+    pub fn site(&self) -> Option<Site<'_>> {
+        self.live_site().map(|site| site.site)
     }
 
-    /// Returns the object that its site is in.
-    pub fn object(&self) -> &Object {
-        self.program.site(self.site).object
+    /// Returns the object that its site is in; `None` of a function.
+    pub fn object(&self) -> Option<&Object> {
+        self.live_site().map(|site| site.object)
     }
 
     /// Returns the index of that object in [`Target::objects`](crate::Target::objects).
-    pub fn object_index(&self) -> usize {
+    pub fn object_index(&self) -> Option<usize> {
+        let object = self.object()?;
         let mut objects = self.program.objects().iter();
-        let object = self.object();
-        objects
-            .position(|one| std::ptr::eq(one, object))
-            .unwrap_or(0)
+        objects.position(|one| std::ptr::eq(one, object))
     }
 
-    /// Returns the address of the site's nop in the process.
+    /// Returns the path of the file that its site or function is in.
+    pub fn path(&self) -> &Path {
+        match self.of {
+            EventOf::Site { site, .. } => self.program.site(site).object.path(),
+            EventOf::Function(index) => &self.functions.functions[index].wanted.object,
+        }
+    }
+
+    /// Returns the address in the process of the site's nop, or of the function or the instruction that is
+    /// observed.
     pub fn address(&self) -> LiveAddr {
-        self.program.site(self.site).address()
+        match self.of {
+            EventOf::Site { site, .. } => self.program.site(site).address(),
+            EventOf::Function(index) => self.functions.functions[index].wanted.address,
+        }
+    }
+
+    fn live_site(&self) -> Option<LiveSite<'_>> {
+        match self.of {
+            EventOf::Site { site, .. } => Some(self.program.site(site)),
+            EventOf::Function(_) => None,
+        }
     }
 }
 
@@ -117,6 +163,7 @@ const MOST_KINDS: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct EventReader {
     program: Arc<Program>,
+    functions: Arc<ObservedFunctions>,
     layout: SharedLayout,
     rings: Rings,
     thread_ids: ThreadIds,
@@ -131,6 +178,52 @@ pub(crate) struct EventReader {
     pages: ReadablePages,
     begun: Instant,
     renewed: Instant,
+    lost: LostCalls,
+}
+
+/// Counters of calls that could not be recorded, because no registers could be saved.
+#[derive(Debug, Default)]
+struct LostCalls {
+    /// Where those of an arena are, and which of its points may lose calls.
+    counters: Vec<(LiveAddr, Vec<bool>)>,
+    /// How many there were at the last reading.
+    known: u64,
+}
+
+impl LostCalls {
+    /// Returns where the counters of a plan are, whose points are in these arenas.
+    fn of(plan: &ObservationPlan, arenas: &[Arena]) -> LostCalls {
+        let mut points = plan.points.iter();
+        let counters = arenas.iter().filter_map(|arena| {
+            let may_lose = |planned: &PlannedPoint| {
+                let watched = planned.role.watched.as_ref();
+                watched.is_some_and(|it| it.function.is_some_and(|it| !it.is_ocaml))
+            };
+            let these = points.by_ref().take(arena.points.len());
+            let may_lose: Vec<bool> = these.map(may_lose).collect();
+            let has_any = may_lose.contains(&true);
+            has_any.then(|| (arena.locked_counter(0), may_lose))
+        });
+        LostCalls {
+            counters: counters.collect(),
+            known: 0,
+        }
+    }
+
+    /// Returns how many were lost since the last reading.
+    fn read(&mut self, pid: i32, source: &impl ReadMemory) -> Result<u64> {
+        let mut sum = 0_u64;
+        for (at, may_lose) in &self.counters {
+            let counters = data_source::read(pid, source, *at, 8 * may_lose.len() as u64)?;
+            let counters = counters.chunks_exact(8).zip(may_lose);
+            let counters = counters.filter(|(_, may_lose)| **may_lose);
+            let lost = counters.map(|(counter, _)| word(counter, 0));
+            sum = lost.fold(sum, u64::saturating_add);
+        }
+        let lost = sum.saturating_sub(self.known);
+        self.known = sum;
+        Ok(lost)
+    }
 }
 
 /// Which thread ids records have.
@@ -144,27 +237,30 @@ pub(crate) enum ThreadIds {
     OfAnotherNamespace,
 }
 
-/// A point that is watched: its probe, its site, and the arguments that are recorded.
+/// A point that is watched, and the arguments that are recorded.
 #[derive(Debug)]
 struct WatchedPoint {
-    probe: ProbeId,
-    site: usize,
+    of: EventOf,
     arguments: Vec<ArgumentShape>,
+    /// If results are recorded.
+    result: Option<ArgumentShape>,
 }
 
-/// Where an argument was read from, how many bytes it has, and whether it is signed.
+/// Where an argument was read from, how many bytes it has, whether it is signed, and whether it is a word of C.
 #[derive(Clone, Copy, Debug)]
 struct ArgumentShape {
     source: ArgumentSource,
     size: u8,
     signed: bool,
+    is_c: bool,
 }
 
 impl EventReader {
-    /// Begins to read the events of a plan; `shared` is the address of its shared data, and `pages`
-    /// is what the table of readable pages holds.
+    /// Begins to read the events of a plan, whose points are in `arenas`; `shared` is the address of its shared data, and
+    /// `pages` is what the table of readable pages holds.
     pub(crate) fn begin(
         plan: &ObservationPlan,
+        arenas: &[Arena],
         shared: LiveAddr,
         thread_ids: ThreadIds,
         pages: ReadablePages,
@@ -172,6 +268,7 @@ impl EventReader {
         EventReader {
             points: watched_points(plan),
             program: plan.program.clone(),
+            functions: plan.functions.clone(),
             layout: plan.shared,
             rings: Rings::at(shared, plan.shared),
             thread_ids,
@@ -180,6 +277,7 @@ impl EventReader {
             pages,
             begun: Instant::now(),
             renewed: Instant::now(),
+            lost: LostCalls::of(plan, arenas),
         }
     }
 
@@ -205,6 +303,8 @@ impl EventReader {
             events: Vec::new(),
             dropped: records.dropped,
         };
+        let lost = self.lost.read(process.pid(), source)?;
+        events.dropped = events.dropped.saturating_add(lost);
         let len = self.layout.record_len.max(1) as usize;
         for record in records.bytes.chunks_exact(len) {
             match self.event(process, memory, clock, record) {
@@ -224,10 +324,18 @@ impl EventReader {
         record: &[u8],
     ) -> Option<Event> {
         let ids = word(record, record::TID);
-        let (tid, point) = (ids as u32 as i32, (ids >> 32) as usize);
-        let watched = self.points.get(&point)?;
-        let (probe, site) = (watched.probe, watched.site);
-        let shapes = watched.arguments.iter().enumerate();
+        let (tid, point) = (ids as u32 as i32, (ids >> 32) as u32);
+        let watched = self.points.get(&((point & !record::RETURN) as usize))?;
+        let of = watched.of;
+        let (kind, shapes) = if point & record::RETURN == 0 {
+            (EventKind::Hit, &watched.arguments[..])
+        } else {
+            (EventKind::Return, watched.result.as_slice())
+        };
+        if kind == EventKind::Return && shapes.is_empty() {
+            return None;
+        }
+        let shapes = shapes.iter().enumerate();
         let recorded: Vec<Recorded<'_>> = shapes
             .map(|(index, shape)| recorded(record, index, *shape))
             .collect();
@@ -237,11 +345,12 @@ impl EventReader {
             .collect();
         Some(Event {
             time: clock.time(word(record, record::TIME)),
+            kind,
             arguments: values,
             thread: self.thread(process, tid),
             program: self.program.clone(),
-            site,
-            probe,
+            functions: self.functions.clone(),
+            of,
         })
     }
 
@@ -306,9 +415,19 @@ impl EventReader {
             writes.extend(changes.map(|write| (table + write.at, write.bytes)));
             self.pages = pages;
         }
-        let validity = self.layout.validity();
-        writes.push((validity + validity::SINCE, since.to_le_bytes().to_vec()));
+        writes.push(self.since(since));
         writes
+    }
+
+    /// Returns what to write into the shared data, at which offsets, so that trampolines read no memory.
+    pub(crate) fn invalidate(&mut self) -> Vec<(u64, Vec<u8>)> {
+        self.renewed = Instant::now();
+        vec![self.since(0)]
+    }
+
+    fn since(&self, since: u64) -> (u64, Vec<u8>) {
+        let validity = self.layout.validity();
+        (validity + validity::SINCE, since.to_le_bytes().to_vec())
     }
 }
 
@@ -321,6 +440,26 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
     let planned = plan.points.iter().enumerate();
     let index_of: HashMap<usize, usize> = planned.filter_map(watched).collect();
     let mut points = HashMap::with_capacity(index_of.len());
+    for (index, planned) in plan.points.iter().enumerate() {
+        let (PointOf::Function(function), Some(watched)) = (planned.of, &planned.role.watched)
+        else {
+            continue;
+        };
+        let is_c = watched.function.is_none_or(|it| !it.is_ocaml);
+        let shape = |source: &ArgumentSource| ArgumentShape {
+            source: *source,
+            size: 8,
+            signed: false,
+            is_c,
+        };
+        let has_results = watched.function.is_some_and(|it| it.has_results);
+        let watched = WatchedPoint {
+            of: EventOf::Function(function),
+            arguments: watched.arguments.iter().map(shape).collect(),
+            result: has_results.then(|| shape(&ArgumentSource::RESULT)),
+        };
+        points.insert(index, watched);
+    }
     for probe in plan.program.probes() {
         for site in probe.sites() {
             let Some(&index) = index_of.get(&site) else {
@@ -335,10 +474,14 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                     source: *source,
                     size: argument.as_ref().map_or(8, |it| it.size),
                     signed: argument.is_some_and(|it| it.signed),
+                    is_c: false,
                 });
             let watched = WatchedPoint {
-                probe: probe.id(),
-                site,
+                of: EventOf::Site {
+                    probe: probe.id(),
+                    site,
+                },
+                result: None,
                 arguments: shapes.collect(),
             };
             points.insert(index, watched);
@@ -361,6 +504,7 @@ fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
         source: shape.source,
         size: shape.size,
         signed: shape.signed,
+        is_c: shape.is_c,
         value: word(record, at + record::VALUE),
         header: word(record, at + record::BLOCK_HEADER),
         words: bytes.filter(|_| copied > 0),
@@ -401,7 +545,7 @@ mod tests {
     }
 
     fn reader(thread_ids: ThreadIds) -> EventReader {
-        EventReader::begin(&plan(), BASE, thread_ids, ReadablePages::default())
+        EventReader::begin(&plan(), &[], BASE, thread_ids, ReadablePages::default())
     }
 
     /// Returns a record with these words at these offsets.
@@ -432,11 +576,14 @@ mod tests {
             assert_eq!((event.name(), event.thread), ("b", Some(77)));
             assert_eq!(event.time, clock.time(1 << 40));
             assert_eq!(event.arguments, [Value::Int(42), Value::Int(-1)]);
-            assert_eq!(event.object_index(), object);
+            assert_eq!(event.object_index(), Some(object));
             let address = ProgramSpec::TEXT + 8;
-            assert_eq!(event.site().address().0, address);
+            assert_eq!(event.site().unwrap().address().0, address);
             assert_eq!(event.address().0, address + object as u64 * AGAIN.0);
-            assert_eq!(event.object().load_bias().0, object as u64 * AGAIN.0);
+            assert_eq!(
+                event.object().unwrap().load_bias().0,
+                object as u64 * AGAIN.0
+            );
         }
         for point in [0, 2, 4, u64::from(u32::MAX)] {
             assert!(event(point).is_none(), "{point}");
@@ -472,6 +619,7 @@ mod tests {
             source: ArgumentSource::Stack(8),
             size: 4,
             signed: true,
+            is_c: false,
         };
         let at = record::ARGUMENTS + record::ARGUMENT_LEN;
         let mut words = vec![

@@ -1,4 +1,6 @@
-//! [`Value`]: an argument of a hit, decoded as an OCaml value. Pure.
+//! [`Value`]: an argument of a hit, decoded as an OCaml value or as a word of C. Pure.
+
+use std::ops::Range;
 
 use crate::observe::layout::shared::record;
 use crate::observe::point::ArgumentSource;
@@ -19,11 +21,11 @@ use crate::observe::point::ArgumentSource;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// An immediate: an `int`, a `bool`, a `char`, `()`, a constructor without arguments.
+    /// An immediate: an `int`, a `bool`, a `char`, `()`, a constructor without arguments. Of C, a word that is no address.
     Int(i64),
     /// A `float`.
     Float(f64),
-    /// A `string` or `bytes`.
+    /// A `string` or `bytes`. Of C, what a word points to, if that is text.
     String {
         /// The whole string, or its first 64 bytes, without a character of UTF-8 that would be split.
         bytes: Vec<u8>,
@@ -43,7 +45,7 @@ pub enum Value {
         /// Its size in words.
         size: u64,
     },
-    /// Not an OCaml value, or a block in memory that may not be read.
+    /// Not an OCaml value, or a block in memory that may not be read. Of C, any other address.
     Unread(u64),
     /// Passed neither in a register nor on the stack.
     Unknown,
@@ -85,10 +87,13 @@ pub(crate) struct Recorded<'r> {
     /// Its size in bytes.
     pub(crate) size: u8,
     pub(crate) signed: bool,
+    /// Whether it is a word of C.
+    pub(crate) is_c: bool,
     pub(crate) value: u64,
     /// The header of the block.
     pub(crate) header: u64,
-    /// The first words of the block; `None` if it is not a block that could be read.
+    /// The first words of the block, or of C those from the last multiple of 8 on; `None` if it is not a block, or not an
+    /// address, that could be read.
     pub(crate) words: Option<&'r [u8]>,
 }
 
@@ -99,6 +104,9 @@ impl Recorded<'_> {
             ArgumentSource::Unknown => return Value::Unknown,
             ArgumentSource::Vector(_) => return Value::Float(f64::from_bits(self.value)),
             ArgumentSource::Register(_) | ArgumentSource::Stack(_) => {}
+        }
+        if self.is_c {
+            return self.word();
         }
         if self.size < 8 {
             return Value::Int(self.narrow());
@@ -134,6 +142,19 @@ impl Recorded<'_> {
         read.unwrap_or(Value::Block { tag, size })
     }
 
+    /// Decodes a word of C.
+    fn word(&self) -> Value {
+        /// Between them are the addresses that programs usually have.
+        const ADDRESSES: Range<u64> = 1 << 32..1 << 47;
+        let skipped = self.value as usize % 8;
+        match self.words {
+            Some(words) => text(words.get(skipped..).unwrap_or_default()),
+            None if ADDRESSES.contains(&self.value) => None,
+            None => Some(Value::Int(self.value as i64)),
+        }
+        .unwrap_or(Value::Unread(self.value))
+    }
+
     /// Returns the number in the low `size` bytes of `value`, extended to 64 bits.
     fn narrow(&self) -> i64 {
         let unused = 64 - 8 * u32::from(self.size.max(1));
@@ -160,6 +181,25 @@ fn string(words: &[u8], size: u64) -> Option<Value> {
     let is_whole = is_copied && len <= SHOWN;
     let shown = if is_whole { len } else { cut(bytes) };
     let bytes = bytes[..shown].to_vec();
+    Some(Value::String { bytes, is_whole })
+}
+
+/// Returns the text that ends with a null byte, or is longer than `bytes`; `None` if it is empty, or cannot be printed.
+fn text(bytes: &[u8]) -> Option<Value> {
+    let end = bytes.iter().position(|&byte| byte == 0);
+    let bytes = &bytes[..end.unwrap_or(bytes.len())];
+    let mut chunks = bytes.utf8_chunks();
+    let first = chunks.next()?;
+    // The last character may be cut off.
+    let is_text = chunks.next().is_none() && (first.invalid().is_empty() || end.is_none());
+    let is_shown = |shown: char| !shown.is_control() || matches!(shown, '\t' | '\n' | '\r');
+    let text = first.valid();
+    if text.is_empty() || !is_text || !text.chars().all(is_shown) {
+        return None;
+    }
+    let is_whole = end.is_some() && text.len() <= SHOWN;
+    let shown = cut(text.as_bytes());
+    let bytes = text.as_bytes()[..shown].to_vec();
     Some(Value::String { bytes, is_whole })
 }
 
@@ -190,6 +230,7 @@ mod tests {
             source: ArgumentSource::Register(Register::RDI),
             size: 8,
             signed: false,
+            is_c: false,
             value,
             header,
             words,
@@ -224,6 +265,7 @@ mod tests {
                 source: ArgumentSource::Stack(8),
                 size,
                 signed,
+                is_c: false,
                 value,
                 header: 0,
                 words: None,
@@ -287,6 +329,55 @@ mod tests {
         let (tag, size) = (252, 1);
         assert_eq!(block(252, 1, &[0xff; 8]), Value::Block { tag, size });
         assert_eq!(block(252, 1, &[]), Value::Block { tag, size });
+    }
+
+    #[test]
+    fn words_of_c_are_numbers_text_or_addresses() {
+        let word = |value: u64, words: Option<&[u8]>| {
+            let recorded = Recorded {
+                source: ArgumentSource::Register(Register::RDI),
+                size: 8,
+                signed: false,
+                is_c: true,
+                value,
+                header: 0,
+                words,
+            };
+            recorded.decode(|_| Custom::Other)
+        };
+        let text = |text: &str, is_whole| Value::String {
+            bytes: text.as_bytes().to_vec(),
+            is_whole,
+        };
+        for (value, expected) in [
+            (0, Value::Int(0)),
+            (7, Value::Int(7)),
+            (u64::MAX, Value::Int(-1)),
+            (1 << 32, Value::Unread(1 << 32)),
+            (1 << 47, Value::Int(1 << 47)),
+        ] {
+            assert_eq!(word(value, None), expected);
+        }
+        // At a multiple of 8, and 3 behind one.
+        assert_eq!(word(0x1000, Some(b"GET\0xxxx")), text("GET", true));
+        assert_eq!(word(0x1003, Some(b"xxxG\tT\0x")), text("G\tT", true));
+        let words = "x".repeat(72);
+        let shown = text(&words[..64], false);
+        assert_eq!(word(0x1000, Some(words.as_bytes())), shown);
+        // A page ends there, with a part of a character.
+        assert_eq!(
+            word(0x1ff8, Some(b"12345\xf0\x9f\x90")),
+            text("12345", false)
+        );
+        for no_text in [
+            &b"\0xxxxxxx"[..],
+            b"\x01xxxxxx\0",
+            b"ab\xffcd\0xx",
+            b"abcdef\xc3\0",
+            b"",
+        ] {
+            assert_eq!(word(0x1000, Some(no_text)), Value::Unread(0x1000));
+        }
     }
 
     #[test]

@@ -142,7 +142,7 @@ pub(super) fn code(
 }
 
 /// Emits the code that takes the lock and saves the registers that are used; it goes to `end` if the lock is not free.
-fn save_behind_lock(
+pub(super) fn save_behind_lock(
     a: &mut CodeAssembler,
     saved: SavedRegisters,
     end: CodeLabel,

@@ -15,7 +15,7 @@ use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record, val
 use crate::observe::point::{ArgumentSource, WatchRole};
 
 /// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
-const LEAST_OPAQUE: u32 = 251;
+pub(super) const LEAST_OPAQUE: u32 = 251;
 
 /// Emits the code that records a watched hit. Expects the address of the shared data in rbx and the
 /// time in rsi, and in the copies of the `saved` registers what these held at the point.
@@ -23,6 +23,23 @@ pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
     saved: &[Saved],
+    layout: SharedLayout,
+) -> Result<(), IcedError> {
+    begin(a, watched.point, layout)?;
+    if !watched.arguments.is_empty() {
+        a.mov(qword_ptr(rcx + record::COPIED), 0)?;
+    }
+    for (index, source) in (0..).zip(&watched.arguments) {
+        argument(a, index, *source, saved, layout)?;
+    }
+    end(a)
+}
+
+/// Emits the code that claims a record of a point. Expects the address of the shared data in rbx and the time in rsi; leaves
+/// that of the record in rcx, and its number in r8. Uses rax.
+pub(super) fn begin(
+    a: &mut CodeAssembler,
+    point: u32,
     layout: SharedLayout,
 ) -> Result<(), IcedError> {
     a.mov(eax, dword_ptr(0).fs())?;
@@ -40,13 +57,11 @@ pub(super) fn record(
     a.mov(eax, dword_ptr(rbx + offset(shared::TID_AT)))?;
     a.mov(eax, dword_ptr(rax).fs())?;
     a.mov(dword_ptr(rcx + record::TID), eax)?;
-    a.mov(dword_ptr(rcx + record::POINT), watched.point)?;
-    if !watched.arguments.is_empty() {
-        a.mov(qword_ptr(rcx + record::COPIED), 0)?;
-    }
-    for (index, source) in watched.arguments.iter().enumerate() {
-        argument(a, index as u64, *source, saved, layout)?;
-    }
+    a.mov(dword_ptr(rcx + record::POINT), point)
+}
+
+/// Emits the code that completes a record.
+pub(super) fn end(a: &mut CodeAssembler) -> Result<(), IcedError> {
     // Written last: a record with its number is complete, as other processors see the stores in
     // this order.
     a.mov(qword_ptr(rcx + record::NUMBER), r8)
@@ -61,8 +76,7 @@ fn argument(
     saved: &[Saved],
     layout: SharedLayout,
 ) -> Result<(), IcedError> {
-    let at = record::ARGUMENTS + record::ARGUMENT_LEN * index;
-    let value = qword_ptr(rcx + at + record::VALUE);
+    let value = qword_ptr(rcx + argument_at(index) + record::VALUE);
     let mut over = a.create_label();
     match source {
         ArgumentSource::Register(register) => load_at_point(a, rdx, register, saved)?,
@@ -84,6 +98,25 @@ fn argument(
         ArgumentSource::Unknown => return Ok(()),
     }
     a.mov(value, rdx)?;
+    block(a, index, layout, over)?;
+    a.set_label(&mut over)?;
+    a.nop()
+}
+
+/// Returns the offset of an argument in a record.
+pub(super) fn argument_at(index: u64) -> u64 {
+    record::ARGUMENTS + record::ARGUMENT_LEN * index
+}
+
+/// Emits the code that records the header and the first words of the block at rdx. It goes to `over` if that is
+/// none, or cannot be read.
+pub(super) fn block(
+    a: &mut CodeAssembler,
+    index: u64,
+    layout: SharedLayout,
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    let at = argument_at(index);
     // Blocks are aligned to words; odd values are integers.
     a.test(dl, 7)?;
     a.jne(over)?;
@@ -115,14 +148,12 @@ fn argument(
         }
     }
     a.set_label(&mut all)?;
-    a.add(copied, sil)?;
-    a.set_label(&mut over)?;
-    a.nop()
+    a.add(copied, sil)
 }
 
 /// Emits a jump to `otherwise` unless the table of pages is still valid and says that the word at
 /// rax may be read. The code uses rax, rdi and r9.
-fn unless_readable(
+pub(super) fn unless_readable(
     a: &mut CodeAssembler,
     layout: SharedLayout,
     otherwise: CodeLabel,

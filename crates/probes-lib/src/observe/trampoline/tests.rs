@@ -119,6 +119,7 @@ fn saved_registers_are_found_as_arguments() {
             frame: Frame::StackOrRbx,
         },
         watched: Some(WatchRole {
+            function: None,
             point: 7,
             arguments,
         }),
@@ -173,6 +174,7 @@ fn whole_listing_is_golden() {
             frame: Frame::StackOrRbx,
         },
         watched: Some(WatchRole {
+            function: None,
             point: 7,
             arguments,
         }),
@@ -293,6 +295,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
         watched: many.map(|many| WatchRole {
             point,
             arguments: vec![ArgumentSource::Register(Register::R12); many],
+            function: None,
         }),
         timed: None,
     };

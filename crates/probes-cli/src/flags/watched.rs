@@ -1,0 +1,98 @@
+//! What `watch` shows the hits of: probes, functions, or both.
+
+use probes_lib::{FunctionSelector, Observation, Selector};
+
+use super::checked::Flags;
+use super::function_selection::FunctionFlags;
+use super::probe_selection::ProbeFlags;
+
+/// The most arguments of a call that are shown.
+const MOST_ARGUMENTS: u8 = 6;
+
+// What is watched.
+#[derive(Debug, clap::Args)]
+pub(crate) struct WatchedFlags {
+    #[command(flatten)]
+    probes: ProbeFlags,
+    #[command(flatten)]
+    functions: FunctionFlags,
+    /// Show N arguments of functions of which it is not known how many they have
+    #[arg(long, value_name = "N", value_parser = arguments)]
+    args: Option<u8>,
+    /// Also show the results of functions, where they return
+    #[arg(long)]
+    results: bool,
+}
+
+/// The checked form of [`WatchedFlags`].
+#[derive(Debug)]
+pub(crate) struct Watched {
+    probes: Vec<Selector>,
+    functions: Vec<FunctionSelector>,
+    /// `None` if it is not said.
+    arguments: Option<u8>,
+    results: bool,
+}
+
+impl Flags for WatchedFlags {
+    type Value = Watched;
+
+    fn check(self) -> Result<Watched, String> {
+        let functions = self.functions.selectors()?;
+        let probes = if self.probes.is_empty() {
+            Vec::new()
+        } else {
+            self.probes.check()?
+        };
+        if probes.is_empty() && functions.is_empty() {
+            return Err("needs -probe NAMES, -regexp RE, -fn GLOBS or -gc WORK".to_owned());
+        }
+        if self.args.is_some() && functions.is_empty() {
+            return Err("-args needs -fn: it is about arguments of functions".to_owned());
+        }
+        if self.results && functions.is_empty() {
+            return Err("-results needs -fn: it shows results of functions".to_owned());
+        }
+        Ok(Watched {
+            probes,
+            functions,
+            arguments: self.args,
+            results: self.results,
+        })
+    }
+}
+
+/// Reads how many arguments are shown.
+fn arguments(typed: &str) -> Result<u8, String> {
+    let many = typed.parse().ok().filter(|many| *many <= MOST_ARGUMENTS);
+    many.ok_or_else(|| format!("\"{typed}\" is not a number from 0 to {MOST_ARGUMENTS}"))
+}
+
+impl Watched {
+    /// Whether the process has to have probes.
+    pub(crate) fn needs_probes(&self) -> bool {
+        !self.probes.is_empty()
+    }
+
+    pub(crate) fn has_functions(&self) -> bool {
+        !self.functions.is_empty()
+    }
+
+    /// Whether it is said how many arguments are shown of functions of which it is not known.
+    pub(crate) fn says_arguments(&self) -> bool {
+        self.arguments.is_some()
+    }
+
+    pub(crate) fn observation(&self) -> Observation {
+        let probes = self.probes.iter().cloned();
+        let observation = probes.fold(Observation::new(), Observation::watch);
+        let functions = self.functions.iter().cloned();
+        let observation = functions.fold(observation, Observation::watch_functions);
+        let observation = observation.unknown_arguments(self.arguments.unwrap_or(0).into());
+        if self.results {
+            observation.watch_results()
+        } else {
+            observation
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! `watch -fn`: calls of functions, one by one, with their arguments.
+
+use std::collections::HashMap;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::{Talker, fixture_forms, program_forms};
+
+use crate::count::until_observed;
+use crate::count_functions::{Observing, observing};
+use crate::support::{command, is_observed, object, run};
+
+/// Starts `watch` with these fields: the name, and the arguments.
+fn watching(flags: &str, pid: i32) -> Observing {
+    observing("watch", &format!("-fields name,args {flags}"), pid)
+}
+
+/// Its lines, after it is interrupted.
+fn lines(tool: Observing) -> Vec<String> {
+    let run = tool.end();
+    let note =
+        "how many arguments 1 function has is not known, and none are shown: -args N shows N\n";
+    assert!(["", note].contains(&&*run.stderr), "{}", run.stderr);
+    run.answer().lines().map(str::to_owned).collect()
+}
+
+// promise: Functions: Arguments of C functions are shown as numbers, text and addresses, and the program computes with
+//    what it passed, also in the x87 unit (2 programs, 1 and 4 threads)
+#[test]
+fn words_of_c_are_numbers_and_text() {
+    for file in fixture_forms("passing") {
+        for threads in [1, 4] {
+            let mut target = Talker::start(&file);
+            let pid = target.pid();
+            let tool = watching("-args 6 -fn numbers,texts,floats,scales", pid);
+            target.ask(&format!("pass {threads} 20"), "passed");
+            let lines = lines(tool);
+            assert_eq!(lines.len(), 4 * 20 * threads);
+            let of = |name: &str| {
+                let lines = lines.iter().filter_map(|it| it.strip_prefix(name));
+                let lines: Vec<&str> = lines.collect();
+                assert_eq!(lines.len(), 20 * threads, "{name}");
+                lines
+            };
+            for line in of("numbers ") {
+                assert_eq!(line, "0 -1 -9223372036854775808 5 120 0");
+            }
+            let longer = "a line of text that is longer than sixty-four bytes, of which on";
+            let texts = format!("\"GET\" \"{longer}\"... \"café\" 0x");
+            for line in of("texts ") {
+                let rest = line.strip_prefix(&texts).unwrap();
+                let [_, empty, last] = rest.split(' ').collect::<Vec<_>>()[..] else {
+                    panic!("{line}");
+                };
+                assert!(empty.starts_with("0x") && last == "7", "{line}");
+            }
+            for (name, first) in [("floats ", "2 "), ("scales ", "4 ")] {
+                assert!(of(name).iter().all(|line| line.starts_with(first)));
+            }
+            assert!(!is_observed(pid));
+            target.ask(&format!("pass {threads} 20"), "passed");
+        }
+    }
+}
+
+#[test]
+fn text_ends_where_memory_ends() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        // From now on the page is mapped.
+        target.ask("edge", "passed");
+        let tool = watching("-args 1 -fn takes", target.pid());
+        target.ask("edge", "passed");
+        let whole = "x".repeat(20);
+        let expected = [
+            format!("takes \"{whole}\"..."),
+            "takes \"xxx\"...".to_owned(),
+            "takes \"xxxxx\"".to_owned(),
+        ];
+        assert_eq!(lines(tool), expected);
+    }
+}
+
+// promise: Functions: A function that is passed the address of memory that is no longer mapped is watched without harm
+//    (2 programs, 20,000 times)
+#[test]
+fn memory_that_is_gone_is_not_read() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let tool = observing("watch", "-fields args -args 1 -fn takes", target.pid());
+        target.ask("gone 20000", "passed");
+        let run = tool.end();
+        let lines: Vec<&str> = run.stdout.lines().collect();
+        let is_address = |line: &&&str| line.starts_with("0x7");
+        let addresses = lines.iter().filter(is_address).count();
+        let texts = lines.iter().filter(|line| **line == "\"here\"").count();
+        assert!(addresses > 0, "{lines:?}");
+        assert_eq!(addresses + texts, lines.len());
+        target.ask("gone 1", "passed");
+    }
+}
+
+/// The arguments of the functions of `shown`, as they are passed in the first round.
+const PASSED: [&str; 13] = [
+    "Shown.takes_ints 1 -2 4611686018427387903",
+    "Shown.takes_texts \"hello\" 1",
+    "Shown.takes_blocks <0:2> <1:1>",
+    "Shown.takes_floats 0.5 1e300",
+    "Shown.takes_unit 0",
+    "Shown.takes_seven 1 2 3 4 5 6",
+    "Shown.takes_depth 3",
+    "Shown.takes_depth 2",
+    "Shown.takes_depth 1",
+    "Shown.takes_depth 0",
+    "Shown.raises \"gone\"",
+    "Shown.closes 1",
+    "Shown.adds",
+];
+
+const SHOWN: &str = "-fn Shown.takes_*,Shown.raises,Shown.closes,Shown.adds";
+
+// promise: Functions: Arguments of OCaml functions are shown as OCaml prints them, as many as each has (2)
+#[test]
+fn values_of_ocaml_are_shown_as_passed() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let tool = watching(SHOWN, target.pid());
+        target.ask("pass 1", "done");
+        assert_eq!(lines(tool), PASSED);
+        // Of functions of which it is not known, as many as asked for.
+        let tool = watching(&format!("-args 1 {SHOWN}"), target.pid());
+        target.ask("pass 1", "done");
+        let mut expected = PASSED.map(str::to_owned);
+        expected[12] += " 1";
+        assert_eq!(lines(tool), expected);
+    }
+}
+
+// promise: Functions: Every call and return of several threads is shown, or counted as dropped (2 programs, 4 threads)
+#[test]
+fn each_call_is_shown_or_dropped() {
+    // So few that a pipe holds their lines.
+    const ROUNDS: usize = 50;
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let flags = format!("-args 0 -results -fields thread {SHOWN}");
+        let tool = observing("watch", &flags, target.pid());
+        target.ask(&format!("pass 4 {ROUNDS}"), "done");
+        let run = tool.end();
+        let before = run.stderr.split(" hits were dropped");
+        let dropped = before.filter_map(|text| text.rsplit(' ').next()?.parse::<usize>().ok());
+        let dropped: usize = dropped.sum();
+        let mut threads: HashMap<&str, usize> = HashMap::new();
+        for thread in run.stdout.lines() {
+            *threads.entry(thread).or_default() += 1;
+        }
+        let shown: usize = threads.values().sum();
+        // All calls but one return.
+        let most = ROUNDS * (2 * PASSED.len() - 1);
+        assert_eq!(shown + dropped, 4 * most);
+        assert!((1..=4).contains(&threads.len()), "{threads:?}");
+        assert!(threads.values().all(|shown| *shown <= most), "{threads:?}");
+    }
+}
+
+// promise: Functions: Results of OCaml functions are shown as OCaml prints them, and calls that an exception ends have
+//    none (2)
+#[test]
+fn results_of_ocaml_are_shown_where_functions_return() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let tool = watching(&format!("-results -args 1 {SHOWN}"), target.pid());
+        target.ask("pass 1", "done");
+        let lines = lines(tool);
+        // The size of a closure differs between versions of OCaml.
+        let closure = lines
+            .iter()
+            .find(|it| it.starts_with("Shown.closes returns "));
+        let closure = closure.unwrap_or_else(|| panic!("{lines:#?}"));
+        assert!(
+            closure.starts_with("Shown.closes returns <247:"),
+            "{closure}"
+        );
+        let expected = [
+            PASSED[0],
+            "Shown.takes_ints returns 4611686018427387902",
+            PASSED[1],
+            "Shown.takes_texts returns \"hello1\"",
+            PASSED[2],
+            "Shown.takes_blocks returns <0:2>",
+            PASSED[3],
+            "Shown.takes_floats returns 1e300",
+            PASSED[4],
+            "Shown.takes_unit returns 1",
+            PASSED[5],
+            "Shown.takes_seven returns 28",
+            PASSED[6],
+            PASSED[7],
+            PASSED[8],
+            PASSED[9],
+            "Shown.takes_depth returns 0",
+            "Shown.takes_depth returns 1",
+            "Shown.takes_depth returns 2",
+            "Shown.takes_depth returns 3",
+            PASSED[10],
+            PASSED[11],
+            closure,
+            "Shown.adds 1",
+            "Shown.adds returns 2",
+        ];
+        assert_eq!(lines, expected);
+    }
+}
+
+// promise: Functions: Results of C functions are shown, and the program gets them all, also those in the x87 unit
+//    (2 programs, 1 and 4 threads)
+#[test]
+fn results_of_c_are_words_and_text() {
+    for file in fixture_forms("passing") {
+        for threads in [1, 4] {
+            let mut target = Talker::start(&file);
+            let flags = "-results -args 0 -fn numbers,texts,floats,scales";
+            let tool = watching(flags, target.pid());
+            target.ask(&format!("pass {threads} 20"), "passed");
+            let lines = lines(tool);
+            let count = |start: &str| lines.iter().filter(|it| it.starts_with(start)).count();
+            for line in [
+                "numbers returns -9223372036854775684",
+                "texts returns \"GET\"",
+                "floats returns ",
+                "scales returns ",
+            ] {
+                assert_eq!(count(line), 20 * threads, "{line} in {lines:#?}");
+            }
+            assert_eq!(lines.len(), 2 * 4 * 20 * threads);
+        }
+    }
+}
+
+#[test]
+fn jumps_to_other_functions_have_no_result() {
+    for file in fixture_forms("lasting") {
+        let mut target = Talker::start(&file);
+        let flags = "-results -args 1 -fn tail,returns_long_double,unwound";
+        let tool = watching(flags, target.pid());
+        target.ask("call 1 4", "called");
+        let lines = lines(tool);
+        let of = |name: &str| {
+            let lines = lines.iter().filter_map(|it| it.strip_prefix(name));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        // The others jump to `leaf`.
+        assert_eq!(of("tail "), ["0", "returns 4", "1", "2", "returns 6", "3"]);
+        assert_eq!(of("returns_long_double returns ").len(), 4);
+        // longjmp(3) ends them.
+        assert_eq!(of("unwound returns ").len(), 0);
+        assert_eq!(of("unwound ").len(), 3 * 4);
+    }
+}
+
+#[test]
+fn returns_as_json_have_results() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let tool = observing("watch", "-json -results -fn Shown.takes_ints", target.pid());
+        target.ask("pass 1", "done");
+        let answer = tool.end().answer();
+        let objects: Vec<Value> = answer.lines().map(object).collect();
+        let types: Vec<&Value> = objects.iter().map(|it| &it["type"]).collect();
+        assert_eq!(types, ["hit", "return"]);
+        assert_eq!(objects[1]["name"], "Shown.takes_ints");
+        assert_eq!(objects[1]["result"]["int"], 4_611_686_018_427_387_902_i64);
+        for field in ["name", "address", "thread", "file", "line"] {
+            assert_eq!(objects[0][field], objects[1][field], "{field}");
+        }
+    }
+}
+
+#[test]
+fn calls_as_json_have_their_source() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let tool = observing("watch", "-json -fn Shown.takes_texts", target.pid());
+        target.ask("pass 1", "done");
+        let hit = object(&tool.end().answer());
+        assert_eq!(
+            (&hit["type"], &hit["name"]),
+            (&"hit".into(), &"Shown.takes_texts".into())
+        );
+        assert_eq!(hit["function"], "Shown.takes_texts");
+        assert_eq!(hit["thread"], target.pid());
+        assert!(hit["file"].as_str().unwrap().ends_with("shown.ml"));
+        assert!(hit["line"].as_u64().is_some());
+        assert_eq!(hit["object"], file.to_str().unwrap());
+        let text = &hit["arguments"][0]["string"];
+        assert_eq!(
+            (&text["text"], &text["is_whole"]),
+            (&"hello".into(), &Value::Bool(true))
+        );
+        assert_eq!(hit["arguments"][1]["int"], 1);
+    }
+}
+
+// promise: Functions: An OCaml program that overflows its stack in functions that are watched catches it (2)
+#[test]
+fn overflow_within_watched_functions_is_caught() {
+    for file in program_forms("overflow") {
+        let mut target = Talker::start(&file);
+        let tool = observing("watch", "-rate 1 -results -fn Overflow.*", target.pid());
+        for threads in [0, 4] {
+            let answer = target.ask(&format!("overflow {threads}"), "overflow");
+            assert_eq!(answer, "overflow caught=9 others=same");
+        }
+        let answer = tool.end().answer();
+        assert!(answer.contains(" Overflow."), "{answer}");
+    }
+}
+
+#[test]
+fn program_outlives_its_killed_watcher() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut tool = Talker::spawn(command(["watch", "-pid", &pid.to_string()]).args([
+            "-args",
+            "6",
+            "-fn",
+            "numbers,texts,scales",
+            "-fields",
+            "name",
+        ]));
+        until_observed(pid);
+        target.ask("pass 1 1", "passed");
+        assert_eq!(tool.line().unwrap(), "numbers");
+        kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
+        tool.guard().wait();
+        target.ask("pass 4 2000", "passed");
+        let info = run(&format!("info -pid {pid}"));
+        assert!(info.stderr.contains("3 functions"), "{info:?}");
+        // The next one removes what is left.
+        let tool = watching("-fn numbers", pid);
+        target.ask("pass 1 1", "passed");
+        assert_eq!(lines(tool), ["numbers"]);
+        assert!(!is_observed(pid));
+    }
+}
+
+#[test]
+fn probes_and_functions_are_watched_together() {
+    for file in fixture_forms("timed") {
+        let mut target = Talker::start(&file);
+        let flags = "-args 1 -probe start -fn fixture_command -fields name,function,args";
+        let tool = observing("watch", flags, target.pid());
+        target.ask("do ()()", "done");
+        let lines = lines(tool);
+        let [first, start, again] = &lines[..] else {
+            panic!("{lines:?}");
+        };
+        assert_eq!(first, "fixture_command fixture_command \"do ()()\"");
+        assert!(start.starts_with("start ") && again == start, "{lines:?}");
+    }
+}
+
+#[test]
+fn instructions_and_lines_have_no_arguments() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let source = include_str!("../../../../test-programs/fixtures/passing.c");
+        let line = source.lines().position(|it| it.contains("return a + n"));
+        let line = line.unwrap() + 1;
+        let tool = watching(&format!("-args 6 -fn passing.c:{line}"), target.pid());
+        target.ask("pass 1 1", "passed");
+        assert_eq!(lines(tool), [format!("passing.c:{line} in floats")]);
+    }
+}
+
+#[test]
+fn text_is_not_read_under_a_filter() {
+    for file in fixture_forms("seccomp") {
+        let mut target = Talker::start_with(&file, ["worker"]);
+        let flags = "-args 1 -despite-seccomp -fn fixture_command";
+        let tool = watching(flags, target.pid());
+        target.ask("nothing", "unknown command");
+        let lines = lines(tool);
+        assert!(lines[0].starts_with("fixture_command 0x"), "{lines:?}");
+    }
+}
+
+#[test]
+fn errors_say_what_can_be_watched() {
+    let target = Talker::start(&fixture_forms("passing")[0]);
+    let pid = target.pid();
+    for (flags, expected) in [
+        ("-fn number", "did you mean \"numbers\"?"),
+        (
+            "-fn 0x10",
+            "no function in passing.pie or its 2 libraries is known at 0x10",
+        ),
+    ] {
+        let failure = run(&format!("watch -pid {pid} {flags}")).failure();
+        assert!(failure.contains(expected), "{failure}");
+        assert!(!is_observed(pid));
+    }
+    for (flags, expected) in [
+        ("", "needs -probe NAMES, -regexp RE, -fn GLOBS or -gc WORK"),
+        ("-probe a -args 2", "-args needs -fn"),
+        ("-probe a -results", "-results needs -fn"),
+        ("-fn a -args 7", "-args: \"7\" is not a number from 0 to 6"),
+    ] {
+        let run = run(format!("watch -pid {pid} {flags}").trim());
+        assert_eq!(run.code, Some(2));
+        assert!(run.stderr.contains(expected), "{}", run.stderr);
+    }
+}

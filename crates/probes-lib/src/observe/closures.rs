@@ -1,0 +1,180 @@
+//! How many arguments functions of OCaml have: from the closures in the static data of a program.
+//!
+//! ```text
+//! closure   +0 code    of one argument: the function
+//!           +8 info    how many arguments, in the upper byte (from OCaml 4.12 on) or as an int
+//! closure   +0 code    of several: caml_curryN, or caml_tuplifyN for those of a tuple
+//!           +8 info    N, or -N
+//!          +16 code    the function                                (emit_closure, asmcomp/cmm_helpers.ml)
+//! ```
+//!
+//! A function that uses variables of an outer one has no static closure. Of these nothing is known here.
+
+use std::collections::HashMap;
+
+use crate::address::{LiveAddr, LoadBias};
+use crate::elf::ElfFile;
+use crate::elf::functions::FunctionTable;
+use crate::memory::ReadMemory;
+
+/// How much is read at once, in bytes.
+const CHUNK: usize = 1 << 20;
+
+const WORD: usize = 8;
+
+/// More arguments than this, no function has.
+const MOST: i64 = 126;
+
+/// The functions through which those of several arguments are called if fewer are applied, or a tuple.
+#[derive(Default)]
+pub(crate) struct Currying(HashMap<LiveAddr, i64>);
+
+impl Currying {
+    /// Adds those of an object.
+    pub(crate) fn add(&mut self, table: &FunctionTable, bias: LoadBias) {
+        for function in table.functions() {
+            let names = function.names().map(|name| arity_in(&name.text));
+            if let Some(arity) = names.flatten().next() {
+                self.0.insert(bias.live(function.address()), arity);
+            }
+        }
+    }
+
+    /// Returns how many arguments functions have, by their addresses, as far as the data of an object tell.
+    pub(crate) fn arities(
+        &self,
+        elf: &ElfFile,
+        bias: LoadBias,
+        memory: &impl ReadMemory,
+    ) -> HashMap<LiveAddr, usize> {
+        let mut arities = HashMap::new();
+        let data = elf.loaded().filter(|segment| segment.writable);
+        for segment in data {
+            let start = bias.live(segment.start);
+            // What cannot be read tells nothing.
+            let _ = self.read(start, segment.file_len, memory, &mut arities);
+        }
+        arities
+    }
+
+    fn read(
+        &self,
+        start: LiveAddr,
+        len: u64,
+        memory: &impl ReadMemory,
+        arities: &mut HashMap<LiveAddr, usize>,
+    ) -> std::io::Result<()> {
+        let mut at = LiveAddr(start.0.next_multiple_of(WORD as u64));
+        let end = start.0.saturating_add(len);
+        let mut bytes = vec![0; CHUNK];
+        while at.0 < end {
+            let these = (end - at.0).min(CHUNK as u64) as usize / WORD * WORD;
+            let bytes = &mut bytes[..these];
+            if these < 2 * WORD {
+                break;
+            }
+            memory.read(at, bytes)?;
+            let words = bytes.chunks_exact(WORD);
+            let words: Vec<u64> = words
+                .filter_map(|word| word.try_into().ok().map(u64::from_le_bytes))
+                .collect();
+            self.find(&words, arities);
+            if these < CHUNK {
+                break;
+            }
+            // A closure may reach over the end.
+            at = at.plus((CHUNK - 2 * WORD) as u64);
+        }
+        Ok(())
+    }
+
+    /// Finds closures among words of the data.
+    fn find(&self, words: &[u64], arities: &mut HashMap<LiveAddr, usize>) {
+        for (index, pair) in words.windows(2).enumerate() {
+            let (code, info) = (LiveAddr(pair[0]), pair[1]);
+            let Some(arity) = arity(info) else {
+                continue;
+            };
+            if arity == 1 {
+                arities.insert(code, 1);
+            } else if let (Some(_), Some(&function)) = (
+                self.0.get(&code).filter(|curried| **curried == arity),
+                words.get(index + 2),
+            ) {
+                arities.insert(LiveAddr(function), arity.unsigned_abs() as usize);
+            }
+        }
+    }
+}
+
+/// Returns the arity that the word behind a code address says: negative, if the arguments are a tuple.
+fn arity(info: u64) -> Option<i64> {
+    let high = info as i64 >> 56;
+    let arity = if high == 0 || high == -1 && info as i64 >> 1 >= -MOST {
+        info as i64 >> 1
+    } else {
+        high
+    };
+    let is_possible = arity == 1 || (2..=MOST).contains(&arity.abs());
+    (info & 1 == 1 && is_possible).then_some(arity)
+}
+
+/// Returns the arity in the name of a function such as `caml_curry3`.
+fn arity_in(name: &str) -> Option<i64> {
+    let (number, sign) = match name.strip_prefix("caml_tuplify") {
+        Some(number) => (number, -1),
+        None => (name.strip_prefix("caml_curry")?, 1),
+    };
+    Some(sign * number.parse::<u8>().ok().map(i64::from)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CURRY_3: u64 = 0x1000;
+    const TUPLIFY_2: u64 = 0x1100;
+    const FUNCTION: u64 = 0x2000;
+
+    fn found(words: &[u64]) -> Option<usize> {
+        let currying = Currying(HashMap::from([
+            (LiveAddr(CURRY_3), 3),
+            (LiveAddr(TUPLIFY_2), -2),
+        ]));
+        let mut arities = HashMap::new();
+        currying.find(words, &mut arities);
+        arities.get(&LiveAddr(FUNCTION)).copied()
+    }
+
+    #[test]
+    fn closures_tell_how_many_arguments() {
+        // From OCaml 4.12 on: the arity, and where the variables begin (Closinfo_val of caml/mlvalues.h).
+        let info = |arity: i64| (arity << 56) as u64 | 3 << 1 | 1;
+        // Before: an int.
+        let int = |arity: i64| (arity << 1) as u64 | 1;
+        for info in [info, int] {
+            assert_eq!(found(&[0, FUNCTION, info(1), 0]), Some(1));
+            assert_eq!(found(&[0, CURRY_3, info(3), FUNCTION]), Some(3));
+            assert_eq!(found(&[0, TUPLIFY_2, info(-2), FUNCTION]), Some(2));
+            // Other numbers than their functions, and no closure.
+            assert_eq!(found(&[0, CURRY_3, info(2), FUNCTION]), None);
+            assert_eq!(found(&[0, FUNCTION, info(3), FUNCTION]), None);
+        }
+        assert_eq!(found(&[FUNCTION, 0x4000, 0, FUNCTION]), None);
+        assert_eq!(found(&[FUNCTION, u64::MAX, 1]), None);
+    }
+
+    #[test]
+    fn currying_functions_have_numbers() {
+        assert_eq!(arity_in("caml_curry3"), Some(3));
+        assert_eq!(arity_in("caml_tuplify2"), Some(-2));
+        for name in [
+            "caml_curry3_1",
+            "caml_curry3_1_app",
+            "caml_curry",
+            "caml_apply2",
+        ] {
+            assert_eq!(arity_in(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! The code of a trampoline that writes a record of a watched call of a function into the ring of the thread's group.
+//!
+//! ```text
+//! save registers; claim a record; write the arguments into it; write what they point to into it; restore registers
+//! ```
+//!
+//! What a function of C is passed need not be an address, and if it is one, the memory there may have been unmapped a moment
+//! ago: `free` leaves the address of what it has unmapped in a register. So the kernel is asked before memory is read. It says
+//! whether a word can be read if rt_sigprocmask(2) is called with that word as the new mask, and no valid `how`: `EFAULT` or
+//! `EINVAL`. No mask is changed. That takes about a tenth of a microsecond.
+//!
+//! Registers are saved in the MMX registers, which are those of the x87 unit, if that is not in use; else below the
+//! stack pointer or, if that might be the first access to a page, in the data of the arena, behind a lock (see
+//! trampoline/call.rs).
+
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, eax, edi, edx, esi, esp, get_gpr64, get_xmm,
+    qword_ptr, r8, r9, r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
+};
+use iced_x86::{Code, IcedError, Instruction, Register};
+
+use super::call::{SavedRegisters, save_behind_lock};
+use super::record::{self, unless_readable};
+use super::{SAVED_IF_TIMED, at_address, load, load_at_point};
+use crate::address::{LiveAddr, PAGE};
+use crate::observe::layout::shared::{SharedLayout, record as layout_of};
+use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
+
+/// What the code uses, in the order in which they are saved on the stack or behind the lock.
+const USED: [AsmRegister64; 8] = [rax, rcx, rdx, rbx, rsi, rdi, r8, r9];
+
+/// Where registers are saved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Mmx,
+    StackOrLock,
+    Lock,
+}
+
+/// What the code refers to.
+#[derive(Clone, Copy)]
+pub(super) struct RecordPointers {
+    /// Where the address of the shared data is.
+    pub(super) shared: LiveAddr,
+    /// Where that of the claims of rows is, which only functions that are timed need.
+    pub(super) claims: LiveAddr,
+    pub(super) layout: SharedLayout,
+    pub(super) saved: SavedRegisters,
+}
+
+/// What is recorded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recorded {
+    /// A call, or an execution of an instruction, with the arguments.
+    Call,
+    /// A return, with the result.
+    Return,
+}
+
+/// Returns the code at `at` that records a call or a return. The function leaves the MMX registers empty at its entry if
+/// `mmx_is_free`.
+pub(super) fn code(
+    at: LiveAddr,
+    what: Recorded,
+    watched: &WatchRole,
+    function: WatchedFunction,
+    mmx_is_free: bool,
+    pointers: RecordPointers,
+) -> Result<Vec<u8>, IcedError> {
+    let place = match (what, function.part) {
+        _ if function.is_ocaml => Place::Mmx,
+        // A result may be in the x87 unit, even if the function does not use it itself.
+        (Recorded::Return, _) => Place::StackOrLock,
+        _ if mmx_is_free => Place::Mmx,
+        (Recorded::Call, FunctionPart::Inside) => Place::Lock,
+        (Recorded::Call, _) => Place::StackOrLock,
+    };
+    let (point, sources, words) = match what {
+        Recorded::Call => (watched.point, &watched.arguments[..], function.words),
+        Recorded::Return => (
+            watched.point | layout_of::RETURN,
+            &[ArgumentSource::RESULT][..],
+            function.result,
+        ),
+    };
+    let mut a = CodeAssembler::new(64)?;
+    let mut end = a.create_label();
+    save(&mut a, place, pointers.saved, end)?;
+    load(&mut a, rbx, pointers.shared)?;
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.lea(rsi, qword_ptr(rdx + rax))?;
+    record::begin(&mut a, point, pointers.layout)?;
+    for (index, source) in (0..).zip(sources) {
+        value(&mut a, index, *source, place)?;
+    }
+    if !sources.is_empty() {
+        a.mov(qword_ptr(rcx + layout_of::COPIED), 0)?;
+    }
+    for (index, source) in (0..).zip(sources) {
+        if matches!(source, ArgumentSource::Register(_)) {
+            memory(&mut a, index, words, pointers)?;
+        }
+    }
+    record::end(&mut a)?;
+    restore(&mut a, place, pointers.saved, end)?;
+    a.set_label(&mut end)?;
+    // A label needs an instruction.
+    a.nop()?;
+    a.assemble(at.0)
+}
+
+/// The bits of the stack pointer that are not all zero if the 128 bytes below it are in its page.
+const IN_PAGE: i32 = (PAGE - 128) as i32;
+
+/// Emits the code that saves registers; it goes to `end` if they cannot be. Unless they are in MMX registers, rdi is then the
+/// address of the first one.
+fn save(
+    a: &mut CodeAssembler,
+    place: Place,
+    saved: SavedRegisters,
+    end: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut behind_lock = a.create_label();
+    let mut is_saved = a.create_label();
+    if place == Place::Mmx {
+        for (register, copy) in SAVED_IF_TIMED {
+            a.movq(copy, register)?;
+        }
+        return Ok(());
+    }
+    if place == Place::StackOrLock {
+        a.test(esp, IN_PAGE)?;
+        a.je(behind_lock)?;
+        for (index, register) in (0..).zip(USED) {
+            a.mov(on_stack(index), register)?;
+        }
+        a.lea(rdi, on_stack(0))?;
+        a.jmp(is_saved)?;
+        a.set_label(&mut behind_lock)?;
+    }
+    save_behind_lock(a, saved, end, &USED)?;
+    let first = at_address(saved.at.plus(8));
+    a.add_instruction(Instruction::with2(Code::Lea_r64_m, Register::RDI, first)?)?;
+    a.set_label(&mut is_saved)?;
+    a.nop()
+}
+
+/// Returns where a register is saved on the stack.
+fn on_stack(index: u64) -> iced_x86::code_asm::AsmMemoryOperand {
+    qword_ptr(rsp + 8 * index as i32 - 8 * USED.len() as i32)
+}
+
+/// Emits the code that restores registers; where it does so behind the lock, it unlocks it.
+fn restore(
+    a: &mut CodeAssembler,
+    place: Place,
+    saved: SavedRegisters,
+    end: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut behind_lock = a.create_label();
+    if place == Place::Mmx {
+        for (register, copy) in SAVED_IF_TIMED {
+            a.movq(register, copy)?;
+        }
+        return a.emms();
+    }
+    if place == Place::StackOrLock {
+        a.test(esp, IN_PAGE)?;
+        a.je(behind_lock)?;
+        for (index, register) in (0..).zip(USED) {
+            a.mov(register, on_stack(index))?;
+        }
+        a.jmp(end)?;
+        a.set_label(&mut behind_lock)?;
+    }
+    for (place, register) in (1..).zip(USED) {
+        load(a, register, saved.at.plus(8 * place))?;
+    }
+    a.add_instruction(Instruction::with2(
+        Code::Mov_rm32_imm32,
+        at_address(saved.at),
+        0,
+    )?)
+}
+
+/// Emits the code that writes what a register held into the record.
+fn value(
+    a: &mut CodeAssembler,
+    index: u64,
+    source: ArgumentSource,
+    place: Place,
+) -> Result<(), IcedError> {
+    let value = qword_ptr(rcx + record::argument_at(index) + layout_of::VALUE);
+    let register = match source {
+        ArgumentSource::Register(register) => register,
+        ArgumentSource::Vector(register) => {
+            return match get_xmm(register) {
+                Some(register) => a.movq(value, register),
+                None => Ok(()),
+            };
+        }
+        ArgumentSource::Stack(_) | ArgumentSource::Unknown => return Ok(()),
+    };
+    let used = USED.iter().position(|it| get_gpr64(register) == Some(*it));
+    match used {
+        Some(used) if place != Place::Mmx => a.mov(rdx, qword_ptr(rdi + 8 * used as i32))?,
+        _ => load_at_point(a, rdx, register, &SAVED_IF_TIMED)?,
+    }
+    a.mov(value, rdx)
+}
+
+/// Emits the code that copies what an argument points to into the record.
+fn memory(
+    a: &mut CodeAssembler,
+    index: u64,
+    words: Words,
+    pointers: RecordPointers,
+) -> Result<(), IcedError> {
+    if words == Words::Numbers {
+        return Ok(());
+    }
+    let mut over = a.create_label();
+    a.mov(
+        rdx,
+        qword_ptr(rcx + record::argument_at(index) + layout_of::VALUE),
+    )?;
+    match words {
+        Words::Values => record::block(a, index, pointers.layout, over)?,
+        Words::MaybeValues => maybe_block(a, index, pointers, over)?,
+        Words::Text => text(a, index, pointers, over)?,
+        Words::Numbers => {}
+    }
+    a.set_label(&mut over)?;
+    a.nop()
+}
+
+/// Emits the code that copies the words around the address in rdx, as far as they can be read: from the last multiple of 8 on.
+fn text(
+    a: &mut CodeAssembler,
+    index: u64,
+    pointers: RecordPointers,
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut part = a.create_label();
+    let mut whole = a.create_label();
+    let mut copy = a.create_label();
+    let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
+    a.and(rdx, -8)?;
+    unless_certain(a, 0, pointers, over)?;
+    a.lea(rax, qword_ptr(rdx + last))?;
+    a.xor(rax, rdx)?;
+    a.test(eax, -(PAGE as i32))?;
+    a.je(whole)?;
+    unless_certain(a, last, pointers, part)?;
+    a.set_label(&mut whole)?;
+    a.mov(esi, layout_of::COPY_WORDS as u32)?;
+    a.jmp(copy)?;
+    a.set_label(&mut part)?;
+    a.mov(esi, edx)?;
+    a.neg(esi)?;
+    a.and(esi, PAGE as i32 - 1)?;
+    a.shr(esi, 3)?;
+    a.set_label(&mut copy)?;
+    copy_words(a, index)
+}
+
+/// Emits the code that does the same as [`record::block`] with a value that may be any word.
+fn maybe_block(
+    a: &mut CodeAssembler,
+    index: u64,
+    pointers: RecordPointers,
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
+    let copied = byte_ptr(rcx + layout_of::COPIED + index);
+    let at = record::argument_at(index);
+    a.test(edx, 7)?;
+    a.jne(over)?;
+    unless_certain(a, -8, pointers, over)?;
+    a.mov(rax, qword_ptr(rdx - 8))?;
+    a.mov(qword_ptr(rcx + at + layout_of::BLOCK_HEADER), rax)?;
+    a.mov(copied, 1)?;
+    a.cmp(iced_x86::code_asm::al, record::LEAST_OPAQUE)?;
+    a.jb(over)?;
+    // All words that a record holds are asked for, however long the block is.
+    unless_certain(a, last, pointers, over)?;
+    unless_certain(a, 0, pointers, over)?;
+    a.mov(rax, qword_ptr(rcx + at + layout_of::BLOCK_HEADER))?;
+    a.shl(rax, 8)?;
+    a.shr(rax, 18)?;
+    a.je(over)?;
+    a.mov(esi, layout_of::COPY_WORDS as u32)?;
+    a.cmp(rax, rsi)?;
+    a.cmovb(rsi, rax)?;
+    copy_words(a, index)
+}
+
+/// Emits the code that copies as many words from rdx on as esi says, at least one.
+fn copy_words(a: &mut CodeAssembler, index: u64) -> Result<(), IcedError> {
+    let mut next = a.create_label();
+    let at = record::argument_at(index) + layout_of::COPY;
+    a.xor(edi, edi)?;
+    a.set_label(&mut next)?;
+    a.mov(rax, qword_ptr(rdx + rdi * 8))?;
+    a.mov(qword_ptr(rcx + rdi * 8 + at as i32), rax)?;
+    a.inc(edi)?;
+    a.cmp(edi, esi)?;
+    a.jb(next)?;
+    a.inc(esi)?;
+    a.mov(byte_ptr(rcx + layout_of::COPIED + index), sil)
+}
+
+/// Emits a jump to `otherwise` unless the word `offset` bytes behind rdx may be read: the table of pages and the kernel
+/// both say so. Uses all registers but rbx, rcx, rdx and r8.
+fn unless_certain(
+    a: &mut CodeAssembler,
+    offset: i32,
+    pointers: RecordPointers,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    /// No signal is blocked or unblocked with it: the lowest bits of the address of a record are 0, so this is neither 0,
+    /// 1 nor 2.
+    const NO_HOW: i32 = 4;
+    a.lea(rax, qword_ptr(rdx + offset))?;
+    unless_readable(a, pointers.layout, otherwise)?;
+    a.lea(rsi, qword_ptr(rdx + offset))?;
+    // The system call changes rax, rcx and r11; rdi and rsi stay as they are.
+    a.mov(rbx, r11)?;
+    a.mov(r9, r10)?;
+    a.lea(rdi, qword_ptr(rcx + NO_HOW))?;
+    a.xor(edx, edx)?;
+    a.mov(r10d, 8)?;
+    a.mov(eax, libc::SYS_rt_sigprocmask as i32)?;
+    a.syscall()?;
+    a.mov(r10, r9)?;
+    a.mov(r11, rbx)?;
+    a.lea(rcx, qword_ptr(rdi - NO_HOW))?;
+    a.lea(rdx, qword_ptr(rsi - offset))?;
+    load(a, rbx, pointers.shared)?;
+    a.cmp(eax, -libc::EINVAL)?;
+    a.jne(otherwise)
+}

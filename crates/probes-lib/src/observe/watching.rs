@@ -1,0 +1,181 @@
+//! What is recorded of the calls of a function that is watched: how many arguments, where they are, and what is copied of what they
+//! point to.
+
+use std::collections::HashMap;
+
+use iced_x86::Register;
+use nix::fcntl::OFlag;
+
+use crate::address::LiveAddr;
+use crate::elf::functions::FunctionName;
+use crate::elf::mangling::Language;
+use crate::functions::{FunctionObject, FunctionPlace, Functions};
+use crate::observe::closures::Currying;
+use crate::observe::layout::shared::MAX_ARGUMENTS;
+use crate::observe::observation::Observation;
+use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
+use crate::process::Process;
+use crate::process::memory::ProcessMemory;
+use crate::process::seccomp::OwnFilters;
+
+/// How the calls of a function are recorded.
+#[derive(Clone, Debug)]
+pub(crate) struct Watching {
+    pub(crate) function: WatchedFunction,
+    /// How many arguments are recorded.
+    arguments: usize,
+    /// Whether it has as many, six or more; an instruction has none.
+    is_number_known: bool,
+}
+
+/// What is recorded of the words that functions are passed.
+pub(crate) struct WatchedWords {
+    /// Whether trampolines may ask the kernel which memory can be read.
+    may_ask: bool,
+    /// How many arguments are recorded if it is not known how many there are.
+    unknown_arguments: usize,
+    /// Whether results are recorded.
+    has_results: bool,
+    /// How many arguments functions of OCaml have.
+    arities: HashMap<LiveAddr, usize>,
+}
+
+impl WatchedWords {
+    /// Finds out what is known of the functions of a process.
+    pub(crate) fn of(pid: i32, observation: &Observation, functions: &Functions) -> WatchedWords {
+        let mut words = WatchedWords {
+            may_ask: false,
+            unknown_arguments: observation.unknown_arguments.min(MAX_ARGUMENTS),
+            has_results: observation.watches_results,
+            arities: HashMap::new(),
+        };
+        if observation.watched_functions.is_empty() {
+            return words;
+        }
+        if let Ok(process) = Process::open(pid) {
+            words.may_ask = matches!(OwnFilters::of(&process).has_any(), Ok(false));
+            words.arities = arities(&process, functions.objects());
+        }
+        words
+    }
+
+    /// Returns whether results are recorded, too.
+    pub(crate) fn has_results(&self) -> bool {
+        self.has_results
+    }
+
+    /// Returns how calls are recorded at a place in a function, without its results.
+    pub(crate) fn of_place(
+        &self,
+        place: &FunctionPlace<'_>,
+        address: LiveAddr,
+        is_ocaml: bool,
+        may_be_ocaml: bool,
+    ) -> Watching {
+        let is_inside = place.offset > 0 || place.line.is_some();
+        // One without a name may have either calling convention.
+        let has_arguments = !is_inside && is_ocaml == may_be_ocaml;
+        let known = self.arities.get(&address).filter(|_| is_ocaml);
+        // OxCaml has functions whose results are no values.
+        let result = match (self.may_ask, is_ocaml) {
+            (false, _) => Words::Numbers,
+            (true, true) => Words::MaybeValues,
+            (true, false) => Words::Text,
+        };
+        let words = known.map_or(result, |_| Words::Values);
+        let arguments = known.copied().unwrap_or(self.unknown_arguments);
+        Watching {
+            function: WatchedFunction {
+                words,
+                result,
+                has_results: false,
+                part: if is_inside {
+                    FunctionPart::Inside
+                } else {
+                    FunctionPart::Entry
+                },
+                is_ocaml,
+            },
+            arguments: if has_arguments { arguments } else { 0 },
+            is_number_known: is_inside || known.is_some(),
+        }
+    }
+}
+
+/// Returns how many arguments functions of OCaml have, by their addresses, as far as the data of the process tell.
+fn arities(process: &Process, objects: &[FunctionObject]) -> HashMap<LiveAddr, usize> {
+    let Ok(memory) = ProcessMemory::open(process, OFlag::O_RDONLY) else {
+        return HashMap::new();
+    };
+    let is_ocaml = |object: &&FunctionObject| {
+        let mut functions = object.table().functions();
+        let is_ocaml = |name: FunctionName<'_>| name.language == Some(Language::Ocaml);
+        functions.any(|function| function.names().any(is_ocaml))
+    };
+    let objects: Vec<&FunctionObject> = objects.iter().filter(is_ocaml).collect();
+    let mut currying = Currying::default();
+    for object in &objects {
+        if let Some(bias) = object.load_bias() {
+            currying.add(object.table(), bias);
+        }
+    }
+    let arities = objects.iter().filter_map(|object| {
+        let bias = object.load_bias()?;
+        Some(currying.arities(object.elf(), bias, &memory))
+    });
+    arities.flatten().collect()
+}
+
+impl Watching {
+    /// Returns whether it is known how many arguments the function has.
+    pub(crate) fn is_number_known(&self) -> bool {
+        self.is_number_known
+    }
+
+    /// Returns what is recorded at a part of the function: its entry, 0, or a return.
+    pub(crate) fn role(&self, part: usize) -> WatchRole {
+        let is_return = part > 0;
+        let mut function = self.function;
+        if is_return {
+            function.part = FunctionPart::Return;
+        }
+        WatchRole {
+            point: 0,
+            arguments: if is_return {
+                Vec::new()
+            } else {
+                self.arguments()
+            },
+            function: Some(function),
+        }
+    }
+
+    /// Returns where the arguments are that are recorded: the registers in which the function is passed them.
+    fn arguments(&self) -> Vec<ArgumentSource> {
+        let registers: &[Register] = if self.function.is_ocaml {
+            &OCAML_ARGUMENTS
+        } else {
+            &C_ARGUMENTS
+        };
+        let registers = registers.iter().take(self.arguments);
+        registers.map(|it| ArgumentSource::Register(*it)).collect()
+    }
+}
+
+/// The registers of the first arguments (asmcomp/amd64/proc.ml of OCaml; psABI 3.2.3).
+const OCAML_ARGUMENTS: [Register; MAX_ARGUMENTS] = [
+    Register::RAX,
+    Register::RBX,
+    Register::RDI,
+    Register::RSI,
+    Register::RDX,
+    Register::RCX,
+];
+const C_ARGUMENTS: [Register; MAX_ARGUMENTS] = [
+    Register::RDI,
+    Register::RSI,
+    Register::RDX,
+    Register::RCX,
+    Register::R8,
+    Register::R9,
+];
