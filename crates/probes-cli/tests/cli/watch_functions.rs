@@ -379,7 +379,7 @@ fn instructions_and_lines_have_no_arguments() {
 fn text_is_not_read_under_a_filter() {
     for file in fixture_forms("seccomp") {
         let mut target = Talker::start_with(&file, ["worker"]);
-        let flags = "-args 1 -despite-seccomp -fn fixture_command";
+        let flags = "-args 1 -fn fixture_command";
         let tool = watching(flags, target.pid());
         target.ask("nothing", "unknown command");
         let lines = lines(tool);
