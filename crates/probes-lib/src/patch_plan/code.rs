@@ -256,19 +256,21 @@ impl Code {
             return Err(Refusal::NotCode);
         }
         let mut instructions = Vec::with_capacity(bytes.len() / 4);
-        let mut uses_mmx = false;
+        let (mut uses_mmx, mut has_calls) = (false, false);
         for instruction in decode(bytes, range.start.0) {
             if instruction.is_invalid() {
                 let offset = instruction.ip() - range.start.0;
                 return Err(Refusal::Undecodable { offset });
             }
             uses_mmx |= mmx::is_used_by(&instruction);
+            has_calls |= is_call(&instruction);
             instructions.push(instruction);
         }
         Ok(Body {
             range,
             instructions,
             uses_mmx,
+            has_calls,
         })
     }
 }
@@ -287,6 +289,7 @@ pub(super) struct Body {
     pub(super) instructions: Vec<Instruction>,
     /// Whether any of them uses the MMX registers or the x87 unit.
     pub(super) uses_mmx: bool,
+    has_calls: bool,
 }
 
 impl Body {
@@ -304,7 +307,7 @@ impl Body {
             .split_at(index.min(self.instructions.len()));
         let is_entry = before.iter().all(|it| it.mnemonic() == Mnemonic::Endbr64);
         let next = behind.iter().find(|it| !is_straight(it));
-        !is_entry && !next.is_some_and(is_call) && self.instructions.iter().any(is_call)
+        !is_entry && !next.is_some_and(is_call) && self.has_calls
     }
 
     pub(super) fn offset(&self, instruction: &Instruction) -> u64 {
