@@ -15,7 +15,7 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register}
 use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
 use crate::observe::frame::has_runtime_5;
-use crate::observe::point::CallStack;
+use crate::observe::point::StackKind;
 use crate::patch_plan::refusal::Refusal;
 
 /// Functions of the runtime that are entered and left on the stack of a fiber, like OCaml code (runtime/amd64.S).
@@ -61,9 +61,9 @@ impl ProcessStacks {
     /// # Errors
     ///
     /// If that makes a difference.
-    pub(crate) fn of_any(self) -> Result<CallStack, Refusal> {
+    pub(crate) fn of_any(self) -> Result<StackKind, Refusal> {
         match self {
-            ProcessStacks::OfThreads => Ok(CallStack::OfThread),
+            ProcessStacks::OfThreads => Ok(StackKind::OfThread),
             ProcessStacks::OfFibers { .. } => Err(Refusal::UnknownStack),
         }
     }
@@ -73,13 +73,13 @@ impl ProcessStacks {
     /// # Errors
     ///
     /// If it is called on a fiber's stack, and the offset of that field was not found.
-    pub(crate) fn of_function(self, name: &str, is_ocaml: bool) -> Result<CallStack, Refusal> {
+    pub(crate) fn of_function(self, name: &str, is_ocaml: bool) -> Result<StackKind, Refusal> {
         match self {
             ProcessStacks::OfFibers { current_stack } if is_ocaml || OF_FIBERS.contains(&name) => {
                 let current_stack = current_stack.ok_or(Refusal::UnknownStack)?;
-                Ok(CallStack::OfFiber { current_stack })
+                Ok(StackKind::OfFiber { current_stack })
             }
-            _ => Ok(CallStack::OfThread),
+            _ => Ok(StackKind::OfThread),
         }
     }
 }
@@ -165,20 +165,20 @@ mod tests {
         let known = ProcessStacks::OfFibers {
             current_stack: Some(0x28),
         };
-        let fiber = Ok(CallStack::OfFiber {
+        let fiber = Ok(StackKind::OfFiber {
             current_stack: 0x28,
         });
         assert_eq!(known.of_function("List.map", true), fiber);
         assert_eq!(known.of_function("caml_call_gc", false), fiber);
         let malloc = known.of_function("malloc", false);
-        assert_eq!(malloc, Ok(CallStack::OfThread));
+        assert_eq!(malloc, Ok(StackKind::OfThread));
         let unknown = ProcessStacks::OfFibers {
             current_stack: None,
         };
         let refused = unknown.of_function("List.map", true);
         assert_eq!(refused, Err(Refusal::UnknownStack));
         assert_eq!(known.of_any(), Err(Refusal::UnknownStack));
-        assert_eq!(ProcessStacks::OfThreads.of_any(), Ok(CallStack::OfThread));
+        assert_eq!(ProcessStacks::OfThreads.of_any(), Ok(StackKind::OfThread));
     }
 
     #[test]

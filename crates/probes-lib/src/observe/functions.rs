@@ -19,7 +19,7 @@ use crate::memory::{ReadMemory, runs};
 use crate::observe::fibers::{self, ProcessStacks};
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::observation::Observation;
-use crate::observe::point::{CallStack, Island, PATCH_LEN, PatchBytes, Point, PointKind};
+use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind, StackKind};
 use crate::observe::watching::{WatchedWords, Watching};
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
@@ -66,7 +66,7 @@ pub(crate) struct ObservedFunction {
 /// How the calls of a function are timed.
 #[derive(Clone, Debug)]
 pub(crate) struct Timing {
-    pub(crate) stack: CallStack,
+    pub(crate) stack: StackKind,
     pub(crate) is_ocaml: bool,
     /// The patches of its exits that the patch of its entry does not displace.
     exits: Vec<Candidate>,
@@ -678,7 +678,7 @@ impl Patching<'_> {
     fn timed(
         &self,
         place: &FunctionPlace<'_>,
-        stack: CallStack,
+        stack: StackKind,
         is_ocaml: bool,
     ) -> std::result::Result<PlannedPatches, Refusal> {
         let (entry, exits) = self.with_exits(place, |_| {})?;

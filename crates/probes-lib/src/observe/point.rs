@@ -309,7 +309,7 @@ pub(crate) struct Role {
 pub(crate) struct TimedRole {
     /// The index of the function among those that are timed.
     pub(crate) function: u32,
-    pub(crate) stack: CallStack,
+    pub(crate) stack: StackKind,
     /// Whether it is of OCaml, which does not use the x87 unit.
     pub(crate) is_ocaml: bool,
     /// Whether calls begin at the point: its displaced instructions may have exits. If not, they have exits only.
@@ -320,7 +320,7 @@ pub(crate) struct TimedRole {
 
 /// Which stack a function is called on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum CallStack {
+pub(crate) enum StackKind {
     /// That of its thread.
     OfThread,
     /// That of a fiber of OCaml 5.

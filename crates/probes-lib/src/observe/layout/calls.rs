@@ -2,8 +2,8 @@
 //! calls.
 //!
 //! ```text
-//! functions   64 bytes each: what is counted of its calls (call)
-//! stacks      of each stack of the process, the calls that have not ended (stack)
+//! functions   64 bytes each: what is counted of its calls (function_data)
+//! slots       the calls that have not ended: one slot for each stack that functions are timed on (call_slot)
 //! histograms  one for each function; if at most 64 are timed, several, one for each group of threads
 //! ```
 //!
@@ -35,8 +35,8 @@ const PRECISIONS: [(u32, u32); 4] = [
 const FEW: u32 = 1 << 7;
 
 /// The fields of a function, eight bytes each.
-pub(crate) mod call {
-    /// Binary logarithm of the bytes of a function.
+pub(crate) mod function_data {
+    /// Binary logarithm of the length of the data about a function, in bytes.
     pub(crate) const LEN_BITS: u32 = 6;
     pub(crate) const LEN: u64 = 1 << LEN_BITS;
     /// A bit for each octave of its histograms, the times from a power of two to the next: whether any was counted.
@@ -47,7 +47,7 @@ pub(crate) mod call {
     pub(crate) const UNWOUND: u64 = 16;
     /// Exits whose call is not recorded: it began before the observation, or was lost.
     pub(crate) const UNMATCHED: u64 = 24;
-    /// Entries that were not recorded.
+    /// Calls that were not recorded, and records that were dropped because another fiber has taken the slot.
     pub(crate) const LOST: u64 = 32;
     /// Of self times: calls that include a call whose time is not known.
     pub(crate) const DOUBTFUL: u64 = 40;
@@ -60,7 +60,7 @@ pub(crate) mod caller {
     /// How many there is room for.
     pub(crate) const COUNT: u64 = 1 << COUNT_BITS;
     pub(crate) const COUNT_BITS: u32 = 13;
-    /// How many places are tried for a caller, from the one that the hash of its address selects.
+    /// How many rows are tried for a caller, from the one that the hash of its address selects.
     pub(crate) const TRIED: u64 = 16;
 
     /// The return address of its calls, which has fewer bits than [`FUNCTION_AT`], and above these one more than the index of the
@@ -87,12 +87,12 @@ pub(crate) mod sums {
 }
 
 /// The fields of a stack, eight bytes each.
-pub(crate) mod stack {
+pub(crate) mod call_slot {
     /// How many stacks there is room for.
     pub(crate) const COUNT: u64 = 1 << COUNT_BITS;
     pub(crate) const COUNT_BITS: u32 = 10;
-    /// How many places are tried for a stack, from the one that its hash selects. There are so many extra places
-    /// at the end, so that none is before it.
+    /// How many slots are tried for a stack, from the one that its hash selects. The table has this many extra slots at its
+    /// end, so that the search need not wrap around.
     pub(crate) const TRIED: u64 = 16;
 
     /// Whose it is: the address of the thread's control block, or twice the number of the fiber and one. Zero: free.
@@ -101,13 +101,14 @@ pub(crate) mod stack {
     pub(crate) const DEPTH: u64 = 8;
     /// The calls, the innermost last.
     pub(crate) const CALLS: u64 = 64;
-    /// How many are recorded. Behind them there is room for those that signal handlers begin at the same time.
+    /// How many calls of a stack are recorded. The slot has room for some more, which are not used.
     pub(crate) const MOST_CALLS: u32 = 500;
 
-    /// The fields of a call: its frame, when it began (in ticks), its function (four bytes), and whose stack it was on.
+    /// The fields of a call: its frame, when it began (in ticks), its function (four bytes); of a call on a
+    /// fiber only, the OWNER of the slot when it began, as another fiber may have taken the slot since.
     ///
-    /// The frame is where its return address is: the stack pointer at the entry and at the exits; on a fiber, minus the
-    /// upper end of its stack, which moves when it grows. Zero: none yet, or no more.
+    /// A frame is identified by the address of its return address, which is the stack pointer at the entry and at the exits;
+    /// on a fiber, less the upper end of the stack, which moves when it grows. Zero: not yet written, or freed.
     pub(crate) const FRAME: u64 = 0;
     pub(crate) const TIME: u64 = 8;
     pub(crate) const FUNCTION: u64 = 16;
@@ -178,12 +179,12 @@ impl CallsLayout {
 
     /// Returns the offset of a stack.
     pub(crate) fn stack(self, index: u64) -> u64 {
-        self.stacks() + index * self.stack_len()
+        self.slots() + index * self.stack_len()
     }
 
     /// Returns the offset of a function.
     pub(crate) fn function(self, index: u32) -> u64 {
-        call::LEN * u64::from(index)
+        function_data::LEN * u64::from(index)
     }
 
     /// Returns the length of all functions in bytes.
@@ -192,7 +193,7 @@ impl CallsLayout {
     }
 
     /// Returns the offset of the stacks.
-    pub(crate) fn stacks(self) -> u64 {
+    pub(crate) fn slots(self) -> u64 {
         self.functions_len().next_multiple_of(PAGE)
     }
 
@@ -237,7 +238,7 @@ impl CallsLayout {
     /// Returns the offset of the sums of a group: only of self times.
     pub(crate) fn sums(self, function: u32, group: u64) -> u64 {
         let before = (u64::from(function) << self.group_bits()) + group;
-        self.stack(stack::COUNT + stack::TRIED) + before * self.histogram_len()
+        self.stack(call_slot::COUNT + call_slot::TRIED) + before * self.histogram_len()
     }
 
     /// Returns the offset of the callers.
@@ -291,9 +292,9 @@ mod tests {
             assert!(calls.len() == by_caller.callers() && by_caller.len() >= end);
             assert!(calls.is_possible());
             assert_eq!(CallsLayout::of_number(calls.number()), calls);
-            let calls_of_stack = u64::from(stack::MOST_CALLS + 10) << calls.call_len_bits();
-            assert!(stack::CALLS + calls_of_stack <= calls.stack_len());
-            assert!(calls.stacks() >= calls.functions_len() && calls.stacks() % PAGE == 0);
+            let calls_of_stack = u64::from(call_slot::MOST_CALLS + 10) << calls.call_len_bits();
+            assert!(call_slot::CALLS + calls_of_stack <= calls.stack_len());
+            assert!(calls.slots() >= calls.functions_len() && calls.slots() % PAGE == 0);
             let last = (1 << calls.group_bits()) - 1;
             let end = calls.sums(functions - 1, last) + calls.histogram_len();
             assert!((end..end + PAGE).contains(&calls.len()) && calls.len() % PAGE == 0);

@@ -11,9 +11,9 @@ use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::calls::{CallsLayout, call, stack, sums};
+use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
 use crate::observe::plan::ObservationPlan;
-use crate::observe::point::CallStack;
+use crate::observe::point::StackKind;
 use crate::observe::read::callers::{CallerLatency, RecordedCallers};
 use crate::observe::read::data_source;
 use crate::observe::read::times::Times;
@@ -94,7 +94,7 @@ impl FunctionLatency {
     /// Returns whether it is called on the stack of a fiber of OCaml 5; otherwise on that of a thread.
     pub fn is_on_fiber(&self) -> bool {
         let timing = self.functions.functions[self.index].timing();
-        timing.is_some_and(|timing| timing.stack != CallStack::OfThread)
+        timing.is_some_and(|timing| timing.stack != StackKind::OfThread)
     }
 
     /// Returns how many calls have not ended. Some of them may have been unwound, which is noticed when their
@@ -170,21 +170,21 @@ impl RecordedCalls {
         let callers = RecordedCallers::read(layout, read)?;
         let functions = read(0, layout.functions_len())?;
         let mut recorded: Vec<RecordedFunction> = (0..layout.functions)
-            .zip(functions.chunks_exact(call::LEN as usize))
+            .zip(functions.chunks_exact(function_data::LEN as usize))
             .map(|(function, bytes)| {
-                let octaves = word(bytes, call::OCTAVES);
+                let octaves = word(bytes, function_data::OCTAVES);
                 Ok(RecordedFunction {
                     counts: counts(layout, function, octaves, read)?,
-                    longest: word(bytes, call::MAX),
+                    longest: word(bytes, function_data::MAX),
                     sums: sums_of(layout, function, read)?,
                     figures: Figures {
                         running: 0,
-                        unwound: word(bytes, call::UNWOUND),
+                        unwound: word(bytes, function_data::UNWOUND),
                         // The exits of calls that are lost are unmatched.
-                        unmatched: word(bytes, call::UNMATCHED)
-                            .saturating_sub(word(bytes, call::LOST)),
-                        lost: word(bytes, call::LOST),
-                        doubtful: word(bytes, call::DOUBTFUL),
+                        unmatched: word(bytes, function_data::UNMATCHED)
+                            .saturating_sub(word(bytes, function_data::LOST)),
+                        lost: word(bytes, function_data::LOST),
+                        doubtful: word(bytes, function_data::DOUBTFUL),
                     },
                 })
             })
@@ -298,18 +298,18 @@ fn count_running(
     recorded: &mut [RecordedFunction],
     read: impl Fn(u64, u64) -> Result<Vec<u8>>,
 ) -> Result<()> {
-    for index in 0..stack::COUNT + stack::TRIED {
+    for index in 0..call_slot::COUNT + call_slot::TRIED {
         let at = layout.stack(index);
-        let depth = word(&read(at + stack::DEPTH, 8)?, 0);
-        let depth = depth.min(u64::from(stack::MOST_CALLS));
+        let depth = word(&read(at + call_slot::DEPTH, 8)?, 0);
+        let depth = depth.min(u64::from(call_slot::MOST_CALLS));
         if depth == 0 {
             continue;
         }
-        let calls = read(at + stack::CALLS, depth << layout.call_len_bits())?;
+        let calls = read(at + call_slot::CALLS, depth << layout.call_len_bits())?;
         for call in calls.chunks_exact(1 << layout.call_len_bits()) {
-            let function = word(call, stack::FUNCTION) as u32;
+            let function = word(call, call_slot::FUNCTION) as u32;
             if let Some(function) = recorded.get_mut(function as usize) {
-                function.figures.running += u64::from(word(call, stack::FRAME) != 0);
+                function.figures.running += u64::from(word(call, call_slot::FRAME) != 0);
             }
         }
     }
@@ -349,14 +349,14 @@ mod tests {
         let stack_at = LAYOUT.stack(1);
         let read = |at: u64, len: u64| {
             let mut bytes = vec![0; len as usize];
-            if at == stack_at + stack::DEPTH {
+            if at == stack_at + call_slot::DEPTH {
                 bytes[0] = 3;
             }
-            if at == stack_at + stack::CALLS {
+            if at == stack_at + call_slot::CALLS {
                 for (call, (function, frame)) in [(1, 0x7f), (0, 0), (1, 0x6f)].iter().enumerate() {
                     let call = call << LAYOUT.call_len_bits();
-                    bytes[call + stack::FUNCTION as usize] = *function;
-                    bytes[call + stack::FRAME as usize] = *frame;
+                    bytes[call + call_slot::FUNCTION as usize] = *function;
+                    bytes[call + call_slot::FRAME as usize] = *frame;
                 }
             }
             Ok(bytes)

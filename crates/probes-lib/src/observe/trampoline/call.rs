@@ -18,9 +18,10 @@
 //!
 //! Registers are saved below the stack pointer: at an entry and at an exit nothing is there, and signal handlers leave
 //! 128 bytes alone (psABI 3.2.2). But only if these are in the page with the return address, which has been written: OCaml 4
-//! raises `Stack_overflow` only for a fault in its own code. If they are not, registers are saved in MMX registers, which are
-//! those of the x87 unit. It may be in use at the exit of a function in C, which may return a `long double` in it: there
-//! registers are saved in the data of the arena, behind a lock.
+//! raises `Stack_overflow` only for a fault in its own code. If they are not, registers are saved in MMX registers,
+//! which alias those of the x87 unit: anywhere in OCaml code, and at the entry of another function that does not use the x87
+//! unit. Its exit may return a `long double` there. At such an exit, and at the entry of one that uses the x87 unit,
+//! registers are saved in the data of the arena, protected by a lock.
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, al, byte_ptr,
@@ -33,10 +34,10 @@ use super::callers;
 use super::histogram::{self, Histograms};
 use super::{at_address, load, locked_increment, offset, spread};
 use crate::address::{LiveAddr, PAGE};
-use crate::observe::layout::calls::{CallsLayout, call, stack, sums};
+use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
 use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::point::{CallStack, TimedRole};
+use crate::observe::point::{StackKind, TimedRole};
 
 /// What the code uses: at the entry of a function on the stack of its thread the first six, at an exit the first seven.
 const USED: [AsmRegister64; 8] = [rax, rcx, rdx, rbx, rsi, rdi, r8, r9];
@@ -52,8 +53,8 @@ const FIBER: i32 = 0x30;
 /// Those in which the registers are saved that cannot be saved on the stack.
 const COPIES: [AsmRegisterMm; 8] = [mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7];
 
-/// Binary logarithm of the ticks, about a second, after which the place of a fiber whose calls have not ended may be taken
-/// by another if none is free: an exception may have ended them with the fiber.
+/// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of ticks old,
+/// about a second: an exception may have ended the fiber and its calls.
 const ABANDONED_BITS: u32 = 32;
 
 /// Where registers are saved that can be saved neither on the stack nor in the x87 unit.
@@ -65,8 +66,9 @@ pub(super) struct SavedRegisters {
     pub(super) lost: LiveAddr,
 }
 
-/// Returns the code at `at` of the entry, or of an exit, of a function, which leaves the MMX registers empty at its entry if
-/// `mmx_is_free`. `shared` is where the address of the shared data is, and their layout; `claims` is where that of the claims is.
+/// Returns the code at `at` for the entry of a function (`is_entry`), or for an exit. `mmx_is_free`: the function uses neither
+/// the MMX registers nor the x87 unit. `shared`: where the address of the shared data is stored, and their layout; `claims`: where
+/// that of the claims is stored.
 pub(super) fn code(
     at: LiveAddr,
     is_entry: bool,
@@ -83,8 +85,8 @@ pub(super) fn code(
     let mut over = a.create_label();
     let mut end = a.create_label();
     let used = match role.stack {
-        CallStack::OfThread => &USED[..if is_entry { 6 } else { 7 }],
-        CallStack::OfFiber { .. } => &USED[..],
+        StackKind::OfThread => &USED[..if is_entry { 6 } else { 7 }],
+        StackKind::OfFiber { .. } => &USED[..],
     };
     // The bits of the stack pointer that are not all zero if the 128 bytes below it are in its page.
     let in_page = (PAGE - 128) as i32;
@@ -184,26 +186,26 @@ fn entry(
     let mut others = a.create_label();
     let mut push = a.create_label();
     a.set_label(&mut find)?;
-    find_stack(a, role, shared, lost)?;
+    find_slot(a, role, shared, lost)?;
     a.je(found)?;
-    take_stack(a, shared, find, lost)?;
+    take_slot(a, shared, find, lost)?;
     a.set_label(&mut found)?;
     a.nop()?;
     a.set_label(&mut again)?;
     locate_last(a, layout, push)?;
     if is_on_fiber(role) {
-        a.cmp(last_call(layout, stack::CALL_OWNER), r9)?;
+        a.cmp(last_call(layout, call_slot::CALL_OWNER), r9)?;
         a.jne(others)?;
     }
     // Gone, if its frame is this one or an inner one; not if it has none.
-    a.mov(rdi, last_call(layout, stack::FRAME))?;
+    a.mov(rdi, last_call(layout, call_slot::FRAME))?;
     a.dec(rdi)?;
     a.cmp(rdi, rsi)?;
     a.jae(push)?;
     pop(a, layout)?;
-    count_last(a, shared, call::UNWOUND)?;
+    count_last(a, shared, function_data::UNWOUND)?;
     if layout.of_self {
-        a.mov(rdi, last_call(layout, stack::CHILDREN))?;
+        a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
         doubt_parent(a, layout, role)?;
     }
     a.jmp(again)?;
@@ -217,39 +219,39 @@ fn entry(
         doubt_parent(a, layout, role)?;
     }
     a.set_label(&mut lost)?;
-    count(a, role, shared, call::LOST)?;
+    count(a, role, shared, function_data::LOST)?;
     a.jmp(over)?;
 
     a.set_label(&mut push)?;
-    a.cmp(edx, stack::MOST_CALLS as i32)?;
+    a.cmp(edx, call_slot::MOST_CALLS as i32)?;
     a.jae(if layout.of_self { too_deep } else { lost })?;
     // A signal handler leaves the depth as it finds it.
     a.lea(rax, qword_ptr(rdx + 1))?;
-    a.mov(qword_ptr(rcx + stack::DEPTH), rax)?;
+    a.mov(qword_ptr(rcx + call_slot::DEPTH), rax)?;
     a.shl(edx, layout.call_len_bits())?;
-    a.lea(rcx, qword_ptr(rcx + rdx + stack::CALLS))?;
-    a.mov(dword_ptr(rcx + stack::FUNCTION), role.function)?;
+    a.lea(rcx, qword_ptr(rcx + rdx + call_slot::CALLS))?;
+    a.mov(dword_ptr(rcx + call_slot::FUNCTION), role.function)?;
     if is_on_fiber(role) {
-        a.mov(qword_ptr(rcx + stack::CALL_OWNER), r9)?;
+        a.mov(qword_ptr(rcx + call_slot::CALL_OWNER), r9)?;
     }
     let mut begin = a.create_label();
     if layout.of_self {
-        a.mov(qword_ptr(rcx + stack::CHILDREN), 0)?;
-        a.mov(qword_ptr(rcx + stack::CHILD_ENDED), 0)?;
+        a.mov(qword_ptr(rcx + call_slot::CHILDREN), 0)?;
+        a.mov(qword_ptr(rcx + call_slot::CHILD_ENDED), 0)?;
         a.set_label(&mut begin)?;
-        a.mov(dword_ptr(rcx + stack::FLAGS), 0)?;
+        a.mov(dword_ptr(rcx + call_slot::FLAGS), 0)?;
     }
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rax, rdx)?;
-    a.mov(qword_ptr(rcx + stack::TIME), rax)?;
-    a.mov(qword_ptr(rcx + stack::FRAME), rsi)?;
+    a.mov(qword_ptr(rcx + call_slot::TIME), rax)?;
+    a.mov(qword_ptr(rcx + call_slot::FRAME), rsi)?;
     if layout.of_self {
         // The times of the handler's calls were added to the call before: this one begins after them.
-        let was_interrupted = stack::WAS_INTERRUPTED as i32;
-        a.test(dword_ptr(rcx + stack::FLAGS), was_interrupted)?;
+        let was_interrupted = call_slot::WAS_INTERRUPTED as i32;
+        a.test(dword_ptr(rcx + call_slot::FLAGS), was_interrupted)?;
         a.je(over)?;
-        a.mov(qword_ptr(rcx + stack::FRAME), 0)?;
+        a.mov(qword_ptr(rcx + call_slot::FRAME), 0)?;
         a.jmp(begin)?;
     }
     Ok(())
@@ -275,9 +277,9 @@ fn exit(
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.lea(r8, qword_ptr(rdx + rax))?;
-    find_stack(a, role, shared, over)?;
+    find_slot(a, role, shared, over)?;
     a.je(found)?;
-    find_other_place(a, layout, found)?;
+    find_other_slot(a, layout, found)?;
     if layout.of_self {
         a.jmp(none)?;
         a.set_label(&mut outer)?;
@@ -286,23 +288,23 @@ fn exit(
         doubt_parent(a, layout, role)?;
     }
     a.set_label(&mut none)?;
-    count(a, role, shared, call::UNMATCHED)?;
+    count(a, role, shared, function_data::UNMATCHED)?;
     a.jmp(over)?;
 
     a.set_label(&mut found)?;
     a.nop()?;
     a.set_label(&mut again)?;
     locate_last(a, layout, none)?;
-    a.mov(rdi, last_call(layout, stack::FRAME))?;
+    a.mov(rdi, last_call(layout, call_slot::FRAME))?;
     if is_on_fiber(role) {
-        a.cmp(last_call(layout, stack::CALL_OWNER), r9)?;
+        a.cmp(last_call(layout, call_slot::CALL_OWNER), r9)?;
         a.jne(others)?;
     }
     a.cmp(rdi, rsi)?;
     a.ja(if layout.of_self { outer } else { none })?;
     a.jb(gone)?;
     a.cmp(
-        dword_ptr(rcx + rax + before(layout, stack::FUNCTION)),
+        dword_ptr(rcx + rax + before(layout, call_slot::FUNCTION)),
         role.function as i32,
     )?;
     a.je(ended)?;
@@ -311,9 +313,9 @@ fn exit(
     // Without a frame, the record was not complete: its function is not known.
     a.test(rdi, rdi)?;
     a.je(if layout.of_self { not_begun } else { again })?;
-    count_last(a, shared, call::UNWOUND)?;
+    count_last(a, shared, function_data::UNWOUND)?;
     if layout.of_self {
-        a.mov(rdi, last_call(layout, stack::CHILDREN))?;
+        a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
         a.set_label(&mut not_begun)?;
         a.nop()?;
         doubt_parent(a, layout, role)?;
@@ -328,7 +330,7 @@ fn exit(
         end_of_self(a, role, shared)?;
         return add_time(a, role, shared);
     }
-    a.sub(r8, last_call(layout, stack::TIME))?;
+    a.sub(r8, last_call(layout, call_slot::TIME))?;
     // The time stamp counters of two processors may differ a little: a negative time becomes 0.
     a.jnc(is_positive)?;
     a.xor(r8d, r8d)?;
@@ -351,33 +353,33 @@ fn end_of_self(
     let mut is_certain = a.create_label();
     let mut no_parent = a.create_label();
     // From here on, the calls of a signal handler are children of the call before.
-    a.mov(last_call(layout, stack::FRAME), 0)?;
+    a.mov(last_call(layout, call_slot::FRAME), 0)?;
     // Those that it has made since the time in r8 was taken are children of this one.
-    a.mov(rsi, last_call(layout, stack::CHILD_ENDED))?;
+    a.mov(rsi, last_call(layout, call_slot::CHILD_ENDED))?;
     a.cmp(r8, rsi)?;
     a.cmovb(r8, rsi)?;
     a.mov(rsi, r8)?;
-    a.sub(rsi, last_call(layout, stack::TIME))?;
+    a.sub(rsi, last_call(layout, call_slot::TIME))?;
     a.jnc(is_positive)?;
     a.xor(esi, esi)?;
     a.set_label(&mut is_positive)?;
     a.mov(rdi, rsi)?;
-    a.sub(rdi, last_call(layout, stack::CHILDREN))?;
+    a.sub(rdi, last_call(layout, call_slot::CHILDREN))?;
     a.jnc(is_enough)?;
     a.xor(edi, edi)?;
     a.jmp(is_doubtful)?;
     a.set_label(&mut is_enough)?;
-    a.test(last_flags(layout), stack::IS_DOUBTFUL as i32)?;
+    a.test(last_flags(layout), call_slot::IS_DOUBTFUL as i32)?;
     a.je(is_certain)?;
     a.set_label(&mut is_doubtful)?;
-    count(a, role, shared, call::DOUBTFUL)?;
+    count(a, role, shared, function_data::DOUBTFUL)?;
     a.set_label(&mut is_certain)?;
     a.dec(edx)?;
     locate_parent(a, layout, role, no_parent)?;
-    a.add(last_call(layout, stack::CHILDREN), rsi)?;
-    a.mov(last_call(layout, stack::CHILD_ENDED), r8)?;
+    a.add(last_call(layout, call_slot::CHILDREN), rsi)?;
+    a.mov(last_call(layout, call_slot::CHILD_ENDED), r8)?;
     a.set_label(&mut no_parent)?;
-    a.dec(qword_ptr(rcx + stack::DEPTH))?;
+    a.dec(qword_ptr(rcx + call_slot::DEPTH))?;
     a.mov(r8, rdi)
 }
 
@@ -395,14 +397,14 @@ fn locate_parent(
     a.mov(eax, edx)?;
     a.shl(eax, layout.call_len_bits())?;
     a.je(none)?;
-    a.cmp(last_call(layout, stack::FRAME), 0)?;
+    a.cmp(last_call(layout, call_slot::FRAME), 0)?;
     a.jne(found)?;
-    a.or(last_flags(layout), stack::WAS_INTERRUPTED as i32)?;
+    a.or(last_flags(layout), call_slot::WAS_INTERRUPTED as i32)?;
     a.dec(edx)?;
     a.jmp(next)?;
     a.set_label(&mut found)?;
     if is_on_fiber(role) {
-        a.cmp(last_call(layout, stack::CALL_OWNER), r9)?;
+        a.cmp(last_call(layout, call_slot::CALL_OWNER), r9)?;
         a.jne(none)?;
         return Ok(());
     }
@@ -418,16 +420,16 @@ fn doubt_parent(
 ) -> Result<(), IcedError> {
     let mut none = a.create_label();
     locate_parent(a, layout, role, none)?;
-    a.add(last_call(layout, stack::CHILDREN), rdi)?;
-    a.or(last_flags(layout), stack::IS_DOUBTFUL as i32)?;
+    a.add(last_call(layout, call_slot::CHILDREN), rdi)?;
+    a.or(last_flags(layout), call_slot::IS_DOUBTFUL as i32)?;
     a.set_label(&mut none)?;
     a.nop()
 }
 
-/// Emits the code that puts the owner of the stack in rdi (and, if that is a fiber, in r9), the frame in rsi, and in rcx
-/// the place that is tried first for the stack; equal, if that is its place. Goes to `without` if the thread has no control
+/// Emits the code that loads the owner of the stack into rdi (and, if that is a fiber, into r9), the frame into rsi, and the
+/// address of the slot that is tried first into rcx. It sets ZF if that slot is the owner's. Goes to `without` if the thread has no control
 /// block yet.
-fn find_stack(
+fn find_slot(
     a: &mut CodeAssembler,
     role: &TimedRole,
     shared: (LiveAddr, SharedLayout),
@@ -435,14 +437,14 @@ fn find_stack(
 ) -> Result<(), IcedError> {
     a.mov(rsi, rsp)?;
     match role.stack {
-        CallStack::OfThread if role.is_from_start => {
+        StackKind::OfThread if role.is_from_start => {
             // Slower than the address of the block, which it holds itself; but nothing may be there yet.
             a.rdfsbase(rdi)?;
             a.test(rdi, rdi)?;
             a.je(without)?;
         }
-        CallStack::OfThread => a.mov(rdi, qword_ptr(0).fs())?,
-        CallStack::OfFiber { current_stack } => {
+        StackKind::OfThread => a.mov(rdi, qword_ptr(0).fs())?,
+        StackKind::OfFiber { current_stack } => {
             a.mov(rcx, qword_ptr(r14 + u32::from(current_stack)))?;
             a.mov(rdi, qword_ptr(rcx + FIBER))?;
             a.lea(rdi, qword_ptr(rdi + rdi + 1))?;
@@ -451,33 +453,35 @@ fn find_stack(
         }
     }
     a.mov(edx, edi)?;
-    spread(a, edx, stack::COUNT_BITS)?;
+    spread(a, edx, call_slot::COUNT_BITS)?;
     let layout = shared.1;
     a.shl(edx, layout.calls.stack_len_bits())?;
-    let stacks = layout.calls() + layout.calls.stacks();
+    let stacks = layout.calls() + layout.calls.slots();
     a.lea(rcx, qword_ptr(rbx + rdx + offset(stacks)))?;
-    a.cmp(qword_ptr(rcx + stack::OWNER), rdi)
+    a.cmp(qword_ptr(rcx + call_slot::OWNER), rdi)
 }
 
-/// Emits the code that goes to `found` with the place of the stack of rdi in rcx, if it has one behind that in rcx.
-fn find_other_place(
+/// Emits the code that searches the slots after that at rcx for the owner in rdi. If it has one, the code jumps to `found` with
+/// the slot's address in rcx.
+fn find_other_slot(
     a: &mut CodeAssembler,
     layout: CallsLayout,
     found: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut next = a.create_label();
-    a.mov(edx, stack::TRIED as u32 - 1)?;
+    a.mov(edx, call_slot::TRIED as u32 - 1)?;
     a.set_label(&mut next)?;
     a.add(rcx, layout.stack_len() as i32)?;
-    a.cmp(qword_ptr(rcx + stack::OWNER), rdi)?;
+    a.cmp(qword_ptr(rcx + call_slot::OWNER), rdi)?;
     a.je(found)?;
     a.dec(edx)?;
     a.jne(next)
 }
 
-/// Emits the code that puts the place of the stack of rdi in rcx: the one that it has, or one that is free from that in
-/// rcx on. Goes to `lost` if there is none, and to `retry` if another thread takes it.
-fn take_stack(
+/// Emits the code that loads the address of a slot for the owner in rdi into rcx, searching from rcx on: its own; else a free
+/// one; else the last one tried, if it is abandoned. It jumps to `lost` if there is none, and to `retry` if the slot has
+/// changed hands meanwhile.
+fn take_slot(
     a: &mut CodeAssembler,
     shared: (LiveAddr, SharedLayout),
     retry: CodeLabel,
@@ -492,9 +496,9 @@ fn take_stack(
     let mut replace = a.create_label();
     let mut over = a.create_label();
     a.xor(ebx, ebx)?;
-    a.mov(edx, stack::TRIED as u32)?;
+    a.mov(edx, call_slot::TRIED as u32)?;
     a.set_label(&mut next)?;
-    a.mov(rax, qword_ptr(rcx + stack::OWNER))?;
+    a.mov(rax, qword_ptr(rcx + call_slot::OWNER))?;
     a.cmp(rax, rdi)?;
     a.je(has_one)?;
     a.test(rbx, rbx)?;
@@ -504,7 +508,7 @@ fn take_stack(
     // That of a fiber, which may have ended, is free while it has no calls.
     a.test(al, 1)?;
     a.je(is_taken)?;
-    a.cmp(qword_ptr(rcx + stack::DEPTH), 0)?;
+    a.cmp(qword_ptr(rcx + call_slot::DEPTH), 0)?;
     a.jne(is_taken)?;
     a.set_label(&mut is_free)?;
     a.mov(rbx, rcx)?;
@@ -521,24 +525,24 @@ fn take_stack(
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rdx, rax)?;
-    a.sub(rdx, qword_ptr(rcx + (stack::CALLS + stack::TIME)))?;
+    a.sub(rdx, qword_ptr(rcx + (call_slot::CALLS + call_slot::TIME)))?;
     a.shr(rdx, ABANDONED_BITS)?;
     a.je(lost)?;
-    a.test(byte_ptr(rcx + stack::OWNER), 1)?;
+    a.test(byte_ptr(rcx + call_slot::OWNER), 1)?;
     a.je(lost)?;
-    a.mov(rax, qword_ptr(rcx + stack::OWNER))?;
+    a.mov(rax, qword_ptr(rcx + call_slot::OWNER))?;
     a.jmp(replace)?;
     a.set_label(&mut take)?;
     // Another thread may have taken it meanwhile.
-    a.mov(rax, qword_ptr(rcx + stack::OWNER))?;
+    a.mov(rax, qword_ptr(rcx + call_slot::OWNER))?;
     a.test(rax, rax)?;
     a.je(replace)?;
     a.test(al, 1)?;
     a.je(retry)?;
-    a.cmp(qword_ptr(rcx + stack::DEPTH), 0)?;
+    a.cmp(qword_ptr(rcx + call_slot::DEPTH), 0)?;
     a.jne(retry)?;
     a.set_label(&mut replace)?;
-    a.lock().cmpxchg(qword_ptr(rcx + stack::OWNER), rdi)?;
+    a.lock().cmpxchg(qword_ptr(rcx + call_slot::OWNER), rdi)?;
     a.jne(retry)?;
     a.jmp(over)?;
     a.set_label(&mut has_one)?;
@@ -548,7 +552,7 @@ fn take_stack(
 }
 
 fn is_on_fiber(role: &TimedRole) -> bool {
-    matches!(role.stack, CallStack::OfFiber { .. })
+    matches!(role.stack, StackKind::OfFiber { .. })
 }
 
 /// Emits the code that puts in rdx how many calls have not ended on the stack at rcx, and in rax what locates the last
@@ -558,7 +562,7 @@ fn locate_last(
     layout: CallsLayout,
     none: CodeLabel,
 ) -> Result<(), IcedError> {
-    a.mov(rdx, qword_ptr(rcx + stack::DEPTH))?;
+    a.mov(rdx, qword_ptr(rcx + call_slot::DEPTH))?;
     a.test(rdx, rdx)?;
     a.je(none)?;
     a.mov(eax, edx)?;
@@ -572,30 +576,30 @@ fn last_call(layout: CallsLayout, field: u64) -> AsmMemoryOperand {
 
 /// Returns the flags of the call that is located.
 fn last_flags(layout: CallsLayout) -> AsmMemoryOperand {
-    dword_ptr(rcx + rax + before(layout, stack::FLAGS))
+    dword_ptr(rcx + rax + before(layout, call_slot::FLAGS))
 }
 
 /// Returns the distance of a field of a call from the end of that call, as a displacement.
 fn before(layout: CallsLayout, field: u64) -> i32 {
-    (stack::CALLS + field) as i32 - (1 << layout.call_len_bits())
+    (call_slot::CALLS + field) as i32 - (1 << layout.call_len_bits())
 }
 
 /// Emits the code that takes away the last call, which is located.
 fn pop(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
-    a.mov(last_call(layout, stack::FRAME), 0)?;
+    a.mov(last_call(layout, call_slot::FRAME), 0)?;
     a.dec(rdx)?;
-    a.mov(qword_ptr(rcx + stack::DEPTH), rdx)
+    a.mov(qword_ptr(rcx + call_slot::DEPTH), rdx)
 }
 
 /// Emits the code that takes away the last call, which is located, counts it as lost, and goes to `again`: it is one of
-/// another fiber, which had the place before.
+/// another fiber, which had the slot before.
 fn drop_others(
     a: &mut CodeAssembler,
     shared: (LiveAddr, SharedLayout),
     again: CodeLabel,
 ) -> Result<(), IcedError> {
     pop(a, shared.1.calls)?;
-    count_last(a, shared, call::LOST)?;
+    count_last(a, shared, function_data::LOST)?;
     a.jmp(again)
 }
 
@@ -605,8 +609,8 @@ fn count_last(
     shared: (LiveAddr, SharedLayout),
     what: u64,
 ) -> Result<(), IcedError> {
-    a.mov(rdi, last_call(shared.1.calls, stack::FUNCTION))?;
-    a.shl(edi, call::LEN_BITS)?;
+    a.mov(rdi, last_call(shared.1.calls, call_slot::FUNCTION))?;
+    a.shl(edi, function_data::LEN_BITS)?;
     let field = offset(shared.1.calls() + what);
     a.lock().inc(qword_ptr(rbx + rdi + field))
 }
@@ -638,10 +642,10 @@ fn add_time(
     let mut is_known = a.create_label();
     let of_function = |what| qword_ptr(rbx + field(role, shared, what));
     a.set_label(&mut is_longer)?;
-    a.mov(rax, of_function(call::MAX))?;
+    a.mov(rax, of_function(function_data::MAX))?;
     a.cmp(rax, r8)?;
     a.jae(is_shorter)?;
-    a.lock().cmpxchg(of_function(call::MAX), r8)?;
+    a.lock().cmpxchg(of_function(function_data::MAX), r8)?;
     a.jne(is_longer)?;
     a.set_label(&mut is_shorter)?;
     a.mov(rdx, r8)?;
@@ -651,10 +655,10 @@ fn add_time(
     // Its octave.
     a.mov(ecx, edx)?;
     a.shr(ecx, precision)?;
-    a.mov(rax, of_function(call::OCTAVES))?;
+    a.mov(rax, of_function(function_data::OCTAVES))?;
     a.bt(rax, rcx)?;
     a.jc(is_known)?;
-    a.lock().bts(of_function(call::OCTAVES), rcx)?;
+    a.lock().bts(of_function(function_data::OCTAVES), rcx)?;
     a.set_label(&mut is_known)?;
     let histograms = Histograms {
         at: layout.calls() + layout.calls.histogram(role.function, 0),
