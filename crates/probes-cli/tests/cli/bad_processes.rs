@@ -97,7 +97,7 @@ fn kernel_thread_is_refused() {
         Some(pid) => refused(
             pid,
             "is a kernel thread",
-            "give the pid of an OCaml program",
+            "give the pid of a process that runs a program",
         ),
         None => {
             // A separate pid namespace shows no kernel threads: there, pid 2 is none.
