@@ -7,6 +7,7 @@ pub(crate) mod functions;
 pub(crate) mod lines;
 pub(crate) mod mangling;
 pub(crate) mod note;
+pub(crate) mod parameters;
 pub(crate) mod relocations;
 pub(crate) mod source;
 pub(crate) mod symbols;
@@ -20,6 +21,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use gimli::SectionId;
 use goblin::container::{Container, Ctx, Endian};
 use goblin::elf::header::{
     self, EI_CLASS, EI_DATA, ELFCLASS32, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_DYN, ET_EXEC,
@@ -324,6 +326,12 @@ impl ElfFile {
     /// Returns the bytes of a section; `None` if there is none, or it cannot be read.
     pub(crate) fn whole_section(&self, name: &'static str) -> Option<Vec<u8>> {
         self.section_bytes(self.section(name)?, name).ok()
+    }
+
+    /// Returns the bytes of a section of the debugging information; `None` if it is missing, compressed, or not within the file.
+    pub(crate) fn debug_section(&self, id: SectionId) -> Option<Vec<u8>> {
+        let is_readable = !self.is_compressed(id.name());
+        is_readable.then(|| self.whole_section(id.name())).flatten()
     }
 
     /// Returns the contents of a section, to be read part by part; `None` if there is no such section.

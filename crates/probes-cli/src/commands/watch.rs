@@ -45,12 +45,13 @@ With -fn it shows the calls of functions of any native program, as
     TIME THREAD NAME ADDRESS FILE:LINE ARGUMENTS
 Functions are given as for `count -fn`; what is named and cannot be watched is an error, and what a pattern with
 * or ? matches and cannot be watched is left out, with a warning. How many arguments an OCaml function has
-is known, unless it uses variables of an outer function; of all others, -args N shows N words. Arguments of C
-are integers, text if a word points to some, or addresses: what is not passed in a general register
-(floats, structures) is not shown, and a word that is no argument may be anything. With -probe as
-well, lines have the field FUNCTION before FILE:LINE. With -results there is a line for each return, too, with
-`returns RESULT` instead of the arguments; a call that ends with an exception, or with a jump to another
-function in tail position, has none.
+is known, unless it uses variables of an outer function; how many one of C has, if debugging information
+tells and no structure is among them; of all others, -args N shows N words. Arguments of C are integers,
+text if a word points to some, or addresses: what is not passed in a general register (floats, structures)
+is not shown, and a word that is no argument may be anything. With -probe as well, lines have the field
+FUNCTION before FILE:LINE. With -results there is a line for each return, too, with `returns RESULT` instead
+of the arguments; a call that ends with an exception, or with a jump to another function in tail position,
+has none.
 
 With -rate, hits are shown once a second: R of those that came in it, chosen at random, so that each
 had the same chance, and all if they are no more.

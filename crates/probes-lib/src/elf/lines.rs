@@ -76,8 +76,7 @@ impl LineSearch {
                     | SectionId::DebugStr
                     | SectionId::DebugStrOffsets
             );
-            let is_readable = is_needed && !elf.is_compressed(id.name());
-            let bytes = is_readable.then(|| elf.whole_section(id.name())).flatten();
+            let bytes = is_needed.then(|| elf.debug_section(id)).flatten();
             bytes.unwrap_or_default()
         };
         self.places(section, function_at)

@@ -149,7 +149,7 @@ impl ObservedFunctions {
         let counted = all.places(&observation.counted_functions)?;
         let [is_timed, is_watched]: [HashSet<_>; 2] =
             [&timed, &watched].map(|places| places.iter().map(key).collect());
-        let words = WatchedWords::of(pid, observation, &all);
+        let words = WatchedWords::of(pid, observation, &all, &watched);
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
             if is_timed.contains(&key) {

@@ -9,6 +9,7 @@ use nix::fcntl::OFlag;
 use crate::address::LiveAddr;
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
+use crate::elf::parameters;
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::observe::closures::Currying;
 use crate::observe::layout::shared::MAX_ARGUMENTS;
@@ -36,25 +37,33 @@ pub(crate) struct WatchedWords {
     unknown_arguments: usize,
     /// Whether results are recorded.
     has_results: bool,
-    /// How many arguments functions of OCaml have.
-    arities: HashMap<LiveAddr, usize>,
+    /// How many arguments functions have: those of OCaml, and those of others in general registers.
+    ocaml_arguments: HashMap<LiveAddr, usize>,
+    other_arguments: HashMap<LiveAddr, usize>,
 }
 
 impl WatchedWords {
-    /// Finds out what is known of the functions of a process.
-    pub(crate) fn of(pid: i32, observation: &Observation, functions: &Functions) -> WatchedWords {
+    /// Finds out what is known of the functions of a process, of which some are `watched`.
+    pub(crate) fn of(
+        pid: i32,
+        observation: &Observation,
+        functions: &Functions,
+        watched: &[FunctionPlace<'_>],
+    ) -> WatchedWords {
         let mut words = WatchedWords {
             may_ask: false,
             unknown_arguments: observation.unknown_arguments.min(MAX_ARGUMENTS),
             has_results: observation.watches_results,
-            arities: HashMap::new(),
+            ocaml_arguments: HashMap::new(),
+            other_arguments: HashMap::new(),
         };
         if observation.watched_functions.is_empty() {
             return words;
         }
         if let Ok(process) = Process::open(pid) {
             words.may_ask = matches!(OwnFilters::of(&process).has_any(), Ok(false));
-            words.arities = arities(&process, functions.objects());
+            words.ocaml_arguments = arities(&process, functions.objects());
+            words.other_arguments = other_arguments(watched);
         }
         words
     }
@@ -75,14 +84,19 @@ impl WatchedWords {
         let is_inside = place.offset > 0 || place.line.is_some();
         // One without a name may have either calling convention.
         let has_arguments = !is_inside && is_ocaml == may_be_ocaml;
-        let known = self.arities.get(&address).filter(|_| is_ocaml);
+        let known = if is_ocaml {
+            self.ocaml_arguments.get(&address)
+        } else {
+            self.other_arguments.get(&address)
+        };
         // OxCaml has functions whose results are no values.
         let result = match (self.may_ask, is_ocaml) {
             (false, _) => Words::Numbers,
             (true, true) => Words::MaybeValues,
             (true, false) => Words::Text,
         };
-        let words = known.map_or(result, |_| Words::Values);
+        let are_values = is_ocaml && known.is_some();
+        let words = if are_values { Words::Values } else { result };
         let arguments = known.copied().unwrap_or(self.unknown_arguments);
         Watching {
             function: WatchedFunction {
@@ -96,10 +110,39 @@ impl WatchedWords {
                 },
                 is_ocaml,
             },
-            arguments: if has_arguments { arguments } else { 0 },
+            arguments: if has_arguments {
+                arguments.min(MAX_ARGUMENTS)
+            } else {
+                0
+            },
             is_number_known: is_inside || known.is_some(),
         }
     }
+}
+
+/// Returns how many arguments functions of C, C++ and Rust are passed in general registers, by their addresses, as far as the
+/// debugging information tells. What compilers have derived from a function (`f.isra.0`) may be passed others than it says.
+fn other_arguments(watched: &[FunctionPlace<'_>]) -> HashMap<LiveAddr, usize> {
+    let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
+        std::ptr::eq(one.function.object, other.function.object)
+    };
+    let is_derived = |name: FunctionName<'_>| {
+        let mut suffixes = [".isra.", ".constprop.", ".part."].into_iter();
+        suffixes.any(|suffix| name.symbol.contains(suffix))
+    };
+    let mut known = HashMap::new();
+    for places in watched.chunk_by(is_same) {
+        let object = places[0].function.object;
+        let Some(bias) = object.load_bias() else {
+            continue;
+        };
+        let functions = places.iter().map(|place| place.function.function);
+        let functions = functions.filter(|it| !it.names().any(is_derived));
+        let functions = functions.map(|it| it.range().start).collect();
+        let found = parameters::in_general_registers(object.elf(), &functions);
+        known.extend(found.into_iter().map(|(at, many)| (bias.live(at), many)));
+    }
+    known
 }
 
 /// Returns how many arguments functions of OCaml have, by their addresses, as far as the data of the process tell.

@@ -1,0 +1,295 @@
+//! How many arguments functions of C, C++ and Rust are passed in general registers, as the debugging information (DWARF) says.
+
+use std::collections::{HashMap, HashSet};
+
+use gimli::{
+    AttributeValue, DebuggingInformationEntry, DwAt, Dwarf, DwarfSections, EndianSlice,
+    LittleEndian, SectionId, Unit, UnitOffset, constants,
+};
+
+use crate::address::FileAddr;
+use crate::elf::ElfFile;
+
+/// How many types are behind each other at most: a name for a constant of an integer, and so on.
+const MAX_TYPES: usize = 16;
+
+type Slice<'d> = EndianSlice<'d, LittleEndian>;
+type Entry<'e, 'd> = DebuggingInformationEntry<'e, 'e, Slice<'d>>;
+
+/// Where a value is passed (psABI 3.2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Passed {
+    /// In a general register.
+    General,
+    /// In a vector register, or on the stack.
+    Elsewhere,
+    /// That depends on what the debugging information does not say simply: a structure.
+    Unknown,
+}
+
+/// Returns how many arguments these functions are passed in general registers, which may be more than there are registers.
+/// Those of which it is not known are missing.
+pub(crate) fn in_general_registers(
+    elf: &ElfFile,
+    functions: &HashSet<FileAddr>,
+) -> HashMap<FileAddr, usize> {
+    read(|id| elf.debug_section(id).unwrap_or_default(), functions)
+}
+
+/// The same for a file with these sections.
+fn read(
+    section: impl Fn(SectionId) -> Vec<u8>,
+    functions: &HashSet<FileAddr>,
+) -> HashMap<FileAddr, usize> {
+    let Ok(sections) = DwarfSections::load(|id| Ok::<_, gimli::Error>(section(id))) else {
+        return HashMap::new();
+    };
+    let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
+    let mut found = HashMap::new();
+    let mut units = dwarf.units();
+    while let Ok(Some(header)) = units.next() {
+        if let Ok(unit) = dwarf.unit(header) {
+            let unit = DwarfUnit {
+                dwarf: &dwarf,
+                unit: &unit,
+            };
+            if unit.may_have(functions) {
+                unit.read(functions, &mut found);
+            }
+        }
+    }
+    let known = found.into_iter();
+    known.filter_map(|(at, many)| Some((at, many?))).collect()
+}
+
+/// A compilation unit.
+struct DwarfUnit<'u, 'd> {
+    dwarf: &'u Dwarf<Slice<'d>>,
+    unit: &'u Unit<Slice<'d>>,
+}
+
+/// A function whose parameters are read.
+struct Function {
+    address: FileAddr,
+    /// How deep its entry is in the tree.
+    depth: isize,
+    /// How many are passed in general registers; `None` if that is not known.
+    many: Option<usize>,
+}
+
+impl DwarfUnit<'_, '_> {
+    /// Returns whether it may have code of one of these functions.
+    fn may_have(&self, functions: &HashSet<FileAddr>) -> bool {
+        let Ok(mut ranges) = self.dwarf.unit_ranges(self.unit) else {
+            return true;
+        };
+        let mut has_ranges = false;
+        while let Ok(Some(range)) = ranges.next() {
+            has_ranges = true;
+            let mut addresses = functions.iter();
+            if addresses.any(|at| (range.begin..range.end).contains(&at.0)) {
+                return true;
+            }
+        }
+        !has_ranges
+    }
+
+    /// Adds the functions of the unit that are wanted; `None` for those of which it is not known.
+    fn read(&self, functions: &HashSet<FileAddr>, found: &mut HashMap<FileAddr, Option<usize>>) {
+        let mut add = |function: Function| {
+            let known = found.entry(function.address).or_insert(function.many);
+            // Two functions at one address, which the linker has merged.
+            if *known != function.many {
+                *known = None;
+            }
+        };
+        let mut function: Option<Function> = None;
+        let mut depth = 0;
+        let mut entries = self.unit.entries();
+        while let Ok(Some((delta, entry))) = entries.next_dfs() {
+            depth += delta;
+            if let Some(ended) = function.take_if(|it| depth <= it.depth) {
+                add(ended);
+            }
+            match (&mut function, entry.tag()) {
+                (Some(outer), constants::DW_TAG_formal_parameter) if depth == outer.depth + 1 => {
+                    let passed = self.type_of(entry).map(|it| self.passed(it));
+                    outer.many = match passed {
+                        Some(Passed::General) => outer.many.map(|many| many + 1),
+                        Some(Passed::Elsewhere) => outer.many,
+                        Some(Passed::Unknown) | None => None,
+                    };
+                }
+                (None, constants::DW_TAG_subprogram) => {
+                    let address = self.address(entry).map(FileAddr);
+                    if let Some(address) = address.filter(|it| functions.contains(it)) {
+                        // Where the result is stored may be passed as well.
+                        let result = self.type_of(entry).map(|it| self.passed(it));
+                        let is_known = result != Some(Passed::Unknown);
+                        function = Some(Function {
+                            address,
+                            depth,
+                            many: is_known.then_some(0),
+                        });
+                    }
+                }
+                _ => {}
+            }
+        }
+        if let Some(ended) = function {
+            add(ended);
+        }
+    }
+
+    /// Returns where the code of a function begins.
+    fn address(&self, entry: &Entry<'_, '_>) -> Option<u64> {
+        let value = entry.attr_value(constants::DW_AT_low_pc).ok()??;
+        self.dwarf.attr_address(self.unit, value).ok()?
+    }
+
+    /// Returns the entry that an attribute of an entry refers to, in this unit.
+    fn reference(&self, entry: &Entry<'_, '_>, name: DwAt) -> Option<UnitOffset> {
+        match entry.attr_value(name).ok()?? {
+            AttributeValue::UnitRef(offset) => Some(offset),
+            _ => None,
+        }
+    }
+
+    /// Returns the type of a parameter, or that of the result of a function. Those of a function that is also inlined, or that is
+    /// declared elsewhere, are in another entry.
+    fn type_of(&self, entry: &Entry<'_, '_>) -> Option<UnitOffset> {
+        const OTHERS: [DwAt; 2] = [
+            constants::DW_AT_abstract_origin,
+            constants::DW_AT_specification,
+        ];
+        let mut at = None;
+        for _ in 0..MAX_TYPES {
+            let other = at.map(|at| self.unit.entry(at)).transpose().ok()?;
+            let entry = other.as_ref().unwrap_or(entry);
+            if let Some(found) = self.reference(entry, constants::DW_AT_type) {
+                return Some(found);
+            }
+            let mut others = OTHERS.into_iter();
+            at = Some(others.find_map(|name| self.reference(entry, name))?);
+        }
+        None
+    }
+
+    /// Returns where values of a type are passed.
+    fn passed(&self, mut at: UnitOffset) -> Passed {
+        for _ in 0..MAX_TYPES {
+            let Ok(entry) = self.unit.entry(at) else {
+                return Passed::Unknown;
+            };
+            match entry.tag() {
+                constants::DW_TAG_pointer_type
+                | constants::DW_TAG_reference_type
+                | constants::DW_TAG_rvalue_reference_type
+                | constants::DW_TAG_enumeration_type => return Passed::General,
+                constants::DW_TAG_base_type => return passed_as_base(&entry),
+                constants::DW_TAG_typedef
+                | constants::DW_TAG_const_type
+                | constants::DW_TAG_volatile_type
+                | constants::DW_TAG_restrict_type
+                | constants::DW_TAG_atomic_type => {
+                    match self.reference(&entry, constants::DW_AT_type) {
+                        Some(next) => at = next,
+                        None => return Passed::Unknown,
+                    }
+                }
+                _ => return Passed::Unknown,
+            }
+        }
+        Passed::Unknown
+    }
+}
+
+/// Returns where values of a base type are passed.
+fn passed_as_base(entry: &Entry<'_, '_>) -> Passed {
+    let len = entry.attr_value(constants::DW_AT_byte_size).ok().flatten();
+    let len = len.and_then(|it| it.udata_value());
+    let encoding = entry.attr_value(constants::DW_AT_encoding).ok().flatten();
+    let Some(AttributeValue::Encoding(encoding)) = encoding else {
+        return Passed::Unknown;
+    };
+    match encoding {
+        constants::DW_ATE_float | constants::DW_ATE_complex_float => Passed::Elsewhere,
+        constants::DW_ATE_address
+        | constants::DW_ATE_boolean
+        | constants::DW_ATE_signed
+        | constants::DW_ATE_signed_char
+        | constants::DW_ATE_unsigned
+        | constants::DW_ATE_unsigned_char
+        | constants::DW_ATE_UTF
+            if len.is_some_and(|len| (1..=8).contains(&len)) =>
+        {
+            Passed::General
+        }
+        _ => Passed::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use test_support::{fixture, fixture_forms};
+
+    use super::*;
+    use crate::Functions;
+    use crate::testing::properties;
+
+    #[test]
+    fn arguments_in_general_registers_are_counted() {
+        for file in fixture_forms("passing") {
+            let elf = ElfFile::open(&file).unwrap();
+            let functions = Functions::of_file(&file).unwrap();
+            let address = |name: &str| {
+                let glob = crate::FunctionSelector::Glob(name.parse().unwrap());
+                functions.select(&[glob]).unwrap()[0].function.range().start
+            };
+            let expected = [
+                ("numbers", Some(6)),
+                ("texts", Some(6)),
+                ("floats", Some(1)),
+                ("scales", Some(1)),
+                ("takes", Some(1)),
+                ("pairs", None),
+                ("pair", None),
+            ];
+            let addresses = expected.map(|(name, _)| address(name));
+            let found = in_general_registers(&elf, &addresses.into_iter().collect());
+            for ((name, many), at) in expected.into_iter().zip(addresses) {
+                assert_eq!(found.get(&at).copied(), many, "{name}");
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(properties(128))]
+
+        #[test]
+        fn damaged_information_is_read_or_ignored(
+            damages in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
+            is_of_abbreviations in any::<bool>(),
+        ) {
+            let elf = ElfFile::open(&fixture("passing.pie")).unwrap();
+            let damaged = if is_of_abbreviations {
+                SectionId::DebugAbbrev
+            } else {
+                SectionId::DebugInfo
+            };
+            let section = |id: SectionId| {
+                let mut bytes = elf.debug_section(id).unwrap_or_default();
+                if id == damaged {
+                    for (at, byte) in &damages {
+                        let at = at.index(bytes.len());
+                        bytes[at] = *byte;
+                    }
+                }
+                bytes
+            };
+            let functions = (0x1000..0x2000).map(FileAddr).collect();
+            prop_assert!(read(section, &functions).len() <= 0x1000);
+        }
+    }
+}
