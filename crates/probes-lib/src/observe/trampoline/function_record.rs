@@ -273,26 +273,16 @@ fn maybe_block(
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
-    let copied = byte_ptr(rcx + layout_of::COPIED + index);
-    let at = record::argument_at(index);
+    let header = qword_ptr(rcx + record::argument_at(index) + layout_of::BLOCK_HEADER);
     a.test(edx, 7)?;
     a.jne(over)?;
     unless_certain(a, -8, pointers, over)?;
-    a.mov(rax, qword_ptr(rdx - 8))?;
-    a.mov(qword_ptr(rcx + at + layout_of::BLOCK_HEADER), rax)?;
-    a.mov(copied, 1)?;
-    a.cmp(iced_x86::code_asm::al, record::LEAST_OPAQUE)?;
-    a.jb(over)?;
+    record::block_header(a, index, over)?;
     // All words that a record holds are asked for, however long the block is.
     unless_certain(a, last, pointers, over)?;
     unless_certain(a, 0, pointers, over)?;
-    a.mov(rax, qword_ptr(rcx + at + layout_of::BLOCK_HEADER))?;
-    a.shl(rax, 8)?;
-    a.shr(rax, 18)?;
-    a.je(over)?;
-    a.mov(esi, layout_of::COPY_WORDS as u32)?;
-    a.cmp(rax, rsi)?;
-    a.cmovb(rsi, rax)?;
+    a.mov(rax, header)?;
+    record::words_of_block(a, over)?;
     copy_words(a, index)
 }
 

@@ -15,7 +15,7 @@ use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record, val
 use crate::observe::point::{ArgumentSource, WatchRole};
 
 /// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
-pub(super) const LEAST_OPAQUE: u32 = 251;
+const LEAST_OPAQUE: u32 = 251;
 
 /// Emits the code that records a watched hit. Expects the address of the shared data in rbx and the
 /// time in rsi, and in the copies of the `saved` registers what these held at the point.
@@ -108,6 +108,32 @@ pub(super) fn argument_at(index: u64) -> u64 {
     record::ARGUMENTS + record::ARGUMENT_LEN * index
 }
 
+/// Emits the code that records the header of the block at rdx, which can be read, and leaves it in rax. It goes to `over` if the
+/// words of the block are values, which are not recorded.
+pub(super) fn block_header(
+    a: &mut CodeAssembler,
+    index: u64,
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    let header = qword_ptr(rcx + argument_at(index) + record::BLOCK_HEADER);
+    a.mov(rax, qword_ptr(rdx - 8))?;
+    a.mov(header, rax)?;
+    a.mov(byte_ptr(rcx + record::COPIED + index), 1)?;
+    a.cmp(al, LEAST_OPAQUE)?;
+    a.jb(over)
+}
+
+/// Emits the code that puts in rsi the length in words of the block whose header is in rax (bits 10 to 55), limited to what a
+/// record holds. It goes to `over` if the block is empty.
+pub(super) fn words_of_block(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), IcedError> {
+    a.shl(rax, 8)?;
+    a.shr(rax, 18)?;
+    a.je(over)?;
+    a.mov(esi, record::COPY_WORDS as u32)?;
+    a.cmp(rax, rsi)?;
+    a.cmovb(rsi, rax)
+}
+
 /// Emits the code that records the header and the first words of the block at rdx. It goes to `over` if that is
 /// none, or cannot be read.
 pub(super) fn block(
@@ -122,20 +148,8 @@ pub(super) fn block(
     a.jne(over)?;
     a.lea(rax, qword_ptr(rdx - 8))?;
     unless_readable(a, layout, over)?;
-    let copied = byte_ptr(rcx + record::COPIED + index);
-    a.mov(rax, qword_ptr(rdx - 8))?;
-    a.mov(qword_ptr(rcx + at + record::BLOCK_HEADER), rax)?;
-    a.mov(copied, 1)?;
-    a.cmp(al, LEAST_OPAQUE)?;
-    a.jb(over)?;
-    // The length of the block in words (bits 10 to 55 of the header), limited to what a record
-    // holds.
-    a.shl(rax, 8)?;
-    a.shr(rax, 18)?;
-    a.je(over)?;
-    a.mov(esi, record::COPY_WORDS as u32)?;
-    a.cmp(rax, rsi)?;
-    a.cmovb(rsi, rax)?;
+    block_header(a, index, over)?;
+    words_of_block(a, over)?;
     a.lea(rax, qword_ptr(rdx + rsi * 8 - 8))?;
     unless_readable(a, layout, over)?;
     let mut all = a.create_label();
@@ -148,7 +162,7 @@ pub(super) fn block(
         }
     }
     a.set_label(&mut all)?;
-    a.add(copied, sil)
+    a.add(byte_ptr(rcx + record::COPIED + index), sil)
 }
 
 /// Emits a jump to `otherwise` unless the table of pages is still valid and says that the word at
