@@ -1,9 +1,10 @@
 //! What a whole command costs: its CPU time, user and system, of all its threads, and its peak
 //! memory.
 //!
-//! getrusage(2) has these for the children that were waited for, but for all of them together, and a
-//! child that is forked from a large program counts that program's memory as its own. So each
-//! command is run by a new process of this program, which is small and runs nothing else:
+//! getrusage(2) gives them only for all children that were waited for: the sum of their CPU times,
+//! and the peak of the largest. And the peak of a child includes the memory of the program that
+//! forked it. So each command is run by a new process of this program, which is small and runs
+//! nothing else:
 //! `bench cost PROGRAM ARGUMENTS…` prints `CPU-MICROSECONDS PEAK-KIB`.
 
 use std::ffi::{OsStr, OsString};

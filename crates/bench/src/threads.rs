@@ -1,4 +1,4 @@
-//! How long a program of many threads is stopped, or held up by `-live`.
+//! How long updates stop a program with many threads, and how long `-live` delays its threads.
 
 use std::time::Instant;
 
@@ -37,8 +37,8 @@ const fn busy(count: u64) -> Threads {
     }
 }
 
-/// How long one program was stopped, in ns: the longest gaps between its own clock readings, and what updates
-/// reported.
+/// The times of one row, in ns: the longest gaps between the clock readings of the spinning
+/// threads, and the stop times that updates reported.
 #[derive(Default)]
 struct Row {
     unattached: Samples,

@@ -36,16 +36,16 @@ pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
 
 use crate::failure::Failure;
 
-/// Formats the probes of a process or a file; each line begins with the pid if `names_process`.
+/// Formats the probes of a process or a file; each line begins with the pid if `shows_pid`.
 pub(crate) fn listing(
     format: Format,
     listing: &Listing<'_>,
     sites: bool,
-    names_process: bool,
+    shows_pid: bool,
 ) -> Result<String, Failure> {
     match format {
-        Format::Plain => Ok(plain::listing(listing, names_process)),
-        Format::Table => Ok(answer_tables::listing(listing, sites, names_process)),
+        Format::Plain => Ok(plain::listing(listing, shows_pid)),
+        Format::Table => Ok(answer_tables::listing(listing, sites, shows_pid)),
         Format::Json => json(listing),
     }
 }
@@ -72,15 +72,15 @@ pub(crate) fn processes(format: Format, processes: &Processes) -> Result<String,
     }
 }
 
-/// Formats what an update changed; each line begins with the pid if `names_process`.
+/// Formats what an update changed; each line begins with the pid if `shows_pid`.
 pub(crate) fn changes(
     format: Format,
     changes: &Changes<'_>,
-    names_process: bool,
+    shows_pid: bool,
 ) -> Result<String, Failure> {
     match format {
-        Format::Plain => Ok(plain::changes(changes, names_process)),
-        Format::Table => Ok(answer_tables::changes(changes, names_process)),
+        Format::Plain => Ok(plain::changes(changes, shows_pid)),
+        Format::Table => Ok(answer_tables::changes(changes, shows_pid)),
         Format::Json => json(changes),
     }
 }
@@ -89,11 +89,11 @@ pub(crate) fn changes(
 pub(crate) fn released(
     format: Format,
     released: &[Released<'_>],
-    names_process: bool,
+    shows_pid: bool,
 ) -> Result<String, Failure> {
     match format {
-        Format::Plain => Ok(released::plain(released, names_process)),
-        Format::Table => Ok(released::table(released, names_process)),
+        Format::Plain => Ok(released::plain(released, shows_pid)),
+        Format::Table => Ok(released::table(released, shows_pid)),
         Format::Json => released.iter().map(json).collect(),
     }
 }

@@ -1,6 +1,6 @@
-//! The chaos suite: everything that can go wrong while a process is changed is made to go wrong,
-//! and the process is checked afterwards. `make chaos` runs it for an hour; by default, each case
-//! runs its least number of rounds.
+//! The chaos suite: system calls of the tool fail, the tool is killed, and processes exit, exec and
+//! fork during updates and observations; afterwards the process is checked. `make chaos` runs it
+//! for an hour; by default, each case runs its minimum number of rounds.
 //!
 //! It needs the feature `fault-injection`, which release builds lack. The cases share the
 //! fault injection and the machine, so only one runs at a time; each has a deadline, and prints
@@ -11,7 +11,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-/// The name of the suite: cases print it, and CHAOS_SECONDS says how long they run.
+/// The name of the suite, which its cases print. In capitals, it begins the name of the environment
+/// variable that says how long the cases run: `CHAOS_SECONDS`.
 const SUITE: &str = "chaos";
 
 // Helpers: time and counts of a case, the process under test, the tool.
@@ -53,7 +54,7 @@ mod live_updates;
 #[path = "chaos/follow.rs"]
 mod follow;
 
-// Observations: counted, timed and shown.
+// Observations that count, time and show hits.
 #[path = "chaos/counting.rs"]
 mod counting;
 #[path = "chaos/observations.rs"]
@@ -67,6 +68,6 @@ mod observers;
 #[path = "chaos/top.rs"]
 mod top;
 
-// Programs started with their probes set.
+// Programs that the tool starts with probes enabled or disabled.
 #[path = "chaos/launches.rs"]
 mod launches;

@@ -188,7 +188,7 @@ fn change_for(
 
 fn print(output: &Output, report: &Report, failures: &Failures) -> Result<(), Failure> {
     let messages = failures.messages(report.pid);
-    print_changes(output, messages, report, failures.names_process())
+    print_changes(output, messages, report, failures.shows_pid())
 }
 
 /// Opens all processes, and, if there are several, checks what is to be done to each.
@@ -270,8 +270,8 @@ fn undo(
     let mut printed = Ok(());
     for (hold, undone) in &all_undone {
         let messages = failures.messages(undone.pid);
-        let names_process = failures.names_process();
-        printed = printed.and(print_undone(output, messages, undone, names_process));
+        let shows_pid = failures.shows_pid();
+        printed = printed.and(print_undone(output, messages, undone, shows_pid));
         if let Err(failure) = fail_unless_all_undone(hold, undone) {
             failures.add(undone.pid, failure);
         }

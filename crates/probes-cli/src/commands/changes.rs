@@ -18,11 +18,11 @@ pub(super) fn print_changes(
     output: &Output,
     messages: Messages,
     report: &Report,
-    names_process: bool,
+    shows_pid: bool,
 ) -> Result<(), Failure> {
     say_skipped(&messages, report);
     say_remarks(&messages, report);
-    print_report(output, Update::Changed, report, names_process, || {
+    print_report(output, Update::Changed, report, shows_pid, || {
         "the probes were changed".to_owned()
     })?;
     sum_up(output, &messages, report);
@@ -34,13 +34,13 @@ pub(super) fn print_undone(
     output: &Output,
     messages: Messages,
     undone: &Report,
-    names_process: bool,
+    shows_pid: bool,
 ) -> Result<(), Failure> {
     if let Some(names) = join_first_few(&undone.skipped) {
         messages.note(&format!("no changes of {names} are left to undo"));
     }
     say_remarks(&messages, undone);
-    print_report(output, Update::Undone, undone, names_process, String::new)
+    print_report(output, Update::Undone, undone, shows_pid, String::new)
         .map_err(Failure::after_undoing)?;
     sum_up(output, &messages, undone);
     Ok(())
@@ -90,13 +90,13 @@ fn print_report(
     output: &Output,
     update: Update,
     report: &Report,
-    names_process: bool,
+    shows_pid: bool,
     done: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
     if !output.reports_changes {
         return Ok(());
     }
-    let text = output::changes(output.format, &Changes::of(update, report), names_process)?;
+    let text = output::changes(output.format, &Changes::of(update, report), shows_pid)?;
     match output.print(&text) {
         Err(Failure::Output(error)) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::DoneUnwritten(done(), error))

@@ -9,7 +9,7 @@ use crate::messages::Messages;
 pub(super) struct Failures {
     total: usize,
     /// Whether messages and answers say which process they are about.
-    names_process: bool,
+    shows_pid: bool,
     messages: Messages,
     list: Vec<Failure>,
 }
@@ -20,20 +20,20 @@ impl Failures {
     pub(super) fn new(selection: &TargetSelection, total: usize, messages: Messages) -> Failures {
         Failures {
             total,
-            names_process: total > 1 || selection.is_by_name(),
+            shows_pid: total > 1 || selection.is_by_name(),
             messages,
             list: Vec::new(),
         }
     }
 
     /// Whether messages and answers say which process they are about.
-    pub(super) fn names_process(&self) -> bool {
-        self.names_process
+    pub(super) fn shows_pid(&self) -> bool {
+        self.shows_pid
     }
 
     /// The messages about one of the processes.
     pub(super) fn messages(&self, pid: i32) -> Messages {
-        if self.names_process {
+        if self.shows_pid {
             self.messages.about(pid)
         } else {
             self.messages.with_pid(pid)
@@ -42,7 +42,7 @@ impl Failures {
 
     /// Records a failure. One of several is reported at once, because the others may take long.
     pub(super) fn add(&mut self, pid: i32, failure: Failure) {
-        if self.names_process {
+        if self.shows_pid {
             self.messages(pid).failure(&failure);
         }
         self.list.push(failure);
@@ -69,7 +69,7 @@ impl Failures {
     pub(super) fn finish_all(&mut self, outcome: &'static str) -> Result<(), Failure> {
         match self.list.len() {
             0 => Ok(()),
-            1 if !self.names_process => Err(self.list.remove(0)),
+            1 if !self.shows_pid => Err(self.list.remove(0)),
             failed => Err(Failure::Several {
                 failed,
                 total: self.total,

@@ -30,7 +30,7 @@ pub(super) fn release_dead(
         };
         let messages = failures.messages(pid);
         let done: Vec<Released<'_>> = released.iter().filter_map(Released::of).collect();
-        let text = output::released(output.format, &done, failures.names_process());
+        let text = output::released(output.format, &done, failures.shows_pid());
         if output.reports_changes {
             printed = printed.and(text.and_then(|text| output.print(&text)));
         }

@@ -73,7 +73,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 digest: target.code_digest(&states).unwrap_or_default(),
                 holders: target.holders(),
             };
-            shown.show(args, &output, failures.names_process())?;
+            shown.show(args, &output, failures.shows_pid())?;
         }
     }
     failures.finish("")?;
@@ -104,13 +104,13 @@ struct Shown<'s> {
 }
 
 impl Shown<'_> {
-    fn show(&self, args: &Args, output: &Output, names_process: bool) -> Result<(), Failure> {
+    fn show(&self, args: &Args, output: &Output, shows_pid: bool) -> Result<(), Failure> {
         let (target, states) = (self.target, self.states);
         describe(&output.messages, target);
         let source_maps = states.objects().iter().map(Object::source_map);
         let detail = detail(output, args.sites, args.paths.form(), source_maps);
         let listing = Listing::of_process(target, states, self.digest, &self.holders, &detail);
-        let text = output::listing(output.format, &listing, args.sites, names_process)?;
+        let text = output::listing(output.format, &listing, args.sites, shows_pid)?;
         output.print(&text)?;
         let probes = states.probes().count();
         output.sum_up(&output.messages, probes, || sum_of_states(states));

@@ -21,7 +21,7 @@ pub(crate) struct TimedFlags {
     by: Option<Key>,
 }
 
-/// By what the calls of a function are told apart.
+/// By what the calls of a function are distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Key {
     Caller,
@@ -70,7 +70,7 @@ impl Timed {
         self.of_self
     }
 
-    /// Whether the callers of functions are told apart.
+    /// Whether the callers of functions are distinguished.
     pub(crate) fn by_caller(&self) -> bool {
         self.by_caller
     }

@@ -7,8 +7,8 @@ use super::table::table;
 use super::view::{ChangeView, Changes, Listing, ProbeView, Processes, state_word};
 use crate::text::{Escaped, number_of};
 
-pub(super) fn listing(listing: &Listing<'_>, sites: bool, names_process: bool) -> String {
-    let pid = listing.pid.filter(|_| names_process);
+pub(super) fn listing(listing: &Listing<'_>, sites: bool, shows_pid: bool) -> String {
+    let pid = listing.pid.filter(|_| shows_pid);
     let mut head: Vec<&str> = pid.map(|_| "pid").into_iter().collect();
     head.push("probe");
     if listing.pid.is_some() {
@@ -111,15 +111,15 @@ pub(super) fn change_cells(change: &ChangeView<'_>) -> [String; 4] {
     ]
 }
 
-pub(super) fn changes(changes: &Changes<'_>, names_process: bool) -> String {
-    let pid = names_process.then(|| changes.pid.to_string());
+pub(super) fn changes(changes: &Changes<'_>, shows_pid: bool) -> String {
+    let pid = shows_pid.then(|| changes.pid.to_string());
     let rows = changes.changed.iter().map(|change| {
         let mut row: Vec<String> = pid.iter().cloned().collect();
         row.extend(change_cells(change));
         row
     });
     let mut head = CHANGE_HEAD.to_vec();
-    if names_process {
+    if shows_pid {
         head.insert(0, "pid");
     }
     table(&head, rows)

@@ -12,7 +12,7 @@ use crate::text::{Escaped, number_of};
 
 /// The probes of a process or a file. What is not in the executable comes after a line that names its
 /// object.
-pub(super) fn listing(listing: &Listing<'_>, names_process: bool) -> String {
+pub(super) fn listing(listing: &Listing<'_>, shows_pid: bool) -> String {
     let mut text = String::new();
     for probe in &listing.probes {
         push_name_line(probe, &mut text);
@@ -35,7 +35,7 @@ pub(super) fn listing(listing: &Listing<'_>, names_process: bool) -> String {
         }
     }
     match listing.pid {
-        Some(pid) if names_process => text.lines().map(|line| format!("{pid} {line}\n")).collect(),
+        Some(pid) if shows_pid => text.lines().map(|line| format!("{pid} {line}\n")).collect(),
         _ => text,
     }
 }
@@ -98,8 +98,8 @@ pub(super) fn arguments(site: &SiteView<'_>) -> impl Iterator<Item = String> {
     site.arguments.iter().map(|text| Escaped(text).to_string())
 }
 
-pub(super) fn changes(changes: &Changes<'_>, names_process: bool) -> String {
-    let process = names_process.then_some(changes.pid);
+pub(super) fn changes(changes: &Changes<'_>, shows_pid: bool) -> String {
+    let process = shows_pid.then_some(changes.pid);
     let lines = changes.changed.iter().map(|it| change(it, process));
     lines.collect()
 }

@@ -45,9 +45,9 @@ impl<'r> Released<'r> {
     }
 }
 
-pub(super) fn plain(released: &[Released<'_>], names_process: bool) -> String {
+pub(super) fn plain(released: &[Released<'_>], shows_pid: bool) -> String {
     let changes = |one: &Released<'_>| -> String {
-        let process = names_process.then_some(one.pid);
+        let process = shows_pid.then_some(one.pid);
         let changed = one.changed.iter();
         changed
             .map(|change| plain::change(change, process))
@@ -56,10 +56,10 @@ pub(super) fn plain(released: &[Released<'_>], names_process: bool) -> String {
     released.iter().map(changes).collect()
 }
 
-pub(super) fn table(released: &[Released<'_>], names_process: bool) -> String {
+pub(super) fn table(released: &[Released<'_>], shows_pid: bool) -> String {
     let rows = released.iter().flat_map(|one| {
         one.changed.iter().map(|change| {
-            let pid = names_process.then(|| one.pid.to_string());
+            let pid = shows_pid.then(|| one.pid.to_string());
             let mut row: Vec<String> = pid.into_iter().collect();
             row.push(one.holder.to_string());
             row.extend(change_cells(change));
@@ -68,7 +68,7 @@ pub(super) fn table(released: &[Released<'_>], names_process: bool) -> String {
     });
     let mut head = vec!["holder"];
     head.extend(CHANGE_HEAD);
-    if names_process {
+    if shows_pid {
         head.insert(0, "pid");
     }
     table::table(&head, rows)

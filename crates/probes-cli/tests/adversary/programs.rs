@@ -5,8 +5,8 @@ use test_support::{Talker, program};
 use crate::program::Program;
 use crate::ways::every_way;
 
-/// Whether the programs were built by OCaml 5. With it, `domains` and `effects` exist, and `signals` dies by
-/// SIGSEGV without any tool (1 of 6 runs of 4 s with OCaml 5.3).
+/// Whether the programs were built by OCaml 5. Then `domains` and `effects` exist, and `signals` is
+/// killed by SIGSEGV even without the tool (1 of 6 runs of 4 s with OCaml 5.3).
 fn is_of_ocaml_5() -> bool {
     let folder = program("terminating").with_file_name("ocaml5");
     folder.join("domains.exe").exists()
@@ -30,8 +30,8 @@ fn signals_are_handled_with_small_heap() {
     every_way("signals, in a small heap", &program);
 }
 
-// promise: Observations: System threads that wait, raise exceptions in probe handlers, fork and exit in one
-//    do so as without a tool (in every way)
+// promise: Observations: System threads that wait, fork, and raise exceptions or exit in probe
+//    handlers do so as without a tool (in every way)
 #[test]
 fn system_threads_are_unaffected() {
     every_way("system threads", &Program::checked("systhreads"));

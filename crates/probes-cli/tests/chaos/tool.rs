@@ -10,8 +10,8 @@ use crate::schema::object;
 use crate::subject::{States, Subject};
 use probes_lib::{Action, State};
 
-/// The tool with the words of `line`, which are separated by single spaces; its output is
-/// discarded unless the caller redirects it.
+/// Returns a command that runs the tool with the arguments in `line`, separated by single spaces.
+/// Its output is discarded unless the caller redirects it.
 pub(crate) fn command(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocaml-probes"));
     command.args(line.split(' ')).stdin(Stdio::null());
@@ -19,7 +19,7 @@ pub(crate) fn command(line: &str) -> Command {
     command
 }
 
-/// `attach` that switches every probe.
+/// Returns the `attach` command that enables or disables every probe.
 pub(crate) fn attach(pid: i32, action: Action, force: bool) -> Command {
     let action = match action {
         Action::Enable => "-enable-all",
@@ -34,7 +34,7 @@ pub(crate) fn start(mut command: Command, fault: &str) -> Guard {
     Guard::spawn(command.env(faults::VARIABLE, fault))
 }
 
-/// The output of `info`.
+/// Runs `info -json` and returns the counter and state of each probe.
 pub(crate) fn info(subject: &Subject) -> States {
     let output = test_support::output(&mut command(&format!("info -json -pid {}", subject.pid())));
     assert!(output.status.success(), "{output:?}");

@@ -37,7 +37,7 @@ pub struct SourceMap {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SourceLocation {
-    /// The OCaml function, demangled: `Http.handle`.
+    /// The function, by its name in the source: `Http.handle`.
     pub function: Option<String>,
     /// The path of the source file as it was given to the compiler, if the ELF file records that.
     pub file: Option<String>,
@@ -71,7 +71,7 @@ impl SourceMap {
 
     /// Returns what the file says of the code at `address`.
     pub fn locate(&self, address: FileAddr) -> SourceLocation {
-        // In a stripped file, the nearest dynamic symbol is another function's.
+        // Without `.symtab`, the nearest dynamic symbol may be that of another function.
         let has_symbols = self.loader.get_section_range(b".symtab").is_some();
         let function = self.loader.find_symbol(address.0).filter(|_| has_symbols);
         let (file, line) = self.line(address);

@@ -1,8 +1,8 @@
 //! [`DynamicLoader`]: the dynamic loader of a process, and whether it has loaded all objects.
 //!
-//! Loaders call an empty function for debuggers, `_dl_debug_state`, when the list of objects changes
-//! (`r_brk` of `struct r_debug`, link.h): after new objects have been mapped, and before any of their
-//! code runs.
+//! Loaders call an empty function for debuggers, `_dl_debug_state` (`r_brk` of `struct r_debug`,
+//! link.h), before and after they change the list of objects: the second time, new objects have
+//! been mapped, and none of their code has run.
 
 use goblin::elf::ProgramHeader;
 use goblin::elf::program_header::{PT_DYNAMIC, PT_PHDR};
@@ -18,7 +18,7 @@ use crate::process::objects;
 /// The name of the function in glibc and in musl.
 pub(crate) const DEBUG_FUNCTION: &str = "_dl_debug_state";
 
-/// How many bytes of the function are read, at most.
+/// How many bytes are read at the function's address: room for an `endbr64` and a near jump.
 pub(crate) const DEBUG_FUNCTION_LEN: u64 = 9;
 
 /// The dynamic loader of a process.
@@ -38,7 +38,7 @@ pub(crate) struct DynamicLoader {
 pub(crate) enum NoDynamicLoader {
     /// It has none: its program is static, or the loader was executed as its program.
     Absent,
-    /// The loader is not like those of glibc and musl.
+    /// It cannot be read, or is not like those of glibc and musl.
     Unknown,
 }
 
@@ -78,8 +78,8 @@ pub(crate) fn debug_function(process: &Process) -> Option<LiveAddr> {
     Some(loader.bias.live(loader.debug_function))
 }
 
-/// Returns whether all objects that the program of a process is linked with have been mapped; `None` if
-/// that is not known.
+/// Returns whether the loader has mapped all objects of a process and is not changing their list
+/// (`r_state` is `RT_CONSISTENT`); `None` if that is not known.
 pub(crate) fn has_loaded(process: &Process, memory: &impl ReadMemory) -> Option<bool> {
     const RT_CONSISTENT: u32 = 0;
     /// The offset of the state in struct r_debug: version, list of objects, function, state (link.h).

@@ -1,8 +1,9 @@
-//! [`Moves`]: moves threads that are stopped at an instruction which is about to be overwritten to a copy of it.
+//! [`Moves`]: where threads continue that are stopped at an instruction which is about to be
+//! overwritten: at its copy, or where it jumps to.
 
 use crate::address::LiveAddr;
 
-/// Where threads go on that are stopped at an instruction: at a copy of it.
+/// Maps the addresses of instructions to those at which threads that are stopped there continue.
 #[derive(Debug, Default)]
 pub(crate) struct Moves(Vec<(LiveAddr, LiveAddr)>);
 

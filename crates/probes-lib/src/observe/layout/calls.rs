@@ -12,7 +12,7 @@
 //!
 //! For self times, a call is twice as long, and a histogram begins with two sums.
 //!
-//! If callers are told apart, a table of callers follows (caller), and for each function a caller that stands for all that
+//! If callers are distinguished, a table of callers follows (caller), and for each function a caller that stands for all that
 //! found no room in the table.
 
 use crate::address::PAGE;
@@ -132,7 +132,7 @@ pub(crate) struct CallsLayout {
     pub(crate) functions: u32,
     /// Whether self times are counted in the histograms.
     pub(crate) of_self: bool,
-    /// Whether the callers of each function are told apart.
+    /// Whether the callers of each function are distinguished.
     pub(crate) by_caller: bool,
 }
 
