@@ -62,6 +62,7 @@ mod address;
 mod build_id;
 mod elf;
 mod error;
+mod expression;
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
 pub mod faults;
@@ -119,6 +120,12 @@ pub use update::holds::{HeldProbe, Holder, Holders, ReleasedHold};
 pub use update::options::Options;
 pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, SemaphoreState, SiteState};
 pub use update::snapshot::State;
+
+// Expressions: what is asked of each hit.
+pub use expression::{
+    Answer, BadExpression, Expression, ExpressionProblem, Filter, Hit, Parameter, ParameterKind,
+    Scope,
+};
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{

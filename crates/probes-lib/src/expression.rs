@@ -1,0 +1,97 @@
+//! [`Expression`]: what is asked of each hit, such as `arg0 > 5 && arg1 == "GET"`. Pure.
+//!
+//! ```text
+//! text ─▶ tree        expression/syntax.rs      with places, for messages
+//!      ─▶ filter      expression/types.rs       for one point: what its arguments are is known
+//!      ─▶ answer      expression/interpret.rs   true, false or untyped; the reference for the compiled code
+//! ```
+
+mod interpret;
+mod lexer;
+mod problem;
+mod syntax;
+pub(crate) mod typed;
+mod types;
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+pub use self::interpret::{Answer, Hit};
+pub use self::problem::{BadExpression, ExpressionProblem};
+use self::syntax::Node;
+pub use self::types::{Filter, Parameter, ParameterKind, Scope};
+
+/// The longest expression, in bytes.
+pub(crate) const MAX_LEN: usize = 4096;
+
+/// How deep an expression may be nested.
+pub(crate) const MAX_DEPTH: u32 = 64;
+
+/// A question about a hit: a number, a text or a truth, of its arguments.
+///
+/// What its names mean, and whether it makes sense, is known for a point only: [`Expression::filter`].
+///
+/// ```
+/// use probes_lib::{Answer, Expression, Hit, Parameter, ParameterKind, Scope};
+///
+/// struct Call(u64);
+///
+/// impl Hit for Call {
+///     fn argument(&self, index: usize) -> Option<u64> {
+///         (index == 0).then_some(self.0)
+///     }
+///
+///     fn word_at(&self, _: u64) -> Option<u64> {
+///         None
+///     }
+/// }
+///
+/// let expression: Expression = "arg0 >= 10 && arg0 < 0x20".parse()?;
+/// let value = Parameter { name: None, kind: ParameterKind::Value };
+/// let filter = expression.filter(&Scope::of("probe tick", "tick", vec![value]))?;
+/// // As OCaml has them in registers.
+/// let int = |number: u64| Call(number << 1 | 1);
+/// assert_eq!(filter.answer(&int(16)), Answer::True);
+/// assert_eq!(filter.answer(&int(32)), Answer::False);
+/// assert_eq!(filter.answer(&Call(0x7f00_1234_5678)), Answer::Untyped);
+/// # Ok::<(), probes_lib::BadExpression>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Expression {
+    text: Arc<str>,
+    tree: Arc<Node>,
+}
+
+impl Expression {
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Returns what it asks of the hits of a point, as something that is true or false.
+    ///
+    /// # Errors
+    ///
+    /// If it is a value, not true or false; if a name is unknown, or two things are compared that are not of one kind.
+    pub fn filter(&self, scope: &Scope) -> Result<Filter, BadExpression> {
+        let filter = types::filter(&self.tree, &self.text, scope);
+        filter.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
+    }
+}
+
+impl FromStr for Expression {
+    type Err = BadExpression;
+
+    fn from_str(text: &str) -> Result<Expression, BadExpression> {
+        match syntax::parse(text) {
+            Ok(tree) => Ok(Expression {
+                text: text.into(),
+                tree: Arc::new(tree),
+            }),
+            Err((place, problem)) => Err(BadExpression::new(text, place, problem)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

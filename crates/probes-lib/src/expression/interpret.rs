@@ -1,0 +1,184 @@
+//! Answers an expression for a hit whose arguments and memory can be read: what the compiled code does, step by step.
+
+use std::cmp::Ordering;
+
+use super::typed::{
+    DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, LEAST_OPAQUE_TAG, Number, STRING_TAG, Signs,
+    Test, Word, block_of, words_of,
+};
+
+/// A hit: what its arguments are, and what is in memory. `None` is what cannot be read.
+///
+/// See [`Expression`](super::Expression) for an example.
+pub trait Hit {
+    /// Returns what the place of an argument holds: a register, or a word of the stack.
+    fn argument(&self, index: usize) -> Option<u64>;
+
+    /// Returns the eight bytes at an address.
+    fn word_at(&self, address: u64) -> Option<u64>;
+}
+
+/// What an expression says of a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is true.
+    True,
+    /// It is false.
+    False,
+    /// Neither: something is not what it is asked as (a block where an `int` is asked for), or cannot be read.
+    Untyped,
+}
+
+pub(super) fn answer(test: &Test, hit: &impl Hit) -> Answer {
+    match holds(test, hit) {
+        Some(true) => Answer::True,
+        Some(false) => Answer::False,
+        None => Answer::Untyped,
+    }
+}
+
+fn holds(test: &Test, hit: &impl Hit) -> Option<bool> {
+    Some(match test {
+        Test::Constant(holds) => *holds,
+        Test::Compare(relation, signs, one, other) => {
+            let (one, other) = (number(one, hit)?, number(other, hit)?);
+            let order = match signs {
+                Signs::Signed => (one as i64).cmp(&(other as i64)),
+                Signs::Unsigned => one.cmp(&other),
+            };
+            relation.holds(Some(order))
+        }
+        Test::CompareFloats(relation, one, other) => {
+            let order: Option<Ordering> = float(one, hit)?.partial_cmp(&float(other, hit)?);
+            relation.holds(order)
+        }
+        Test::IsString(of, text) => {
+            let at = word(of, hit)?;
+            let (tag, size) = header(at, hit)?;
+            let expected = block_of(text);
+            if tag != STRING_TAG {
+                return None;
+            }
+            size == expected.len() as u64 && words(at, expected.len(), hit)? == expected
+        }
+        Test::BeginsWith(of, text) => {
+            let at = word(of, hit)?;
+            let (tag, size) = header(at, hit)?;
+            let expected = words_of(text);
+            if tag != STRING_TAG {
+                return None;
+            }
+            let needed = expected.len() as u64;
+            if size < needed {
+                return Some(false);
+            }
+            let words = words(at, expected.len(), hit)?;
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+            let begins = bytes.take(text.len()).eq(text.iter().copied());
+            let unused = words.last()? >> 56;
+            // In a longer block, the string is certainly long enough.
+            let is_long = size > needed || unused <= 7 - text.len() as u64 % 8;
+            begins && is_long
+        }
+        Test::Not(test) => !holds(test, hit)?,
+        Test::And(one, other) => holds(one, hit)? && holds(other, hit)?,
+        Test::Or(one, other) => holds(one, hit)? || holds(other, hit)?,
+    })
+}
+
+fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
+    Some(match of {
+        Number::Literal(number) => *number,
+        Number::Word(of) => word(of, hit)?,
+        Number::Int(of) => {
+            let value = word(of, hit)?;
+            if value & 1 == 0 {
+                return None;
+            }
+            (value as i64 >> 1) as u64
+        }
+        Number::Narrow(of, bits, signs) => {
+            let unused = 64 - u32::from(*bits);
+            let high = word(of, hit)? << unused;
+            match signs {
+                Signs::Signed => (high as i64 >> unused) as u64,
+                Signs::Unsigned => high >> unused,
+            }
+        }
+        Number::Len(of) => {
+            let at = word(of, hit)?;
+            let (tag, size) = header(at, hit)?;
+            match tag {
+                tag if tag < LEAST_OPAQUE_TAG || tag == DOUBLE_ARRAY_TAG => size,
+                STRING_TAG if size > 0 => {
+                    let last = hit.word_at(at.wrapping_add(size * 8).wrapping_sub(8))?;
+                    let unused = last >> 56;
+                    if unused > 7 {
+                        return None;
+                    }
+                    size * 8 - 1 - unused
+                }
+                _ => return None,
+            }
+        }
+        Number::Tag(of) => {
+            let at = word(of, hit)?;
+            if at & 1 == 1 {
+                INT_TAG
+            } else {
+                header(at, hit)?.0
+            }
+        }
+        Number::Calculated(calculation, one, other) => {
+            calculation.of(number(one, hit)?, number(other, hit)?)
+        }
+        Number::Shifted(of, by, Signs::Signed) => (number(of, hit)? as i64 >> by) as u64,
+        Number::Shifted(of, by, Signs::Unsigned) => number(of, hit)? >> by,
+    })
+}
+
+fn float(of: &Float, hit: &impl Hit) -> Option<f64> {
+    let bits = match of {
+        Float::Literal(bits) => *bits,
+        Float::Word(of) => word(of, hit)?,
+        Float::Boxed(of) => {
+            let at = word(of, hit)?;
+            let (DOUBLE_TAG, 1) = header(at, hit)? else {
+                return None;
+            };
+            hit.word_at(at)?
+        }
+    };
+    Some(f64::from_bits(bits))
+}
+
+fn word(of: &Word, hit: &impl Hit) -> Option<u64> {
+    match of {
+        Word::Argument(index) => hit.argument((*index).into()),
+        Word::Field(of, field) => {
+            let at = word(of, hit)?;
+            let (tag, size) = header(at, hit)?;
+            let field = u64::from(*field);
+            if tag >= LEAST_OPAQUE_TAG || field >= size {
+                return None;
+            }
+            hit.word_at(at.wrapping_add(8 * field))
+        }
+    }
+}
+
+/// Returns tag and size in words of the block at an address.
+fn header(at: u64, hit: &impl Hit) -> Option<(u64, u64)> {
+    // Blocks are aligned to words; odd values are integers.
+    if at & 7 != 0 {
+        return None;
+    }
+    let header = hit.word_at(at.wrapping_sub(8))?;
+    // Bits 10 to 55; other bits may be set above.
+    Some((header & 0xff, header << 8 >> 18))
+}
+
+fn words(at: u64, many: usize, hit: &impl Hit) -> Option<Vec<u64>> {
+    let addresses = (0..many as u64).map(|index| at.wrapping_add(8 * index));
+    addresses.map(|at| hit.word_at(at)).collect()
+}

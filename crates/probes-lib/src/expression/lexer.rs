@@ -1,0 +1,301 @@
+//! The words of an expression: names, numbers, strings, operators.
+
+use std::iter::Peekable;
+use std::ops::Range;
+use std::str::CharIndices;
+
+use super::problem::ExpressionProblem as Problem;
+
+/// The last field that can be asked for.
+const MAX_FIELD: u32 = 0xffff;
+
+/// What is wrong, and where in the text.
+pub(super) type Wrong = (Range<usize>, Problem);
+
+/// A word of an expression.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Token {
+    Name(String),
+    Number(u64),
+    Float(f64),
+    /// In nanoseconds.
+    Time(u64),
+    Text(Vec<u8>),
+    /// `.1`
+    Field(u32),
+    Operator(Operator),
+    Not,
+    Open,
+    Close,
+}
+
+/// An operator between two values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Operator {
+    Or,
+    And,
+    Equal,
+    NotEqual,
+    Less,
+    AtMost,
+    Greater,
+    AtLeast,
+    BeginsWith,
+    BitAnd,
+    ShiftRight,
+    Add,
+    Subtract,
+    Multiply,
+}
+
+impl Operator {
+    /// Returns how strongly it binds: those that bind more strongly are evaluated first.
+    pub(super) fn strength(self) -> u32 {
+        match self {
+            Operator::Or => 1,
+            Operator::And => 2,
+            Operator::BitAnd => 4,
+            Operator::ShiftRight => 5,
+            Operator::Add | Operator::Subtract => 6,
+            Operator::Multiply => 7,
+            _ => COMPARISON,
+        }
+    }
+
+    pub(super) fn is_comparison(self) -> bool {
+        self.strength() == COMPARISON
+    }
+}
+
+const COMPARISON: u32 = 3;
+
+/// Those that are written with two characters come first.
+const OPERATORS: [(&str, Operator); 14] = [
+    ("==", Operator::Equal),
+    ("!=", Operator::NotEqual),
+    ("<=", Operator::AtMost),
+    (">=", Operator::AtLeast),
+    ("^=", Operator::BeginsWith),
+    (">>", Operator::ShiftRight),
+    ("&&", Operator::And),
+    ("||", Operator::Or),
+    ("<", Operator::Less),
+    (">", Operator::Greater),
+    ("+", Operator::Add),
+    ("-", Operator::Subtract),
+    ("*", Operator::Multiply),
+    ("&", Operator::BitAnd),
+];
+
+/// What other languages have.
+const OTHERS: [(&str, &str); 9] = [
+    ("<<", "* multiplies"),
+    ("<>", "!= compares"),
+    ("===", "== compares"),
+    ("=", "== compares"),
+    ("|", "|| means or"),
+    ("/", "nothing is divided; >> shifts to the right"),
+    (
+        "%",
+        "nothing is divided; arg0 & 7 is the rest after a division by 8",
+    ),
+    ("~", "! means not"),
+    ("^", "^= means begins with"),
+];
+
+/// Splits an expression into words, each with its place.
+pub(super) fn tokens(text: &str) -> Result<Vec<(Range<usize>, Token)>, Wrong> {
+    let mut tokens = Vec::new();
+    let mut at = 0;
+    while let Some(next) = text[at..].chars().next() {
+        if next.is_ascii_whitespace() {
+            at += 1;
+            continue;
+        }
+        let (end, token) = token(text, at, next)?;
+        tokens.push((at..end, token));
+        at = end;
+    }
+    Ok(tokens)
+}
+
+/// Returns the word that begins at `at` with the character `first`, and where it ends.
+fn token(text: &str, at: usize, first: char) -> Result<(usize, Token), Wrong> {
+    let rest = &text[at..];
+    match first {
+        '(' => return Ok((at + 1, Token::Open)),
+        ')' => return Ok((at + 1, Token::Close)),
+        '"' => {
+            let (end, bytes) = quoted(text, at, '"')?;
+            return Ok((end, Token::Text(bytes)));
+        }
+        '\'' => {
+            let (end, bytes) = quoted(text, at, '\'')?;
+            let [byte] = bytes[..] else {
+                return Err((at..end, Problem::NotOneCharacter));
+            };
+            return Ok((end, Token::Number(byte.into())));
+        }
+        '.' => {
+            let digits = length(&rest[1..], |it| it.is_ascii_alphanumeric() || it == '_');
+            let end = at + 1 + digits;
+            return match text[at + 1..end].parse() {
+                Ok(field @ 0..=MAX_FIELD) => Ok((end, Token::Field(field))),
+                _ => Err((at..end, Problem::NoField)),
+            };
+        }
+        '0'..='9' => return number(text, at),
+        _ => {}
+    }
+    if is_of_name(first) {
+        let end = at
+            + length(rest, |it| {
+                is_of_name(it) || it.is_ascii_digit() || it == '\''
+            });
+        return Ok((end, Token::Name(text[at..end].to_owned())));
+    }
+    let other = OTHERS.iter().find(|(typed, _)| rest.starts_with(typed));
+    let operator = OPERATORS.iter().find(|(typed, _)| rest.starts_with(typed));
+    match (operator, other) {
+        (Some((typed, _)), Some((other, instead))) if other.len() > typed.len() => {
+            Err((at..at + other.len(), no_operator(other, instead)))
+        }
+        (Some((typed, operator)), _) => Ok((at + typed.len(), Token::Operator(*operator))),
+        (None, _) if first == '!' => Ok((at + 1, Token::Not)),
+        (None, Some((other, instead))) => Err((at..at + other.len(), no_operator(other, instead))),
+        (None, None) => Err((
+            at..at + first.len_utf8(),
+            Problem::UnexpectedCharacter(first),
+        )),
+    }
+}
+
+fn no_operator(typed: &'static str, instead: &'static str) -> Problem {
+    Problem::NoOperator { typed, instead }
+}
+
+fn is_of_name(it: char) -> bool {
+    it.is_ascii_alphabetic() || it == '_'
+}
+
+/// Returns how many bytes of `text` are characters like this, from its beginning.
+fn length(text: &str, is_like: impl Fn(char) -> bool) -> usize {
+    text.find(|it| !is_like(it)).unwrap_or(text.len())
+}
+
+/// Reads a number, or a time.
+fn number(text: &str, at: usize) -> Result<(usize, Token), Wrong> {
+    let rest = &text[at..];
+    let is_digit = |it: char| it.is_ascii_digit();
+    if let Some(digits) = rest.strip_prefix("0x").or(rest.strip_prefix("0X")) {
+        let end = at + 2 + length(digits, |it| it.is_ascii_alphanumeric() || it == '_');
+        let typed = &text[at + 2..end];
+        if typed.is_empty() || !typed.bytes().all(|it| it.is_ascii_hexdigit()) {
+            return Err((at..end, Problem::NoNumber(text[at..end].to_owned())));
+        }
+        let number = u64::from_str_radix(typed, 16);
+        let number = number.map_err(|_| (at..end, Problem::TooLarge))?;
+        return Ok((end, Token::Number(number)));
+    }
+    let mut len = length(rest, is_digit);
+    let mut is_float = false;
+    if let Some(fraction) = rest[len..].strip_prefix('.') {
+        is_float = true;
+        len += 1 + length(fraction, is_digit);
+    }
+    if let Some(exponent) = rest[len..].strip_prefix(['e', 'E']) {
+        let digits = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+        let many = length(digits, is_digit);
+        if many > 0 {
+            is_float = true;
+            len += 1 + (exponent.len() - digits.len()) + many;
+        }
+    }
+    let unit_len = length(&rest[len..], |it| it.is_ascii_alphanumeric() || it == '_');
+    let (typed, unit) = (&rest[..len], &rest[len..len + unit_len]);
+    let end = at + len + unit_len;
+    let whole = || at..end;
+    let nanoseconds: u64 = match unit {
+        "" => 1,
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        unit if unit.bytes().all(|it| it.is_ascii_alphabetic()) => {
+            return Err((at + len..end, Problem::NoUnit(unit.to_owned())));
+        }
+        _ => return Err((whole(), Problem::NoNumber(text[whole()].to_owned()))),
+    };
+    let token = if is_float {
+        // It has digits, at most one point and an exponent: Rust reads all of these.
+        let number: f64 = typed.parse().unwrap_or(f64::INFINITY);
+        if unit.is_empty() {
+            if number.is_infinite() {
+                return Err((whole(), Problem::TooLarge));
+            }
+            return Ok((end, Token::Float(number)));
+        }
+        let time = (number * nanoseconds as f64).round();
+        Token::Time(
+            (time < MAX_TIME as f64)
+                .then_some(time as u64)
+                .ok_or((whole(), Problem::TooLarge))?,
+        )
+    } else {
+        let number: u64 = typed.parse().map_err(|_| (whole(), Problem::TooLarge))?;
+        if unit.is_empty() {
+            return Ok((end, Token::Number(number)));
+        }
+        let time = number.checked_mul(nanoseconds);
+        let time = time.filter(|time| *time < MAX_TIME);
+        Token::Time(time.ok_or((whole(), Problem::TooLarge))?)
+    };
+    Ok((end, token))
+}
+
+/// Times are shorter, in nanoseconds: 292 years.
+const MAX_TIME: u64 = i64::MAX as u64;
+
+/// Reads what is between two quotes, with OCaml's escapes; `at` is the first one.
+fn quoted(text: &str, at: usize, quote: char) -> Result<(usize, Vec<u8>), Wrong> {
+    let mut bytes = Vec::new();
+    let mut rest = text[at + 1..].char_indices().peekable();
+    while let Some((offset, next)) = rest.next() {
+        let here = at + 1 + offset;
+        match next {
+            '\\' => {
+                let byte = escaped(&mut rest);
+                let end = rest
+                    .peek()
+                    .map_or(text.len(), |(offset, _)| at + 1 + offset);
+                bytes.push(byte.ok_or((here..end, Problem::BadEscape))?);
+            }
+            next if next == quote => return Ok((here + 1, bytes)),
+            next => bytes.extend(next.encode_utf8(&mut [0; 4]).bytes()),
+        }
+    }
+    Err((at..text.len(), Problem::Unclosed(quote)))
+}
+
+/// Reads what follows a backslash.
+fn escaped(rest: &mut Peekable<CharIndices<'_>>) -> Option<u8> {
+    let first = rest.next()?.1;
+    let mut digits = |first: Option<char>, radix, many| {
+        let mut number = first.map_or(Some(0), |first| first.to_digit(radix))?;
+        for _ in first.iter().count()..many {
+            let (_, next) = rest.next_if(|(_, it)| it.is_digit(radix))?;
+            number = number * radix + next.to_digit(radix)?;
+        }
+        u8::try_from(number).ok()
+    };
+    Some(match first {
+        'n' => b'\n',
+        't' => b'\t',
+        'r' => b'\r',
+        'b' => 8,
+        it @ ('\\' | '"' | '\'') => it as u8,
+        'x' => return digits(None, 16, 2),
+        it @ '0'..='9' => return digits(Some(it), 10, 3),
+        _ => return None,
+    })
+}

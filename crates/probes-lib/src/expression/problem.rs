@@ -1,0 +1,274 @@
+//! What is wrong with an expression, and where.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::expression::{MAX_DEPTH, MAX_LEN};
+
+/// Why a text is not an expression, or not one for a point.
+///
+/// ```
+/// use probes_lib::Expression;
+///
+/// let error = "arg0 = 5".parse::<Expression>().unwrap_err();
+/// assert_eq!(error.place(), 5..6);
+/// assert_eq!(error.to_string(), "= is no operator: == compares");
+/// assert_eq!(error.marked(), "    arg0 = 5\n         ^");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadExpression {
+    text: String,
+    place: Range<usize>,
+    problem: ExpressionProblem,
+}
+
+impl BadExpression {
+    pub(super) fn new(
+        text: &str,
+        place: Range<usize>,
+        problem: ExpressionProblem,
+    ) -> BadExpression {
+        BadExpression {
+            text: text.to_owned(),
+            place,
+            problem,
+        }
+    }
+
+    /// What is wrong.
+    pub fn problem(&self) -> &ExpressionProblem {
+        &self.problem
+    }
+
+    /// Returns whether it is good for other points, which have the arguments that it asks for.
+    pub(crate) fn is_about_arguments(&self) -> bool {
+        let problem = &self.problem;
+        matches!(
+            problem,
+            ExpressionProblem::NoArgument { .. } | ExpressionProblem::UnknownArguments { .. }
+        )
+    }
+
+    /// Where, in bytes of the text. It may be empty, at the end.
+    pub fn place(&self) -> Range<usize> {
+        self.place.clone()
+    }
+
+    /// Returns two lines: the expression, and a mark below the place. Of a long one, the part around the place.
+    pub fn marked(&self) -> String {
+        /// How many characters are shown before the place and after its beginning.
+        const SHOWN: usize = 60;
+        let (start, end) = (self.place.start, self.place.end.max(self.place.start));
+        let before = self.text.get(..start).unwrap_or_default();
+        let marked = self.text.get(start..end).unwrap_or_default();
+        let from = before.char_indices().rev().nth(SHOWN - 1);
+        let from = from.map_or(0, |(at, _)| at);
+        let shown = self.text.get(from..).unwrap_or_default();
+        // A control character would move the mark.
+        let shown = shown.chars().take(2 * SHOWN);
+        let shown: String = shown
+            .map(|it| if it.is_control() { ' ' } else { it })
+            .collect();
+        if shown.trim().is_empty() {
+            return String::new();
+        }
+        let indent = before.get(from..).unwrap_or_default().chars().count();
+        let marks = marked.chars().count().clamp(1, SHOWN);
+        format!(
+            "    {}\n    {:indent$}{:^<marks$}",
+            shown.trim_end(),
+            "",
+            ""
+        )
+    }
+}
+
+impl std::error::Error for BadExpression {}
+
+impl fmt::Display for BadExpression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+/// What is wrong with an expression.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExpressionProblem {
+    /// It has nothing but spaces.
+    #[error("the expression is empty")]
+    Empty,
+    /// It is longer than any that is meant.
+    #[error("the expression is longer than {MAX_LEN} bytes")]
+    TooLong,
+    /// Its parts are nested too deep.
+    #[error("the expression is nested more than {MAX_DEPTH} deep")]
+    TooDeep,
+    /// A character that begins nothing.
+    #[error("unexpected character {0:?}")]
+    UnexpectedCharacter(char),
+    /// Something that looks like an operator of another language.
+    #[error("{typed} is no operator: {instead}")]
+    NoOperator {
+        /// As it was written.
+        typed: &'static str,
+        /// What there is.
+        instead: &'static str,
+    },
+    /// The closing quote is missing.
+    #[error("the string does not end: a {0} is missing")]
+    Unclosed(char),
+    /// A character in quotes that is none, or not one.
+    #[error("a character in quotes is one byte: 'c', or a string: \"text\"")]
+    NotOneCharacter,
+    /// A backslash before something else than OCaml knows.
+    #[error("no escape of OCaml: \\n \\t \\r \\b \\\\ \\\" \\' \\065 \\x41")]
+    BadEscape,
+    /// A number of more than 64 bits.
+    #[error("the number is too large")]
+    TooLarge,
+    /// A number that goes on with letters.
+    #[error("{0:?} is no number")]
+    NoNumber(String),
+    /// A number with a unit that is none of time.
+    #[error("{0:?} is no unit of time: ns, us, ms, s")]
+    NoUnit(String),
+    /// A value is missing.
+    #[error("a value is missing {}", missing_at(.before.as_deref()))]
+    NoValue {
+        /// What is there instead; `None` at the end.
+        before: Option<String>,
+    },
+    /// Two values without an operator between them.
+    #[error("an operator is missing before {0}")]
+    OperatorMissing(String),
+    /// A parenthesis that is not closed.
+    #[error("a ) is missing")]
+    ParenthesisMissing,
+    /// `a < b < c`.
+    #[error("comparisons cannot be chained: a < b && b < c")]
+    Chained,
+    /// A field that is no number, or a larger one than is meant.
+    #[error("a field is a number up to 65535: arg0.1")]
+    NoField,
+    /// No conversion or question has this name.
+    #[error("unknown function {name}{}", suggested(.near))]
+    UnknownFunction {
+        /// Its name.
+        name: String,
+        /// Similar names.
+        near: Vec<String>,
+    },
+    /// Nothing has this name.
+    #[error("unknown name {name}{}", suggested(.near))]
+    UnknownName {
+        /// The name.
+        name: String,
+        /// Similar names.
+        near: Vec<String>,
+    },
+    /// The point does not have so many arguments, or they are not known.
+    #[error("{point} has no {name}{}", known(*.has))]
+    NoArgument {
+        /// The point.
+        point: String,
+        /// The argument.
+        name: String,
+        /// How many it has that are known.
+        has: usize,
+    },
+    /// It is not known how many arguments the point has.
+    #[error("it is not known which arguments {point} has")]
+    UnknownArguments {
+        /// The point.
+        point: String,
+    },
+    /// An argument that is neither in a register nor on the stack.
+    #[error("{name} of {point} cannot be read: it is neither in a register nor on the stack")]
+    UnreadArgument {
+        /// The point.
+        point: String,
+        /// The argument.
+        name: String,
+    },
+    /// Something that is known elsewhere only.
+    #[error("{name} is not known here: {why}")]
+    NotHere {
+        /// What.
+        name: &'static str,
+        /// Where it is known.
+        why: &'static str,
+    },
+    /// Two things of different kinds are compared.
+    #[error("{text} compares {left} with {right}")]
+    Mismatch {
+        /// The comparison.
+        text: String,
+        /// The kind of its left side.
+        left: &'static str,
+        /// The kind of its right side.
+        right: &'static str,
+    },
+    /// Something is used as what it is not.
+    #[error("{text} is {is}, where {wanted} is needed")]
+    WrongKind {
+        /// It.
+        text: String,
+        /// Its kind.
+        is: &'static str,
+        /// The kind that is needed.
+        wanted: &'static str,
+    },
+    /// Strings have no order.
+    #[error("strings are compared by ==, != and ^=")]
+    NoOrder,
+    /// A string that is compared with another one of the process.
+    #[error("a string is compared with one in quotes")]
+    NoLiteral,
+    /// A string that is compared is too long.
+    #[error("a string that is compared has at most {0} bytes")]
+    LongLiteral(usize),
+    /// A number with a sign is compared with one without.
+    #[error("{text} compares a number with one without a sign: u64(…) on both sides, or on none")]
+    MixedSigns {
+        /// The comparison.
+        text: String,
+    },
+    /// A number without a sign is compared with a negative one.
+    #[error("u64(…) is never negative")]
+    NeverNegative,
+    /// It would take more registers than there are.
+    #[error("too many numbers are calculated at a time")]
+    TooManyNumbers,
+    /// The distance of a shift is not a number, or too large.
+    #[error("a number is shifted by 0 to 63 bits")]
+    BadShift,
+}
+
+fn suggested(near: &[String]) -> String {
+    match near {
+        [] => String::new(),
+        near => format!(": did you mean {}?", near.join(" or ")),
+    }
+}
+
+fn missing_at(before: Option<&str>) -> String {
+    match before {
+        None => "at the end".to_owned(),
+        Some(before) => format!("before {before}"),
+    }
+}
+
+fn known(has: usize) -> String {
+    match has {
+        0 => ": it has no arguments".to_owned(),
+        1 => ": it has arg0 only".to_owned(),
+        2 => ": it has arg0 and arg1".to_owned(),
+        // It may have more.
+        MOST_KNOWN.. => format!(" that is known: at most arg0 to arg{} are", MOST_KNOWN - 1),
+        has => format!(": it has arg0 to arg{}", has - 1),
+    }
+}
+
+/// How many arguments of a point are known at most (`MAX_ARGUMENTS` of the records of hits).
+const MOST_KNOWN: usize = 6;

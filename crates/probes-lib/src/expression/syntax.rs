@@ -1,0 +1,196 @@
+//! The tree of an expression, and how its words make one.
+
+use std::ops::Range;
+
+use super::lexer::{Operator, Token, Wrong, tokens};
+use super::problem::ExpressionProblem as Problem;
+use super::{MAX_DEPTH, MAX_LEN};
+
+/// A part of an expression.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// Where it is in the text, in bytes.
+    pub(super) place: Range<usize>,
+    pub(super) kind: NodeKind,
+    /// How deep it is nested, at least 1.
+    depth: u32,
+}
+
+#[derive(Debug)]
+pub(super) enum NodeKind {
+    Number(u64),
+    Float(f64),
+    Time,
+    Text(Vec<u8>),
+    Name(String),
+    Call(String, Box<Node>),
+    Field(Box<Node>, u32),
+    Not(Box<Node>),
+    Minus(Box<Node>),
+    Binary(Operator, Box<Node>, Box<Node>),
+}
+
+impl Node {
+    fn parts(&self) -> impl Iterator<Item = &Node> {
+        let (one, other) = match &self.kind {
+            NodeKind::Call(_, part)
+            | NodeKind::Field(part, _)
+            | NodeKind::Not(part)
+            | NodeKind::Minus(part) => (Some(part), None),
+            NodeKind::Binary(_, left, right) => (Some(left), Some(right)),
+            _ => (None, None),
+        };
+        one.into_iter().chain(other).map(|part| &**part)
+    }
+}
+
+/// Returns the tree of an expression.
+pub(super) fn parse(text: &str) -> Result<Node, Wrong> {
+    if text.len() > MAX_LEN {
+        return Err((0..0, Problem::TooLong));
+    }
+    let mut parser = Parser {
+        text,
+        tokens: tokens(text)?,
+        next: 0,
+    };
+    if parser.tokens.is_empty() {
+        return Err((0..text.len(), Problem::Empty));
+    }
+    let tree = parser.binary(0, 0)?;
+    match parser.peek() {
+        None => Ok(tree),
+        Some((place, Token::Close)) => {
+            let problem = Problem::NoOperator {
+                typed: ")",
+                instead: "no ( is open",
+            };
+            Err((place.clone(), problem))
+        }
+        Some((place, _)) => {
+            let typed = parser.text[place.clone()].to_owned();
+            Err((place.clone(), Problem::OperatorMissing(typed)))
+        }
+    }
+}
+
+struct Parser<'t> {
+    text: &'t str,
+    tokens: Vec<(Range<usize>, Token)>,
+    next: usize,
+}
+
+impl Parser<'_> {
+    fn peek(&self) -> Option<&(Range<usize>, Token)> {
+        self.tokens.get(self.next)
+    }
+
+    /// Takes the next word.
+    fn take(&mut self) -> Option<(Range<usize>, Token)> {
+        let token = self.tokens.get(self.next).cloned();
+        self.next += 1;
+        token
+    }
+
+    /// Parses operators that bind at least as strongly, `outer` levels within others.
+    fn binary(&mut self, strength: u32, outer: u32) -> Result<Node, Wrong> {
+        let mut left = self.unary(outer)?;
+        let mut is_compared = false;
+        while let Some((place, Token::Operator(operator))) = self.peek() {
+            let (place, operator) = (place.clone(), *operator);
+            if operator.strength() < strength {
+                break;
+            }
+            if operator.is_comparison() && is_compared {
+                return Err((place, Problem::Chained));
+            }
+            is_compared = operator.is_comparison();
+            self.next += 1;
+            let right = self.binary(operator.strength() + 1, outer + 1)?;
+            let place = left.place.start..right.place.end;
+            let kind = NodeKind::Binary(operator, Box::new(left), Box::new(right));
+            left = node(place, kind)?;
+        }
+        Ok(left)
+    }
+
+    /// Parses what has no operator between values outside of parentheses.
+    fn unary(&mut self, outer: u32) -> Result<Node, Wrong> {
+        let at_end = self.text.len()..self.text.len();
+        let Some((place, token)) = self.take() else {
+            return Err((at_end, Problem::NoValue { before: None }));
+        };
+        if outer >= MAX_DEPTH {
+            return Err((place, Problem::TooDeep));
+        }
+        let kind = match token {
+            Token::Number(number) => NodeKind::Number(number),
+            Token::Float(number) => NodeKind::Float(number),
+            Token::Time(_) => NodeKind::Time,
+            Token::Text(text) => NodeKind::Text(text),
+            Token::Name(name) => {
+                if !matches!(self.peek(), Some((_, Token::Open))) {
+                    return self.with_fields(node(place, NodeKind::Name(name))?);
+                }
+                self.next += 1;
+                let (inside, end) = self.in_parentheses(outer)?;
+                let place = place.start..end;
+                return self.with_fields(node(place, NodeKind::Call(name, Box::new(inside)))?);
+            }
+            Token::Open => {
+                let (inside, end) = self.in_parentheses(outer)?;
+                let place = place.start..end;
+                return self.with_fields(Node { place, ..inside });
+            }
+            Token::Not | Token::Operator(Operator::Subtract) => {
+                let part = Box::new(self.unary(outer + 1)?);
+                let place = place.start..part.place.end;
+                let kind = match token {
+                    Token::Not => NodeKind::Not(part),
+                    _ => NodeKind::Minus(part),
+                };
+                return node(place, kind);
+            }
+            Token::Close | Token::Field(_) | Token::Operator(_) => {
+                let before = Some(self.text[place.clone()].to_owned());
+                return Err((place, Problem::NoValue { before }));
+            }
+        };
+        node(place, kind)
+    }
+
+    /// Parses what is in parentheses, of which the first has been taken; returns where the second ends, too.
+    fn in_parentheses(&mut self, outer: u32) -> Result<(Node, usize), Wrong> {
+        let inside = self.binary(0, outer + 1)?;
+        match self.take() {
+            Some((place, Token::Close)) => Ok((inside, place.end)),
+            Some((place, _)) => Err((place, Problem::ParenthesisMissing)),
+            None => {
+                let end = self.text.len();
+                Err((end..end, Problem::ParenthesisMissing))
+            }
+        }
+    }
+
+    fn with_fields(&mut self, mut of: Node) -> Result<Node, Wrong> {
+        while let Some((place, Token::Field(field))) = self.peek() {
+            let (place, field) = (of.place.start..place.end, *field);
+            self.next += 1;
+            of = node(place, NodeKind::Field(Box::new(of), field))?;
+        }
+        Ok(of)
+    }
+}
+
+fn node(place: Range<usize>, kind: NodeKind) -> Result<Node, Wrong> {
+    let mut node = Node {
+        place,
+        kind,
+        depth: 1,
+    };
+    node.depth += node.parts().map(|part| part.depth).max().unwrap_or(0);
+    if node.depth > MAX_DEPTH {
+        return Err((node.place, Problem::TooDeep));
+    }
+    Ok(node)
+}

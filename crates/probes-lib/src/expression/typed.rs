@@ -1,0 +1,236 @@
+//! What an expression asks of a point, in terms of words and memory: each part says how it is read, so that nothing is left to
+//! choose when it is evaluated or compiled.
+
+/// Something that is true or false.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Test {
+    Constant(bool),
+    Compare(Relation, Signs, Number, Number),
+    CompareFloats(Relation, Float, Float),
+    /// Whether an OCaml string is this one.
+    IsString(Word, Vec<u8>),
+    /// Whether an OCaml string begins with this one.
+    BeginsWith(Word, Vec<u8>),
+    Not(Box<Test>),
+    And(Box<Test>, Box<Test>),
+    Or(Box<Test>, Box<Test>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Relation {
+    Equal,
+    NotEqual,
+    Less,
+    AtMost,
+    Greater,
+    AtLeast,
+}
+
+impl Relation {
+    /// Returns whether two things are in this relation, of which `order` is the order; `None`: they have none.
+    pub(crate) fn holds(self, order: Option<std::cmp::Ordering>) -> bool {
+        let Some(order) = order else {
+            return self == Relation::NotEqual;
+        };
+        match self {
+            Relation::Equal => order.is_eq(),
+            Relation::NotEqual => order.is_ne(),
+            Relation::Less => order.is_lt(),
+            Relation::AtMost => order.is_le(),
+            Relation::Greater => order.is_gt(),
+            Relation::AtLeast => order.is_ge(),
+        }
+    }
+}
+
+/// How two numbers are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Signs {
+    Signed,
+    Unsigned,
+}
+
+impl Test {
+    /// Returns whether it needs memory to be read, apart from arguments that are there.
+    pub(crate) fn reads_memory(&self) -> bool {
+        match self {
+            Test::Constant(_) => false,
+            Test::Compare(_, _, one, other) => one.reads_memory() || other.reads_memory(),
+            Test::CompareFloats(_, one, other) => [one, other].iter().any(|it| match it {
+                Float::Literal(_) => false,
+                Float::Word(word) => word.is_in_block(),
+                Float::Boxed(_) => true,
+            }),
+            Test::IsString(..) | Test::BeginsWith(..) => true,
+            Test::Not(test) => test.reads_memory(),
+            Test::And(one, other) | Test::Or(one, other) => {
+                one.reads_memory() || other.reads_memory()
+            }
+        }
+    }
+
+    /// Returns whether it asks for this argument.
+    pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
+        match self {
+            Test::Constant(_) => false,
+            Test::Compare(_, _, one, other) => one.has_argument(is_it) || other.has_argument(is_it),
+            Test::CompareFloats(_, one, other) => [one, other].iter().any(|it| match it {
+                Float::Literal(_) => false,
+                Float::Word(word) | Float::Boxed(word) => is_it(word.argument()),
+            }),
+            Test::IsString(word, _) | Test::BeginsWith(word, _) => is_it(word.argument()),
+            Test::Not(test) => test.has_argument(is_it),
+            Test::And(one, other) | Test::Or(one, other) => {
+                one.has_argument(is_it) || other.has_argument(is_it)
+            }
+        }
+    }
+}
+
+/// A number of 64 bits. What it is calculated from is truncated to as many.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Number {
+    Literal(u64),
+    /// The whole word.
+    Word(Word),
+    /// An OCaml `int`.
+    Int(Word),
+    /// So many bits of a word, at most 32, extended by their sign or by zeros.
+    Narrow(Word, u8, Signs),
+    /// Of a string its bytes, of another block its fields.
+    Len(Word),
+    /// The tag of a block, or 1000 of an `int`, as OCaml's `Obj.tag` says.
+    Tag(Word),
+    Calculated(Calculation, Box<Number>, Box<Number>),
+    Shifted(Box<Number>, u8, Signs),
+}
+
+impl Number {
+    fn reads_memory(&self) -> bool {
+        match self {
+            Number::Literal(_) => false,
+            Number::Word(word) | Number::Int(word) | Number::Narrow(word, ..) => word.is_in_block(),
+            Number::Len(_) | Number::Tag(_) => true,
+            Number::Calculated(_, one, other) => one.reads_memory() || other.reads_memory(),
+            Number::Shifted(of, ..) => of.reads_memory(),
+        }
+    }
+
+    fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
+        match self {
+            Number::Literal(_) => false,
+            Number::Word(word)
+            | Number::Int(word)
+            | Number::Narrow(word, ..)
+            | Number::Len(word)
+            | Number::Tag(word) => is_it(word.argument()),
+            Number::Calculated(_, one, other) => {
+                one.has_argument(is_it) || other.has_argument(is_it)
+            }
+            Number::Shifted(of, ..) => of.has_argument(is_it),
+        }
+    }
+
+    /// Returns how many registers it takes to calculate it, if of two parts the one that takes more is calculated first.
+    pub(crate) fn registers(&self) -> usize {
+        match self {
+            Number::Len(_) => 2,
+            Number::Calculated(_, one, other) => Number::registers_of_both(one, other),
+            Number::Shifted(of, ..) => of.registers(),
+            _ => 1,
+        }
+    }
+
+    /// Returns how many registers it takes to have both.
+    pub(crate) fn registers_of_both(one: &Number, other: &Number) -> usize {
+        let (one, other) = (one.registers(), other.registers());
+        one.max(other).max(one.min(other) + 1)
+    }
+}
+
+/// As many as there are.
+pub(crate) const MAX_REGISTERS: usize = 5;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Calculation {
+    Add,
+    Subtract,
+    Multiply,
+    And,
+}
+
+impl Calculation {
+    pub(crate) fn of(self, one: u64, other: u64) -> u64 {
+        match self {
+            Calculation::Add => one.wrapping_add(other),
+            Calculation::Subtract => one.wrapping_sub(other),
+            Calculation::Multiply => one.wrapping_mul(other),
+            Calculation::And => one & other,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Float {
+    /// Its bits. It is a number.
+    Literal(u64),
+    /// Of an argument in a vector register.
+    Word(Word),
+    /// An OCaml `float`.
+    Boxed(Word),
+}
+
+/// A word of the process.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Word {
+    /// The argument with this number.
+    Argument(u8),
+    /// This field of an OCaml block, which the word points to.
+    Field(Box<Word>, u32),
+}
+
+impl Word {
+    fn is_in_block(&self) -> bool {
+        matches!(self, Word::Field(..))
+    }
+
+    /// Returns the number of the argument that it begins with.
+    fn argument(&self) -> u8 {
+        match self {
+            Word::Argument(index) => *index,
+            Word::Field(of, _) => of.argument(),
+        }
+    }
+}
+
+/// The tag of blocks whose words are not values, and all higher ones (caml/mlvalues.h): `No_scan_tag`.
+pub(crate) const LEAST_OPAQUE_TAG: u64 = 251;
+pub(crate) const STRING_TAG: u64 = 252;
+pub(crate) const DOUBLE_TAG: u64 = 253;
+pub(crate) const DOUBLE_ARRAY_TAG: u64 = 254;
+/// What `Obj.tag` returns of an `int` (stdlib/obj.ml): `Obj.int_tag`.
+pub(crate) const INT_TAG: u64 = 1000;
+
+/// The longest string that is compared, in bytes.
+pub(crate) const MAX_COMPARED: usize = 64;
+
+/// Returns the words of a string as they are in its block, up to and including the one that holds what follows its last byte;
+/// the last of them with zeros there.
+pub(crate) fn words_of(text: &[u8]) -> Vec<u64> {
+    let mut bytes = text.to_vec();
+    bytes.resize((text.len() / 8 + 1) * 8, 0);
+    let words = bytes.chunks_exact(8).map(|word| word.try_into());
+    words
+        .map(|word| u64::from_le_bytes(word.unwrap_or_default()))
+        .collect()
+}
+
+/// Returns the words of the block of a whole string: its last byte says how many unused ones are before it.
+pub(crate) fn block_of(text: &[u8]) -> Vec<u64> {
+    let mut words = words_of(text);
+    let unused = 7 - text.len() as u64 % 8;
+    if let Some(last) = words.last_mut() {
+        *last |= unused << 56;
+    }
+    words
+}

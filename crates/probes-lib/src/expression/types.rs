@@ -1,0 +1,592 @@
+//! Finds out what the parts of an expression are at a point: numbers, strings, floats, OCaml values; and refuses what makes no sense.
+
+use std::ops::Range;
+
+use super::interpret::{Answer, Hit};
+use super::lexer::{Operator, Wrong};
+use super::problem::ExpressionProblem as Problem;
+use super::syntax::{Node, NodeKind};
+use super::typed::{
+    Calculation, Float, MAX_COMPARED, MAX_REGISTERS, Number, Relation, Signs, Test, Word,
+};
+use crate::select::near::near_names;
+
+/// What is known of the hits of a point.
+///
+/// ```
+/// use probes_lib::{Expression, Parameter, ParameterKind, Scope};
+///
+/// let word = Parameter { name: Some("size".to_owned()), kind: ParameterKind::Word };
+/// let malloc = Scope::of("function malloc", "malloc", vec![word]);
+/// let large: Expression = "size > 0x10000".parse()?;
+/// assert!(large.filter(&malloc).is_ok());
+/// let text: Expression = "size == \"GET\"".parse()?;
+/// assert!(text.filter(&malloc).is_err());
+/// # Ok::<(), probes_lib::BadExpression>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Scope {
+    /// What messages call the point.
+    point: String,
+    /// What `probe` is.
+    name: String,
+    /// `None` if it is not known which there are.
+    parameters: Option<Vec<Parameter>>,
+}
+
+/// An argument of a point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name, if that is known: it can be used instead of its number.
+    pub name: Option<String>,
+    /// What it is.
+    pub kind: ParameterKind,
+}
+
+/// What an argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParameterKind {
+    /// A value of OCaml. Which one, only a hit shows.
+    Value,
+    /// A float that is in no block.
+    Float,
+    /// A number of 8, 16 or 32 bits.
+    Number {
+        /// How many.
+        bits: u8,
+        /// Whether it may be negative.
+        signed: bool,
+    },
+    /// 64 bits, of C.
+    Word,
+    /// One that cannot be read.
+    Unread,
+}
+
+impl Scope {
+    /// Returns the scope of a point with these arguments. Messages call it `point`; its name is what `probe` is in expressions.
+    pub fn of(
+        point: impl Into<String>,
+        name: impl Into<String>,
+        parameters: Vec<Parameter>,
+    ) -> Scope {
+        Scope {
+            point: point.into(),
+            name: name.into(),
+            parameters: Some(parameters),
+        }
+    }
+
+    /// Returns the scope of a point of which it is not known which arguments it has.
+    pub fn without_arguments(point: impl Into<String>, name: impl Into<String>) -> Scope {
+        Scope {
+            parameters: None,
+            ..Scope::of(point, name, Vec::new())
+        }
+    }
+}
+
+/// What an expression asks of the hits of a point.
+///
+/// ```
+/// use probes_lib::{Expression, Scope};
+///
+/// let expression: Expression = "probe == \"tick\"".parse()?;
+/// let filter = expression.filter(&Scope::of("probe tick", "tick", Vec::new()))?;
+/// # Ok::<(), probes_lib::BadExpression>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Filter {
+    pub(crate) test: Test,
+}
+
+impl Filter {
+    /// Returns the answer for a hit.
+    pub fn answer(&self, hit: &impl Hit) -> Answer {
+        super::interpret::answer(&self.test, hit)
+    }
+}
+
+/// What can be asked, besides arguments.
+pub(super) const NAMES: [&str; 5] = ["probe", "tid", "caller", "retval", "elapsed"];
+
+/// Conversions and questions.
+const FUNCTIONS: [&str; 6] = ["int", "u64", "float", "str", "len", "tag"];
+
+/// A part of an expression.
+enum Part {
+    Truth(Test),
+    Number(Number, Sign),
+    Float(Float),
+    Literal(Vec<u8>),
+    /// A string of OCaml.
+    Text(Word),
+    /// A value of OCaml: what it is compared with decides how it is read.
+    Value(Word),
+    Word(Word),
+    Time,
+}
+
+/// Whether a number may be negative.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    Signed,
+    Unsigned,
+    /// A literal that is the same number either way.
+    Either,
+}
+
+impl Part {
+    fn kind(&self) -> &'static str {
+        match self {
+            Part::Truth(_) => "a comparison",
+            Part::Number(..) => "an integer",
+            Part::Float(_) => "a float",
+            Part::Literal(_) | Part::Text(_) => "a string",
+            Part::Value(_) => "an OCaml value",
+            Part::Word(_) => "a word of C",
+            Part::Time => "a time",
+        }
+    }
+}
+
+/// Returns what an expression asks of the hits of a point.
+pub(super) fn filter(tree: &Node, text: &str, scope: &Scope) -> Result<Filter, Wrong> {
+    let typing = Typing { text, scope };
+    let test = typing.truth(tree)?;
+    Ok(Filter { test })
+}
+
+struct Typing<'t> {
+    text: &'t str,
+    scope: &'t Scope,
+}
+
+impl Typing<'_> {
+    fn text(&self, place: &Range<usize>) -> String {
+        /// Longer ones are not repeated in messages.
+        const LONGEST: usize = 40;
+        let text = &self.text[place.clone()];
+        if text.chars().count() <= LONGEST {
+            return text.to_owned();
+        }
+        text.chars().take(LONGEST).chain("...".chars()).collect()
+    }
+
+    fn wrong_kind(&self, node: &Node, part: &Part, wanted: &'static str) -> Wrong {
+        let problem = Problem::WrongKind {
+            text: self.text(&node.place),
+            is: part.kind(),
+            wanted,
+        };
+        (node.place.clone(), problem)
+    }
+
+    fn truth(&self, node: &Node) -> Result<Test, Wrong> {
+        match self.part(node)? {
+            Part::Truth(test) => Ok(test),
+            part => Err(self.wrong_kind(node, &part, "a comparison")),
+        }
+    }
+
+    /// Returns a part that is used as a number.
+    fn number(&self, node: &Node) -> Result<(Number, Sign), Wrong> {
+        let part = self.part(node)?;
+        match as_number(part) {
+            Ok(number) => Ok(number),
+            Err(part) => Err(self.wrong_kind(node, &part, "an integer")),
+        }
+    }
+
+    /// Returns a part that is used as a value of OCaml.
+    fn value(&self, node: &Node) -> Result<Word, Wrong> {
+        match self.part(node)? {
+            Part::Value(word) => Ok(word),
+            part => Err(self.wrong_kind(node, &part, "an OCaml value")),
+        }
+    }
+
+    fn part(&self, node: &Node) -> Result<Part, Wrong> {
+        Ok(match &node.kind {
+            NodeKind::Number(number) => {
+                let sign = if *number > i64::MAX as u64 {
+                    Sign::Unsigned
+                } else {
+                    Sign::Either
+                };
+                Part::Number(Number::Literal(*number), sign)
+            }
+            NodeKind::Float(number) => Part::Float(Float::Literal(number.to_bits())),
+            NodeKind::Time => Part::Time,
+            NodeKind::Text(text) => Part::Literal(text.clone()),
+            NodeKind::Name(name) => self.name(node, name)?,
+            NodeKind::Call(name, inside) => self.call(node, name, inside)?,
+            NodeKind::Field(of, field) => {
+                let of = self.value(of)?;
+                Part::Value(Word::Field(Box::new(of), *field))
+            }
+            NodeKind::Not(inside) => Part::Truth(Test::Not(Box::new(self.truth(inside)?))),
+            NodeKind::Minus(inside) => self.minus(node, inside)?,
+            NodeKind::Binary(operator, left, right) => self.binary(node, *operator, left, right)?,
+        })
+    }
+
+    fn name(&self, node: &Node, name: &str) -> Result<Part, Wrong> {
+        let wrong = |problem| Err((node.place.clone(), problem));
+        let not_here = |name, why| wrong(Problem::NotHere { name, why });
+        match name {
+            "probe" => return Ok(Part::Literal(self.scope.name.clone().into_bytes())),
+            "tid" => return not_here("tid", "hits are counted without their thread"),
+            "caller" => return not_here("caller", "hits are counted without their caller"),
+            "retval" => return not_here("retval", "a result is known at an exit"),
+            "elapsed" => {
+                return not_here("elapsed", "a time is known at the end of a pair or call");
+            }
+            _ => {}
+        }
+        let number = name.strip_prefix("arg").and_then(argument_number);
+        let Some(parameters) = &self.scope.parameters else {
+            if number.is_some() {
+                let point = self.scope.point.clone();
+                return wrong(Problem::UnknownArguments { point });
+            }
+            return wrong(self.unknown_name(name, &[]));
+        };
+        let mut named = parameters.iter();
+        let named = named.position(|it| it.name.as_deref() == Some(name));
+        let Some(index) = named.or(number) else {
+            return wrong(self.unknown_name(name, parameters));
+        };
+        let Some(parameter) = parameters.get(index) else {
+            return wrong(Problem::NoArgument {
+                point: self.scope.point.clone(),
+                name: name.to_owned(),
+                has: parameters.len(),
+            });
+        };
+        let word = Word::Argument(index as u8);
+        Ok(match parameter.kind {
+            ParameterKind::Value => Part::Value(word),
+            ParameterKind::Word => Part::Word(word),
+            ParameterKind::Float => Part::Float(Float::Word(word)),
+            ParameterKind::Number { bits, signed } => {
+                let signs = if signed {
+                    Signs::Signed
+                } else {
+                    Signs::Unsigned
+                };
+                Part::Number(Number::Narrow(word, bits.clamp(1, 32), signs), Sign::Signed)
+            }
+            ParameterKind::Unread => {
+                return wrong(Problem::UnreadArgument {
+                    point: self.scope.point.clone(),
+                    name: name.to_owned(),
+                });
+            }
+        })
+    }
+
+    fn unknown_name(&self, name: &str, parameters: &[Parameter]) -> Problem {
+        let numbered = (0..parameters.len()).map(|index| format!("arg{index}"));
+        let named = parameters.iter().filter_map(|it| it.name.clone());
+        let others = NAMES.into_iter().map(str::to_owned);
+        let mut near = near_names(numbered.chain(named).chain(others), name);
+        let number = name.strip_prefix("arg").unwrap_or_default();
+        if !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()) {
+            // An argument has one digit.
+            near = vec!["arg0 to arg9".to_owned()];
+        }
+        let name = name.to_owned();
+        Problem::UnknownName { name, near }
+    }
+
+    fn call(&self, node: &Node, name: &str, inside: &Node) -> Result<Part, Wrong> {
+        let needs = |part: &Part, wanted| Err(self.wrong_kind(inside, part, wanted));
+        match name {
+            "int" => match self.part(inside)? {
+                // A C int: the upper half of its register is not defined.
+                Part::Word(word) => Ok(Part::Number(
+                    Number::Narrow(word, 32, Signs::Signed),
+                    Sign::Signed,
+                )),
+                part => match as_number(part) {
+                    Ok((number, _)) => Ok(Part::Number(number, Sign::Signed)),
+                    Err(part) => needs(&part, "an integer"),
+                },
+            },
+            "u64" => match self.part(inside)? {
+                Part::Value(word) | Part::Word(word) => {
+                    Ok(Part::Number(Number::Word(word), Sign::Unsigned))
+                }
+                Part::Number(number, _) => Ok(Part::Number(number, Sign::Unsigned)),
+                part => needs(&part, "an integer"),
+            },
+            "float" => match self.part(inside)? {
+                Part::Float(float) => Ok(Part::Float(float)),
+                Part::Value(word) => Ok(Part::Float(Float::Boxed(word))),
+                part => needs(&part, "an OCaml value"),
+            },
+            "str" => match self.part(inside)? {
+                text @ (Part::Text(_) | Part::Literal(_)) => Ok(text),
+                Part::Value(word) => Ok(Part::Text(word)),
+                part => needs(&part, "an OCaml value"),
+            },
+            "len" => match self.part(inside)? {
+                Part::Text(word) | Part::Value(word) => {
+                    Ok(Part::Number(Number::Len(word), Sign::Signed))
+                }
+                part => needs(&part, "an OCaml value"),
+            },
+            "tag" => Ok(Part::Number(Number::Tag(self.value(inside)?), Sign::Signed)),
+            _ => {
+                let problem = Problem::UnknownFunction {
+                    name: name.to_owned(),
+                    near: near_names(FUNCTIONS, name),
+                };
+                let place = node.place.start..node.place.start + name.len();
+                Err((place, problem))
+            }
+        }
+    }
+
+    fn minus(&self, node: &Node, inside: &Node) -> Result<Part, Wrong> {
+        match &inside.kind {
+            NodeKind::Number(number) if *number <= 1 << 63 => {
+                let number = Number::Literal(number.wrapping_neg());
+                Ok(Part::Number(number, Sign::Signed))
+            }
+            NodeKind::Number(_) => Err((node.place.clone(), Problem::TooLarge)),
+            NodeKind::Float(number) => Ok(Part::Float(Float::Literal((-number).to_bits()))),
+            _ => {
+                let (number, sign) = self.number(inside)?;
+                let zero = Box::new(Number::Literal(0));
+                let number = Number::Calculated(Calculation::Subtract, zero, Box::new(number));
+                let sign = calculated_sign(Sign::Either, sign);
+                Ok(Part::Number(number, sign))
+            }
+        }
+    }
+
+    fn binary(
+        &self,
+        node: &Node,
+        operator: Operator,
+        left: &Node,
+        right: &Node,
+    ) -> Result<Part, Wrong> {
+        let calculation = match operator {
+            Operator::Or => {
+                let (left, right) = (self.truth(left)?, self.truth(right)?);
+                return Ok(Part::Truth(Test::Or(Box::new(left), Box::new(right))));
+            }
+            Operator::And => {
+                let (left, right) = (self.truth(left)?, self.truth(right)?);
+                return Ok(Part::Truth(Test::And(Box::new(left), Box::new(right))));
+            }
+            Operator::ShiftRight => {
+                let (number, sign) = self.number(left)?;
+                let NodeKind::Number(by @ 0..64) = right.kind else {
+                    return Err((right.place.clone(), Problem::BadShift));
+                };
+                let signs = if sign == Sign::Unsigned {
+                    Signs::Unsigned
+                } else {
+                    Signs::Signed
+                };
+                let number = Number::Shifted(Box::new(number), by as u8, signs);
+                return Ok(Part::Number(number, sign));
+            }
+            Operator::Add => Calculation::Add,
+            Operator::Subtract => Calculation::Subtract,
+            Operator::Multiply => Calculation::Multiply,
+            Operator::BitAnd => Calculation::And,
+            Operator::BeginsWith => return self.begins_with(node, left, right),
+            Operator::Equal => return self.compare(node, Relation::Equal, left, right),
+            Operator::NotEqual => return self.compare(node, Relation::NotEqual, left, right),
+            Operator::Less => return self.compare(node, Relation::Less, left, right),
+            Operator::AtMost => return self.compare(node, Relation::AtMost, left, right),
+            Operator::Greater => return self.compare(node, Relation::Greater, left, right),
+            Operator::AtLeast => return self.compare(node, Relation::AtLeast, left, right),
+        };
+        let ((one, one_sign), (other, other_sign)) = (self.number(left)?, self.number(right)?);
+        let number = Number::Calculated(calculation, Box::new(one), Box::new(other));
+        Ok(Part::Number(number, calculated_sign(one_sign, other_sign)))
+    }
+
+    fn begins_with(&self, node: &Node, left: &Node, right: &Node) -> Result<Part, Wrong> {
+        let (of, with) = (self.part(left)?, self.part(right)?);
+        let (of, with) = match (of, with) {
+            (Part::Literal(of), Part::Literal(with)) => {
+                return Ok(Part::Truth(Test::Constant(of.starts_with(&with))));
+            }
+            (Part::Text(of) | Part::Value(of), Part::Literal(with)) => (of, with),
+            (Part::Text(_) | Part::Value(_) | Part::Literal(_), Part::Text(_) | Part::Value(_)) => {
+                return Err((right.place.clone(), Problem::NoLiteral));
+            }
+            (of, with) => return Err(self.mismatch(node, &of, &with)),
+        };
+        let with = checked(with, right)?;
+        Ok(Part::Truth(Test::BeginsWith(of, with)))
+    }
+
+    fn compare(
+        &self,
+        node: &Node,
+        relation: Relation,
+        left: &Node,
+        right: &Node,
+    ) -> Result<Part, Wrong> {
+        let (one, other) = (self.part(left)?, self.part(right)?);
+        let test = match (one, other) {
+            (Part::Literal(one), Part::Literal(other)) => {
+                let order = Some(one.cmp(&other));
+                Test::Constant(relation.holds(order))
+            }
+            (Part::Text(of) | Part::Value(of), Part::Literal(text)) => {
+                self.is_string(node, relation, of, checked(text, right)?)?
+            }
+            (Part::Literal(text), Part::Text(of) | Part::Value(of)) => {
+                self.is_string(node, relation, of, checked(text, left)?)?
+            }
+            (Part::Text(_), Part::Text(_) | Part::Value(_)) | (Part::Value(_), Part::Text(_)) => {
+                return Err((node.place.clone(), Problem::NoLiteral));
+            }
+            (one, other) => match floats(one, other) {
+                Ok((one, other)) => Test::CompareFloats(relation, one, other),
+                Err((one, other)) => {
+                    let kinds = (one.kind(), other.kind());
+                    let (Ok(one), Ok(other)) = (as_number(one), as_number(other)) else {
+                        return Err(self.mismatch_of(node, kinds));
+                    };
+                    self.numbers(node, relation, one, other)?
+                }
+            },
+        };
+        Ok(Part::Truth(test))
+    }
+
+    fn is_string(
+        &self,
+        node: &Node,
+        relation: Relation,
+        of: Word,
+        text: Vec<u8>,
+    ) -> Result<Test, Wrong> {
+        let is = Test::IsString(of, text);
+        match relation {
+            Relation::Equal => Ok(is),
+            Relation::NotEqual => Ok(Test::Not(Box::new(is))),
+            _ => Err((node.place.clone(), Problem::NoOrder)),
+        }
+    }
+
+    fn numbers(
+        &self,
+        node: &Node,
+        relation: Relation,
+        (one, one_sign): (Number, Sign),
+        (other, other_sign): (Number, Sign),
+    ) -> Result<Test, Wrong> {
+        if Number::registers_of_both(&one, &other) > MAX_REGISTERS {
+            return Err((node.place.clone(), Problem::TooManyNumbers));
+        }
+        let is_negative = |number: &Number| matches!(number, Number::Literal(it) if *it >> 63 == 1);
+        let signs = match (one_sign, other_sign) {
+            (Sign::Unsigned, Sign::Unsigned | Sign::Either) | (Sign::Either, Sign::Unsigned) => {
+                Signs::Unsigned
+            }
+            (Sign::Unsigned, Sign::Signed) | (Sign::Signed, Sign::Unsigned) => {
+                let signed = if one_sign == Sign::Signed {
+                    &one
+                } else {
+                    &other
+                };
+                let problem = if is_negative(signed) {
+                    Problem::NeverNegative
+                } else {
+                    Problem::MixedSigns {
+                        text: self.text(&node.place),
+                    }
+                };
+                return Err((node.place.clone(), problem));
+            }
+            _ => Signs::Signed,
+        };
+        Ok(Test::Compare(relation, signs, one, other))
+    }
+
+    fn mismatch(&self, node: &Node, one: &Part, other: &Part) -> Wrong {
+        self.mismatch_of(node, (one.kind(), other.kind()))
+    }
+
+    fn mismatch_of(&self, node: &Node, (left, right): (&'static str, &'static str)) -> Wrong {
+        let problem = Problem::Mismatch {
+            text: self.text(&node.place),
+            left,
+            right,
+        };
+        (node.place.clone(), problem)
+    }
+}
+
+/// Returns the number in the name of an argument: 0 to 9.
+fn argument_number(digits: &str) -> Option<usize> {
+    match digits.as_bytes() {
+        [digit @ b'0'..=b'9'] => Some(usize::from(digit - b'0')),
+        _ => None,
+    }
+}
+
+/// Returns a part as a number, or itself if it is none.
+fn as_number(part: Part) -> Result<(Number, Sign), Part> {
+    match part {
+        Part::Number(number, sign) => Ok((number, sign)),
+        Part::Value(word) => Ok((Number::Int(word), Sign::Signed)),
+        Part::Word(word) => Ok((Number::Word(word), Sign::Signed)),
+        part => Err(part),
+    }
+}
+
+/// Returns two parts as floats if one of them is and the other can be; or themselves.
+fn floats(one: Part, other: Part) -> Result<(Float, Float), (Part, Part)> {
+    let is_float = |part: &Part| matches!(part, Part::Float(_));
+    if !is_float(&one) && !is_float(&other) {
+        return Err((one, other));
+    }
+    let can_be = |part: &Part| {
+        let is_literal = matches!(part, Part::Number(Number::Literal(_), _));
+        is_literal || matches!(part, Part::Float(_) | Part::Value(_))
+    };
+    if !can_be(&one) || !can_be(&other) {
+        return Err((one, other));
+    }
+    let float = |part| match part {
+        Part::Float(float) => float,
+        Part::Value(word) => Float::Boxed(word),
+        Part::Number(Number::Literal(number), Sign::Unsigned) => {
+            Float::Literal((number as f64).to_bits())
+        }
+        Part::Number(Number::Literal(number), _) => {
+            Float::Literal((number as i64 as f64).to_bits())
+        }
+        _ => Float::Literal(0),
+    };
+    Ok((float(one), float(other)))
+}
+
+fn calculated_sign(one: Sign, other: Sign) -> Sign {
+    if one == Sign::Unsigned || other == Sign::Unsigned {
+        Sign::Unsigned
+    } else {
+        Sign::Signed
+    }
+}
+
+/// Refuses a string that is too long to be compared.
+fn checked(text: Vec<u8>, node: &Node) -> Result<Vec<u8>, Wrong> {
+    if text.len() > MAX_COMPARED {
+        return Err((node.place.clone(), Problem::LongLiteral(MAX_COMPARED)));
+    }
+    Ok(text)
+}
