@@ -1,5 +1,5 @@
 (* A program without probes. Its functions count their own calls, in one thread or
-   several. *)
+   several; forked children do not report theirs. *)
 
 exception Odd
 
@@ -31,12 +31,27 @@ let work n =
     ignore (Sys.opaque_identity (ref i))
   done
 
+let run threads n = List.iter Thread.join (List.init threads (fun _ -> Thread.create work n))
+
+let fork n =
+  match Unix.fork () with
+  | 0 ->
+      work n;
+      Unix._exit 0
+  | pid -> pid
+
+let run_forks children n =
+  let children = List.init children (fun _ -> fork n) in
+  work n;
+  List.iter (fun pid -> ignore (Unix.waitpid [] pid)) children
+
 let () =
   Rounds.ready ();
   Rounds.commands (fun line ->
-      match Scanf.sscanf line "run %d %d%!" (fun threads n -> (threads, n)) with
-      | threads, n ->
-          List.iter Thread.join (List.init threads (fun _ -> Thread.create work n));
+      match Scanf.sscanf line "%s %d %d%!" (fun what many n -> (what, many, n)) with
+      | ("run" | "forks") as what, many, n ->
+          (if what = "run" then run else run_forks) many n;
           Printf.printf "calls leaf=%d deep=%d raises=%d\n" !leaves !depths !raised
+      | _ -> Rounds.unknown line
       | exception (Scanf.Scan_failure _ | Failure _ | End_of_file) ->
           Rounds.unknown line)

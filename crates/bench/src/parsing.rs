@@ -48,7 +48,8 @@ fn operation(group: &str) -> &'static str {
 
 /// Returns the median in ns from one of criterion's files.
 fn median(file: &Path) -> Result<f64> {
-    let text = std::fs::read_to_string(file).map_err(Failure::of("no result of criterion"))?;
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(Failure::of("cannot read criterion's result"))?;
     let value: serde_json::Value =
         serde_json::from_str(&text).map_err(Failure::of("criterion's result is no JSON"))?;
     value["median"]["point_estimate"]

@@ -7,6 +7,7 @@ use std::io::IsTerminal;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
+use probes_lib::BadExpression;
 
 use crate::commands::Command;
 use crate::messages::MessageForm;
@@ -129,7 +130,10 @@ fn usage_error(error: &clap::Error, subcommand: Option<&str>) -> UsageError {
         }
         _ => (subcommand, explain(error)),
     };
-    UsageError::new(subcommand, message)
+    let bad = error
+        .source()
+        .and_then(|it| it.downcast_ref::<BadExpression>());
+    UsageError::new(subcommand, message).with_marked(bad.map(BadExpression::marked))
 }
 
 fn missing_subcommand() -> String {

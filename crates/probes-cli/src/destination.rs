@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::output::Format;
-use crate::text::MANY;
+use crate::text::TERMINAL_LINES;
 
 /// The most that one write(2) to a pipe writes as a whole, pipe(7).
 const PIPE_BUF: usize = 4096;
@@ -105,7 +105,7 @@ impl Output {
 
     /// Says what the lines of an answer for people add up to, if they are many.
     pub(crate) fn sum_up(&self, messages: &Messages, lines: usize, sum: impl FnOnce() -> String) {
-        if self.format != Format::Json && lines > MANY {
+        if self.format != Format::Json && lines > TERMINAL_LINES {
             messages.note(&sum());
         }
     }

@@ -116,6 +116,18 @@ impl Failure {
         }
     }
 
+    /// Lines that show the place in an expression, if it is about one.
+    pub(crate) fn marked(&self) -> Option<String> {
+        match self {
+            Failure::Usage(error) => error.marked().map(str::to_owned),
+            Failure::Target(_, error) => match error.kind() {
+                ErrorKind::Observe(ObserveError::Expression(bad)) => Some(bad.marked()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// What to do about it.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {

@@ -9,8 +9,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind, FileError, FunctionError, LaunchError,
-    MemoryError, ObserveError, ProbeError, ProcessError, Refusal, SystemError, UnreadableFilter,
+    CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind, ExpressionProblem, FileError,
+    FunctionError, LaunchError, MemoryError, ObserveError, ProbeError, ProcessError, Refusal,
+    SystemError, UnreadableFilter,
 };
 
 use crate::text::join_first_few;
@@ -216,6 +217,9 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
         FunctionError::NoneAt { .. } => {
             format!("`{list} -functions` lists the addresses of its functions")
         }
+        FunctionError::NoUsdt { .. } => {
+            "`readelf -n FILE` shows the USDT probes of a file".to_owned()
+        }
         FunctionError::NoRuntime { .. } => {
             "-gc is for OCaml programs that have the symbols of their runtime: do not strip them".to_owned()
         }
@@ -338,6 +342,7 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
         ObserveError::AlreadyObserved { .. } => {
             "wait until that observer exits, or use -force, which ends its observation with an error"
         }
+        ObserveError::StillInside { .. } | ObserveError::NoThreadToRedirect => "try again",
         ObserveError::SeccompRefuses { call, .. } => {
             return Some(format!(
                 "its filter would have to allow {call}; `attach` and `info` inject no system calls, and work"
@@ -346,6 +351,10 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
         ObserveError::MemoryLimited { limit, .. } => {
             return of_limit(limit.resource, pid, operand);
         }
+        ObserveError::SemaphoreFull { .. } => {
+            "the program, or a tool that was killed, has set it so; a restart of the program resets it"
+        }
+        ObserveError::Expression(bad) => return of_expression(bad.problem(), operand),
         ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
         ObserveError::TscDenied { .. } | ObserveError::NoControlBlock { .. } => {
             "`count` needs no times"
@@ -365,6 +374,38 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
         _ => return None,
     };
     Some(hint.to_owned())
+}
+
+/// Expressions that make no sense at a point.
+fn of_expression(problem: &ExpressionProblem, operand: &Operand) -> Option<String> {
+    match problem {
+        ExpressionProblem::NoArgument { point, .. }
+        | ExpressionProblem::UnreadArgument { point, .. }
+            if point.starts_with("probe ") =>
+        {
+            let shows = match operand {
+                Operand::Process(pid) | Operand::Attached(pid) => {
+                    format!("`ocaml-probes info -pid {pid} -sites`")
+                }
+                Operand::Program(_) | Operand::File(_) => format!("`{} -sites`", operand.to_list()),
+            };
+            Some(format!(
+                "{shows} shows where the arguments of probes are; leave out those without this one: -probe and -regexp select others"
+            ))
+        }
+        ExpressionProblem::NoArgument { point, .. }
+        | ExpressionProblem::UnknownArguments { point }
+            if point.starts_with("function ") =>
+        {
+            let hint = "`watch -fn` shows which arguments of a function are known; a glob with *, ? or [ leaves out functions without this one";
+            Some(hint.to_owned())
+        }
+        ExpressionProblem::UnknownArguments { .. } => {
+            let hint = "arguments are known of probes of OCaml and at the beginning of functions";
+            Some(hint.to_owned())
+        }
+        _ => None,
+    }
 }
 
 /// Programs that cannot be started.

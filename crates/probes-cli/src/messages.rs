@@ -29,7 +29,7 @@ pub(crate) enum MessageForm {
     Json,
 }
 
-/// Writes messages to standard error, one line each, and a second one for a hint.
+/// Writes messages to standard error, one line each, and another one for a hint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Messages {
     level: Level,
@@ -37,7 +37,7 @@ pub(crate) struct Messages {
     /// The process that they are about.
     pid: Option<i32>,
     /// Whether the text names the process.
-    names_process: bool,
+    shows_pid: bool,
 }
 
 impl Messages {
@@ -53,7 +53,7 @@ impl Messages {
     /// The same, about one of several processes: with the pid at the start of each message.
     pub(crate) fn about(self, pid: i32) -> Messages {
         Messages {
-            names_process: true,
+            shows_pid: true,
             ..self.with_pid(pid)
         }
     }
@@ -74,7 +74,8 @@ impl Messages {
         };
         let (kind, hint) = (failure.kind(), failure.hint());
         let kind = MessageKind::Error(&kind);
-        about.write(kind, &failure.to_string(), hint.as_deref());
+        let marked = failure.marked().unwrap_or_default();
+        about.write_marked(kind, &failure.to_string(), &marked, hint.as_deref());
     }
 
     /// What is unusual, though the command succeeds, and what to do about it.
@@ -95,6 +96,11 @@ impl Messages {
     }
 
     fn write(&self, kind: MessageKind<'_>, message: &str, hint: Option<&str>) {
+        self.write_marked(kind, message, "", hint);
+    }
+
+    /// The same with lines after the message that show a place in what was typed.
+    fn write_marked(&self, kind: MessageKind<'_>, message: &str, marked: &str, hint: Option<&str>) {
         let (level, start) = match kind {
             MessageKind::Error(_) => (Level::Errors, "ocaml-probes: "),
             MessageKind::Warning(_) => (Level::Warnings, "ocaml-probes: warning: "),
@@ -107,12 +113,13 @@ impl Messages {
         let lines = match self.form {
             MessageForm::Json => vec![output::message(kind, message, hint, self.pid)],
             MessageForm::Text => {
-                let pid = self.pid.filter(|_| self.names_process);
+                let pid = self.pid.filter(|_| self.shows_pid);
                 let process = pid.map_or_else(String::new, |pid| format!("{pid}: "));
                 // Escaped, because other users may have chosen the names and paths in the message.
                 let line = format!("{start}{process}{}\n", Escaped(message));
+                let marked = marked.lines().map(|line| format!("{}\n", Escaped(line)));
                 let hint = hint.map(|hint| format!("hint: {}\n", Escaped(hint)));
-                std::iter::once(line).chain(hint).collect()
+                std::iter::once(line).chain(marked).chain(hint).collect()
             }
         };
         for line in lines {

@@ -1,9 +1,10 @@
-//! Text for people: names escaped, lists cut short, numbers with their unit.
+//! Text for people: untrusted names escaped, long lists shortened, counts with a noun in singular
+//! or plural.
 
 use std::fmt;
 
-/// More lines than a terminal usually has.
-pub(crate) const MANY: usize = 24;
+/// The number of lines that a terminal usually has.
+pub(crate) const TERMINAL_LINES: usize = 24;
 
 /// Untrusted text from a file: characters that could move the cursor, change colours or the text
 /// direction are shown as escapes.
@@ -73,7 +74,7 @@ pub(crate) fn join_first_few(names: &[impl AsRef<str>]) -> Option<String> {
     join_first(8, names)
 }
 
-/// So many of the first names, and how many more there are; `None` if there are none.
+/// The first names, `few` at most, and how many more there are; `None` if there are none.
 pub(crate) fn join_first(few: usize, names: &[impl AsRef<str>]) -> Option<String> {
     let shown: Vec<&str> = names.iter().take(few).map(AsRef::as_ref).collect();
     let text = shown.join(", ");
@@ -117,7 +118,7 @@ mod tests {
                 "\u{9b}31m\u{202e}\u{e0041}".as_bytes(),
                 r#""\u{9b}31m\u{202e}\u{e0041}""#,
             ),
-            // Latin-1, and a character that is cut.
+            // Latin-1, and a truncated UTF-8 sequence.
             (b"caf\xe9 \xff", r#""caf\233 \255""#),
             (b"\xe6\x97", r#""\230\151""#),
             (b"", r#""""#),

@@ -7,6 +7,7 @@ use std::fmt;
 pub(crate) struct UsageError {
     subcommand: Option<String>,
     message: String,
+    marked: Option<String>,
 }
 
 impl UsageError {
@@ -15,7 +16,18 @@ impl UsageError {
         UsageError {
             subcommand: subcommand.map(str::to_owned),
             message: message.into(),
+            marked: None,
         }
+    }
+
+    /// The same, with lines that show the place in a value.
+    pub(crate) fn with_marked(self, marked: Option<String>) -> UsageError {
+        UsageError { marked, ..self }
+    }
+
+    /// Lines that show the place in a value.
+    pub(crate) fn marked(&self) -> Option<&str> {
+        self.marked.as_deref()
     }
 
     /// Where to read on.

@@ -26,6 +26,8 @@ mod count; // hits of running programs
 mod count_functions; // calls of functions, in programs with and without probes
 #[path = "cli/count_lines.rs"]
 mod count_lines; // executions of source lines
+#[path = "cli/count_where.rs"]
+mod count_where; // hits for which an expression is true
 #[path = "cli/discarded.rs"]
 mod discarded; // figures that are too low, because patched pages were discarded
 #[path = "cli/documents.rs"]
@@ -74,6 +76,8 @@ mod trace; // programs started with their probes set
 mod trace_observe; // trace -count, -latency and -watch
 #[path = "cli/usage.rs"]
 mod usage; // spellings that mean the same, and usage errors
+#[path = "cli/usdt.rs"]
+mod usdt; // USDT probes of other providers, and their semaphores
 #[path = "cli/wait.rs"]
 mod wait; // trace -wait: exit status, signals, what the program inherits
 #[path = "cli/watch.rs"]

@@ -12,6 +12,7 @@ pub(crate) mod relocations;
 pub(crate) mod source;
 pub(crate) mod symbols;
 pub(crate) mod table;
+pub(crate) mod usdt;
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! [`Functions`]: the functions of a program, in a file or in a process with everything that it has loaded.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use crate::elf::functions::{Function, FunctionName, FunctionTable};
 use crate::elf::lines::LineSearch;
 use crate::elf::mangling::demangle;
 use crate::elf::source::SourceMap;
+use crate::elf::usdt::usdt_sites;
 use crate::error::{Error, FunctionError, Result};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
 use crate::process::Process;
@@ -69,8 +70,43 @@ pub(crate) struct FunctionPlace<'f> {
     pub(crate) offset: u64,
     /// The index of the selector that names it, and not by a pattern that names others as well.
     pub(crate) named_by: Option<usize>,
-    /// The source line that it was selected by, `http.ml:42`.
-    pub(crate) line: Option<Arc<str>>,
+    pub(crate) selected_by: SelectedBy,
+}
+
+/// What a place was selected by.
+#[derive(Clone)]
+pub(crate) enum SelectedBy {
+    /// The function, or its own address.
+    Function,
+    /// A source line, `http.ml:42`.
+    Line(Arc<str>),
+    /// A USDT probe that it is a site of.
+    Usdt {
+        name: Arc<str>,
+        semaphore: Option<FileAddr>,
+    },
+}
+
+impl SelectedBy {
+    /// Returns the line, or the name of the probe.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match self {
+            SelectedBy::Function => None,
+            SelectedBy::Line(name) | SelectedBy::Usdt { name, .. } => Some(name),
+        }
+    }
+
+    pub(crate) fn is_usdt(&self) -> bool {
+        matches!(self, SelectedBy::Usdt { .. })
+    }
+
+    /// Returns the semaphore of the probe, if it has one.
+    pub(crate) fn semaphore(&self) -> Option<FileAddr> {
+        match self {
+            SelectedBy::Usdt { semaphore, .. } => *semaphore,
+            SelectedBy::Function | SelectedBy::Line(_) => None,
+        }
+    }
 }
 
 impl Functions {
@@ -201,7 +237,7 @@ impl Functions {
                         function,
                         offset,
                         named_by: Some(index),
-                        line: None,
+                        selected_by: SelectedBy::Function,
                     });
                 }
                 FunctionSelector::Line { file, line } => {
@@ -210,6 +246,7 @@ impl Functions {
                 FunctionSelector::Collector(work) => {
                     places.extend(self.of_collector(index, *work)?);
                 }
+                FunctionSelector::Usdt(glob) => places.extend(self.usdt_sites(index, glob)?),
             }
         }
         // A place that is selected twice is called by the line, or else by the name, that was asked for.
@@ -230,6 +267,9 @@ impl Functions {
             let is_same = one.offset == other.offset && one.function.is_same(&other.function);
             if is_same {
                 one.named_by = one.named_by.or(other.named_by);
+                if other.selected_by.is_usdt() {
+                    one.selected_by = other.selected_by.clone();
+                }
             }
             is_same
         });
@@ -254,7 +294,7 @@ impl Functions {
                     },
                     offset: 0,
                     named_by,
-                    line: None,
+                    selected_by: SelectedBy::Function,
                 }));
             }
         }
@@ -286,6 +326,47 @@ impl Functions {
         })
     }
 
+    /// Returns the sites of USDT probes, which the selector with this index asks for.
+    fn usdt_sites(&self, index: usize, glob: &Glob) -> Result<Vec<FunctionPlace<'_>>> {
+        let mut places = Vec::new();
+        let mut names = BTreeSet::new();
+        for object in self.objects.iter().filter(|object| !object.is_kernels()) {
+            for site in usdt_sites(&object.elf)? {
+                if !glob.matches(&site.name) {
+                    names.insert(site.name);
+                    continue;
+                }
+                let function = object.table.function_at(site.address).ok_or_else(|| {
+                    let (name, address) = (site.name.clone(), site.address);
+                    let kind = FunctionError::SiteOutside { name, address };
+                    Error::of_file(object.table.path(), kind)
+                })?;
+                places.push(FunctionPlace {
+                    function: SelectedFunction {
+                        object,
+                        function,
+                        name: 0,
+                    },
+                    offset: site.address.0 - function.address().0,
+                    named_by: glob.is_name().then_some(index),
+                    selected_by: SelectedBy::Usdt {
+                        name: site.name.into(),
+                        semaphore: site.semaphore,
+                    },
+                });
+            }
+        }
+        if places.is_empty() {
+            let kind = FunctionError::NoUsdt {
+                glob: glob.to_string(),
+                libraries: self.library_count(),
+                near: near_names(&names, glob.as_str()),
+            };
+            return Err(Error::of_file(&self.program, kind));
+        }
+        Ok(places)
+    }
+
     /// Returns where a source line begins, which the selector with this index asks for.
     fn at_line(&self, index: usize, file: &str, line: u32) -> Result<Vec<FunctionPlace<'_>>> {
         let mut search = LineSearch::new(file, line);
@@ -306,7 +387,7 @@ impl Functions {
                     },
                     offset: address.0 - function.address().0,
                     named_by: Some(index),
-                    line: Some(shown.clone()),
+                    selected_by: SelectedBy::Line(shown.clone()),
                 });
             }
         }

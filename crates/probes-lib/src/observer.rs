@@ -12,7 +12,9 @@ use crate::error::{
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::install::prepare::{Installed, install, refuse_forbidden};
-use crate::observe::install::remove::{CleanReport, Removed, remove, remove_stale};
+use crate::observe::install::remove::{
+    CleanReport, Cleaned, NameOf, Removed, remove, remove_stale,
+};
 use crate::observe::install::write_shared;
 use crate::observe::installed::{
     find_points, refuse_if_removal_began, refuse_observed, refuse_replaced,
@@ -134,11 +136,13 @@ impl Target {
         let _lock = self.lock_unobserved(options)?;
         let before = process.stop_time().total();
         self.refuse_if_seccomp_forbids(observation, &functions, options)?;
-        let mut cleaned = self.remove_stale(options)?;
-        if cleaned.still_mapped > 0 && observation.has_functions() {
+        let Cleaned {
+            report: mut cleaned,
+            why_mapped,
+        } = self.remove_stale(options, &|at| functions.name_at(at))?;
+        if let Some(why) = why_mapped.filter(|_| observation.has_functions()) {
             // A thread may return from there into the middle of instructions that a jump replaces now.
-            let error = Error::of_process(self.pid(), ProcessError::KeepsChanging);
-            return Err(error.with_effect(cleaned.effect(Effect::None)));
+            return Err(why.with_effect(cleaned.effect(Effect::None)));
         }
         let mut budget = TimeBudget::new(options.deadline);
         loop {
@@ -152,12 +156,12 @@ impl Target {
             let is_transient = self.is_due_to_changing_objects(&error);
             // What has been installed so far is removed like the stale observation of a killed
             // tool.
-            match self.remove_stale(options) {
+            match self.remove_stale(options, &|at| functions.name_at(at)) {
                 Err(left) if process.has_exited() || self.opened.has_executed(&left) => {
                     return Err(error.with_effect(Effect::None));
                 }
                 Err(left) => return Err(left.with_effect_if_none(Effect::HalfChanged)),
-                Ok(again) => cleaned.add(again),
+                Ok(again) => cleaned.add(again.report),
             }
             // Tools that see another /proc have another update lock.
             self.refuse_observed(options)
@@ -257,7 +261,7 @@ impl Target {
             let process = self.opened.process();
             process.refuse_self_and_ancestors()?;
             let _lock = self.lock_unobserved(options)?;
-            self.remove_stale(options)
+            Ok(self.remove_stale(options, &|_| None)?.report)
         };
         clean().map_err(|error| {
             self.opened
@@ -290,10 +294,10 @@ impl Target {
         }
     }
 
-    fn remove_stale(&self, options: Options) -> Result<CleanReport> {
-        let memory = self.opened.unshadowed_memory()?;
+    fn remove_stale(&self, options: Options, name_of: NameOf<'_>) -> Result<Cleaned> {
+        let (process, memory) = (self.opened.process(), self.opened.unshadowed_memory()?);
         let successor = options.take_over.then(own_record);
-        remove_stale(self.opened.process(), &memory, options, successor.as_ref())
+        remove_stale(process, &memory, options, successor.as_ref(), name_of)
     }
 }
 
@@ -331,6 +335,7 @@ impl Observer {
         self.refuse_removed()?;
         self.refuse_if_removal_began()?;
         self.find_discarded();
+        self.renew_pages_of_filters();
         let memory = self.target.opened.unshadowed_memory_to_read()?;
         refuse_taken_over(&self.target, &memory, &self.active.arenas)
             .map_err(|error| self.target.opened.executed_or(error))
@@ -414,7 +419,9 @@ impl Observer {
         }
         let clock = self.active.ticks.clock();
         let (target, active) = (&self.target, &mut self.active);
-        let (process, events) = (target.opened.process(), &mut active.events);
+        let process = target.opened.process();
+        let events = active.events.get_mut();
+        let events = events.unwrap_or_else(PoisonError::into_inner);
         read_from(target, &active.arenas, &active.data, |source, memory| {
             events.read(process, source, memory, &clock, false)
         })
@@ -457,10 +464,19 @@ impl Observer {
         Ok(())
     }
 
+    /// The same if filters read them. If the process cannot be read, that is reported by what reads its results.
+    fn renew_pages_of_filters(&self) {
+        if self.active.plan.shared.filters_memory {
+            let _ = self.renew_pages();
+        }
+    }
+
     /// Renews the table of pages that trampolines may read, if it is time.
-    fn renew_pages(&mut self) -> Result<()> {
+    fn renew_pages(&self) -> Result<()> {
         let (process, sharing) = (self.target.opened.process(), self.active.arenas.first());
-        let sharing = sharing.filter(|_| self.active.events.is_due(Instant::now()));
+        let events = self.active.events.lock();
+        let mut events = events.unwrap_or_else(PoisonError::into_inner);
+        let sharing = sharing.filter(|_| events.is_due(Instant::now()));
         // The lock keeps other observers from replacing this one meanwhile. If one is just doing
         // so, the pages are not renewed, and the replacement is noticed at the next call.
         let lock = sharing.map(|_| UpdateLock::wait(process, Instant::now()));
@@ -472,9 +488,9 @@ impl Observer {
             let may_ask = !self.active.plan.asks_kernel()
                 || matches!(OwnFilters::of(process).has(process.pid()), Ok(false));
             let writes = if may_ask {
-                self.active.events.renew(&read_maps(process)?, since)
+                events.renew(&read_maps(process)?, since)
             } else {
-                self.active.events.invalidate()
+                events.invalidate()
             };
             let memory = self.target.opened.unshadowed_memory()?;
             refuse_replaced(process, &memory, &self.active.arenas)?;
@@ -512,11 +528,13 @@ impl Observer {
         let (target, active) = (&self.target, &mut self.active);
         let (process, options) = (target.opened.process(), self.options);
         let (pid, clock) = (process.pid(), active.ticks.clock());
+        let events = active.events.get_mut();
+        let events = events.unwrap_or_else(PoisonError::into_inner);
         let mut read_results = |source: &DataSource<'_>, memory: Option<&ProcessMemory>| {
             let counts = Counts::read(pid, source, &active.plan, &active.arenas)?;
             let pairs = read_pairs(pid, source, &active.arenas)?;
             let calls = RecordedCalls::read(pid, source, &active.plan, &active.arenas)?;
-            let events = active.events.read(process, source, memory, &clock, true)?;
+            let events = events.read(process, source, memory, &clock, true)?;
             Ok((counts, pairs, calls, events))
         };
         let mut maps = Vec::new();
@@ -599,6 +617,7 @@ impl Observer {
     fn read<T>(&self, read: impl FnOnce(&DataSource<'_>) -> Result<T>) -> Result<T> {
         self.refuse_removed()?;
         self.find_discarded();
+        self.renew_pages_of_filters();
         let active = &self.active;
         let read = |source: &DataSource<'_>, _: Option<&_>| read(source);
         read_from(&self.target, &active.arenas, &active.data, read)

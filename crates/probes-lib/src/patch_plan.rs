@@ -202,11 +202,27 @@ impl PatchPlanner {
         function: CodeRange,
         address: FileAddr,
     ) -> Result<Vec<PatchSite>, Refusal> {
+        let (body, index) = self.body_at(function, address)?;
+        self.swept.candidates(&body, index)
+    }
+
+    /// The same for the site of a USDT probe, a `nop` that is not moved otherwise, because other tools may set a breakpoint there.
+    pub(crate) fn usdt_site(
+        &self,
+        function: CodeRange,
+        address: FileAddr,
+    ) -> Result<Vec<PatchSite>, Refusal> {
+        let (body, index) = self.body_at(function, address)?;
+        self.swept.candidates_at_site(&body, index)
+    }
+
+    /// Returns a function and the index of its instruction at `address`.
+    fn body_at(&self, function: CodeRange, address: FileAddr) -> Result<(Body, usize), Refusal> {
         let body = self.body(function)?;
         let offset = address.0.wrapping_sub(function.start.0);
         let index = body.index_at(address.0);
-        self.swept
-            .candidates(&body, index.ok_or(Refusal::NoInstruction { offset })?)
+        let index = index.ok_or(Refusal::NoInstruction { offset })?;
+        Ok((body, index))
     }
 
     /// Returns some addresses of instructions of a function that are executed whenever that at `address` is: those near it
@@ -267,6 +283,15 @@ impl<'p> EntryPlanner<'p> {
         address: FileAddr,
     ) -> Result<Vec<PatchSite>, Refusal> {
         self.planner.instruction(function, address)
+    }
+
+    /// See [`PatchPlanner::usdt_site`].
+    pub(crate) fn usdt_site(
+        &self,
+        function: CodeRange,
+        address: FileAddr,
+    ) -> Result<Vec<PatchSite>, Refusal> {
+        self.planner.usdt_site(function, address)
     }
 
     /// See [`PatchPlanner::executed_with`].

@@ -23,7 +23,7 @@ fn header_equals_the_one_generated_from_the_source() {
     let committed = fs::read_to_string(&header).unwrap();
     assert!(
         committed == generated,
-        "{} is out of date; UPDATE_GOLDEN=1 writes it anew, as:\n{generated}",
+        "{} is out of date; run this test with UPDATE_GOLDEN=1 to rewrite it, as:\n{generated}",
         header.display()
     );
 }

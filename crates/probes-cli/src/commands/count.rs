@@ -10,8 +10,8 @@ use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, CountedFlags, DurationFlag, OneProcess, OutputFlags, PathFlags, SeccompFlag, TakeOver,
-    duration, with_regexp_help,
+    Checked, CountedFlags, DurationFlag, FilterFlags, OneProcess, OutputFlags, PathFlags,
+    SeccompFlag, TakeOver, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, CountReport, Detail, FunctionSources};
@@ -35,6 +35,14 @@ out, with a warning. Of more than 24 functions, those without hits are left out.
 Calls that the compiler has inlined are not counted, nor are functions of libraries that are loaded
 later. A function that calls itself in tail position may be counted in each round.
 
+With -usdt it counts the sites of USDT probes that C and other languages have, such as
+'postgresql:query__*'. While they are counted, their semaphores are raised by one.
+
+With -where it counts only the hits for which an expression is true, such as
+    arg0 > 5 && arg1 == \"GET\"
+Lines end with `untyped N` then: N hits for which it is neither true nor false, because an argument is not
+what is asked for. docs/ask.md has all that can be asked.
+
 With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
 far; on a terminal, it redraws a table. With -json there is one line for each interval. The last interval
 may be shorter.
@@ -50,6 +58,8 @@ pub(crate) struct Args {
     process: OneProcess,
     #[command(flatten)]
     counted: Checked<CountedFlags>,
+    #[command(flatten)]
+    filter: FilterFlags,
     /// Count each site by itself, and show where functions are
     #[arg(long)]
     sites: bool,
@@ -72,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.output.open()?.with_pid(args.process.pid);
     let (pid, messages) = (args.process.pid, &output.messages);
     let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
-    let observation = args.counted.observation();
+    let observation = args.filter.of(args.counted.observation());
     let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
@@ -124,6 +134,9 @@ fn sum(counts: &Counts) -> String {
         }
     }
     sum.push(format!("{} hits", counts.total()));
+    if let Some(untyped) = counts.total_untyped() {
+        sum.push(format!("{untyped} untyped"));
+    }
     sum.join(", ")
 }
 

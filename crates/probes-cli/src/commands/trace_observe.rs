@@ -25,8 +25,8 @@ use super::watch::{self, Watching};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
-    Checked, FieldFlags, Flags, FunctionFlags, Pair, PathFlags, by_name, each_once, pair,
-    probe_name,
+    Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, Pair, PathFlags, by_name, each_once,
+    pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
@@ -39,6 +39,8 @@ pub(super) struct ObserveFlags {
     /// Count the hits of all probes, or with -fn the calls of functions
     #[arg(long)]
     count: bool,
+    #[command(flatten)]
+    filter: FilterFlags,
     #[command(flatten)]
     functions: FunctionFlags,
     /// Time START,STOP in one thread, or the functions of -fn; may be repeated
@@ -72,6 +74,8 @@ fn timed(typed: &str) -> Result<Timed, String> {
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
     counts: bool,
+    /// Which hits are counted.
+    filter: FilterFlags,
     /// If there are none, all probes are counted.
     functions: Vec<FunctionSelector>,
     timed_functions: Vec<FunctionSelector>,
@@ -96,6 +100,9 @@ impl Flags for ObserveFlags {
         if self.fields.is_some() && self.watch.is_empty() {
             return Err("-fields needs -watch: it chooses what is shown of a hit".to_owned());
         }
+        if self.filter.is_given() && !self.count {
+            return Err("-where needs -count: it chooses the hits that are counted".to_owned());
+        }
         let functions = self.functions.selectors()?;
         if !functions.is_empty() && !self.count && !times_functions {
             let why = "-fn and -gc need -count or -latency: they select what is counted or timed";
@@ -115,6 +122,7 @@ impl Flags for ObserveFlags {
         };
         Ok(ProgramObservation {
             counts: self.count,
+            filter: self.filter,
             functions,
             timed_functions,
             pairs,
@@ -139,7 +147,7 @@ impl ProgramObservation {
     }
 
     fn observation(&self) -> Observation {
-        let mut observation = Observation::new();
+        let mut observation = self.filter.of(Observation::new());
         if self.counts && self.functions.is_empty() {
             observation = observation.count(Selector::All);
         }

@@ -1,10 +1,11 @@
-//! What `count` and `top` count: probes, functions, or both.
+//! What `count` and `top` count: probes, functions, USDT probes of other providers.
 
 use probes_lib::{FunctionSelector, Observation, Selector};
 
 use super::checked::Flags;
 use super::function_selection::FunctionFlags;
 use super::probe_selection::ProbeFlags;
+use super::usdt::UsdtFlags;
 
 // What is counted.
 #[derive(Debug, clap::Args)]
@@ -13,6 +14,8 @@ pub(crate) struct CountedFlags {
     probes: ProbeFlags,
     #[command(flatten)]
     functions: FunctionFlags,
+    #[command(flatten)]
+    usdt: UsdtFlags,
 }
 
 /// The checked form of [`CountedFlags`].
@@ -26,7 +29,8 @@ impl Flags for CountedFlags {
     type Value = Counted;
 
     fn check(self) -> Result<Counted, String> {
-        let functions = self.functions.selectors()?;
+        let mut functions = self.functions.selectors()?;
+        functions.extend(self.usdt.selectors()?);
         let probes = if !functions.is_empty() && self.probes.is_empty() {
             Vec::new()
         } else {

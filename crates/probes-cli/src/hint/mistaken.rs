@@ -1,4 +1,4 @@
-//! Hints for the name of a probe where a function was asked for, and the other way round.
+//! Hints for users who name a probe where a function is expected, or a function where a probe is.
 
 use probes_lib::{FunctionSelector, Functions, Glob, ProbeTable, Target};
 
@@ -10,6 +10,11 @@ pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
         Operand::Process(pid) | Operand::Attached(pid) => Functions::of_process(*pid),
         Operand::Program(file) | Operand::File(file) => Functions::of_file(file),
     };
+    if name.contains(['*', '?', '[']) {
+        return Some(
+            "-probe takes names; -regexp '^req_' selects those that begin with req_".to_owned(),
+        );
+    }
     let glob = FunctionSelector::Glob(name.parse().ok()?);
     functions.ok()?.select(&[glob]).ok()?;
     Some(format!(

@@ -47,6 +47,9 @@ struct Row<'c> {
     hits: u64,
     /// Hits a second.
     rate: f64,
+    /// Other hits, for which a filter has no answer; `None` without a filter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    untyped: Option<u64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     site: Option<SiteRow<'c>>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
@@ -63,20 +66,30 @@ struct SiteRow<'c> {
     line: Option<u32>,
 }
 
+/// How many hits a row had before.
+#[derive(Clone, Copy, Default)]
+struct Before {
+    hits: u64,
+    untyped: u64,
+}
+
 impl Row<'_> {
     /// How many hits a probe or site had in `before`.
-    fn hits_in(&self, before: Option<&Counts>) -> u64 {
+    fn hits_in(&self, before: Option<&Counts>) -> Before {
         let Some(before) = before else {
-            return 0;
+            return Before::default();
         };
-        let hits = match &self.site {
+        let (hits, untyped) = match &self.site {
             Some(site) => before
                 .sites(self.name)
                 .find(|one| one.address == site.address)
-                .map(|one| one.hits),
-            None => before.hits(self.name),
+                .map_or((None, None), |one| (Some(one.hits), one.untyped)),
+            None => (before.hits(self.name), before.untyped(self.name)),
         };
-        hits.unwrap_or(0)
+        Before {
+            hits: hits.unwrap_or(0),
+            untyped: untyped.unwrap_or(0),
+        }
     }
 
     /// Where it is: address, function or object, source. Nothing of a probe.
@@ -106,6 +119,7 @@ impl<'c> CountReport<'c> {
                 name,
                 hits,
                 rate: 0.0,
+                untyped: counts.untyped(name),
                 site: None,
                 function: None,
             }]
@@ -129,7 +143,8 @@ impl<'c> CountReport<'c> {
         seconds: Duration,
     ) -> CountReport<'c> {
         for (row, before) in self.rows_with_hits_in(before) {
-            row.hits = row.hits.saturating_sub(before);
+            row.hits = row.hits.saturating_sub(before.hits);
+            row.untyped = row.untyped.map(|it| it.saturating_sub(before.untyped));
         }
         self.seconds = seconds;
         self.with_rates(None)
@@ -148,7 +163,7 @@ impl<'c> CountReport<'c> {
     fn with_rates(mut self, before: Option<&Counts>) -> CountReport<'c> {
         let seconds = self.seconds.as_secs_f64().max(f64::MIN_POSITIVE);
         for (row, before) in self.rows_with_hits_in(before) {
-            row.rate = row.hits.saturating_sub(before) as f64 / seconds;
+            row.rate = row.hits.saturating_sub(before.hits) as f64 / seconds;
         }
         self.probes.sort_by_key(|row| Reverse(row.hits));
         if let Some(functions) = &mut self.functions {
@@ -161,13 +176,17 @@ impl<'c> CountReport<'c> {
     fn rows_with_hits_in<'r>(
         &'r mut self,
         before: Option<&'r Counts>,
-    ) -> impl Iterator<Item = (&'r mut Row<'c>, u64)> {
+    ) -> impl Iterator<Item = (&'r mut Row<'c>, Before)> {
         let probes = self.probes.iter_mut().map(move |row| {
             let before = row.hits_in(before);
             (row, before)
         });
         let before = before.into_iter().flat_map(Counts::functions);
-        let before = before.map(|function| function.hits).chain(repeat(0));
+        let before = before.map(|function| Before {
+            hits: function.hits,
+            untyped: function.untyped.unwrap_or(0),
+        });
+        let before = before.chain(repeat(Before::default()));
         let functions = self.functions.iter_mut().flat_map(|it| &mut it.rows);
         probes.chain(functions.zip(before))
     }
@@ -209,6 +228,9 @@ impl<'c> CountReport<'c> {
             for word in row.place(&paths).into_iter().flatten() {
                 let _ = write!(text, " {word}");
             }
+            if let Some(untyped) = row.untyped {
+                let _ = write!(text, " untyped {untyped}");
+            }
             text.push('\n');
         }
         text
@@ -225,6 +247,9 @@ impl<'c> CountReport<'c> {
             Some(_) => ("name", "in"),
         };
         head.extend([what, "hits", "hits/s"]);
+        if rows.iter().any(|row| row.untyped.is_some()) {
+            head.push("untyped");
+        }
         if rows.iter().any(|row| row.place(&paths).is_some()) {
             head.extend(["address", is_in, "source"]);
         }
@@ -235,6 +260,7 @@ impl<'c> CountReport<'c> {
                 row.hits.to_string(),
                 format!("{:.0}", row.rate),
             ]);
+            cells.extend(row.untyped.map(|untyped| untyped.to_string()));
             cells.extend(row.place(&paths).into_iter().flatten());
             cells
         });
@@ -253,6 +279,7 @@ fn site_rows<'c>(counts: &'c Counts, name: &'c str, sources: &[Option<SourceMap>
             name,
             hits: one.hits,
             rate: 0.0,
+            untyped: one.untyped,
             site: Some(SiteRow {
                 object: one.object.path().to_string_lossy(),
                 address: one.address,

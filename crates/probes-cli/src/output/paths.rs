@@ -20,7 +20,7 @@ pub(crate) struct ShownPaths {
 }
 
 impl ShownPaths {
-    /// Shows `paths`, which are all that are shown together.
+    /// Chooses how each of `paths` is shown; they must be all the paths that are shown together.
     pub(crate) fn new<P: Into<String>>(
         form: PathForm,
         paths: impl IntoIterator<Item = P>,
@@ -30,10 +30,10 @@ impl ShownPaths {
         }
         let paths: HashMap<String, usize> = paths.into_iter().map(|it| (it.into(), 0)).collect();
         let mut sorted: Vec<&str> = paths.keys().map(String::as_str).collect();
-        // By their last names, then by the names before: those with the longest common end are neighbours.
-        sorted.sort_by(|one, other| names_from_end(one).cmp(names_from_end(other)));
+        // Compared from the last component on: paths with the longest common end become neighbours.
+        sorted.sort_by(|one, other| components_from_end(one).cmp(components_from_end(other)));
         // Two spellings of a path are one path.
-        sorted.dedup_by(|one, other| names_from_end(one).eq(names_from_end(other)));
+        sorted.dedup_by(|one, other| components_from_end(one).eq(components_from_end(other)));
         let common: Vec<usize> = sorted
             .windows(2)
             .map(|pair| common_names(pair[0], pair[1]))
@@ -45,10 +45,10 @@ impl ShownPaths {
         let tails = sorted
             .iter()
             .enumerate()
-            .map(|(index, path)| (names_from_end(path).collect(), needed(index)));
+            .map(|(index, path)| (components_from_end(path).collect(), needed(index)));
         let tails: HashMap<Vec<&str>, usize> = tails.collect();
         let left_out = paths.keys().map(|path| {
-            let names: Vec<&str> = names_from_end(path).collect();
+            let names: Vec<&str> = components_from_end(path).collect();
             let needed = tails.get(&names).copied().unwrap_or(usize::MAX);
             (path.clone(), start_of(path, needed))
         });
@@ -64,8 +64,8 @@ impl ShownPaths {
     }
 }
 
-/// The names in a path, the last first. An absolute path has an empty one at its start.
-fn names_from_end(path: &str) -> impl Iterator<Item = &str> {
+/// The components of a path, the last one first. For an absolute path, an empty one follows them.
+fn components_from_end(path: &str) -> impl Iterator<Item = &str> {
     let is_absolute = path.starts_with('/');
     let names = path.rsplit('/').filter(|name| !matches!(*name, "" | "."));
     names.chain(is_absolute.then_some(""))
@@ -73,14 +73,14 @@ fn names_from_end(path: &str) -> impl Iterator<Item = &str> {
 
 /// How many names at the end of two paths are the same.
 fn common_names(one: &str, other: &str) -> usize {
-    let pairs = names_from_end(one).zip(names_from_end(other));
+    let pairs = components_from_end(one).zip(components_from_end(other));
     pairs.take_while(|(one, other)| one == other).count()
 }
 
 /// Where the last `count` names of a path begin; 0 if it does not have more.
 fn start_of(path: &str, count: usize) -> usize {
     let place = |name: &str| name.as_ptr() as usize - path.as_ptr() as usize;
-    let names = names_from_end(path).filter(|name| !name.is_empty());
+    let names = components_from_end(path).filter(|name| !name.is_empty());
     let mut starts = names.map(place).skip(count.saturating_sub(1));
     let start = starts.next().unwrap_or(0);
     let has_more = starts.next().is_some();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use probes_lib::{Action, FunctionSelector, Observation, Options, Selector, State, Target};
 use test_support::process::Image;
-use test_support::{Guard, fixture_forms, program_forms};
+use test_support::{Guard, Talker, fixture_forms, program_forms};
 
 use crate::case::Case;
 use crate::subject::{Subject, all, options_with_long_deadline};
@@ -119,6 +119,39 @@ fn remains_of_killed_function_counts_are_removed() {
         rounds += 1;
     }
     assert!(case.counted("killed: sites were observed, and are removed") > 0);
+}
+
+// promise: Observations: Semaphores of USDT probes are as before, whichever of its writes a tool is killed before (2 × about
+//    30 kills)
+#[test]
+fn semaphores_survive_kills_before_each_write() {
+    let mut case = Case::begin("killed while semaphores are raised", 1);
+    let mut rounds = 0;
+    while case.wants_another_round(rounds, 1) {
+        for file in fixture_forms("usdt") {
+            let mut talker = Talker::start(&file);
+            let pid = talker.pid();
+            let semaphores = talker.ask("counters", "sem");
+            let code = Image::of(pid).text();
+            for nth in 1.. {
+                let count = tool::command(&format!("count -usdt demo:* -for 1ms -pid {pid}"));
+                let status = tool::start(count, &format!("kill-write:{nth}")).wait();
+                let target = Target::open_any(pid).unwrap();
+                target.clean(options_with_long_deadline()).unwrap();
+                let what = format!("kill-write:{nth} in {}", file.display());
+                assert_eq!(talker.ask("counters", "sem"), semaphores, "{what}");
+                code.assert_same(&Image::of(pid).text(), &what);
+                assert_eq!(anonymous_code_mappings(pid), 0, "{what}");
+                talker.ask("fire 2 10", "fired");
+                if status.signal() != Some(Signal::SIGKILL as i32) {
+                    assert!(status.success() && nth > 3, "{what}: {status}");
+                    break;
+                }
+                case.count("killed, and the semaphores are as before");
+            }
+        }
+        rounds += 1;
+    }
 }
 
 // promise: Observations: A tool killed at any moment while it counts leaves threads that run on

@@ -539,6 +539,29 @@ fn calls_in_forked_children_are_counted_exactly() {
     }
 }
 
+// promise: Functions: Calls of OCaml in forked children that run at the same time are counted to the last one (2 programs,
+//    5 processes)
+#[test]
+fn calls_of_ocaml_in_children_are_counted() {
+    for file in program_forms("calls") {
+        // C functions too, so that the process owns rows of both kinds.
+        let traced = trace(&file, "-count -fn Calls.*,caml_*", "forks 4 20000\\n");
+        assert_eq!(traced.code, Some(0), "{}", traced.stderr);
+        let answer = traced.stdout.lines().last().unwrap();
+        let own = answer.split(' ').filter_map(|it| it.split_once('='));
+        let expected: Vec<String> = own
+            .map(|(name, calls)| format!("{} Calls.{name}", 5 * calls.parse::<u64>().unwrap()))
+            .collect();
+        assert_eq!(expected.len(), 3);
+        let is_hits = |line: &&str| line.starts_with(|first: char| first.is_ascii_digit());
+        let lines: Vec<&str> = traced.stderr.lines().filter(is_hits).collect();
+        let counted = hits(&lines.join("\n"));
+        for line in expected {
+            assert!(counted.contains(&line), "{line} in {counted:?}");
+        }
+    }
+}
+
 #[test]
 fn calls_are_counted_from_the_first_instruction() {
     let words = "run 2 100\\n";

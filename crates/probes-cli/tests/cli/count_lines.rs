@@ -116,8 +116,8 @@ fn lines_without_code_are_errors() {
         ),
         (
             "calls.ml:4000",
-            "calls.exe: no code begins at calls.ml:4000; the nearest line with code is 42; nothing was changed",
-            "hint: give calls.ml:42, which has code",
+            "calls.exe: no code begins at calls.ml:4000; the nearest line with code is 57; nothing was changed",
+            "hint: give calls.ml:57, which has code",
         ),
         (
             "call.ml:13",

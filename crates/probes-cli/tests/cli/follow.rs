@@ -930,13 +930,61 @@ fn warning_if_seccomp_hides_later_loads() {
         kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
         assert_eq!(tool.wait().code(), Some(0));
         let said = read(tool.child().stderr.take().unwrap());
+        let verb = if geteuid().is_root() {
+            "forbids"
+        } else {
+            "may forbid"
+        };
         let reason =
-            "a seccomp filter may forbid the system calls of the hook in its dynamic loader";
+            format!("a seccomp filter {verb} the system calls of the hook in its dynamic loader");
         assert!(
             said.contains(&format!("will not be seen: {reason}")),
             "{said}"
         );
         assert_left_alone(talker.pid());
+    }
+}
+
+/// Starts the program that loads plugins, under the filters of services and containers.
+fn start_under_real_filters(host: &Path) -> Talker {
+    let filters = ["system-service.x86_64.bpf", "docker.bpf"];
+    let mut command = Command::new(fixture("under_filters.exe"));
+    command.args(filters.map(|name| fixture("filters").join(name)));
+    let mut talker = Talker::spawn(command.arg("--").arg(host));
+    talker.expect("ready");
+    talker
+}
+
+// promise: Following: Root sees what a process under the filters of systemd and Docker loads; others
+//    are told that they do not (2)
+#[test]
+fn loads_are_seen_under_real_filters() {
+    let load = format!("load {}", fixture("objects/plugin.so").display());
+    for host in fixture_forms("objects/host") {
+        let mut talker = start_under_real_filters(&host);
+        if geteuid().is_root() {
+            let following = Following::attach(talker.pid());
+            talker.ask(&load, "loaded 0");
+            let hits = talker.ask("plugins", "plugins");
+            assert_eq!(hits, "plugins 0:ping=1,plug=2");
+            leave(following, talker);
+            continue;
+        }
+        let mut tool = command(["attach", "-follow", "-enable-all", "-pid"]);
+        tool.arg(talker.pid().to_string());
+        tool.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut tool = Guard::spawn(&mut tool);
+        eventually("it is traced", || {
+            (status(talker.pid(), "TracerPid") != "0").then_some(())
+        });
+        let mut warning = String::new();
+        let errors = tool.child().stderr.as_mut().unwrap();
+        BufReader::new(errors).read_line(&mut warning).unwrap();
+        assert!(warning.contains("may forbid"), "{warning}");
+        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+        assert_eq!(tool.wait().code(), Some(0));
+        assert_left_alone(talker.pid());
+        quit(talker);
     }
 }
 

@@ -1,6 +1,7 @@
 //! `latency -fn`: how long calls of functions last.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
@@ -68,40 +69,60 @@ fn every_call_of_c_is_timed_or_unwound() {
     }
 }
 
+/// The figures of functions of `owners` that `trace -latency` prints for these commands, by name; `main` calls exit(3).
+fn owners_figures(file: &Path, words: &str) -> (String, Vec<[u64; 5]>) {
+    let traced = trace(file, "-latency -fn half,leaf,outer,main", words);
+    assert_eq!(traced.code, Some(0), "{}", traced.stderr);
+    let is_figures = |line: &&str| line.starts_with(|first: char| first.is_ascii_digit());
+    let plain: Vec<&str> = traced.stderr.lines().filter(is_figures).collect();
+    let lines = figures(&plain.join("\n"));
+    let names: Vec<&str> = lines.iter().filter_map(|it| it.split(' ').next()).collect();
+    assert_eq!(names, ["half", "leaf", "main", "outer"]);
+    assert_eq!(lines[2], "main 0 1 0 0 0");
+    let numbers = |line: &String| {
+        let numbers = line.split(' ').skip(1).map(|it| it.parse().unwrap());
+        numbers.collect::<Vec<u64>>().try_into().unwrap()
+    };
+    let lines = [&lines[0], &lines[1], &lines[3]];
+    (traced.stderr.clone(), lines.map(numbers).to_vec())
+}
+
+/// How often a round of `owners` calls `half`, `leaf` and `outer`.
+const OF_ROUND: [u64; 3] = [3, 2, 1];
+
 // promise: Functions: From the first instruction, each call of a program is timed or counted as lost, as those in threads
-//    without thread-local storage are; none of its forked children is timed (4 programs)
+//    without thread-local storage are (4 programs)
 #[test]
 fn calls_are_timed_from_the_first_instruction() {
-    let words = "forks 6 20000\\nthreads 4 20000\\nbare 4 5000\\n";
-    let (timed, lost) = ((1 + 4) * 20_000, 4 * 5_000);
+    let (timed, lost) = (4 * 20_000, 4 * 5_000);
     for name in ["owners", "owners_static"] {
         for file in fixture_forms(name) {
-            let traced = trace(&file, "-latency -fn half,leaf,outer,main", words);
-            assert_eq!(traced.code, Some(0), "{}", traced.stderr);
-            let is_figures = |line: &&str| line.starts_with(|first: char| first.is_ascii_digit());
-            let plain: Vec<&str> = traced.stderr.lines().filter(is_figures).collect();
-            let figures = figures(&plain.join("\n"));
-            // It calls exit(3).
-            assert!(
-                figures.contains(&"main 0 1 0 0 0".to_owned()),
-                "{figures:?}"
-            );
+            let (stderr, all) = owners_figures(&file, "threads 4 20000\nbare 4 5000\n");
             let mut all_lost = 0;
-            for (name, calls) in [("half", 3), ("leaf", 2), ("outer", 1)] {
-                let figures = figures.iter().find_map(|it| it.strip_prefix(name)).unwrap();
-                let numbers = figures.split_whitespace().map(|it| it.parse::<u64>());
-                let numbers: Vec<u64> = numbers.map(Result::unwrap).collect();
-                let [count, 0, 0, told, 0] = numbers[..] else {
-                    panic!("{}: {name} {numbers:?}", file.display());
+            for (calls, numbers) in OF_ROUND.into_iter().zip(all) {
+                let [count, 0, 0, told, 0] = numbers else {
+                    panic!("{}: {numbers:?}", file.display());
                 };
-                // On a busy machine some are lost because their registers cannot be saved, of the children, too.
+                // On a busy machine some are lost because their registers cannot be saved.
                 let (timed, lost) = (calls * timed, calls * lost);
-                assert!(count <= timed && told >= lost, "{name} {numbers:?}");
-                assert!(count + told >= timed + lost, "{name} {numbers:?}");
+                assert!(count <= timed && told >= lost, "{numbers:?}");
+                assert!(count + told >= timed + lost, "{numbers:?}");
                 all_lost += told;
             }
-            let warning = format!("{all_lost} of ");
-            assert!(traced.stderr.contains(&warning), "{}", traced.stderr);
+            assert!(stderr.contains(&format!("{all_lost} of ")), "{stderr}");
+        }
+    }
+}
+
+// promise: Functions: From the first instruction, calls of a program are timed to the last one while its forked children make
+//    the same calls, of which none is timed or counted as lost (4 programs)
+#[test]
+fn calls_of_forked_children_are_not_timed() {
+    for name in ["owners", "owners_static"] {
+        for file in fixture_forms(name) {
+            let (stderr, all) = owners_figures(&file, "forks 6 20000\n");
+            let expected = OF_ROUND.map(|calls| [calls * 20_000, 0, 0, 0, 0]);
+            assert_eq!(all, expected, "{}: {stderr}", file.display());
         }
     }
 }
@@ -259,9 +280,13 @@ fn assert_self_times_add_up(functions: &HashMap<String, Value>, root: &str) {
     };
     let own: u64 = sum("self_ns");
     let total = functions[root]["total_ns"].as_u64().unwrap();
-    // Each sum is rounded down to nanoseconds.
-    let rounding = functions.len() as u64;
-    assert!(own <= total + 1 && total <= own + rounding, "{own} {total}");
+    // Each sum is rounded down to nanoseconds. A signal handler that calls timed functions while a call begins or ends may
+    // shift some nanoseconds between the two.
+    let rounding = functions.len() as u64 + total / 1_000_000;
+    assert!(
+        own <= total + rounding && total <= own + rounding,
+        "{own} {total}"
+    );
     for function in functions.values() {
         let times = ["self_ns", "total_ns"].map(|it| function[it].as_u64().unwrap());
         assert!(times.is_sorted(), "{function}");

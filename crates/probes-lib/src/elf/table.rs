@@ -17,6 +17,7 @@ use crate::error::{ElfDefect, Error, FileError, ProcessError, Result};
 use crate::memory::runs;
 use crate::site::{SITE_LEN, SiteCode};
 
+pub(super) use gather::each_placed_note;
 pub(crate) use gather::noted_sites;
 pub use probe::{Probe, Semaphore, Site};
 use semaphore_layout::FoundSemaphore;

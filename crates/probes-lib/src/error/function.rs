@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::address::LiveAddr;
+use crate::address::{FileAddr, LiveAddr};
 
 use crate::patch_plan::refusal::Refusal;
 
@@ -34,6 +34,24 @@ pub enum FunctionError {
         address: LiveAddr,
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
+    },
+    /// No USDT probe of another provider than OCaml's matches.
+    #[error("no USDT probe matches {glob}")]
+    NoUsdt {
+        /// What was asked for.
+        glob: String,
+        /// How many libraries and plugins of the process were searched, too.
+        libraries: usize,
+        /// Names that there are, nearest first.
+        near: Vec<String>,
+    },
+    /// The site of a USDT probe is in no function that is known.
+    #[error("the site of {name} at {address} is in no known function")]
+    SiteOutside {
+        /// Provider and name of the probe.
+        name: String,
+        /// The address in the file.
+        address: FileAddr,
     },
     /// Neither the program nor a library has a runtime of OCaml whose symbols are there.
     #[error("it has no OCaml runtime with symbols")]
@@ -127,6 +145,18 @@ impl FunctionError {
                 unreadable_suffix(unreadable),
                 did_you_mean(near)
             ),
+            FunctionError::NoUsdt {
+                glob,
+                libraries,
+                near,
+            } => format!(
+                "no USDT probe in {file}{} matches {glob}{}",
+                or_libraries(*libraries),
+                did_you_mean(near)
+            ),
+            FunctionError::SiteOutside { name, address } => {
+                format!("the site of {name} in {file} at {address} is in no function that is known")
+            }
             FunctionError::NoneAt { address, libraries } => format!(
                 "no function in {file}{} is known at {address}",
                 or_libraries(*libraries)

@@ -7,6 +7,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::reason;
+use crate::address::LiveAddr;
+use crate::expression::BadExpression;
 
 /// The process of a tool that observes another process, or holds its probes ([`Holder`](crate::Holder)), as it
 /// has recorded itself: it may have exited since.
@@ -70,6 +72,12 @@ impl fmt::Display for ToolProcess {
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum ObserveError {
+    /// The semaphore of a USDT probe has so high a value that it cannot be raised.
+    #[error("has a semaphore at {address} whose value is too high to be raised")]
+    SemaphoreFull {
+        /// Its address in the process.
+        address: LiveAddr,
+    },
     /// The probes to be observed have counters, but no sites.
     #[error("has no sites for the probes to be observed: they have semaphores only")]
     NoSites,
@@ -96,6 +104,20 @@ pub enum ObserveError {
         "has executed nothing when it was resumed to map or unmap memory: it is frozen (cgroup freezer), or gets no processor"
     )]
     NotRunning,
+    /// A thread, which is the subject, is in code that an earlier observation has added to the process, which therefore stays
+    /// mapped.
+    #[error(
+        "({name}) {} {code}, which an earlier observation has left",
+        if *.is_executing { "still executes" } else { "may still return, as far as its stack shows, to" }
+    )]
+    StillInside {
+        /// The thread's name.
+        name: String,
+        /// Whether it executes the code; if not, its stack holds an address there.
+        is_executing: bool,
+        /// The code, and the function that it belongs to.
+        code: String,
+    },
     /// Each thread of the process has a seccomp filter that refuses a system call which observing injects.
     #[error("cannot be observed: observing injects {call}, and its seccomp filter {action}")]
     SeccompRefuses {
@@ -179,6 +201,17 @@ pub enum ObserveError {
     NoSharedMemory {
         /// What memfd_create(2) or ftruncate(2) says.
         source: io::Error,
+    },
+    /// What is asked of each hit makes no sense at a point; without a subject.
+    #[error(transparent)]
+    Expression(BadExpression),
+    /// What is asked of each hit takes too much code; without a subject.
+    #[error("the expression takes {given} bytes of code at a point: at most {most} are possible")]
+    LongExpression {
+        /// How many it takes, with what is counted.
+        given: u64,
+        /// How many there can be.
+        most: u64,
     },
     /// More pairs than can be timed together; without a subject.
     #[error("{given} pairs are too many to be timed together: at most {most}")]

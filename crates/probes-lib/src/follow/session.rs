@@ -124,7 +124,7 @@ impl<'f> FollowSession<'f> {
                 result => {
                     // The loader is hooked before the process is resumed and loads anything more.
                     let hook = match result {
-                        Ok(_) => self.hook_loader(followed),
+                        Ok(_) => self.hook_loader(followed, &held),
                         Err(_) => None,
                     };
                     self.tracees.resume(&followed.process, held);
@@ -152,7 +152,7 @@ impl<'f> FollowSession<'f> {
         if let Ok(image) = followed.image() {
             followed.known = image.program.objects().to_vec();
         }
-        followed.hook = self.hook_loader(&followed);
+        followed.hook = self.hook_loader(&followed, &stopped);
         self.tracees.adopt(&followed.process, stopped);
         self.processes.insert(followed.pid(), followed);
     }
@@ -176,11 +176,15 @@ impl<'f> FollowSession<'f> {
         }
     }
 
-    /// Hooks the loader of a process.
-    fn hook_loader(&mut self, followed: &FollowedProcess) -> Option<LoaderHook> {
+    /// Hooks the loader of a stopped process.
+    fn hook_loader(
+        &mut self,
+        followed: &FollowedProcess,
+        stopped: &Stopped<'_>,
+    ) -> Option<LoaderHook> {
         let pid = followed.pid();
         let hook = match followed.memory() {
-            Ok(memory) => LoaderHook::install(&followed.process, &memory),
+            Ok(memory) => LoaderHook::install(stopped, &memory, self.options.despite_seccomp),
             Err(_) => Err(NoLoaderHook::UNCHANGEABLE),
         };
         match hook {
@@ -304,7 +308,9 @@ impl<'f> FollowSession<'f> {
             self.send(FollowEvent::Executed { pid, program });
         }
         let mut followed = FollowedProcess::of(process);
-        followed.hook = self.hook_loader(&followed);
+        let stopped = self.tracees.at_exec(&followed.process);
+        followed.hook = self.hook_loader(&followed, &stopped);
+        drop(stopped);
         followed.is_starting = followed.hook.is_some();
         self.set_new_objects(&mut followed, Moment::Exec);
         if followed.known.is_empty() && !followed.is_starting {

@@ -1,5 +1,6 @@
 //! [`Injector`]: makes a thread of a stopped process run system calls, and checks what they did.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::address::LiveAddr;
@@ -8,15 +9,19 @@ use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::{self, InjectedCall, PlacedCall, Registers};
 use crate::inject::permissions::Permissions;
 use crate::inject::redirect::{self, Left};
-use crate::memory::WriteMemory;
+use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
-use crate::process::maps::{Mapping, read_maps};
+use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::trace::at_exec::AtExec;
 use crate::trace::run_to::NotReached;
-use crate::trace::stopped::Stopped;
+use crate::trace::stopped::{Stopped, ThreadInside};
 use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracer::Tracer;
+
+/// How long threads run, the first time, until it is checked whether they have left some code. It grows: if a thread
+/// were stopped again at once each time, it might never get a processor, and stay where it is.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Injects system calls into a process.
 #[derive(Clone, Copy)]
@@ -61,29 +66,36 @@ impl<'i> Injector<'i> {
     /// # Errors
     ///
     /// [`ProcessError::KeepsChanging`] if the process has mapped something else where they were to map
-    /// memory; [`ObserveError::MapRefused`] if they have not mapped or unmapped what they were to.
+    /// memory; [`ObserveError::MapRefused`] if they have not mapped or unmapped what they were to;
+    /// [`ObserveError::NoThreadToRedirect`] if signals interrupt them again and again.
     pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[InjectedCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
         let mut budget = TimeBudget::new(self.limit);
         let before = if calls.iter().any(InjectedCall::unmaps) {
-            read_maps(self.process)?
+            stopped.maps()?.to_vec()
         } else {
             Vec::new()
         };
         loop {
             let left;
             (stopped, left) = self.try_to_run(stopped, calls, false, &mut budget)?;
-            let Some(failed) = self.check(calls, &before)? else {
+            let Some(failed) = Injector::check(stopped.maps()?, calls, &before) else {
                 return Ok(stopped);
             };
             // If a signal has interrupted the thread, which had to receive it first, try again.
-            let is_last = left != Left::Interrupted || budget.is_spent();
+            let is_interrupted = left == Left::Interrupted;
             match failed {
                 Failed::Occupied => {
                     let pid = self.process.pid();
                     return Err(Error::of_process(pid, ProcessError::KeepsChanging));
                 }
-                Failed::Refused(call) if is_last => return Err(self.refused(stopped, calls, call)),
+                Failed::Refused(call) if !is_interrupted => {
+                    return Err(self.refused(stopped, calls, call));
+                }
+                Failed::Refused(_) if budget.is_spent() => {
+                    let pid = self.process.pid();
+                    return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
+                }
                 Failed::Refused(_) => {}
             }
         }
@@ -156,24 +168,37 @@ impl<'i> Injector<'i> {
         let mut stopped = stopped;
         let permissions = Permissions::of(self.process, self.despite_seccomp);
         let placed: Vec<PlacedCall> = injected_call::placed(calls, self.code_cave.at).collect();
+        let mut pause = PAUSE;
         let thread = loop {
             if let RedirectMode::BeforeStart(_) = self.mode {
                 break stopped
                     .first()
                     .ok_or(Error::of_process(pid, ProcessError::Exited))?;
             }
-            // Wait while a thread still runs the calls of a tool that was killed.
             let thread = stopped.pick_thread(self.memory, &permissions, &placed)?;
-            let thread = thread.filter(|_| !stopped.leads_into(self.memory, &range));
+            let is_inside = self.may_be_inside(&stopped);
             match thread {
-                Some(found) => break found,
-                None if budget.is_spent() => {
+                Some(found) if !is_inside => break found,
+                _ if budget.is_spent() => {
                     stopped.refuse_lost()?;
                     return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }
-                None => {
+                // Each thread has a pending signal, perhaps: often enough, one is stopped without.
+                None if !is_inside => {
                     stopped.release();
                     stopped = self.tracer.stop(self.process, self.limit)?;
+                }
+                // Wait while a thread still runs the calls of a tool that was killed.
+                _ => {
+                    let (ranges, limit) = (std::slice::from_ref(&range), self.limit);
+                    stopped = self.tracer.run_threads_within(
+                        self.process,
+                        stopped,
+                        ranges,
+                        pause,
+                        limit,
+                    )?;
+                    pause = (pause * 2).min(limit / 8);
                 }
             }
         };
@@ -199,7 +224,7 @@ impl<'i> Injector<'i> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let is_free = !stopped.leads_into(self.memory, &self.code_cave.range());
+            let is_free = !self.may_be_inside(&stopped);
             let thread_calls = stopped.calls();
             let before = redirect::redirectable(thread_calls, tid, self.memory)
                 .filter(|_| is_free && permissions.allow(thread_calls, tid, &placed));
@@ -254,42 +279,57 @@ impl<'i> Injector<'i> {
         }
     }
 
-    /// Lets threads run until none executes what is in the code cave, or may return there; waits for an eighth of the
-    /// limit, as callers try again.
+    /// Lets threads run until none executes one of these ranges of code, or may return there. Returns the thread that
+    /// still does once they have run for `longest`.
     ///
     /// # Errors
     ///
-    /// [`ObserveError::NoThreadToRedirect`] if one stays there.
-    pub(crate) fn wait_until_left(&self, mut stopped: Stopped<'i>) -> Result<Stopped<'i>> {
-        let mut budget = TimeBudget::new(self.limit / 8);
-        while stopped.leads_into(self.memory, &self.code_cave.range()) {
-            if budget.is_spent() {
-                stopped.refuse_lost()?;
-                let pid = self.process.pid();
-                return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
+    /// See [`Tracer::stop`].
+    pub(crate) fn wait_until_left(
+        &self,
+        mut stopped: Stopped<'i>,
+        code: &[Range<u64>],
+        longest: Duration,
+    ) -> Result<std::result::Result<Stopped<'i>, ThreadInside>> {
+        // How long threads have been let run, at least.
+        let mut ran = Duration::ZERO;
+        let mut pause = PAUSE;
+        loop {
+            let inside = stopped.thread_inside(self.memory, code);
+            stopped.refuse_lost()?;
+            match inside {
+                None => return Ok(Ok(stopped)),
+                Some(inside) if ran > longest => return Ok(Err(inside)),
+                Some(_) => {}
             }
-            stopped.release();
-            stopped = self.tracer.stop(self.process, self.limit)?;
+            let (tracer, limit) = (self.tracer, self.limit);
+            stopped = tracer.run_threads_within(self.process, stopped, code, pause, limit)?;
+            ran += pause;
+            pause = (pause * 2).min(longest / 8);
         }
-        Ok(stopped)
     }
 
-    /// Clears the code cave.
+    /// Returns whether a thread that a killed tool has redirected may still execute the code in the code cave. None does if
+    /// there is no code: it is cleared only when none does.
+    fn may_be_inside(&self, stopped: &Stopped<'_>) -> bool {
+        let mut code = vec![0; self.code_cave.len as usize];
+        let read = self.memory.read(self.code_cave.at, &mut code);
+        let is_empty = read.is_ok() && code.iter().all(|&byte| byte == 0);
+        !is_empty && stopped.leads_into(self.memory, &self.code_cave.range())
+    }
+
+    /// Clears the code cave. To be called once calls have been made from there, or no thread is there according to
+    /// [`Injector::wait_until_left`].
     pub(crate) fn clear(&self, stopped: &Stopped<'_>) -> Result<()> {
-        if stopped.leads_into(self.memory, &self.code_cave.range()) {
-            // A thread that a killed tool has redirected is still there: the next tool clears it.
-            return Ok(());
-        }
         let entry = injected_call::entry(self.code_cave.at);
         let code = vec![0; self.code_cave.len as usize - injected_call::MARK_LEN];
         self.write(stopped, entry, &code)?;
         self.write(stopped, self.code_cave.at, &[0; injected_call::MARK_LEN])
     }
 
-    /// Returns what calls have not done that they were to do. All threads may have run meanwhile: what is
-    /// mapped there now may be neither what the calls have mapped nor what they were to unmap.
-    fn check(&self, calls: &[InjectedCall], before: &[Mapping]) -> Result<Option<Failed>> {
-        let maps = read_maps(self.process)?;
+    /// Returns what calls have not done that they were to do, according to the mappings after them. All threads may have run
+    /// meanwhile: what is mapped there now may be neither what the calls have mapped nor what they were to unmap.
+    fn check(maps: &[Mapping], calls: &[InjectedCall], before: &[Mapping]) -> Option<Failed> {
         for call in calls {
             let range = call.range();
             let overlaps = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
@@ -297,15 +337,15 @@ impl<'i> Injector<'i> {
             let is_split_off = |it: &Mapping| (it.start.0..it.end.0) == range;
             let is_missing = call.maps() && !maps.iter().any(|it| call.matches(it));
             if is_missing && maps.iter().any(overlaps) {
-                return Ok(Some(Failed::Occupied));
+                return Some(Failed::Occupied);
             }
             let is_unsplit = call.splits() && !maps.iter().any(is_split_off);
             let is_left = call.unmaps() && maps.iter().any(was_there);
             if is_missing || is_unsplit || is_left {
-                return Ok(Some(Failed::Refused(*call)));
+                return Some(Failed::Refused(*call));
             }
         }
-        Ok(None)
+        None
     }
 
     fn write(&self, stopped: &Stopped<'_>, at: LiveAddr, bytes: &[u8]) -> Result<()> {

@@ -21,20 +21,23 @@ use std::io;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, al, eax, edi, edx, esi, qword_ptr, r10, r11, rax, rcx, rdi, rdx,
     rsi, rsp,
 };
+use iced_x86::{Decoder, DecoderOptions, IcedError, Mnemonic};
 
 use crate::address::{FileAddr, LiveAddr, PAGE};
+use crate::error::ObserveError;
+use crate::inject::permissions::{NamedCall, Permissions};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
 use crate::process::dynamic_loader::{DEBUG_FUNCTION_LEN, DynamicLoader, NoDynamicLoader};
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
-use crate::process::seccomp::OwnFilters;
+use crate::process::seccomp::filter::SystemCall;
 use crate::site::{JMP, RET};
+use crate::trace::stopped::Stopped;
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// Opcode and displacement of a `jmp`.
@@ -52,18 +55,28 @@ static HOOK_CODE: LazyLock<[u8; HOOK_LEN]> = LazyLock::new(|| {
     code.unwrap_or_else(|| unreachable!("the code never changes"))
 });
 
+/// The offsets in it of what follows its system calls.
+static SYSTEM_CALL_ENDS: LazyLock<Vec<u64>> = LazyLock::new(|| {
+    let code = Decoder::with_ip(64, &HOOK_CODE[..], 0, DecoderOptions::NONE).into_iter();
+    code.filter(|it| it.mnemonic() == Mnemonic::Syscall)
+        .map(|it| it.next_ip())
+        .collect()
+});
+
+/// Thread-local storage is shared, too: the new thread uses none.
+const CLONE_FLAGS: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM;
+
+/// Of the kernel's sigset_t, in bytes.
+const SIGNAL_SET_LEN: i32 = 8;
+
 /// The code preserves all registers except the flags, as callers may rely on the function being empty.
 /// The new thread shares the stack and does not touch it.
 fn assemble() -> Result<Vec<u8>, IcedError> {
-    /// Thread-local storage is shared, too: the new thread uses none.
-    const CLONE_FLAGS: i32 = libc::CLONE_VM
-        | libc::CLONE_FS
-        | libc::CLONE_FILES
-        | libc::CLONE_SIGHAND
-        | libc::CLONE_THREAD
-        | libc::CLONE_SYSVSEM;
-    /// Of the kernel's sigset_t, in bytes.
-    const SIGNAL_SET_LEN: i32 = 8;
     const SAVED: [AsmRegister64; 7] = [rax, rdi, rsi, rdx, rcx, r10, r11];
 
     let mut a = CodeAssembler::new(64)?;
@@ -129,6 +142,10 @@ impl NoLoaderHook {
     const FILTERED: NoLoaderHook = NoLoaderHook::Impossible(
         "a seccomp filter may forbid the system calls of the hook in its dynamic loader",
     );
+    /// A filter was read that refuses one of them.
+    const FORBIDDEN: NoLoaderHook = NoLoaderHook::Impossible(
+        "a seccomp filter forbids the system calls of the hook in its dynamic loader",
+    );
     pub(crate) const UNCHANGEABLE: NoLoaderHook =
         NoLoaderHook::Impossible("the code of its dynamic loader cannot be changed");
 }
@@ -153,15 +170,61 @@ pub(crate) struct LoaderHook {
 }
 
 impl LoaderHook {
-    /// Installs the hook in a process, which may run meanwhile: of the code that its threads can
-    /// reach, only one byte changes.
+    /// Installs the hook in a stopped process, if the seccomp filters of all its threads allow its system calls; with
+    /// `despite_seccomp`, those that cannot be read are taken to allow them.
     pub(crate) fn install(
-        process: &Process,
+        stopped: &Stopped<'_>,
         memory: &ProcessMemory,
+        despite_seccomp: bool,
     ) -> Result<LoaderHook, NoLoaderHook> {
+        let process = stopped.process();
         let hook = LoaderHook::find(process, memory)?;
+        let permissions = Permissions::of(process, despite_seccomp);
+        match permissions.refusal_of_any(stopped, &hook.system_calls()) {
+            Ok(None) => {}
+            Ok(Some(ObserveError::SeccompUnreadable { .. })) | Err(_) => {
+                return Err(NoLoaderHook::FILTERED);
+            }
+            Ok(Some(_)) => return Err(NoLoaderHook::FORBIDDEN),
+        }
         hook.write(memory).map_err(|_| NoLoaderHook::UNCHANGEABLE)?;
         Ok(hook)
+    }
+
+    /// Returns the system calls of its code as seccomp filters see them. Where signal sets are depends on the thread: an
+    /// address on the stack of a first thread stands for it.
+    fn system_calls(&self) -> Vec<NamedCall> {
+        const OLD_MASK: u64 = 0x7fff_ffff_e000;
+        const SET_LEN: u64 = SIGNAL_SET_LEN as u64;
+        let flags = CLONE_FLAGS as u64;
+        let [block, set_mask] = [libc::SIG_BLOCK, libc::SIG_SETMASK].map(|how| how as u64);
+        let calls = [
+            (
+                "rt_sigprocmask",
+                libc::SYS_rt_sigprocmask,
+                [block, OLD_MASK + 8, OLD_MASK, SET_LEN],
+            ),
+            ("clone", libc::SYS_clone, [flags, 0, OLD_MASK, SET_LEN]),
+            ("exit", libc::SYS_exit, [flags, 0, OLD_MASK, SET_LEN]),
+            (
+                "rt_sigprocmask",
+                libc::SYS_rt_sigprocmask,
+                [set_mask, OLD_MASK, 0, SET_LEN],
+            ),
+        ];
+        let seen = |((name, number, [a, b, c, d]), &end): ((_, i64, [u64; 4]), &u64)| {
+            let call = SystemCall {
+                number: number as u32,
+                instruction_pointer: self.code_at.plus(end).0,
+                arguments: [a, b, c, d, 0, 0],
+            };
+            (name, call)
+        };
+        calls
+            .into_iter()
+            .zip(&*SYSTEM_CALL_ENDS)
+            .map(seen)
+            .collect()
     }
 
     /// Returns the addresses of the hook's code.
@@ -184,10 +247,6 @@ impl LoaderHook {
     /// Returns where the hook of a process is, or can be installed.
     fn find(process: &Process, memory: &ProcessMemory) -> Result<LoaderHook, NoLoaderHook> {
         let loader = DynamicLoader::of(process)?;
-        let is_filtered = OwnFilters::of(process).has_any();
-        if is_filtered.map_err(|_| NoLoaderHook::FILTERED)? {
-            return Err(NoLoaderHook::FILTERED);
-        }
         let hook = LoaderHook::of(&loader).ok_or(NoLoaderHook::UNKNOWN)?;
         match hook.is_possible(memory, &loader.maps) {
             Ok(true) => Ok(hook),
@@ -376,6 +435,10 @@ mod tests {
             .collect();
         let code: Vec<&str> = lines.iter().map(|(_, code)| code.as_str()).collect();
         assert_eq!(code, LISTING);
+        let ends = SYSTEM_CALL_ENDS.iter().map(|end| format!("{end:x}"));
+        let found = lines.windows(2).filter(|pair| pair[0].1 == "syscall");
+        assert!(found.map(|pair| pair[1].0).eq(ends));
+        assert_eq!(SYSTEM_CALL_ENDS.len(), 4);
         // The parent's label is after the `exit` of the new thread.
         assert_eq!((lines[25].1.as_str(), lines[26].0), ("syscall", "33"));
     }

@@ -11,9 +11,12 @@ use crate::inject::injected_call::PlacedCall;
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::seccomp::OwnFilters;
-use crate::process::seccomp::filter::{self, Filter};
+use crate::process::seccomp::filter::{self, Filter, SystemCall};
 use crate::trace::stopped::Stopped;
 use crate::trace::thread_calls::ThreadCalls;
+
+/// A system call, and what it is called in messages.
+pub(crate) type NamedCall = (&'static str, SystemCall);
 
 /// How many instructions the filters of a thread have at most, counting some more for each filter:
 /// `MAX_INSNS_PER_PATH` of the kernel's seccomp.c.
@@ -43,7 +46,7 @@ impl Permissions<'_> {
 
     /// Returns whether a stopped thread may make all these calls.
     pub(crate) fn allow(&self, thread_calls: &ThreadCalls, tid: i32, calls: &[PlacedCall]) -> bool {
-        let refusal = self.refusal(tid, || read_filters(thread_calls, tid), calls);
+        let refusal = self.refusal(tid, || read_filters(thread_calls, tid), &named(calls));
         matches!(refusal, Ok(None))
     }
 
@@ -58,12 +61,32 @@ impl Permissions<'_> {
         stopped: &Stopped<'_>,
         calls: &[PlacedCall],
     ) -> Result<()> {
-        let thread_calls = stopped.calls();
+        let (thread_calls, calls) = (stopped.calls(), named(calls));
         let checked = self.check_any(stopped.tids(), |tid| {
-            self.refusal(tid, || read_filters(thread_calls, tid), calls)
+            self.refusal(tid, || read_filters(thread_calls, tid), &calls)
         });
         // The filters may be unreadable because of that.
         checked.or_else(|error| stopped.refuse_lost().and(Err(error)))
+    }
+
+    /// Returns why one of the stopped threads may not make all these calls; `None` if all may.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited.
+    pub(crate) fn refusal_of_any(
+        &self,
+        stopped: &Stopped<'_>,
+        calls: &[NamedCall],
+    ) -> Result<Option<ObserveError>> {
+        let thread_calls = stopped.calls();
+        for tid in stopped.tids() {
+            let refusal = self.refusal(tid, || read_filters(thread_calls, tid), calls)?;
+            if refusal.is_some() {
+                return Ok(refusal);
+            }
+        }
+        Ok(None)
     }
 
     /// Same as [`Permissions::check_some_thread_may`], for running threads whose filters cannot be read,
@@ -103,7 +126,7 @@ impl Permissions<'_> {
         &self,
         tid: i32,
         read: impl FnOnce() -> Result<Vec<Filter>, UnreadableFilter>,
-        calls: &[PlacedCall],
+        calls: &[NamedCall],
     ) -> Result<Option<ObserveError>> {
         let exited_or = |source| self.process.exited_or(source);
         let status = self.process.thread_status(tid).map_err(exited_or)?;
@@ -121,15 +144,19 @@ impl Permissions<'_> {
     }
 }
 
+fn named(calls: &[PlacedCall]) -> Vec<NamedCall> {
+    let named = |placed: &PlacedCall| (placed.call.name(), placed.as_filters_see_it());
+    calls.iter().map(named).collect()
+}
+
 /// Returns the first of these calls that filters do not allow.
 fn refusal_of(
     filters: &[Filter],
-    calls: &[PlacedCall],
+    calls: &[NamedCall],
 ) -> Result<Option<ObserveError>, UnreadableFilter> {
-    for placed in calls {
-        let refusal = filter::refusal(filters, &placed.as_filters_see_it());
+    for &(call, ref seen) in calls {
+        let refusal = filter::refusal(filters, seen);
         if let Some(action) = refusal.map_err(|_| UnreadableFilter::NotClassic)? {
-            let call = placed.call.name();
             return Ok(Some(ObserveError::SeccompRefuses { call, action }));
         }
     }

@@ -1,5 +1,5 @@
-//! [`Frame`]: what tells the frame of the function around a site, so that two hits in one frame are known.
-//! Only reads files.
+//! [`Frame`]: which registers identify the stack frame that a site executes in, so that two hits in
+//! the same frame are recognized.
 //!
 //! ```text
 //! site within OCaml code             rsp is the stack pointer of that code
@@ -20,19 +20,19 @@ pub(crate) enum Frame {
     /// The stack pointer.
     #[default]
     Stack,
-    /// The stack pointer or rbx.
-    StackOrRbx,
+    /// The stack pointer and rbx, combined: either may be that of the OCaml code.
+    StackAndRbx,
 }
 
-/// `mov $1, %eax`: how a site of ppx_probe is preceded.
+/// `mov $1, %eax`, which precedes each site of ppx_probe: OCaml's `false` is 1.
 const FALSE: [u8; 5] = [0xb8, 1, 0, 0, 0];
 
 impl Frame {
     /// Returns what tells the frames of a site; `is_ocaml_4` is called only where that matters.
     pub(crate) fn of(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Frame {
-        let is_called = is_called(&site.object.elf, site.site.address());
-        if is_called && !is_ocaml_4() {
-            Frame::StackOrRbx
+        let is_in_own_function = is_in_own_function(&site.object.elf, site.site.address());
+        if is_in_own_function && !is_ocaml_4() {
+            Frame::StackAndRbx
         } else {
             Frame::Stack
         }
@@ -40,7 +40,7 @@ impl Frame {
 }
 
 /// Returns whether a site is in a function of its own, as those of ppx_probe.
-fn is_called(elf: &ElfFile, site: FileAddr) -> bool {
+fn is_in_own_function(elf: &ElfFile, site: FileAddr) -> bool {
     let len = FALSE.len() as u64;
     let Some(start) = site.0.checked_sub(len).map(FileAddr) else {
         return false;
@@ -63,6 +63,11 @@ pub(crate) fn has_runtime_5(elf: &ElfFile) -> bool {
     runtime_symbols(elf)[1]
 }
 
+/// Returns whether a file is known to define a native runtime of OCaml.
+pub(crate) fn has_runtime(elf: &ElfFile) -> bool {
+    runtime_symbols(elf)[0]
+}
+
 /// Returns whether a file defines `caml_start_program`, and not `caml_perform` of OCaml 5, which is in the same
 /// object file.
 fn has_runtime_4(elf: &ElfFile) -> bool {
@@ -72,7 +77,7 @@ fn has_runtime_4(elf: &ElfFile) -> bool {
 /// Returns whether a file defines `caml_start_program`, and `caml_perform`.
 fn runtime_symbols(elf: &ElfFile) -> [bool; 2] {
     const NAMES: [&str; 2] = ["caml_start_program", "caml_perform"];
-    // The OCaml compiler has most executables export their symbols, which strip(1) leaves.
+    // ocamlopt makes most executables export their symbols, and strip(1) keeps dynamic symbols.
     let mut tables = [SymbolTable::Static, SymbolTable::Dynamic].into_iter();
     let symbols = tables.find_map(|table| elf.symbols(table).ok().flatten());
     let found = symbols.and_then(|symbols| symbols.find(NAMES).ok());
@@ -101,7 +106,7 @@ mod tests {
             let table = ProbeTable::of(&elf).unwrap();
             let sites = table.sites_by_address();
             let called: Vec<bool> = sites
-                .map(|site| is_called(&elf, table.site(site).address()))
+                .map(|site| is_in_own_function(&elf, table.site(site).address()))
                 .collect();
             assert!(!called.is_empty());
             assert!(called.iter().all(|it| *it == called[0]));
@@ -110,7 +115,7 @@ mod tests {
         assert!(are_called(program("service")) && !are_called(fixture("timed.pie")));
         let elf = ElfFile::open(&fixture("timed.pie")).unwrap();
         for address in [0, 4, u64::MAX] {
-            assert!(!is_called(&elf, FileAddr(address)));
+            assert!(!is_in_own_function(&elf, FileAddr(address)));
         }
     }
 }

@@ -13,13 +13,17 @@ use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Regist
 use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::functions::{FunctionKind, FunctionName};
 use crate::elf::mangling::Language;
-use crate::error::{Error, FunctionError, Result};
+use crate::error::{Error, FunctionError, ObserveError, Result};
+use crate::expression::Expression;
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
 use crate::observe::fibers::{self, ProcessStacks};
+use crate::observe::frame::has_runtime;
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::observation::Observation;
-use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind, StackKind};
+use crate::observe::point::{
+    FilterRole, Island, PATCH_LEN, PatchBytes, Point, PointKind, StackKind,
+};
 use crate::observe::watching::{WatchedWords, Watching};
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
@@ -49,7 +53,11 @@ pub(crate) struct ObservedFunctions {
 #[derive(Clone, Debug)]
 pub(crate) struct ObservedFunction {
     pub(crate) wanted: WantedFunction,
+    /// Whether it is known to be OCaml code: it has a name of OCaml's, in a process with OCaml's runtime.
+    pub(crate) is_ocaml: bool,
     bias: LoadBias,
+    /// That of the USDT probe that it is a site of.
+    pub(crate) semaphore: Option<LiveAddr>,
     /// Whether it is in the executable, which stays mapped.
     is_in_executable: bool,
     best: Candidate,
@@ -59,6 +67,8 @@ pub(crate) struct ObservedFunction {
     timing: Option<Timing>,
     /// If its calls are recorded. If they are neither timed nor recorded, they are counted.
     watching: Option<Watching>,
+    /// If its calls are counted, which of them; `None`: all.
+    filter: Option<Arc<FilterRole>>,
     /// If its results are recorded, the patches of its returns that the patch of its entry does not displace.
     returns: Vec<Candidate>,
 }
@@ -149,7 +159,13 @@ impl ObservedFunctions {
         let counted = all.places(&observation.counted_functions)?;
         let [is_timed, is_watched]: [HashSet<_>; 2] =
             [&timed, &watched].map(|places| places.iter().map(key).collect());
-        let words = WatchedWords::of(pid, observation, &all, &watched);
+        let expression = observation.filter.as_ref();
+        let filtered = if expression.is_some() {
+            &counted[..]
+        } else {
+            &[]
+        };
+        let words = WatchedWords::of(pid, observation, &all, &watched, filtered);
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
             if is_timed.contains(&key) {
@@ -157,7 +173,7 @@ impl ObservedFunctions {
             } else if is_watched.contains(&key) {
                 Wanted::Watched(&words)
             } else {
-                Wanted::Counted
+                Wanted::Counted(expression.map(|expression| (expression, &words)))
             }
         };
         let mut selectors = 0;
@@ -197,6 +213,10 @@ impl ObservedFunctions {
                 function.is_in_executable = is_in_executable;
             }
         }
+        let has_runtime = LazyCell::new(|| all.objects().iter().any(|it| has_runtime(it.elf())));
+        for function in &mut observed.functions {
+            function.is_ocaml = function.is_ocaml && *has_runtime;
+        }
         observed
             .functions
             .sort_unstable_by_key(|function| function.wanted.address);
@@ -221,7 +241,7 @@ impl ObservedFunctions {
             .collect();
         let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed);
         let has_results = |place: &FunctionPlace<'_>| {
-            let is_function = place.offset == 0 && place.line.is_none();
+            let is_function = place.offset == 0 && place.selected_by.name().is_none();
             is_function && matches!(wanted(place), Wanted::Watched(words) if words.has_results())
         };
         let mut planned_with_exits = places.iter().filter(|it| is_timed(it) || has_results(it));
@@ -252,10 +272,27 @@ impl ObservedFunctions {
                 keeps_faults: may_be_ocaml && stacks == ProcessStacks::OfThreads,
             };
             let is_ocaml = is_named_ocaml == Some(true);
+            let shown = shown_name(name.as_ref().map(|it| it.text.clone()), address, place);
+            let mut filter = None;
+            let mut lacks_argument = false;
+            if let Wanted::Counted(Some((expression, words))) = wanted(place) {
+                let of_calls =
+                    words.filter(expression, &shown, place, address, is_ocaml, may_be_ocaml);
+                match of_calls {
+                    Ok(role) => filter = Some(Arc::new(role)),
+                    // A pattern that matches others as well is not meant for these.
+                    Err(bad) if place.named_by.is_none() && bad.is_about_arguments() => {
+                        lacks_argument = true;
+                    }
+                    Err(bad) => return Err(ObserveError::Expression(bad).into()),
+                }
+            }
             let mut watching = None;
             let mut without_results = None;
             let planned = if object.is_kernels() {
                 Err(Refusal::KernelCode)
+            } else if lacks_argument {
+                Err(Refusal::NoArgument)
             } else if is_timed(place) {
                 let text = name.as_ref().map_or("", |name| &name.text);
                 let stack = match is_named_ocaml {
@@ -283,7 +320,7 @@ impl ObservedFunctions {
                 }
             };
             let wanted = WantedFunction {
-                name: shown_name(name.map(|name| name.text), address, place),
+                name: shown,
                 object: path.clone(),
                 address,
                 named_by: place.named_by,
@@ -297,12 +334,15 @@ impl ObservedFunctions {
                     }
                     self.functions.push(ObservedFunction {
                         wanted,
+                        is_ocaml,
                         bias,
+                        semaphore: place.selected_by.semaphore().map(|at| bias.live(at)),
                         is_in_executable: false,
                         best: planned.best,
                         others: planned.others,
                         timing: planned.timing,
                         watching,
+                        filter,
                         returns: planned.returns.unwrap_or_default(),
                     });
                 }
@@ -310,6 +350,16 @@ impl ObservedFunctions {
             }
         }
         Ok(())
+    }
+
+    /// Returns the name of the function whose patch is at this address, if it is one of these.
+    pub(crate) fn name_at(&self, address: LiveAddr) -> Option<String> {
+        // An `endbr64` is not displaced.
+        const ENDBR_LEN: u64 = 4;
+        let functions = &self.functions;
+        let begins = |at: u64| functions.binary_search_by_key(&at, |it| it.wanted.address.0);
+        let found = begins(address.0).or_else(|_| begins(address.0.wrapping_sub(ENDBR_LEN)));
+        found.ok().map(|index| functions[index].wanted.name.clone())
     }
 
     /// Returns the indices of the functions that are timed.
@@ -509,7 +559,7 @@ impl ObservedFunctions {
 
 /// Returns what a place is called that is at `address`, in a function of this name.
 fn shown_name(name: Option<String>, address: LiveAddr, place: &FunctionPlace<'_>) -> String {
-    let mut name = match (name, &place.line, place.offset) {
+    let mut name = match (name, place.selected_by.name(), place.offset) {
         (None, None, _) => address.to_string(),
         (Some(name), None, 0) => name,
         (Some(name), None, offset) => format!("{name}+{offset:#x}"),
@@ -565,6 +615,11 @@ impl ObservedFunction {
         self.watching.as_ref()
     }
 
+    /// Returns which of its calls are counted; `None`: all.
+    pub(crate) fn filter(&self) -> Option<&Arc<FilterRole>> {
+        self.filter.as_ref()
+    }
+
     /// Returns how it is timed, if it is.
     pub(crate) fn timing(&self) -> Option<&Timing> {
         self.timing.as_ref()
@@ -590,7 +645,8 @@ impl ObservedFunction {
 /// What is wanted of a function.
 #[derive(Clone, Copy)]
 enum Wanted<'w> {
-    Counted,
+    /// With an expression, only the calls for which it is true.
+    Counted(Option<(&'w Expression, &'w WatchedWords)>),
     Timed,
     Watched(&'w WatchedWords),
 }
@@ -639,12 +695,12 @@ impl Patching<'_> {
     fn counted(&self, place: &FunctionPlace<'_>) -> std::result::Result<PlannedPatches, Refusal> {
         let range = place.function.function.range();
         let at = FileAddr(range.start.0 + place.offset);
-        let planned = self.counted_at(range, at, place.offset);
-        if planned.is_ok() || place.line.is_none() {
+        let planned = self.counted_at(range, at, place.offset, place.selected_by.is_usdt());
+        if planned.is_ok() || place.selected_by.name().is_none() {
             return planned;
         }
         let mut others = self.planner.executed_with(range, at).into_iter();
-        let other = others.find_map(|at| self.counted_at(range, at, place.offset).ok());
+        let other = others.find_map(|at| self.counted_at(range, at, place.offset, false).ok());
         other.map_or(planned, Ok)
     }
 
@@ -653,8 +709,11 @@ impl Patching<'_> {
         range: CodeRange,
         at: FileAddr,
         offset: u64,
+        is_usdt: bool,
     ) -> std::result::Result<PlannedPatches, Refusal> {
-        let sites = if at == range.start {
+        let sites = if is_usdt {
+            with_dead_flags(self.planner.usdt_site(range, at)?, offset)?
+        } else if at == range.start {
             self.planner.entry(range)?
         } else {
             with_dead_flags(self.planner.instruction(range, at)?, offset)?

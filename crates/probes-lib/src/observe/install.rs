@@ -5,6 +5,7 @@ mod fs_base;
 pub(crate) mod patch;
 pub(crate) mod prepare;
 pub(crate) mod remove;
+mod semaphores;
 mod tsc_access;
 
 use crate::address::LiveAddr;

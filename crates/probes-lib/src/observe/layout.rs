@@ -8,4 +8,5 @@ pub(crate) mod histogram;
 pub(crate) mod observer_record;
 pub(crate) mod readable_pages;
 pub(crate) mod rows;
+pub(crate) mod semaphores;
 pub(crate) mod shared;

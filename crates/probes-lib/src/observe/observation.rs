@@ -1,5 +1,6 @@
-//! [`Observation`]: what to record of the hits of a process, as the caller says it.
+//! [`Observation`]: what to record of the hits of a process.
 
+use crate::expression::Expression;
 use crate::select::Selector;
 use crate::select::function::FunctionSelector;
 
@@ -23,12 +24,14 @@ pub struct Observation {
     pub(crate) counted_functions: Vec<FunctionSelector>,
     pub(crate) timed_functions: Vec<FunctionSelector>,
     pub(crate) watched_functions: Vec<FunctionSelector>,
-    /// How many arguments are recorded of functions of which it is not known how many they have.
+    /// How many arguments to record of a function whose number of arguments is unknown.
     pub(crate) unknown_arguments: usize,
     /// Whether the results of functions that are watched are recorded, too.
     pub(crate) watches_results: bool,
     pub(crate) self_times: bool,
     pub(crate) by_caller: bool,
+    /// Which hits are counted.
+    pub(crate) filter: Option<Expression>,
 }
 
 impl Observation {
@@ -44,9 +47,9 @@ impl Observation {
         self
     }
 
-    /// Also counts the calls of these functions, or the executions of an instruction. Of calls that the compiler has
-    /// inlined nothing is known. Functions that cannot be observed are left out
-    /// ([`Counts::refused`](crate::Counts::refused)).
+    /// Also counts the calls of these functions or, for an address or a source line, the executions
+    /// of the selected instructions. Calls that the compiler has inlined are not counted. Functions
+    /// that cannot be observed are left out ([`Counts::refused`](crate::Counts::refused)).
     ///
     /// ```
     /// use probes_lib::{FunctionSelector, Observation};
@@ -60,10 +63,26 @@ impl Observation {
         self
     }
 
+    /// Counts only the hits for which this is true; by itself those that it has no answer for
+    /// ([`Counts::untyped`](crate::Counts::untyped)).
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let large = "arg1 > 1000".parse()?;
+    /// let observation = Observation::new().count(Selector::name("req_end")).only_where(large);
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    #[must_use]
+    pub fn only_where(mut self, expression: Expression) -> Observation {
+        self.filter = Some(expression);
+        self
+    }
+
     /// Also measures how long each call of these functions lasts, from its entry to its exit: a return, or a jump to
-    /// another function in tail position. Calls that an exception ends are counted by themselves. A function that is to be
-    /// counted as well is only timed. Functions that cannot be timed are left out
-    /// ([`Counts::refused`](crate::Counts::refused)).
+    /// another function in tail position. Calls that an exception ends are counted separately. A
+    /// function that is selected to be both counted and timed is only timed. Functions that cannot
+    /// be timed are left out ([`Counts::refused`](crate::Counts::refused)).
     ///
     /// ```
     /// use probes_lib::{FunctionSelector, Observation};
@@ -77,8 +96,10 @@ impl Observation {
         self
     }
 
-    /// Measures self times of the functions that are timed: without the time of the calls that they make of functions that are timed,
-    /// too. In OCaml 5, that of OCaml code without the calls of OCaml functions, and that of C functions without those of C functions.
+    /// Measures self times: from the time of each call, the time of the timed functions that it
+    /// calls is subtracted. In OCaml 5, only calls on the same stack are subtracted: from OCaml
+    /// functions those of OCaml functions on the same fiber, from C functions those of C functions
+    /// on the same thread.
     ///
     /// ```
     /// use probes_lib::{FunctionSelector, Observation};
@@ -92,7 +113,8 @@ impl Observation {
         self
     }
 
-    /// Tells the callers of the functions that are timed apart ([`FunctionLatency::callers`](crate::FunctionLatency::callers)).
+    /// Also measures the times of the timed functions for each place that calls them
+    /// ([`FunctionLatency::callers`](crate::FunctionLatency::callers)).
     ///
     /// ```
     /// use probes_lib::{FunctionSelector, Observation};
@@ -122,9 +144,11 @@ impl Observation {
         self
     }
 
-    /// Also records each call of these functions, or each execution of an instruction; of a call its arguments, if it is known
-    /// how many there are. A function that is to be timed as well is only timed; one that is to be counted as well is only
-    /// recorded. Functions that cannot be observed are left out ([`Counts::refused`](crate::Counts::refused)).
+    /// Also records each call of these functions, with its arguments if their number is known
+    /// ([`Observation::unknown_arguments`]), or, for an address or a source line, each execution of
+    /// the selected instructions. A function that is selected to be timed, too, is only timed; one
+    /// that is selected to be counted, too, is only recorded. Functions that cannot be observed are
+    /// left out ([`Counts::refused`](crate::Counts::refused)).
     ///
     /// ```
     /// use probes_lib::{FunctionSelector, Observation};
@@ -138,24 +162,27 @@ impl Observation {
         self
     }
 
-    /// Of functions of which it is not known how many arguments they have, takes them to have `many`, six at most: none by
-    /// default. What a function does not have is shown as what happens to be in that register.
+    /// Records `many` arguments, at most six, of each function whose number of arguments is
+    /// unknown; by default none. If the function has fewer, the others are whatever is in their
+    /// registers.
     #[must_use]
     pub fn unknown_arguments(mut self, many: usize) -> Observation {
         self.unknown_arguments = many;
         self
     }
 
-    /// Of functions that are watched, also records the results, where they return. A call that ends otherwise has none: by a jump
-    /// to another function in tail position, or by an exception. Functions whose returns cannot be observed are watched without
-    /// results ([`Observer::without_results`](crate::Observer::without_results)).
+    /// Also records the results of watched functions when they return. A call that ends with a jump
+    /// to another function in tail position, or with an exception, has no result. Functions whose
+    /// returns cannot be observed are watched without results
+    /// ([`Observer::without_results`](crate::Observer::without_results)).
     #[must_use]
     pub fn watch_results(mut self) -> Observation {
         self.watches_results = true;
         self
     }
 
-    /// Returns whether it is about probes, so that a program without any cannot be observed.
+    /// Returns whether it can only observe a program with probes: it selects probes, or nothing at
+    /// all.
     pub(crate) fn needs_probes(&self) -> bool {
         let probes = !self.counted.is_empty() || !self.watched.is_empty();
         probes || !self.pairs.is_empty() || !self.has_functions()

@@ -8,9 +8,9 @@ use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, Result};
 use crate::observe::layout::arena::{Arena, HeaderVersion};
 use crate::observe::layout::observer_record::ObserverRecord;
+use crate::observe::layout::semaphores::SemaphoreRecord;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::Point;
 use crate::process::maps::Mapping;
 use crate::process::tool::new_id;
 
@@ -59,6 +59,7 @@ pub(crate) fn place(
         arenas: Vec::new(),
         trampoline_len,
         shared: plan.shared,
+        is_filtered: plan.is_filtered(),
         observer,
     };
     let windows: HashMap<LiveAddr, Range<u64>> = plan
@@ -152,23 +153,31 @@ struct Placing<'o> {
     arenas: Vec<Arena>,
     trampoline_len: u64,
     shared: SharedLayout,
+    is_filtered: bool,
     observer: &'o ObserverRecord,
 }
 
 impl Placing<'_> {
     /// Returns an arena for these points, in the order of their addresses, without its own address.
     fn arena(&self, planned: &[PlannedPoint]) -> Arena {
-        let mut points: Vec<Point> = planned.iter().map(|planned| planned.point).collect();
-        points.sort_unstable_by_key(|point| point.address);
+        let mut planned: Vec<&PlannedPoint> = planned.iter().collect();
+        planned.sort_unstable_by_key(|planned| planned.point.address);
+        let semaphore = |(point, planned): (usize, &&PlannedPoint)| {
+            let at = planned.semaphore?;
+            Some(SemaphoreRecord { at, point })
+        };
+        let semaphores = planned.iter().enumerate().filter_map(semaphore).collect();
         Arena {
             code: LiveAddr(0),
-            points,
+            points: planned.iter().map(|planned| planned.point).collect(),
+            semaphores,
             trampoline_len: self.trampoline_len,
             shared: if self.arenas.is_empty() {
                 self.shared
             } else {
                 SharedLayout::default()
             },
+            is_filtered: self.is_filtered,
             id: new_id(),
             version: HeaderVersion::Current(self.observer.clone()),
         }
@@ -278,7 +287,7 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
     use crate::observe::layout::arena::LINE;
-    use crate::observe::point::{PointKind, Role};
+    use crate::observe::point::{Point, PointKind, Role};
     use crate::process::maps::parse;
     use crate::testing::program_with_probes;
 
@@ -301,6 +310,7 @@ mod tests {
             role: Role::default(),
             of: PointOf::Site(0),
             part: 0,
+            semaphore: None,
         };
         ObservationPlan {
             program: Arc::new(program_with_probes(&["a"])),

@@ -3,15 +3,16 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use crate::address::LoadBias;
+use crate::address::{LiveAddr, LoadBias};
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
+use crate::expression::{Expression, Parameter, ParameterKind, Scope};
 use crate::observe::frame::{Frame, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::observation::Observation;
 use crate::observe::point::{
-    ArgumentSource, Marks, PairEnd, Point, Role, TimedRole, WatchRole, Words,
+    ArgumentSource, FilterRole, Marks, PairEnd, Point, Role, TimedRole, WatchRole, Words,
 };
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -39,6 +40,8 @@ pub(crate) struct PlannedPoint {
     pub(crate) of: PointOf,
     /// Which of the places of its function it is: the entry, 0, or an exit.
     pub(crate) part: usize,
+    /// The semaphore that is raised while it is observed.
+    pub(crate) semaphore: Option<LiveAddr>,
 }
 
 /// What a point belongs to.
@@ -80,6 +83,7 @@ impl ObservationPlan {
                 role,
                 of: PointOf::Site(site),
                 part: 0,
+                semaphore: None,
             })
         });
         let points: Vec<PlannedPoint> = sites.chain(function_points(&functions)).collect();
@@ -92,6 +96,7 @@ impl ObservationPlan {
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
             record_len: most_arguments.map_or(0, record::len),
+            filters_memory: points.iter().any(|it| it.role.filters_memory()),
             calls: CallsLayout {
                 functions: functions.timed().count() as u32,
                 of_self: observation.self_times && functions.timed().next().is_some(),
@@ -163,9 +168,23 @@ impl ObservationPlan {
         }
     }
 
+    /// Returns whether a point is in a function that is known to be of OCaml.
+    pub(crate) fn is_of_ocaml(&self, planned: &PlannedPoint) -> bool {
+        match planned.of {
+            PointOf::Site(_) => false,
+            PointOf::Function(function) => self.functions.functions[function].is_ocaml,
+        }
+    }
+
     /// Returns whether any trampoline reads the time stamp counter.
     pub(crate) fn is_timed(&self) -> bool {
-        self.points.iter().any(|planned| planned.role.is_timed())
+        let mut points = self.points.iter();
+        self.shared.filters_memory || points.any(|planned| planned.role.is_timed())
+    }
+
+    /// Returns whether only some hits are counted.
+    pub(crate) fn is_filtered(&self) -> bool {
+        self.points.iter().any(|it| it.role.filter.is_some())
     }
 
     /// Returns whether calls of functions are recorded: their trampolines read the thread control block.
@@ -210,6 +229,7 @@ fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = Planne
             point,
             role: Role {
                 is_counted: number.is_none() && function.watching().is_none(),
+                filter: function.filter().cloned(),
                 watched: function.watching().map(|watching| watching.role(part)),
                 timed: number.map(|(function, timing)| TimedRole {
                     function,
@@ -222,6 +242,7 @@ fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = Planne
             },
             of: PointOf::Function(index),
             part,
+            semaphore: function.semaphore.filter(|_| part == 0),
         })
     })
 }
@@ -233,8 +254,11 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
         return Err(ObserveError::TooManyPairs { given, most }.into());
     }
     let mut roles = vec![Role::default(); program.site_count()];
-    for site in selected(program, &observation.counted)? {
+    for (name, site) in selected_by_name(program, &observation.counted)? {
         roles[site].is_counted = true;
+        if let Some(expression) = &observation.filter {
+            roles[site].filter = Some(Arc::new(filter_of(expression, name, program.site(site))?));
+        }
     }
     let is_ocaml_4_once = OnceCell::new();
     for (number, (start, stop)) in (0..).zip(&observation.pairs) {
@@ -270,6 +294,31 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
     Ok(roles)
 }
 
+/// Returns which hits of a site are counted.
+fn filter_of(expression: &Expression, name: &str, site: LiveSite<'_>) -> Result<FilterRole> {
+    let parameters = site.site.arguments().map(|argument| Parameter {
+        name: None,
+        kind: match (&argument, ArgumentSource::of(argument.as_ref())) {
+            (None, _) | (_, ArgumentSource::Unknown) => ParameterKind::Unread,
+            (_, ArgumentSource::Vector(_)) => ParameterKind::Float,
+            (Some(argument), _) if argument.size < 8 => ParameterKind::Number {
+                bits: 8 * argument.size,
+                signed: argument.signed,
+            },
+            _ => ParameterKind::Value,
+        },
+    });
+    let scope = Scope::of(format!("probe {name}"), name, parameters.collect());
+    let filter = expression.filter(&scope);
+    let arguments = site.site.arguments();
+    Ok(FilterRole {
+        filter: filter.map_err(ObserveError::Expression)?,
+        arguments: arguments
+            .map(|it| ArgumentSource::of(it.as_ref()))
+            .collect(),
+    })
+}
+
 /// Returns the marks of a site that is an end of a pair.
 fn marks(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Marks {
     // Less than 4 bytes are not a number that tells events apart.
@@ -286,11 +335,21 @@ fn marks(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Marks {
 
 /// Returns the sites of the probes that are selected.
 fn selected(program: &Program, selectors: &[Selector]) -> Result<Vec<usize>> {
+    let sites = selected_by_name(program, selectors)?.into_iter();
+    Ok(sites.map(|(_, site)| site).collect())
+}
+
+/// Returns the sites of the probes that are selected, each with the name of its probe.
+fn selected_by_name<'p>(
+    program: &'p Program,
+    selectors: &[Selector],
+) -> Result<Vec<(&'p str, usize)>> {
     // The action does not matter, only the selection.
     let actions = selectors.iter().cloned();
     let choices = choose(program, &actions.fold(Actions::new(), Actions::enable))?;
     let probes = choices.iter().map(|choice| program.by_id(choice.probe));
-    Ok(probes.flat_map(|probe| probe.sites()).collect())
+    let sites = probes.flat_map(|probe| probe.sites().map(move |site| (probe.name(), site)));
+    Ok(sites.collect())
 }
 
 #[cfg(test)]
@@ -345,6 +404,7 @@ mod tests {
                 ],
             }),
             timed: None,
+            filter: None,
         };
         let expected = [
             (ProgramSpec::TEXT, a.clone()),

@@ -15,10 +15,13 @@
 //!                                                        instructions and a jump to what follows them
 //! ```
 
+use std::sync::Arc;
+
 use iced_x86::Register;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::elf::arguments::{Argument, Operand};
+use crate::expression::Filter;
 use crate::observe::frame::Frame;
 use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
 use crate::site::{CALL, CMP, INT3, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
@@ -295,6 +298,8 @@ pub(crate) fn crosses(patch_at: LiveAddr, block: u64) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Role {
     pub(crate) is_counted: bool,
+    /// Of a point that is counted: which hits.
+    pub(crate) filter: Option<Arc<FilterRole>>,
     /// Which ends of pairs it is: stops come before starts.
     pub(crate) ends: Vec<PairEnd>,
     /// Of a point that is an end of a pair.
@@ -302,6 +307,14 @@ pub(crate) struct Role {
     pub(crate) watched: Option<WatchRole>,
     /// Of an entry or an exit of a function that is timed.
     pub(crate) timed: Option<TimedRole>,
+}
+
+/// Which hits of a point are counted.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FilterRole {
+    pub(crate) filter: Filter,
+    /// Where the arguments are.
+    pub(crate) arguments: Vec<ArgumentSource>,
 }
 
 /// What is recorded where calls of a function begin or end.
@@ -408,7 +421,25 @@ pub(crate) enum ArgumentSource {
 /// Only offsets from the stack pointer below this many bytes are read: frames are smaller.
 const STACK_OFFSET_LIMIT: i32 = 1 << 16;
 
+impl FilterRole {
+    /// Returns whether the filter reads memory, the stack included.
+    pub(crate) fn reads_memory(&self) -> bool {
+        let test = &self.filter.test;
+        let is_on_stack = |index: u8| {
+            let source = self.arguments.get(usize::from(index));
+            matches!(source, Some(ArgumentSource::Stack(_)))
+        };
+        test.reads_memory() || test.has_argument(&is_on_stack)
+    }
+}
+
 impl Role {
+    /// Returns whether a filter reads memory.
+    pub(crate) fn filters_memory(&self) -> bool {
+        let filter = self.filter.as_ref();
+        filter.is_some_and(|filter| filter.reads_memory())
+    }
+
     /// Returns whether nothing is recorded.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Role::default()

@@ -29,7 +29,7 @@ pub(crate) struct ActiveObservation {
     /// The recorded data, if they are in a file that the process shares with us.
     pub(crate) data: Option<SharedData>,
     pub(crate) ticks: TickMeasurement,
-    pub(crate) events: EventReader,
+    pub(crate) events: Mutex<EventReader>,
     pub(crate) discards: Mutex<DiscardCheck>,
     /// Tells other tools that we observe; `None` once it is released.
     pub(crate) lock: Option<ObserverLock>,

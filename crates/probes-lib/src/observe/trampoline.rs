@@ -13,7 +13,7 @@
 //!
 //! function     jmp trampoline
 //! trampoline   save registers, count, restore registers; or, in functions that use the x87 unit, add one to a counter
-//!              that all threads share
+//!              that all threads share; or, in OCaml code, to one of the domain (trampoline/template.rs)
 //!              or begin or end a call (trampoline/call.rs); an end just before the function is left
 //!              or write a record of the call (trampoline/function_record.rs)
 //!              the displaced instructions; jmp to what follows them
@@ -32,29 +32,35 @@
 mod call;
 mod callers;
 mod count;
+mod filter;
 mod function_record;
 mod histogram;
 mod pair;
 mod record;
+mod saved;
+mod template;
 
 use std::collections::HashMap;
 
 use iced_x86::code_asm::{
-    AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, get_gpr64, mm0, mm1, mm2, mm3, mm4,
-    mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
+    AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, get_gpr64, mm0, mm1,
+    mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
 };
 use iced_x86::{
     BlockEncoderOptions, Code, Encoder, IcedError, Instruction, MemoryOperand, Register,
 };
 
-use self::call::SavedRegisters;
-use self::count::{CountPointers, CountTemplate};
+use self::count::{CountPointers, SlowPath};
+use self::filter::FilterContext;
 use self::function_record::{RecordPointers, Recorded};
+use self::saved::LockedRegisters;
+use self::template::{CountTemplate, CountTemplates};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
+use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::{FunctionPart, Role, TimedRole};
+use crate::observe::point::{FilterRole, FunctionPart, Role, TimedRole};
 use crate::patch_plan::displaced::DisplacedCopy;
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -82,8 +88,10 @@ const SAVED_IF_TIMED: [Saved; 8] = [
 #[derive(Clone, Copy, Debug)]
 struct Pointers {
     count: CountPointers,
-    /// The index of the point.
+    /// The index of the point, and of its counter.
     point: usize,
+    /// The index of its second counter, if hits are filtered.
+    untyped: usize,
     /// The place in memory that holds the address of the shared data.
     shared: LiveAddr,
     layout: SharedLayout,
@@ -128,7 +136,7 @@ pub(crate) fn arena_code(
         ..ArenaCode::default()
     };
     code.bytes.extend(count::routine(arena, claims_rows)?);
-    let template = CountTemplate::of(arena.trampoline(0), CountPointers::of(arena))?;
+    let templates = CountTemplates::of(arena.trampoline(0), CountPointers::of(arena))?;
     for (index, planned) in planned.iter().enumerate() {
         let at = arena.trampoline(index);
         let len = arena.trampoline_len;
@@ -136,6 +144,7 @@ pub(crate) fn arena_code(
             let pointers = Pointers {
                 count: CountPointers::of(arena),
                 point: index,
+                untyped: arena.untyped_counter(index),
                 shared: arena.shared_pointer(),
                 layout: sharing.shared,
             };
@@ -152,16 +161,31 @@ pub(crate) fn arena_code(
         let made = if role.is_timed() {
             let pointers = RecordPointers {
                 shared: arena.shared_pointer(),
-                claims: arena.data_pointer(),
+                in_program: arena.data().plus(claim::IN_PROGRAM),
                 layout: sharing.shared,
-                saved: SavedRegisters {
+                saved: LockedRegisters {
                     at: arena.saved_registers(),
                     lost: arena.locked_counter(index),
                 },
             };
             of_recorded_function(at, (site, bias), role, pointers)
+        } else if let Some(filter) = &role.filter {
+            let pointers = Pointers {
+                count: CountPointers::of(arena),
+                point: index,
+                untyped: arena.untyped_counter(index),
+                shared: arena.shared_pointer(),
+                layout: sharing.shared,
+            };
+            let locked = LockedRegisters {
+                at: arena.saved_registers(),
+                lost: arena.locked_counter(pointers.untyped),
+            };
+            let counter = arena.locked_counter(index);
+            of_filtered_function(at, (site, bias), filter, &pointers, locked, counter)
         } else {
-            of_function(at, index, site, bias, arena, &template)
+            let template = templates.of_function(plan.is_of_ocaml(planned));
+            of_function(at, index, site, bias, arena, template)
         };
         match made {
             Ok((bytes, copy)) if bytes.len() as u64 <= len => {
@@ -189,9 +213,7 @@ fn of_recorded_function(
     pointers: RecordPointers,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
     if let Some(timed) = &role.timed {
-        let shared = (pointers.shared, pointers.layout);
-        let (saved, claims) = (pointers.saved, pointers.claims);
-        return of_timed_function(at, (site, bias), timed, shared, saved, claims);
+        return of_timed_function(at, (site, bias), timed, pointers);
     }
     let watched = role.watched.as_ref().ok_or(DoesNotFit)?;
     let function = watched.function.ok_or(DoesNotFit)?;
@@ -216,7 +238,7 @@ fn of_recorded_function(
 }
 
 /// Returns the trampoline at `at` for an entry or an exit of a function that is timed, and the copy of the displaced
-/// instructions in it. `shared` is where the address of the shared data is, and their layout.
+/// instructions in it.
 ///
 /// # Errors
 ///
@@ -225,13 +247,11 @@ fn of_timed_function(
     at: LiveAddr,
     (site, bias): (&PatchSite, LoadBias),
     timed: &TimedRole,
-    shared: (LiveAddr, SharedLayout),
-    saved: SavedRegisters,
-    claims: LiveAddr,
+    pointers: RecordPointers,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
     let code_at = |at, is_entry| {
         let mmx_is_free = site.mmx_is_free();
-        call::code(at, is_entry, mmx_is_free, timed, shared, saved, claims)
+        call::code(at, is_entry, mmx_is_free, timed, pointers)
     };
     let mut code = Vec::new();
     if timed.is_entry {
@@ -275,6 +295,92 @@ fn of_function(
     Ok((code, copy))
 }
 
+/// Returns the trampoline at `at` of a function of which only some hits are counted, and the copy of the displaced
+/// instructions in it. If the function uses the x87 unit, registers are saved behind a lock; `counter` is that of the point, which
+/// is then incremented by locked instructions, and what is incremented if the lock is not free is its second one.
+///
+/// # Errors
+///
+/// If it is too far from what it refers to.
+fn of_filtered_function(
+    at: LiveAddr,
+    (site, bias): (&PatchSite, LoadBias),
+    filter: &FilterRole,
+    pointers: &Pointers,
+    locked: LockedRegisters,
+    counter: LiveAddr,
+) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
+    let mut a = CodeAssembler::new(64)?;
+    let mut end = a.create_label();
+    let registers = filter::saved(filter);
+    if site.mmx_is_free() {
+        let mut over = a.create_label();
+        for (register, copy) in registers {
+            a.movq(*copy, *register)?;
+        }
+        let slow_paths = filter_and_count(&mut a, filter, pointers, registers, 0, over)?;
+        a.set_label(&mut over)?;
+        for (register, copy) in SAVED_IF_COUNTED {
+            a.movq(register, copy)?;
+        }
+        a.emms()?;
+        a.jmp(end)?;
+        for slow_path in slow_paths {
+            count::emit_slow_path(&mut a, pointers.count, slow_path)?;
+        }
+    } else {
+        filter::count_behind_lock(&mut a, filter, pointers, locked, counter)?;
+    }
+    a.set_label(&mut end)?;
+    // A label needs an instruction.
+    a.nop()?;
+    let mut code = a.assemble(at.0)?;
+    let copy = site.copy_at(bias, at.plus(code.len() as u64));
+    let copy = copy.map_err(|_| DoesNotFit)?;
+    code.extend(copy.code());
+    Ok((code, copy))
+}
+
+/// Emits the code that counts a hit in the first counter of its point if the filter is true, and in the second one if it is
+/// untyped; then, or if it is false, it goes on at `over`. The registers `saved` are in their copies; but for those of
+/// [`SAVED_IF_COUNTED`], they hold that again. `pushed` bytes of the trampoline are on the stack.
+fn filter_and_count(
+    a: &mut CodeAssembler,
+    filter: &FilterRole,
+    pointers: &Pointers,
+    saved: &'static [Saved],
+    pushed: u64,
+    over: CodeLabel,
+) -> Result<[SlowPath; 2], IcedError> {
+    let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
+    let context = FilterContext {
+        saved,
+        saved_at: None,
+        pushed,
+        shared: pointers.shared,
+        layout: pointers.layout,
+    };
+    let restore = |a: &mut CodeAssembler| -> Result<(), IcedError> {
+        let others = saved.iter().filter(|it| !SAVED_IF_COUNTED.contains(it));
+        for (register, copy) in others {
+            a.movq(*register, *copy)?;
+        }
+        // A label needs an instruction.
+        a.nop()
+    };
+    filter::filter(a, filter, context, is_false, untyped)?;
+    restore(a)?;
+    let counted = count::lookup(a, pointers.count, pointers.point)?;
+    a.jmp(over)?;
+    a.set_label(&mut untyped)?;
+    restore(a)?;
+    let counted_untyped = count::lookup(a, pointers.count, pointers.untyped)?;
+    a.jmp(over)?;
+    a.set_label(&mut is_false)?;
+    restore(a)?;
+    Ok([counted, counted_untyped])
+}
+
 /// Returns the length of the longest trampoline of a plan, in bytes.
 ///
 /// # Errors
@@ -283,11 +389,12 @@ fn of_function(
 pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
     let sites = plan.points.iter().filter(|it| it.site().is_some());
     let of_sites = longest_of_sites(sites.map(|it| &it.role), plan.shared)?;
-    let template = CountTemplate::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
+    let templates = CountTemplates::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
     let of_functions = plan.points.iter().filter_map(|planned| {
         let (site, bias) = plan.patch_site(planned)?;
         let role = &planned.role;
-        Some(len_of_function(site, bias, role, plan.shared, &template))
+        let template = templates.of_function(plan.is_of_ocaml(planned));
+        Some(len_of_function(site, bias, role, plan.shared, template))
     });
     Ok(of_functions.fold(of_sites, u64::max))
 }
@@ -324,6 +431,9 @@ const FAR_POINTERS: (LiveAddr, CountPointers) = (
     CountPointers {
         claims: LiveAddr(1 << 21),
         routine: LiveAddr(1 << 21),
+        of_ocaml: LiveAddr(1 << 21),
+        first_domain: LiveAddr(1 << 21),
+        of_first_domain: LiveAddr(1 << 21),
     },
 );
 
@@ -341,14 +451,35 @@ fn len_of_function(
     let len = if role.is_timed() {
         let pointers = RecordPointers {
             shared: near,
-            claims: near,
+            in_program: near,
             layout,
-            saved: SavedRegisters {
+            saved: LockedRegisters {
                 at: near,
                 lost: near,
             },
         };
         let made = of_recorded_function(near, (site, bias), role, pointers);
+        made.map_or(LINE, |(code, _)| code.len() as u64)
+    } else if let Some(filter) = &role.filter {
+        let (at, count) = FAR_POINTERS;
+        let distance = at.0.wrapping_sub(near.0);
+        let here = |it: LiveAddr| LiveAddr(it.0.wrapping_sub(distance));
+        let pointers = Pointers {
+            count: CountPointers {
+                claims: here(count.claims),
+                routine: here(count.routine),
+                ..count
+            },
+            point: 0,
+            untyped: 0,
+            shared: near,
+            layout,
+        };
+        let locked = LockedRegisters {
+            at: near,
+            lost: near,
+        };
+        let made = of_filtered_function(near, (site, bias), filter, &pointers, locked, near);
         made.map_or(LINE, |(code, _)| code.len() as u64)
     } else {
         let copy = site.copy_at(bias, near);
@@ -364,6 +495,7 @@ fn len(role: &Role, layout: SharedLayout) -> Result<u64, DoesNotFit> {
     let pointers = Pointers {
         count,
         point: 0,
+        untyped: 0,
         shared: at,
         layout,
     };
@@ -403,17 +535,26 @@ fn recording(
     tail: LiveAddr,
 ) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
-    let saved: &[Saved] = if role.is_timed() {
-        &SAVED_IF_TIMED
-    } else {
-        &SAVED_IF_COUNTED
+    let saved: &'static [Saved] = match &role.filter {
+        _ if role.is_timed() => &SAVED_IF_TIMED,
+        Some(filter) => filter::saved(filter),
+        None => &SAVED_IF_COUNTED,
     };
     for (register, copy) in saved {
         a.movq(*copy, *register)?;
     }
-    let mut slow_path = None;
-    if role.is_counted {
-        slow_path = Some(count::lookup(&mut a, pointers.count, pointers.point)?);
+    let mut slow_paths = Vec::new();
+    if let Some(filter) = &role.filter {
+        let mut over = a.create_label();
+        // The return address.
+        let pushed = 8;
+        slow_paths.extend(filter_and_count(
+            &mut a, filter, pointers, saved, pushed, over,
+        )?);
+        a.set_label(&mut over)?;
+        a.nop()?;
+    } else if role.is_counted {
+        slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
     }
     if role.is_timed() {
         // From here on rbx is the address of the shared data, and rsi the time.
@@ -435,7 +576,7 @@ fn recording(
     let mut jump = a.create_label();
     a.set_label(&mut jump)?;
     a.db(&[NOP; JUMP_LEN])?;
-    if let Some(slow_path) = slow_path {
+    for slow_path in slow_paths {
         count::emit_slow_path(&mut a, pointers.count, slow_path)?;
     }
     let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;

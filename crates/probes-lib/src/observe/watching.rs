@@ -10,11 +10,14 @@ use crate::address::LiveAddr;
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
 use crate::elf::parameters;
-use crate::functions::{FunctionObject, FunctionPlace, Functions};
+use crate::expression::{BadExpression, Expression, Parameter, ParameterKind, Scope};
+use crate::functions::{FunctionObject, FunctionPlace, Functions, SelectedBy};
 use crate::observe::closures::Currying;
 use crate::observe::layout::shared::MAX_ARGUMENTS;
 use crate::observe::observation::Observation;
-use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
+use crate::observe::point::{
+    ArgumentSource, FilterRole, FunctionPart, WatchRole, WatchedFunction, Words,
+};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
@@ -43,12 +46,13 @@ pub(crate) struct WatchedWords {
 }
 
 impl WatchedWords {
-    /// Finds out what is known of the functions of a process, of which some are `watched`.
+    /// Finds out what is known of the functions of a process, of which some are `watched`, and of some the calls are `filtered`.
     pub(crate) fn of(
         pid: i32,
         observation: &Observation,
         functions: &Functions,
         watched: &[FunctionPlace<'_>],
+        filtered: &[FunctionPlace<'_>],
     ) -> WatchedWords {
         let mut words = WatchedWords {
             may_ask: false,
@@ -57,13 +61,14 @@ impl WatchedWords {
             ocaml_arguments: HashMap::new(),
             other_arguments: HashMap::new(),
         };
-        if observation.watched_functions.is_empty() {
+        if watched.is_empty() && filtered.is_empty() {
             return words;
         }
         if let Ok(process) = Process::open(pid) {
             words.may_ask = matches!(OwnFilters::of(&process).has_any(), Ok(false));
             words.ocaml_arguments = arities(&process, functions.objects());
             words.other_arguments = other_arguments(watched);
+            words.other_arguments.extend(other_arguments(filtered));
         }
         words
     }
@@ -71,6 +76,57 @@ impl WatchedWords {
     /// Returns whether results are recorded, too.
     pub(crate) fn has_results(&self) -> bool {
         self.has_results
+    }
+
+    /// Returns which calls of a function are counted. No memory is read unless its words are certainly values.
+    ///
+    /// # Errors
+    ///
+    /// If that is not known of a function with its arguments.
+    pub(crate) fn filter(
+        &self,
+        expression: &Expression,
+        name: &str,
+        place: &FunctionPlace<'_>,
+        address: LiveAddr,
+        is_ocaml: bool,
+        may_be_ocaml: bool,
+    ) -> Result<FilterRole, BadExpression> {
+        let is_inside = place.offset > 0 || place.selected_by.name().is_some();
+        let (known, registers, kind) = if is_ocaml {
+            let known = self.ocaml_arguments.get(&address);
+            (known, &OCAML_ARGUMENTS, ParameterKind::Value)
+        } else {
+            let known = self.other_arguments.get(&address);
+            // Words can be asked for whatever they are.
+            let known = known.or(Some(&MAX_ARGUMENTS));
+            (known, &C_ARGUMENTS, ParameterKind::Word)
+        };
+        let point = match &place.selected_by {
+            SelectedBy::Usdt { name, .. } => format!("USDT probe {name}"),
+            SelectedBy::Line(line) => format!("source line {line}"),
+            SelectedBy::Function if is_inside => format!("instruction {name}"),
+            SelectedBy::Function => format!("function {name}"),
+        };
+        // What `probe` is.
+        let name = match &place.selected_by {
+            SelectedBy::Usdt { name, .. } => name,
+            SelectedBy::Line(_) | SelectedBy::Function => name,
+        };
+        // One without a name may have either calling convention.
+        let known = known.filter(|_| !is_inside && is_ocaml == may_be_ocaml);
+        let scope = match known {
+            Some(many) => {
+                let parameter = Parameter { name: None, kind };
+                let many = (*many).min(MAX_ARGUMENTS);
+                Scope::of(point, name, vec![parameter; many])
+            }
+            None => Scope::without_arguments(point, name),
+        };
+        Ok(FilterRole {
+            filter: expression.filter(&scope)?,
+            arguments: registers.map(ArgumentSource::Register).to_vec(),
+        })
     }
 
     /// Returns how calls are recorded at a place in a function, without its results.
@@ -81,7 +137,7 @@ impl WatchedWords {
         is_ocaml: bool,
         may_be_ocaml: bool,
     ) -> Watching {
-        let is_inside = place.offset > 0 || place.line.is_some();
+        let is_inside = place.offset > 0 || place.selected_by.name().is_some();
         // One without a name may have either calling convention.
         let has_arguments = !is_inside && is_ocaml == may_be_ocaml;
         let known = if is_ocaml {

@@ -293,7 +293,7 @@ impl Exits<'_> {
                 .to_vec(),
             jump,
             moves_call: moves_call(displaced),
-            flags_are_dead: flags::are_dead(&body.instructions[first..]),
+            flags_are_dead: flags::are_dead(&body.instructions, first),
             exits: vec![self.displaced_exit(exit, start)],
             mmx_is_free: !body.uses_mmx && !body.may_pass_on_result(first),
         }

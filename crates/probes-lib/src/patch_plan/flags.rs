@@ -1,6 +1,6 @@
 //! Whether the status flags are dead at a place, so that a trampoline may change them.
 
-use iced_x86::{Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
 
 use crate::patch_plan::code::is_straight;
 
@@ -12,29 +12,57 @@ const STATUS: u32 = RflagsBits::OF
     | RflagsBits::PF
     | RflagsBits::CF;
 
-/// Returns whether all status flags are written before any of them is read, or the function returns or calls
-/// another one before: by the x86-64 psABI (3.2.1), flags are not preserved across calls and returns. Where a
-/// block ends otherwise, they count as read.
-pub(super) fn are_dead(from_here: &[Instruction]) -> bool {
-    let mut unwritten = STATUS;
-    for instruction in from_here {
-        if instruction.rflags_read() & unwritten != 0 {
-            return false;
-        }
-        if is_near_return(instruction) || calls_function(instruction) {
-            return true;
-        }
-        if writes_surely(instruction) {
-            unwritten &= !instruction.rflags_modified();
-        }
-        if unwritten == 0 {
-            return true;
-        }
-        if !is_straight(instruction) {
-            return false;
+/// How many instructions are looked at.
+const MOST: usize = 64;
+
+/// Returns whether all status flags are written before any of them is read, on each path from the instruction with this
+/// index, or the function returns or calls another one before: by the x86-64 psABI (3.2.1), flags are not preserved across
+/// calls and returns. Where a path leaves the instructions of the function otherwise, or is long, they count as read.
+pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
+    let mut paths = vec![(index, STATUS)];
+    let mut left = MOST;
+    while let Some((mut index, mut unwritten)) = paths.pop() {
+        loop {
+            let Some(instruction) = function.get(index).filter(|_| left > 0) else {
+                return false;
+            };
+            left -= 1;
+            if instruction.rflags_read() & unwritten != 0 {
+                return false;
+            }
+            if is_near_return(instruction) || calls_function(instruction) {
+                break;
+            }
+            if writes_surely(instruction) {
+                unwritten &= !instruction.rflags_modified();
+            }
+            if unwritten == 0 {
+                break;
+            }
+            index = if is_straight(instruction) {
+                index + 1
+            } else {
+                let target = instruction.near_branch_target();
+                let found = function.binary_search_by_key(&target, Instruction::ip);
+                let (Ok(target), true) = (found, is_jump(instruction)) else {
+                    return false;
+                };
+                if instruction.flow_control() == FlowControl::ConditionalBranch {
+                    paths.push((index + 1, unwritten));
+                }
+                target
+            };
         }
     }
-    false
+    true
+}
+
+/// Returns whether it is a jump to a place that is known.
+fn is_jump(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.flow_control(),
+        FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
+    )
 }
 
 fn is_near_return(instruction: &Instruction) -> bool {
@@ -78,7 +106,7 @@ mod tests {
     use crate::patch_plan::code::decode;
 
     fn dead(bytes: &[u8]) -> bool {
-        are_dead(&decode(bytes, 0x1000).collect::<Vec<_>>())
+        are_dead(&decode(bytes, 0x1000).collect::<Vec<_>>(), 0)
     }
 
     #[test]
@@ -95,15 +123,30 @@ mod tests {
     }
 
     #[test]
-    fn flags_live_at_the_end_of_a_block() {
-        // mov %rax,%rbx; then jmp, a call of what follows, nothing.
-        for end in [&b"\xeb\x00"[..], b"\xe8\0\0\0\0", b""] {
+    fn flags_live_where_a_path_ends() {
+        // mov %rax,%rbx; then a jump elsewhere, an indirect one, a call of what follows, nothing.
+        for end in [&b"\xeb\x70"[..], b"\xff\xe0", b"\xe8\0\0\0\0", b""] {
             assert!(!dead(&[b"\x48\x89\xc3", end].concat()), "{end:x?}");
         }
         // ret; a call; an indirect call.
         for end in [&b"\xc3"[..], b"\xe8\0\x01\0\0", b"\xff\xd0"] {
             assert!(dead(&[b"\x48\x89\xc3", end].concat()), "{end:x?}");
         }
+    }
+
+    #[test]
+    fn each_path_is_followed() {
+        // jmp over ud2; add; ret
+        assert!(dead(b"\xeb\x02\x0f\x0b\x48\x01\xc0\xc3"));
+        // jmp to adc
+        assert!(!dead(b"\xeb\x02\x0f\x0b\x48\x11\xc0\xc3"));
+        // A loop that ends nowhere.
+        assert!(!dead(b"\xeb\xfe"));
+        // jrcxz over ret; then add, or sete.
+        assert!(dead(b"\xe3\x01\xc3\x48\x01\xc0\xc3"));
+        assert!(!dead(b"\xe3\x01\xc3\x0f\x94\xc0\xc3"));
+        // loop reads no flags: both ways are followed.
+        assert!(!dead(b"\xe2\x03\x0f\x94\xc0\xc3"));
     }
 
     #[test]

@@ -162,7 +162,14 @@ impl Swept {
         let mut bytes = instruction.ip()..instruction.next_ip();
         if bytes.any(|it| self.foreign.contains(it)) {
             Some("a probe site")
-        } else if self.restartable.contains(instruction.ip()) {
+        } else {
+            self.immovable_code(instruction)
+        }
+    }
+
+    /// The same, whether it is a probe site or not.
+    fn immovable_code(&self, instruction: &Instruction) -> Option<&'static str> {
+        if self.restartable.contains(instruction.ip()) {
             Some("an instruction of a restartable sequence")
         } else {
             displaced::immovable(instruction)
@@ -171,6 +178,24 @@ impl Swept {
 
     /// Returns the candidates for a patch of the instruction with this index, the best one first.
     pub(super) fn candidates(&self, body: &Body, index: usize) -> Result<Vec<PatchSite>, Refusal> {
+        self.candidates_of(body, index, false)
+    }
+
+    /// The same for an instruction that is a probe site.
+    pub(super) fn candidates_at_site(
+        &self,
+        body: &Body,
+        index: usize,
+    ) -> Result<Vec<PatchSite>, Refusal> {
+        self.candidates_of(body, index, true)
+    }
+
+    fn candidates_of(
+        &self,
+        body: &Body,
+        index: usize,
+        is_site: bool,
+    ) -> Result<Vec<PatchSite>, Refusal> {
         let instructions = body.instructions.get(index..).unwrap_or_default();
         let Some(first) = instructions.first() else {
             return Err(Refusal::NotCode);
@@ -185,7 +210,12 @@ impl Swept {
             if is_target || self.targets.are_inside(next) {
                 break Stop::Target;
             }
-            if let Some(what) = self.immovable(next) {
+            let immovable = if count == 0 && is_site {
+                self.immovable_code(next)
+            } else {
+                self.immovable(next)
+            };
+            if let Some(what) = immovable {
                 break Stop::Unmovable(what);
             }
             if count > 0 && is_call(next) {
@@ -204,7 +234,7 @@ impl Swept {
             Stop::End => padding::len_at(&self.code, &self.targets, start + len),
             _ => 0,
         };
-        let flags_are_dead = flags::are_dead(instructions);
+        let flags_are_dead = flags::are_dead(&body.instructions, index);
         let site = |count: usize, jump: Jump| {
             let displaced = &instructions[..count];
             let end = displaced.last().map_or(start, |last| last.next_ip());

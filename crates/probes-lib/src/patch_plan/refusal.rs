@@ -126,6 +126,9 @@ pub enum Refusal {
     /// The process has other code there than its file.
     #[error("has other code in the process than in its file")]
     ChangedCode,
+    /// What is asked of its calls is about an argument that it does not have, or it is not known which it has.
+    #[error("has no such argument, as far as is known")]
+    NoArgument,
 }
 
 fn too_short(len: u8, exit: Option<u64>) -> String {

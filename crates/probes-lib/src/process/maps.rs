@@ -105,6 +105,15 @@ pub(crate) fn still_mapped(process: &Process, mappings: &[Mapping]) -> Result<bo
         .map_err(|source| process.exited_or(source))
 }
 
+/// Returns whether all `mappings` are among these, which are in the order of their addresses.
+pub(crate) fn are_among(mappings: &[Mapping], maps: &[Mapping]) -> bool {
+    let is_there = |mapping: &Mapping| {
+        let found = maps.binary_search_by_key(&mapping.start, |it| it.start);
+        found.is_ok_and(|index| maps[index] == *mapping)
+    };
+    mappings.iter().all(is_there)
+}
+
 /// Returns the mapping that holds `len` bytes at `address`.
 pub(crate) fn find(mappings: &[Mapping], address: LiveAddr, len: u64) -> Option<&Mapping> {
     let after = mappings.partition_point(|mapping| mapping.start <= address);

@@ -14,7 +14,8 @@ use crate::select::glob::Glob;
 /// let lists = FunctionSelector::Glob("Stdlib.List.*".parse().unwrap());
 /// let one = FunctionSelector::Address(LiveAddr(0x55d0_c3b0));
 /// let line = FunctionSelector::Line { file: "src/http.ml".into(), line: 42 };
-/// # let _ = (lists, one, line);
+/// let queries = FunctionSelector::Usdt("postgresql:query__*".parse().unwrap());
+/// # let _ = (lists, one, line, queries);
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -33,6 +34,9 @@ pub enum FunctionSelector {
     },
     /// The function of OCaml's runtime that does this work of the garbage collector.
     Collector(CollectorWork),
+    /// The sites of the USDT probes whose `PROVIDER:NAME` matches, of other providers than OCaml's. While they are observed,
+    /// their semaphores are raised by one.
+    Usdt(Glob),
 }
 
 /// Work of OCaml's garbage collector that one function of the runtime does; which one, its version says.

@@ -273,7 +273,7 @@ impl Client {
                 if lending.has_run.get() {
                     tracees.interrupt_running(proof.process.pid());
                 }
-                tracees.let_run(proof.process.pid());
+                tracees.resume_now(proof.process.pid());
                 match lent? {
                     Ok(()) => Reply::Resumed(since.elapsed()),
                     Err(why) => Reply::NotStopped(why),

@@ -5,14 +5,16 @@ use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::memory::ReadMemory;
-use crate::process::Process;
-use crate::process::maps::{Mapping, read_maps};
+use crate::process::maps::Mapping;
 
 /// How many bytes of a stack are searched for addresses of code.
 const MAX_SEARCHED: u64 = 1 << 20;
 
 /// How many bytes of a stack are searched for all its signal frames. It takes about 3 ms.
 const MAX_SEARCHED_FOR_FRAMES: u64 = 64 << 20;
+
+/// How many bytes of a stack are read at once.
+const READ_AT_ONCE: u64 = 16 * PAGE;
 
 /// Where a stack may be if the maps cannot be read.
 const ANYWHERE: Range<u64> = 0..u64::MAX;
@@ -29,18 +31,15 @@ const SEGMENTS: u64 = 0x002b_0000_0000_0033;
 pub(crate) struct Stacks(Vec<Range<u64>>);
 
 impl Stacks {
-    /// Returns where the stacks of a process may be.
-    pub(crate) fn of(process: &Process) -> Stacks {
-        match read_maps(process) {
-            Ok(maps) => Stacks::among(&maps),
-            // Searching too much is safe; searching too little is not.
-            Err(_) => Stacks(vec![ANYWHERE]),
-        }
+    /// Returns where the stacks of a process may be whose maps cannot be read: searching too much is safe; searching too
+    /// little is not.
+    pub(crate) fn anywhere() -> Stacks {
+        Stacks(vec![ANYWHERE])
     }
 
-    /// Treats adjacent mappings as one stack, because a part of a stack may be locked, or have a
+    /// Returns where the stacks of a process with these mappings may be. Treats adjacent mappings as one stack, because a part of a stack may be locked, or have a
     /// name, and then is a mapping of its own. A stack ends at its guard page.
-    fn among(maps: &[Mapping]) -> Stacks {
+    pub(crate) fn among(maps: &[Mapping]) -> Stacks {
         let mut stacks: Vec<Range<u64>> = Vec::new();
         for mapping in maps.iter().filter(|mapping| mapping.is_writable()) {
             match stacks.last_mut() {
@@ -64,19 +63,20 @@ impl Stacks {
         (start & !7)..end
     }
 
-    /// Returns whether a word on the stack above `top` is an address of `code`. If that stack has a
-    /// signal frame, the stack that the signal has interrupted is searched too: a signal handler
+    /// Returns the first word on the stack above `top` that is an address of one of these ranges of code. If that stack
+    /// has a signal frame, the stack that the signal has interrupted is searched too: a signal handler
     /// may have a stack of its own (sigaltstack(2)).
     pub(crate) fn lead_into(
         &self,
         memory: &impl ReadMemory,
         top: LiveAddr,
-        code: &Range<u64>,
-    ) -> bool {
-        let mut found = false;
+        code: &[Range<u64>],
+    ) -> Option<LiveAddr> {
+        let mut found = None;
         self.search(memory, top, MAX_SEARCHED, |_, word, _| {
-            found |= code.contains(&word);
-            !found
+            let leads = code.iter().any(|code| code.contains(&word));
+            found = leads.then_some(LiveAddr(word));
+            !leads
         });
         found
     }
@@ -139,19 +139,29 @@ fn each_word(
     mut visit: impl FnMut(u64) -> bool,
 ) -> Range<u64> {
     let mut at = stack.start;
-    let mut page = [0; PAGE as usize];
+    let mut buffer = [0; READ_AT_ONCE as usize];
+    let mut is_by_pages = false;
     while at < stack.end {
-        let rest = &mut page[(at % PAGE) as usize..];
-        if memory.read(LiveAddr(at), rest).is_err() {
-            // The stack ends here.
-            break;
+        let most = if is_by_pages {
+            PAGE - at % PAGE
+        } else {
+            READ_AT_ONCE
+        };
+        let part = &mut buffer[..(stack.end - at).min(most) as usize];
+        if memory.read(LiveAddr(at), part).is_err() {
+            if is_by_pages {
+                // The stack ends here.
+                break;
+            }
+            is_by_pages = true;
+            continue;
         }
-        let mut words = rest.chunks_exact(8);
+        let mut words = part.chunks_exact(8);
         let word = |word: &[u8]| word.try_into().map_or(0, u64::from_le_bytes);
         if !words.all(|bytes| visit(word(bytes))) {
             break;
         }
-        at = at.saturating_add(rest.len() as u64);
+        at += part.len() as u64;
     }
     stack.start..at
 }
@@ -195,7 +205,8 @@ mod tests {
         let leads = |on_one: Vec<(u64, u64)>, on_other: Vec<(u64, u64)>| {
             let memory = Pages([(one, on_one), (other, on_other)]);
             let stacks = Stacks(vec![one..one + PAGE, other..other + PAGE]);
-            stacks.lead_into(&memory, LiveAddr(one + 0x20), &CODE)
+            let found = stacks.lead_into(&memory, LiveAddr(one + 0x20), &[0x7000..0x8000, CODE]);
+            found.inspect(|at| assert_eq!(at.0, 0x5008)).is_some()
         };
         let frame_to_other = || frame(one + 0x100, other + 0x80, 0x1234);
         assert!(!leads(vec![], vec![]));
@@ -281,7 +292,8 @@ mod tests {
             word: 0,
         };
         for thread in 0..THREADS {
-            assert!(!stacks.lead_into(&memory, LiveAddr(end_of(thread) - USED), &CODE));
+            let found = stacks.lead_into(&memory, LiveAddr(end_of(thread) - USED), &[CODE]);
+            assert_eq!(found, None);
         }
         assert_eq!(memory.read.get(), THREADS * USED);
     }

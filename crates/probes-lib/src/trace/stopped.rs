@@ -16,6 +16,7 @@ use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Operation, ProcessError, Result};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
+use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::sys::ptrace;
 use crate::trace::lease::Lease;
@@ -37,6 +38,16 @@ pub(crate) enum Tracee {
     Gone,
 }
 
+/// A thread that is in code which it is to leave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadInside {
+    pub(crate) tid: i32,
+    /// Where in the code.
+    pub(crate) at: LiveAddr,
+    /// Whether it executes the code; if not, its stack holds the address, and it may return there.
+    pub(crate) is_executing: bool,
+}
+
 /// A process whose threads are all stopped and traced. Dropping it resumes and detaches them.
 pub(crate) struct Stopped<'p> {
     process: &'p Process,
@@ -48,7 +59,9 @@ pub(crate) struct Stopped<'p> {
     kills_on_drop: bool,
     /// Makes ptrace calls about its threads.
     calls: ThreadCalls,
-    /// Where its stacks are, once they have been looked up: no thread maps memory meanwhile.
+    /// Its mappings, once they have been read: no thread maps memory meanwhile.
+    maps: OnceCell<Vec<Mapping>>,
+    /// Where its stacks are, according to its mappings.
     stacks: OnceCell<Stacks>,
     not_send: PhantomData<*const ()>,
 }
@@ -63,6 +76,7 @@ impl<'p> Stopped<'p> {
             stays_traced,
             kills_on_drop: false,
             calls: ThreadCalls::Own,
+            maps: OnceCell::new(),
             stacks: OnceCell::new(),
             not_send: PhantomData,
         }
@@ -132,31 +146,55 @@ impl<'p> Stopped<'p> {
         self.calls.loss().map_or(Ok(()), |errno| Err(lost(errno)))
     }
 
+    /// Returns its mappings, which are read once.
+    ///
+    /// # Errors
+    ///
+    /// If it has exited, or they may not be read.
+    pub(crate) fn maps(&self) -> Result<&[Mapping]> {
+        if let Some(maps) = self.maps.get() {
+            return Ok(maps);
+        }
+        let maps = read_maps(self.process)?;
+        Ok(self.maps.get_or_init(|| maps))
+    }
+
     fn stacks(&self) -> &Stacks {
-        self.stacks.get_or_init(|| Stacks::of(self.process))
+        let stacks = || {
+            self.maps()
+                .map_or_else(|_| Stacks::anywhere(), Stacks::among)
+        };
+        self.stacks.get_or_init(stacks)
     }
 
     /// Returns whether a thread executes `code`, or may return there: from a signal handler, for one. True if
     /// the process may run.
     pub(crate) fn leads_into(&self, memory: &impl ReadMemory, code: &Range<u64>) -> bool {
-        let is_inside = self
-            .tids()
-            .any(|tid| self.thread_leads_into(tid, memory, code));
-        is_inside || self.calls.is_lost()
+        let inside = self.thread_inside(memory, std::slice::from_ref(code));
+        inside.is_some() || self.calls.is_lost()
     }
 
-    /// Returns whether a stopped thread executes `code`, or may return there.
-    pub(crate) fn thread_leads_into(
+    /// Returns a stopped thread that executes one of these ranges of code, or may return there.
+    pub(crate) fn thread_inside(
         &self,
-        tid: i32,
         memory: &impl ReadMemory,
-        code: &Range<u64>,
-    ) -> bool {
-        let returns = |stack| self.stacks().lead_into(memory, stack, code);
-        let leads = self.calls.registers(tid).is_ok_and(|registers| {
-            code.contains(&registers.rip) || returns(LiveAddr(registers.rsp))
-        });
-        leads || self.calls.is_lost()
+        code: &[Range<u64>],
+    ) -> Option<ThreadInside> {
+        self.tids().find_map(|tid| {
+            let registers = self.calls.registers(tid).ok()?;
+            let is_executing = code.iter().any(|code| code.contains(&registers.rip));
+            let at = if is_executing {
+                LiveAddr(registers.rip)
+            } else {
+                let stack = LiveAddr(registers.rsp);
+                self.stacks().lead_into(memory, stack, code)?
+            };
+            Some(ThreadInside {
+                tid,
+                at,
+                is_executing,
+            })
+        })
     }
 
     /// Moves threads that are stopped at an instruction, or that return to one from a signal handler, to its copy.

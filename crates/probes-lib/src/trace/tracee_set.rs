@@ -1,9 +1,9 @@
-//! [`TraceeSet`]: processes that stay traced, with all their threads and all that they start, and run on
-//! meanwhile.
+//! [`TraceeSet`]: processes that stay traced while they run, with all their threads and all that
+//! they start.
 //!
 //! ```text
 //!            next_stopped()                    stopped for              what becomes of the thread
-//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                resumes with it; Starved if next to nothing runs in between
+//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                resumes with it; maybe Starved
 //!                                          a group-stop            stays stopped until SIGCONT
 //!                                          a clone, fork, vfork    resumes, and the new one too: Forked
 //!                                          an exec                 stays stopped: Executed
@@ -54,13 +54,13 @@ const HOOK_THREAD_EXIT_LIMIT: Duration = Duration::from_millis(100);
 /// resumed.
 const FIRST_STOP_LIMIT: Duration = Duration::from_millis(20);
 
-/// Processes that are traced by this thread until it ends.
+/// The processes that this thread traces until they exit or are detached.
 pub(crate) struct TraceeSet<'t> {
     tracer: &'t Tracer<'t>,
     /// The process of each thread. Some may have exited with their process.
     threads: HashMap<i32, i32>,
-    /// Where the loader hook is in each process that has one: a thread that it starts reports that the
-    /// process's loader has done something.
+    /// Where the loader hook is in each process that has one. The hook starts a thread whenever the
+    /// loader changes the list of loaded objects: its clone is what tells us.
     hooks: HashMap<i32, Range<u64>>,
     /// Processes that are detached thread by thread, as each stops.
     given_up: HashSet<i32>,
@@ -117,7 +117,8 @@ impl<'t> TraceeSet<'t> {
         self.threads.get(&tid).copied()
     }
 
-    /// Stops all threads of a process, which belongs to the set from now on.
+    /// Stops all threads of a process, and keeps tracing them and all that it starts. It is in the
+    /// set from [`TraceeSet::resume`] on.
     ///
     /// # Errors
     ///
@@ -139,8 +140,8 @@ impl<'t> TraceeSet<'t> {
         }
     }
 
-    /// Resumes stopped threads of other processes. A thread in vfork(2) stops only after its child has
-    /// executed a program, and the child may wait for us.
+    /// Resumes stopped threads of other processes. A thread in vfork(2) stops only after its child
+    /// has executed a program or exited, and the child may be one of those that we have stopped.
     pub(crate) fn resume_others(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
             match ptrace::peek_wait(tid) {
@@ -159,10 +160,10 @@ impl<'t> TraceeSet<'t> {
         self.given_up.insert(pid);
     }
 
-    /// Resumes at once the threads of a process that have nothing to report; [`TraceeSet::next`] handles
-    /// the others. Signals have been passed on meanwhile without being counted, and times when threads were stopped say
-    /// nothing about starvation.
-    pub(crate) fn let_run(&mut self, pid: i32) {
+    /// Resumes at once the threads of a process that have nothing to report; [`TraceeSet::next`]
+    /// handles the others. Starvation is measured anew: while the process was stopped, other
+    /// processes received signals that were not counted, and its own threads could not run.
+    pub(crate) fn resume_now(&mut self, pid: i32) {
         self.starved = StarvedThreads::default();
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other == pid) {
             match ptrace::peek_wait(tid) {
@@ -174,8 +175,8 @@ impl<'t> TraceeSet<'t> {
         }
     }
 
-    /// Makes the threads of a process that run stop for a moment. In a process that is stopped by a signal, they then stay
-    /// stopped, although they were resumed.
+    /// Interrupts the running threads of a process. If the process is in a group-stop, threads of
+    /// it that were resumed nevertheless enter the group-stop again.
     pub(crate) fn interrupt_running(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other == pid) {
             if ptrace::peek_wait(tid) == Wait::Running {
@@ -186,12 +187,12 @@ impl<'t> TraceeSet<'t> {
     }
 
     /// Resumes a process that `stop_and_keep` has stopped, in the next calls of [`TraceeSet::next`].
-    pub(crate) fn resume(&mut self, process: &Process, held: Stopped<'_>) {
+    pub(crate) fn resume(&mut self, process: &Process, stopped: Stopped<'_>) {
         let pid = process.pid();
-        // Threads that are not among `held` have exited, and were reaped when it was stopped.
+        // Threads that are not among `stopped` have exited, and were reaped when it was stopped.
         self.threads.retain(|_, other| *other != pid);
         self.threads
-            .extend(held.keep_stopped().into_iter().map(|tid| (tid, pid)));
+            .extend(stopped.keep_stopped().into_iter().map(|tid| (tid, pid)));
     }
 
     /// Adds a stopped process that this thread traces without its descendants, and resumes it.
@@ -230,11 +231,11 @@ impl<'t> TraceeSet<'t> {
     pub(crate) fn has_thread_in_hook(
         &self,
         pid: i32,
-        held: &Stopped<'_>,
+        stopped: &Stopped<'_>,
         memory: &impl ReadMemory,
     ) -> bool {
         let hook = self.hooks.get(&pid);
-        hook.is_some_and(|hook| held.leads_into(memory, hook))
+        hook.is_some_and(|hook| stopped.leads_into(memory, hook))
     }
 
     /// Removes a process from the set.
@@ -256,9 +257,9 @@ impl<'t> TraceeSet<'t> {
         }
     }
 
-    /// Returns what has happened, if anything has. All threads resume but those that the event reports
-    /// as stopped. Returns `None` after `end`, even if more has happened: otherwise this
-    /// might never return `None` for busy processes.
+    /// Returns the next event, if there is one. Resumes the threads that have stopped, except one
+    /// that the event reports as stopped. Returns `None` after `end`, even if there are more
+    /// events: otherwise it might never return `None` for busy processes.
     pub(crate) fn next(&mut self, end: Instant) -> Option<TraceEvent> {
         while Instant::now() < end {
             let tid = self.next_stopped()?;
@@ -294,7 +295,7 @@ impl<'t> TraceeSet<'t> {
             }
             Wait::Cloned(child) => return self.cloned(pid, tid, child),
             Wait::Executed => {
-                // Its other threads have exited, and the one that called has this tid now.
+                // Its other threads have exited, and the one that called execve has this tid now.
                 self.forget(tid);
                 self.threads.insert(tid, tid);
                 ptrace::consume_exec(tid);
@@ -401,8 +402,8 @@ impl<'t> TraceeSet<'t> {
         let _ = self.register(tid);
     }
 
-    /// Reaps what has exited: its parent is notified only then. A child of this process is left to be
-    /// waited for.
+    /// Reaps a thread that has exited; its real parent is notified only then. A child of our own
+    /// process is not reaped: our process may wait for it.
     fn reap(&mut self, tid: i32) {
         let is_own = || {
             let status = Process::open(tid).map(|process| process.status());

@@ -25,8 +25,8 @@ pub(crate) struct UpdatePlan {
     /// The state that memory must have before the first write.
     pub(crate) before: Snapshot,
     pub(crate) changes: Vec<PlannedChange>,
-    /// Probes for which there is nothing to do: to be disabled and disabled already, or to be undone with
-    /// nothing left to undo.
+    /// Probes for which there is nothing to do: they are to be disabled and are disabled already,
+    /// or an update of them is to be undone and nothing of it is left.
     pub(crate) skipped: Vec<ProbeId>,
     /// Probes that cannot be undone, because one of their sites holds foreign bytes.
     pub(crate) not_undone: Vec<ProbeId>,
@@ -43,7 +43,7 @@ pub(crate) enum Step {
 /// disable come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct WriteOrder {
-    number: u8,
+    stage: u8,
     enable: bool,
 }
 
@@ -75,12 +75,12 @@ impl UpdatePlan {
         })
     }
 
-    /// Sets `bytes` to the code that a write replaces.
+    /// Sets `bytes` to the code as it is before `write`, with the earlier writes of the plan made.
     pub(crate) fn old_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
         self.code_where(write, |order| order < write.order, bytes);
     }
 
-    /// Sets `bytes` to the code that a write leaves.
+    /// Sets `bytes` to the code as it is after `write`.
     pub(crate) fn new_code(&self, write: &CodeWrite, bytes: &mut Vec<u8>) {
         self.code_where(write, |order| order <= write.order, bytes);
     }
@@ -117,7 +117,9 @@ pub(crate) struct CounterWrite {
 pub(crate) struct PlannedChange {
     pub(crate) probe: ProbeId,
     pub(crate) stage: u8,
+    /// The smallest of its counters before the update.
     pub(crate) before: u16,
+    /// The smallest of its counters after the update.
     pub(crate) after: u16,
     /// What is added to each of its counters.
     pub(crate) added: Box<[(LiveAddr, i32)]>,
@@ -163,8 +165,10 @@ impl PlanInputs<'_> {
     ///
     /// # Errors
     ///
-    /// If a chosen probe's sites hold foreign bytes, if its counters and sites disagree (unless
-    /// forced), if it was named to be disabled and is disabled already, or if its counter is full.
+    /// If a chosen probe's sites hold foreign bytes (unless its changes are to be undone), if its
+    /// counters and sites disagree (unless forced or to be undone), if it was named to be disabled
+    /// and is disabled already, if its counter is full, or if disabling it would leave some of its
+    /// sites enabled because its counters differ.
     pub(crate) fn plan(&self, choices: &[Choice], before: Snapshot) -> Result<UpdatePlan> {
         let mut draft = Draft {
             counters: BTreeMap::new(),
@@ -199,7 +203,7 @@ impl PlanInputs<'_> {
                     continue;
                 }
             }
-            let change = self.draft(probe, choice, &before, &mut draft)?;
+            let change = self.add_probe(probe, choice, &before, &mut draft)?;
             match choice.counter_change {
                 CounterChange::Undo(_) if change.changes_nothing() => skipped.push(choice.probe),
                 _ => changes.push(change),
@@ -230,7 +234,7 @@ impl PlanInputs<'_> {
     }
 
     /// Adds the writes for one probe to `draft`.
-    fn draft(
+    fn add_probe(
         &self,
         probe: MergedProbe<'_>,
         choice: &Choice,
@@ -266,7 +270,7 @@ impl PlanInputs<'_> {
             .into());
         }
         let order = WriteOrder {
-            number: choice.stage,
+            stage: choice.stage,
             enable,
         };
         let mut sites = 0;
@@ -333,9 +337,10 @@ impl PlanInputs<'_> {
         Ok(())
     }
 
-    /// Groups the opcode changes of one stage into one write per page. A group ends before a breakpoint:
-    /// the debugger that set it may remove it at any time, and writing the old `cc` back would then kill
-    /// the process.
+    /// Groups the opcode changes of one stage into writes: each opcode on its own if `one_by_one`,
+    /// else one write for those of a page in one run of the snapshot. A write ends before a
+    /// breakpoint: the debugger that set it may remove it at any time, and writing the old `cc`
+    /// back would then kill the process.
     fn group(
         &self,
         order: WriteOrder,
@@ -356,8 +361,8 @@ impl PlanInputs<'_> {
             let start = code[run].start;
             let grown = writes.last_mut().filter(|write| {
                 !self.one_by_one && write.at.0 / PAGE == at.0 / PAGE && write.at >= start && {
-                    // An opcode between them that changes in another stage is not a breakpoint, neither with
-                    // its old byte nor with its new one.
+                    // The breakpoints found before the update are all there are: an opcode between
+                    // them that another stage changes is not `cc` before or after.
                     let from = write.at.0 + write.len as u64;
                     !self.holds_breakpoint(LiveAddr(from), at)
                 }
@@ -400,7 +405,7 @@ fn refuse_inconsistent(probe: MergedProbe<'_>, reading: ProbeReading) -> Result<
 
 /// The writes of a plan, collected probe by probe.
 struct Draft {
-    /// The counters of each stage.
+    /// The writes of counters, by stage and direction.
     counters: BTreeMap<WriteOrder, Vec<CounterWrite>>,
     /// The new opcode of each site of the program that changes, and when it is written.
     opcodes: Vec<Option<(WriteOrder, Opcode)>>,

@@ -23,7 +23,8 @@ const UPDATES: usize = 200;
 /// Tools interrupted, on each of four targets.
 const TOOLS_PER_TARGET: u32 = 50;
 
-/// How many different moments within a run, or within an update, signals are sent at.
+/// A run, or an update, is divided into this many parts: signals are sent at the start of each in
+/// turn.
 const STEPS: u32 = 25;
 
 /// How long a thread of `churn` lives.
@@ -49,9 +50,9 @@ fn wait_for_round(session: &mut Session) {
     });
 }
 
-/// What an outside observer sees of an update: between its first write and its last, no thread may
-/// run.
-struct Watch {
+/// Checks an update from outside, by reading the memory of the process: between its first write and
+/// its last, no thread may run.
+struct StopMonitor {
     memory: File,
     /// The opcode that is written first, and the counter that is written last.
     first: u64,
@@ -60,12 +61,12 @@ struct Watch {
     thread_counts: File,
 }
 
-impl Watch {
-    fn of(session: &Session, lives: &Path) -> Watch {
+impl StopMonitor {
+    fn of(session: &Session, lives: &Path) -> StopMonitor {
         let states = session.target.states().unwrap();
         let sites = states.probes().flat_map(|probe| probe.sites());
         let semaphores = states.probes().flat_map(|probe| probe.semaphores());
-        Watch {
+        StopMonitor {
             memory: File::open(format!("/proc/{}/mem", session.pid())).unwrap(),
             first: sites.map(|site| site.address.0).min().unwrap() + 1,
             last: semaphores.map(|one| one.address.0).max().unwrap(),
@@ -123,12 +124,12 @@ fn no_thread_runs_between_first_and_last_write() {
     for file in fixture_forms("churn_1000") {
         let lives = folder.file("lives");
         let session = Session::of(Talker::start_with(&file, [&lives]));
-        let watch = Watch::of(&session, &lives);
+        let monitor = StopMonitor::of(&session, &lives);
         for _ in 0..UPDATES {
             let is_over = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 let watching =
-                    scope.spawn(|| watch.measure_stop(|| is_over.load(Ordering::Acquire)));
+                    scope.spawn(|| monitor.measure_stop(|| is_over.load(Ordering::Acquire)));
                 session.apply(&all(Action::Enable)).unwrap();
                 is_over.store(true, Ordering::Release);
                 stop_time += watching.join().unwrap();
@@ -140,7 +141,7 @@ fn no_thread_runs_between_first_and_last_write() {
     println!("stopped for {stop_time:?}, as seen from outside");
     assert!(
         stop_time > LIFE * 10,
-        "{stop_time:?}: too short to see a thread run"
+        "stopped for only {stop_time:?} in all: a thread that ran would not have been noticed"
     );
 }
 
@@ -161,7 +162,7 @@ fn assert_released(pid: i32) {
     });
 }
 
-/// Busy-waits: the moments that count here are microseconds apart.
+/// Waits without sleeping, because the delays here differ by microseconds.
 fn spin_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
@@ -178,9 +179,10 @@ fn toggle(pid: i32) -> Guard {
     Guard::spawn(toggle.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Runs tools that update the process, one after the other, and sends `signal` to this many of
-/// them: in turn at a moment of the tool's whole run and at a moment of its update, a little later
-/// each time. Returns how many got it during an update.
+/// Runs tools that update the process, one after the other, until `tools` of them have been sent
+/// `signal`. The delay grows with each pair of tools: it is counted from the start of the first
+/// one, and from the moment at which the second one traces the process. Calls `afterwards` when a
+/// tool has exited. Returns how many tools traced the process when they were sent the signal.
 fn signal_tools(
     pid: i32,
     tools: u32,
@@ -262,6 +264,6 @@ fn interrupted_tool_leaves_all_or_nothing() {
     println!("{interrupted} interrupted, {during_update} signals arrived during an update");
     assert!(
         during_update > 0,
-        "{interrupted} were interrupted, none in an update"
+        "no signal was sent during an update; {interrupted} tools were interrupted"
     );
 }

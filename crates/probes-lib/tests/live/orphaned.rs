@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    Action, CleanReport, Counts, Effect, ErrorKind, Observation, ObserveError, Options, ProbeError,
-    ProcessError, Selector, State, Target,
+    Action, CleanReport, Counts, Effect, ErrorKind, FunctionSelector, Observation, ObserveError,
+    Options, ProbeError, ProcessError, Selector, State, Target,
 };
 use test_support::process::{Image, peek, poke, stat};
 use test_support::{Talker, fixture_forms};
@@ -235,6 +235,51 @@ fn failure_says_that_orphaned_memory_stays_mapped() {
         poke(pid, site, &own);
         keeper.put(0);
         assert_eq!(target.clean(options()).unwrap(), CleanReport::default());
+        assert_eq!(anonymous_code(pid), [""; 0]);
+    }
+}
+
+/// Returns where the jump at the entry of a function leads.
+fn jump_target(pid: i32, entry: u64) -> u64 {
+    let has_endbr = peek(pid, entry, 4) == [0xf3, 0x0f, 0x1e, 0xfa];
+    let at = entry + if has_endbr { 4 } else { 0 };
+    let bytes = peek(pid, at, 5);
+    assert_eq!(bytes[0], 0xe9, "{bytes:x?}");
+    let displacement = i32::from_le_bytes(bytes[1..].try_into().unwrap());
+    (at + 5).wrapping_add_signed(displacement.into())
+}
+
+// promise: Observations: Functions are not observed while a thread may return to an earlier trampoline; the error names
+//    the thread and the function (2)
+#[test]
+fn error_names_thread_that_may_return_to_trampoline() {
+    for file in fixture_forms("page_borders") {
+        let keeper = Keeper::start(&file);
+        let pid = keeper.talker.pid();
+        let target = Target::open(pid).unwrap();
+        let main = FunctionSelector::Glob("main".parse().unwrap());
+        let observation = Observation::new().count_functions(main);
+        let mut first = target.observe(&observation, options()).unwrap();
+        let counts = first.counts().unwrap();
+        let entry = counts.functions().next().unwrap().address.0;
+        keeper.put(jump_target(pid, entry));
+        assert_eq!(first.remove().unwrap().still_mapped, mapped(pid));
+        let Err(error) = target.observe(&observation, options()) else {
+            panic!("it is observed");
+        };
+        let text = error.to_string();
+        let begin = format!("thread {pid} of process {pid} (page_borders.");
+        assert!(text.starts_with(&begin), "{text}");
+        let middle = "may still return, as far as its stack shows, to the trampoline of main at 0x";
+        assert!(text.contains(middle), "{text}");
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::Observe(ObserveError::StillInside { .. })
+        ));
+        assert_eq!(error.effect(), Effect::StillMapped, "{error}");
+        keeper.put(0);
+        let mut second = target.observe(&observation, options()).unwrap();
+        assert_eq!(second.remove().unwrap().still_mapped, 0);
         assert_eq!(anonymous_code(pid), [""; 0]);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use probes_lib::{LiveAddr, State};
 
 use super::keys::Key;
-use crate::text::MANY;
+use crate::text::TERMINAL_LINES;
 
 /// How many samples back a sparkline goes.
 pub(super) const HISTORY_LEN: usize = 60;
@@ -338,7 +338,7 @@ impl Model {
         let before = self.selected_row();
         let figures = &self.readings().figures;
         let filter = self.filter.to_lowercase();
-        let are_many = self.function_count() > MANY;
+        let are_many = self.function_count() > TERMINAL_LINES;
         let passes = |&point: &usize| {
             let Point { name, function, .. } = &self.points[point];
             // As in `count`.

@@ -11,7 +11,7 @@ use crate::output::function_sources::{FunctionSource, FunctionSources};
 use crate::output::paths::ShownPaths;
 use crate::output::refused::RefusedView;
 use crate::output::view::text;
-use crate::text::{Escaped, MANY};
+use crate::text::{Escaped, TERMINAL_LINES};
 
 /// The functions that are counted.
 #[derive(Serialize)]
@@ -49,6 +49,7 @@ impl<'c> CountedFunctions<'c> {
             name: function.name,
             hits: function.hits,
             rate: 0.0,
+            untyped: function.untyped,
             site: None,
             function: Some(FunctionRow {
                 object: function.object.to_string_lossy(),
@@ -65,8 +66,9 @@ impl<'c> CountedFunctions<'c> {
 
     /// Selects those that are shown, and finds their source lines.
     pub(super) fn select(&mut self, sources: &FunctionSources) {
-        if self.rows.len() > MANY {
-            self.rows.retain(|row| row.hits > 0);
+        if self.rows.len() > TERMINAL_LINES {
+            self.rows
+                .retain(|row| row.hits > 0 || row.untyped > Some(0));
         }
         self.rows.sort_by_key(|row| Reverse(row.hits));
         let functions = self.rows.iter_mut().filter_map(|row| row.function.as_mut());

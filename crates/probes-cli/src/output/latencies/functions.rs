@@ -12,7 +12,7 @@ use crate::output::function_sources::{CallSite, FunctionSources};
 use crate::output::refused::RefusedView;
 use crate::output::table;
 use crate::output::view::{text, text_or_null};
-use crate::text::{Escaped, MANY};
+use crate::text::{Escaped, TERMINAL_LINES};
 
 /// The functions that are timed.
 #[derive(Debug, Serialize)]
@@ -41,7 +41,7 @@ struct FunctionRow<'l> {
     unwound: u64,
     #[serde(flatten)]
     own: Option<SelfTimes>,
-    /// If they are told apart.
+    /// If they are distinguished.
     #[serde(skip_serializing_if = "Option::is_none")]
     callers: Option<Vec<CallerRow>>,
     /// From the first to the last that is not empty.
@@ -104,7 +104,7 @@ impl<'l> TimedFunctions<'l> {
         // Stable: of equal ones the first by address.
         rows.sort_by_key(|row| std::cmp::Reverse((row.time(), row.unwound, row.running)));
         let functions_timed = rows.len();
-        if functions_timed > MANY {
+        if functions_timed > TERMINAL_LINES {
             rows.retain(FunctionRow::is_called);
         }
         TimedFunctions {
@@ -207,7 +207,7 @@ impl<'l> TimedFunctions<'l> {
         table::table(&head, rows)
     }
 
-    /// A table of the callers of all functions, if they are told apart.
+    /// A table of the callers of all functions, if they are distinguished.
     pub(super) fn table_of_callers(&self) -> Option<String> {
         self.rows.iter().find(|row| row.callers.is_some())?;
         let mut head = vec!["function", "caller", "count", "mean", "max"];

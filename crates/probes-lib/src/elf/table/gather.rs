@@ -56,20 +56,31 @@ fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Re
     })
 }
 
-/// Returns the bytes that enabling or tracing a probe changes, at each site that a note of any provider names: OCaml's as
-/// a whole, of others the first one.
+/// Calls `visit` with each note of the file, if it has any, and with what is added to the addresses of the note.
+pub(in crate::elf) fn each_placed_note(
+    elf: &ElfFile,
+    mut visit: impl FnMut(Note<'_>, u64) -> Result<()>,
+) -> Result<()> {
+    if elf.contents(NOTE_SECTION)?.is_none() {
+        return Ok(());
+    }
+    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
+    each_note(elf, |note| {
+        let shift = prelink_shift(&note, base);
+        visit(note, shift)
+    })
+}
+
+/// Returns the bytes that are overwritten when a probe is enabled or traced, for each note of any
+/// provider: the whole site of an OCaml probe; the first byte of any other, for a breakpoint.
 ///
 /// # Errors
 ///
 /// If a note is malformed.
 pub(crate) fn noted_sites(elf: &ElfFile) -> Result<Vec<CodeRange>> {
     let mut sites = Vec::new();
-    if elf.contents(NOTE_SECTION)?.is_none() {
-        return Ok(sites);
-    }
-    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
-    each_note(elf, |note| {
-        let start = FileAddr(note.pc.wrapping_add(prelink_shift(&note, base)));
+    each_placed_note(elf, |note, shift| {
+        let start = FileAddr(note.pc.wrapping_add(shift));
         let is_ocaml = Generation::of_provider(note.provider).is_some();
         let len = if is_ocaml { SITE_LEN as u64 } else { 1 };
         sites.extend((note.pc != 0).then_some(CodeRange { start, len }));
@@ -78,9 +89,10 @@ pub(crate) fn noted_sites(elf: &ElfFile) -> Result<Vec<CodeRange>> {
     Ok(sites)
 }
 
-/// Returns for how many notes memory is to be reserved: an upper bound of their number, but at most
-/// `MANY`. Memory that is reserved and not used costs nothing.
+/// Returns how many sites to reserve memory for: an upper bound of the number of notes, but at most
+/// `MANY`. Pages that are reserved and never touched cost nothing.
 fn expected_notes(elf: &ElfFile) -> usize {
+    // Header, `stapsdt\0`, three addresses, three empty strings.
     const SHORTEST: usize = 12 + 8 + 24 + 3;
     const MANY: usize = 1 << 16;
     let section = elf.contents(NOTE_SECTION).ok().flatten();
@@ -236,8 +248,8 @@ fn site_address(
         .ok_or(ProbeDefect::SiteOutside(address))
 }
 
-/// Returns the address of the counter that OCaml reads; of a semaphore of the provider `ocaml`, the address of the
-/// semaphore.
+/// Returns the address of the counter that OCaml reads. For the provider `ocaml`, this is the start
+/// of the semaphore, until `semaphore_layout` has found out how long the semaphore is.
 fn counter_address(
     note: &Note<'_>,
     shift: u64,

@@ -23,7 +23,7 @@ use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::{
-    fs_base, tsc_access, unmap_call, unmapped_together, write_code, write_shared,
+    fs_base, semaphores, tsc_access, unmap_call, unmapped_together, write_code, write_shared,
 };
 use crate::observe::installed::{read_each, refuse_missing};
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
@@ -51,6 +51,9 @@ use crate::trace::stopped::Stopped;
 use crate::trace::tracer::{Tracer, with_tracer};
 use crate::update::code_digest::{CodeDigest, CodeDigests};
 use crate::update::options::Options;
+
+/// The longest trampoline that filters hits, in bytes.
+const MOST_FILTER_CODE: u64 = 8 << 10;
 
 /// As many bytes of code are written in less time than it takes to stop a process again.
 const WRITTEN_WHILE_STOPPED: usize = 128 << 10;
@@ -365,7 +368,7 @@ impl Prepared {
         mut stopped: Stopped<'s>,
         data: Option<&SharedData>,
     ) -> Result<Stopped<'s>> {
-        refuse_occupied(injector.process, &self.arenas)?;
+        refuse_occupied(&stopped, &self.arenas)?;
         let mut codes = self.arenas.iter().zip(&self.codes);
         let mut write_header = |stopped: &Stopped<'_>| match codes.next() {
             None => Ok(()),
@@ -478,7 +481,7 @@ impl Prepared {
     fn patch_points(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
         let pid = injector.process.pid();
         // An object may have been unloaded since, and be loaded again at this moment.
-        if !maps::still_mapped(injector.process, &self.mappings)? {
+        if !maps::are_among(&self.mappings, stopped.maps()?) {
             return Err(Error::of_process(pid, ProcessError::KeepsChanging));
         }
         let is_changed = self.copies.update(injector.memory);
@@ -494,7 +497,9 @@ impl Prepared {
         // Before the jumps are there: these threads go on with the same code at another address.
         stopped.move_threads(injector.memory, &self.moves)?;
         let mut memory = stopped.memory(injector.memory)?;
+        semaphores::refuse_full(pid, &memory, &self.arenas)?;
         patch::write_all(pid, &mut memory, &before, &planned.patches)?;
+        semaphores::raise(injector.process, &mut memory, &self.arenas)?;
         if !planned.changed.is_empty() {
             Arc::make_mut(&mut self.plan.functions).add_refused(planned.changed);
         }
@@ -520,13 +525,13 @@ impl Prepared {
     pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
         ActiveObservation {
-            events: EventReader::begin(
+            events: Mutex::new(EventReader::begin(
                 &self.plan,
                 &self.arenas,
                 shared_at,
                 self.thread_ids,
                 self.pages,
-            ),
+            )),
             discards: Mutex::new(DiscardCheck::new(&self.plan)),
             plan: self.plan,
             arenas: self.arenas,
@@ -624,6 +629,13 @@ fn place_all(
         }
         plan.refuse_empty()?;
         let trampoline_len = trampoline::longest(plan).map_err(no_room)?;
+        if plan.is_filtered() && trampoline_len > MOST_FILTER_CODE {
+            return Err(ObserveError::LongExpression {
+                given: trampoline_len,
+                most: MOST_FILTER_CODE,
+            }
+            .into());
+        }
         let arenas = match placement::place(pid, plan, trampoline_len, maps, record)? {
             Placed::Arenas(arenas) => arenas,
             Placed::NoRoom(functions) => {
@@ -716,15 +728,15 @@ fn enabled_sites(
 }
 
 /// Checks that nothing has been mapped at the addresses of arenas since they were placed.
-fn refuse_occupied(process: &Process, arenas: &[Arena]) -> Result<()> {
-    let is_occupied = |maps: &[Mapping], range: Range<u64>| {
+fn refuse_occupied(stopped: &Stopped<'_>, arenas: &[Arena]) -> Result<()> {
+    let maps = stopped.maps()?;
+    let is_occupied = |range: Range<u64>| {
         let mut maps = maps.iter();
         maps.any(|it| it.start.0 < range.end && it.end.0 > range.start)
     };
-    let maps = read_maps(process)?;
-    if arenas.iter().any(|it| is_occupied(&maps, it.range())) {
-        let kind = ProcessError::KeepsChanging;
-        return Err(Error::of_process(process.pid(), kind));
+    if arenas.iter().any(|it| is_occupied(it.range())) {
+        let (pid, kind) = (stopped.process().pid(), ProcessError::KeepsChanging);
+        return Err(Error::of_process(pid, kind));
     }
     Ok(())
 }

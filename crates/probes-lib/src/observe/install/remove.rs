@@ -4,14 +4,18 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::address::LiveAddr;
-use crate::error::{Effect, Error, MemoryPart, ProcessError, Result};
+use crate::error::{
+    Effect, Error, ErrorKind, MemoryPart, ObserveError, ProcessError, Result, Subject,
+};
 use crate::inject::code_cave::{self, CodeCave};
 use crate::inject::injected_call::{self, InjectedCall};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::memory::ReadMemory;
 use crate::memory::page_copies::PageCopies;
 use crate::observe::install::patch::{self, Patch};
-use crate::observe::install::{unmap_call, unmapped_together, write_code, write_shared};
+use crate::observe::install::{
+    semaphores, unmap_call, unmapped_together, write_code, write_shared,
+};
 use crate::observe::installed::{self, find_points, has_observer, refuse_missing, refuse_replaced};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;
@@ -21,16 +25,13 @@ use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::site::JMP;
 use crate::trace::moves::Moves;
-use crate::trace::stopped::Stopped;
+use crate::trace::stopped::{Stopped, ThreadInside};
 use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracer::with_tracer;
 use crate::update::options::Options;
 
 /// How much time threads get to leave the trampolines.
 const LEAVING: Duration = Duration::from_secs(2);
-
-/// How long the threads run, the first time, until it is checked whether they have left.
-const PAUSE: Duration = Duration::from_micros(100);
 
 /// As many bytes of recorded data are read in less time than it takes to stop a process again.
 const READ_WHILE_STOPPED: u64 = 256 << 10;
@@ -60,16 +61,6 @@ impl CleanReport {
     pub(crate) fn add(&mut self, later: CleanReport) {
         self.sites += later.sites;
         self.still_mapped = later.still_mapped;
-    }
-
-    /// Returns the report, if it says that memory stays mapped; otherwise fails, because a thread may
-    /// still execute an injected call that maps memory.
-    fn or_keeps_changing(self, pid: i32) -> Result<CleanReport> {
-        if self.still_mapped == 0 {
-            let error = Error::of_process(pid, ProcessError::KeepsChanging);
-            return Err(error.with_effect_if_none(Effect::StillMapped));
-        }
-        Ok(self)
     }
 
     /// Returns the effect of an observation that could not be installed and was removed; its failure
@@ -143,54 +134,79 @@ enum Remover<'r> {
     /// Another tool. Its record is left for an observer that is still alive.
     Other {
         successor: Option<&'r ObserverRecord>,
+        name_of: NameOf<'r>,
     },
 }
 
+/// Returns the name of the function at an address, where known.
+pub(crate) type NameOf<'n> = &'n (dyn Fn(LiveAddr) -> Option<String> + Sync);
+
+/// What was removed of the observations of other tools.
+pub(crate) struct Cleaned {
+    pub(crate) report: CleanReport,
+    /// Why memory stays mapped, if any does.
+    pub(crate) why_mapped: Option<Error>,
+}
+
 /// Removes the observations that tools which were killed have left; if there is a `successor`, also
-/// those of live observers. The caller holds the update lock.
+/// those of live observers. The caller holds the update lock. Errors name functions by `name_of`.
 ///
 /// # Errors
 ///
-/// Same as [`remove`].
+/// Same as [`remove`], and if injected calls of a killed tool are still there, so that no others can be injected.
 pub(crate) fn remove_stale(
     process: &Process,
     memory: &ProcessMemory,
     options: Options,
     successor: Option<&ObserverRecord>,
-) -> Result<CleanReport> {
+    name_of: NameOf<'_>,
+) -> Result<Cleaned> {
     let mut budget = TimeBudget::new(options.deadline);
-    let mut cleaned = CleanReport::default();
+    let mut report = CleanReport::default();
     loop {
         let maps = read_maps(process)?;
-        let arenas = installed::find(memory, &maps);
+        let mut arenas = installed::find(memory, &maps);
         let is_cave_empty = OrphanedMappings::find(process, memory, &maps, &arenas).is_none();
-        if !is_cave_empty && budget.is_spent() {
-            return cleaned.or_keeps_changing(process.pid());
+        arenas.retain(|arena| successor.is_some() || !has_observer(process, arena));
+        if arenas.is_empty() && is_cave_empty {
+            let report = CleanReport {
+                still_mapped: 0,
+                ..report
+            };
+            let why_mapped = None;
+            return Ok(Cleaned { report, why_mapped });
         }
-        cleaned.still_mapped = 0;
-        let is_stale = |arena: &Arena| successor.is_some() || !has_observer(process, arena);
-        let arenas: Vec<Arena> = arenas.into_iter().filter(is_stale).collect();
-        if !arenas.is_empty() || !is_cave_empty {
-            let remover = Remover::Other { successor };
-            let read = || Ok(());
-            let removed = remove_all(process, memory, &arenas, options, remover, read);
-            let removed = removed.map_err(|error| {
-                if cleaned.sites == 0 {
-                    error
-                } else {
-                    error.with_effect_if_none(Effect::Restored)
-                }
-            })?;
-            cleaned.add(CleanReport {
-                sites: removed.sites,
-                still_mapped: removed.still_mapped,
-            });
-        }
-        // While the cave is not empty, a thread may still execute a call that maps memory.
-        if is_cave_empty {
-            return Ok(cleaned);
+        let remover = Remover::Other { successor, name_of };
+        let removed = remove_all(process, memory, &arenas, options, remover, || Ok(()));
+        let removed = removed.map_err(|error| {
+            if report.sites == 0 {
+                error
+            } else {
+                error.with_effect_if_none(Effect::Restored)
+            }
+        })?;
+        report.add(CleanReport {
+            sites: removed.sites,
+            still_mapped: removed.still_mapped,
+        });
+        let why_mapped = removed.why_mapped;
+        let is_final = !why_mapped.as_ref().is_none_or(may_succeed_later) || budget.is_spent();
+        if is_cave_empty && (why_mapped.is_none() || is_final) {
+            return Ok(Cleaned { report, why_mapped });
+        } else if is_final {
+            // A thread may still execute a call that maps memory, and only the code in the cave says what.
+            let changing = || Error::of_process(process.pid(), ProcessError::KeepsChanging);
+            let error = why_mapped.unwrap_or_else(changing);
+            return Err(error.with_effect(Effect::StillMapped));
         }
     }
+}
+
+/// Returns whether what has failed may succeed a moment later.
+fn may_succeed_later(error: &Error) -> bool {
+    use ObserveError::{NoThreadToRedirect, NotRunning};
+    let kind = error.kind();
+    error.is_transient() || matches!(kind, ErrorKind::Observe(NoThreadToRedirect | NotRunning))
 }
 
 /// What was removed, and what was read just before.
@@ -202,6 +218,8 @@ pub(crate) struct Removed<T> {
     pub(crate) discarded: Vec<LiveAddr>,
     /// How many bytes stay mapped.
     pub(crate) still_mapped: u64,
+    /// Why, if it is known.
+    why_mapped: Option<Error>,
 }
 
 impl<T> Removed<T> {
@@ -212,6 +230,7 @@ impl<T> Removed<T> {
             sites: 0,
             discarded: Vec::new(),
             still_mapped: 0,
+            why_mapped: None,
         }
     }
 }
@@ -271,7 +290,7 @@ fn remove_all<T: Send>(
                 refuse_replaced(process, memory, arenas)?;
                 None
             }
-            Remover::Other { successor } => {
+            Remover::Other { successor, .. } => {
                 refuse_missing(process, memory, arenas)?;
                 successor
             }
@@ -290,7 +309,12 @@ fn remove_all<T: Send>(
             };
             stopped.move_threads(memory, &restored.moves)?;
             let mut stopped_memory = stopped.memory(memory)?;
-            patch::write_all(pid, &mut stopped_memory, &before, &restored.patches)?;
+            semaphores::lower(process, &mut stopped_memory, arenas)?;
+            let written = patch::write_all(pid, &mut stopped_memory, &before, &restored.patches);
+            written.inspect_err(|_| {
+                // Its observer may continue.
+                let _ = semaphores::raise(process, &mut stopped_memory, arenas);
+            })?;
             Ok(restored)
         };
         let restored = restore().inspect_err(|error| {
@@ -300,10 +324,18 @@ fn remove_all<T: Send>(
             }
         })?;
         let marked = mark_restored(&injector, &stopped, arenas);
-        let emptied = match marked.and_then(|()| wait_until_left(&injector, stopped, arenas)) {
+        let mut code: Vec<Range<u64>> = arenas.iter().map(Arena::trampolines).collect();
+        if let Remover::Other { .. } = remover {
+            // Until then, a thread that the killed tool has redirected may map more.
+            code.push(code_cave.range());
+        }
+        // Threads already in a trampoline leave on their own; no new ones can enter.
+        let left = marked.and_then(|()| injector.wait_until_left(stopped, &code, LEAVING));
+        let (emptied, mut failure, inside) = match left {
             Err(error) if is_gone(&error) => return Err(error),
-            Err(_) => None,
-            Ok(emptied) => emptied,
+            Err(error) => (None, Some(error), None),
+            Ok(Err(inside)) => (None, None, Some(inside)),
+            Ok(Ok(emptied)) => (Some(emptied), None, None),
         };
         // Nothing is recorded any more: it need not be stopped while much is read.
         let runs_meanwhile = arenas.iter().map(Arena::data_len).sum::<u64>() > READ_WHILE_STOPPED;
@@ -326,8 +358,6 @@ fn remove_all<T: Send>(
                 }
             };
             if let Remover::Other { .. } = remover {
-                // Until then, a thread that the killed tool has redirected may map more.
-                stopped = injector.wait_until_left(stopped)?;
                 for (place, calls) in OrphanedMappings::unmap_calls(process, memory)? {
                     // All at once, because only the code in this place records what is still to be unmapped: if we
                     // are killed, it has to list all of it.
@@ -343,15 +373,61 @@ fn remove_all<T: Send>(
             }
             // The points are restored and the results are read: the next tool unmaps what is still
             // mapped.
-            Some(Err(_)) | None => bytes_mapped(process, memory, arenas),
+            failed => {
+                failure = failed.and_then(Result::err).or(failure);
+                bytes_mapped(process, memory, arenas)
+            }
         };
+        let inside = inside.map(|inside| still_inside(process, arenas, remover, inside));
         Ok(Removed {
             results,
             sites: restored.sites,
             discarded: restored.discarded,
             still_mapped,
+            why_mapped: failure.or(inside),
         })
     })
+}
+
+/// Returns the error for a thread that has not left a trampoline, or the code of injected calls.
+fn still_inside(
+    process: &Process,
+    arenas: &[Arena],
+    remover: Remover<'_>,
+    inside: ThreadInside,
+) -> Error {
+    let ThreadInside {
+        tid,
+        at,
+        is_executing,
+    } = inside;
+    let point = arenas.iter().find_map(|arena| {
+        let offset = at.0.checked_sub(arena.trampoline(0).0)?;
+        arena.points.get((offset / arena.trampoline_len) as usize)
+    });
+    let name = match (point, remover) {
+        (Some(point), Remover::Other { name_of, .. }) => name_of(point.address),
+        _ => None,
+    };
+    let is_routine = || {
+        arenas
+            .iter()
+            .any(|arena| arena.trampolines().contains(&at.0))
+    };
+    let code = match (point, name) {
+        (Some(point), Some(name)) => format!("the trampoline of {name} at {}", point.address),
+        (Some(point), None) => format!("the trampoline of {}", point.address),
+        (None, _) if is_routine() => "the code that trampolines share".to_owned(),
+        (None, _) => "a system call that a killed tool has injected".to_owned(),
+    };
+    let pid = process.pid();
+    let status = process.thread_status(tid).unwrap_or_default();
+    let kind = ObserveError::StillInside {
+        name: status.name,
+        is_executing,
+        code,
+    };
+    Error::new(Subject::Thread { pid, tid }, kind)
 }
 
 /// Writes who takes over, if anybody does, into the data of each arena, for its observer.
@@ -447,35 +523,6 @@ fn mark_restored(injector: &Injector<'_>, stopped: &Stopped<'_>, arenas: &[Arena
     arenas.try_for_each(|arena| write_code(injector, stopped, arena.restored_flag(), &[1]))
 }
 
-/// Lets threads run until none is in a trampoline or may return there; returns `None` if that takes too
-/// long. Threads already in a trampoline leave on their own; no new ones can enter.
-fn wait_until_left<'s>(
-    injector: &Injector<'s>,
-    mut stopped: Stopped<'s>,
-    arenas: &[Arena],
-) -> Result<Option<Stopped<'s>>> {
-    // How long threads have been let run, at least.
-    let mut ran = Duration::ZERO;
-    let trampolines: Vec<Range<u64>> = arenas.iter().map(Arena::trampolines).collect();
-    let is_inside = |stopped: &Stopped<'_>| {
-        let mut trampolines = trampolines.iter();
-        trampolines.any(|trampolines| stopped.leads_into(injector.memory, trampolines))
-    };
-    let mut pause = PAUSE;
-    while is_inside(&stopped) {
-        if ran > LEAVING {
-            return Ok(None);
-        }
-        let (tracer, limit) = (injector.tracer, injector.limit);
-        stopped =
-            tracer.run_threads_within(injector.process, stopped, &trampolines, pause, limit)?;
-        ran += pause;
-        // If there are many threads, it takes a while until a given one is scheduled.
-        pause = (pause * 2).min(LEAVING / 8);
-    }
-    Ok(Some(stopped))
-}
-
 /// Unmaps arenas, in whose trampolines no thread is any more, and clears the code cave.
 fn unmap_arenas<'s>(
     injector: &Injector<'s>,
@@ -513,3 +560,6 @@ fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> 
 fn is_gone(error: &Error) -> bool {
     error.is_gone() || error.is_executed()
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@
 //! ```text
 //! code, R-X   header        magic, version, how many points, where the data are, the observer
 //!             table         of each point: its address, what its patch overwrites
+//!             semaphores    that are raised (semaphores.rs)
 //!             routine       counts hits of threads that have not claimed a row (trampoline/count.rs)
 //!             trampolines   all of the same length (trampoline.rs)
 //! data, RW-   counters      rows with one u64 for each point (rows.rs)
@@ -30,6 +31,7 @@ use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::rows::Rows;
+use crate::observe::layout::semaphores::{PROGRESS_AT, SEMAPHORE_RECORD_LEN, SemaphoreRecord};
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
 use crate::patch_plan::jump::SHORT_LEN;
@@ -63,6 +65,11 @@ const TIMED_AT: usize = 60;
 const ID_AT: usize = 64;
 /// 1 once all points are restored.
 const RESTORED_AT: usize = 72;
+/// How many semaphores are raised.
+const SEMAPHORES_AT: usize = 76;
+/// 1 if hits are filtered, so that each point has two counters; 1 if filters read memory.
+const FILTERED_AT: usize = 73;
+const FILTERS_MEMORY_AT: usize = 74;
 const OBSERVER_AT: usize = BASE_LEN;
 
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
@@ -121,10 +128,14 @@ pub(crate) struct Arena {
     pub(crate) code: LiveAddr,
     /// Sorted by address.
     pub(crate) points: Vec<Point>,
+    /// The semaphores that are raised while they are observed.
+    pub(crate) semaphores: Vec<SemaphoreRecord>,
     /// The length of a trampoline in bytes.
     pub(crate) trampoline_len: u64,
     /// The layout of the shared data: empty if another arena has them.
     pub(crate) shared: SharedLayout,
+    /// Whether hits are filtered: each point has a second counter, for those that the filter has no answer for.
+    pub(crate) is_filtered: bool,
     /// Random: an arena that is mapped later at the same address has another.
     pub(crate) id: u64,
     pub(crate) version: HeaderVersion,
@@ -164,9 +175,15 @@ impl Arena {
 
     /// Returns the layout of the counters of this version.
     pub(crate) fn rows(&self) -> Rows {
+        let counters_of_each = 1 + usize::from(self.is_filtered);
         Rows {
-            points: self.points.len(),
+            points: self.points.len() * counters_of_each,
         }
+    }
+
+    /// Returns the index of the second counter of a point.
+    pub(crate) fn untyped_counter(&self, index: usize) -> usize {
+        self.points.len() + index
     }
 
     /// Returns the length of the counters in bytes, whole pages.
@@ -212,10 +229,22 @@ impl Arena {
             .plus(self.rows().shared_row(0) + 8 * index as u64)
     }
 
+    /// Returns where the records of semaphores begin, as an offset.
+    fn semaphores_offset(&self) -> usize {
+        self.version.len() + ENTRY_LEN * self.points.len()
+    }
+
+    /// Returns where it says how far a semaphore, given by its index, has been changed.
+    pub(crate) fn semaphore_progress(&self, index: usize) -> LiveAddr {
+        let record = self.semaphores_offset() + SEMAPHORE_RECORD_LEN * index;
+        self.code.plus(record as u64 + PROGRESS_AT)
+    }
+
     /// Returns where the routine that trampolines share begins.
     pub(crate) fn routine(&self) -> LiveAddr {
-        let table = self.version.len() + ENTRY_LEN * self.points.len();
-        self.code.plus((table as u64).next_multiple_of(LINE))
+        let semaphores = SEMAPHORE_RECORD_LEN * self.semaphores.len();
+        let end = self.semaphores_offset() + semaphores;
+        self.code.plus((end as u64).next_multiple_of(LINE))
     }
 
     /// Returns where the trampoline of a point begins.
@@ -285,6 +314,9 @@ impl Arena {
         put(RECORD_LEN_AT, &self.shared.record_len.to_le_bytes());
         put(TIMED_AT, &self.shared.calls.number().to_le_bytes());
         put(ID_AT, &self.id.to_le_bytes());
+        put(SEMAPHORES_AT, &(self.semaphores.len() as u32).to_le_bytes());
+        put(FILTERED_AT, &[self.is_filtered.into()]);
+        put(FILTERS_MEMORY_AT, &[self.shared.filters_memory.into()]);
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
             HeaderVersion::Grouped(record) => {
@@ -298,6 +330,7 @@ impl Arena {
         };
         put(VERSION_AT, &version.to_le_bytes());
         bytes.extend(self.points.iter().flat_map(entry_of));
+        bytes.extend(self.semaphores.iter().flat_map(|it| it.to_bytes()));
         bytes.resize((self.routine().0 - self.code.0) as usize, 0);
         bytes
     }
@@ -359,20 +392,30 @@ impl Arena {
             HeaderVersion::WithoutRecord { data_len }
         };
         let header_len = version.len() as u64;
-        if header_len + (ENTRY_LEN * count) as u64 > len {
+        let semaphores = number(&header, SEMAPHORES_AT) as usize;
+        if semaphores > count {
             return Ok(None);
         }
-        let mut table = vec![0; ENTRY_LEN * count];
+        let table_len = ENTRY_LEN * count + SEMAPHORE_RECORD_LEN * semaphores;
+        if header_len + table_len as u64 > len {
+            return Ok(None);
+        }
+        let mut table = vec![0; table_len];
         read(code.plus(header_len), &mut table)?;
+        let (table, semaphores) = table.split_at(ENTRY_LEN * count);
+        let semaphores = semaphores.chunks_exact(SEMAPHORE_RECORD_LEN);
         let arena = Arena {
             code,
             points: table.chunks_exact(ENTRY_LEN).map(parse_entry).collect(),
+            semaphores: semaphores.map(SemaphoreRecord::parse).collect(),
             trampoline_len: u64::from(number(&header, TRAMPOLINE_LEN_AT)),
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT),
                 record_len: number(&header, RECORD_LEN_AT),
+                filters_memory: header[FILTERS_MEMORY_AT] == 1,
                 calls: CallsLayout::of_number(number(&header, TIMED_AT)),
             },
+            is_filtered: header[FILTERED_AT] == 1,
             id: says(ID_AT),
             version,
         };
@@ -381,6 +424,7 @@ impl Arena {
         let is_valid = is_valid && addresses().all(|address| address.0 != 0);
         let is_valid = is_valid && addresses().is_sorted_by(|one, other| one < other);
         let is_valid = is_valid && arena.points.iter().all(Point::is_possible);
+        let is_valid = is_valid && arena.semaphores.iter().all(|it| it.point < count);
         if !is_valid || arena.trampoline_len % LINE != 0 || !arena.shared.is_possible() {
             return Ok(None);
         }
@@ -517,12 +561,14 @@ mod tests {
         let arena = Arena {
             code: LiveAddr(0x5555_1000_0000),
             points: (0..100).map(point).collect(),
+            semaphores: Vec::new(),
             trampoline_len: 4 * LINE,
             shared: SharedLayout {
                 pairs: 2,
                 record_len: record::len(3),
                 ..SharedLayout::default()
             },
+            is_filtered: false,
             id: new_id(),
             version: HeaderVersion::Current(ObserverRecord {
                 pid: 4711,
@@ -617,6 +663,17 @@ mod tests {
             },
             ..arena.clone()
         };
+        for is_filtered in [false, true] {
+            let filtered = Arena {
+                is_filtered,
+                shared: SharedLayout {
+                    filters_memory: is_filtered,
+                    ..arena.shared
+                },
+                ..arena.clone()
+            };
+            assert!(found_by_header(&filtered));
+        }
         let most = record::len(6);
         assert!(found_by_header(&shared(64, most)));
         assert!(found_by_header(&with_points(1..3, LINE)));
@@ -733,6 +790,28 @@ mod tests {
         for len in [0, HEADER_LEN - 1, HEADER_LEN, 1000, bytes.len() - 1] {
             assert_eq!(find(&arena, &bytes[..len]), None);
         }
+    }
+
+    #[test]
+    fn semaphores_are_found_behind_the_table() {
+        let (mut arena, without) = arena();
+        let semaphore = |index: u64| SemaphoreRecord {
+            at: LiveAddr(0x5555_0400_0000 + 2 * index),
+            point: 3 * index as usize + 1,
+        };
+        arena.semaphores = (0..7).map(semaphore).collect();
+        let bytes = bytes_of(&arena);
+        assert_eq!(find(&arena, &bytes), Some(arena.clone()));
+        let table_end = HEADER_LEN + ENTRY_LEN * arena.points.len();
+        assert_eq!(bytes[HEADER_LEN..table_end], without[HEADER_LEN..table_end]);
+        let second = arena.semaphore_progress(1).0 - arena.code.0;
+        assert_eq!(second as usize, table_end + 16 + 12);
+        assert!(arena.routine().0 >= arena.code.0 + (table_end + 7 * 16) as u64);
+        // More than points, or of a point that there is not.
+        arena.semaphores = (0..101).map(|_| semaphore(0)).collect();
+        assert!(!found_by_header(&arena));
+        arena.semaphores = vec![semaphore(33)];
+        assert!(!found_by_header(&arena));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! claims   for each thread, and each part of its stack that it is hit in: the row that it owns
 //! header   how many rows have an owner, and which shared rows are used
 //! shared   8 rows for threads that own none: they are incremented by locked instructions
-//! owned    32 rows, each of which one thread increments, without a lock
+//! owned    32 rows, each of which one thread increments, without a lock, or the OCaml code of one domain; the last one
+//!          is that of the first domain
 //! ```
 //!
 //! A row has a u64 for each point. The hits of a point are the sum of its column.
@@ -12,6 +13,9 @@
 //! A thread is known by its `fs` base and by the 16 KiB that its stack pointer is in. Threads that were created without
 //! thread-local storage of their own have the same `fs` base, but other stacks. A thread whose stack reaches into
 //! several parts, or that has several stacks, owns several rows.
+//!
+//! OCaml code is executed by one thread at a time of each domain, which holds the domain's lock; in OCaml 4 there is one lock
+//! for all. So its functions are counted in a row of the domain, which is known by the address of its state, in r14.
 //!
 //! The claims are the process's own, even if the rows are shared with the observer: the kernel clears them in a forked
 //! child (`MADV_WIPEONFORK`), which has the `fs` bases and the stacks of its parent, and claims other rows.
@@ -35,7 +39,7 @@ pub(crate) const CLAIM_LEN_BITS: u32 = 5;
 pub(crate) mod claim {
     /// The stack pointer, shifted right by [`STACK_PART_BITS`](super::STACK_PART_BITS). Written last.
     pub(crate) const STACK_PART: u64 = 0;
-    /// The `fs` base of the thread.
+    /// The `fs` base of the thread. Written after the row.
     pub(crate) const OWNER: u64 = 8;
     /// The address of the row, less [`ROW_BIAS`](super::ROW_BIAS).
     pub(crate) const ROW: u64 = 16;
@@ -44,6 +48,11 @@ pub(crate) mod claim {
     pub(crate) const IN_PROGRAM: u64 = 24;
     /// In place of the part of the stack, while the claim is written.
     pub(crate) const IN_PROGRESS: i32 = -1;
+    /// In place of the part of the stack, in a claim of a domain. Its state is the owner.
+    pub(crate) const OF_DOMAIN: i32 = -2;
+    /// From the first claim: the state of the domain that owns the row that needs no claim; 0 if none does. In the second
+    /// claim, behind its own fields.
+    pub(crate) const FIRST_DOMAIN: u64 = super::CLAIM_LEN + 24;
 }
 
 /// The length of the claims, which are wiped in forked children.
@@ -57,13 +66,18 @@ pub(crate) mod header {
 
     /// How many rows were claimed, four bytes; it may be more than there are.
     pub(crate) const CLAIMED: u64 = 0;
+    /// Four bytes: 1 once the row of the first domain has an owner.
+    pub(crate) const HAS_DOMAIN: u64 = 4;
     /// A byte for each shared row: 1 once it is used.
     pub(crate) const USED: u64 = 8;
     pub(crate) const LEN: u64 = super::LINES;
     const _: () = assert!(USED + SHARED_ROWS <= LEN);
 }
 
-pub(crate) const OWNED_ROWS: u64 = 32;
+/// How many rows can be claimed.
+pub(crate) const CLAIMED_ROWS: u64 = 31;
+/// With that of the first domain.
+const OWNED_ROWS: u64 = CLAIMED_ROWS + 1;
 pub(crate) const SHARED_ROWS: u64 = 1 << SHARED_ROW_BITS;
 pub(crate) const SHARED_ROW_BITS: u32 = 3;
 
@@ -101,6 +115,11 @@ impl Rows {
         self.shared_row(SHARED_ROWS + index)
     }
 
+    /// Returns the offset of the row of the first domain.
+    pub(crate) fn first_domain_row(self) -> u64 {
+        self.owned_row(CLAIMED_ROWS)
+    }
+
     /// Returns the displacement of the counter of a point from the address of a row in a claim.
     pub(crate) fn displacement(index: usize) -> u64 {
         ROW_BIAS + 8 * index as u64
@@ -118,9 +137,12 @@ impl Rows {
         let is_used = |index: &u64| *index == 0 || header[(header::USED + index) as usize] != 0;
         let shared = (0..SHARED_ROWS).filter(is_used);
         let shared = shared.map(|index| self.shared_row(index)..self.shared_row(index + 1));
-        let owned = self.owned_row(0)..self.owned_row(OWNED_ROWS.min(claimed.into()));
+        let owned = self.owned_row(0)..self.owned_row(CLAIMED_ROWS.min(claimed.into()));
+        let has_domain = header[header::HAS_DOMAIN as usize] != 0;
+        let of_domain = self.first_domain_row()..self.owned_row(OWNED_ROWS);
         shared
             .chain([owned])
+            .chain(has_domain.then_some(of_domain))
             .filter(|range| !range.is_empty())
             .collect()
     }
@@ -166,8 +188,14 @@ mod tests {
         assert_eq!(in_use(0, &[]), [shared(0)]);
         assert_eq!(in_use(2, &[]), [shared(0), owned(2)]);
         assert_eq!(in_use(0, &[0, 7]), [shared(0), shared(7)]);
-        for claimed in [32, 33, u32::MAX] {
-            assert_eq!(in_use(claimed, &[3]), [shared(0), shared(3), owned(32)]);
+        for claimed in [31, 32, u32::MAX] {
+            assert_eq!(in_use(claimed, &[3]), [shared(0), shared(3), owned(31)]);
         }
+        let mut header = [0; header::LEN as usize];
+        header[4] = 1;
+        let of_domain = rows.owned_row(31)..rows.owned_row(32);
+        assert_eq!(rows.in_use(&header), [shared(0), of_domain.clone()]);
+        header[0] = 40;
+        assert_eq!(rows.in_use(&header), [shared(0), owned(31), of_domain]);
     }
 }

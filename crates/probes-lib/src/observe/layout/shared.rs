@@ -157,6 +157,8 @@ pub(crate) struct SharedLayout {
     pub(crate) pairs: u32,
     /// The bytes of a record; 0 if no point is watched.
     pub(crate) record_len: u32,
+    /// Whether filters read memory.
+    pub(crate) filters_memory: bool,
     pub(crate) calls: CallsLayout,
 }
 
@@ -209,7 +211,7 @@ impl SharedLayout {
 
     /// Returns whether there is a table of pages that may be read, and its validity.
     pub(crate) fn has_pages(self) -> bool {
-        self.record_len > 0
+        self.record_len > 0 || self.filters_memory
     }
 
     /// Returns the offset of the table of pages that may be read.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::address::LiveAddr;
 use crate::error::Result;
 use crate::observe::layout::calls::{CallsLayout, caller};
-use crate::observe::read::calls::word;
+use crate::observe::read::ring::word;
 
 /// How often some code has called a function, and how long these calls lasted.
 ///
@@ -81,7 +81,7 @@ struct RecordedCaller {
 }
 
 impl RecordedCallers {
-    /// Reads them, if they are told apart.
+    /// Reads them, if they are distinguished.
     ///
     /// # Errors
     ///

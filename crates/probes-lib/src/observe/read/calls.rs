@@ -16,6 +16,7 @@ use crate::observe::plan::ObservationPlan;
 use crate::observe::point::StackKind;
 use crate::observe::read::callers::{CallerLatency, RecordedCallers};
 use crate::observe::read::data_source;
+use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
 use crate::sys::ticks::TickMeasurement;
 
@@ -80,7 +81,7 @@ impl FunctionLatency {
     }
 
     /// Returns the callers of its calls that ended with an exit, those with the most time first, and last all those for which there
-    /// was no room, together. `None` if they are not told apart ([`Observation::by_caller`](crate::Observation::by_caller)).
+    /// was no room, together. `None` if they are not distinguished ([`Observation::by_caller`](crate::Observation::by_caller)).
     pub fn callers(&self) -> Option<&[CallerLatency]> {
         self.callers.as_deref()
     }
@@ -135,7 +136,7 @@ impl Deref for FunctionLatency {
 #[derive(Default)]
 pub(crate) struct RecordedCalls {
     functions: Vec<RecordedFunction>,
-    /// If they are told apart.
+    /// If they are distinguished.
     callers: Option<RecordedCallers>,
 }
 
@@ -314,13 +315,6 @@ fn count_running(
         }
     }
     Ok(())
-}
-
-/// Returns a field; 0 behind the end.
-pub(super) fn word(bytes: &[u8], at: u64) -> u64 {
-    let bytes = bytes.get(at as usize..).unwrap_or_default();
-    let word = bytes.first_chunk().copied();
-    word.map_or(0, u64::from_le_bytes)
 }
 
 #[cfg(test)]

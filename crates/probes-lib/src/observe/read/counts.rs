@@ -1,5 +1,6 @@
 //! [`Counts`]: how often the sites of probes were executed.
 
+use std::iter;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -31,10 +32,28 @@ use crate::process::program::Program;
 pub struct Counts {
     program: Arc<Program>,
     /// By index of the site in the program; `None` if it is not counted.
-    hits: Vec<Option<u64>>,
+    hits: Vec<Option<PointHits>>,
     functions: Arc<ObservedFunctions>,
     /// By index of the function among those that are observed; `None` if it is not counted.
-    function_hits: Vec<Option<u64>>,
+    function_hits: Vec<Option<PointHits>>,
+}
+
+/// How often a point was hit.
+#[derive(Clone, Copy, Debug)]
+struct PointHits {
+    hits: u64,
+    /// Of which of these hits it is not known whether they are to be counted; `None` if all are.
+    untyped: Option<u64>,
+}
+
+impl PointHits {
+    fn plus(self, other: PointHits) -> PointHits {
+        let untyped = [self.untyped, other.untyped].into_iter().flatten();
+        PointHits {
+            hits: self.hits.saturating_add(other.hits),
+            untyped: untyped.reduce(u64::saturating_add),
+        }
+    }
 }
 
 /// How often a function was called, or an instruction executed.
@@ -56,6 +75,9 @@ pub struct FunctionHits<'c> {
     pub address: LiveAddr,
     /// How often. Jumps to its first instruction count, too: rounds of a function that calls itself in tail position.
     pub hits: u64,
+    /// Calls that [`Observation::only_where`](crate::Observation::only_where) has no answer for, which are not in `hits`; `None`
+    /// if all calls are counted.
+    pub untyped: Option<u64>,
 }
 
 /// How often one site was executed.
@@ -76,6 +98,8 @@ pub struct SiteHits<'c> {
     pub address: LiveAddr,
     /// How often it was executed, enabled or not.
     pub hits: u64,
+    /// See [`Counts::untyped`].
+    pub untyped: Option<u64>,
 }
 
 impl Counts {
@@ -87,24 +111,26 @@ impl Counts {
         arenas: &[Arena],
     ) -> Result<Counts> {
         let program = plan.program.clone();
-        let mut hits = vec![None; program.site_count()];
+        let mut site_hits = vec![None; program.site_count()];
         let mut function_hits = vec![None; plan.functions.functions.len()];
         let mut points = plan.points.iter();
         for arena in arenas {
             let hits_of_points = read_hits(pid, source, arena)?;
-            for (count, point) in hits_of_points.into_iter().zip(points.by_ref()) {
+            for ((hits, untyped), point) in hits_of_points.into_iter().zip(points.by_ref()) {
                 if !point.role.is_counted {
                     continue;
                 }
+                let untyped = point.role.filter.is_some().then_some(untyped);
+                let count = PointHits { hits, untyped };
                 match point.of {
-                    PointOf::Site(site) => hits[site] = Some(count),
+                    PointOf::Site(site) => site_hits[site] = Some(count),
                     PointOf::Function(function) => function_hits[function] = Some(count),
                 }
             }
         }
         Ok(Counts {
             program,
-            hits,
+            hits: site_hits,
             functions: plan.functions.clone(),
             function_hits,
         })
@@ -114,11 +140,13 @@ impl Counts {
     pub fn functions(&self) -> impl ExactSizeIterator<Item = FunctionHits<'_>> {
         let functions = self.functions.functions.iter().zip(&self.function_hits);
         let counted = functions.filter_map(|(function, &hits)| {
+            let PointHits { hits, untyped } = hits?;
             Some(FunctionHits {
                 name: &function.wanted.name,
                 object: &function.wanted.object,
                 address: function.wanted.address,
-                hits: hits?,
+                hits,
+                untyped,
             })
         });
         counted.collect::<Vec<_>>().into_iter()
@@ -148,10 +176,20 @@ impl Counts {
 
     /// Returns the sum of the hits of a probe's sites; `None` if it is not counted.
     pub fn hits(&self, name: &str) -> Option<u64> {
+        self.hits_of_sites(name).map(|of| of.hits)
+    }
+
+    /// Returns how many hits of a probe [`Observation::only_where`](crate::Observation::only_where) has no answer for, which are
+    /// not counted by [`Counts::hits`]: an argument is not what is asked for, or memory could not be read. `None` if all hits are
+    /// counted, or none.
+    pub fn untyped(&self, name: &str) -> Option<u64> {
+        self.hits_of_sites(name)?.untyped
+    }
+
+    fn hits_of_sites(&self, name: &str) -> Option<PointHits> {
         let sites = self.program.probe(name)?.sites();
-        sites
-            .filter_map(|site| self.hits[site])
-            .reduce(u64::saturating_add)
+        let hits = sites.filter_map(|site| self.hits[site]);
+        hits.reduce(PointHits::plus)
     }
 
     /// Returns each site of a probe that is counted: object by object, by address.
@@ -159,11 +197,13 @@ impl Counts {
         let probe = self.program.probe(name).into_iter();
         probe.flat_map(|probe| probe.sites()).filter_map(|index| {
             let site = self.program.site(index);
+            let PointHits { hits, untyped } = self.hits[index]?;
             Some(SiteHits {
                 object: site.object,
                 site: site.site,
                 address: site.address(),
-                hits: self.hits[index]?,
+                hits,
+                untyped,
             })
         })
     }
@@ -175,20 +215,30 @@ impl Counts {
 
     /// Returns the sum of all hits.
     pub fn total(&self) -> u64 {
+        self.all().map_or(0, |all| all.hits)
+    }
+
+    /// Returns the sum of all hits that [`Observation::only_where`](crate::Observation::only_where) has no answer for; `None` if all
+    /// hits are counted.
+    pub fn total_untyped(&self) -> Option<u64> {
+        self.all()?.untyped
+    }
+
+    fn all(&self) -> Option<PointHits> {
         let hits = self.hits.iter().chain(&self.function_hits).flatten();
-        hits.fold(0, |sum, hits| sum.saturating_add(*hits))
+        hits.copied().reduce(PointHits::plus)
     }
 }
 
-/// Reads the hits of each point of an arena: of the rows that are in use.
-fn read_hits(pid: i32, source: &impl ReadMemory, arena: &Arena) -> Result<Vec<u64>> {
+/// Reads the two counters of each point of an arena, of the rows that are in use. If hits are not filtered, the second ones are 0.
+fn read_hits(pid: i32, source: &impl ReadMemory, arena: &Arena) -> Result<Vec<(u64, u64)>> {
     let (rows, data) = (arena.rows(), arena.data());
     // A row that is claimed after this is read the next time.
     let mut header = [0; header::LEN as usize];
     let header_at = data.plus(rows.header());
     let read = source.read(header_at, &mut header);
     read.map_err(|source| Error::of_read(pid, MemoryPart::ObservationData, header_at, source))?;
-    let mut hits = vec![0_u64; arena.points.len()];
+    let mut hits = vec![0_u64; rows.points];
     for range in rows.in_use(&header) {
         let len = range.end - range.start;
         let counters = data_source::read(pid, source, data.plus(range.start), len)?;
@@ -199,7 +249,9 @@ fn read_hits(pid: i32, source: &impl ReadMemory, arena: &Arena) -> Result<Vec<u6
             }
         }
     }
-    Ok(hits)
+    let untyped = hits.split_off(arena.points.len());
+    let untyped = untyped.into_iter().chain(iter::repeat(0));
+    Ok(hits.into_iter().zip(untyped).collect())
 }
 
 #[cfg(test)]
@@ -226,8 +278,10 @@ mod tests {
         let arena = |(number, planned): (u64, &[crate::observe::plan::PlannedPoint])| Arena {
             code: LiveAddr(0x10_0000 + number * 0x10_0000),
             points: planned.iter().map(|planned| planned.point).collect(),
+            semaphores: Vec::new(),
             trampoline_len: LINE,
             shared: SharedLayout::default(),
+            is_filtered: false,
             id: number,
             version: HeaderVersion::Current(ObserverRecord::default()),
         };

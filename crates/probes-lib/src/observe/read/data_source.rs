@@ -117,8 +117,10 @@ mod tests {
         Arena {
             code: LiveAddr(code),
             points: vec![point],
+            semaphores: Vec::new(),
             trampoline_len: LINE,
             shared: SharedLayout::default(),
+            is_filtered: false,
             id: 1,
             version: HeaderVersion::Current(ObserverRecord::default()),
         }

@@ -400,7 +400,7 @@ impl EventReader {
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         let since = |earlier| now.saturating_duration_since(earlier);
         let is_starting = since(self.begun) < STARTUP_TIME;
-        self.layout.record_len > 0 && (is_starting || since(self.renewed) > RENEWAL)
+        self.layout.has_pages() && (is_starting || since(self.renewed) > RENEWAL)
     }
 
     /// Returns what to write into the shared data, at which offsets, to renew the table of readable

@@ -172,12 +172,11 @@ impl Records {
     }
 }
 
-/// Returns eight bytes of a record as a number.
+/// Returns eight bytes of what was recorded as a number; 0 behind the end.
 pub(crate) fn word(record: &[u8], at: u64) -> u64 {
-    let bytes = record.get(at as usize..at as usize + 8);
-    bytes
-        .and_then(|bytes| bytes.try_into().ok())
-        .map_or(0, u64::from_le_bytes)
+    let bytes = record.get(at as usize..).unwrap_or_default();
+    let word = bytes.first_chunk().copied();
+    word.map_or(0, u64::from_le_bytes)
 }
 
 #[cfg(test)]
@@ -190,6 +189,7 @@ mod tests {
     const LAYOUT: SharedLayout = SharedLayout {
         pairs: 0,
         record_len: 1 << 16,
+        filters_memory: false,
         calls: CallsLayout::of_number(0),
     };
     const BASE: LiveAddr = LiveAddr(0x10000);

@@ -16,92 +16,65 @@
 //! stack. If that record is incomplete, its call has not begun yet, or has ended: then the time is that of a child of the call
 //! before. A call that was unwound or lost has no time; the one that has made it is then marked as doubtful.
 //!
-//! Registers are saved below the stack pointer: at an entry and at an exit nothing is there, and signal handlers leave
-//! 128 bytes alone (psABI 3.2.2). But only if these are in the page with the return address, which has been written: OCaml 4
-//! raises `Stack_overflow` only for a fault in its own code. If they are not, registers are saved in MMX registers,
-//! which alias those of the x87 unit: anywhere in OCaml code, and at the entry of another function that does not use the x87
-//! unit. Its exit may return a `long double` there. At such an exit, and at the entry of one that uses the x87 unit,
-//! registers are saved in the data of the arena, protected by a lock.
+//! Registers are saved on the stack; if there is no room, in MMX registers: anywhere in OCaml code, and at the entry of
+//! another function that does not use the x87 unit. Its exit may return a `long double` there. At such an exit, and at the
+//! entry of one that uses the x87 unit, they are saved behind a lock (trampoline/saved.rs).
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, al, byte_ptr,
-    dword_ptr, eax, ebx, ecx, edi, edx, esi, esp, mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7,
-    qword_ptr, r8, r8d, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, CodeAssembler, CodeLabel, al, byte_ptr, dword_ptr, eax, ebx, ecx, edi, edx,
+    esi, qword_ptr, r8, r8d, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
-use iced_x86::{Code, IcedError, Instruction, Register};
+use iced_x86::{Code, IcedError, Instruction};
 
 use super::callers;
+use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
-use super::{at_address, load, locked_increment, offset, spread};
-use crate::address::{LiveAddr, PAGE};
+use super::saved::{Place, Saving};
+use super::{at_address, load, offset, spread};
+use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
-use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::point::{StackKind, TimedRole};
-
-/// What the code uses: at the entry of a function on the stack of its thread the first six, at an exit the first seven.
-const USED: [AsmRegister64; 8] = [rax, rcx, rdx, rbx, rsi, rdi, r8, r9];
-
-/// How often the lock is tried: no register is free to count in.
-const TRIES: u32 = 8;
 
 /// The fields of the description of a fiber's stack in the runtime of OCaml 5 (`struct stack_info` of
 /// runtime/caml/fiber.h): the upper end of the stack, and the number of the fiber.
 const UPPER_END: i32 = 0x10;
 const FIBER: i32 = 0x30;
 
-/// Those in which the registers are saved that cannot be saved on the stack.
-const COPIES: [AsmRegisterMm; 8] = [mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7];
-
 /// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of ticks old,
 /// about a second: an exception may have ended the fiber and its calls.
 const ABANDONED_BITS: u32 = 32;
 
-/// Where registers are saved that can be saved neither on the stack nor in the x87 unit.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SavedRegisters {
-    /// The lock; the registers follow it.
-    pub(super) at: LiveAddr,
-    /// What is incremented if the lock is not free.
-    pub(super) lost: LiveAddr,
-}
-
 /// Returns the code at `at` for the entry of a function (`is_entry`), or for an exit. `mmx_is_free`: the function uses neither
-/// the MMX registers nor the x87 unit. `shared`: where the address of the shared data is stored, and their layout; `claims`: where
-/// that of the claims is stored.
+/// the MMX registers nor the x87 unit.
 pub(super) fn code(
     at: LiveAddr,
     is_entry: bool,
     mmx_is_free: bool,
     role: &TimedRole,
-    shared: (LiveAddr, SharedLayout),
-    saved: SavedRegisters,
-    claims: LiveAddr,
+    pointers: RecordPointers,
 ) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
-    let mut no_stack = a.create_label();
-    let mut load_saved = a.create_label();
-    let mut begin = a.create_label();
-    let mut over = a.create_label();
-    let mut end = a.create_label();
-    let used = match role.stack {
-        StackKind::OfThread => &USED[..if is_entry { 6 } else { 7 }],
-        StackKind::OfFiber { .. } => &USED[..],
+    let place = if is_entry && mmx_is_free || role.is_ocaml {
+        Place::StackOrMmx
+    } else {
+        Place::StackOrLock
     };
-    // The bits of the stack pointer that are not all zero if the 128 bytes below it are in its page.
-    let in_page = (PAGE - 128) as i32;
-    a.test(esp, in_page)?;
-    a.je(no_stack)?;
-    for (place, register) in (1..).zip(used) {
-        a.mov(qword_ptr(rsp - 8 * place), *register)?;
-    }
-    a.set_label(&mut begin)?;
+    let used = match role.stack {
+        StackKind::OfThread if is_entry => 6,
+        StackKind::OfThread => 7,
+        StackKind::OfFiber { .. } => 8,
+    };
+    let shared = (pointers.shared, pointers.layout);
+    let mut over = a.create_label();
+    let mut saving = Saving::new(&mut a, place, used, pointers.saved, None);
     if role.is_from_start {
-        // A forked child has the stacks of its parent, and the same shared data.
-        load(&mut a, rcx, claims)?;
-        a.cmp(byte_ptr(rcx + claim::IN_PROGRAM), 0)?;
-        a.je(over)?;
+        // A forked child has the stacks of its parent, and the same shared data: nothing of it is written.
+        let in_program = at_address(pointers.in_program);
+        a.add_instruction(Instruction::with2(Code::Cmp_rm8_imm8, in_program, 0)?)?;
+        a.je(saving.end())?;
     }
+    saving.save(&mut a)?;
     load(&mut a, rbx, shared.0)?;
     if is_entry {
         entry(&mut a, role, shared, over)?;
@@ -109,65 +82,8 @@ pub(super) fn code(
         exit(&mut a, role, shared, over)?;
     }
     a.set_label(&mut over)?;
-    a.test(esp, in_page)?;
-    a.je(load_saved)?;
-    for (place, register) in (1..).zip(used) {
-        a.mov(*register, qword_ptr(rsp - 8 * place))?;
-    }
-    a.jmp(end)?;
-
-    a.set_label(&mut no_stack)?;
-    if is_entry && mmx_is_free || role.is_ocaml {
-        for (register, copy) in used.iter().zip(COPIES) {
-            a.movq(copy, *register)?;
-        }
-        a.jmp(begin)?;
-        a.set_label(&mut load_saved)?;
-        for (register, copy) in used.iter().zip(COPIES) {
-            a.movq(*register, copy)?;
-        }
-        a.emms()?;
-    } else {
-        save_behind_lock(&mut a, saved, end, used)?;
-        a.jmp(begin)?;
-        a.set_label(&mut load_saved)?;
-        for (place, register) in (1..).zip(used) {
-            load(&mut a, *register, saved.at.plus(8 * place))?;
-        }
-        let unlocked = Instruction::with2(Code::Mov_rm32_imm32, at_address(saved.at), 0)?;
-        a.add_instruction(unlocked)?;
-    }
-    a.set_label(&mut end)?;
-    // A label needs an instruction.
-    a.nop()?;
+    saving.restore(&mut a)?;
     a.assemble(at.0)
-}
-
-/// Emits the code that takes the lock and saves the registers that are used; it goes to `end` if the lock is not free.
-pub(super) fn save_behind_lock(
-    a: &mut CodeAssembler,
-    saved: SavedRegisters,
-    end: CodeLabel,
-    used: &[AsmRegister64],
-) -> Result<(), IcedError> {
-    let mut taken = a.create_label();
-    for _ in 0..TRIES {
-        let mut take = Instruction::with2(Code::Bts_rm32_imm8, at_address(saved.at), 0)?;
-        take.set_has_lock_prefix(true);
-        a.add_instruction(take)?;
-        a.jnc(taken)?;
-        a.pause()?;
-    }
-    a.add_instruction(locked_increment(saved.lost)?)?;
-    a.jmp(end)?;
-    a.set_label(&mut taken)?;
-    for (place, register) in (1..).zip(used) {
-        let place = at_address(saved.at.plus(8 * place));
-        let register = Register::from(*register);
-        let store = Instruction::with2(Code::Mov_rm64_r64, place, register)?;
-        a.add_instruction(store)?;
-    }
-    Ok(())
 }
 
 /// Emits the code that begins a call. Expects the address of the shared data in rbx.

@@ -9,43 +9,31 @@
 //! whether a word can be read if rt_sigprocmask(2) is called with that word as the new mask, and no valid `how`: `EFAULT` or
 //! `EINVAL`. No mask is changed. That takes about a tenth of a microsecond.
 //!
-//! Registers are saved in the MMX registers, which are those of the x87 unit, if that is not in use; else below the
-//! stack pointer or, if that might be the first access to a page, in the data of the arena, behind a lock (see
-//! trampoline/call.rs).
+//! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or behind a lock
+//! (trampoline/saved.rs).
 
+use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, eax, edi, edx, esi, esp, get_gpr64, get_xmm,
-    qword_ptr, r8, r9, r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
+    CodeAssembler, CodeLabel, byte_ptr, eax, edi, edx, esi, get_gpr64, get_xmm, qword_ptr, r9, r10,
+    r10d, r11, rax, rbx, rcx, rdi, rdx, rsi, sil,
 };
-use iced_x86::{Code, IcedError, Instruction, Register};
 
-use super::call::{SavedRegisters, save_behind_lock};
 use super::record::{self, unless_readable};
-use super::{SAVED_IF_TIMED, at_address, load, load_at_point};
+use super::saved::{LockedRegisters, Place, Saving};
+use super::{SAVED_IF_TIMED, load, load_at_point};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
 use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
-
-/// What the code uses, in the order in which they are saved on the stack or behind the lock.
-const USED: [AsmRegister64; 8] = [rax, rcx, rdx, rbx, rsi, rdi, r8, r9];
-
-/// Where registers are saved.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Mmx,
-    StackOrLock,
-    Lock,
-}
 
 /// What the code refers to.
 #[derive(Clone, Copy)]
 pub(super) struct RecordPointers {
     /// Where the address of the shared data is.
     pub(super) shared: LiveAddr,
-    /// Where that of the claims of rows is, which only functions that are timed need.
-    pub(super) claims: LiveAddr,
+    /// The byte that tells forked children apart (`claim::IN_PROGRAM`), which only functions that are timed need.
+    pub(super) in_program: LiveAddr,
     pub(super) layout: SharedLayout,
-    pub(super) saved: SavedRegisters,
+    pub(super) saved: LockedRegisters,
 }
 
 /// What is recorded.
@@ -84,8 +72,14 @@ pub(super) fn code(
         ),
     };
     let mut a = CodeAssembler::new(64)?;
-    let mut end = a.create_label();
-    save(&mut a, place, pointers.saved, end)?;
+    let mut saving = Saving::new(
+        &mut a,
+        place,
+        SAVED_IF_TIMED.len(),
+        pointers.saved,
+        Some(rdi),
+    );
+    saving.save(&mut a)?;
     load(&mut a, rbx, pointers.shared)?;
     a.rdtsc()?;
     a.shl(rdx, 32)?;
@@ -103,85 +97,8 @@ pub(super) fn code(
         }
     }
     record::end(&mut a)?;
-    restore(&mut a, place, pointers.saved, end)?;
-    a.set_label(&mut end)?;
-    // A label needs an instruction.
-    a.nop()?;
+    saving.restore(&mut a)?;
     a.assemble(at.0)
-}
-
-/// The bits of the stack pointer that are not all zero if the 128 bytes below it are in its page.
-const IN_PAGE: i32 = (PAGE - 128) as i32;
-
-/// Emits the code that saves registers; it goes to `end` if they cannot be. Unless they are in MMX registers, rdi is then the
-/// address of the first one.
-fn save(
-    a: &mut CodeAssembler,
-    place: Place,
-    saved: SavedRegisters,
-    end: CodeLabel,
-) -> Result<(), IcedError> {
-    let mut behind_lock = a.create_label();
-    let mut is_saved = a.create_label();
-    if place == Place::Mmx {
-        for (register, copy) in SAVED_IF_TIMED {
-            a.movq(copy, register)?;
-        }
-        return Ok(());
-    }
-    if place == Place::StackOrLock {
-        a.test(esp, IN_PAGE)?;
-        a.je(behind_lock)?;
-        for (index, register) in (0..).zip(USED) {
-            a.mov(on_stack(index), register)?;
-        }
-        a.lea(rdi, on_stack(0))?;
-        a.jmp(is_saved)?;
-        a.set_label(&mut behind_lock)?;
-    }
-    save_behind_lock(a, saved, end, &USED)?;
-    let first = at_address(saved.at.plus(8));
-    a.add_instruction(Instruction::with2(Code::Lea_r64_m, Register::RDI, first)?)?;
-    a.set_label(&mut is_saved)?;
-    a.nop()
-}
-
-/// Returns where a register is saved on the stack.
-fn on_stack(index: u64) -> iced_x86::code_asm::AsmMemoryOperand {
-    qword_ptr(rsp + 8 * index as i32 - 8 * USED.len() as i32)
-}
-
-/// Emits the code that restores registers; where it does so behind the lock, it unlocks it.
-fn restore(
-    a: &mut CodeAssembler,
-    place: Place,
-    saved: SavedRegisters,
-    end: CodeLabel,
-) -> Result<(), IcedError> {
-    let mut behind_lock = a.create_label();
-    if place == Place::Mmx {
-        for (register, copy) in SAVED_IF_TIMED {
-            a.movq(register, copy)?;
-        }
-        return a.emms();
-    }
-    if place == Place::StackOrLock {
-        a.test(esp, IN_PAGE)?;
-        a.je(behind_lock)?;
-        for (index, register) in (0..).zip(USED) {
-            a.mov(register, on_stack(index))?;
-        }
-        a.jmp(end)?;
-        a.set_label(&mut behind_lock)?;
-    }
-    for (place, register) in (1..).zip(USED) {
-        load(a, register, saved.at.plus(8 * place))?;
-    }
-    a.add_instruction(Instruction::with2(
-        Code::Mov_rm32_imm32,
-        at_address(saved.at),
-        0,
-    )?)
 }
 
 /// Emits the code that writes what a register held into the record.
@@ -202,7 +119,8 @@ fn value(
         }
         ArgumentSource::Stack(_) | ArgumentSource::Unknown => return Ok(()),
     };
-    let used = USED.iter().position(|it| get_gpr64(register) == Some(*it));
+    let mut saved = SAVED_IF_TIMED.iter();
+    let used = saved.position(|(it, _)| get_gpr64(register) == Some(*it));
     match used {
         Some(used) if place != Place::Mmx => a.mov(rdx, qword_ptr(rdi + 8 * used as i32))?,
         _ => load_at_point(a, rdx, register, &SAVED_IF_TIMED)?,

@@ -10,7 +10,9 @@ use crate::observe::frame::Frame;
 use crate::observe::layout::arena::HeaderVersion;
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, record};
-use crate::observe::point::{ArgumentSource, Marks, PairEnd, Point, PointKind, WatchRole};
+use crate::observe::point::{
+    ArgumentSource, Marks, PairEnd, Point, PointKind, StackKind, WatchRole,
+};
 use crate::process::tool::new_id;
 use crate::site::JMP;
 use crate::testing::program_with_probes;
@@ -23,8 +25,12 @@ fn pointers(layout: SharedLayout) -> Pointers {
         count: CountPointers {
             claims: LiveAddr(0x5555_0000_0020),
             routine: LiveAddr(0x5555_0000_0a00),
+            of_ocaml: LiveAddr(0x5555_0000_0a02),
+            first_domain: LiveAddr(0x5555_0000_0038),
+            of_first_domain: LiveAddr(0x5555_0000_0800),
         },
         point: 0x2f,
+        untyped: 0x12f,
         shared: LiveAddr(0x5555_0000_0030),
         layout,
     }
@@ -116,7 +122,7 @@ fn saved_registers_are_found_as_arguments() {
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
         marks: Marks {
             argument: Some(Register::RDI),
-            frame: Frame::StackOrRbx,
+            frame: Frame::StackAndRbx,
         },
         watched: Some(WatchRole {
             function: None,
@@ -124,6 +130,7 @@ fn saved_registers_are_found_as_arguments() {
             arguments,
         }),
         timed: None,
+        filter: None,
     };
     let listing = listing(&role, layout);
     // Nothing is stored on the stack, and every register that is saved is restored.
@@ -171,7 +178,7 @@ fn whole_listing_is_golden() {
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
         marks: Marks {
             argument: Some(Register::RDI),
-            frame: Frame::StackOrRbx,
+            frame: Frame::StackAndRbx,
         },
         watched: Some(WatchRole {
             function: None,
@@ -179,6 +186,7 @@ fn whole_listing_is_golden() {
             arguments,
         }),
         timed: None,
+        filter: None,
     };
     assert_golden("listing.txt", &listing(&role, layout));
 }
@@ -198,6 +206,49 @@ fn assert_golden(name: &str, lines: &[String]) {
     );
 }
 
+// In one cache line as long as the first domain counts.
+#[test]
+fn calls_of_ocaml_are_counted_by_domain() {
+    let templates = CountTemplates::of(AT, pointers(SharedLayout::default()).count).unwrap();
+    let template = templates.of_function(true);
+    let at = AT.plus(0x1000);
+    // sub $0x8,%rsp; ret
+    let code = template
+        .around(at, 2, &[0x48, 0x83, 0xec, 0x08, 0xc3])
+        .unwrap();
+    assert_eq!(code.len(), template.len() + 5);
+    assert_eq!(code[template.split()..][..4], [0x48, 0x83, 0xec, 0x08]);
+    assert_eq!(
+        disassembled(&code, at),
+        [
+            "cmp %r14,-0x1fcf(%rip) # 0x555500000038",
+            "jne 0x555500002015",
+            "incq -0x1800(%rip) # 0x555500000810",
+            "sub $0x8,%rsp",
+            "ret",
+            "movq %rcx,%mm1",
+            "imul $0x9e3779b9,%r14d,%ecx",
+            "shr $0x17,%ecx",
+            "shl $0x5,%ecx",
+            "add -0x200d(%rip),%rcx # 0x555500000020",
+            "test %r14,%r14",
+            "je 0x55550000204b",
+            "cmp %r14,0x8(%rcx)",
+            "jne 0x55550000204b",
+            "mov 0x10(%rcx),%rcx",
+            "incq 0x90(%rcx)",
+            "movq %mm1,%rcx",
+            "emms",
+            "jmp 0x555500002010",
+            "movq %rdx,%mm2",
+            "lea -0x13(%rip),%rdx # 0x555500002043",
+            "jmp 0x555500000a02",
+        ]
+    );
+    assert!(template.around(at, 2, &[0x90; 64]).is_some());
+    assert!(template.around(at, 2, &[0x90; 128]).is_none());
+}
+
 /// Returns the arena of one site.
 fn arena_of_one() -> Arena {
     Arena {
@@ -206,8 +257,10 @@ fn arena_of_one() -> Arena {
             address: LiveAddr(0x5555_0000_0000),
             kind: PointKind::Site { operand: [0; 4] },
         }],
+        semaphores: Vec::new(),
         trampoline_len: LINE,
         shared: SharedLayout::default(),
+        is_filtered: false,
         id: new_id(),
         version: HeaderVersion::Current(ObserverRecord::default()),
     }
@@ -234,7 +287,8 @@ fn routine_listing_is_golden() {
 #[test]
 fn calls_are_counted_before_the_displaced_instructions() {
     let pointers = pointers(SharedLayout::default()).count;
-    let template = CountTemplate::of(AT, pointers).unwrap();
+    let templates = CountTemplates::of(AT, pointers).unwrap();
+    let template = templates.of_function(false);
     let at = AT.plus(0x1000);
     // xor %eax,%eax; ret
     let code = template.around(at, 2, &[0x31, 0xc0, 0xc3]).unwrap();
@@ -265,6 +319,42 @@ fn calls_are_counted_before_the_displaced_instructions() {
     assert_eq!(own.len(), template.len());
     assert!(template.around(at, 2, &[0x90; 80]).is_some());
     assert!(template.around(at, 2, &[0x90; 120]).is_none());
+}
+
+// A forked child has the shared data of its parent, with the counter of lost calls and the lock.
+#[test]
+fn forked_child_leaves_timed_code_at_once() {
+    let in_program = LiveAddr(0x5555_0000_0018);
+    let locked = LockedRegisters {
+        at: LiveAddr(0x5555_0000_0800),
+        lost: LiveAddr(0x5555_0000_0900),
+    };
+    let pointers = RecordPointers {
+        shared: LiveAddr(0x5555_0000_0030),
+        in_program,
+        layout: SharedLayout::default(),
+        saved: locked,
+    };
+    for (is_entry, mmx_is_free) in [(true, true), (true, false), (false, false)] {
+        let role = |is_from_start| TimedRole {
+            function: 0,
+            stack: StackKind::OfThread,
+            is_ocaml: false,
+            is_entry,
+            is_from_start,
+        };
+        let code = call::code(AT, is_entry, mmx_is_free, &role(true), pointers).unwrap();
+        let end = AT.0 + code.len() as u64 - 1;
+        let lines = disassembled(&code, AT);
+        assert!(
+            lines[0].starts_with("cmpb $0x0,") && lines[0].ends_with(&format!("# {in_program}"))
+        );
+        assert_eq!(lines[1], format!("je {end:#x}"));
+        // In a process that ran before, its children have their own data.
+        let code = call::code(AT, is_entry, mmx_is_free, &role(false), pointers).unwrap();
+        let lines = disassembled(&code, AT);
+        assert_eq!(lines[0], "test $0xf80,%esp");
+    }
 }
 
 /// Returns ends of pairs with these numbers: a start, a stop, both, several.
@@ -298,6 +388,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
             function: None,
         }),
         timed: None,
+        filter: None,
     };
     let watched = || (0..=MAX_ARGUMENTS).map(Some).chain([None]);
     let mut all = Vec::new();
@@ -388,6 +479,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         marks: Marks::default(),
         watched: Some(WatchRole::default()),
         timed: None,
+        filter: None,
     };
     let shared = SharedLayout {
         pairs: 2,
@@ -404,6 +496,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         role: role.clone(),
         of: PointOf::Site(index as usize),
         part: 0,
+        semaphore: None,
     };
     let plan = ObservationPlan {
         program: Arc::new(program_with_probes(&["a"])),
@@ -415,8 +508,10 @@ fn every_point_of_an_arena_has_its_trampoline() {
     let arena = Arena {
         code: LiveAddr(0x5555_1000_0000),
         points: plan.points.iter().map(|planned| planned.point).collect(),
+        semaphores: Vec::new(),
         trampoline_len: longest(&plan).unwrap(),
         shared,
+        is_filtered: false,
         id: new_id(),
         version: HeaderVersion::Current(ObserverRecord::default()),
     };

@@ -99,7 +99,7 @@ fn follow(pids: &[i32], limits: Limits, started: Sender<i32>, stop: &AtomicBool)
 fn add(tracees: &mut TraceeSet<'_>, process: &Process) {
     let stopped = tracees.stop_and_keep(process, LIMIT).unwrap();
     tracees.resume(process, stopped);
-    tracees.let_run(process.pid());
+    tracees.resume_now(process.pid());
 }
 
 fn hello(pid: i32, holds_lock: bool) -> Vec<u8> {
@@ -643,7 +643,7 @@ fn show_thread_in(
         let stopped = tracees.stop_and_keep(process, LIMIT).unwrap();
         let mut registers = ptrace::registers(process.pid()).unwrap();
         tracees.resume(process, stopped);
-        tracees.let_run(process.pid());
+        tracees.resume_now(process.pid());
         started.send(()).unwrap();
         let client = eventually("a tool connects", || listener.accept().ok());
         let mut buffer = vec![0; MAX_LEN];
@@ -912,7 +912,7 @@ fn filters_are_read_for_the_privileged_only() {
         lending.stop(LIMIT, tracees).unwrap();
         let asked = lending.call(Request::SeccompFilter(process.pid(), 0), tracees);
         assert_eq!(asked, Err(Errno::EACCES));
-        tracees.let_run(process.pid());
+        tracees.resume_now(process.pid());
     });
 }
 

@@ -1,15 +1,15 @@
-//! Where holds are recorded: a folder of the user who holds, which everybody can read and nobody else can
-//! write, with a file for each hold. Its holder keeps the file locked (fcntl(2), "Open file description
-//! locks"): the kernel releases the lock when the holder dies, however it dies.
+//! Where holds are recorded: each user has a folder with a file for each hold, which everybody can
+//! read and only that user can write. The holder of a hold keeps its file locked (fcntl(2), "Open
+//! file description locks"): the kernel releases the lock when the holder dies, however it dies.
 //!
 //! ```text
 //! /run/ocaml-probes/PID.START.NAMESPACE.ID        of root
 //! /tmp/ocaml-probes-UID/PID.START.NAMESPACE.ID    of others, and of root where /run cannot be written
 //! ```
 //!
-//! Anybody can create files in /tmp, so nothing is followed or believed that could be another user's: a
-//! folder and its files have to belong to the user that the name says, and symbolic links are refused. A
-//! file is deleted only by the one who has locked it.
+//! Anybody can create files in /tmp, so a folder and its files are used only if they belong to the
+//! user in the folder's name, and symbolic links are refused. A file is deleted only by the tool
+//! that has locked it.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -31,7 +31,7 @@ use crate::update::holds::record::ProcessKey;
 /// The largest record that is written or read: one of some 100,000 probes.
 pub(crate) const MAX_RECORD: u64 = 16 << 20;
 
-/// How many records of a process are read, and how many of others are looked at when a folder is swept.
+/// How many files of a folder are looked at, whichever processes they are about.
 const MAX_FILES: usize = 10_000;
 
 /// The end of the name of a mark: see [`Folder::mark_changed`].
@@ -55,7 +55,8 @@ pub(crate) struct Folder {
     pub(crate) owner: u32,
 }
 
-/// Returns where a user's records are: all places are read, and the first that can be is written.
+/// Returns the folders of a user's records: all are read; new records go to the first that can be
+/// used.
 fn places(user: u32) -> Vec<PathBuf> {
     let mut places = Vec::new();
     if user == 0 {
@@ -142,7 +143,7 @@ impl Folder {
     }
 
     fn names(&self) -> Vec<String> {
-        // Another description of the folder has an offset of its own.
+        // A new open file description has an offset of its own; that of `self.dir` is shared.
         let opened = openat(&self.dir, ".", FOLDER, Mode::empty());
         let Ok(dir) = opened.and_then(Dir::from_fd) else {
             return Vec::new();
@@ -201,8 +202,8 @@ impl Folder {
         Ok(file)
     }
 
-    /// Marks that we change counters of which a record of another user does not say whether its holder wrote
-    /// them: it cannot be found out any more.
+    /// Marks a record of another user, which we cannot write, as outdated: we change the counters
+    /// that it is about, so nothing counts as held by it any more.
     pub(crate) fn mark_changed(&self, record: &str) {
         // That it exists already is fine, and nothing else can be done.
         let _ = self.new_file(&format!("{record}{CHANGED}"));
@@ -216,8 +217,8 @@ impl Folder {
         matches!(found, Ok(Ok(found)) if found.uid() == self.owner)
     }
 
-    /// Deletes the records for which `is_stale(pid, start, namespace, record)` is true, unless somebody holds
-    /// them.
+    /// Deletes the records for which `is_stale(pid, start, namespace, record)` is true, unless they
+    /// are locked.
     pub(crate) fn sweep(self: &Arc<Folder>, is_stale: impl Fn(i32, u64, u64, &RecordFile) -> bool) {
         for name in self.names() {
             let mut parts = name.split('.');
@@ -268,10 +269,11 @@ impl RecordFile {
         Ok(bytes)
     }
 
-    /// Whether its holder, or one who gives back for it, has it open. If that cannot be found out, it is taken
-    /// to be so.
+    /// Whether its holder, or a tool that gives back for a dead one, has it locked. True if the
+    /// kernel does not tell.
     pub(crate) fn is_locked(&self) -> bool {
-        // Only a lock of one who may write it counts: others could keep it from being released.
+        // Only an exclusive lock counts, which takes write access: with a shared one, any user who
+        // can read the file could pretend that its holder lives.
         file_lock::is_excluded(&self.file, LockKind::Shared, WHOLE).unwrap_or(true)
     }
 
@@ -386,7 +388,7 @@ mod tests {
         drop(locked);
         // Another test may have forked: its child has the descriptor until it executes a program.
         eventually("the lock is released", || (!seen.is_locked()).then_some(()));
-        // One who may only read it keeps nobody from locking it.
+        // A shared lock, which read access is enough for, does not count as that of a holder.
         file_lock::lock(&seen.file, LockKind::Shared, WHOLE).unwrap();
         assert!(!folder.record(name, false).unwrap().is_locked());
         drop(seen);
@@ -403,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn linked_file_is_not_believed() {
+    fn linked_or_large_file_is_refused() {
         let scratch = Scratch::new();
         let folder = folder(&scratch);
         let other = scratch.file("other");

@@ -233,7 +233,7 @@ fn locate_next(a: &mut CodeAssembler, next: i32) -> Result<(), IcedError> {
 fn frame(a: &mut CodeAssembler, frame: Frame, saved: &[Saved]) -> Result<AsmRegister32, IcedError> {
     match frame {
         Frame::Stack => Ok(esp),
-        Frame::StackOrRbx => {
+        Frame::StackAndRbx => {
             load_at_point(a, rdi, Register::RBX, saved)?;
             a.lea(edi, qword_ptr(rsp + rdi * 2))?;
             Ok(edi)

@@ -1,0 +1,260 @@
+//! `count -where`: the hits for which an expression is true.
+
+use test_support::{Talker, fixture_forms, program, program_forms};
+
+use crate::count_functions::{counting, function};
+use crate::support::{is_observed, object, run};
+
+/// Hits, name and untyped hits of each plain line.
+fn counted(plain: &str) -> Vec<(u64, &str, u64)> {
+    let line = |line| {
+        let words: Vec<&str> = str::split(line, ' ').collect();
+        let [hits, _, name, "untyped", untyped] = words[..] else {
+            panic!("{line}");
+        };
+        (hits.parse().unwrap(), name, untyped.parse().unwrap())
+    };
+    plain.lines().map(line).collect()
+}
+
+// promise: Observations: With `-where`, the hits that are counted, those that are not and the untyped ones are all hits
+//    (20 expressions, 2 programs)
+#[test]
+fn expressions_choose_the_hits_of_probes() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for (probe, expression, expected) in [
+            ("ints", "arg3==42", (10, 0)),
+            ("ints", "arg0+arg1-arg2*2==3", (10, 0)),
+            ("ints", "arg2>0", (0, 0)),
+            ("ints", "len(arg0)==1", (0, 10)),
+            ("ints", "arg3==42.0", (0, 10)),
+            ("constants", "arg4=='c'&&arg5==1", (10, 0)),
+            ("strings", "arg1==\"hello\"", (10, 0)),
+            ("strings", "arg1==\"hello!\"", (0, 0)),
+            ("strings", "arg0==\"\"&&arg2^=\"8\\032bytes\"", (10, 0)),
+            ("strings", "len(arg5)==100000", (10, 0)),
+            (
+                "strings",
+                "arg4^=\"0123456789\"&&len(arg4)>len(arg3)",
+                (10, 0),
+            ),
+            ("strings", "arg1==5", (0, 10)),
+            ("floats", "arg0<0.2&&arg2>1e308&&arg1==0.", (10, 0)),
+            ("floats", "arg3==arg3", (0, 10)),
+            ("floats", "float(arg3)==float(arg3)", (0, 0)),
+            ("blocks", "arg0.0==1&&arg0.1==\"two\"", (10, 0)),
+            ("blocks", "tag(arg5)==1&&arg5.0^=\"b\"", (10, 0)),
+            ("blocks", "arg2.1==3", (0, 10)),
+            ("arrays", "len(arg2)==1000&&arg2.999==999", (10, 0)),
+            ("arrays", "probe==\"arrays\"&&probe!=\"ints\"", (10, 0)),
+        ] {
+            for (expression, (hits, untyped)) in [
+                (expression.to_owned(), expected),
+                (
+                    format!("!({expression})"),
+                    (10 - expected.0 - expected.1, expected.1),
+                ),
+            ] {
+                let tool = counting(&format!("-probe {probe} -where {expression}"), pid);
+                target.ask("hit 10", "done");
+                let run = tool.end();
+                assert_eq!(
+                    counted(&run.answer()),
+                    [(hits, probe, untyped)],
+                    "{expression}"
+                );
+            }
+        }
+        assert!(!is_observed(pid));
+        target.ask("hit 1", "done");
+    }
+}
+
+#[test]
+fn arguments_anywhere_are_filtered() {
+    for file in fixture_forms("arguments") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for (probe, expression) in [
+            ("widths", "arg0==-7&&arg1<0&&arg3==200"),
+            (
+                "registers",
+                "arg0==0&&arg1==1&&arg2==2&&arg3==3&&arg4==4&&arg5==5",
+            ),
+            (
+                "registers",
+                "(arg5*10+arg4)*(arg3+arg2-arg1)==(54+arg0)*(arg4&7)",
+            ),
+        ] {
+            let tool = counting(&format!("-probe {probe} -where {expression}"), pid);
+            target.hits();
+            let run = tool.end();
+            assert_eq!(counted(&run.answer()), [(1, probe, 0)], "{expression}");
+        }
+    }
+}
+
+// promise: Functions: With `-where`, calls in four threads are counted to the last one (2 programs)
+#[test]
+fn calls_with_an_argument_are_counted_exactly() {
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let tool = counting("-fn Calls.leaf -where arg0<=10", pid);
+        target.ask("run 4 20000", "calls");
+        // Ten of each thread, and five more that another function makes.
+        assert_eq!(counted(&tool.end().answer()), [(60, "Calls.leaf", 0)]);
+        let tool = counting(
+            "-fn Calls.deep,Calls.leaf -where arg0==0||arg0>7 -json",
+            pid,
+        );
+        target.ask("run 4 1000", "calls");
+        let json = object(&tool.end().answer());
+        // Each thread calls `deep` 1000 times, and each such call reaches 0 once.
+        let (deep, leaf) = (function(&json, "Calls.deep"), function(&json, "Calls.leaf"));
+        assert_eq!((&deep["hits"], &deep["untyped"]), (&4000.into(), &0.into()));
+        // All but seven of the 1000, and all but three of the 500 that are even.
+        let hits = 4 * (1000 - 7 + 500 - 3);
+        assert_eq!((&leaf["hits"], &leaf["untyped"]), (&hits.into(), &0.into()));
+        let tool = counting("-fn Calls.leaf -where len(arg0)==1 -format table", pid);
+        target.ask("run 4 1000", "calls");
+        let run = tool.end();
+        let answer = run.answer();
+        let rows: Vec<Vec<&str>> = answer
+            .lines()
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        assert_eq!(rows[0], ["function", "hits", "hits/s", "untyped"]);
+        let last = rows.last().unwrap();
+        assert_eq!((last[0], last[1], last[3]), ("Calls.leaf", "0", "6000"));
+    }
+}
+
+#[test]
+fn functions_without_the_argument_are_left_out() {
+    let mut target = Talker::start(&program("calls"));
+    let pid = target.pid();
+    let named = run(&format!("count -pid {pid} -fn Calls.leaf -where arg1==1"));
+    let message = "function Calls.leaf has no arg1: it has arg0 only; nothing was changed\n";
+    assert!(named.stderr.contains(message), "{}", named.stderr);
+    assert!(!is_observed(pid));
+    let tool = counting("-fn Calls.* -where arg0<=10 -json", pid);
+    target.ask("run 4 1000", "calls");
+    let json = object(&tool.end().answer());
+    assert_eq!(function(&json, "Calls.leaf")["hits"], 60);
+    // It uses variables of another function.
+    let refused = json["refused"].as_array().unwrap();
+    let refused: Vec<_> = refused.iter().map(|it| &it["reason"]).collect();
+    assert!(refused.contains(&&"no_argument".into()), "{json}");
+}
+
+// promise: Functions: With `-where`, calls of C functions are counted to the last one, and the program computes with what it
+//    passed, also in the x87 unit (2 programs, 4 threads)
+#[test]
+fn words_of_c_functions_are_filtered() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for (name, expression, expected) in [
+            (
+                "numbers",
+                "arg0==0&&arg1==-1&&arg2<0&&int(arg3)==5&&arg4=='x'",
+                8000,
+            ),
+            ("numbers", "u64(arg1)==0xffffffffffffffff", 8000),
+            ("numbers", "arg0!=0", 0),
+            ("texts", "int(arg5)==7&&arg0!=arg1", 8000),
+        ] {
+            let tool = counting(&format!("-fn {name} -where {expression}"), pid);
+            target.ask("pass 4 2000", "passed");
+            let run = tool.end();
+            assert_eq!(
+                counted(&run.answer()),
+                [(expected, name, 0)],
+                "{expression}"
+            );
+        }
+        // Registers are saved behind a lock: what finds it taken is untyped.
+        for expression in ["arg0==arg0", "(arg0+1)*(arg0+2)==arg0*arg0+3*arg0+2"] {
+            let tool = counting(&format!("-fn scales -where {expression}"), pid);
+            target.ask("pass 4 2000", "passed");
+            let run = tool.end();
+            let answer = run.answer();
+            let [(hits, "scales", untyped)] = counted(&answer)[..] else {
+                panic!("{answer}");
+            };
+            assert_eq!(hits + untyped, 8000, "{expression}");
+            assert!(hits > 0, "{expression}");
+        }
+    }
+}
+
+#[test]
+fn filters_of_killed_observers_are_removed() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        counting("-probe strings -where arg1==\"hello\"", pid).kill();
+        assert!(is_observed(pid));
+        target.ask("hit 10", "done");
+        let cleaned = run(&format!("observe -clean -pid {pid}"));
+        assert_eq!(cleaned.code, Some(0), "{cleaned:?}");
+        assert!(!is_observed(pid));
+        target.ask("hit 10", "done");
+    }
+}
+
+#[test]
+fn programs_are_filtered_from_their_start() {
+    let file = program("calls");
+    let line = format!(
+        "trace -count -fn Calls.leaf -where arg0==3 -prog {}",
+        file.display()
+    );
+    let mut command = crate::support::command(line.split(' '));
+    let mut tool = Talker::spawn(command.stderr(std::process::Stdio::piped()));
+    tool.ask("run 4 1000", "calls");
+    tool.close_input();
+    let mut stderr = String::new();
+    let mut pipe = tool.guard().child().stderr.take().unwrap();
+    std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
+    assert_eq!(counted(&stderr), [(4, "Calls.leaf", 0)]);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before() {
+    let target = Talker::start(&program("shown"));
+    let pid = target.pid();
+    let long = ["arg0.1.1.1.1.1.1.1.1==1"; 30].join("||");
+    let long = format!("-probe ints -where {long}");
+    for (flags, message) in [
+        (&long[..], "the expression takes "),
+        (
+            "-where arg0=5",
+            "= is no operator: == compares\n    arg0=5\n        ^",
+        ),
+        (
+            "-probe nothing -where arg0==5",
+            "probe nothing has no arg0: it has no arguments; nothing was changed\n    arg0==5\n    ^^^^\nhint: ",
+        ),
+        (
+            "-probe ints -where arg6==5",
+            "probe ints has no arg6 that is known: at most arg0 to arg5 are; nothing was changed\n    arg6==5\n    ^^^^\nhint: ",
+        ),
+        (
+            "-probe ints -where arg1",
+            "arg1 is an OCaml value, where a comparison is needed; nothing was changed\n    arg1\n    ^^^^",
+        ),
+    ] {
+        let run = run(&format!("count -pid {pid} {flags}"));
+        assert!(run.stderr.contains(message), "{}", run.stderr);
+        assert_eq!(run.stdout, "");
+        assert!(run.code == Some(1) || run.code == Some(2), "{run:?}");
+    }
+    assert!(!is_observed(pid));
+    let run = run("trace -latency a,b -where arg0==1 -prog x");
+    assert_eq!(run.code, Some(2));
+    assert!(run.stderr.contains("-where needs -count"), "{}", run.stderr);
+}

@@ -1,0 +1,129 @@
+//! `count -usdt`: USDT probes of other providers than OCaml's, and their semaphores.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use test_support::{Talker, eventually, fixture_forms, output};
+
+use crate::count_functions::counting;
+use crate::support::{is_observed, run};
+
+/// The two bytes of the semaphore of `demo:guarded`, which gdb reads.
+#[track_caller]
+fn semaphore(pid: i32) -> String {
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-nx", "-batch", "-p", &pid.to_string(), "-ex"]);
+    let shown = output(gdb.arg(r#"printf "= %u\n", *(unsigned short *)&demo_guarded_semaphore"#));
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let value = shown.lines().find_map(|line| line.strip_prefix("= "));
+    value.unwrap_or_default().to_owned()
+}
+
+/// The hits of each place, by its name, as `count` prints them.
+fn hits(counted: &str) -> Vec<(u64, String)> {
+    let lines = counted.lines().map(|line| {
+        let mut fields = line.splitn(3, ' ');
+        let hits = fields.next().unwrap().parse().unwrap();
+        (hits, fields.nth(1).unwrap().to_owned())
+    });
+    lines.collect()
+}
+
+/// How often the program says that its code came to each probe.
+fn fired(answer: &str) -> [u64; 2] {
+    let mut numbers = answer.split('=').skip(1).map(|rest| {
+        let digits = rest.split(' ').next().unwrap();
+        digits.parse().unwrap()
+    });
+    [numbers.next().unwrap(), numbers.next().unwrap()]
+}
+
+// promise: Observations: USDT probes of other providers are counted to the last hit, also those that are
+//    passed only while their semaphore is raised (2, with 4 threads)
+#[test]
+fn usdt_probes_are_counted_and_semaphores_raised() {
+    for file in fixture_forms("usdt") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        assert_eq!(fired(&talker.ask("fire 4 1000", "fired")), [4000, 0]);
+        let tool = counting("-usdt demo:*", pid);
+        assert_eq!(semaphore(pid), "2");
+        let [open, guarded] = fired(&talker.ask("fire 4 1000", "fired"));
+        let counted = tool.end();
+        assert_eq!((open, guarded), (8000, 6000));
+        let name = |name: &str| format!("demo:{name} in usdt_round");
+        let mut found = hits(&counted.stdout);
+        found.sort();
+        // The second site of `guarded` is passed in every second round.
+        let expected = [
+            (2000, name("guarded")),
+            (4000, name("between")),
+            (4000, name("guarded")),
+            (4000, name("open")),
+        ];
+        assert_eq!(found, expected, "{}", counted.stderr);
+        assert_eq!(semaphore(pid), "0");
+        assert_eq!(fired(&talker.ask("fire 1 10", "fired")), [8010, 6000]);
+    }
+}
+
+// promise: Observations: A killed observer's raised semaphores are lowered by the next tool (2 × 2)
+#[test]
+fn semaphores_of_a_killed_observer_are_lowered() {
+    for file in fixture_forms("usdt") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        counting("-usdt demo:guarded", pid).kill();
+        assert_eq!(semaphore(pid), "2");
+        assert_eq!(run(&format!("observe -clean -pid {pid}")).code, Some(0));
+        assert_eq!(semaphore(pid), "0");
+        assert!(!is_observed(pid));
+        // The next observer takes over what is left, and raises them again.
+        counting("-usdt demo:guarded", pid).kill();
+        let tool = counting("-usdt demo:guarded", pid);
+        assert_eq!(semaphore(pid), "2");
+        talker.ask("fire 1 10", "fired");
+        let counted = hits(&tool.end().stdout);
+        assert_eq!(counted.iter().map(|(hits, _)| hits).sum::<u64>(), 15);
+        assert_eq!(semaphore(pid), "0");
+    }
+}
+
+// promise: Observations: A semaphore that cannot be raised is an error, and nothing is changed (2)
+#[test]
+fn full_semaphore_is_refused() {
+    for file in fixture_forms("usdt") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        talker.ask("fill", "filled");
+        let error = run(&format!("count -usdt demo:guarded -for 1s -pid {pid}")).failure();
+        let start = format!("ocaml-probes: process {pid} has a semaphore at 0x");
+        assert!(error.starts_with(&start), "{error}");
+        let end = "whose value is too high to be raised; nothing was changed";
+        assert!(error.lines().next().unwrap().ends_with(end), "{error}");
+        assert_eq!(semaphore(pid), "65535");
+        eventually("it is not observed", || (!is_observed(pid)).then_some(()));
+        assert_eq!(fired(&talker.ask("fire 1 10", "fired")), [10, 15]);
+    }
+}
+
+#[test]
+fn unknown_usdt_probe_is_refused_with_suggestion() {
+    let file = &fixture_forms("usdt")[0];
+    let talker = Talker::start(file);
+    let pid = talker.pid();
+    let error = run(&format!("count -usdt demo:garded -pid {pid}")).failure();
+    let expected = "matches demo:garded; did you mean \"demo:guarded\"";
+    assert!(error.contains(expected), "{error}");
+    let before = fs::read_link(Path::new(&format!("/proc/{pid}/exe"))).unwrap();
+    assert_eq!(before, file.canonicalize().unwrap());
+    assert!(!is_observed(pid));
+    let usage = run(&format!("count -usdt guarded -pid {pid}"));
+    assert_eq!(usage.code, Some(2));
+    assert!(
+        usage.stderr.contains("\"guarded\" is not PROVIDER:NAME"),
+        "{}",
+        usage.stderr
+    );
+}

@@ -1,0 +1,154 @@
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use test_support::{Talker, fixture};
+
+use super::*;
+use crate::address::PAGE;
+use crate::memory::WriteMemory;
+
+const PATIENT: Duration = Duration::from_secs(30);
+
+/// Pins the calling thread and a process to one processor: then a thread of the process runs only while this one waits.
+fn pin(pid: i32) {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    let field = |name: &str| {
+        let mut lines = status.lines();
+        let line = lines.find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().to_owned()
+    };
+    let allowed = field("Cpus_allowed_list:");
+    let first = allowed.split(['-', ',']).next().unwrap();
+    for task in [field("Pid:"), pid.to_string()] {
+        let mut taskset = Command::new("taskset");
+        let taskset = taskset.args(["--pid", "--cpu-list", first, &task]);
+        let done = taskset.output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    }
+}
+
+/// Leaves a thread about to make a system call, as a tool that is killed.
+fn abandon(injector: &Injector<'_>, call: InjectedCall) {
+    let stopped = injector.tracer.stop(injector.process, PATIENT).unwrap();
+    let (tid, before) = stopped.first().unwrap();
+    let code = injected_call::code(&[call], &before, false);
+    let mut memory = stopped.memory(injector.memory).unwrap();
+    memory.write_code(injector.code_cave.at, &code).unwrap();
+    let mut registers = stopped.calls().registers(tid).unwrap();
+    registers.rip = injected_call::entry(injector.code_cave.at).0;
+    registers.orig_rax = injected_call::NO_CALL;
+    stopped.calls().set_registers(tid, registers).unwrap();
+}
+
+/// A process, where calls are injected, and one that maps memory.
+struct Injected {
+    talker: Talker,
+    process: Process,
+    memory: ProcessMemory,
+    code_cave: CodeCave,
+    call: InjectedCall,
+}
+
+impl Injected {
+    fn start() -> Injected {
+        let talker = Talker::start(&fixture("page_borders.pie"));
+        let process = Process::open(talker.pid()).unwrap();
+        let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
+        let maps = read_maps(&process).unwrap();
+        let code_cave = code_cave::find(&process, &memory, &maps).unwrap();
+        let page = LiveAddr(maps[0].start.0 - (64 << 20));
+        let call = InjectedCall::map(page, PAGE, libc::PROT_READ | libc::PROT_EXEC);
+        Injected {
+            talker,
+            process,
+            memory,
+            code_cave,
+            call,
+        }
+    }
+
+    /// Leaves a thread about to make the call. Waits until it has.
+    fn abandon_and_wait(&self) {
+        let (process, memory) = (&self.process, &self.memory);
+        let (code_cave, call) = (self.code_cave, self.call);
+        let waited = with_tracer(&[process], |tracer| {
+            let injector = Injector {
+                tracer,
+                process,
+                memory,
+                code_cave,
+                limit: PATIENT,
+                despite_seccomp: false,
+                mode: RedirectMode::RunningProcess,
+            };
+            abandon(&injector, call);
+            let stopped = tracer.stop(process, PATIENT)?;
+            let left = injector.wait_until_left(stopped, &[code_cave.range()], PATIENT)?;
+            assert!(left.is_ok());
+            Ok(())
+        });
+        waited.unwrap();
+    }
+
+    fn remove_stale(&self) -> Result<Cleaned> {
+        let options = Options {
+            deadline: PATIENT,
+            ..Options::default()
+        };
+        remove_stale(&self.process, &self.memory, options, None, &|_| None)
+    }
+
+    fn is_mapped(&self) -> bool {
+        let maps = read_maps(&self.process).unwrap();
+        maps.iter().any(|mapping| self.call.matches(mapping))
+    }
+
+    fn is_cave_empty(&self) -> bool {
+        let mut code = vec![1; self.code_cave.len as usize];
+        self.memory.read(self.code_cave.at, &mut code).unwrap();
+        code.iter().all(|&byte| byte == 0)
+    }
+}
+
+#[test]
+fn redirected_thread_gets_time_to_leave() {
+    let mut injected = Injected::start();
+    pin(injected.talker.pid());
+    for _ in 0..10 {
+        injected.abandon_and_wait();
+        assert!(injected.is_mapped() && !injected.is_cave_empty());
+        let cleaned = injected.remove_stale().unwrap();
+        assert_eq!(cleaned.report, CleanReport::default());
+        assert!(!injected.is_mapped() && injected.is_cave_empty());
+        injected.talker.hits();
+    }
+}
+
+#[test]
+fn orphaned_calls_in_use_are_kept_and_reported() {
+    let mut injected = Injected::start();
+    injected.abandon_and_wait();
+    // As if the thread might return there: the last word of its stack, which is 0.
+    let maps = read_maps(&injected.process).unwrap();
+    let stack = maps.iter().find(|mapping| mapping.path() == b"[stack]");
+    let last = LiveAddr(stack.unwrap().end.0 - 8);
+    let put = |word: u64| injected.memory.write(last, &word.to_le_bytes()).unwrap();
+    put(injected.code_cave.at.0 + 8);
+    let error = injected.remove_stale().err().unwrap();
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::Observe(ObserveError::StillInside { .. })
+        ),
+        "{error}"
+    );
+    assert!(error.to_string().contains("a system call that"), "{error}");
+    assert!(injected.is_mapped() && !injected.is_cave_empty());
+    put(0);
+    let cleaned = injected.remove_stale().unwrap();
+    assert_eq!(cleaned.report, CleanReport::default());
+    assert!(!injected.is_mapped() && injected.is_cave_empty());
+    injected.talker.hits();
+}

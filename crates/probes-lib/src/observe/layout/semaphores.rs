@@ -1,0 +1,110 @@
+//! [`SemaphoreRecord`]: what the code part of an arena says of a semaphore that is raised while a USDT probe is observed. Pure.
+//!
+//! ```text
+//! +0 address   +8 index of the point   +12 value before the last change   +14 state
+//! ```
+//!
+//! Value and state are written together before the semaphore is, and the state once more afterwards. So a tool that finds the
+//! record of one that was killed knows whether the semaphore has been changed: the process was stopped meanwhile.
+
+use crate::address::LiveAddr;
+
+/// The length of a record in bytes.
+pub(crate) const SEMAPHORE_RECORD_LEN: usize = 16;
+
+/// Where value and state are in it: [`Progress`].
+pub(crate) const PROGRESS_AT: u64 = 12;
+pub(crate) const PROGRESS_LEN: usize = 4;
+
+/// A semaphore, and the point of whose probe it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SemaphoreRecord {
+    pub(crate) at: LiveAddr,
+    /// The index of the point in its arena.
+    pub(crate) point: usize,
+}
+
+/// How far a semaphore has been changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It was not raised, or was lowered again.
+    Lowered,
+    /// It is being raised; its value before that.
+    Raising(u16),
+    Raised,
+    /// It is being lowered; its value before that.
+    Lowering(u16),
+}
+
+impl SemaphoreRecord {
+    pub(crate) fn to_bytes(self) -> [u8; SEMAPHORE_RECORD_LEN] {
+        let mut bytes = [0; SEMAPHORE_RECORD_LEN];
+        bytes[..8].copy_from_slice(&self.at.0.to_le_bytes());
+        bytes[8..12].copy_from_slice(&(self.point as u32).to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> SemaphoreRecord {
+        let at = bytes[..8].try_into().map_or(0, u64::from_le_bytes);
+        let point = bytes[8..12].try_into().map_or(0, u32::from_le_bytes);
+        SemaphoreRecord {
+            at: LiveAddr(at),
+            point: point as usize,
+        }
+    }
+}
+
+impl Progress {
+    pub(crate) fn to_bytes(self) -> [u8; PROGRESS_LEN] {
+        let (value, state) = match self {
+            Progress::Lowered => (0, 0),
+            Progress::Raising(value) => (value, 1),
+            Progress::Raised => (0, 2),
+            Progress::Lowering(value) => (value, 3),
+        };
+        let [low, high] = value.to_le_bytes();
+        [low, high, state, 0]
+    }
+
+    pub(crate) fn parse(bytes: [u8; PROGRESS_LEN]) -> Progress {
+        let [low, high, state, _] = bytes;
+        let value = u16::from_le_bytes([low, high]);
+        match state {
+            1 => Progress::Raising(value),
+            2 => Progress::Raised,
+            3 => Progress::Lowering(value),
+            _ => Progress::Lowered,
+        }
+    }
+
+    /// Returns whether a semaphore that has this value is raised.
+    pub(crate) fn is_raised(self, value: u16) -> bool {
+        match self {
+            Progress::Lowered => false,
+            Progress::Raising(before) => value != before,
+            Progress::Raised => true,
+            Progress::Lowering(before) => value == before,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_tells_whether_a_semaphore_is_raised() {
+        for (progress, value, is_raised) in [
+            (Progress::Lowered, 3, false),
+            (Progress::Raising(3), 3, false),
+            (Progress::Raising(3), 4, true),
+            (Progress::Raised, 4, true),
+            (Progress::Lowering(4), 4, true),
+            (Progress::Lowering(4), 3, false),
+        ] {
+            let read = Progress::parse(progress.to_bytes());
+            assert_eq!((read, read.is_raised(value)), (progress, is_raised));
+        }
+        assert_eq!(Progress::parse([1, 2, 9, 0]), Progress::Lowered);
+    }
+}

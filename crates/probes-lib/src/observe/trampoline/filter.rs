@@ -1,0 +1,617 @@
+//! The code that answers an expression ([`Filter`](crate::expression::Filter)) at a hit: it goes on if the answer is yes, and
+//! jumps elsewhere if it is no, or untyped. There are no loops.
+//!
+//! Memory is read only where the table of readable pages says so, while that is valid. What cannot be read is untyped. Integers in
+//! registers need neither.
+
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, edi, get_gpr32, get_xmm,
+    qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+};
+use iced_x86::{IcedError, Register};
+
+use super::saved::{LockedRegisters, Place, Saving};
+use super::{
+    Pointers, SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, locked_increment,
+    offset,
+};
+use crate::address::{LiveAddr, PAGE};
+use crate::expression::typed::{
+    Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, LEAST_OPAQUE_TAG, Number, Relation,
+    STRING_TAG, Signs, Test, Word, block_of, words_of,
+};
+use crate::observe::layout::readable_pages;
+use crate::observe::layout::shared::{SharedLayout, validity};
+use crate::observe::point::{ArgumentSource, FilterRole};
+
+/// The registers that hold numbers. The first two are those that counting uses as well.
+const POOL: [AsmRegister64; 5] = [rcx, rdx, rax, rsi, r8];
+
+/// What the code of a filter needs to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FilterContext {
+    /// The registers that are saved, at least [`saved`].
+    pub(super) saved: &'static [Saved],
+    /// Where they are saved if it is not in their copies: one after the other.
+    pub(super) saved_at: Option<LiveAddr>,
+    /// How many bytes the trampoline has on the stack below what is there at the point: its return address, or nothing.
+    pub(super) pushed: u64,
+    /// Where the address of the shared data is.
+    pub(super) shared: LiveAddr,
+    pub(super) layout: SharedLayout,
+}
+
+/// Where code goes on that does not fall through.
+#[derive(Clone, Copy)]
+struct Jump {
+    /// Whether it jumps if the test is true, or if it is false.
+    when: bool,
+    to: CodeLabel,
+}
+
+/// The code of a filter, being emitted.
+struct FilterCode<'p, 'a> {
+    a: &'a mut CodeAssembler,
+    arguments: &'p [ArgumentSource],
+    context: FilterContext,
+    untyped: CodeLabel,
+}
+
+/// Returns the registers that the code of a filter uses, which have to be saved before.
+pub(super) fn saved(role: &FilterRole) -> &'static [Saved] {
+    if role.reads_memory() || registers(&role.filter.test) > SAVED_IF_COUNTED.len() {
+        &SAVED_IF_TIMED
+    } else {
+        &SAVED_IF_COUNTED
+    }
+}
+
+/// Emits the code of a filter, which goes on if the answer is yes. Changes the [`saved`] registers.
+pub(super) fn filter(
+    a: &mut CodeAssembler,
+    role: &FilterRole,
+    context: FilterContext,
+    is_false: CodeLabel,
+    untyped: CodeLabel,
+) -> Result<(), IcedError> {
+    if role.reads_memory() {
+        let validity = context.layout.validity();
+        let mut is_valid = a.create_label();
+        load(a, rbx, context.shared)?;
+        a.rdtsc()?;
+        a.shl(rdx, 32)?;
+        a.or(rdx, rax)?;
+        a.sub(rdx, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
+        a.cmp(rdx, qword_ptr(rbx + offset(validity + validity::TICKS)))?;
+        a.jb(is_valid)?;
+        // Nothing can be read.
+        a.xor(rbx, rbx)?;
+        a.set_label(&mut is_valid)?;
+        a.nop()?;
+    }
+    let mut code = FilterCode {
+        a,
+        arguments: &role.arguments,
+        context,
+        untyped,
+    };
+    let jump = Jump {
+        when: false,
+        to: is_false,
+    };
+    code.test(&role.filter.test, jump)?;
+    // A label needs an instruction.
+    code.a.nop()
+}
+
+/// Emits the code that filters and counts a hit of a point where registers cannot be saved in their copies: they are `locked`. The
+/// counter of the point is at `counter`; what is lost if the lock is not free is its second one.
+pub(super) fn count_behind_lock(
+    a: &mut CodeAssembler,
+    role: &FilterRole,
+    pointers: &Pointers,
+    locked: LockedRegisters,
+    counter: LiveAddr,
+) -> Result<(), IcedError> {
+    let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
+    // With all those before them.
+    let saved = match saved(role) {
+        saved if saved.len() == SAVED_IF_COUNTED.len() => &SAVED_IF_TIMED[..3],
+        saved => saved,
+    };
+    let mut saving = Saving::new(a, Place::Lock, saved.len(), locked, None);
+    saving.save(a)?;
+    let context = FilterContext {
+        saved,
+        saved_at: Some(locked.at.plus(8)),
+        pushed: 0,
+        shared: pointers.shared,
+        layout: pointers.layout,
+    };
+    filter(a, role, context, is_false, untyped)?;
+    a.add_instruction(locked_increment(counter)?)?;
+    a.jmp(is_false)?;
+    a.set_label(&mut untyped)?;
+    a.add_instruction(locked_increment(locked.lost)?)?;
+    a.set_label(&mut is_false)?;
+    a.nop()?;
+    saving.restore(a)
+}
+
+/// Returns how many registers of the pool a test needs.
+fn registers(test: &Test) -> usize {
+    match test {
+        Test::Constant(_) => 0,
+        Test::Compare(_, _, one, other) => registers_of_both(one, other),
+        // With what the table of pages needs, or the largest float.
+        Test::CompareFloats(..) | Test::IsString(..) | Test::BeginsWith(..) => POOL.len(),
+        Test::Not(test) => registers(test),
+        Test::And(one, other) | Test::Or(one, other) => registers(one).max(registers(other)),
+    }
+}
+
+fn registers_of_both(one: &Number, other: &Number) -> usize {
+    if immediate(other).is_some() {
+        return one.registers();
+    }
+    Number::registers_of_both(one, other)
+}
+
+/// Returns a literal that can be an operand of an instruction.
+fn immediate(number: &Number) -> Option<i32> {
+    match number {
+        Number::Literal(number) => i32::try_from(*number as i64).ok(),
+        _ => None,
+    }
+}
+
+impl FilterCode<'_, '_> {
+    /// Emits the code of a test, which falls through or jumps.
+    fn test(&mut self, test: &Test, jump: Jump) -> Result<(), IcedError> {
+        let otherwise = |to| Jump {
+            when: !jump.when,
+            to,
+        };
+        match test {
+            Test::Constant(holds) => {
+                if *holds == jump.when {
+                    self.a.jmp(jump.to)?;
+                }
+                Ok(())
+            }
+            Test::Not(test) => self.test(test, otherwise(jump.to)),
+            Test::And(one, other) if !jump.when => {
+                self.test(one, jump)?;
+                self.test(other, jump)
+            }
+            Test::Or(one, other) if jump.when => {
+                self.test(one, jump)?;
+                self.test(other, jump)
+            }
+            Test::And(one, other) | Test::Or(one, other) => {
+                let mut over = self.a.create_label();
+                self.test(one, otherwise(over))?;
+                self.test(other, jump)?;
+                self.a.set_label(&mut over)?;
+                self.a.nop()
+            }
+            Test::Compare(relation, signs, one, other) => {
+                self.compare(*relation, *signs, one, other, jump)
+            }
+            Test::CompareFloats(relation, one, other) => {
+                self.compare_floats(*relation, one, other, jump)
+            }
+            Test::IsString(of, text) => self.is_string(of, text, jump),
+            Test::BeginsWith(of, text) => self.begins_with(of, text, jump),
+        }
+    }
+
+    fn compare(
+        &mut self,
+        relation: Relation,
+        signs: Signs,
+        one: &Number,
+        other: &Number,
+        jump: Jump,
+    ) -> Result<(), IcedError> {
+        if let Some(literal) = immediate(other) {
+            self.number(one, &POOL)?;
+            self.a.cmp(POOL[0], literal)?;
+        } else {
+            let (one, other) = self.both(one, other, &POOL)?;
+            self.a.cmp(one, other)?;
+        }
+        self.jump_if(relation, signs, jump)
+    }
+
+    /// Emits the jump after a comparison.
+    fn jump_if(
+        &mut self,
+        relation: Relation,
+        signs: Signs,
+        Jump { when, to }: Jump,
+    ) -> Result<(), IcedError> {
+        let relation = if when { relation } else { inverse(relation) };
+        let a = &mut self.a;
+        match (relation, signs) {
+            (Relation::Equal, _) => a.je(to),
+            (Relation::NotEqual, _) => a.jne(to),
+            (Relation::Less, Signs::Signed) => a.jl(to),
+            (Relation::AtMost, Signs::Signed) => a.jle(to),
+            (Relation::Greater, Signs::Signed) => a.jg(to),
+            (Relation::AtLeast, Signs::Signed) => a.jge(to),
+            (Relation::Less, Signs::Unsigned) => a.jb(to),
+            (Relation::AtMost, Signs::Unsigned) => a.jbe(to),
+            (Relation::Greater, Signs::Unsigned) => a.ja(to),
+            (Relation::AtLeast, Signs::Unsigned) => a.jae(to),
+        }
+    }
+
+    /// Emits the code that loads two numbers into the first registers of a pool; returns which is where.
+    fn both(
+        &mut self,
+        one: &Number,
+        other: &Number,
+        pool: &[AsmRegister64],
+    ) -> Result<(AsmRegister64, AsmRegister64), IcedError> {
+        // Of the first one, only the result is kept while the second one is calculated.
+        if other.registers() > one.registers() {
+            self.number(other, pool)?;
+            self.number(one, &pool[1..])?;
+            return Ok((pool[1], pool[0]));
+        }
+        self.number(one, pool)?;
+        self.number(other, &pool[1..])?;
+        Ok((pool[0], pool[1]))
+    }
+
+    /// Emits the code that loads a number into the first register of a pool.
+    fn number(&mut self, number: &Number, pool: &[AsmRegister64]) -> Result<(), IcedError> {
+        let to = pool[0];
+        match number {
+            Number::Literal(number) => self.a.mov(to, *number),
+            Number::Word(word) => self.word(word, to),
+            Number::Int(word) => {
+                self.word(word, to)?;
+                // The lowest bit, that of integers, is shifted into the carry flag.
+                self.a.sar(to, 1)?;
+                self.a.jnc(self.untyped)
+            }
+            Number::Narrow(word, bits, signs) => {
+                self.word(word, to)?;
+                let unused = 64 - u32::from(*bits);
+                self.a.shl(to, unused)?;
+                self.shift_right(to, unused, *signs)
+            }
+            Number::Len(word) => self.len(word, to, pool[1]),
+            Number::Tag(word) => self.tag(word, to),
+            Number::Calculated(calculation, one, other) => {
+                if let Some(literal) = immediate(other) {
+                    self.number(one, pool)?;
+                    return match calculation {
+                        Calculation::Add => self.a.add(to, literal),
+                        Calculation::Subtract => self.a.sub(to, literal),
+                        Calculation::Multiply => self.a.imul_3(to, to, literal),
+                        Calculation::And => self.a.and(to, literal),
+                    };
+                }
+                let (one, other) = self.both(one, other, pool)?;
+                match calculation {
+                    Calculation::Add => self.a.add(one, other)?,
+                    Calculation::Subtract => self.a.sub(one, other)?,
+                    Calculation::Multiply => self.a.imul_2(one, other)?,
+                    Calculation::And => self.a.and(one, other)?,
+                }
+                if one != to {
+                    self.a.mov(to, one)?;
+                }
+                Ok(())
+            }
+            Number::Shifted(of, by, signs) => {
+                self.number(of, pool)?;
+                self.shift_right(to, u32::from(*by), *signs)
+            }
+        }
+    }
+
+    fn shift_right(
+        &mut self,
+        register: AsmRegister64,
+        by: u32,
+        signs: Signs,
+    ) -> Result<(), IcedError> {
+        match signs {
+            Signs::Signed => self.a.sar(register, by),
+            Signs::Unsigned => self.a.shr(register, by),
+        }
+    }
+
+    /// Emits the code that loads a word. Where memory is read, it uses rdi and r9.
+    fn word(&mut self, word: &Word, to: AsmRegister64) -> Result<(), IcedError> {
+        match word {
+            Word::Argument(index) => {
+                let source = self.arguments.get(usize::from(*index));
+                match source.copied().unwrap_or(ArgumentSource::Unknown) {
+                    ArgumentSource::Register(register) => self.register(register, to),
+                    ArgumentSource::Vector(register) => match get_xmm(register) {
+                        Some(register) => self.a.movq(to, register),
+                        None => self.a.jmp(self.untyped),
+                    },
+                    ArgumentSource::Stack(depth) => {
+                        let depth = self.context.pushed + u64::from(depth);
+                        self.a.lea(to, qword_ptr(rsp + depth))?;
+                        // Eight bytes may be in two pages if the stack pointer is not aligned.
+                        self.unless_readable(to, 0)?;
+                        self.unless_readable(to, 7)?;
+                        self.a.mov(to, qword_ptr(to))
+                    }
+                    ArgumentSource::Unknown => self.a.jmp(self.untyped),
+                }
+            }
+            Word::Field(of, field) => {
+                self.word(of, to)?;
+                self.header(to)?;
+                self.a.cmp(r9b, LEAST_OPAQUE_TAG as u32)?;
+                self.a.jae(self.untyped)?;
+                self.size()?;
+                self.a.cmp(r9, *field as i32)?;
+                self.a.jbe(self.untyped)?;
+                let at = 8 * *field as i32;
+                self.unless_readable(to, at)?;
+                self.a.mov(to, qword_ptr(to + at))
+            }
+        }
+    }
+
+    /// Emits the code that loads what a register held at the point.
+    fn register(&mut self, register: Register, to: AsmRegister64) -> Result<(), IcedError> {
+        let is_it = |(saved, _): &Saved| Register::from(*saved) == register;
+        let place = self.context.saved.iter().position(is_it);
+        match (self.context.saved_at, place) {
+            (Some(at), Some(place)) => load(self.a, to, at.plus(8 * place as u64)),
+            _ => load_at_point(self.a, to, register, self.context.saved),
+        }
+    }
+
+    /// Emits the code that loads the header of the block at `block` into r9.
+    fn header(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
+        self.a.test(low(block), 7)?;
+        self.a.jne(self.untyped)?;
+        self.unless_readable(block, -8)?;
+        self.a.mov(r9, qword_ptr(block - 8))
+    }
+
+    /// Emits the code that makes of the header in r9 the size of the block in words: bits 10 to 55.
+    fn size(&mut self) -> Result<(), IcedError> {
+        self.a.shl(r9, 8)?;
+        self.a.shr(r9, 18)
+    }
+
+    /// Emits the code that loads the header of the string at `block`, and makes of it the size in r9.
+    fn string(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
+        self.header(block)?;
+        self.a.cmp(r9b, STRING_TAG as u32)?;
+        self.a.jne(self.untyped)?;
+        self.size()
+    }
+
+    fn is_string(&mut self, of: &Word, text: &[u8], jump: Jump) -> Result<(), IcedError> {
+        let mut over = self.a.create_label();
+        let differs = if jump.when { over } else { jump.to };
+        let [block, ..] = POOL;
+        let words = block_of(text);
+        self.word(of, block)?;
+        self.string(block)?;
+        self.a.cmp(r9, words.len() as i32)?;
+        self.a.jne(differs)?;
+        self.unless_readable(block, 8 * (words.len() as i32 - 1))?;
+        for (index, word) in (0..).zip(&words) {
+            self.a.mov(rdi, *word)?;
+            self.a.cmp(qword_ptr(block + 8 * index), rdi)?;
+            self.a.jne(differs)?;
+        }
+        self.end_of_string(jump, &mut over)
+    }
+
+    fn begins_with(&mut self, of: &Word, text: &[u8], jump: Jump) -> Result<(), IcedError> {
+        let mut over = self.a.create_label();
+        let mut is_long = self.a.create_label();
+        let differs = if jump.when { over } else { jump.to };
+        let [block, size, ..] = POOL;
+        let words = words_of(text);
+        let last = words.len() as i32 - 1;
+        self.word(of, block)?;
+        self.string(block)?;
+        self.a.cmp(r9, words.len() as i32)?;
+        self.a.jb(differs)?;
+        self.a.mov(size, r9)?;
+        self.unless_readable(block, 8 * last)?;
+        for (index, word) in (0..last).zip(&words) {
+            self.a.mov(rdi, *word)?;
+            self.a.cmp(qword_ptr(block + 8 * index), rdi)?;
+            self.a.jne(differs)?;
+        }
+        let rest = text.len() as u32 % 8;
+        if let (Some(word), 1..) = (words.last(), rest) {
+            let unused = 64 - 8 * rest;
+            self.a.mov(r9, qword_ptr(block + 8 * last))?;
+            self.a.shl(r9, unused)?;
+            self.a.mov(rdi, word << unused)?;
+            self.a.cmp(r9, rdi)?;
+            self.a.jne(differs)?;
+        }
+        // In a longer block, the string is certainly long enough.
+        self.a.cmp(size, words.len() as i32)?;
+        self.a.jne(is_long)?;
+        self.a.cmp(byte_ptr(block + 8 * last + 7), 7 - rest)?;
+        self.a.ja(differs)?;
+        self.a.set_label(&mut is_long)?;
+        self.a.nop()?;
+        self.end_of_string(jump, &mut over)
+    }
+
+    /// Emits the end of the code that compares strings, which comes here if they are the same, or else jumps.
+    fn end_of_string(&mut self, jump: Jump, over: &mut CodeLabel) -> Result<(), IcedError> {
+        if jump.when {
+            self.a.jmp(jump.to)?;
+        }
+        self.a.set_label(over)?;
+        self.a.nop()
+    }
+
+    fn len(&mut self, of: &Word, to: AsmRegister64, size: AsmRegister64) -> Result<(), IcedError> {
+        let mut is_string = self.a.create_label();
+        let mut is_counted = self.a.create_label();
+        let mut over = self.a.create_label();
+        self.word(of, to)?;
+        self.header(to)?;
+        self.a.movzx(edi, r9b)?;
+        self.size()?;
+        self.a.mov(size, r9)?;
+        self.a.cmp(edi, STRING_TAG as i32)?;
+        self.a.je(is_string)?;
+        self.a.cmp(edi, DOUBLE_ARRAY_TAG as i32)?;
+        self.a.je(is_counted)?;
+        self.a.cmp(edi, LEAST_OPAQUE_TAG as i32)?;
+        self.a.jae(self.untyped)?;
+        self.a.set_label(&mut is_counted)?;
+        self.a.mov(to, size)?;
+        self.a.jmp(over)?;
+        self.a.set_label(&mut is_string)?;
+        self.a.test(size, size)?;
+        self.a.je(self.untyped)?;
+        self.a.lea(to, qword_ptr(to + size * 8 - 8))?;
+        self.unless_readable(to, 0)?;
+        self.a.mov(to, qword_ptr(to))?;
+        self.a.shr(to, 56)?;
+        self.a.cmp(to, 7)?;
+        self.a.ja(self.untyped)?;
+        self.a.lea(size, qword_ptr(size * 8 - 1))?;
+        self.a.sub(size, to)?;
+        self.a.mov(to, size)?;
+        self.a.set_label(&mut over)?;
+        self.a.nop()
+    }
+
+    fn tag(&mut self, of: &Word, to: AsmRegister64) -> Result<(), IcedError> {
+        let mut is_int = self.a.create_label();
+        let mut over = self.a.create_label();
+        self.word(of, to)?;
+        self.a.test(low(to), 1)?;
+        self.a.jne(is_int)?;
+        self.header(to)?;
+        self.a.movzx(low(to), r9b)?;
+        self.a.jmp(over)?;
+        self.a.set_label(&mut is_int)?;
+        self.a.mov(to, INT_TAG)?;
+        self.a.set_label(&mut over)?;
+        self.a.nop()
+    }
+
+    /// The vector registers are the program's, and so are those of the x87 unit: floats are compared as integers of the same
+    /// order.
+    fn compare_floats(
+        &mut self,
+        relation: Relation,
+        one: &Float,
+        other: &Float,
+        jump: Jump,
+    ) -> Result<(), IcedError> {
+        let mut no_number = self.a.create_label();
+        let mut over = self.a.create_label();
+        let [left, right, ..] = POOL;
+        self.float(one, left)?;
+        self.float(other, right)?;
+        self.ordered(left, no_number)?;
+        self.ordered(right, no_number)?;
+        self.a.cmp(left, right)?;
+        self.jump_if(relation, Signs::Signed, jump)?;
+        self.a.jmp(over)?;
+        self.a.set_label(&mut no_number)?;
+        self.a.nop()?;
+        // It is unequal to everything, and neither less nor greater.
+        if relation.holds(None) == jump.when {
+            self.a.jmp(jump.to)?;
+        }
+        self.a.set_label(&mut over)?;
+        self.a.nop()
+    }
+
+    fn float(&mut self, float: &Float, to: AsmRegister64) -> Result<(), IcedError> {
+        match float {
+            Float::Literal(bits) => self.a.mov(to, *bits),
+            Float::Word(word) => self.word(word, to),
+            Float::Boxed(word) => {
+                self.word(word, to)?;
+                self.header(to)?;
+                self.a.cmp(r9b, DOUBLE_TAG as u32)?;
+                self.a.jne(self.untyped)?;
+                self.size()?;
+                self.a.cmp(r9, 1)?;
+                self.a.jne(self.untyped)?;
+                self.unless_readable(to, 0)?;
+                self.a.mov(to, qword_ptr(to))
+            }
+        }
+    }
+
+    /// Emits the code that makes of the bits of a float an integer: signed ones have the order of the floats. Goes to `no_number` if
+    /// it is none.
+    fn ordered(&mut self, float: AsmRegister64, no_number: CodeLabel) -> Result<(), IcedError> {
+        let mut is_positive = self.a.create_label();
+        let mut magnitude = self.a.create_label();
+        self.a.mov(rdi, f64::INFINITY.to_bits())?;
+        self.a.btr(float, 63)?;
+        self.a.jnc(is_positive)?;
+        self.a.cmp(float, rdi)?;
+        self.a.ja(no_number)?;
+        self.a.neg(float)?;
+        self.a.jmp(magnitude)?;
+        self.a.set_label(&mut is_positive)?;
+        self.a.cmp(float, rdi)?;
+        self.a.ja(no_number)?;
+        self.a.set_label(&mut magnitude)?;
+        self.a.nop()
+    }
+
+    /// Emits a jump to `untyped` unless the word `offset` bytes behind `base` may be read. Uses rdi and r9.
+    fn unless_readable(&mut self, base: AsmRegister64, offset_of: i32) -> Result<(), IcedError> {
+        let page_bits = PAGE.trailing_zeros();
+        let table = offset(self.context.layout.pages());
+        let entry: AsmMemoryOperand = qword_ptr(rbx + rdi * 8 + table);
+        self.a.test(rbx, rbx)?;
+        self.a.je(self.untyped)?;
+        self.a.lea(r9, qword_ptr(base + offset_of))?;
+        self.a.mov(rdi, r9)?;
+        self.a.shr(rdi, readable_pages::KEY_SHIFT)?;
+        self.a.and(edi, readable_pages::ENTRIES as i32 - 1)?;
+        self.a.mov(rdi, entry)?;
+        self.a.shr(r9, page_bits)?;
+        self.a.bt(edi, r9d)?;
+        self.a.jnc(self.untyped)?;
+        self.a.shr(r9, readable_pages::KEY_SHIFT - page_bits)?;
+        self.a.shr(rdi, 32)?;
+        self.a.cmp(r9, rdi)?;
+        self.a.jne(self.untyped)
+    }
+}
+
+/// Returns the low half of a register of the pool.
+fn low(register: AsmRegister64) -> iced_x86::code_asm::AsmRegister32 {
+    let low = Register::from(register).full_register32();
+    get_gpr32(low).unwrap_or(edi)
+}
+
+fn inverse(relation: Relation) -> Relation {
+    match relation {
+        Relation::Equal => Relation::NotEqual,
+        Relation::NotEqual => Relation::Equal,
+        Relation::Less => Relation::AtLeast,
+        Relation::AtMost => Relation::Greater,
+        Relation::Greater => Relation::AtMost,
+        Relation::AtLeast => Relation::Less,
+    }
+}
+
+#[cfg(test)]
+mod tests;
