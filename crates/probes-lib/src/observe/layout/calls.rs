@@ -119,11 +119,12 @@ pub(crate) mod call_slot {
     /// How long the calls lasted that it has made, and when the last one ended.
     pub(crate) const CHILDREN: u64 = 32;
     pub(crate) const CHILD_ENDED: u64 = 40;
+    /// When the last call of a signal handler ended that interrupted the trampoline before the record was complete: the
+    /// call begins no earlier. Zero: none did.
+    pub(crate) const NOT_BEFORE: u64 = 48;
 
     /// It has made a call whose time is not known.
     pub(crate) const IS_DOUBTFUL: u32 = 1;
-    /// A signal handler has made calls that ended while the record was incomplete.
-    pub(crate) const WAS_INTERRUPTED: u32 = 2;
 }
 
 /// Which functions are timed, and where the data of each are.

@@ -9,12 +9,13 @@
 //! ```
 //!
 //! A signal handler that interrupts this code may call functions that are timed. So the record of a call is reserved (the
-//! depth is incremented) before it is written; its frame is written last, and cleared before the record is freed. A
+//! depth is incremented) before it is written; its frame is written last, and cleared first of all before the record is freed. A
 //! record without a frame is incomplete.
 //!
 //! For self times, the time of a call that ends is added to the children of the call that has made it: the last one left on the
 //! stack. If that record is incomplete, its call has not begun yet, or has ended: then the time is that of a child of the call
-//! before. A call that was unwound or lost has no time; the one that has made it is then marked as doubtful.
+//! before, and the incomplete one begins no earlier than the child has ended. A call that was unwound or lost has no time; the
+//! one that has made it is then marked as doubtful.
 //!
 //! Registers are saved on the stack; if there is no room, in MMX registers: anywhere in OCaml code, and at the entry of
 //! another function that does not use the x87 unit. Its exit may return a `long double` there. At such an exit, and at the
@@ -118,12 +119,14 @@ fn entry(
     a.dec(rdi)?;
     a.cmp(rdi, rsi)?;
     a.jae(push)?;
-    pop(a, layout)?;
+    clear(a, layout)?;
     count_last(a, shared, function_data::UNWOUND)?;
     if layout.of_self {
         a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
+        a.dec(edx)?;
         doubt_parent(a, layout, role)?;
     }
+    free(a)?;
     a.jmp(again)?;
 
     a.set_label(&mut others)?;
@@ -150,26 +153,21 @@ fn entry(
     if is_on_fiber(role) {
         a.mov(qword_ptr(rcx + call_slot::CALL_OWNER), r9)?;
     }
-    let mut begin = a.create_label();
     if layout.of_self {
-        a.mov(qword_ptr(rcx + call_slot::CHILDREN), 0)?;
-        a.mov(qword_ptr(rcx + call_slot::CHILD_ENDED), 0)?;
-        a.set_label(&mut begin)?;
         a.mov(dword_ptr(rcx + call_slot::FLAGS), 0)?;
+        for field in [
+            call_slot::CHILDREN,
+            call_slot::CHILD_ENDED,
+            call_slot::NOT_BEFORE,
+        ] {
+            a.mov(qword_ptr(rcx + field), 0)?;
+        }
     }
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rax, rdx)?;
     a.mov(qword_ptr(rcx + call_slot::TIME), rax)?;
     a.mov(qword_ptr(rcx + call_slot::FRAME), rsi)?;
-    if layout.of_self {
-        // The times of the handler's calls were added to the call before: this one begins after them.
-        let was_interrupted = call_slot::WAS_INTERRUPTED as i32;
-        a.test(dword_ptr(rcx + call_slot::FLAGS), was_interrupted)?;
-        a.je(over)?;
-        a.mov(qword_ptr(rcx + call_slot::FRAME), 0)?;
-        a.jmp(begin)?;
-    }
     Ok(())
 }
 
@@ -225,17 +223,21 @@ fn exit(
     )?;
     a.je(ended)?;
     a.set_label(&mut gone)?;
-    pop(a, layout)?;
+    clear(a, layout)?;
     // Without a frame, the record was not complete: its function is not known.
     a.test(rdi, rdi)?;
-    a.je(if layout.of_self { not_begun } else { again })?;
+    a.je(not_begun)?;
     count_last(a, shared, function_data::UNWOUND)?;
     if layout.of_self {
         a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
-        a.set_label(&mut not_begun)?;
-        a.nop()?;
+    }
+    a.set_label(&mut not_begun)?;
+    a.nop()?;
+    if layout.of_self {
+        a.dec(edx)?;
         doubt_parent(a, layout, role)?;
     }
+    free(a)?;
     a.jmp(again)?;
 
     a.set_label(&mut others)?;
@@ -251,7 +253,8 @@ fn exit(
     a.jnc(is_positive)?;
     a.xor(r8d, r8d)?;
     a.set_label(&mut is_positive)?;
-    pop(a, layout)?;
+    clear(a, layout)?;
+    free(a)?;
     add_time(a, role, shared)
 }
 
@@ -268,14 +271,18 @@ fn end_of_self(
     let mut is_doubtful = a.create_label();
     let mut is_certain = a.create_label();
     let mut no_parent = a.create_label();
+    // When it began.
+    a.mov(rdi, last_call(layout, call_slot::TIME))?;
+    a.cmp(rdi, last_call(layout, call_slot::NOT_BEFORE))?;
+    a.cmovb(rdi, last_call(layout, call_slot::NOT_BEFORE))?;
     // From here on, the calls of a signal handler are children of the call before.
-    a.mov(last_call(layout, call_slot::FRAME), 0)?;
+    clear(a, layout)?;
     // Those that it has made since the time in r8 was taken are children of this one.
     a.mov(rsi, last_call(layout, call_slot::CHILD_ENDED))?;
     a.cmp(r8, rsi)?;
     a.cmovb(r8, rsi)?;
     a.mov(rsi, r8)?;
-    a.sub(rsi, last_call(layout, call_slot::TIME))?;
+    a.sub(rsi, rdi)?;
     a.jnc(is_positive)?;
     a.xor(esi, esi)?;
     a.set_label(&mut is_positive)?;
@@ -291,21 +298,34 @@ fn end_of_self(
     count(a, role, shared, function_data::DOUBTFUL)?;
     a.set_label(&mut is_certain)?;
     a.dec(edx)?;
-    locate_parent(a, layout, role, no_parent)?;
+    let begin_later = |a: &mut CodeAssembler| raise(a, layout, call_slot::NOT_BEFORE);
+    locate_parent(a, layout, role, no_parent, begin_later)?;
     a.add(last_call(layout, call_slot::CHILDREN), rsi)?;
-    a.mov(last_call(layout, call_slot::CHILD_ENDED), r8)?;
+    raise(a, layout, call_slot::CHILD_ENDED)?;
     a.set_label(&mut no_parent)?;
-    a.dec(qword_ptr(rcx + call_slot::DEPTH))?;
+    free(a)?;
     a.mov(r8, rdi)
 }
 
+/// Emits the code that sets a field of the call that is located to the time in r8, unless it is later: a signal handler that interrupted
+/// this code may have set it.
+fn raise(a: &mut CodeAssembler, layout: CallsLayout, field: u64) -> Result<(), IcedError> {
+    let mut is_later = a.create_label();
+    a.cmp(last_call(layout, field), r8)?;
+    a.jae(is_later)?;
+    a.mov(last_call(layout, field), r8)?;
+    a.set_label(&mut is_later)?;
+    a.nop()
+}
+
 /// Emits the code that locates, among the first calls of the stack, of which edx says how many, the last one that is complete. Goes to
-/// `none` if there is none.
+/// `none` if there is none. Before it, what `note` emits is done with each one that is not complete.
 fn locate_parent(
     a: &mut CodeAssembler,
     layout: CallsLayout,
     role: &TimedRole,
     none: CodeLabel,
+    note: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
 ) -> Result<(), IcedError> {
     let mut next = a.create_label();
     let mut found = a.create_label();
@@ -315,7 +335,7 @@ fn locate_parent(
     a.je(none)?;
     a.cmp(last_call(layout, call_slot::FRAME), 0)?;
     a.jne(found)?;
-    a.or(last_flags(layout), call_slot::WAS_INTERRUPTED as i32)?;
+    note(a)?;
     a.dec(edx)?;
     a.jmp(next)?;
     a.set_label(&mut found)?;
@@ -327,17 +347,19 @@ fn locate_parent(
     a.nop()
 }
 
-/// Emits the code that notes, in the call that has made one whose time is not known, that it is doubtful; the time in rdi is that of
-/// the children of the one that it has made. edx says how many calls there are before that.
+/// Emits the code that notes, in the call that has made one whose time is not known, that it is doubtful, and so is one that is not
+/// complete: whether it had begun is not known. The time in rdi is that of the children of the one that it has made. edx says
+/// how many calls there are before that.
 fn doubt_parent(
     a: &mut CodeAssembler,
     layout: CallsLayout,
     role: &TimedRole,
 ) -> Result<(), IcedError> {
     let mut none = a.create_label();
-    locate_parent(a, layout, role, none)?;
+    let doubt = |a: &mut CodeAssembler| a.or(last_flags(layout), call_slot::IS_DOUBTFUL as i32);
+    locate_parent(a, layout, role, none, doubt)?;
     a.add(last_call(layout, call_slot::CHILDREN), rdi)?;
-    a.or(last_flags(layout), call_slot::IS_DOUBTFUL as i32)?;
+    doubt(a)?;
     a.set_label(&mut none)?;
     a.nop()
 }
@@ -500,11 +522,15 @@ fn before(layout: CallsLayout, field: u64) -> i32 {
     (call_slot::CALLS + field) as i32 - (1 << layout.call_len_bits())
 }
 
-/// Emits the code that takes away the last call, which is located.
-fn pop(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
-    a.mov(last_call(layout, call_slot::FRAME), 0)?;
-    a.dec(rdx)?;
-    a.mov(qword_ptr(rcx + call_slot::DEPTH), rdx)
+/// Emits the code that makes the record of the last call incomplete, which is located. Until it is freed, no signal handler's call
+/// overwrites it.
+fn clear(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
+    a.mov(last_call(layout, call_slot::FRAME), 0)
+}
+
+/// Emits the code that frees the record of the last call, which was cleared.
+fn free(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.dec(qword_ptr(rcx + call_slot::DEPTH))
 }
 
 /// Emits the code that takes away the last call, which is located, counts it as lost, and goes to `again`: it is one of
@@ -514,12 +540,13 @@ fn drop_others(
     shared: (LiveAddr, SharedLayout),
     again: CodeLabel,
 ) -> Result<(), IcedError> {
-    pop(a, shared.1.calls)?;
+    clear(a, shared.1.calls)?;
     count_last(a, shared, function_data::LOST)?;
+    free(a)?;
     a.jmp(again)
 }
 
-/// Emits the code that counts the call that is located, which need not be there any more.
+/// Emits the code that counts the call that is located.
 fn count_last(
     a: &mut CodeAssembler,
     shared: (LiveAddr, SharedLayout),
