@@ -3,7 +3,7 @@
 # The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test test-long test-all chaos adversary mutants lint sanitize bench fmt clean
+.PHONY: all setup demo test test-long test-all ci chaos adversary mutants lint sanitize bench fmt clean
 
 # Builds with fault injection have a folder of their own, so that none is mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
@@ -23,11 +23,15 @@ demo: setup
 test: setup
 	@scripts/suites unit doc live cli interface ocaml readme
 
-# What takes longer: faults and kills, programs that check themselves, all tests as an ordinary user, other compilers and C libraries.
+# What takes longer: faults and kills; programs that check themselves, and all tests, as an ordinary user; other compilers and C libraries.
 test-long: setup
-	@scripts/suites chaos adversary user matrix
+	@scripts/suites chaos+user matrix
 
 test-all: test test-long
+
+# What .ci/run calls after `make test`.
+ci: setup
+	@scripts/suites chaos+user matrix+lint
 
 # An hour, half of it as an ordinary user.
 chaos: setup
