@@ -956,7 +956,7 @@ fn start_under_real_filters(host: &Path) -> Talker {
 }
 
 // promise: Following: Root sees what a process under the filters of systemd and Docker loads; others
-//    are told that they do not (2)
+//    are warned (2)
 #[test]
 fn loads_are_seen_under_real_filters() {
     let load = format!("load {}", fixture("objects/plugin.so").display());

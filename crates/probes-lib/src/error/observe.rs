@@ -108,7 +108,7 @@ pub enum ObserveError {
     /// mapped.
     #[error(
         "({name}) {} {code}, which an earlier observation has left",
-        if *.is_executing { "still executes" } else { "may still return, as far as its stack shows, to" }
+        if *.is_executing { "still executes" } else { "may still return to" }
     )]
     StillInside {
         /// The thread's name.

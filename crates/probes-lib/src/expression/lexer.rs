@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::str::CharIndices;
 
 use super::problem::ExpressionProblem as Problem;
+use super::typed::Relation;
 
 /// The last field that can be asked for.
 const MAX_FIELD: u32 = 0xffff;
@@ -34,12 +35,7 @@ pub(super) enum Token {
 pub(crate) enum Operator {
     Or,
     And,
-    Equal,
-    NotEqual,
-    Less,
-    AtMost,
-    Greater,
-    AtLeast,
+    Compare(Relation),
     BeginsWith,
     BitAnd,
     ShiftRight,
@@ -54,33 +50,31 @@ impl Operator {
         match self {
             Operator::Or => 1,
             Operator::And => 2,
+            Operator::Compare(_) | Operator::BeginsWith => 3,
             Operator::BitAnd => 4,
             Operator::ShiftRight => 5,
             Operator::Add | Operator::Subtract => 6,
             Operator::Multiply => 7,
-            _ => COMPARISON,
         }
     }
 
     pub(super) fn is_comparison(self) -> bool {
-        self.strength() == COMPARISON
+        matches!(self, Operator::Compare(_) | Operator::BeginsWith)
     }
 }
 
-const COMPARISON: u32 = 3;
-
 /// Those that are written with two characters come first.
 const OPERATORS: [(&str, Operator); 14] = [
-    ("==", Operator::Equal),
-    ("!=", Operator::NotEqual),
-    ("<=", Operator::AtMost),
-    (">=", Operator::AtLeast),
+    ("==", Operator::Compare(Relation::Equal)),
+    ("!=", Operator::Compare(Relation::NotEqual)),
+    ("<=", Operator::Compare(Relation::AtMost)),
+    (">=", Operator::Compare(Relation::AtLeast)),
     ("^=", Operator::BeginsWith),
     (">>", Operator::ShiftRight),
     ("&&", Operator::And),
     ("||", Operator::Or),
-    ("<", Operator::Less),
-    (">", Operator::Greater),
+    ("<", Operator::Compare(Relation::Less)),
+    (">", Operator::Compare(Relation::Greater)),
     ("+", Operator::Add),
     ("-", Operator::Subtract),
     ("*", Operator::Multiply),

@@ -402,12 +402,7 @@ impl Typing<'_> {
             Operator::Multiply => Calculation::Multiply,
             Operator::BitAnd => Calculation::And,
             Operator::BeginsWith => return self.begins_with(node, left, right),
-            Operator::Equal => return self.compare(node, Relation::Equal, left, right),
-            Operator::NotEqual => return self.compare(node, Relation::NotEqual, left, right),
-            Operator::Less => return self.compare(node, Relation::Less, left, right),
-            Operator::AtMost => return self.compare(node, Relation::AtMost, left, right),
-            Operator::Greater => return self.compare(node, Relation::Greater, left, right),
-            Operator::AtLeast => return self.compare(node, Relation::AtLeast, left, right),
+            Operator::Compare(relation) => return self.compare(node, relation, left, right),
         };
         let ((one, one_sign), (other, other_sign)) = (self.number(left)?, self.number(right)?);
         let number = Number::Calculated(calculation, Box::new(one), Box::new(other));

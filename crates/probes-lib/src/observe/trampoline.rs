@@ -97,6 +97,19 @@ struct Pointers {
     layout: SharedLayout,
 }
 
+impl Pointers {
+    /// Of a point of an arena; the arena `sharing` has the shared data.
+    fn of(arena: &Arena, point: usize, sharing: &Arena) -> Pointers {
+        Pointers {
+            count: CountPointers::of(arena),
+            point,
+            untyped: arena.untyped_counter(point),
+            shared: arena.shared_pointer(),
+            layout: sharing.shared,
+        }
+    }
+}
+
 /// A trampoline cannot be made: the data are too far away, or it is longer than its place.
 #[derive(Debug)]
 pub(crate) struct DoesNotFit;
@@ -141,13 +154,7 @@ pub(crate) fn arena_code(
         let at = arena.trampoline(index);
         let len = arena.trampoline_len;
         let Some((site, bias)) = plan.patch_site(planned) else {
-            let pointers = Pointers {
-                count: CountPointers::of(arena),
-                point: index,
-                untyped: arena.untyped_counter(index),
-                shared: arena.shared_pointer(),
-                layout: sharing.shared,
-            };
+            let pointers = Pointers::of(arena, index, sharing);
             let wrapper = planned.point.wrapper().ok_or(DoesNotFit)?;
             code.bytes
                 .extend(trampoline(at, len, &planned.role, &pointers, wrapper)?);
@@ -170,13 +177,7 @@ pub(crate) fn arena_code(
             };
             of_recorded_function(at, (site, bias), role, pointers)
         } else if let Some(filter) = &role.filter {
-            let pointers = Pointers {
-                count: CountPointers::of(arena),
-                point: index,
-                untyped: arena.untyped_counter(index),
-                shared: arena.shared_pointer(),
-                layout: sharing.shared,
-            };
+            let pointers = Pointers::of(arena, index, sharing);
             let locked = LockedRegisters {
                 at: arena.saved_registers(),
                 lost: arena.locked_counter(pointers.untyped),

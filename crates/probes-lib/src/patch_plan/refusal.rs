@@ -127,7 +127,7 @@ pub enum Refusal {
     #[error("has other code in the process than in its file")]
     ChangedCode,
     /// What is asked of its calls is about an argument that it does not have, or it is not known which it has.
-    #[error("has no such argument, as far as is known")]
+    #[error("is not known to have this argument")]
     NoArgument,
 }
 

@@ -49,9 +49,9 @@ const READ_WHILE_STOPPED: u64 = 256 << 10;
 pub struct CleanReport {
     /// How many sites and functions were restored.
     pub sites: usize,
-    /// How many bytes stay mapped in the process, which does no harm. The cause is that, as far as
-    /// its stack shows, a thread may still return to a trampoline from a signal handler, or that
-    /// the process has set a seccomp filter since they were mapped.
+    /// How many bytes stay mapped in the process, which does no harm. The cause is that a thread
+    /// may still return to a trampoline from a signal handler (its stack holds such an address),
+    /// or that the process has set a seccomp filter since they were mapped.
     /// [`Target::clean`](crate::Target::clean) unmaps them when that is over.
     pub still_mapped: u64,
 }
