@@ -47,7 +47,7 @@ pub(crate) enum Command {
     Attach(attach::Args),
     /// Show the state of every probe of a running process, without stopping it
     Info(info::Args),
-    /// Show the probes of a file that is not running, or the functions of a file or process
+    /// Show the probes of a file that is not running, or the functions or USDT probes of a file or process
     List(list::Args),
     /// Count hits of probes, or calls of functions, of a running process
     Count(count::Args),

@@ -217,9 +217,9 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
         FunctionError::NoneAt { .. } => {
             format!("`{list} -functions` lists the addresses of its functions")
         }
-        FunctionError::NoUsdt { .. } => {
-            "`readelf -n FILE` shows the USDT probes of a file".to_owned()
-        }
+        // That command itself has found none.
+        FunctionError::NoUsdt { glob, .. } if glob == "*:*" => return None,
+        FunctionError::NoUsdt { .. } => format!("`{list} -provider any` lists the USDT probes"),
         FunctionError::NoRuntime { .. } => {
             "-gc is for OCaml programs that have the symbols of their runtime: do not strip them".to_owned()
         }

@@ -16,6 +16,7 @@ mod refused;
 mod released;
 mod svg;
 mod table;
+mod usdt;
 mod view;
 
 use std::io::{self, Write};
@@ -32,6 +33,7 @@ pub(crate) use latencies::{Latencies, LatencyReading, caution, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
 pub(crate) use released::Released;
+pub(crate) use usdt::{SiteSources, UsdtListing};
 pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
 
 use crate::failure::Failure;
@@ -60,6 +62,19 @@ pub(crate) fn functions(
         Format::Plain => listing.plain(to),
         Format::Table => listing.table(to),
         Format::Json => write_json(listing, to),
+    }
+}
+
+/// Formats the USDT probes of a process or a file; tables show sites if `sites`.
+pub(crate) fn usdt(
+    format: Format,
+    listing: &UsdtListing<'_>,
+    sites: bool,
+) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(listing.plain()),
+        Format::Table => Ok(listing.table(sites)),
+        Format::Json => json(listing),
     }
 }
 

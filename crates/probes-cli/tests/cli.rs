@@ -48,6 +48,8 @@ mod job_control; // trace on a terminal, with and without -wait
 mod latency; // times between probes of running programs
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
+#[path = "cli/list_usdt.rs"]
+mod list_usdt; // USDT probes of all providers
 #[path = "cli/memory.rs"]
 mod memory; // little memory
 #[path = "cli/objects.rs"]

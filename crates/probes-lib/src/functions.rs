@@ -1,6 +1,6 @@
 //! [`Functions`]: the functions of a program, in a file or in a process with everything that it has loaded.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,11 +11,10 @@ use crate::elf::functions::{Function, FunctionName, FunctionTable};
 use crate::elf::lines::LineSearch;
 use crate::elf::mangling::demangle;
 use crate::elf::source::SourceMap;
-use crate::elf::usdt::usdt_sites;
+use crate::elf::usdt::{is_foreign, usdt_sites};
 use crate::error::{Error, FunctionError, Result};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
-use crate::process::Process;
-use crate::process::code_files::{CodeFile, CodeFiles, VDSO};
+use crate::process::code_files::{CodeFile, CodeFiles, EachFile, VDSO};
 use crate::process::object::UnreadableObject;
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::select::glob::Glob;
@@ -148,32 +147,18 @@ impl Functions {
     }
 
     fn read(pid: i32, table_of: impl Fn(&ElfFile) -> Result<FunctionTable>) -> Result<Functions> {
-        let process = Process::open(pid)?;
-        process.refuse_without_program()?;
-        let CodeFiles {
+        let EachFile {
             program,
             files,
-            mut unreadable,
-        } = CodeFiles::of(&process)?;
-        let mut objects: Vec<FunctionObject> = Vec::new();
-        let mut known: HashMap<*const ElfFile, Arc<FunctionTable>> = HashMap::new();
-        for CodeFile { elf, bias } in files {
-            let table = match known.get(&Arc::as_ptr(&elf)) {
-                Some(table) => Ok(table.clone()),
-                None => table_of(&elf).map(Arc::new),
-            };
-            match table {
-                Ok(table) => {
-                    known.insert(Arc::as_ptr(&elf), table.clone());
-                    let bias = Some(bias);
-                    objects.push(FunctionObject { table, bias, elf });
-                }
-                Err(why) => unreadable.push(UnreadableObject {
-                    path: elf.path().to_owned(),
-                    why: Arc::new(why),
-                }),
-            }
-        }
+            unreadable,
+        } = CodeFiles::of_pid(pid)?.each(table_of);
+        let objects = files.into_iter();
+        let objects = objects.map(|(CodeFile { elf, bias }, table)| FunctionObject {
+            table,
+            bias: Some(bias),
+            elf,
+        });
+        let objects = objects.collect();
         Ok(Functions {
             program,
             objects,
@@ -331,13 +316,16 @@ impl Functions {
         let mut places = Vec::new();
         let mut names = BTreeSet::new();
         for object in self.objects.iter().filter(|object| !object.is_kernels()) {
-            for site in usdt_sites(&object.elf)? {
-                if !glob.matches(&site.name) {
-                    names.insert(site.name);
+            for site in usdt_sites(&object.elf, is_foreign)?.sites {
+                let (probe, Some(address)) = (site.probe(), site.address) else {
+                    continue;
+                };
+                if !glob.matches(&probe) {
+                    names.insert(probe);
                     continue;
                 }
-                let function = object.table.function_at(site.address).ok_or_else(|| {
-                    let (name, address) = (site.name.clone(), site.address);
+                let function = object.table.function_at(address).ok_or_else(|| {
+                    let name = probe.clone();
                     let kind = FunctionError::SiteOutside { name, address };
                     Error::of_file(object.table.path(), kind)
                 })?;
@@ -347,10 +335,10 @@ impl Functions {
                         function,
                         name: 0,
                     },
-                    offset: site.address.0 - function.address().0,
+                    offset: address.0 - function.address().0,
                     named_by: glob.is_name().then_some(index),
                     selected_by: SelectedBy::Usdt {
-                        name: site.name.into(),
+                        name: probe.into(),
                         semaphore: site.semaphore,
                     },
                 });

@@ -36,6 +36,7 @@
 //! | to | use |
 //! |---|---|
 //! | read the probes of a file | [`ProbeTable::read`] |
+//! | read the USDT probes of all providers, in a file or a process | [`UsdtProbes`] |
 //! | list the processes that have probes | [`survey`](survey()) |
 //! | list, enable and disable the probes of a process | [`Target`], [`Actions`], [`Report`] |
 //! | count the hits of probes, time pairs of them, read their arguments | [`Target::observe`], with an [`Observation`]; the [`Observer`] reads |
@@ -86,6 +87,7 @@ mod target;
 mod testing;
 mod trace;
 mod update;
+mod usdt;
 
 // Files: what an ELF file says of probes.
 pub use build_id::BuildId;
@@ -98,12 +100,14 @@ pub use elf::mangling::Language;
 pub use elf::note::{Note, Notes, notes};
 pub use elf::source::{SourceLocation, SourceMap};
 pub use elf::table::{Generation, Probe, ProbeTable, Semaphore, Site};
+pub use elf::usdt::UsdtSite;
 
 // Processes: where their objects are loaded, and which of them have probes.
 pub use address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
 pub use survey::{Survey, SurveyedProcess, survey};
+pub use usdt::{PlacedUsdtSite, UsdtObject, UsdtProbe, UsdtProbes};
 
 // This process: for commands.
 pub use sys::heap::keep_one_heap;

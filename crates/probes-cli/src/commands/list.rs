@@ -1,4 +1,6 @@
-//! `list`: the probes of a file that is not running, or the functions of a file or process.
+//! `list`: the probes of a file that is not running, or the functions or USDT probes of a file or process.
+
+mod usdt;
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +9,9 @@ use probes_lib::{Functions, Linking, ProbeTable, SourceMap};
 use super::open_target::{detail, warn_of_unreadable};
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, FunctionArgument, OutputFlags, PathFlags, function, pid};
+use crate::flags::{
+    Checked, FunctionArgument, OutputFlags, PathFlags, ProviderArgument, function, pid, provider,
+};
 use crate::hint::Operand;
 use crate::output::{self, FunctionListing, Listing, WarningKind};
 use crate::spelling::is_number;
@@ -29,22 +33,33 @@ A GLOB is for the whole name as it is shown here, such as 'Stdlib.List.*': * sta
 ? for one, [ab] for one of these, [!ab] for another. A function with several names is shown by the one that
 is asked for, or the first that matches; -json has them all. 0xADDRESS is the function whose code is there, in
 the process or in the file. FILE:LINE(call) is the first call of a function whose own line is not
-known. Calls that the compiler has inlined are not calls of a function.";
+known. Calls that the compiler has inlined are not calls of a function.
+
+With -provider, it prints the USDT probes of all providers (any), or of those that the glob matches, also of
+OCaml: one PROVIDER:NAME on each line, sorted. `count -usdt` counts those that are not of OCaml. A GLOB is for
+NAME alone: -provider postgresql 'query__*'. With -sites, below each name
+    site ADDRESS OBJECT FUNCTION FILE:LINE ARGUMENTS
+    semaphore ADDRESS
+with -pid addresses in the process, also of the libraries that it has loaded. FUNCTION may have spaces.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]
-       ocaml-probes list -functions -prog FILE|-pid N [FLAGS] [GLOB...]")]
+       ocaml-probes list -functions -prog FILE|-pid N [FLAGS] [GLOB...]
+       ocaml-probes list -provider any|GLOB -prog FILE|-pid N [FLAGS] [GLOB...]")]
 #[command(after_help = HELP, next_help_heading = "Flags")]
 pub(crate) struct Args {
     /// The file, as a path: it is not looked up in PATH
     #[arg(short, long, value_name = "FILE")]
     prog: Option<PathBuf>,
-    /// The process whose functions to show
+    /// The process whose functions or USDT probes to show
     #[arg(long, value_name = "N", value_parser = pid, conflicts_with = "prog")]
     pid: Option<i32>,
     /// Show functions instead of probes
     #[arg(long)]
     functions: bool,
+    /// Show USDT probes of all providers (any), or of those that match
+    #[arg(long, value_name = "GLOB", value_parser = provider, conflicts_with = "functions")]
+    provider: Option<ProviderArgument>,
     /// Also show each site and semaphore
     #[arg(long, conflicts_with = "functions")]
     sites: bool,
@@ -52,7 +67,7 @@ pub(crate) struct Args {
     paths: PathFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
-    /// Globs for the functions to show, 0xADDRESS or FILE:LINE; all, if there is none
+    /// Globs for functions, 0xADDRESS or FILE:LINE, or for names of USDT probes; all, if there is none
     #[arg(value_name = "GLOB", value_parser = function)]
     wanted: Vec<FunctionArgument>,
 }
@@ -61,11 +76,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(file) = &args.prog {
         args.output.refuse_to_overwrite("-prog", file)?;
     }
-    if let (Some(FunctionArgument { typed: glob, .. }), false) =
-        (args.wanted.first(), args.functions)
-    {
+    if let (Some(FunctionArgument { typed: glob, .. }), false) = (
+        args.wanted.first(),
+        args.functions || args.provider.is_some(),
+    ) {
         return Err(usage(match args.prog {
-            Some(_) => format!("\"{glob}\" needs -functions: a GLOB selects functions"),
+            Some(_) => {
+                format!(
+                    "\"{glob}\" needs -functions or -provider: a GLOB selects functions or USDT probes"
+                )
+            }
             None if is_number(glob) => format!(
                 "needs -prog FILE, or -functions and -pid N: `ocaml-probes info -pid {glob}` shows the probes of a process"
             ),
@@ -73,6 +93,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 format!("needs -prog FILE, or -functions and -pid N: write -prog {glob}")
             }
         }));
+    }
+    if let Some(provider) = &args.provider {
+        return usdt::run(args, provider);
     }
     let output = args.output.open()?;
     match (&args.prog, args.pid) {
@@ -92,7 +115,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         (None, Some(pid)) => {
             let instead = format!("`ocaml-probes info -pid {pid}` shows the probes of a process");
-            Err(usage(format!("-pid needs -functions; {instead}")))
+            Err(usage(format!(
+                "-pid needs -functions or -provider; {instead}"
+            )))
         }
         (None, None) if args.functions => Err(usage("needs -prog FILE or -pid N")),
         (None, None) => Err(usage("needs -prog FILE")),

@@ -29,6 +29,45 @@ impl UsdtFlags {
     }
 }
 
+/// Some providers of USDT probes.
+#[derive(Clone, Debug)]
+pub(crate) struct ProviderArgument {
+    /// `None` for all.
+    pub(crate) glob: Option<Glob>,
+}
+
+/// Reads a glob for providers, or `any`.
+pub(crate) fn provider(typed: &str) -> Result<ProviderArgument, String> {
+    if typed == "any" {
+        return Ok(ProviderArgument { glob: None });
+    }
+    if typed.is_empty() {
+        return Err("a provider is empty".to_owned());
+    }
+    if let Some((provider, name)) = typed.split_once(':') {
+        return Err(format!(
+            "\"{typed}\" is not a provider: write -provider {provider} '{name}'"
+        ));
+    }
+    let glob = glob(typed)?;
+    Ok(ProviderArgument { glob: Some(glob) })
+}
+
+/// Reads a glob for names of USDT probes, without their providers.
+pub(crate) fn usdt_name(typed: &str) -> Result<Glob, String> {
+    if let Some((provider, name)) = typed.split_once(':') {
+        return Err(format!(
+            "\"{typed}\" has a provider: write -provider {provider} '{name}'"
+        ));
+    }
+    glob(typed)
+}
+
+fn glob(typed: &str) -> Result<Glob, String> {
+    let glob = typed.parse();
+    glob.map_err(|error| format!("\"{typed}\" is {error}"))
+}
+
 /// Reads a glob.
 fn usdt(typed: &str) -> Result<UsdtArgument, String> {
     let typed = typed.trim();
@@ -41,8 +80,7 @@ fn usdt(typed: &str) -> Result<UsdtArgument, String> {
             "\"{typed}\" is a probe of OCaml: give -probe {name}"
         ));
     }
-    let glob = typed.parse();
-    let glob = glob.map_err(|error| format!("\"{typed}\" is {error}"))?;
+    let glob = glob(typed)?;
     let typed = typed.to_owned();
     Ok(UsdtArgument { typed, glob })
 }
@@ -68,6 +106,31 @@ mod tests {
             ("a:[", "\"a:[\" is not a glob: it has a [ without a ]"),
         ] {
             assert_eq!(usdt(typed).err().as_deref(), Some(error));
+        }
+    }
+
+    #[test]
+    fn providers_and_names_are_given_apart() {
+        assert!(provider("any").unwrap().glob.is_none());
+        let postgresql = provider("postgres*").unwrap().glob;
+        assert!(postgresql.unwrap().matches("postgresql"));
+        assert!(usdt_name("query__*").unwrap().matches("query__start"));
+        for (found, error) in [
+            (
+                provider("a:b*").err(),
+                "\"a:b*\" is not a provider: write -provider a 'b*'",
+            ),
+            (provider("").err(), "a provider is empty"),
+            (
+                provider("[").err(),
+                "\"[\" is not a glob: it has a [ without a ]",
+            ),
+            (
+                usdt_name("a:b").err(),
+                "\"a:b\" has a provider: write -provider a 'b'",
+            ),
+        ] {
+            assert_eq!(found.as_deref(), Some(error));
         }
     }
 }

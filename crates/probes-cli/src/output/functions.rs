@@ -88,10 +88,20 @@ struct CallView<'f> {
     line: u32,
 }
 
+/// A mapped file that could not be read.
 #[derive(Serialize)]
-struct UnreadableView {
+pub(super) struct UnreadableView {
     object: String,
     why: String,
+}
+
+impl UnreadableView {
+    pub(super) fn of(file: &UnreadableObject) -> UnreadableView {
+        UnreadableView {
+            object: file.path.to_string_lossy().into_owned(),
+            why: file.why.to_string(),
+        }
+    }
 }
 
 impl<'f> FunctionListing<'f> {
@@ -102,10 +112,6 @@ impl<'f> FunctionListing<'f> {
         pid: Option<i32>,
         form: PathForm,
     ) -> FunctionListing<'f> {
-        let unreadable = |one: &UnreadableObject| UnreadableView {
-            object: one.path.to_string_lossy().into_owned(),
-            why: one.why.to_string(),
-        };
         let selected = Selected::of(selected);
         FunctionListing {
             version: VERSION,
@@ -113,7 +119,11 @@ impl<'f> FunctionListing<'f> {
             program: functions.program().to_string_lossy().into_owned(),
             paths: selected.shown_paths(form),
             functions: selected,
-            unreadable: functions.unreadable().iter().map(unreadable).collect(),
+            unreadable: functions
+                .unreadable()
+                .iter()
+                .map(UnreadableView::of)
+                .collect(),
         }
     }
 

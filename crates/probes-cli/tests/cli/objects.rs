@@ -9,7 +9,7 @@ use test_support::{Scratch, Talker, fixture, fixture_forms, process};
 use crate::support::{command, image, probe, run, run_on};
 
 /// Programs that have loaded a plugin.
-fn hosts() -> [Talker; 2] {
+pub(crate) fn hosts() -> [Talker; 2] {
     fixture_forms("objects/host").map(|file| {
         let mut target = Talker::start(&file);
         let plugin = fixture("objects/plugin.so");
@@ -75,7 +75,7 @@ fn probe_is_enabled_in_all_objects() {
 }
 
 /// A copy of the plugin whose first note has a size that is too small.
-fn damaged_plugin(scratch: &Scratch) -> PathBuf {
+pub(crate) fn damaged_plugin(scratch: &Scratch) -> PathBuf {
     let copy = scratch.copy(&fixture("objects/plugin.so"), "plugin.so");
     let mut bytes = fs::read(&copy).unwrap();
     let owner = b"stapsdt\0";
@@ -88,7 +88,7 @@ fn damaged_plugin(scratch: &Scratch) -> PathBuf {
 }
 
 /// The error for a damaged plugin at `path`, and the hint.
-fn damage_messages(path: &Path) -> [String; 2] {
+pub(crate) fn damage_messages(path: &Path) -> [String; 2] {
     let path = path.display();
     [
         format!("{path} is corrupt: probe note 0 at 0x0 is malformed (descsz 9 < 24)"),

@@ -400,8 +400,18 @@ impl FunctionTable {
         self.functions.iter().map(function)
     }
 
-    /// Returns the function whose code is at this address; if one is inside another, the one that begins last.
-    pub(crate) fn function_at(&self, address: FileAddr) -> Option<Function<'_>> {
+    /// Returns the function whose code is at this address in the file; if one is inside another, the one that begins last.
+    ///
+    /// ```no_run
+    /// use probes_lib::{FileAddr, FunctionTable};
+    ///
+    /// let functions = FunctionTable::read("server.exe")?;
+    /// if let Some(function) = functions.function_at(FileAddr(0x561ee)) {
+    ///     println!("{:?} begins at {}", function.name(), function.address());
+    /// }
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    pub fn function_at(&self, address: FileAddr) -> Option<Function<'_>> {
         let next = self.functions.partition_point(|it| it.address <= address);
         // Few functions are inside another.
         let before = self.functions[..next].iter().rev().take(MAX_NESTED);

@@ -1,60 +1,100 @@
-//! [`UsdtSite`]: the sites of the USDT probes of other providers than OCaml's, from the notes of a file. Such a site is one
-//! byte of code, a `nop`.
+//! [`UsdtSite`]: the sites of USDT probes of any provider, from the notes of a file. A site of another provider than OCaml's is
+//! one byte of code, a `nop`.
 
 use std::str;
+use std::sync::Arc;
 
 use super::table::{self, COUNTER_LEN, Generation};
 use super::{ElfFile, Segment};
 use crate::address::FileAddr;
 use crate::error::Result;
 
-/// A site of a USDT probe.
+/// A site of a USDT probe, as a note of a file describes it. Addresses are those in the file, corrected if it was prelinked.
+///
+/// The format of the note is that of [`Note`](crate::Note).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UsdtSite {
-    /// Provider and name of the probe: `postgresql:query__start`.
-    pub(crate) name: String,
-    /// Its address in the file.
-    pub(crate) address: FileAddr,
-    /// The address in the file of the two bytes that count who observes the probe; `None` if it has none. The program may
-    /// come to the site only while they are not 0.
-    pub(crate) semaphore: Option<FileAddr>,
+pub struct UsdtSite {
+    /// The provider of the probe: `postgresql`. It can be printed.
+    pub provider: Arc<str>,
+    /// Its name: `query__start`. It can be printed.
+    pub name: Arc<str>,
+    /// The address of the site; `None` if the note has only a semaphore, as some of OCaml's have.
+    pub address: Option<FileAddr>,
+    /// The address of the semaphore, two bytes that count who observes the probe; `None` if it has none. The program may come
+    /// to the site only while they are not 0. OCaml's own counter is in the two bytes behind it, except for the provider
+    /// `ocaml`: see [`Semaphore`](crate::Semaphore).
+    pub semaphore: Option<FileAddr>,
+    /// The argument string as it is in the note, without its NUL; any bytes.
+    pub arguments: Box<[u8]>,
 }
 
-/// Returns the sites in a file, in the order of the notes; none if it has no notes. A note whose addresses are outside of the
-/// file's segments is left out, and one whose name cannot be printed.
+impl UsdtSite {
+    /// Returns provider and name of the probe: `postgresql:query__start`.
+    pub fn probe(&self) -> String {
+        format!("{}:{}", self.provider, self.name)
+    }
+}
+
+/// The sites of a file, in the order of the notes.
+#[derive(Debug, Default)]
+pub(crate) struct UsdtSites {
+    pub(crate) sites: Vec<UsdtSite>,
+    /// How many notes are left out, because their addresses are outside of the file's segments or their names cannot be printed.
+    pub(crate) left_out: usize,
+}
+
+/// Returns the sites in a file whose providers are `wanted`; none if it has no notes. A note of another provider than OCaml's
+/// that has no site is none.
 ///
 /// # Errors
 ///
 /// If the file cannot be read, or a note is malformed.
-pub(crate) fn usdt_sites(elf: &ElfFile) -> Result<Vec<UsdtSite>> {
-    let mut sites = Vec::new();
+pub(crate) fn usdt_sites(elf: &ElfFile, wanted: impl Fn(&[u8]) -> bool) -> Result<UsdtSites> {
+    let mut found = UsdtSites::default();
     let segments: Vec<Segment> = elf.loaded().collect();
     table::each_placed_note(elf, |note, shift| {
-        if Generation::of_provider(note.provider).is_some() {
+        let is_ocaml = Generation::of_provider(note.provider).is_some();
+        if !wanted(note.provider) || (note.pc == 0 && !is_ocaml) {
             return Ok(());
         }
-        let placed = |address: u64| FileAddr(address.wrapping_add(shift));
-        let address = placed(note.pc);
-        let semaphore = (note.semaphore != 0).then(|| placed(note.semaphore));
-        let mut code = segments.iter().filter(|segment| segment.executable);
-        let is_code = note.pc != 0 && code.any(|segment| segment.holds_in_file(address, 1));
+        let placed = |address: u64| (address != 0).then(|| FileAddr(address.wrapping_add(shift)));
+        let (address, semaphore) = (placed(note.pc), placed(note.semaphore));
+        let is_code = |at| {
+            let mut code = segments.iter().filter(|segment| segment.executable);
+            code.any(|segment| segment.holds_in_file(at, 1))
+        };
         let is_counter = |at| {
             let mut data = segments.iter().filter(|segment| segment.writable);
             data.any(|segment| segment.holds_in_memory(at, COUNTER_LEN))
         };
+        let is_placed = address.is_none_or(is_code) && semaphore.is_none_or(is_counter);
         let text = [note.provider, note.name].map(printable);
-        if let ([Some(provider), Some(name)], true) =
-            (text, is_code && semaphore.is_none_or(is_counter))
-        {
-            sites.push(UsdtSite {
-                name: format!("{provider}:{name}"),
-                address,
-                semaphore,
-            });
-        }
+        let ([Some(provider), Some(name)], true) = (text, is_placed) else {
+            found.left_out += 1;
+            return Ok(());
+        };
+        // Most often the note before is of the same provider, and often of the same probe.
+        let last = found.sites.last();
+        let shared = |text: &str, of_last: Option<&Arc<str>>| match of_last {
+            Some(last) if **last == *text => last.clone(),
+            _ => text.into(),
+        };
+        let site = UsdtSite {
+            provider: shared(provider, last.map(|site| &site.provider)),
+            name: shared(name, last.map(|site| &site.name)),
+            address,
+            semaphore,
+            arguments: note.arguments.into(),
+        };
+        found.sites.push(site);
         Ok(())
     })?;
-    Ok(sites)
+    Ok(found)
+}
+
+/// Returns whether a provider is another one than OCaml's.
+pub(crate) fn is_foreign(provider: &[u8]) -> bool {
+    Generation::of_provider(provider).is_none()
 }
 
 fn printable(text: &[u8]) -> Option<&str> {
@@ -67,7 +107,7 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    use test_support::{fixture, output};
+    use test_support::{fixture_forms, output};
 
     use super::*;
 
@@ -77,7 +117,7 @@ mod tests {
         let notes = String::from_utf8(notes.stdout).unwrap();
         let mut sites = Vec::new();
         let (mut provider, mut name) = ("", "");
-        let (mut address, mut semaphore) = (FileAddr(0), None);
+        let (mut address, mut semaphore) = (None, None);
         let number = |text: &str| u64::from_str_radix(text.strip_prefix("0x").unwrap(), 16);
         for line in notes.lines() {
             let Some((key, value)) = line.trim_start().split_once(": ") else {
@@ -92,35 +132,61 @@ mod tests {
                         number(digits).unwrap()
                     });
                     let numbers: Vec<u64> = numbers.collect();
-                    address = FileAddr(numbers[0]);
-                    semaphore = (numbers[2] != 0).then_some(FileAddr(numbers[2]));
+                    let placed = |number: u64| (number != 0).then_some(FileAddr(number));
+                    (address, semaphore) = (placed(numbers[0]), placed(numbers[2]));
                 }
                 // The last line of a note.
-                "Arguments" if Generation::of_provider(provider.as_bytes()).is_none() => {
-                    sites.push(UsdtSite {
-                        name: format!("{provider}:{name}"),
-                        address,
-                        semaphore,
-                    });
-                }
+                "Arguments" => sites.push(UsdtSite {
+                    provider: provider.into(),
+                    name: name.into(),
+                    address,
+                    semaphore,
+                    arguments: value.as_bytes().into(),
+                }),
                 _ => {}
             }
         }
         sites
     }
 
+    #[track_caller]
+    fn assert_as_readelf(file: &Path) {
+        let elf = ElfFile::open(file).unwrap();
+        let expected = shown_by_readelf(file);
+        assert!(!expected.is_empty(), "{}", file.display());
+        let all = usdt_sites(&elf, |_| true).unwrap();
+        assert_eq!((all.sites, all.left_out), (expected.clone(), 0));
+        let foreign = expected.into_iter();
+        let foreign = foreign.filter(|site| is_foreign(site.provider.as_bytes()));
+        let found = usdt_sites(&elf, is_foreign).unwrap().sites;
+        assert_eq!(found, foreign.collect::<Vec<_>>());
+    }
+
     #[test]
     fn sites_are_those_that_readelf_shows() {
-        let libraries = ["libstdc++.so.6", "libc.so.6"];
-        let folder = Path::new("/usr/lib/x86_64-linux-gnu");
-        let files = libraries.map(|name| folder.join(name));
-        for file in files.iter().filter(|file| file.exists()) {
-            let elf = ElfFile::open(file).unwrap();
-            assert_eq!(usdt_sites(&elf).unwrap(), shown_by_readelf(file));
+        let library = Path::new("/usr/lib/x86_64-linux-gnu/libstdc++.so.6");
+        if library.exists() {
+            assert_as_readelf(library);
         }
-        let elf = ElfFile::open(&fixture("foreign_only.pie")).unwrap();
-        let found = usdt_sites(&elf).unwrap();
-        assert!(!found.is_empty());
-        assert_eq!(found, shown_by_readelf(&fixture("foreign_only.pie")));
+        for name in ["usdt", "foreign", "foreign_only", "gen_ocaml_2"] {
+            fixture_forms(name)
+                .iter()
+                .for_each(|file| assert_as_readelf(file));
+        }
+    }
+
+    #[test]
+    fn any_file_gives_printable_sites_or_error() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/elf");
+        let mut sites = 0;
+        for entry in std::fs::read_dir(corpus).unwrap() {
+            let elf = ElfFile::open(&entry.unwrap().path());
+            let found = elf.and_then(|elf| usdt_sites(&elf, |_| true));
+            for site in found.into_iter().flat_map(|found| found.sites) {
+                assert!(!site.probe().chars().any(char::is_control));
+                sites += 1;
+            }
+        }
+        assert!(sites > 0, "no seed has a site");
     }
 }

@@ -35,7 +35,7 @@ pub enum FunctionError {
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
     },
-    /// No USDT probe of another provider than OCaml's matches.
+    /// No USDT probe matches.
     #[error("no USDT probe matches {glob}")]
     NoUsdt {
         /// What was asked for.

@@ -1,7 +1,7 @@
 //! [`CodeFiles`]: the files whose code is in the memory of a process, with or without probes, and the code that
 //! the kernel adds (vDSO).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -46,7 +46,55 @@ pub(crate) struct CodeFile {
     pub(crate) bias: LoadBias,
 }
 
+/// The files of a process, each with what was read of it.
+pub(crate) struct EachFile<T> {
+    pub(crate) program: PathBuf,
+    /// In the order of [`CodeFiles::files`]. A file that is loaded more than once shares what was read of it.
+    pub(crate) files: Vec<(CodeFile, Arc<T>)>,
+    pub(crate) unreadable: Vec<UnreadableObject>,
+}
+
 impl CodeFiles {
+    /// Same as [`CodeFiles::of`], of the process with this pid.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, it has no program, or its executable cannot be read.
+    pub(crate) fn of_pid(pid: i32) -> Result<CodeFiles> {
+        let process = Process::open(pid)?;
+        process.refuse_without_program()?;
+        CodeFiles::of(&process)
+    }
+
+    /// Reads something of each file, once; a file of which it cannot be read is unreadable.
+    pub(crate) fn each<T>(self, read: impl Fn(&ElfFile) -> Result<T>) -> EachFile<T> {
+        let mut unreadable = self.unreadable;
+        let mut files = Vec::new();
+        let mut known: HashMap<*const ElfFile, Arc<T>> = HashMap::new();
+        for file in self.files {
+            let key = Arc::as_ptr(&file.elf);
+            let found = match known.get(&key) {
+                Some(found) => Ok(found.clone()),
+                None => read(&file.elf).map(Arc::new),
+            };
+            match found {
+                Ok(found) => {
+                    known.insert(key, found.clone());
+                    files.push((file, found));
+                }
+                Err(why) => unreadable.push(UnreadableObject {
+                    path: file.elf.path().to_owned(),
+                    why: Arc::new(why),
+                }),
+            }
+        }
+        EachFile {
+            program: self.program,
+            files,
+            unreadable,
+        }
+    }
+
     /// Reads the headers of the files.
     ///
     /// # Errors
