@@ -133,3 +133,5 @@ mod displaced;
 mod lockstep;
 #[path = "live/patches.rs"]
 mod patches;
+#[path = "live/stepping.rs"]
+mod stepping;

@@ -17,7 +17,7 @@ mod instruction;
 #[path = "lockstep/program.rs"]
 mod program;
 #[path = "lockstep/tracee.rs"]
-mod tracee;
+pub(crate) mod tracee;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

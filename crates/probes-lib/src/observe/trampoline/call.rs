@@ -63,8 +63,8 @@ pub(super) fn code(
     };
     let used = match role.stack {
         StackKind::OfThread if is_entry => 6,
-        StackKind::OfThread => 7,
-        StackKind::OfFiber { .. } => 8,
+        StackKind::OfThread if !pointers.layout.calls.of_self => 7,
+        StackKind::OfThread | StackKind::OfFiber { .. } => 8,
     };
     let shared = (pointers.shared, pointers.layout);
     let mut over = a.create_label();
@@ -246,7 +246,9 @@ fn exit(
     a.set_label(&mut ended)?;
     if layout.of_self {
         end_of_self(a, role, shared)?;
-        return add_time(a, role, shared);
+        add_time(a, role, shared)?;
+        a.mov(rcx, r9)?;
+        return free(a);
     }
     a.sub(r8, last_call(layout, call_slot::TIME))?;
     // The time stamp counters of two processors may differ a little: a negative time becomes 0.
@@ -259,7 +261,8 @@ fn exit(
 }
 
 /// Emits the code that takes away the last call, which is located and ended at the time in r8, and adds how long it lasted to the
-/// children of the call that has made it. Puts how long it lasted in rsi, and its self time in r8.
+/// children of the call that has made it. Puts how long it lasted in rsi, its self time in r8, and the address of the slot in r9:
+/// the record is to be freed once the times are counted. If a signal handler never comes back, it tells that they may not be.
 fn end_of_self(
     a: &mut CodeAssembler,
     role: &TimedRole,
@@ -303,7 +306,7 @@ fn end_of_self(
     a.add(last_call(layout, call_slot::CHILDREN), rsi)?;
     raise(a, layout, call_slot::CHILD_ENDED)?;
     a.set_label(&mut no_parent)?;
-    free(a)?;
+    a.mov(r9, rcx)?;
     a.mov(r8, rdi)
 }
 

@@ -19,8 +19,8 @@ use test_support::eventually;
 use super::GATE;
 
 /// A process that is traced and stopped.
-pub(super) struct Tracee {
-    pub(super) pid: Pid,
+pub(crate) struct Tracee {
+    pub(crate) pid: Pid,
     pub(super) memory: File,
     /// The pages that it was given because it accessed them.
     pub(super) given: BTreeSet<u64>,
@@ -34,7 +34,7 @@ impl Drop for Tracee {
 }
 
 impl Tracee {
-    pub(super) fn of(pid: Pid) -> Tracee {
+    pub(crate) fn of(pid: Pid) -> Tracee {
         let mut options = File::options();
         let memory = options.read(true).write(true);
         Tracee {
@@ -45,14 +45,14 @@ impl Tracee {
     }
 
     /// Begins to trace the process, and stops it.
-    pub(super) fn seize(&self) {
+    pub(crate) fn seize(&self) {
         let options = Options::PTRACE_O_EXITKILL | Options::PTRACE_O_TRACEFORK;
         ptrace::seize(self.pid, options).unwrap();
         ptrace::interrupt(self.pid).unwrap();
         waitpid(self.pid, Some(WaitPidFlag::__WALL)).unwrap();
     }
 
-    pub(super) fn registers(&self) -> user_regs_struct {
+    pub(crate) fn registers(&self) -> user_regs_struct {
         ptrace::getregs(self.pid).unwrap()
     }
 
@@ -71,7 +71,7 @@ impl Tracee {
     }
 
     /// Executes one instruction; returns the signal that arrived instead.
-    pub(super) fn step(&self) -> Option<Signal> {
+    pub(crate) fn step(&self) -> Option<Signal> {
         ptrace::step(self.pid, None).unwrap();
         loop {
             match waitpid(self.pid, Some(WaitPidFlag::__WALL)).unwrap() {
@@ -165,7 +165,7 @@ impl Tracee {
 }
 
 /// Pins this thread and a process to one processor: its number is in the memory of both (rseq(2)), and they take turns.
-pub(super) fn pin(pid: i32) {
+pub(crate) fn pin(pid: i32) {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let field = |name: &str| {
         let line = status
