@@ -166,7 +166,9 @@ fn process_has_the_probes_of_its_libraries() {
     let library = libstdcxx();
     for file in fixture_forms("usdt") {
         let file = file.canonicalize().unwrap();
-        let target = Talker::spawn(Command::new(&file).env("LD_PRELOAD", &library));
+        let mut target = Talker::spawn(Command::new(&file).env("LD_PRELOAD", &library));
+        // From here on, its libraries are loaded.
+        target.expect("ready");
         let pid = target.pid();
         let json = run(&format!("list -json -provider any -pid {pid}")).json();
         assert_eq!(json["pid"], pid);
