@@ -1,7 +1,6 @@
 //! [`Functions`]: the functions of a program, in a file or in a process with everything that it has loaded.
 
 use std::collections::BTreeSet;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -329,19 +328,12 @@ impl Functions {
                     let kind = FunctionError::SiteOutside { name, address };
                     Error::of_file(object.table.path(), kind)
                 })?;
-                places.push(FunctionPlace {
-                    function: SelectedFunction {
-                        object,
-                        function,
-                        name: 0,
-                    },
-                    offset: address.0 - function.address().0,
-                    named_by: glob.is_name().then_some(index),
-                    selected_by: SelectedBy::Usdt {
-                        name: probe.into(),
-                        semaphore: site.semaphore,
-                    },
-                });
+                let named_by = glob.is_name().then_some(index);
+                let selected_by = SelectedBy::Usdt {
+                    name: probe.into(),
+                    semaphore: site.semaphore,
+                };
+                places.push(object.place(function, address, named_by, selected_by));
             }
         }
         if places.is_empty() {
@@ -367,16 +359,8 @@ impl Functions {
                 let Some(function) = at(address) else {
                     continue;
                 };
-                places.push(FunctionPlace {
-                    function: SelectedFunction {
-                        object,
-                        function,
-                        name: 0,
-                    },
-                    offset: address.0 - function.address().0,
-                    named_by: Some(index),
-                    selected_by: SelectedBy::Line(shown.clone()),
-                });
+                let line = SelectedBy::Line(shown.clone());
+                places.push(object.place(function, address, Some(index), line));
             }
         }
         if places.is_empty() || search.paths.len() > 1 {
@@ -504,6 +488,26 @@ fn best_match(
 }
 
 impl FunctionObject {
+    /// Returns a place in one of its functions.
+    fn place<'f>(
+        &'f self,
+        function: Function<'f>,
+        address: FileAddr,
+        named_by: Option<usize>,
+        selected_by: SelectedBy,
+    ) -> FunctionPlace<'f> {
+        FunctionPlace {
+            function: SelectedFunction {
+                object: self,
+                function,
+                name: 0,
+            },
+            offset: address.0 - function.address().0,
+            named_by,
+            selected_by,
+        }
+    }
+
     /// Its functions.
     pub fn table(&self) -> &FunctionTable {
         &self.table
@@ -559,8 +563,7 @@ impl FunctionObject {
     ///
     /// If the file cannot be read.
     pub fn source_map(&self) -> Result<SourceMap> {
-        let own = format!("/proc/self/fd/{}", self.elf.as_raw_fd());
-        SourceMap::open(Path::new(&own), self.elf.path())
+        SourceMap::of(&self.elf)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -266,8 +265,7 @@ impl UsdtObject {
     ///
     /// If the file cannot be read.
     pub fn source_map(&self) -> Result<SourceMap> {
-        let own = format!("/proc/self/fd/{}", self.elf.as_raw_fd());
-        SourceMap::open(Path::new(&own), self.elf.path())
+        SourceMap::of(&self.elf)
     }
 
     /// Returns an address in the process; `None` if it is of no process.

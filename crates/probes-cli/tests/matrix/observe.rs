@@ -232,7 +232,7 @@ fn calls_on_fibers_are_timed_exactly() {
     }
 }
 
-// promise: Functions: Self times of calls on fibers add up, calls too deep to be recorded are told, and calls on other stacks
+// promise: Functions: Self times of calls on fibers add up, calls too deep to be recorded are counted as lost, and calls on other stacks
 //    are not subtracted; callers are distinguished (1 program in each chroot)
 #[test]
 fn self_times_are_those_of_a_fiber() {

@@ -1,10 +1,12 @@
 //! Address -> function and source line (gimli, through addr2line).
 
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use addr2line::Loader;
 
 use crate::address::FileAddr;
+use crate::elf::ElfFile;
 use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
@@ -55,8 +57,18 @@ impl SourceMap {
         SourceMap::open(path.as_ref(), path.as_ref())
     }
 
+    /// Opens the same file as `elf`, even if its path leads to another one by now.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub(crate) fn of(elf: &ElfFile) -> Result<SourceMap> {
+        let own = format!("/proc/self/fd/{}", elf.as_raw_fd());
+        SourceMap::open(Path::new(&own), elf.path())
+    }
+
     /// Opens the file at `path`; error messages call it `shown_as`.
-    pub(crate) fn open(path: &Path, shown_as: &Path) -> Result<SourceMap> {
+    fn open(path: &Path, shown_as: &Path) -> Result<SourceMap> {
         match Loader::new(path) {
             Ok(loader) => Ok(SourceMap { loader }),
             Err(error) => Err(Error::of_file(

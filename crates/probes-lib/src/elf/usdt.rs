@@ -53,8 +53,7 @@ pub(crate) fn usdt_sites(elf: &ElfFile, wanted: impl Fn(&[u8]) -> bool) -> Resul
     let mut found = UsdtSites::default();
     let segments: Vec<Segment> = elf.loaded().collect();
     table::each_placed_note(elf, |note, shift| {
-        let is_ocaml = Generation::of_provider(note.provider).is_some();
-        if !wanted(note.provider) || (note.pc == 0 && !is_ocaml) {
+        if !wanted(note.provider) || (note.pc == 0 && is_foreign(note.provider)) {
             return Ok(());
         }
         let placed = |address: u64| (address != 0).then(|| FileAddr(address.wrapping_add(shift)));

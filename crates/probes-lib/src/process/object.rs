@@ -1,7 +1,6 @@
 //! [`Object`]: an ELF object (executable, shared object, plugin) in the memory of a process: its
 //! probes, and where it is loaded. [`UnreadableObject`]: one whose file could not be read.
 
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,8 +73,7 @@ impl Object {
     ///
     /// If the file cannot be read.
     pub fn source_map(&self) -> Result<SourceMap> {
-        let own = format!("/proc/self/fd/{}", self.elf.as_raw_fd());
-        SourceMap::open(Path::new(&own), self.table.path())
+        SourceMap::of(&self.elf)
     }
 
     /// Returns the address of its first segment.
