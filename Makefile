@@ -21,7 +21,7 @@ demo: setup
 
 # What a person runs after a change.
 test: setup
-	@scripts/suites unit doc live cli interface ocaml readme
+	@scripts/suites unit doc live+readme cli+interface+ocaml
 
 # What takes longer: faults and kills; programs that check themselves, and all tests, as an ordinary user; other compilers and C libraries.
 test-long: setup
@@ -40,10 +40,11 @@ chaos: setup
 	CHAOS_SECONDS=1800 cargo test $(CHAOS)
 	CHAOS_SECONDS=1800 scripts/test-as-user $(CHAOS)
 
-# Each program that checks itself, for ten minutes: four hours.
+# Each program that checks itself, for ten minutes: four hours with this machine's OCaml, four with two others.
 adversary: setup
 	dune build ./test-programs
 	ADVERSARY_SECONDS=600 cargo test --workspace --test adversary -- --nocapture --test-threads=1
+	ADVERSARY_SECONDS=600 scripts/matrix adversary
 
 # Takes hours. SHARD=0/18 tests every 18th mutant. Needs cargo-mutants: `cargo install cargo-mutants --locked`.
 mutants: setup
