@@ -9,6 +9,7 @@ done
 for suffix in .exe _nopie.exe; do
   printf 'report\nnonsense\n' | ./domains$suffix 2 2
   printf 'report\n' | ./domains$suffix 3 1 collect
+  printf 'generations 2 3 10\n' | ./domains$suffix 0
   printf 'run\npark\nresume\nnonsense\n' | ./effects$suffix
   printf 'overlapping 2\nnested 2\ngrowing 1\n' | ./fibers$suffix
 done | sed 's/ready pid=[0-9]*/ready pid=N/;s/rounds=[0-9]*/rounds=N/'

@@ -140,6 +140,30 @@ let keep_paused workers =
       ignore (input_line stdin));
   print_endline "going"
 
+(* ---- Domains that end ---- *)
+
+let[@inline never] step n = Sys.opaque_identity (n + 1)
+
+let rec steps n left = if left > 0 then steps (step n) (left - 1)
+
+(* So many times: domains are spawned, call [step] at the same time as this one does,
+   and end. *)
+let generations times domains calls =
+  for _ = 1 to times do
+    let waiting = Atomic.make (domains + 1) in
+    let work () =
+      Atomic.decr waiting;
+      while Atomic.get waiting > 0 do
+        Domain.cpu_relax ()
+      done;
+      steps 0 calls
+    in
+    let running = List.init domains (fun _ -> Domain.spawn work) in
+    work ();
+    List.iter Domain.join running
+  done;
+  print_endline "generations"
+
 let () =
   let argument i default =
     if Array.length Sys.argv > i then int_of_string Sys.argv.(i) else default
@@ -159,6 +183,10 @@ let () =
   Rounds.commands (function
     | "report" -> report (List.concat workers)
     | "pause" -> keep_paused (List.concat workers)
-    | command -> Rounds.unknown command);
+    | command -> (
+      match Scanf.sscanf command "generations %d %d %d" generations with
+      | () -> ()
+      | exception Scanf.Scan_failure _ | exception End_of_file ->
+        Rounds.unknown command));
   Atomic.set stop true;
   List.iter Domain.join running

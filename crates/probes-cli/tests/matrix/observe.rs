@@ -170,6 +170,36 @@ fn calls_in_domains_are_counted_and_timed() {
     }
 }
 
+// promise: Functions: Calls in domains that begin and end meanwhile, and in more domains than there are counters of their own,
+//    are counted to the last one (6 observations of up to 48 domains in each chroot)
+#[test]
+fn calls_in_short_lived_domains_are_counted_exactly() {
+    for file in program_forms("ocaml5/domains") {
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start(Isolation::Chroot, &file, &["0"]);
+        let target = Target::open(pid).unwrap();
+        let functions = FunctionSelector::Glob("Domains.*".parse().unwrap());
+        let observation = Observation::new().count_functions(functions);
+        for (generations, domains, calls) in [(20, 2, 200_000), (10, 8, 50_000), (1, 47, 20_000)] {
+            let mut observer = target.observe(&observation, options()).unwrap();
+            let ask = format!("generations {generations} {domains} {calls}");
+            talker.ask(&ask, "generations");
+            let counts = observer.remove().unwrap().counts;
+            let hits = |name: &str| {
+                let named = counts.functions().filter(|it| it.name == name);
+                named.map(|it| it.hits).collect::<Vec<u64>>()
+            };
+            // The domain that spawns the others calls it as well.
+            let expected = generations * (domains + 1) * calls;
+            assert_eq!(hits("Domains.step"), [expected], "{ask}");
+            assert_eq!(hits("Domains.generations"), [1], "{ask}");
+        }
+        talker.close_input();
+        assert!(talker.guard().wait().success());
+    }
+}
+
 // promise: Functions: The collector of OCaml 5 is timed: collections and what all domains do together (4 kinds of work in each
 //    chroot)
 #[test]
