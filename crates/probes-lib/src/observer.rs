@@ -199,6 +199,16 @@ impl Target {
             ErrorKind::Probe(ProbeError::UnexpectedSite { address, .. }) => {
                 self.opened.image().can_be_unloaded(*address)
             }
+            // Objects without probes, of which functions are observed, are not in the image.
+            ErrorKind::Memory(MemoryError::Read {
+                part: MemoryPart::Code,
+                address,
+                ..
+            }) => {
+                let program = &self.opened.image().program;
+                let object = program.object_at(*address);
+                object.is_none_or(|object| program.can_unload(object))
+            }
             _ => self.opened.is_unloaded(error),
         }
     }

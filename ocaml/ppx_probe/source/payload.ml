@@ -5,7 +5,7 @@ open Ppxlib
 type probe =
   { name : string
   ; enabled_at_init : bool
-  ; arguments : expression list
+  ; arguments : (string * expression) list
   ; handler : expression
   }
 
@@ -55,7 +55,7 @@ let misplaced attribute =
 
 let variable expr =
   match expr.pexp_desc with
-  | Pexp_ident _ -> expr
+  | Pexp_ident { txt; _ } -> (Longident.name txt, expr)
   | _ ->
     fail expr.pexp_loc
       "only a variable can be passed, x or M.x, because the site computes \

@@ -7,7 +7,8 @@ open Ppxlib
 type probe =
   { name : string
   ; enabled_at_init : bool
-  ; arguments : expression list  (** identifiers, at most six *)
+  ; arguments : (string * expression) list
+        (** identifiers, each as it is written, at most six *)
   ; handler : expression
   }
 

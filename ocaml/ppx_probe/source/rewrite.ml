@@ -140,11 +140,11 @@ class rewriter t =
         | Error error -> error_expression t error
         | Ok () ->
           let kind =
-            Use.Site { enabled_at_init; arguments = List.length arguments }
+            Use.Site { enabled_at_init; arguments = List.map fst arguments }
           in
           let use = self#record ~loc kind name in
           warn_about_length ~loc name
-            (site use arguments (self#expression handler)))
+            (site use (List.map snd arguments) (self#expression handler)))
 
     method private test ~loc payload =
       match Payload.test ~loc payload with

@@ -5,7 +5,7 @@ open Ppxlib
 type kind =
   | Site of
       { enabled_at_init : bool
-      ; arguments : int
+      ; arguments : string list
       }
   | Is_enabled
 
@@ -70,7 +70,10 @@ let site_symbol t ~enabled_at_init ~arguments =
     ; string_of_int pos.pos_lnum
     ; string_of_int (pos.pos_cnum - pos.pos_bol)
     ]
-    @ if arguments = 0 then [] else [ string_of_int arguments ]
+    @
+    match arguments with
+    | [] -> []
+    | _ :: _ -> [ string_of_int (List.length arguments) ]
   in
   Printf.sprintf "caml%s__%s_%s"
     (plain (unit_name t))

@@ -9,7 +9,7 @@ open Ppxlib
 type kind =
   | Site of
       { enabled_at_init : bool
-      ; arguments : int  (** how many values are passed *)
+      ; arguments : string list  (** the names of the values that are passed *)
       }  (** [[%probe]] *)
   | Is_enabled  (** [[%probe_is_enabled]] *)
 

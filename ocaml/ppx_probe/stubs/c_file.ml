@@ -29,10 +29,23 @@ let prelude =
   "994: .balign 4\n"                                                          \
   ".popsection\n"
 
+/* pc, base, then the names of the arguments, separated by commas. */
+#define NAMES(pc, ...)                                                        \
+  ".pushsection .note.ocaml_probes,\"?\",@note\n"                             \
+  ".balign 4\n"                                                               \
+  ".4byte 982f - 981f, 984f - 983f, 0x100\n"                                  \
+  "981: .asciz \"ocaml-probes\"\n"                                            \
+  "982: .balign 4\n"                                                          \
+  "983: .8byte " pc "\n"                                                      \
+  ".8byte _.stapsdt.base\n"                                                   \
+  ".asciz " #__VA_ARGS__ "\n"                                                 \
+  "984: .balign 4\n"                                                          \
+  ".popsection\n"
+
 /* Sets the result to OCaml's false, then executes the site: opcode 3d compares
    and goes on, e8 calls the wrapper, which sets the result to OCaml's true. The
    arguments are where the caller has put them. */
-#define SITE(symbol, name, opcode, arguments)                                 \
+#define SITE(symbol, name, opcode, arguments, names)                          \
   long symbol(void) VISIBLE_IN_THIS_OBJECT;                                   \
   __attribute__((naked)) long symbol(void)                                    \
   {                                                                           \
@@ -45,7 +58,7 @@ let prelude =
             "995: mov $3, %eax\n"                                             \
             "ret\n"                                                           \
             ".popsection\n"                                                   \
-            NOTE("990b", name, arguments));                                   \
+            NOTE("990b", name, arguments) names);                             \
   }
 
 /* Two counters: SystemTap's, then OCaml's. */
@@ -117,9 +130,17 @@ let distinct key elements =
 
 (* The argument string of a note: 8 bytes in each register. *)
 let locations arguments =
-  List.filteri (fun i _ -> i < arguments) Use.argument_registers
+  List.filteri (fun i _ -> i < List.length arguments) Use.argument_registers
   |> List.map (( ^ ) "8@%")
   |> String.concat " "
+
+(* The note with the names of the arguments. *)
+let names = function
+  | [] -> "\"\""
+  | arguments ->
+    List.map c_string arguments
+    |> String.concat ", "
+    |> Printf.sprintf "NAMES(\"990b\", %s)"
 
 (* A site or a test; [#line] makes the line table point into the OCaml file. *)
 let print_function out (use : Use.t) =
@@ -129,8 +150,8 @@ let print_function out (use : Use.t) =
   match use.kind with
   | Site { enabled_at_init; arguments } ->
     let opcode = if enabled_at_init then "0xe8" else "0x3d" in
-    Printf.fprintf out "SITE(%s, \"%s\", \"%s\", \"%s\")\n" symbol use.name
-      opcode (locations arguments)
+    Printf.fprintf out "SITE(%s, \"%s\", \"%s\", \"%s\", %s)\n" symbol use.name
+      opcode (locations arguments) (names arguments)
   | Is_enabled ->
     Printf.fprintf out "IS_ENABLED(%s, caml_probes_semaphore_%s)\n" symbol
       use.name

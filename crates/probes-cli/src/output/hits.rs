@@ -203,11 +203,23 @@ fn field_text(field: Field, event: &Event, location: &Location) -> String {
         Field::Source => location.source.clone(),
         Field::Args => {
             let returns = (event.kind == EventKind::Return).then(|| "returns".to_owned());
-            let values = event.arguments.iter().map(in_ocaml);
+            let mut names = argument_names(event);
+            let values = event.arguments.iter().map(|value| match names.next() {
+                Some(name) => format!("{}={}", Escaped(name), in_ocaml(value)),
+                None => in_ocaml(value),
+            });
             let words: Vec<String> = returns.into_iter().chain(values).collect();
             words.join(" ")
         }
     }
+}
+
+/// The names of the arguments of a hit, as far as they are known.
+fn argument_names(event: &Event) -> impl Iterator<Item = &str> {
+    event
+        .site()
+        .into_iter()
+        .flat_map(|site| site.argument_names())
 }
 
 /// A value as OCaml writes it, if OCaml can.

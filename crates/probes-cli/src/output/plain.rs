@@ -95,7 +95,11 @@ pub(super) fn source(site: &SiteView<'_>, paths: &ShownPaths) -> String {
 
 /// The arguments of a site.
 pub(super) fn arguments(site: &SiteView<'_>) -> impl Iterator<Item = String> {
-    site.arguments.iter().map(|text| Escaped(text).to_string())
+    let mut names = site.argument_names.iter();
+    site.arguments.iter().map(move |text| match names.next() {
+        Some(name) => format!("{}={}", Escaped(name), Escaped(text)),
+        None => Escaped(text).to_string(),
+    })
 }
 
 pub(super) fn changes(changes: &Changes<'_>, shows_pid: bool) -> String {

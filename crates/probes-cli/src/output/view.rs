@@ -105,6 +105,8 @@ pub(super) struct SiteView<'t> {
     pub(super) line: Option<u32>,
     pub(super) function: Option<String>,
     pub(super) arguments: Vec<&'t str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) argument_names: Vec<&'t str>,
 }
 
 /// One semaphore of a name.
@@ -288,6 +290,7 @@ impl<'t> SiteView<'t> {
             line: location.line,
             function: location.function,
             arguments: site.argument_texts().collect(),
+            argument_names: site.argument_names().collect(),
         }
     }
 }

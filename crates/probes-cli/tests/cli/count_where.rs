@@ -18,7 +18,7 @@ fn counted(plain: &str) -> Vec<(u64, &str, u64)> {
 }
 
 // promise: Observations: With `-where`, the hits that are counted, those that are not and the untyped ones are all hits
-//    (20 expressions, 2 programs)
+//    (21 expressions, 2 programs)
 #[test]
 fn expressions_choose_the_hits_of_probes() {
     for file in program_forms("shown") {
@@ -26,6 +26,7 @@ fn expressions_choose_the_hits_of_probes() {
         let pid = target.pid();
         for (probe, expression, expected) in [
             ("ints", "arg3==42", (10, 0)),
+            ("ints", "answer==42&&minus_one<zero", (10, 0)),
             ("ints", "arg0+arg1-arg2*2==3", (10, 0)),
             ("ints", "arg2>0", (0, 0)),
             ("ints", "len(arg0)==1", (0, 10)),

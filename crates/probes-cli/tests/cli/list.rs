@@ -52,8 +52,16 @@ fn named_values_are_arguments_in_registers() {
             let arguments = &probe(&json, name)["sites"][0]["arguments"];
             assert_eq!(*arguments, serde_json::json!(registers[..named]), "{name}");
         }
+        let ints = ["zero", "one", "minus_one", "answer", "max_int", "min_int"];
+        let site = &probe(&json, "ints")["sites"][0];
+        assert_eq!(site["argument_names"], serde_json::json!(ints));
+        assert!(probe(&json, "nothing")["sites"][0]["argument_names"].is_null());
         let plain = run_on("list -sites", &file).answer();
-        assert!(plain.contains(&format!(" {}\n", registers.join(" "))));
+        let named = ints.iter().zip(&registers);
+        let named: Vec<String> = named
+            .map(|(name, register)| format!("{name}={register}"))
+            .collect();
+        assert!(plain.contains(&format!(" {}\n", named.join(" "))));
     }
 }
 

@@ -147,30 +147,13 @@ impl<'a> Notes<'a> {
 
     /// Reads the note at `start` and advances; returns `None` for a note that is not SystemTap's.
     fn read(&mut self, start: usize, index: usize) -> Result<Option<Note<'a>>, NoteDefect> {
-        let rest = &self.section[start..];
-        let Some((header, body)) = rest.split_at_checked(HEADER_LEN) else {
-            return Err(NoteDefect::HeaderCut { left: rest.len() });
-        };
-        let (namesz, descsz, kind) = (word(header, 0), word(header, 4), word(header, 8));
-        let owner_len = padded(namesz);
-        let needed = owner_len + u64::from(descsz);
-        if needed > body.len() as u64 {
-            return Err(NoteDefect::BodyCut {
-                needed,
-                left: body.len(),
-            });
-        }
-        // Both fit into `body`, so they fit into usize; only the last note's padding may be missing.
-        let (owner_len, descsz_len) = (owner_len as usize, descsz as usize);
-        let end = start + HEADER_LEN + owner_len + padded(descsz) as usize;
-        self.offset = end.min(self.section.len());
-
-        if kind != TYPE || &body[..namesz as usize] != OWNER {
+        let note = RawNote::read(&self.section[start..])?;
+        self.offset = self.section.len().min(start + note.len);
+        if (note.kind, note.owner) != (TYPE, OWNER) {
             return Ok(None);
         }
-        let desc = &body[owner_len..owner_len + descsz_len];
-        let Some((addresses, strings)) = desc.split_at_checked(ADDRESSES_LEN) else {
-            return Err(NoteDefect::ShortDescription(descsz));
+        let Some((addresses, strings)) = note.description.split_at_checked(ADDRESSES_LEN) else {
+            return Err(NoteDefect::ShortDescription(note.description.len() as u32));
         };
         let (provider, strings) = split_string(strings, "provider")?;
         let (name, strings) = split_string(strings, "name")?;
@@ -188,6 +171,50 @@ impl<'a> Notes<'a> {
     }
 }
 
+/// A note of any owner and type.
+pub(crate) struct RawNote<'a> {
+    pub(crate) owner: &'a [u8],
+    pub(crate) kind: u32,
+    pub(crate) description: &'a [u8],
+    /// Of the whole note with its padding, in bytes. The padding of the last note of a section may be missing.
+    len: usize,
+}
+
+/// Iterates over all notes of a section, of any owner and type, up to the first malformed one.
+pub(crate) fn raw_notes(section: &[u8]) -> impl Iterator<Item = RawNote<'_>> {
+    let mut rest = section;
+    std::iter::from_fn(move || {
+        let note = RawNote::read(rest).ok()?;
+        rest = rest.get(note.len..).unwrap_or_default();
+        Some(note)
+    })
+}
+
+impl<'a> RawNote<'a> {
+    /// Reads the note at the start of `bytes`.
+    fn read(bytes: &'a [u8]) -> Result<RawNote<'a>, NoteDefect> {
+        let Some((header, body)) = bytes.split_at_checked(HEADER_LEN) else {
+            return Err(NoteDefect::HeaderCut { left: bytes.len() });
+        };
+        let (namesz, descsz, kind) = (word(header, 0), word(header, 4), word(header, 8));
+        let needed = padded(namesz) + u64::from(descsz);
+        if needed > body.len() as u64 {
+            return Err(NoteDefect::BodyCut {
+                needed,
+                left: body.len(),
+            });
+        }
+        // Both fit into `body`, so they fit into usize.
+        let owner_len = padded(namesz) as usize;
+        Ok(RawNote {
+            owner: &body[..namesz as usize],
+            kind,
+            description: &body[owner_len..needed as usize],
+            len: HEADER_LEN + owner_len + padded(descsz) as usize,
+        })
+    }
+}
+
 fn padded(size: u32) -> u64 {
     u64::from(size).next_multiple_of(4)
 }
@@ -196,7 +223,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-fn long(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from(word(bytes, at)) | (u64::from(word(bytes, at + 4)) << 32)
 }
 

@@ -3,6 +3,7 @@
 //! Built once from the notes, and checked against the file's segments, so that planning can rely on every
 //! address in it. Addresses are link-time ([`FileAddr`]).
 
+mod argument_names;
 mod gather;
 mod probe;
 mod semaphore_layout;
@@ -17,6 +18,7 @@ use crate::error::{ElfDefect, Error, FileError, ProcessError, Result};
 use crate::memory::runs;
 use crate::site::{SITE_LEN, SiteCode};
 
+use argument_names::ArgumentNames;
 pub(super) use gather::each_placed_note;
 pub(crate) use gather::noted_sites;
 pub use probe::{Probe, Semaphore, Site};
@@ -106,6 +108,7 @@ pub struct ProbeTable {
     sites_by_address: Vec<u32>,
     /// The argument strings of the sites, each followed by a NUL.
     arguments: Vec<u8>,
+    argument_names: ArgumentNames,
 }
 
 /// A name, and which of the table's sites and semaphores belong to it.
@@ -171,6 +174,7 @@ impl ProbeTable {
             semaphores: Vec::new(),
             sites_by_address: Vec::new(),
             arguments: found.arguments,
+            argument_names: ArgumentNames::read(elf),
         };
         let probe_of = table.store_probes_and_semaphores(found.semaphores);
         table.sort_by_address();

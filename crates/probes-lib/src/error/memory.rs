@@ -129,6 +129,8 @@ impl MemoryError {
 pub enum MemoryPart {
     /// The site of a probe.
     Site,
+    /// Code that an observation patches: a site, or a part of a function.
+    Code,
     /// The semaphore of a probe: its counter.
     Semaphore,
     /// The trampolines of an observation.
@@ -145,6 +147,7 @@ impl fmt::Display for MemoryPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             MemoryPart::Site => "a site",
+            MemoryPart::Code => "the code",
             MemoryPart::Semaphore => "a counter",
             MemoryPart::Trampoline => "a trampoline",
             MemoryPart::InjectedCall => "an injected call",
@@ -158,7 +161,7 @@ impl fmt::Display for MemoryPart {
 fn write_obstacle(part: MemoryPart, error: &io::Error) -> &'static str {
     let is_code = matches!(
         part,
-        MemoryPart::Site | MemoryPart::Trampoline | MemoryPart::InjectedCall
+        MemoryPart::Site | MemoryPart::Code | MemoryPart::Trampoline | MemoryPart::InjectedCall
     );
     if is_code && error.raw_os_error() == Some(libc::EIO) {
         "; PTRACE_POKETEXT failed, too (proc_mem.force_override=never?)"

@@ -142,10 +142,7 @@ fn token(text: &str, at: usize, first: char) -> Result<(usize, Token), Wrong> {
         _ => {}
     }
     if is_of_name(first) {
-        let end = at
-            + length(rest, |it| {
-                is_of_name(it) || it.is_ascii_digit() || it == '\''
-            });
+        let end = at + name_len(rest);
         return Ok((end, Token::Name(text[at..end].to_owned())));
     }
     let other = OTHERS.iter().find(|(typed, _)| rest.starts_with(typed));
@@ -170,6 +167,20 @@ fn no_operator(typed: &'static str, instead: &'static str) -> Problem {
 
 fn is_of_name(it: char) -> bool {
     it.is_ascii_alphabetic() || it == '_'
+}
+
+/// Returns the length of the name at the beginning of `text`, in bytes: `x`, or `M.x` as OCaml has it.
+fn name_len(text: &str) -> usize {
+    let len = length(text, |it| {
+        is_of_name(it) || it.is_ascii_digit() || it == '\''
+    });
+    let inside = text[len..].strip_prefix('.');
+    match inside.filter(|it| {
+        text.starts_with(|first: char| first.is_ascii_uppercase()) && it.starts_with(is_of_name)
+    }) {
+        Some(inside) => len + 1 + name_len(inside),
+        None => len,
+    }
 }
 
 /// Returns how many bytes of `text` are characters like this, from its beginning.

@@ -329,6 +329,7 @@ fn times_and_escapes_are_read() {
         ),
         (".12", Token::Field(12)),
         ("x'_1", Token::Name("x'_1".to_owned())),
+        ("M.N_0.x", Token::Name("M.N_0.x".to_owned())),
     ] {
         assert_eq!(one(text), token, "{text}");
     }

@@ -296,8 +296,9 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
 
 /// Returns which hits of a site are counted.
 fn filter_of(expression: &Expression, name: &str, site: LiveSite<'_>) -> Result<FilterRole> {
+    let mut names = site.site.argument_names();
     let parameters = site.site.arguments().map(|argument| Parameter {
-        name: None,
+        name: names.next().map(str::to_owned),
         kind: match (&argument, ArgumentSource::of(argument.as_ref())) {
             (None, _) | (_, ArgumentSource::Unknown) => ParameterKind::Unread,
             (_, ArgumentSource::Vector(_)) => ParameterKind::Float,

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use probes_lib::{Event, EventKind, Value};
 use serde::{Serialize, Serializer};
 
-use super::{Location, float_in_ocaml};
+use super::{Location, argument_names, float_in_ocaml};
 use crate::failure::Failure;
 use crate::output::format::{VERSION, json};
 use crate::output::function_sources::CallView;
@@ -21,6 +21,7 @@ pub(super) fn hit(event: &Event, location: &Location) -> Result<String, Failure>
         _ => json(&Hit {
             hit,
             arguments: event.arguments.iter().map(Argument::of).collect(),
+            argument_names: argument_names(event).collect(),
         }),
     }
 }
@@ -40,6 +41,8 @@ struct Hit<'h> {
     #[serde(flatten)]
     hit: HitFields<'h>,
     arguments: Vec<Argument<'h>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    argument_names: Vec<&'h str>,
 }
 
 #[derive(Serialize)]

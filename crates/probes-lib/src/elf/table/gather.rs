@@ -64,9 +64,9 @@ pub(in crate::elf) fn each_placed_note(
     if elf.contents(NOTE_SECTION)?.is_none() {
         return Ok(());
     }
-    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
+    let base = base_address(elf);
     each_note(elf, |note| {
-        let shift = prelink_shift(&note, base);
+        let shift = prelink_shift(note.base, base);
         visit(note, shift)
     })
 }
@@ -103,7 +103,7 @@ fn expected_notes(elf: &ElfFile) -> usize {
 
 /// Reads and checks the notes.
 pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
-    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
+    let base = base_address(elf);
     let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
     let mut found = Found::default();
     let mut foreign: Vec<FileAddr> = Vec::new();
@@ -112,7 +112,7 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
     let mut last_arguments = 0;
     found.sites.reserve(expected_notes(elf));
     each_note(elf, |note| {
-        let shift = prelink_shift(&note, base);
+        let shift = prelink_shift(note.base, base);
         let Some(generation) = Generation::of_provider(note.provider) else {
             let semaphore = FileAddr(note.semaphore.wrapping_add(shift));
             let is_inside = |(start, len)| within(start, len, semaphore, COUNTER_LEN);
@@ -170,10 +170,10 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
 /// Returns the error for a site that a note names but that does not hold the bytes of a site. The note
 /// is searched for only now, because nothing else needs the note's offset.
 pub(super) fn not_a_site(elf: &ElfFile, site: &SiteEntry) -> crate::error::Error {
-    let base = elf.section_range(BASE_SECTION).map(|(address, _)| address);
+    let base = base_address(elf);
     let found = each_note(elf, |note| {
         let is_note_of_site = note.pc != 0
-            && note.pc.wrapping_add(prelink_shift(&note, base)) == site.address.0
+            && note.pc.wrapping_add(prelink_shift(note.base, base)) == site.address.0
             && Generation::of_provider(note.provider) == Some(site.generation);
         if is_note_of_site {
             let (address, found) = (site.address, site.code);
@@ -219,10 +219,15 @@ impl Recent {
     }
 }
 
-/// How far the file has moved since its notes were written: prelink(8) shifts the sections that
+/// Returns where the file has the section that the addresses of notes are relative to.
+pub(super) fn base_address(elf: &ElfFile) -> Option<FileAddr> {
+    elf.section_range(BASE_SECTION).map(|(address, _)| address)
+}
+
+/// How far the file has moved since a note with this base was written: prelink(8) shifts the sections that
 /// are loaded, `.stapsdt.base` with them, but not the notes.
-fn prelink_shift(note: &Note<'_>, base: Option<FileAddr>) -> u64 {
-    base.map_or(0, |base| base.0.wrapping_sub(note.base))
+pub(super) fn prelink_shift(noted_base: u64, base: Option<FileAddr>) -> u64 {
+    base.map_or(0, |base| base.0.wrapping_sub(noted_base))
 }
 
 /// Returns the address of the site; `None` if the note has none and its
@@ -273,7 +278,7 @@ fn counter_address(
 }
 
 /// Returns a name that can be printed in a line; compilers emit letters, digits and `_`.
-fn printable(name: &[u8]) -> Option<&str> {
+pub(super) fn printable(name: &[u8]) -> Option<&str> {
     let name = str::from_utf8(name).ok()?;
     let fits = |c: char| !c.is_control() && !c.is_whitespace();
     (!name.is_empty() && name.chars().all(fits)).then_some(name)

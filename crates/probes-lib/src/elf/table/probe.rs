@@ -102,6 +102,11 @@ impl<'t> Site<'t> {
             .split_ascii_whitespace()
     }
 
+    /// Returns the names of its arguments, in the same order, if the program was built with a ppx_probe that notes them; else none.
+    pub fn argument_names(&self) -> impl Iterator<Item = &'t str> + use<'t> {
+        self.table.argument_names.of(self.address())
+    }
+
     /// Returns its arguments, parsed; `None` for one that is not of the form `N@LOC`.
     pub fn arguments(&self) -> impl Iterator<Item = Option<Argument<'t>>> + use<'t> {
         self.argument_texts().map(Argument::parse)

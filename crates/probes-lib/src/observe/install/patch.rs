@@ -104,7 +104,7 @@ fn holds_before(pid: i32, memory: &impl ReadMemory, patches: &[Patch]) -> Result
     for patch in patches {
         let found = &mut found[..patch.before.len()];
         let read = memory.read(patch.at, found);
-        read.map_err(|source| Error::of_read(pid, MemoryPart::Site, patch.at, source))?;
+        read.map_err(|source| Error::of_read(pid, MemoryPart::Code, patch.at, source))?;
         if *found != *patch.before {
             return Ok(false);
         }
@@ -135,13 +135,13 @@ fn write_sorted(
         } else {
             write_together(memory, before, together, &range, &mut buffers)
         };
-        written.map_err(|source| Error::of_write(pid, MemoryPart::Site, first.at, source))?;
+        written.map_err(|source| Error::of_write(pid, MemoryPart::Code, first.at, source))?;
         let is_as_written = buffers.are_in(memory, &range);
         let is_as_written = is_as_written
-            .map_err(|source| Error::of_read(pid, MemoryPart::Site, first.at, source))?;
+            .map_err(|source| Error::of_read(pid, MemoryPart::Code, first.at, source))?;
         if !is_as_written {
             let not_held = MemoryError::NotAsWritten {
-                part: MemoryPart::Site,
+                part: MemoryPart::Code,
                 address: first.at,
             };
             return Err(Error::of_process(pid, not_held));
