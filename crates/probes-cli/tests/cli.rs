@@ -50,6 +50,8 @@ mod latency; // times between probes of running programs
 mod list; // probes of files, in all formats
 #[path = "cli/list_usdt.rs"]
 mod list_usdt; // USDT probes of all providers
+#[path = "cli/loaded_later.rs"]
+mod loaded_later; // functions of libraries that are loaded while it observes
 #[path = "cli/memory.rs"]
 mod memory; // little memory
 #[path = "cli/objects.rs"]

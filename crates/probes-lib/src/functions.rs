@@ -11,9 +11,9 @@ use crate::elf::lines::LineSearch;
 use crate::elf::mangling::demangle;
 use crate::elf::source::SourceMap;
 use crate::elf::usdt::{is_foreign, usdt_sites};
-use crate::error::{Error, FunctionError, Result};
+use crate::error::{Error, ErrorKind, FunctionError, Result};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
-use crate::process::code_files::{CodeFile, CodeFiles, EachFile, VDSO};
+use crate::process::code_files::{CodeFile, CodeFiles, EachFile, MappedCode, VDSO};
 use crate::process::object::UnreadableObject;
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::select::glob::Glob;
@@ -39,6 +39,8 @@ pub struct Functions {
     program: PathBuf,
     objects: Vec<FunctionObject>,
     unreadable: Vec<UnreadableObject>,
+    /// The mappings that they were found in.
+    mapped: MappedCode,
 }
 
 /// A file with functions, and where it is loaded if it is of a process.
@@ -114,15 +116,31 @@ impl Functions {
     ///
     /// See [`FunctionTable::read`].
     pub fn of_file(path: impl AsRef<Path>) -> Result<Functions> {
-        let elf = Arc::new(ElfFile::open(path.as_ref())?);
+        Functions::of_elf(ElfFile::open(path.as_ref())?, FunctionTable::of)
+    }
+
+    /// Reads the functions of a file, to select them by their names.
+    ///
+    /// # Errors
+    ///
+    /// See [`FunctionTable::with_names_of`].
+    pub(crate) fn to_select_of_file(elf: ElfFile) -> Result<Functions> {
+        Functions::of_elf(elf, FunctionTable::with_names_of)
+    }
+
+    fn of_elf(
+        elf: ElfFile,
+        table_of: impl Fn(&ElfFile) -> Result<FunctionTable>,
+    ) -> Result<Functions> {
         Ok(Functions {
-            program: path.as_ref().to_owned(),
+            program: elf.path().to_owned(),
             objects: vec![FunctionObject {
-                table: Arc::new(FunctionTable::of(&elf)?),
+                table: Arc::new(table_of(&elf)?),
                 bias: None,
-                elf,
+                elf: Arc::new(elf),
             }],
             unreadable: Vec::new(),
+            mapped: MappedCode::default(),
         })
     }
 
@@ -150,6 +168,7 @@ impl Functions {
             program,
             files,
             unreadable,
+            mapped,
         } = CodeFiles::of_pid(pid)?.each(table_of);
         let objects = files.into_iter();
         let objects = objects.map(|(CodeFile { elf, bias }, table)| FunctionObject {
@@ -162,6 +181,7 @@ impl Functions {
             program,
             objects,
             unreadable,
+            mapped,
         })
     }
 
@@ -178,6 +198,32 @@ impl Functions {
     /// The files that are mapped with code in them, and whose functions could not be read.
     pub fn unreadable(&self) -> &[UnreadableObject] {
         &self.unreadable
+    }
+
+    /// The mappings of code that the files were found in.
+    pub(crate) fn mapped(&self) -> &MappedCode {
+        &self.mapped
+    }
+
+    /// Returns whether a selector selects something, or fails in another way than by selecting nothing.
+    pub(crate) fn may_have(&self, selector: &FunctionSelector) -> bool {
+        match self.places(std::slice::from_ref(selector)) {
+            Ok(places) => !places.is_empty(),
+            Err(error) => !matches!(
+                error.kind(),
+                ErrorKind::Function(
+                    FunctionError::NoMatch { .. }
+                        | FunctionError::NoneAt { .. }
+                        | FunctionError::NoUsdt { .. }
+                        | FunctionError::NoLines { .. }
+                        | FunctionError::UnknownFile { .. }
+                        | FunctionError::NoCodeAt { .. }
+                        | FunctionError::NoRuntime { .. }
+                        | FunctionError::NeedsOcaml5 { .. }
+                        | FunctionError::NoCollector { .. }
+                )
+            ),
+        }
     }
 
     /// Selects functions, each once; all of them, also those without a name, if there are no selectors. They are in the

@@ -2,6 +2,7 @@
 //!
 //! [`observe`]: crate::observe
 
+use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use crate::observe::installed::{
     find_points, refuse_if_removal_began, refuse_observed, refuse_replaced,
 };
 use crate::observe::layout::arena::Arena;
+use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::own_record;
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
@@ -443,17 +445,43 @@ impl Observer {
         self.discards().found()
     }
 
+    /// Returns the files with functions that were asked for and are not observed, because the process has loaded them
+    /// since: a new observation has them as well. Looked for when [`Observer::discarded`] are. Functions that were asked for
+    /// by their addresses do not matter.
+    pub fn loaded_later(&self) -> Vec<PathBuf> {
+        self.lock_loaded_later().found()
+    }
+
+    fn lock_loaded_later(&self) -> MutexGuard<'_, LoadedLater> {
+        let loaded = self.active.loaded_later.lock();
+        loaded.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find_loaded_later(&self) -> Result<()> {
+        let mut loaded = self.lock_loaded_later();
+        if loaded.is_possible() {
+            let process = self.target.opened.process();
+            let maps = read_maps(process)?;
+            let memory = self.target.opened.unshadowed_memory_to_read()?;
+            // Afterwards: these are not the maps of another program that it has executed.
+            refuse_replaced(process, &memory, &self.active.arenas)?;
+            loaded.look(process, &maps);
+        }
+        Ok(())
+    }
+
     fn discards(&self) -> MutexGuard<'_, DiscardCheck> {
         let discards = self.active.discards.lock();
         discards.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for patches that the process has discarded, if it is time. Fails only if the process cannot
-    /// be read, which the next reading reports.
+    /// Looks for patches that the process has discarded, and for files that it has loaded, if it is time. Fails only if
+    /// the process cannot be read, which the next reading reports.
     fn find_discarded(&self) {
         let mut discards = self.discards();
         if discards.is_due() {
             let _ = self.try_to_find_discarded(&mut discards);
+            let _ = self.find_loaded_later();
         }
     }
 
@@ -573,6 +601,11 @@ impl Observer {
             Ok(removed) => {
                 let sites = discards.unknown(&active.plan, &removed.discarded);
                 discards.add(&sites, &maps);
+                let loaded = active.loaded_later.get_mut();
+                let loaded = loaded.unwrap_or_else(PoisonError::into_inner);
+                if loaded.is_possible() {
+                    loaded.look(process, &maps);
+                }
             }
             Err(error) if is_partly_removed(error) => discards.end(),
             Err(_) => {}

@@ -92,6 +92,7 @@ impl UsdtProbes {
             program,
             files,
             unreadable,
+            ..
         } = CodeFiles::of_pid(pid)?.each(all_sites);
         // The code of the kernel (vDSO) has no notes of probes.
         let is_kernels = |file: &CodeFile| file.elf.path() == Path::new(VDSO);

@@ -185,7 +185,7 @@ impl<'t> Counting<'t> {
         let counted = CountReport::new(self.target, &counts, &self.detail);
         let next = if let Some(table) = shown.table {
             let text = counted.with_rates_since(last, at - since).table();
-            table.redraw(&text, &shown.discarded, interruptible)
+            table.redraw(&text, &shown.gaps, interruptible)
         } else {
             let counted = counted.hits_since(last, at - since).at(at);
             let text = output::counted(self.output.format, &counted);

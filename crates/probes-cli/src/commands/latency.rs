@@ -206,7 +206,7 @@ impl Timing<'_> {
         let (latencies, at) = (shown.reading, shown.at);
         let so_far = Latencies::new(self.target, &latencies, at, self.sources).so_far();
         let next = if let Some(table) = shown.table {
-            table.redraw(&so_far.table(), &shown.discarded, interruptible)
+            table.redraw(&so_far.table(), &shown.gaps, interruptible)
         } else {
             let text = output::latencies(self.output.format, &so_far);
             text.and_then(|text| interruptible.write(&text))

@@ -5,11 +5,11 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use probes_lib::{DiscardedPatches, Observation, ObservationReport, Observer, Options, Target};
+use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
 use super::closures::warn_of_refused_closures;
-use super::discarded::DiscardWarning;
 use super::failed::Failed;
+use super::gaps::{GapWarning, Gaps};
 use super::redraw::RedrawnTable;
 use super::undo::retry;
 use crate::destination::{Output, print_result_without_waiting};
@@ -39,7 +39,7 @@ pub(super) struct ActiveObservation<'t> {
     read_at: Option<Duration>,
     interruptible: InterruptibleOutput,
     output: &'t Output,
-    warning: DiscardWarning,
+    warning: GapWarning,
 }
 
 /// The result of an observation.
@@ -56,8 +56,8 @@ pub(super) struct Outcome<T> {
     pub(super) was_read: bool,
     /// What has failed; to be reported after the results are printed.
     pub(super) failures: Failed,
-    discarded: DiscardedPatches,
-    warning: DiscardWarning,
+    gaps: Gaps,
+    warning: GapWarning,
 }
 
 /// A reading that is shown.
@@ -66,7 +66,7 @@ pub(super) struct Shown<'t, T> {
     /// Since the beginning.
     pub(super) at: Duration,
     /// To be shown by a table that is redrawn; else there was a warning.
-    pub(super) discarded: DiscardedPatches,
+    pub(super) gaps: Gaps,
     /// The table that is redrawn, if one is.
     pub(super) table: Option<&'t mut RedrawnTable>,
 }
@@ -105,7 +105,7 @@ impl<T> Outcome<T> {
 
     /// Reports what is wrong with the results, which are printed, and what has failed.
     pub(super) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
-        self.warning.update(messages, &self.discarded);
+        self.warning.update(messages, &self.gaps);
         self.failures.finish(messages)
     }
 }
@@ -145,7 +145,7 @@ impl<'t> ActiveObservation<'t> {
             read_at: None,
             interruptible,
             output,
-            warning: DiscardWarning::default(),
+            warning: GapWarning::default(),
         })
     }
 
@@ -170,10 +170,7 @@ impl<'t> ActiveObservation<'t> {
         let removed = retry(self.interruptible.signals(), &self.output.messages, || {
             self.observer.remove()
         });
-        let discarded = match &removed {
-            Ok(observed) => observed.discarded.clone(),
-            Err(_) => self.observer.discarded(),
-        };
+        let gaps = Gaps::of(&self.observer);
         let was_read = self.interruptible.was_read();
         let rest = self.interruptible.take_rest();
         self.interruptible.into_signals().unblock();
@@ -222,7 +219,7 @@ impl<'t> ActiveObservation<'t> {
             lasted,
             was_read,
             failures,
-            discarded,
+            gaps,
             warning: self.warning,
         }
     }
@@ -263,14 +260,14 @@ impl<'t> ActiveObservation<'t> {
             self.read_at = Some(at);
             if at >= next {
                 *last = None;
-                let discarded = self.observer.discarded();
+                let gaps = Gaps::of(&self.observer);
                 if display.table.is_none() {
-                    self.warning.update(&self.output.messages, &discarded);
+                    self.warning.update(&self.output.messages, &gaps);
                 }
                 let shown = Shown {
                     reading,
                     at,
-                    discarded,
+                    gaps,
                     table: display.table.as_mut(),
                 };
                 if let Next::Stop = show(shown, &mut self.interruptible)? {

@@ -4,10 +4,9 @@ use std::mem::take;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::SignalFd;
-use probes_lib::DiscardedPatches;
 use ratatui::crossterm::terminal::window_size;
 
-use super::discarded::caution;
+use super::gaps::Gaps;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::signals::block;
@@ -34,7 +33,7 @@ impl RedrawnTable {
     pub(super) fn redraw(
         &mut self,
         table: &str,
-        discarded: &DiscardedPatches,
+        gaps: &Gaps,
         output: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         // Ctrl-Z waits until the table is drawn: otherwise it would be drawn after `fg`, without a look at
@@ -42,7 +41,8 @@ impl RedrawnTable {
         let stopping = SigSet::from(Signal::SIGTSTP);
         let before = stopping.thread_swap_mask(SigmaskHow::SIG_BLOCK);
         let size = window_size().map_or((0, 0), |size| (size.columns, size.rows));
-        let caution = caution(discarded)
+        let caution = gaps
+            .caution()
             .map_or_else(String::new, |caution| format!("{}\n", Escaped(&caution)));
         let table = clipped(&(caution + table), size.0.into(), size.1.into());
         let text = self.erase_sequence() + &table;

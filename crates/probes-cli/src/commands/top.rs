@@ -20,7 +20,7 @@ use self::screen::{RowSources, Scroll, ShownProgram};
 use self::session::{Sample, Session};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
-use super::discarded::{DiscardWarning, caution};
+use super::gaps::GapWarning;
 use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open_to_observe;
 use super::uncounted::warn_of_uncounted;
@@ -154,8 +154,8 @@ fn undo(
     pid: i32,
 ) -> Result<(), Failure> {
     let removed = session.remove(signals, messages);
-    if let Some(discarded) = session.discarded() {
-        DiscardWarning::default().update(messages, &discarded);
+    if let Some(gaps) = session.gaps() {
+        GapWarning::default().update(messages, &gaps);
     }
     if let Some(exit_or_exec) = removed.as_ref().err().and_then(exit_or_exec) {
         session.forget();
@@ -327,8 +327,8 @@ impl<'l, 't> View<'l, 't> {
         if let Some(sample) = self.latest.take() {
             let pairs = sample.latencies.iter();
             self.model.set_times(pairs.map(times).collect());
-            let discarded = self.session.discarded();
-            self.model.set_caution(discarded.as_ref().and_then(caution));
+            let gaps = self.session.gaps();
+            self.model.set_caution(gaps.and_then(|gaps| gaps.caution()));
             let counts = &sample.counts;
             let functions: Vec<u64> = counts.functions().map(|it| it.hits).collect();
             self.model

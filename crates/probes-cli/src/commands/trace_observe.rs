@@ -8,14 +8,13 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    DiscardedPatches, FunctionSelector, Launch, Launched, Observation, ObservationReport, Observer,
-    Selector, Target,
+    FunctionSelector, Launch, Launched, Observation, ObservationReport, Observer, Selector, Target,
 };
 
 use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
-use super::discarded::DiscardWarning;
 use super::failed::Failed;
+use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
@@ -240,7 +239,7 @@ struct Recorder<'l> {
     wanted: &'l ProgramObservation,
     output: &'l Output,
     watching: Watching,
-    warning: DiscardWarning,
+    warning: GapWarning,
     begun: Instant,
 }
 
@@ -261,7 +260,7 @@ impl<'l> Recorder<'l> {
             wanted,
             output,
             watching: Watching::new(hits, output.clone()),
-            warning: DiscardWarning::default(),
+            warning: GapWarning::default(),
             begun,
         }
     }
@@ -279,7 +278,10 @@ impl<'l> Recorder<'l> {
             Err(error) => (Err(error), None),
         };
         match observed.map_err(Failure::of_process(pid)) {
-            Ok(observed) => self.print_all(observed, lasted, &mut failures),
+            Ok(observed) => {
+                self.warn(&observer);
+                self.print_all(observed, lasted, &mut failures);
+            }
             Err(failure) => failures.add(Err(failure)),
         }
         let replaced = replaced.map_or(Ok(()), Err);
@@ -294,7 +296,6 @@ impl<'l> Recorder<'l> {
         let print = |text: String| self.output.print_result(&text);
         failures.add(self.watching.show_at_once(observed.events));
         failures.add(self.watching.report_missing());
-        self.warn(&observed.discarded);
         if self.wanted.counts {
             let detail = Detail::default();
             let counted =
@@ -335,7 +336,7 @@ impl<'l> Recorder<'l> {
             }
             checked = Instant::now();
             let check = observer.check();
-            self.warn(&observer.discarded());
+            self.warn(observer);
             if let Some(error) = check.err().filter(is_replaced) {
                 return Some(error);
             }
@@ -343,8 +344,9 @@ impl<'l> Recorder<'l> {
         None
     }
 
-    fn warn(&mut self, discarded: &DiscardedPatches) {
-        self.warning.update(&self.output.messages, discarded);
+    fn warn(&mut self, observer: &Observer) {
+        self.warning
+            .update(&self.output.messages, &Gaps::of(observer));
     }
 
     fn read_interval(&self) -> Duration {

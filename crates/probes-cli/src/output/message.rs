@@ -27,6 +27,8 @@ pub(crate) enum WarningKind {
     StillMapped,
     /// Figures are too low, because the process has discarded pages with observed sites.
     Discarded,
+    /// The process has loaded a file with functions that were asked for: they are not observed.
+    LoadedLater,
     /// A followed process does not have the probes that were asked for, so far.
     MissingProbes,
     /// A process is not followed any more, because it receives signals too fast.

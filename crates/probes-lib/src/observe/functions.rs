@@ -29,6 +29,7 @@ use crate::patch_plan::jump::{Jump, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
+use crate::process::code_files::MappedCode;
 use crate::process::maps::{self, Mapping};
 use crate::process::object::UnreadableObject;
 use crate::select::function::FunctionSelector;
@@ -45,6 +46,10 @@ pub(crate) struct ObservedFunctions {
     pub(crate) without_results: Vec<RefusedFunction>,
     /// The mapped files whose functions are not known.
     pub(crate) unreadable: Vec<UnreadableObject>,
+    /// What selects them, other than addresses.
+    pub(crate) selectors: Vec<FunctionSelector>,
+    /// The mappings of the files that they were selected from.
+    pub(crate) mapped: MappedCode,
     /// Whether they are observed from the program's first instruction on.
     pub(crate) are_from_start: bool,
 }
@@ -176,6 +181,13 @@ impl ObservedFunctions {
                 Wanted::Counted(expression.map(|expression| (expression, &words)))
             }
         };
+        let is_address = |it: &&FunctionSelector| matches!(it, FunctionSelector::Address(_));
+        let all_selectors = [
+            &observation.timed_functions,
+            &observation.watched_functions,
+            &observation.counted_functions,
+        ];
+        let all_selectors = all_selectors.into_iter().flatten();
         let mut selectors = 0;
         let lists = [
             (timed, &observation.timed_functions),
@@ -198,6 +210,11 @@ impl ObservedFunctions {
         let stacks = ProcessStacks::of(all.objects().iter().map(FunctionObject::elf));
         let mut observed = ObservedFunctions {
             unreadable: all.unreadable().to_vec(),
+            selectors: all_selectors
+                .filter(|it| !is_address(it))
+                .cloned()
+                .collect(),
+            mapped: all.mapped().clone(),
             ..ObservedFunctions::default()
         };
         let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {

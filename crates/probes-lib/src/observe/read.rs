@@ -16,6 +16,7 @@ use self::data_source::SharedData;
 use self::events::EventReader;
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::layout::arena::Arena;
+use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
 use crate::sys::ticks::TickMeasurement;
@@ -31,6 +32,7 @@ pub(crate) struct ActiveObservation {
     pub(crate) ticks: TickMeasurement,
     pub(crate) events: Mutex<EventReader>,
     pub(crate) discards: Mutex<DiscardCheck>,
+    pub(crate) loaded_later: Mutex<LoadedLater>,
     /// Tells other tools that we observe; `None` once it is released.
     pub(crate) lock: Option<ObserverLock>,
 }

@@ -38,6 +38,20 @@ pub(crate) struct CodeFiles {
     /// is there more than once.
     pub(crate) files: Vec<CodeFile>,
     pub(crate) unreadable: Vec<UnreadableObject>,
+    pub(crate) mapped: MappedCode,
+}
+
+/// Where files are mapped with code: device, inode, and the address that the file's first byte has or would have.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MappedCode(HashSet<((u32, u32), u64, u64)>);
+
+impl MappedCode {
+    /// Adds a mapping; returns whether it is one of the code of a file, at a place that was not known.
+    pub(crate) fn insert(&mut self, mapping: &Mapping) -> bool {
+        let place = mapping.start.0.wrapping_sub(mapping.offset);
+        let is_code = mapping.executable && mapping.inode != 0;
+        is_code && self.0.insert((mapping.device, mapping.inode, place))
+    }
 }
 
 /// A file with code, and where it is loaded.
@@ -52,6 +66,7 @@ pub(crate) struct EachFile<T> {
     /// In the order of [`CodeFiles::files`]. A file that is loaded more than once shares what was read of it.
     pub(crate) files: Vec<(CodeFile, Arc<T>)>,
     pub(crate) unreadable: Vec<UnreadableObject>,
+    pub(crate) mapped: MappedCode,
 }
 
 impl CodeFiles {
@@ -92,6 +107,7 @@ impl CodeFiles {
             program: self.program,
             files,
             unreadable,
+            mapped: self.mapped,
         }
     }
 
@@ -120,9 +136,11 @@ impl CodeFiles {
                 bias,
             }],
             unreadable: Vec::new(),
+            mapped: MappedCode::default(),
         };
         let mut seen = HashSet::from([executable]);
         for mapping in maps.iter().filter(|mapping| mapping.executable) {
+            files.mapped.insert(mapping);
             let file = FileId {
                 device: Some(mapping.device),
                 inode: mapping.inode,

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Action, Actions, CodeDigest, Counts, DiscardedPatches, Hold, Latency, Observation, Observer,
-    Options, ProbeStates, Report, Result, Selector, Target,
+    Action, Actions, CodeDigest, Counts, Hold, Latency, Observation, Observer, Options,
+    ProbeStates, Report, Result, Selector, Target,
 };
 
+use crate::commands::gaps::Gaps;
 use crate::commands::undo::{fail_unless_all_undone, retry, undo_changes};
 use crate::failure::Failure;
 use crate::messages::Messages;
@@ -75,9 +76,9 @@ impl<'t> Session<'t> {
         })
     }
 
-    /// The sites that record nothing any more, as far as is known.
-    pub(super) fn discarded(&self) -> Option<DiscardedPatches> {
-        self.observer.as_ref().map(Observer::discarded)
+    /// What it misses, as far as is known.
+    pub(super) fn gaps(&self) -> Option<Gaps> {
+        self.observer.as_ref().map(Gaps::of)
     }
 
     /// Which probes are enabled; `None` if that cannot be read now.

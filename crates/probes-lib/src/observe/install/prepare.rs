@@ -31,6 +31,7 @@ use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::rows::{CLAIMS_LEN, CLAIMS_MAPPED, claim};
 use crate::observe::layout::shared::{self, VALIDITY_LEN, validity};
+use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::placement::{self, Placed};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
@@ -533,6 +534,7 @@ impl Prepared {
                 self.pages,
             )),
             discards: Mutex::new(DiscardCheck::new(&self.plan)),
+            loaded_later: Mutex::new(LoadedLater::new(&self.plan.functions)),
             plan: self.plan,
             arenas: self.arenas,
             data,

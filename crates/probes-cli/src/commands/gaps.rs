@@ -1,0 +1,102 @@
+//! What is said about hits that are missing: of sites that record nothing any more, because the process has discarded its
+//! patched pages, and of functions in files that the process has loaded since.
+
+use std::path::PathBuf;
+
+use probes_lib::{DiscardedPatches, Observer};
+
+use crate::messages::Messages;
+use crate::output::WarningKind;
+use crate::text::{join_first_few, number_of};
+
+/// What an observation misses.
+#[derive(Clone, Debug)]
+pub(super) struct Gaps {
+    discarded: DiscardedPatches,
+    loaded_later: Vec<PathBuf>,
+}
+
+impl Gaps {
+    pub(super) fn of(observer: &Observer) -> Gaps {
+        Gaps {
+            discarded: observer.discarded(),
+            loaded_later: observer.loaded_later(),
+        }
+    }
+
+    /// Why figures are wrong, if any are.
+    pub(super) fn caution(&self) -> Option<String> {
+        let cautions = [
+            discarded_caution(&self.discarded),
+            loaded_caution(&self.loaded_later),
+        ];
+        let cautions: Vec<String> = cautions.into_iter().flatten().collect();
+        (!cautions.is_empty()).then(|| cautions.join("; "))
+    }
+}
+
+/// Warns of gaps that have been found since the last warning.
+#[derive(Debug, Default)]
+pub(super) struct GapWarning {
+    /// How many discarded sites the last warning was about.
+    sites: usize,
+    /// How many files that were loaded later have been named.
+    files: usize,
+}
+
+impl GapWarning {
+    pub(super) fn update(&mut self, messages: &Messages, gaps: &Gaps) {
+        let later = gaps.loaded_later.get(self.files..).unwrap_or_default();
+        self.files = gaps.loaded_later.len();
+        if let Some(caution) = loaded_caution(later) {
+            messages.warning(
+                WarningKind::LoadedLater,
+                &caution,
+                "run the command again to observe them, too",
+            );
+        }
+        if gaps.discarded.sites() <= self.sites {
+            return;
+        }
+        self.sites = gaps.discarded.sites();
+        if let Some(caution) = discarded_caution(&gaps.discarded) {
+            messages.warning(
+                WarningKind::Discarded,
+                &caution,
+                "a new observation records them again; patches are discarded by madvise(MADV_DONTNEED), by a new \
+                 mapping of the file, if a library is loaded again, and by breakpoints of other tools",
+            );
+        }
+    }
+}
+
+/// Says which files have functions that are not observed.
+fn loaded_caution(files: &[PathBuf]) -> Option<String> {
+    let names: Vec<String> = files.iter().map(|it| it.display().to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let them = if files.len() == 1 { "it" } else { "them" };
+    let names = join_first_few(&names)?;
+    Some(format!(
+        "functions of {names} that were asked for are not observed: the process has loaded {them} since"
+    ))
+}
+
+/// Says which figures are too low.
+fn discarded_caution(discarded: &DiscardedPatches) -> Option<String> {
+    let names: Vec<&str> = discarded.probes().chain(discarded.functions()).collect();
+    let names = join_first_few(&names)?;
+    let functions = discarded.functions().count();
+    let numbers = [
+        (discarded.sites() - functions, "site"),
+        (functions, "function"),
+    ];
+    let numbers = numbers.into_iter().filter(|(number, _)| *number > 0);
+    let numbers: Vec<String> = numbers
+        .map(|(number, noun)| number_of(number, noun))
+        .collect();
+    let patches = numbers.join(" and ");
+    Some(format!(
+        "the figures of {names} are too low: the process has discarded the patches of {patches}, which \
+         record nothing any more"
+    ))
+}
