@@ -3,7 +3,8 @@
 //! ```text
 //! text ─▶ tree        expression/syntax.rs      with places, for messages
 //!      ─▶ filter      expression/types.rs       for one point: what its arguments are is known
-//!      ─▶ answer      expression/interpret.rs   true, false or untyped; the reference for the compiled code
+//!      ─▶ integer     expression/types.rs       or a number instead of a truth
+//!      ─▶ answer      expression/interpret.rs   true, false, a number, or untyped; the reference for the compiled code
 //! ```
 
 mod interpret;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 pub use self::interpret::{Answer, Hit};
 pub use self::problem::{BadExpression, ExpressionProblem};
 use self::syntax::Node;
-pub use self::types::{Filter, Parameter, ParameterKind, Scope};
+pub use self::types::{Filter, IntegerExpression, Parameter, ParameterKind, Scope};
 
 /// The longest expression, in bytes.
 pub(crate) const MAX_LEN: usize = 4096;
@@ -29,7 +30,7 @@ pub(crate) const MAX_DEPTH: u32 = 64;
 
 /// A question about a hit: a number, a text or a truth, of its arguments.
 ///
-/// What its names mean, and whether it makes sense, is known for a point only: [`Expression::filter`].
+/// What its names mean, and whether it makes sense, is known for a point only: [`Expression::filter`], [`Expression::integer`].
 ///
 /// ```
 /// use probes_lib::{Answer, Expression, Hit, Parameter, ParameterKind, Scope};
@@ -76,6 +77,29 @@ impl Expression {
     pub fn filter(&self, scope: &Scope) -> Result<Filter, BadExpression> {
         let filter = types::filter(&self.tree, &self.text, scope);
         filter.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
+    }
+
+    /// Returns the integer that it is at the hits of a point.
+    ///
+    /// ```
+    /// use probes_lib::{Expression, Parameter, ParameterKind, Scope};
+    ///
+    /// let value = Parameter { name: Some("bytes".to_owned()), kind: ParameterKind::Value };
+    /// let scope = Scope::of("probe reply", "reply", vec![value]);
+    /// let kilobytes: Expression = "bytes >> 10".parse()?;
+    /// assert!(kilobytes.integer(&scope)?.is_signed());
+    /// let truth: Expression = "bytes > 10".parse()?;
+    /// let error = truth.integer(&scope).unwrap_err();
+    /// assert_eq!(error.to_string(), "bytes > 10 is a comparison, where an integer is needed");
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If it is something else: a float, a string, a time, true or false; or as [`Expression::filter`].
+    pub fn integer(&self, scope: &Scope) -> Result<IntegerExpression, BadExpression> {
+        let integer = types::integer(&self.tree, &self.text, scope);
+        integer.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
     }
 }
 

@@ -127,8 +127,8 @@ pub use update::snapshot::State;
 
 // Expressions: what is asked of each hit.
 pub use expression::{
-    Answer, BadExpression, Expression, ExpressionProblem, Filter, Hit, Parameter, ParameterKind,
-    Scope,
+    Answer, BadExpression, Expression, ExpressionProblem, Filter, Hit, IntegerExpression,
+    Parameter, ParameterKind, Scope,
 };
 
 // Observations: how often, how long and with which values probes are hit.

@@ -86,7 +86,7 @@ fn holds(test: &Test, hit: &impl Hit) -> Option<bool> {
     })
 }
 
-fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
+pub(super) fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
     Some(match of {
         Number::Literal(number) => *number,
         Number::Word(of) => word(of, hit)?,

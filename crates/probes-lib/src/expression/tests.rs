@@ -173,6 +173,33 @@ fn words_and_numbers_have_their_size() {
     }
 }
 
+#[test]
+fn integers_have_values_and_signs() {
+    for (expression, first, expected, is_signed) in [
+        ("arg0", int(-3), Some(-3), true),
+        ("request * 2 + 1", int(20), Some(41), true),
+        ("arg0", AT, None, true),
+        ("u64(arg0)", int(3), Some(7), false),
+        ("u64(arg0) >> 1", u64::MAX, Some(i64::MAX), false),
+        ("size", 0, Some(-16), true),
+        ("int(size)", 0, Some(-16), true),
+        ("arg4", 0, Some(-2), true),
+        ("42", 0, Some(42), true),
+        ("-1", 0, Some(-1), true),
+        ("0xffffffffffffffff", 0, Some(-1), false),
+        ("'A' & 3", 0, Some(1), true),
+    ] {
+        let arguments = vec![first, 0, 0xffff_ffff_ffff_fff0, 0, 0xabcd_0000_0000_fffe];
+        let memory = BTreeMap::new();
+        let hit = Recorded { arguments, memory };
+        let parsed: Expression = expression.parse().unwrap();
+        let integer = parsed.integer(&scope()).unwrap();
+        let expected = expected.map(|it: i64| it as u64);
+        assert_eq!(integer.value(&hit), expected, "{expression}");
+        assert_eq!(integer.is_signed(), is_signed, "{expression}");
+    }
+}
+
 // Each message in its full shape, with the mark below the place.
 #[test]
 fn messages_are_golden() {
@@ -291,6 +318,25 @@ fn messages_are_golden() {
             let error = parsed.filter(&scope).unwrap_err();
             text += &format!("{error}\n{}\n", error.marked());
         }
+    }
+    for expression in [
+        "arg3",
+        "float(arg0)",
+        "1.5",
+        "\"GET\"",
+        "str(arg0)",
+        "10ms",
+        "arg0 == 1",
+        "!(arg0 == 1)",
+        "arg7",
+        "requst",
+        "arg5",
+        "tid",
+        &tree,
+    ] {
+        let parsed: Expression = expression.parse().unwrap();
+        let error = parsed.integer(&scope).unwrap_err();
+        text += &format!("{error}\n{}\n", error.marked());
     }
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/expression/messages.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

@@ -106,7 +106,8 @@ pub(crate) enum Number {
 }
 
 impl Number {
-    fn reads_memory(&self) -> bool {
+    /// Returns whether it needs memory to be read, apart from arguments that are there.
+    pub(crate) fn reads_memory(&self) -> bool {
         match self {
             Number::Literal(_) => false,
             Number::Word(word) | Number::Int(word) | Number::Narrow(word, ..) => word.is_in_block(),
@@ -116,7 +117,8 @@ impl Number {
         }
     }
 
-    fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
+    /// Returns whether it asks for this argument.
+    pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
         match self {
             Number::Literal(_) => false,
             Number::Word(word)

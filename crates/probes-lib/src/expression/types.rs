@@ -108,6 +108,27 @@ impl Filter {
     }
 }
 
+/// The integer that an expression is at the hits of a point: 64 bits.
+///
+/// [`Expression::integer`](super::Expression::integer) has an example.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct IntegerExpression {
+    pub(crate) number: Number,
+    is_signed: bool,
+}
+
+impl IntegerExpression {
+    /// Returns whether it may be negative: if so, its 64 bits are those of an `i64`.
+    pub fn is_signed(&self) -> bool {
+        self.is_signed
+    }
+
+    /// Returns what it is at a hit. `None` is untyped: something is not what it is asked as, or cannot be read.
+    pub fn value(&self, hit: &impl Hit) -> Option<u64> {
+        super::interpret::number(&self.number, hit)
+    }
+}
+
 /// What can be asked, besides arguments.
 pub(super) const NAMES: [&str; 5] = ["probe", "tid", "caller", "retval", "elapsed"];
 
@@ -156,6 +177,19 @@ pub(super) fn filter(tree: &Node, text: &str, scope: &Scope) -> Result<Filter, W
     let typing = Typing { text, scope };
     let test = typing.truth(tree)?;
     Ok(Filter { test })
+}
+
+/// Returns the integer that an expression is at the hits of a point.
+pub(super) fn integer(tree: &Node, text: &str, scope: &Scope) -> Result<IntegerExpression, Wrong> {
+    let typing = Typing { text, scope };
+    let (number, sign) = typing.number(tree)?;
+    if number.registers() > MAX_REGISTERS {
+        return Err((tree.place.clone(), Problem::TooManyNumbers));
+    }
+    Ok(IntegerExpression {
+        number,
+        is_signed: sign != Sign::Unsigned,
+    })
 }
 
 struct Typing<'t> {

@@ -21,7 +21,7 @@ use iced_x86::Register;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::elf::arguments::{Argument, Operand};
-use crate::expression::Filter;
+use crate::expression::{Filter, IntegerExpression};
 use crate::observe::frame::Frame;
 use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
 use crate::site::{CALL, CMP, INT3, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
@@ -317,6 +317,14 @@ pub(crate) struct FilterRole {
     pub(crate) arguments: Vec<ArgumentSource>,
 }
 
+/// An integer of each hit of a point.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct IntegerRole {
+    pub(crate) integer: IntegerExpression,
+    /// Where the arguments are.
+    pub(crate) arguments: Vec<ArgumentSource>,
+}
+
 /// What is recorded where calls of a function begin or end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TimedRole {
@@ -425,12 +433,21 @@ impl FilterRole {
     /// Returns whether the filter reads memory, the stack included.
     pub(crate) fn reads_memory(&self) -> bool {
         let test = &self.filter.test;
-        let is_on_stack = |index: u8| {
-            let source = self.arguments.get(usize::from(index));
-            matches!(source, Some(ArgumentSource::Stack(_)))
-        };
-        test.reads_memory() || test.has_argument(&is_on_stack)
+        test.reads_memory() || test.has_argument(&|index| is_on_stack(&self.arguments, index))
     }
+}
+
+impl IntegerRole {
+    /// Returns whether the integer reads memory, the stack included.
+    pub(crate) fn reads_memory(&self) -> bool {
+        let number = &self.integer.number;
+        number.reads_memory() || number.has_argument(&|index| is_on_stack(&self.arguments, index))
+    }
+}
+
+fn is_on_stack(arguments: &[ArgumentSource], index: u8) -> bool {
+    let source = arguments.get(usize::from(index));
+    matches!(source, Some(ArgumentSource::Stack(_)))
 }
 
 impl Role {

@@ -1,5 +1,6 @@
 //! The code that answers an expression ([`Filter`](crate::expression::Filter)) at a hit: it goes on if the answer is yes, and
-//! jumps elsewhere if it is no, or untyped. There are no loops.
+//! jumps elsewhere if it is no, or untyped; or the code that loads the integer that an expression
+//! ([`IntegerExpression`](crate::expression::IntegerExpression)) is. There are no loops.
 //!
 //! Memory is read only where the table of readable pages says so, while that is valid. What cannot be read is untyped. Integers in
 //! registers need neither.
@@ -22,7 +23,7 @@ use crate::expression::typed::{
 };
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{SharedLayout, validity};
-use crate::observe::point::{ArgumentSource, FilterRole};
+use crate::observe::point::{ArgumentSource, FilterRole, IntegerRole};
 
 /// The registers that hold numbers. The first two are those that counting uses as well.
 const POOL: [AsmRegister64; 5] = [rcx, rdx, rax, rsi, r8];
@@ -59,7 +60,20 @@ struct FilterCode<'p, 'a> {
 
 /// Returns the registers that the code of a filter uses, which have to be saved before.
 pub(super) fn saved(role: &FilterRole) -> &'static [Saved] {
-    if role.reads_memory() || registers(&role.filter.test) > SAVED_IF_COUNTED.len() {
+    saved_for(role.reads_memory(), registers(&role.filter.test))
+}
+
+/// Returns the registers that the code of an integer uses, which have to be saved before.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "for keys and histograms, which are not there yet")
+)]
+pub(super) fn saved_of_integer(role: &IntegerRole) -> &'static [Saved] {
+    saved_for(role.reads_memory(), role.integer.number.registers())
+}
+
+fn saved_for(reads_memory: bool, registers: usize) -> &'static [Saved] {
+    if reads_memory || registers > SAVED_IF_COUNTED.len() {
         &SAVED_IF_TIMED
     } else {
         &SAVED_IF_COUNTED
@@ -75,19 +89,7 @@ pub(super) fn filter(
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
     if role.reads_memory() {
-        let validity = context.layout.validity();
-        let mut is_valid = a.create_label();
-        load(a, rbx, context.shared)?;
-        a.rdtsc()?;
-        a.shl(rdx, 32)?;
-        a.or(rdx, rax)?;
-        a.sub(rdx, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
-        a.cmp(rdx, qword_ptr(rbx + offset(validity + validity::TICKS)))?;
-        a.jb(is_valid)?;
-        // Nothing can be read.
-        a.xor(rbx, rbx)?;
-        a.set_label(&mut is_valid)?;
-        a.nop()?;
+        find_pages(a, context)?;
     }
     let mut code = FilterCode {
         a,
@@ -102,6 +104,47 @@ pub(super) fn filter(
     code.test(&role.filter.test, jump)?;
     // A label needs an instruction.
     code.a.nop()
+}
+
+/// Emits the code that loads an integer into rcx, or goes to `untyped`. Changes the [`saved_of_integer`] registers.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "for keys and histograms, which are not there yet")
+)]
+pub(super) fn integer(
+    a: &mut CodeAssembler,
+    role: &IntegerRole,
+    context: FilterContext,
+    untyped: CodeLabel,
+) -> Result<(), IcedError> {
+    if role.reads_memory() {
+        find_pages(a, context)?;
+    }
+    let mut code = FilterCode {
+        a,
+        arguments: &role.arguments,
+        context,
+        untyped,
+    };
+    code.number(&role.integer.number, &POOL)
+}
+
+/// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if the table is
+/// not valid now. Uses rax and rdx.
+fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
+    let validity = context.layout.validity();
+    let mut is_valid = a.create_label();
+    load(a, rbx, context.shared)?;
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.or(rdx, rax)?;
+    a.sub(rdx, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
+    a.cmp(rdx, qword_ptr(rbx + offset(validity + validity::TICKS)))?;
+    a.jb(is_valid)?;
+    // Nothing can be read.
+    a.xor(rbx, rbx)?;
+    a.set_label(&mut is_valid)?;
+    a.nop()
 }
 
 /// Emits the code that filters and counts a hit of a point where registers cannot be saved in their copies: they are `locked`. The

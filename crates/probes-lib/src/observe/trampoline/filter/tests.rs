@@ -1,7 +1,8 @@
 //! The compiled code has the answers of the interpreter: a stopped process executes it, with random arguments and memory.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::process::{Command, Stdio};
 
 use iced_x86::code_asm::eax;
@@ -18,7 +19,9 @@ use test_support::process::{peek, poke};
 use test_support::{Guard, eventually};
 
 use super::*;
-use crate::expression::{Answer, Expression, Filter, Hit, Parameter, ParameterKind, Scope};
+use crate::expression::{
+    Answer, Expression, Filter, Hit, IntegerExpression, Parameter, ParameterKind, Scope,
+};
 
 /// Where the code is, behind the address of the shared data.
 const CODE: u64 = 0x10_0000_0000;
@@ -145,10 +148,30 @@ impl Puppet {
 
     /// Executes the code of a filter.
     fn answer(&self, filter: &Filter, hit: &RecordedHit) -> Answer {
+        let after = self.execute(&code(filter), filter, hit);
+        match after.rax {
+            1 => Answer::True,
+            2 => Answer::False,
+            3 => Answer::Untyped,
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Executes the code of an integer.
+    fn integer(&self, integer: &IntegerExpression, hit: &RecordedHit) -> Option<u64> {
+        let after = self.execute(&code_of_integer(integer), integer, hit);
+        match after.rax {
+            1 => Some(after.rcx),
+            3 => None,
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Executes the code of an expression at a hit; returns the registers at its end.
+    fn execute(&self, code: &[u8], of: &impl Debug, hit: &RecordedHit) -> user_regs_struct {
         let pid = self.pid.as_raw();
-        let code = code(filter);
         assert!((code.len() as u64) < CODE_LEN - 64);
-        poke(pid, CODE + 64, &code);
+        poke(pid, CODE + 64, code);
         poke(pid, MEMORY, &hit.bytes());
         let (pages, validity) = (SHARED + LAYOUT.pages(), SHARED + LAYOUT.validity());
         let first = MEMORY / PAGE % 32;
@@ -182,19 +205,11 @@ impl Puppet {
             ..self.registers
         };
         let after = self.run(with).unwrap_or_else(|(signal, at)| {
-            panic!(
-                "{signal} at {:#x} of {filter:?} with {hit:x?}",
-                at - CODE - 64
-            )
+            panic!("{signal} at {:#x} of {of:?} with {hit:x?}", at - CODE - 64)
         });
         assert_eq!((after.rsp, after.r12), (STACK, in_r12));
         assert_eq!(peek(pid, MEMORY, hit.bytes().len()), hit.bytes());
-        match after.rax {
-            1 => Answer::True,
-            2 => Answer::False,
-            3 => Answer::Untyped,
-            other => panic!("{other}"),
-        }
+        after
     }
 }
 
@@ -205,12 +220,39 @@ fn role(filter: &Filter) -> FilterRole {
     }
 }
 
+fn role_of_integer(integer: &IntegerExpression) -> IntegerRole {
+    IntegerRole {
+        integer: integer.clone(),
+        arguments: SOURCES.to_vec(),
+    }
+}
+
 /// Returns code that leaves the answer in rax: 1, 2, or 3 if it is untyped.
 fn code(filter: &Filter) -> Vec<u8> {
+    let role = role(filter);
+    finished(saved(&role), filter, |a, context, is_false, untyped| {
+        super::filter(a, &role, context, is_false, untyped)
+    })
+}
+
+/// Returns code that leaves an integer in rcx and 1 in rax, or 3 there if it is untyped.
+fn code_of_integer(integer: &IntegerExpression) -> Vec<u8> {
+    let role = role_of_integer(integer);
+    finished(
+        saved_of_integer(&role),
+        integer,
+        |a, context, _, untyped| super::integer(a, &role, context, untyped),
+    )
+}
+
+/// Returns what is emitted, and behind it what sets rax.
+fn finished(
+    saved: &'static [Saved],
+    of: &impl Debug,
+    emit: impl FnOnce(&mut CodeAssembler, FilterContext, CodeLabel, CodeLabel) -> Result<(), IcedError>,
+) -> Vec<u8> {
     let mut a = CodeAssembler::new(64).unwrap();
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
-    let role = role(filter);
-    let saved = saved(&role);
     for (register, copy) in saved {
         a.movq(*copy, *register).unwrap();
     }
@@ -225,7 +267,7 @@ fn code(filter: &Filter) -> Vec<u8> {
         shared: LiveAddr(CODE),
         layout: LAYOUT,
     };
-    super::filter(&mut a, &role, context, is_false, untyped).unwrap();
+    emit(&mut a, context, is_false, untyped).unwrap();
     a.mov(eax, 1).unwrap();
     a.int3().unwrap();
     a.set_label(&mut is_false).unwrap();
@@ -238,7 +280,7 @@ fn code(filter: &Filter) -> Vec<u8> {
     for register in kept {
         assert!(
             !changes(&code, Register::from(*register)),
-            "{register:?} in {filter:?}"
+            "{register:?} in {of:?}"
         );
     }
     code
@@ -533,8 +575,72 @@ fn compiled_and_interpreted_answers_agree() {
     );
 }
 
+// promise: Observations: Compiled integers of expressions are those of the interpreter (2,000 random expressions, with random arguments and memory)
+#[test]
+fn compiled_and_interpreted_integers_agree() {
+    use proptest::test_runner::{Config, TestRunner};
+    let cases = std::env::var("EXPRESSION_CASES").map_or(2000, |many| many.parse().unwrap());
+    let mut runner = TestRunner::new(Config {
+        failure_persistence: None,
+        ..Config::with_cases(cases)
+    });
+    let texts = (numbers(), any::<bool>()).prop_map(|(text, is_signed)| {
+        if is_signed {
+            text
+        } else {
+            format!("u64({text})")
+        }
+    });
+    let (typed, untyped) = (Cell::new(0_u32), Cell::new(0_u32));
+    runner
+        .run(&(texts, hits()), |(text, hit)| {
+            let expression: Expression = text.parse().unwrap();
+            let Ok(integer) = expression.integer(&scope()) else {
+                // Too many numbers at a time.
+                return Ok(());
+            };
+            let compiled = PUPPET.with_borrow_mut(|puppet| {
+                let puppet = puppet.get_or_insert_with(Puppet::new);
+                puppet.integer(&integer, &hit)
+            });
+            assert_eq!(compiled, integer.value(&hit), "{text} with {hit:x?}");
+            let seen = if compiled.is_some() { &typed } else { &untyped };
+            seen.set(seen.get() + 1);
+            Ok(())
+        })
+        .unwrap();
+    let seen = [typed.get(), untyped.get()];
+    assert!(seen.iter().all(|many| *many > cases / 10), "{seen:?}");
+}
+
+#[test]
+fn integers_take_all_registers_and_no_more() {
+    let tree = |depth| (0..depth).fold("arg2".to_owned(), |tree, _| format!("({tree} + {tree})"));
+    let largest: Expression = tree(4).parse().unwrap();
+    let integer = largest.integer(&scope()).unwrap();
+    assert_eq!(integer.number.registers(), POOL.len());
+    assert!(!code_of_integer(&integer).is_empty());
+    let larger: Expression = tree(5).parse().unwrap();
+    assert!(larger.integer(&scope()).is_err());
+}
+
 #[test]
 fn integers_in_registers_need_no_memory() {
+    for (expression, saved) in [
+        ("arg0", 2),
+        ("arg2 * 3 + arg4", 2),
+        ("(arg0 + arg1) * (arg2 + arg4)", 8),
+    ] {
+        let expression: Expression = expression.parse().unwrap();
+        let role = role_of_integer(&expression.integer(&scope()).unwrap());
+        assert!(!role.reads_memory());
+        assert_eq!(saved_of_integer(&role).len(), saved);
+    }
+    for expression in ["arg5", "u64(arg5)", "len(arg0)", "arg0.1", "1 + tag(arg0)"] {
+        let expression: Expression = expression.parse().unwrap();
+        let role = role_of_integer(&expression.integer(&scope()).unwrap());
+        assert!(role.reads_memory());
+    }
     for expression in ["arg0 == 42", "arg2 > 5 && arg1 != arg6 || arg4 & 3 == 1"] {
         let expression: Expression = expression.parse().unwrap();
         let filter = expression.filter(&scope()).unwrap();
