@@ -234,10 +234,18 @@ pub(crate) fn is_replaced(error: &Error) -> bool {
     matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
 }
 
-/// Whether a process is refused only because it has no probes, and may have functions.
+/// Whether a process is refused only because it has no probes, or the notes of its probes cannot be used: it may have functions.
 pub(crate) fn may_have_functions(error: &Error) -> bool {
-    let is_bytecode = matches!(error.kind(), ErrorKind::Process(ProcessError::Bytecode));
-    is_bytecode || error.is_missing_name()
+    let is_about_probes = matches!(
+        error.kind(),
+        ErrorKind::Process(ProcessError::Bytecode)
+            | ErrorKind::File(
+                FileError::MalformedNote(_)
+                    | FileError::WrongNote { .. }
+                    | FileError::UnknownLayout { .. }
+            )
+    );
+    is_about_probes || error.is_missing_name()
 }
 
 /// Whether a file could not be opened because no path leads to it any more: it has been deleted or

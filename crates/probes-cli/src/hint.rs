@@ -219,6 +219,9 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
         }
         // That command itself has found none.
         FunctionError::NoUsdt { glob, .. } if glob == "*:*" => return None,
+        FunctionError::NoUsdt { is_ocamls: true, .. } => {
+            "give -probe NAME for a probe of OCaml; -usdt is for those of other providers".to_owned()
+        }
         FunctionError::NoUsdt { .. } => format!("`{list} -provider any` lists the USDT probes"),
         FunctionError::NoRuntime { .. } => {
             "-gc is for OCaml programs that have the symbols of their runtime: do not strip them".to_owned()

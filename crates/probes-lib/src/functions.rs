@@ -1,8 +1,8 @@
 //! [`Functions`]: the functions of a program, in a file or in a process with everything that it has loaded.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
@@ -10,10 +10,12 @@ use crate::elf::functions::{Function, FunctionName, FunctionTable};
 use crate::elf::lines::LineSearch;
 use crate::elf::mangling::demangle;
 use crate::elf::source::SourceMap;
-use crate::elf::usdt::{is_foreign, usdt_sites};
+use crate::elf::usdt::{UsdtSite, UsdtSites, is_foreign, usdt_sites};
 use crate::error::{Error, ErrorKind, FunctionError, Result};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
-use crate::process::code_files::{CodeFile, CodeFiles, EachFile, MappedCode, VDSO};
+use crate::process::code_files::{
+    CodeFile, CodeFiles, CodeKind, EachFile, MappedCode, library_count,
+};
 use crate::process::object::UnreadableObject;
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::select::glob::Glob;
@@ -49,6 +51,9 @@ pub struct FunctionObject {
     table: Arc<FunctionTable>,
     bias: Option<LoadBias>,
     elf: Arc<ElfFile>,
+    kind: CodeKind,
+    /// The sites of USDT probes of other providers than OCaml's, once they were needed; why not, if its notes cannot be read.
+    usdt: OnceLock<Result<UsdtSites, Arc<Error>>>,
 }
 
 /// A function that was selected.
@@ -138,6 +143,8 @@ impl Functions {
                 table: Arc::new(table_of(&elf)?),
                 bias: None,
                 elf: Arc::new(elf),
+                kind: CodeKind::Executable,
+                usdt: OnceLock::new(),
             }],
             unreadable: Vec::new(),
             mapped: MappedCode::default(),
@@ -171,10 +178,12 @@ impl Functions {
             mapped,
         } = CodeFiles::of_pid(pid)?.each(table_of);
         let objects = files.into_iter();
-        let objects = objects.map(|(CodeFile { elf, bias }, table)| FunctionObject {
+        let objects = objects.map(|(CodeFile { elf, bias, kind }, table)| FunctionObject {
             table,
             bias: Some(bias),
             elf,
+            kind,
+            usdt: OnceLock::new(),
         });
         let objects = objects.collect();
         Ok(Functions {
@@ -200,6 +209,11 @@ impl Functions {
         &self.unreadable
     }
 
+    /// That of the program; `None` if its functions could not be read.
+    pub(crate) fn executable(&self) -> Option<&FunctionObject> {
+        self.objects.iter().find(|object| object.is_executable())
+    }
+
     /// The mappings of code that the files were found in.
     pub(crate) fn mapped(&self) -> &MappedCode {
         &self.mapped
@@ -209,6 +223,8 @@ impl Functions {
     pub(crate) fn may_have(&self, selector: &FunctionSelector) -> bool {
         match self.places(std::slice::from_ref(selector)) {
             Ok(places) => !places.is_empty(),
+            // Notes that cannot be read may be of such a probe.
+            Err(_) if !self.unreadable_notes().is_empty() => true,
             Err(error) => !matches!(
                 error.kind(),
                 ErrorKind::Function(
@@ -361,7 +377,7 @@ impl Functions {
         let mut places = Vec::new();
         let mut names = BTreeSet::new();
         for object in self.objects.iter().filter(|object| !object.is_kernels()) {
-            for site in usdt_sites(&object.elf, is_foreign)?.sites {
+            for site in object.usdt_sites() {
                 let (probe, Some(address)) = (site.probe(), site.address) else {
                     continue;
                 };
@@ -383,14 +399,27 @@ impl Functions {
             }
         }
         if places.is_empty() {
+            let unreadable = self.unreadable.iter().cloned();
+            let unreadable = unreadable.chain(self.unreadable_notes());
             let kind = FunctionError::NoUsdt {
                 glob: glob.to_string(),
                 libraries: self.library_count(),
+                is_ocamls: self.has_ocaml_probe(glob),
+                unreadable: unreadable.map(|one| one.path).collect(),
                 near: near_names(&names, glob.as_str()),
             };
             return Err(Error::of_file(&self.program, kind));
         }
         Ok(places)
+    }
+
+    /// Returns whether a glob for USDT probes matches one of OCaml's.
+    fn has_ocaml_probe(&self, glob: &Glob) -> bool {
+        let mut objects = self.objects.iter();
+        objects.any(|object| {
+            let found = usdt_sites(&object.elf, |provider| !is_foreign(provider));
+            found.is_ok_and(|found| found.sites.iter().any(|site| glob.matches(&site.probe())))
+        })
     }
 
     /// Returns where a source line begins, which the selector with this index asks for.
@@ -482,10 +511,27 @@ impl Functions {
         })
     }
 
-    /// How many files with functions there are besides the program, in a process.
+    /// Returns the files whose notes were needed and could not be read. Their functions are known nevertheless.
+    pub(crate) fn unreadable_notes(&self) -> Vec<UnreadableObject> {
+        let mut named = HashSet::new();
+        let mut unreadable = Vec::new();
+        for object in &self.objects {
+            let Some(Err(why)) = object.usdt.get() else {
+                continue;
+            };
+            // A file may be loaded more than once.
+            if named.insert(Arc::as_ptr(&object.elf)) {
+                unreadable.push(UnreadableObject {
+                    path: object.elf.path().to_owned(),
+                    why: why.clone(),
+                });
+            }
+        }
+        unreadable
+    }
+
     fn library_count(&self) -> usize {
-        let others = self.objects.iter().skip(1);
-        others.filter(|object| !object.is_kernels()).count()
+        library_count(self.objects.iter().map(|object| object.kind))
     }
 
     fn no_match(&self, glob: &Glob) -> Error {
@@ -493,7 +539,7 @@ impl Functions {
         let names = tables.flat_map(|table| table.functions().flat_map(|it| it.names()));
         let kind = FunctionError::NoMatch {
             glob: glob.to_string(),
-            runs_bytecode: (self.objects.first()).is_some_and(|it| it.elf.interprets_bytecode()),
+            runs_bytecode: (self.executable()).is_some_and(|it| it.elf.interprets_bytecode()),
             libraries: self.library_count(),
             unreadable: self.unreadable.iter().map(|one| one.path.clone()).collect(),
             near: near_functions(names.map(|name| name.text), &demangle(glob.as_str())),
@@ -570,7 +616,19 @@ impl FunctionObject {
 
     /// Whether it is the code that the kernel maps into each process (vDSO).
     pub(crate) fn is_kernels(&self) -> bool {
-        self.table.path() == Path::new(VDSO)
+        self.kind == CodeKind::Kernel
+    }
+
+    pub(crate) fn is_executable(&self) -> bool {
+        self.kind == CodeKind::Executable
+    }
+
+    /// Returns the sites of USDT probes of other providers than OCaml's; none if its notes cannot be read, which
+    /// [`Functions::unreadable_notes`] tells.
+    fn usdt_sites(&self) -> &[UsdtSite] {
+        let read = || usdt_sites(&self.elf, is_foreign).map_err(Arc::new);
+        let found = self.usdt.get_or_init(read);
+        found.as_ref().map_or(&[], |found| &found.sites)
     }
 
     /// Reads the code of the file, to plan patches of its functions.

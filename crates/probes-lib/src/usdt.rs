@@ -11,7 +11,7 @@ use crate::elf::functions::FunctionTable;
 use crate::elf::source::SourceMap;
 use crate::elf::usdt::{UsdtSite, UsdtSites, usdt_sites};
 use crate::error::{Error, FunctionError, Result};
-use crate::process::code_files::{CodeFile, CodeFiles, EachFile, VDSO};
+use crate::process::code_files::{CodeFile, CodeFiles, CodeKind, EachFile, library_count};
 use crate::process::object::UnreadableObject;
 use crate::select::glob::Glob;
 use crate::select::near::near_names;
@@ -44,6 +44,7 @@ pub struct UsdtObject {
     found: Arc<UsdtSites>,
     bias: Option<LoadBias>,
     elf: Arc<ElfFile>,
+    kind: CodeKind,
 }
 
 /// A USDT probe that was selected: all sites of one provider and name.
@@ -76,6 +77,7 @@ impl UsdtProbes {
                 found: Arc::new(all_sites(&elf)?),
                 bias: None,
                 elf,
+                kind: CodeKind::Executable,
             }],
             unreadable: Vec::new(),
         })
@@ -95,12 +97,13 @@ impl UsdtProbes {
             ..
         } = CodeFiles::of_pid(pid)?.each(all_sites);
         // The code of the kernel (vDSO) has no notes of probes.
-        let is_kernels = |file: &CodeFile| file.elf.path() == Path::new(VDSO);
-        let files = files.into_iter().filter(|(file, _)| !is_kernels(file));
-        let objects = files.map(|(CodeFile { elf, bias }, found)| UsdtObject {
+        let files = files.into_iter();
+        let files = files.filter(|(file, _)| file.kind != CodeKind::Kernel);
+        let objects = files.map(|(CodeFile { elf, bias, kind }, found)| UsdtObject {
             found,
             bias: Some(bias),
             elf,
+            kind,
         });
         Ok(UsdtProbes {
             program,
@@ -182,6 +185,8 @@ impl UsdtProbes {
             by_name
                 .then(index.cmp(other_index))
                 .then(one.site.address.cmp(&other.site.address))
+                .then(one.site.semaphore.cmp(&other.site.semaphore))
+                .then_with(|| one.site.arguments.cmp(&other.site.arguments))
         });
         // A linker that folds equal functions leaves two notes of one site.
         sites.dedup_by(|(one_index, one), (index, other)| {
@@ -195,11 +200,11 @@ impl UsdtProbes {
     }
 
     fn no_match(&self, glob: String, names: &BTreeSet<String>) -> Error {
-        // The program itself may be unreadable.
-        let is_library = |object: &&UsdtObject| object.path() != self.program;
         let kind = FunctionError::NoUsdt {
             near: near_names(names, &glob),
-            libraries: self.objects.iter().filter(is_library).count(),
+            libraries: library_count(self.objects.iter().map(|object| object.kind)),
+            is_ocamls: false,
+            unreadable: self.unreadable.iter().map(|one| one.path.clone()).collect(),
             glob,
         };
         Error::of_file(&self.program, kind)

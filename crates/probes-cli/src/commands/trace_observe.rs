@@ -18,7 +18,7 @@ use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
-use super::uncounted::warn_of_uncounted;
+use super::uncounted::warn_of_uncounted_from_start;
 use super::wait::Wait;
 use super::watch::{self, Watching};
 use crate::destination::Output;
@@ -184,10 +184,10 @@ pub(super) fn run(
             warn_of_refused_closures(&output.messages, pid, observer.code_digest());
             let target = observer.target().clone();
             if !wanted.functions.is_empty() {
-                warn_of_uncounted(&output.messages, &observer, "counted");
+                warn_of_uncounted_from_start(&output.messages, &observer, "counted");
             }
             if !wanted.timed_functions.is_empty() {
-                warn_of_uncounted(&output.messages, &observer, "timed");
+                warn_of_uncounted_from_start(&output.messages, &observer, "timed");
             }
             let recorder = Recorder::new(&target, wanted, output, begun);
             record_until_exit(launched, wait, recorder, observer)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use probes_lib::{Counts, Observer, RefusedFunction};
+use probes_lib::{Counts, Observer, RefusedFunction, UnreadableObject};
 
 use super::open_target::warn_of_unreadable;
 use crate::messages::Messages;
@@ -13,14 +13,38 @@ use crate::text::number_of;
 const FEW: usize = 3;
 
 /// Warns of functions that `observer` does not observe although they were selected, and of files that may have some.
-/// They are `counted`, timed or watched.
+/// They are `counted`, timed or watched. Files that were named when the process was opened are not named again.
 pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer, counted: &str) {
+    warn_except(messages, observer, counted, &observer.target().unreadable());
+}
+
+/// The same of a program that was started.
+pub(super) fn warn_of_uncounted_from_start(
+    messages: &Messages,
+    observer: &Observer,
+    counted: &str,
+) {
+    warn_except(messages, observer, counted, &[]);
+}
+
+fn warn_except(
+    messages: &Messages,
+    observer: &Observer,
+    counted: &str,
+    named: &[UnreadableObject],
+) {
     // If the process has exited meanwhile, that is reported later.
     let Ok(counts) = observer.counts() else {
         return;
     };
     let pid = observer.target().pid();
-    warn_of_unreadable(messages, counts.unreadable(), pid, "functions");
+    let is_named = |file: &UnreadableObject| {
+        let why = file.why.to_string();
+        named.iter().any(|other| other.why.to_string() == why)
+    };
+    let unreadable = counts.unreadable().iter();
+    let unreadable: Vec<_> = unreadable.filter(|it| !is_named(it)).cloned().collect();
+    warn_of_unreadable(messages, &unreadable, pid, "functions");
     for function in counts.refused() {
         messages.step(format_args!(
             "{} at {} in {} is not {counted}: it {}",

@@ -18,7 +18,7 @@ fn number(text: &str) -> u64 {
     u64::from_str_radix(text.strip_prefix("0x").unwrap(), 16).unwrap()
 }
 
-fn libstdcxx() -> PathBuf {
+pub(crate) fn libstdcxx() -> PathBuf {
     let file = Path::new("/usr/lib/x86_64-linux-gnu/libstdc++.so.6");
     file.canonicalize().unwrap()
 }
@@ -296,15 +296,19 @@ fn damaged_library_is_named_and_others_listed() {
     let [why, hint] = damage_messages(&damaged);
     for mut target in hosts() {
         let pid = target.pid();
-        target.ask(&format!("load {}", damaged.display()), "loaded");
+        // It is named once, though it is loaded twice.
+        for how in ["load", "isolate"] {
+            target.ask(&format!("{how} {}", damaged.display()), "loaded");
+        }
         let plain = run(&format!("list -provider any -pid {pid}"));
         let warning = format!("ocaml-probes: warning: skipped: {why}\n{hint}");
         assert_eq!(plain.stderr, warning);
         let expected = "ocaml_2:ping\nocaml_2:plug\nocaml_2:pong\n";
         assert_eq!(plain.answer(), expected);
         let json = run(&format!("list -json -provider any -pid {pid}")).json();
-        let unreadable = json["unreadable"][0]["object"].as_str().unwrap();
-        assert_eq!(unreadable, damaged.to_str().unwrap());
+        let unreadable = json["unreadable"].as_array().unwrap();
+        assert_eq!(unreadable.len(), 1);
+        assert_eq!(unreadable[0]["object"], damaged.to_str().unwrap());
     }
     let error = run_on("list -provider any", &damaged).failure();
     assert!(error.contains(&why), "{error}");
@@ -324,4 +328,61 @@ fn damaged_program_is_named_and_left_unchanged() {
         assert!(found.stderr.contains(error), "{}", found.stderr);
         assert!(image(pid) == before);
     }
+}
+
+#[test]
+fn equal_notes_of_a_site_are_one_site() {
+    let scratch = Scratch::new();
+    let note = |arguments| ("a", "folded", arguments, "0");
+    let file = with_notes(&scratch, &["8@%rdi", "4@%esi", "8@%rdi"].map(note));
+    let answer = run_on("list -provider any -sites", &file).answer();
+    assert_eq!(answer.matches("  site ").count(), 2, "{answer}");
+}
+
+/// A copy of a file with other bytes in a place.
+fn patched(scratch: &Scratch, file: &Path, name: &str, patches: &[(usize, &[u8])]) -> PathBuf {
+    let copy = scratch.copy(file, name);
+    let mut bytes = fs::read(&copy).unwrap();
+    for (at, patch) in patches {
+        bytes[*at..at + patch.len()].copy_from_slice(patch);
+    }
+    fs::write(&copy, bytes).unwrap();
+    copy
+}
+
+// promise: Bad input: A file without section headers is not said to have no USDT probes (2)
+#[test]
+fn file_without_section_headers_is_refused() {
+    let scratch = Scratch::new();
+    for file in fixture_forms("usdt") {
+        // elf(5), Elf64_Ehdr: e_shoff, e_shentsize, e_shnum, e_shstrndx.
+        let copy = patched(&scratch, &file, "bare", &[(40, &[0; 8]), (58, &[0; 6])]);
+        let error = run_on("list -provider any", &copy).failure();
+        assert!(error.contains("bare has no section headers, "), "{error}");
+        let mut target = Talker::start(&copy);
+        let error = run(&format!("list -provider any -pid {}", target.pid()));
+        assert!(
+            error.stderr.contains("bare has no section headers, "),
+            "{}",
+            error.stderr
+        );
+        target.send("quit");
+        target.guard().wait();
+    }
+}
+
+/// A copy of a program that runs, and whose symbol table is said to be behind the end of the file.
+pub(crate) fn without_function_names(scratch: &Scratch, file: &Path) -> PathBuf {
+    let bytes = fs::read(file).unwrap();
+    let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    let sections = long(40);
+    // Elf64_Shdr has 64 bytes: sh_type at 4, SHT_SYMTAB is 2; sh_offset at 24.
+    let is_symbols = |at: &usize| bytes[at + 4..at + 8] == 2_u32.to_le_bytes();
+    let symbols = (sections..bytes.len())
+        .step_by(64)
+        .find(is_symbols)
+        .unwrap();
+    let name = file.file_name().unwrap().to_str().unwrap();
+    let far = 0x7fff_ffff_u64.to_le_bytes();
+    patched(scratch, file, name, &[(symbols + 24, &far)])
 }

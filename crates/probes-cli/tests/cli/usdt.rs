@@ -4,9 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use test_support::{Talker, eventually, fixture_forms, output};
+use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output};
 
 use crate::count_functions::counting;
+use crate::list_usdt::{libstdcxx, without_function_names};
+use crate::objects::{damage_messages, damaged_plugin};
 use crate::support::{is_observed, run};
 
 /// The two bytes of the semaphore of `demo:guarded`, which gdb reads.
@@ -126,4 +128,86 @@ fn unknown_usdt_probe_is_refused_with_suggestion() {
         "{}",
         usage.stderr
     );
+}
+
+// promise: Objects that come and go: A library whose notes are damaged is named once, and the USDT probes of the others are
+//    counted (2)
+#[test]
+fn damaged_library_is_named_and_others_counted() {
+    let scratch = Scratch::new();
+    let damaged = damaged_plugin(&scratch);
+    let [why, hint] = damage_messages(&damaged);
+    for file in fixture_forms("objects/host") {
+        let mut target = Talker::spawn(Command::new(&file).env("LD_PRELOAD", libstdcxx()));
+        target.expect("ready");
+        let pid = target.pid();
+        for how in ["load", "isolate"] {
+            target.ask(&format!("{how} {}", damaged.display()), "loaded");
+        }
+        let counted = run(&format!("count -usdt libstdcxx:throw -for 1s -pid {pid}"));
+        let warning = format!("ocaml-probes: warning: skipped: {why}\n{hint}");
+        let after = counted.stderr.strip_prefix(&warning);
+        assert!(
+            after.is_some_and(|it| !it.contains("skipped")),
+            "{}",
+            counted.stderr
+        );
+        assert!(counted.answer().contains(" libstdcxx:throw "));
+        let unknown = run(&format!("count -usdt demo:nothing -pid {pid}")).stderr;
+        let unread = "matches demo:nothing, and plugin.so could not be read; nothing was changed\n";
+        assert!(unknown.contains(unread), "{unknown}");
+    }
+}
+
+#[test]
+fn damaged_library_without_probes_beside_is_named() {
+    let scratch = Scratch::new();
+    let damaged = damaged_plugin(&scratch);
+    let [why, _] = damage_messages(&damaged);
+    for file in fixture_forms("usdt") {
+        let mut target = Talker::spawn(
+            Command::new(&file)
+                .env("LD_LIBRARY_PATH", damaged.parent().unwrap())
+                .env("LD_PRELOAD", damaged.file_name().unwrap()),
+        );
+        target.expect("ready");
+        let counted = run(&format!("count -usdt demo:* -for 1s -pid {}", target.pid()));
+        assert_eq!(
+            counted.stderr.matches(&why).count(),
+            1,
+            "{}",
+            counted.stderr
+        );
+        assert!(counted.answer().contains(" demo:open "));
+    }
+}
+
+#[test]
+fn probes_of_ocaml_are_not_counted_as_usdt() {
+    let target = Talker::start(&fixture("objects/host.pie"));
+    let error = run(&format!("count -usdt *:ping -pid {}", target.pid())).failure();
+    assert!(
+        error.contains(
+            " matches *:ping, except OCaml's; nothing was changed\nhint: give -probe NAME "
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn libraries_are_counted_if_program_is_unreadable() {
+    let scratch = Scratch::new();
+    for file in fixture_forms("usdt") {
+        let target = Talker::start(&without_function_names(&scratch, &file));
+        let pid = target.pid();
+        let missing = |line: &str| {
+            let error = run(&format!("{line} -pid {pid}")).stderr;
+            let text = error.split_once(" or its ").unwrap().1;
+            text.split_once(" matches").unwrap().0.to_owned()
+        };
+        let expected = missing("list -provider nobody");
+        assert!(expected.ends_with(" libraries"), "{expected}");
+        assert_eq!(missing("list -functions no_such_function"), expected);
+        assert_eq!(missing("count -usdt no:such"), expected);
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::table::{self, COUNTER_LEN, Generation};
 use super::{ElfFile, Segment};
 use crate::address::FileAddr;
-use crate::error::Result;
+use crate::error::{ElfDefect, Error, FileError, Result};
 
 /// A site of a USDT probe, as a note of a file describes it. Addresses are those in the file, corrected if it was prelinked.
 ///
@@ -48,8 +48,12 @@ pub(crate) struct UsdtSites {
 ///
 /// # Errors
 ///
-/// If the file cannot be read, or a note is malformed.
+/// If the file cannot be read, has no section headers, or a note is malformed.
 pub(crate) fn usdt_sites(elf: &ElfFile, wanted: impl Fn(&[u8]) -> bool) -> Result<UsdtSites> {
+    if !elf.has_sections() {
+        let defect = FileError::Elf(ElfDefect::NoSectionHeaders);
+        return Err(Error::of_file(elf.path(), defect));
+    }
     let mut found = UsdtSites::default();
     let segments: Vec<Segment> = elf.loaded().collect();
     table::each_placed_note(elf, |note, shift| {

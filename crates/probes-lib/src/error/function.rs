@@ -42,6 +42,10 @@ pub enum FunctionError {
         glob: String,
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
+        /// Whether probes of OCaml match, though only those of other providers were asked for.
+        is_ocamls: bool,
+        /// Files that are mapped, and that or whose notes could not be read.
+        unreadable: Vec<PathBuf>,
         /// Names that there are, nearest first.
         near: Vec<String>,
     },
@@ -148,10 +152,14 @@ impl FunctionError {
             FunctionError::NoUsdt {
                 glob,
                 libraries,
+                is_ocamls,
+                unreadable,
                 near,
             } => format!(
-                "no USDT probe in {file}{} matches {glob}{}",
+                "no USDT probe in {file}{} matches {glob}{}{}{}",
                 or_libraries(*libraries),
+                if *is_ocamls { ", except OCaml's" } else { "" },
+                unreadable_suffix(unreadable),
                 did_you_mean(near)
             ),
             FunctionError::SiteOutside { name, address } => {

@@ -209,7 +209,7 @@ impl ObservedFunctions {
         }
         let stacks = ProcessStacks::of(all.objects().iter().map(FunctionObject::elf));
         let mut observed = ObservedFunctions {
-            unreadable: all.unreadable().to_vec(),
+            unreadable: [all.unreadable(), &all.unreadable_notes()].concat(),
             selectors: all_selectors
                 .filter(|it| !is_address(it))
                 .cloned()
@@ -220,14 +220,12 @@ impl ObservedFunctions {
         let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
             std::ptr::eq(one.function.object, other.function.object)
         };
-        let executable = all.objects().first();
         for places in places.chunk_by(is_same) {
             let object = places[0].function.object;
             let known = observed.functions.len();
             observed.add(object, places, stacks, wanted)?;
-            let is_in_executable = executable.is_some_and(|it| std::ptr::eq(it, object));
             for function in &mut observed.functions[known..] {
-                function.is_in_executable = is_in_executable;
+                function.is_in_executable = object.is_executable();
             }
         }
         let has_runtime = LazyCell::new(|| all.objects().iter().any(|it| has_runtime(it.elf())));

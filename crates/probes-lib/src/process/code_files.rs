@@ -28,7 +28,7 @@ use crate::process::objects::{code_file, unreadable, without_deleted_mark};
 const MAX_VDSO: u64 = 64 << 10;
 
 /// What the kernel calls the vDSO in the maps.
-pub(crate) const VDSO: &str = "[vdso]";
+const VDSO: &str = "[vdso]";
 
 /// The files whose code is in the memory of a process.
 pub(crate) struct CodeFiles {
@@ -58,6 +58,23 @@ impl MappedCode {
 pub(crate) struct CodeFile {
     pub(crate) elf: Arc<ElfFile>,
     pub(crate) bias: LoadBias,
+    pub(crate) kind: CodeKind,
+}
+
+/// What a file with code is in its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CodeKind {
+    /// The executable, or a file that is looked at by itself.
+    Executable,
+    /// A library or plugin.
+    Library,
+    /// The code that the kernel adds (vDSO).
+    Kernel,
+}
+
+/// Returns how many libraries and plugins there are among files of these kinds.
+pub(crate) fn library_count(kinds: impl Iterator<Item = CodeKind>) -> usize {
+    kinds.filter(|kind| *kind == CodeKind::Library).count()
 }
 
 /// The files of a process, each with what was read of it.
@@ -81,26 +98,23 @@ impl CodeFiles {
         CodeFiles::of(&process)
     }
 
-    /// Reads something of each file, once; a file of which it cannot be read is unreadable.
+    /// Reads something of each file, once; a file of which it cannot be read is unreadable, and named once.
     pub(crate) fn each<T>(self, read: impl Fn(&ElfFile) -> Result<T>) -> EachFile<T> {
         let mut unreadable = self.unreadable;
         let mut files = Vec::new();
-        let mut known: HashMap<*const ElfFile, Arc<T>> = HashMap::new();
+        let mut known: HashMap<*const ElfFile, Option<Arc<T>>> = HashMap::new();
         for file in self.files {
-            let key = Arc::as_ptr(&file.elf);
-            let found = match known.get(&key) {
-                Some(found) => Ok(found.clone()),
-                None => read(&file.elf).map(Arc::new),
-            };
-            match found {
-                Ok(found) => {
-                    known.insert(key, found.clone());
-                    files.push((file, found));
-                }
-                Err(why) => unreadable.push(UnreadableObject {
-                    path: file.elf.path().to_owned(),
-                    why: Arc::new(why),
-                }),
+            let found = known.entry(Arc::as_ptr(&file.elf)).or_insert_with(|| {
+                let found = read(&file.elf).map_err(|why| {
+                    unreadable.push(UnreadableObject {
+                        path: file.elf.path().to_owned(),
+                        why: Arc::new(why),
+                    });
+                });
+                found.ok().map(Arc::new)
+            });
+            if let Some(found) = found.clone() {
+                files.push((file, found));
             }
         }
         EachFile {
@@ -134,6 +148,7 @@ impl CodeFiles {
             files: vec![CodeFile {
                 elf: Arc::new(elf),
                 bias,
+                kind: CodeKind::Executable,
             }],
             unreadable: Vec::new(),
             mapped: MappedCode::default(),
@@ -176,9 +191,14 @@ impl CodeFiles {
         match read {
             Ok(Some(elf)) => {
                 let elf = Arc::new(elf);
+                let kind = match mapping.inode {
+                    0 => CodeKind::Kernel,
+                    _ => CodeKind::Library,
+                };
                 let file = |bias| CodeFile {
                     elf: elf.clone(),
                     bias,
+                    kind,
                 };
                 self.files.extend(biases(&elf).into_iter().map(file));
             }
