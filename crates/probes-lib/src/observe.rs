@@ -30,6 +30,7 @@ mod point;
 pub(crate) mod read;
 pub(crate) mod shadow;
 mod trampoline;
+mod value_pages;
 mod watching;
 
 pub use self::discarded::DiscardedPatches;

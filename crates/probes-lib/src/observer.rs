@@ -245,7 +245,8 @@ impl Target {
     ) -> Result<Observer> {
         let process = self.opened.process();
         let image = self.opened.current_image()?;
-        let plan = ObservationPlan::of(observation, image.program.clone(), functions.clone())?;
+        let mut plan = ObservationPlan::of(observation, image.program.clone(), functions.clone())?;
+        plan.find_value_pages(process, &image);
         let sites = plan
             .points
             .iter()

@@ -102,6 +102,14 @@ fn values_are_shown_as_passed() {
     }
 }
 
+// promise: Observations: Values of OCaml 4 that point to memory which was unmapped a moment before are not read (in every way)
+#[test]
+fn naked_pointers_are_not_read() {
+    if !is_of_ocaml_5() {
+        every_way("naked pointers", &Program::checked("naked"));
+    }
+}
+
 #[test]
 fn stack_overflow_handling_is_unaffected() {
     let program = Program::other("overflow", |talker| {

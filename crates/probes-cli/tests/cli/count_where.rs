@@ -1,6 +1,8 @@
 //! `count -where`: the hits for which an expression is true.
 
-use test_support::{Talker, fixture_forms, program, program_forms};
+use std::process::Command;
+
+use test_support::{Scratch, Talker, eventually, fixture_forms, program, program_forms};
 
 use crate::count_functions::{counting, function};
 use crate::support::{is_observed, object, run};
@@ -204,6 +206,56 @@ fn filters_of_killed_observers_are_removed() {
         assert_eq!(cleaned.code, Some(0), "{cleaned:?}");
         assert!(!is_observed(pid));
         target.ask("hit 10", "done");
+    }
+}
+
+// promise: Observations: `-where` never reads where a value of OCaml 4 points to that is outside of its heap (each kind of
+//    question, 3 programs, one of them stripped)
+#[test]
+fn naked_pointers_are_untyped() {
+    let stripped = Scratch::new();
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(stripped.file("naked.exe"));
+    assert!(
+        strip
+            .arg(program("adversary/naked"))
+            .status()
+            .unwrap()
+            .success()
+    );
+    let [pie, fixed] = program_forms("adversary/naked");
+    for file in [pie, fixed, stripped.file("naked.exe")] {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        for question in [
+            "arg0==\"aaaaaaaaaaaaaaa\"",
+            "arg0^=\"aaaaaaaa\"",
+            "len(arg0)==15",
+            "tag(arg0)==252",
+            "arg0.0==7",
+            "arg0<1.5",
+        ] {
+            let line =
+                format!("count -pid {pid} -probe mapped,unmapped -where {question} -for 100ms");
+            // Beside other work, it may have no hits for so long.
+            eventually("both probes are hit", || {
+                let answer = run(&line).answer();
+                let counted = counted(&answer);
+                assert!(counted.iter().all(|(hits, ..)| *hits == 0), "{answer}");
+                (counted.len() == 2 && counted.iter().all(|(.., untyped)| *untyped > 0))
+                    .then_some(())
+            });
+        }
+        // The string beside it is on the heap.
+        let line = format!("count -pid {pid} -probe unmapped -where len(arg1)>0 -for 100ms");
+        eventually("strings on the heap are read", || {
+            let answer = run(&line).answer();
+            let [(hits, _, untyped)] = counted(&answer)[..] else {
+                return None;
+            };
+            assert_eq!(untyped, 0, "{answer}");
+            (hits > 0).then_some(())
+        });
     }
 }
 

@@ -14,8 +14,11 @@ use crate::observe::observation::Observation;
 use crate::observe::point::{
     ArgumentSource, FilterRole, Marks, PairEnd, Point, Role, TimedRole, WatchRole, Words,
 };
+use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
+use crate::process::Process;
+use crate::process::image::Image;
 use crate::process::program::{LiveSite, Program};
 use crate::select::{Actions, Selector, choose};
 use crate::site::SiteCode;
@@ -97,6 +100,7 @@ impl ObservationPlan {
             pairs: observation.pairs.len() as u32,
             record_len: most_arguments.map_or(0, record::len),
             filters_memory: points.iter().any(|it| it.role.filters_memory()),
+            value_pages: ValuePages::default(),
             calls: CallsLayout {
                 functions: functions.timed().count() as u32,
                 of_self: observation.self_times && functions.timed().next().is_some(),
@@ -112,6 +116,16 @@ impl ObservationPlan {
         };
         plan.sort_by_key(|planned| planned.point.address);
         Ok(plan)
+    }
+
+    /// Finds out by which table trampolines know what they can read of values, if they read any.
+    pub(crate) fn find_value_pages(&mut self, process: &Process, image: &Image) {
+        if self.shared.has_pages() {
+            let objects = self.program.objects().iter();
+            let objects = objects.map(|object| (&*object.elf, object.bias));
+            let executable = image.executable_without_probes(process);
+            self.shared.value_pages = ValuePages::of(objects.chain(executable));
+        }
     }
 
     /// Sorts the points, and numbers those that are watched in the new order.

@@ -39,6 +39,7 @@ mod pair;
 mod record;
 mod saved;
 mod template;
+mod value_pages;
 
 use std::collections::HashMap;
 

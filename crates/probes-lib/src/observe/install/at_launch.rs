@@ -66,11 +66,12 @@ impl AtLaunch {
         let process = at_exec.process();
         let mut functions = ObservedFunctions::find(process.pid(), &self.observation)?;
         functions.are_from_start = true;
-        let plan = ObservationPlan::of(
+        let mut plan = ObservationPlan::of(
             &self.observation,
             image.program.clone(),
             Arc::new(functions),
         )?;
+        plan.find_value_pages(process, image);
         let sites = plan.points.iter().map(|planned| planned.point.address);
         let digests = code_digest::prepare(process, image, memory, sites);
         let mut prepared = Prepared::of(process, memory, plan)?;

@@ -34,6 +34,7 @@ use crate::observe::layout::rows::Rows;
 use crate::observe::layout::semaphores::{PROGRESS_AT, SEMAPHORE_RECORD_LEN, SemaphoreRecord};
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
+use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::jump::SHORT_LEN;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
@@ -413,6 +414,7 @@ impl Arena {
                 pairs: number(&header, PAIRS_AT),
                 record_len: number(&header, RECORD_LEN_AT),
                 filters_memory: header[FILTERS_MEMORY_AT] == 1,
+                value_pages: ValuePages::default(),
                 calls: CallsLayout::of_number(number(&header, TIMED_AT)),
             },
             is_filtered: header[FILTERED_AT] == 1,

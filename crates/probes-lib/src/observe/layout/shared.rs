@@ -23,6 +23,7 @@ use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::HISTOGRAM_LEN;
 use crate::observe::layout::readable_pages;
+use crate::observe::value_pages::ValuePages;
 
 /// The length of the header of each part, in bytes.
 pub(crate) const HEADER_LEN: u64 = 64;
@@ -159,6 +160,9 @@ pub(crate) struct SharedLayout {
     pub(crate) record_len: u32,
     /// Whether filters read memory.
     pub(crate) filters_memory: bool,
+    /// By which table trampolines know what can be read. It is not stored in the process, and not known of an observation that
+    /// was found there.
+    pub(crate) value_pages: ValuePages,
     pub(crate) calls: CallsLayout,
 }
 

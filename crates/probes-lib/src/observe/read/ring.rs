@@ -185,11 +185,13 @@ mod tests {
 
     use super::*;
     use crate::observe::layout::calls::CallsLayout;
+    use crate::observe::value_pages::ValuePages;
 
     const LAYOUT: SharedLayout = SharedLayout {
         pairs: 0,
         record_len: 1 << 16,
         filters_memory: false,
+        value_pages: ValuePages::Observers,
         calls: CallsLayout::of_number(0),
     };
     const BASE: LiveAddr = LiveAddr(0x10000);

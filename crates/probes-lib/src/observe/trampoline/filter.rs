@@ -2,8 +2,9 @@
 //! jumps elsewhere if it is no, or untyped; or the code that loads the integer that an expression
 //! ([`IntegerExpression`](crate::expression::IntegerExpression)) is. There are no loops.
 //!
-//! Memory is read only where the table of readable pages says so, while that is valid. What cannot be read is untyped. Integers in
-//! registers need neither.
+//! Memory is read only where a table of pages says so ([`ValuePages`]): that of the runtime, or the observer's, while that is valid. What
+//! cannot be read is untyped. Integers in registers need neither. Beside the runtime's table, the observer's is used for the stack,
+//! and then without its validity: the frame of the point is mapped.
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, edi, get_gpr32, get_xmm,
@@ -12,6 +13,7 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::saved::{LockedRegisters, Place, Saving};
+use super::value_pages::unless_of_values;
 use super::{
     Pointers, SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, locked_increment,
     offset,
@@ -24,6 +26,7 @@ use crate::expression::typed::{
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{SharedLayout, validity};
 use crate::observe::point::{ArgumentSource, FilterRole, IntegerRole};
+use crate::observe::value_pages::ValuePages;
 
 /// The registers that hold numbers. The first two are those that counting uses as well.
 const POOL: [AsmRegister64; 5] = [rcx, rdx, rax, rsi, r8];
@@ -130,11 +133,14 @@ pub(super) fn integer(
 }
 
 /// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if the table is
-/// not valid now. Uses rax and rdx.
+/// needed for values, and is not valid now. Uses rax and rdx.
 fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
     let validity = context.layout.validity();
     let mut is_valid = a.create_label();
     load(a, rbx, context.shared)?;
+    if context.layout.value_pages != ValuePages::Observers {
+        return Ok(());
+    }
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rdx, rax)?;
@@ -384,8 +390,8 @@ impl FilterCode<'_, '_> {
                         let depth = self.context.pushed + u64::from(depth);
                         self.a.lea(to, qword_ptr(rsp + depth))?;
                         // Eight bytes may be in two pages if the stack pointer is not aligned.
-                        self.unless_readable(to, 0)?;
-                        self.unless_readable(to, 7)?;
+                        self.unless_listed(to, 0)?;
+                        self.unless_listed(to, 7)?;
                         self.a.mov(to, qword_ptr(to))
                     }
                     ArgumentSource::Unknown => self.a.jmp(self.untyped),
@@ -400,7 +406,7 @@ impl FilterCode<'_, '_> {
                 self.a.cmp(r9, *field as i32)?;
                 self.a.jbe(self.untyped)?;
                 let at = 8 * *field as i32;
-                self.unless_readable(to, at)?;
+                self.unless_readable_value(to, at)?;
                 self.a.mov(to, qword_ptr(to + at))
             }
         }
@@ -420,7 +426,7 @@ impl FilterCode<'_, '_> {
     fn header(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
         self.a.test(low(block), 7)?;
         self.a.jne(self.untyped)?;
-        self.unless_readable(block, -8)?;
+        self.unless_readable_value(block, -8)?;
         self.a.mov(r9, qword_ptr(block - 8))
     }
 
@@ -447,7 +453,7 @@ impl FilterCode<'_, '_> {
         self.string(block)?;
         self.a.cmp(r9, words.len() as i32)?;
         self.a.jne(differs)?;
-        self.unless_readable(block, 8 * (words.len() as i32 - 1))?;
+        self.unless_readable_value(block, 8 * (words.len() as i32 - 1))?;
         for (index, word) in (0..).zip(&words) {
             self.a.mov(rdi, *word)?;
             self.a.cmp(qword_ptr(block + 8 * index), rdi)?;
@@ -468,7 +474,7 @@ impl FilterCode<'_, '_> {
         self.a.cmp(r9, words.len() as i32)?;
         self.a.jb(differs)?;
         self.a.mov(size, r9)?;
-        self.unless_readable(block, 8 * last)?;
+        self.unless_readable_value(block, 8 * last)?;
         for (index, word) in (0..last).zip(&words) {
             self.a.mov(rdi, *word)?;
             self.a.cmp(qword_ptr(block + 8 * index), rdi)?;
@@ -524,7 +530,7 @@ impl FilterCode<'_, '_> {
         self.a.test(size, size)?;
         self.a.je(self.untyped)?;
         self.a.lea(to, qword_ptr(to + size * 8 - 8))?;
-        self.unless_readable(to, 0)?;
+        self.unless_readable_value(to, 0)?;
         self.a.mov(to, qword_ptr(to))?;
         self.a.shr(to, 56)?;
         self.a.cmp(to, 7)?;
@@ -592,7 +598,7 @@ impl FilterCode<'_, '_> {
                 self.size()?;
                 self.a.cmp(r9, 1)?;
                 self.a.jne(self.untyped)?;
-                self.unless_readable(to, 0)?;
+                self.unless_readable_value(to, 0)?;
                 self.a.mov(to, qword_ptr(to))
             }
         }
@@ -617,8 +623,25 @@ impl FilterCode<'_, '_> {
         self.a.nop()
     }
 
-    /// Emits a jump to `untyped` unless the word `offset` bytes behind `base` may be read. Uses rdi and r9.
-    fn unless_readable(&mut self, base: AsmRegister64, offset_of: i32) -> Result<(), IcedError> {
+    /// Emits a jump to `untyped` unless the word `offset` bytes behind `base`, to which a value points, may be read. Uses rdi and r9.
+    fn unless_readable_value(
+        &mut self,
+        base: AsmRegister64,
+        offset_of: i32,
+    ) -> Result<(), IcedError> {
+        match self.context.layout.value_pages {
+            ValuePages::Observers => self.unless_listed(base, offset_of),
+            ValuePages::Runtimes(table) => {
+                self.a.lea(r9, qword_ptr(base + offset_of))?;
+                unless_of_values(self.a, table, [r9, rdi, rbx], self.untyped)?;
+                load(self.a, rbx, self.context.shared)
+            }
+            ValuePages::Unknown => self.a.jmp(self.untyped),
+        }
+    }
+
+    /// Emits a jump to `untyped` unless the table of readable pages has the word `offset` bytes behind `base`. Uses rdi and r9.
+    fn unless_listed(&mut self, base: AsmRegister64, offset_of: i32) -> Result<(), IcedError> {
         let page_bits = PAGE.trailing_zeros();
         let table = offset(self.context.layout.pages());
         let entry: AsmMemoryOperand = qword_ptr(rbx + rdi * 8 + table);

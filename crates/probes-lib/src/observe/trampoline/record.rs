@@ -7,12 +7,14 @@ use iced_x86::code_asm::{
     r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
 };
 
+use super::value_pages::unless_of_values;
 use super::{Saved, load_at_point, offset, spread};
 use crate::address::PAGE;
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record, validity};
 use crate::observe::point::{ArgumentSource, WatchRole};
+use crate::observe::value_pages::ValuePages;
 
 /// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
 const LEAST_OPAQUE: u32 = 251;
@@ -147,11 +149,11 @@ pub(super) fn block(
     a.test(dl, 7)?;
     a.jne(over)?;
     a.lea(rax, qword_ptr(rdx - 8))?;
-    unless_readable(a, layout, over)?;
+    unless_readable_value(a, layout, over)?;
     block_header(a, index, over)?;
     words_of_block(a, over)?;
     a.lea(rax, qword_ptr(rdx + rsi * 8 - 8))?;
-    unless_readable(a, layout, over)?;
+    unless_readable_value(a, layout, over)?;
     let mut all = a.create_label();
     for word in 0..record::COPY_WORDS {
         a.mov(rax, qword_ptr(rdx + 8 * word))?;
@@ -163,6 +165,19 @@ pub(super) fn block(
     }
     a.set_label(&mut all)?;
     a.add(byte_ptr(rcx + record::COPIED + index), sil)
+}
+
+/// Emits a jump to `otherwise` unless the word at rax, to which a value points, may be read. The code uses rax, rdi and r9.
+fn unless_readable_value(
+    a: &mut CodeAssembler,
+    layout: SharedLayout,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    match layout.value_pages {
+        ValuePages::Observers => unless_readable(a, layout, otherwise),
+        ValuePages::Runtimes(table) => unless_of_values(a, table, [rax, r9, rdi], otherwise),
+        ValuePages::Unknown => a.jmp(otherwise),
+    }
 }
 
 /// Emits a jump to `otherwise` unless the table of pages is still valid and says that the word at

@@ -22,6 +22,7 @@ use super::*;
 use crate::expression::{
     Answer, Expression, Filter, Hit, IntegerExpression, Parameter, ParameterKind, Scope,
 };
+use crate::observe::value_pages::runtime_pages;
 
 /// Where the code is, behind the address of the shared data.
 const CODE: u64 = 0x10_0000_0000;
@@ -35,12 +36,18 @@ const LAYOUT: SharedLayout = SharedLayout {
     pairs: 0,
     record_len: 0,
     filters_memory: true,
+    value_pages: ValuePages::Observers,
     calls: crate::observe::layout::calls::CallsLayout {
         functions: 0,
         of_self: false,
         by_caller: false,
     },
 };
+
+/// The table of a runtime, and its entries.
+const RUNTIMES: u64 = 0x10_3000_0000;
+const ENTRIES: u64 = RUNTIMES + 0x100;
+const ENTRY_BITS: u32 = 4;
 
 /// Where the arguments are: of OCaml, of C, a float, a number of 16 bits, on the stack, in registers that are not saved.
 const SOURCES: [ArgumentSource; 7] = [
@@ -107,6 +114,7 @@ impl Puppet {
             (CODE, CODE_LEN),
             (MEMORY, PAGES * PAGE),
             (SHARED, LAYOUT.len()),
+            (RUNTIMES, PAGE),
         ] {
             puppet.map(at, len);
         }
@@ -146,9 +154,43 @@ impl Puppet {
         }
     }
 
+    /// Writes the table of a runtime, in which the readable pages of a hit are, others that are not of values, and some elsewhere.
+    fn poke_runtimes_table(&self, hit: &RecordedHit) {
+        let mut entries = [0_u64; 1 << ENTRY_BITS];
+        let mut add = |page: u64, of: u64| {
+            let hash = (page / PAGE).wrapping_mul(runtime_pages::HASH_FACTOR) >> (64 - ENTRY_BITS);
+            let mut index = hash as usize;
+            while entries[index] != 0 {
+                index = (index + 1) % entries.len();
+            }
+            entries[index] = page | of;
+        };
+        for other in 1..=5 {
+            add(other * 0x77 * PAGE, 1);
+        }
+        for page in 0..PAGES {
+            let is_readable = hit.readable >> page & 1 == 1;
+            add(
+                MEMORY + page * PAGE,
+                if is_readable { 1 << page } else { 8 },
+            );
+        }
+        let pid = self.pid.as_raw();
+        for (index, entry) in (0..).zip(entries) {
+            poke(pid, ENTRIES + 8 * index, &entry.to_le_bytes());
+        }
+        for (at, word) in [
+            (runtime_pages::SHIFT, u64::from(64 - ENTRY_BITS)),
+            (runtime_pages::MASK, (1 << ENTRY_BITS) - 1),
+            (runtime_pages::ENTRIES, ENTRIES),
+        ] {
+            poke(pid, RUNTIMES + at, &word.to_le_bytes());
+        }
+    }
+
     /// Executes the code of a filter.
     fn answer(&self, filter: &Filter, hit: &RecordedHit) -> Answer {
-        let after = self.execute(&code(filter), filter, hit);
+        let after = self.execute_by_each(|pages| code(filter, pages), filter, hit);
         match after.rax {
             1 => Answer::True,
             2 => Answer::False,
@@ -159,12 +201,32 @@ impl Puppet {
 
     /// Executes the code of an integer.
     fn integer(&self, integer: &IntegerExpression, hit: &RecordedHit) -> Option<u64> {
-        let after = self.execute(&code_of_integer(integer), integer, hit);
+        let after = self.execute_by_each(|pages| code_of_integer(integer, pages), integer, hit);
         match after.rax {
             1 => Some(after.rcx),
             3 => None,
             other => panic!("{other}"),
         }
+    }
+
+    /// Executes the code for each table that may say what can be read of values; the answers have to be the same. Returns the
+    /// registers at its end.
+    fn execute_by_each(
+        &self,
+        code: impl Fn(ValuePages) -> Vec<u8>,
+        of: &impl Debug,
+        hit: &RecordedHit,
+    ) -> user_regs_struct {
+        let after = self.execute(&code(ValuePages::Observers), of, hit);
+        if hit.is_valid {
+            self.poke_runtimes_table(hit);
+            let runtimes = ValuePages::Runtimes(LiveAddr(RUNTIMES));
+            let by_runtime = self.execute(&code(runtimes), of, hit);
+            let answer =
+                |after: &user_regs_struct| (after.rax, (after.rax == 1).then_some(after.rcx));
+            assert_eq!(answer(&by_runtime), answer(&after), "{of:?} with {hit:x?}");
+        }
+        after
     }
 
     /// Executes the code of an expression at a hit; returns the registers at its end.
@@ -228,19 +290,23 @@ fn role_of_integer(integer: &IntegerExpression) -> IntegerRole {
 }
 
 /// Returns code that leaves the answer in rax: 1, 2, or 3 if it is untyped.
-fn code(filter: &Filter) -> Vec<u8> {
+fn code(filter: &Filter, pages: ValuePages) -> Vec<u8> {
     let role = role(filter);
-    finished(saved(&role), filter, |a, context, is_false, untyped| {
-        super::filter(a, &role, context, is_false, untyped)
-    })
+    finished(
+        saved(&role),
+        filter,
+        pages,
+        |a, context, is_false, untyped| super::filter(a, &role, context, is_false, untyped),
+    )
 }
 
 /// Returns code that leaves an integer in rcx and 1 in rax, or 3 there if it is untyped.
-fn code_of_integer(integer: &IntegerExpression) -> Vec<u8> {
+fn code_of_integer(integer: &IntegerExpression, pages: ValuePages) -> Vec<u8> {
     let role = role_of_integer(integer);
     finished(
         saved_of_integer(&role),
         integer,
+        pages,
         |a, context, _, untyped| super::integer(a, &role, context, untyped),
     )
 }
@@ -249,6 +315,7 @@ fn code_of_integer(integer: &IntegerExpression) -> Vec<u8> {
 fn finished(
     saved: &'static [Saved],
     of: &impl Debug,
+    value_pages: ValuePages,
     emit: impl FnOnce(&mut CodeAssembler, FilterContext, CodeLabel, CodeLabel) -> Result<(), IcedError>,
 ) -> Vec<u8> {
     let mut a = CodeAssembler::new(64).unwrap();
@@ -265,7 +332,10 @@ fn finished(
         saved_at: None,
         pushed: 8,
         shared: LiveAddr(CODE),
-        layout: LAYOUT,
+        layout: SharedLayout {
+            value_pages,
+            ..LAYOUT
+        },
     };
     emit(&mut a, context, is_false, untyped).unwrap();
     a.mov(eax, 1).unwrap();
@@ -619,7 +689,7 @@ fn integers_take_all_registers_and_no_more() {
     let largest: Expression = tree(4).parse().unwrap();
     let integer = largest.integer(&scope()).unwrap();
     assert_eq!(integer.number.registers(), POOL.len());
-    assert!(!code_of_integer(&integer).is_empty());
+    assert!(!code_of_integer(&integer, ValuePages::Observers).is_empty());
     let larger: Expression = tree(5).parse().unwrap();
     assert!(larger.integer(&scope()).is_err());
 }

@@ -1,0 +1,153 @@
+//! [`ValuePages`]: by which table trampolines know whether memory that a value of OCaml points to can be read. Only reads files.
+//!
+//! A value of OCaml 4 may be an address outside of its heap (a *naked pointer*), of memory that is unmapped at any moment. Its runtime has
+//! a hash table of the pages of its values, which says so at any moment: it only changes while a thread has the lock of the runtime, and
+//! a thread that executes OCaml code has that lock. It is found in the code of the function that looks pages up:
+//!
+//! ```text
+//! caml_page_table_lookup   mov  shift(%rip), %ecx       runtime/memory.c of OCaml 4, unless it was configured without naked pointers
+//!                          mov  $0x9e3779b97f4a7c16, %rax
+//!                          mov  entries(%rip), %rsi
+//!                          mov  mask(%rip), %r8
+//! ```
+
+use iced_x86::{Decoder, DecoderOptions, Instruction, OpKind, Register};
+
+use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::elf::ElfFile;
+use crate::elf::symbols::SymbolTable;
+
+/// The table that says which memory of values can be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum ValuePages {
+    /// The table of readable pages, which the observer writes ([`ReadablePages`](super::layout::readable_pages::ReadablePages)).
+    #[default]
+    Observers,
+    /// The one of the OCaml runtime, [`runtime_pages`], at this address.
+    Runtimes(LiveAddr),
+    /// None: the runtime's was not found. Nothing is read.
+    Unknown,
+}
+
+/// The table of the runtime, `struct page_table`: offsets in bytes. An entry has the address of a page, and in its low bits what it is of;
+/// 0 ends a search. The entry of a page is the one at its hash, or behind it.
+pub(crate) mod runtime_pages {
+    /// By how many bits the product of the number of a page and [`HASH_FACTOR`] is shifted, four bytes.
+    pub(crate) const SHIFT: u64 = 8;
+    /// The number of entries minus one.
+    pub(crate) const MASK: u64 = 16;
+    /// The address of the entries.
+    pub(crate) const ENTRIES: u64 = 32;
+    pub(crate) const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c16;
+    /// The bits of an entry of values: on the heap, in the minor heap, or static (caml/address_class.h).
+    pub(crate) const OF_VALUES: u32 = 1 | 2 | 4;
+}
+
+impl ValuePages {
+    /// Finds out which one a process has that has loaded these files.
+    pub(crate) fn of<'e>(files: impl Iterator<Item = (&'e ElfFile, LoadBias)>) -> ValuePages {
+        let mut found = files.filter_map(|(elf, bias)| {
+            let lookup = lookup_function(elf)?;
+            let table = code_at(elf, lookup).and_then(|code| table_in(&code, lookup));
+            Some(table.map_or(ValuePages::Unknown, |table| {
+                ValuePages::Runtimes(bias.live(table))
+            }))
+        });
+        match (found.next(), found.next()) {
+            (None, _) => ValuePages::Observers,
+            (Some(only), None) => only,
+            // Which runtime a value is of is not known.
+            (Some(_), Some(_)) => ValuePages::Unknown,
+        }
+    }
+}
+
+/// Returns the address of the function that looks pages up, if the file has it.
+fn lookup_function(elf: &ElfFile) -> Option<FileAddr> {
+    // ocamlopt makes most executables export their symbols, and strip(1) keeps dynamic symbols.
+    let mut tables = [SymbolTable::Static, SymbolTable::Dynamic].into_iter();
+    tables.find_map(|table| {
+        let symbols = elf.symbols(table).ok().flatten()?;
+        let [found] = symbols.find(["caml_page_table_lookup"]).ok()?;
+        let mut defined = found.iter().map(|symbol| symbol.address);
+        defined.find(|address| address.0 != 0)
+    })
+}
+
+/// Returns the code at an address of a file: as much as the function can have.
+fn code_at(elf: &ElfFile, address: FileAddr) -> Option<Vec<u8>> {
+    const LONGEST: u64 = 256;
+    let segment = elf
+        .loaded()
+        .find(|it| it.executable && it.holds_in_file(address, 1))?;
+    let end = segment.start.0.checked_add(segment.file_len)?;
+    let mut code = vec![0; LONGEST.min(end.checked_sub(address.0)?) as usize];
+    elf.read_loaded(&segment, address, &mut code).ok()?;
+    Some(code)
+}
+
+/// Returns the address of the table, from the code of the function: it multiplies by the factor of the hash, and reads the three fields.
+fn table_in(code: &[u8], at: FileAddr) -> Option<FileAddr> {
+    let decoder = Decoder::with_ip(64, code, at.0, DecoderOptions::NONE);
+    let instructions: Vec<Instruction> = decoder
+        .into_iter()
+        .take_while(|it| !it.is_invalid())
+        .collect();
+    let has_factor = |it: &Instruction| {
+        it.op_kinds().any(|kind| kind == OpKind::Immediate64)
+            && it.immediate64() == runtime_pages::HASH_FACTOR
+    };
+    if !instructions.iter().any(has_factor) {
+        return None;
+    }
+    let read: Vec<u64> = instructions.iter().filter_map(fixed_address).collect();
+    let has = |address: Option<u64>| address.is_some_and(|address| read.contains(&address));
+    let mut tables = read
+        .iter()
+        .filter_map(|shift| shift.checked_sub(runtime_pages::SHIFT));
+    let is_table = |table: &u64| {
+        has(table.checked_add(runtime_pages::MASK))
+            && has(table.checked_add(runtime_pages::ENTRIES))
+    };
+    tables.find(is_table).map(FileAddr)
+}
+
+/// Returns the address of the memory that an instruction refers to, if that is the same each time.
+fn fixed_address(instruction: &Instruction) -> Option<u64> {
+    if instruction.is_ip_rel_memory_operand() {
+        return Some(instruction.ip_rel_memory_address());
+    }
+    let is_memory = instruction.op_kinds().any(|kind| kind == OpKind::Memory);
+    let is_fixed = instruction.memory_base() == Register::None
+        && instruction.memory_index() == Register::None
+        && instruction.segment_prefix() == Register::None;
+    (is_memory && is_fixed).then(|| instruction.memory_displacement64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The code of Debian's OCaml 4.13.1.
+    const LOOKUP: [u8; 0x25] = [
+        0x48, 0x89, 0xfa, 0x8b, 0x0d, 0x7f, 0x0d, 0x07, 0x00, 0x48, 0xb8, 0x16, 0x7c, 0x4a, 0x7f,
+        0xb9, 0x79, 0x37, 0x9e, 0x48, 0x8b, 0x35, 0x86, 0x0d, 0x07, 0x00, 0x48, 0xc1, 0xea, 0x0c,
+        0x4c, 0x8b, 0x05, 0x6b, 0x0d, 0x07, 0x00,
+    ];
+
+    #[test]
+    fn table_is_found_in_the_code() {
+        assert_eq!(
+            table_in(&LOOKUP, FileAddr(0x94160)),
+            Some(FileAddr(0x0010_4ee0))
+        );
+    }
+
+    #[test]
+    fn other_code_has_no_table() {
+        let other_factor = LOOKUP.map(|byte| if byte == 0x7c { 0x7d } else { byte });
+        assert_eq!(table_in(&other_factor, FileAddr(0x94160)), None);
+        assert_eq!(table_in(&LOOKUP[..0x1e], FileAddr(0x94160)), None);
+        assert_eq!(table_in(&[], FileAddr(0)), None);
+    }
+}
