@@ -34,4 +34,4 @@ pub(crate) use take_over::TakeOver;
 pub(crate) use target_selection::{OneProcess, TargetSelection, pid};
 pub(crate) use timed::TimedFlags;
 pub(crate) use usdt::{ProviderArgument, provider, usdt_name};
-pub(crate) use watched::WatchedFlags;
+pub(crate) use watched::{CallFlags, WatchedFlags};

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::Functions;
 use crate::error::{
     Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProbeError, ProcessError,
     Result,
@@ -404,6 +405,12 @@ impl Observer {
     /// Returns the functions that are watched without their results, although these are to be recorded, and why.
     pub fn without_results(&self) -> &[RefusedFunction] {
         &self.active.plan.functions.without_results
+    }
+
+    /// Returns the functions of the process as they were when it began to be observed; `None` if no calls of functions are
+    /// watched.
+    pub fn functions(&self) -> Option<Arc<Functions>> {
+        self.active.plan.functions.all.clone()
     }
 
     /// Returns how many functions are watched of which it is not known how many arguments they have

@@ -40,7 +40,8 @@ with -o in a file; without actions no probe is then enabled. Hits in processes t
 are included in the counts, and make the times unreliable. -count -fn GLOBS counts functions of any
 native program, and of the libraries that it is linked with; not of those that it loads later.
 With -latency -fn GLOBS they are timed: calls in processes that the program forks are left out, and
-those of a thread that has no thread-local storage (yet) are LOST.
+those of a thread that has no thread-local storage (yet) are LOST. With -watch -fn GLOBS they are shown,
+as by `watch -fn`, with -args and -results.
 
 Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
 not started.";

@@ -18,14 +18,14 @@ use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
-use super::uncounted::warn_of_uncounted_from_start;
+use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
 use super::wait::Wait;
-use super::watch::{self, Watching};
+use super::watch::{self, Watching, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
-    Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, Pair, PathFlags, by_name, each_once,
-    pair, probe_name,
+    CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, Pair, PathFlags, by_name,
+    each_once, pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
@@ -45,9 +45,11 @@ pub(super) struct ObserveFlags {
     /// Time START,STOP in one thread, or the functions of -fn; may be repeated
     #[arg(long, value_name = "PAIR", value_parser = timed, num_args = 0..=1, default_missing_value = "")]
     latency: Vec<Timed>,
-    /// Show each hit of these probes, a comma list; may be repeated
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = probe_name)]
-    watch: Vec<String>,
+    /// Show hits of these probes, a comma list, or calls of -fn; may be repeated
+    #[arg(long, value_name = "NAMES", value_parser = watched, num_args = 0..=1, default_missing_value = "")]
+    watch: Vec<Watched>,
+    #[command(flatten)]
+    calls: CallFlags,
     #[command(flatten)]
     fields: Checked<FieldFlags>,
     #[command(flatten)]
@@ -69,6 +71,22 @@ fn timed(typed: &str) -> Result<Timed, String> {
     pair(typed).map(Timed::Pair)
 }
 
+/// A value of `-watch`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Watched {
+    Probes(Vec<String>),
+    /// The functions that `-fn` selects.
+    Functions,
+}
+
+fn watched(typed: &str) -> Result<Watched, String> {
+    if typed.is_empty() {
+        return Ok(Watched::Functions);
+    }
+    let names = typed.split(',').map(probe_name);
+    names.collect::<Result<_, _>>().map(Watched::Probes)
+}
+
 /// The checked form of [`ObserveFlags`]: what to observe of a program that is started, if anything.
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
@@ -80,6 +98,8 @@ pub(super) struct ProgramObservation {
     timed_functions: Vec<FunctionSelector>,
     pairs: Vec<Pair>,
     watched: Vec<Selector>,
+    watched_functions: Vec<FunctionSelector>,
+    calls: CallFlags,
     /// The fields of a hit that are shown; `None`: all.
     pub(super) fields: Option<Vec<Field>>,
     paths: PathForm,
@@ -103,29 +123,53 @@ impl Flags for ObserveFlags {
             return Err("-where needs -count: it chooses the hits that are counted".to_owned());
         }
         let functions = self.functions.selectors()?;
-        if !functions.is_empty() && !self.count && !times_functions {
-            let why = "-fn and -gc need -count or -latency: they select what is counted or timed";
-            return Err(why.to_owned());
+        let watches_functions = self.watch.contains(&Watched::Functions);
+        if functions.is_empty() {
+            if times_functions {
+                let why = "-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it";
+                return Err(why.to_owned());
+            }
+            if watches_functions {
+                return Err("-watch needs NAMES, or -fn GLOBS or -gc WORK beside it".to_owned());
+            }
         }
-        if times_functions && functions.is_empty() {
-            return Err("-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it".to_owned());
+        let uses = [self.count, times_functions, watches_functions];
+        match uses.into_iter().filter(|is_given| *is_given).count() {
+            0 if !functions.is_empty() => {
+                let why = "-fn and -gc need -count, -latency or -watch: they select what is counted, timed or shown";
+                return Err(why.to_owned());
+            }
+            0 | 1 => {}
+            _ => {
+                let why = "-fn chooses what is counted, timed or shown: give one of -count, -latency without START,STOP, and \
+                           -watch without NAMES";
+                return Err(why.to_owned());
+            }
         }
-        if times_functions && self.count {
-            let why = "-fn chooses what is counted or what is timed: give -count, or -latency without START,STOP, not both";
-            return Err(why.to_owned());
+        if !watches_functions {
+            self.calls.refuse_without("-watch -fn")?;
         }
-        let (functions, timed_functions) = if times_functions {
-            (Vec::new(), functions)
-        } else {
-            (functions, Vec::new())
+        let chosen = |is_chosen: bool| {
+            if is_chosen {
+                functions.clone()
+            } else {
+                Vec::new()
+            }
         };
+        let names = self.watch.iter().filter_map(|watched| match watched {
+            Watched::Probes(names) => Some(names),
+            Watched::Functions => None,
+        });
+        let names: Vec<String> = names.flatten().cloned().collect();
         Ok(ProgramObservation {
             counts: self.count,
             filter: self.filter,
-            functions,
-            timed_functions,
+            functions: chosen(self.count),
+            timed_functions: chosen(times_functions),
             pairs,
-            watched: by_name("-watch", &self.watch)?,
+            watched: by_name("-watch", &names)?,
+            watched_functions: chosen(watches_functions),
+            calls: self.calls,
             fields: self.fields.clone(),
             paths: self.paths.form(),
         })
@@ -142,7 +186,7 @@ impl ProgramObservation {
     }
 
     fn watches(&self) -> bool {
-        !self.watched.is_empty()
+        !self.watched.is_empty() || !self.watched_functions.is_empty()
     }
 
     fn observation(&self) -> Observation {
@@ -158,7 +202,8 @@ impl ProgramObservation {
             observation = observation.time(&pair.start, &pair.stop);
         }
         let watched = self.watched.iter().cloned();
-        watched.fold(observation, Observation::watch)
+        observation = watched.fold(observation, Observation::watch);
+        self.calls.of(observation, &self.watched_functions)
     }
 }
 
@@ -189,7 +234,13 @@ pub(super) fn run(
             if !wanted.timed_functions.is_empty() {
                 warn_of_uncounted_from_start(&output.messages, &observer, "timed");
             }
-            let recorder = Recorder::new(&target, wanted, output, begun);
+            if !wanted.watched_functions.is_empty() {
+                warn_of_uncounted_from_start(&output.messages, &observer, "watched");
+                warn_of_missing_results(&output.messages, &observer);
+                note_unknown_arguments(&output.messages, &observer, wanted.calls);
+            }
+            let functions = observer.functions().map(FunctionSources::of);
+            let recorder = Recorder::new(&target, wanted, functions, output, begun);
             record_until_exit(launched, wait, recorder, observer)
         }
         None => (wait.until_exit(launched), Ok(())),
@@ -247,14 +298,18 @@ impl<'l> Recorder<'l> {
     fn new(
         target: &'l Target,
         wanted: &'l ProgramObservation,
+        functions: Option<FunctionSources>,
         output: &'l Output,
         begun: Instant,
     ) -> Recorder<'l> {
         // Not read if no hits are shown, because it takes long.
         let sources = wanted.watches().then(|| sources(target));
         let sources = sources.unwrap_or_default();
-        let hits = Hits::new(output.format, target, sources, wanted.paths)
-            .of_fields(wanted.fields.as_deref());
+        let mut hits = Hits::new(output.format, target, sources, wanted.paths);
+        if let Some(functions) = functions {
+            hits = hits.with_functions(functions, wanted.watched.is_empty());
+        }
+        let hits = hits.of_fields(wanted.fields.as_deref());
         Recorder {
             target,
             wanted,

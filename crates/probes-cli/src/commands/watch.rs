@@ -6,7 +6,7 @@ use std::mem::take;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Event, Events, Functions};
+use probes_lib::{Event, Events, Functions, Observer};
 
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open_to_observe, sources};
@@ -14,10 +14,11 @@ use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, FieldFlags, OneProcess, OutputFlags, PathFlags, SeccompFlag, TakeOver,
-    WatchedFlags, positive, refuse_fields_in_json, with_regexp_help,
+    CallFlags, Checked, DurationFlag, FieldFlags, OneProcess, OutputFlags, PathFlags, SeccompFlag,
+    TakeOver, WatchedFlags, positive, refuse_fields_in_json, with_regexp_help,
 };
 use crate::interruptible_output::Next;
+use crate::messages::Messages;
 use crate::output::{Format, FunctionSources, Hits, WarningKind};
 use crate::text::number_of;
 use sample::Sample;
@@ -116,15 +117,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if watched.has_functions() {
         warn_of_uncounted(&output.messages, active.observer(), "watched");
         warn_of_missing_results(&output.messages, active.observer());
-        let unknown = active.observer().functions_of_unknown_arguments();
-        if unknown > 0 && !watched.says_arguments() {
-            let functions = number_of(unknown, "function");
-            let note = format!(
-                "how many arguments {functions} {} is not known, and none are shown: -args N shows N",
-                if unknown == 1 { "has" } else { "have" }
-            );
-            output.messages.note(&note);
-        }
+        note_unknown_arguments(&output.messages, active.observer(), watched.calls());
     }
     let mut watching = Watching::new(hits, output.clone());
     watching.limit = args.limit;
@@ -144,6 +137,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         failures.add(watching.report_missing());
     }
     outcome.finish(&output.messages)
+}
+
+/// Says of how many functions no arguments are shown, because it is not known how many they have.
+pub(super) fn note_unknown_arguments(messages: &Messages, observer: &Observer, calls: CallFlags) {
+    let unknown = observer.functions_of_unknown_arguments();
+    if unknown > 0 && !calls.says_arguments() {
+        let functions = number_of(unknown, "function");
+        let note = format!(
+            "how many arguments {functions} {} is not known, and none are shown: -args N shows N",
+            if unknown == 1 { "has" } else { "have" }
+        );
+        messages.note(&note);
+    }
 }
 
 /// Shows hits.

@@ -16,6 +16,13 @@ pub(crate) struct WatchedFlags {
     probes: ProbeFlags,
     #[command(flatten)]
     functions: FunctionFlags,
+    #[command(flatten)]
+    calls: CallFlags,
+}
+
+// What is shown of calls.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct CallFlags {
     /// Show N arguments of functions of which it is not known how many they have
     #[arg(long, value_name = "N", value_parser = arguments)]
     args: Option<u8>,
@@ -29,9 +36,7 @@ pub(crate) struct WatchedFlags {
 pub(crate) struct Watched {
     probes: Vec<Selector>,
     functions: Vec<FunctionSelector>,
-    /// `None` if it is not said.
-    arguments: Option<u8>,
-    results: bool,
+    calls: CallFlags,
 }
 
 impl Flags for WatchedFlags {
@@ -47,18 +52,52 @@ impl Flags for WatchedFlags {
         if probes.is_empty() && functions.is_empty() {
             return Err("needs -probe NAMES, -regexp RE, -fn GLOBS or -gc WORK".to_owned());
         }
-        if self.args.is_some() && functions.is_empty() {
-            return Err("-args needs -fn: it is about arguments of functions".to_owned());
-        }
-        if self.results && functions.is_empty() {
-            return Err("-results needs -fn: it shows results of functions".to_owned());
+        if functions.is_empty() {
+            self.calls.refuse_without("-fn")?;
         }
         Ok(Watched {
             probes,
             functions,
-            arguments: self.args,
-            results: self.results,
+            calls: self.calls,
         })
+    }
+}
+
+impl CallFlags {
+    /// Returns an error if one of them is given, although what it `needs` is not.
+    pub(crate) fn refuse_without(self, needs: &str) -> Result<(), String> {
+        if self.args.is_some() {
+            return Err(format!(
+                "-args needs {needs}: it is about arguments of functions"
+            ));
+        }
+        if self.results {
+            return Err(format!(
+                "-results needs {needs}: it shows results of functions"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether it is said how many arguments are shown of functions of which it is not known.
+    pub(crate) fn says_arguments(self) -> bool {
+        self.args.is_some()
+    }
+
+    /// Adds the calls of these functions to what is watched.
+    pub(crate) fn of(
+        self,
+        observation: Observation,
+        functions: &[FunctionSelector],
+    ) -> Observation {
+        let functions = functions.iter().cloned();
+        let observation = functions.fold(observation, Observation::watch_functions);
+        let observation = observation.unknown_arguments(self.args.unwrap_or(0).into());
+        if self.results {
+            observation.watch_results()
+        } else {
+            observation
+        }
     }
 }
 
@@ -78,21 +117,13 @@ impl Watched {
         !self.functions.is_empty()
     }
 
-    /// Whether it is said how many arguments are shown of functions of which it is not known.
-    pub(crate) fn says_arguments(&self) -> bool {
-        self.arguments.is_some()
+    pub(crate) fn calls(&self) -> CallFlags {
+        self.calls
     }
 
     pub(crate) fn observation(&self) -> Observation {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);
-        let functions = self.functions.iter().cloned();
-        let observation = functions.fold(observation, Observation::watch_functions);
-        let observation = observation.unknown_arguments(self.arguments.unwrap_or(0).into());
-        if self.results {
-            observation.watch_results()
-        } else {
-            observation
-        }
+        self.calls.of(observation, &self.functions)
     }
 }

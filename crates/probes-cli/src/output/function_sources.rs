@@ -1,5 +1,7 @@
 //! [`FunctionSources`]: the source lines of the functions of a process.
 
+use std::sync::Arc;
+
 use probes_lib::{Functions, LiveAddr, SourceMap};
 use serde::Serialize;
 
@@ -9,11 +11,12 @@ use crate::text::Escaped;
 
 /// The source lines of the functions of a process, if they are to be shown.
 #[derive(Default)]
-pub(crate) struct FunctionSources(Option<(Functions, Vec<Option<SourceMap>>)>);
+pub(crate) struct FunctionSources(Option<(Arc<Functions>, Vec<Option<SourceMap>>)>);
 
 impl FunctionSources {
     /// Opens the files of `functions`. A program without source lines can be counted as well.
-    pub(crate) fn of(functions: Functions) -> FunctionSources {
+    pub(crate) fn of(functions: impl Into<Arc<Functions>>) -> FunctionSources {
+        let functions = functions.into();
         let objects = functions.objects().iter();
         let maps = objects.map(|object| object.source_map().ok()).collect();
         FunctionSources(Some((functions, maps)))

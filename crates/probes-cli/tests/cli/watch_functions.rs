@@ -1,6 +1,7 @@
 //! `watch -fn`: calls of functions, one by one, with their arguments.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -8,7 +9,7 @@ use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
 use crate::count::until_observed;
-use crate::count_functions::{Observing, observing};
+use crate::count_functions::{Observing, observing, trace};
 use crate::support::{command, is_observed, object, run};
 
 /// Starts `watch` with these fields: the name, and the arguments.
@@ -432,5 +433,65 @@ fn errors_say_what_can_be_watched() {
         let run = run(format!("watch -pid {pid} {flags}").trim());
         assert_eq!(run.code, Some(2));
         assert!(run.stderr.contains(expected), "{}", run.stderr);
+    }
+}
+
+/// The lines of `trace -watch` with these flags, before the note on unknown arguments.
+fn traced(file: &Path, flags: &str, words: &str) -> Vec<String> {
+    let run = trace(file, &format!("-watch -fields name,args {flags}"), words);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let lines = run
+        .stderr
+        .lines()
+        .filter(|it| !it.contains(" is not known"));
+    lines.map(str::to_owned).collect()
+}
+
+// promise: Functions: From the first instruction, calls of functions are shown with their arguments and results, also those of
+//    a thread that has no thread control block yet (10 programs)
+#[test]
+fn calls_are_watched_from_the_first_instruction() {
+    for name in ["owners", "owners_static"] {
+        for file in fixture_forms(name) {
+            // Without arguments, because its own stack is not mapped as far as is known.
+            let lines = traced(&file, "-args 0 -fn _start,main,outer", "threads 1 3\n");
+            let mut expected = vec!["_start", "main"];
+            expected.extend(["outer"; 3]);
+            let names: Vec<&str> = lines
+                .iter()
+                .map(|it| it.split(' ').next().unwrap())
+                .collect();
+            assert_eq!(names, expected, "{}", file.display());
+        }
+    }
+    for file in fixture_forms("passing") {
+        let flags = "-results -args 0 -fn main,numbers";
+        let lines = traced(&file, flags, "pass 1 2\nquit\n");
+        let call = "numbers 0 -1 -9223372036854775808 5 120 0";
+        let result = "numbers returns -9223372036854775684";
+        let [main, calls @ ..] = &lines[..] else {
+            panic!("{lines:?}");
+        };
+        assert!(main.starts_with("main"), "{main}");
+        assert_eq!(calls, [call, result, call, result]);
+    }
+    for file in program_forms("shown") {
+        // The memory of blocks is known to be readable only a moment after it is mapped, in OCaml 5.
+        let lines = traced(&file, "-fn Shown.takes_ints,Shown.takes_depth", "pass 1\n");
+        let expected = [PASSED[0], PASSED[6], PASSED[7], PASSED[8], PASSED[9]];
+        assert_eq!(lines, expected);
+    }
+}
+
+#[test]
+fn whole_programs_are_watched_from_the_first_instruction() {
+    for name in ["owners", "owners_static"] {
+        for file in fixture_forms(name) {
+            let run = trace(&file, "-watch -args 6 -json -fn *", "threads 2 50\n");
+            assert_eq!(run.code, Some(0), "{}", run.stderr);
+            assert!(run.stdout.ends_with("done 100\n"), "{}", run.stdout);
+            let hits = run.said().iter().filter(|it| it["type"] == "hit").count();
+            assert!(hits > 100, "{hits}");
+        }
     }
 }

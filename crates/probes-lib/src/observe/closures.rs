@@ -48,11 +48,16 @@ impl Currying {
         memory: &impl ReadMemory,
     ) -> HashMap<LiveAddr, usize> {
         let mut arities = HashMap::new();
+        // A program that has not run yet is not relocated.
+        let relocations = elf.relocations().filter(|it| it.is_relative);
+        let relocated: HashMap<LiveAddr, LiveAddr> = relocations
+            .map(|it| (bias.live(it.at), bias.live(it.addend)))
+            .collect();
         let data = elf.loaded().filter(|segment| segment.writable);
         for segment in data {
             let start = bias.live(segment.start);
             // What cannot be read tells nothing.
-            let _ = self.read(start, segment.file_len, memory, &mut arities);
+            let _ = self.read(start, segment.file_len, memory, &relocated, &mut arities);
         }
         arities
     }
@@ -62,6 +67,7 @@ impl Currying {
         start: LiveAddr,
         len: u64,
         memory: &impl ReadMemory,
+        relocated: &HashMap<LiveAddr, LiveAddr>,
         arities: &mut HashMap<LiveAddr, usize>,
     ) -> std::io::Result<()> {
         let mut at = LiveAddr(start.0.next_multiple_of(WORD as u64));
@@ -75,8 +81,11 @@ impl Currying {
             }
             memory.read(at, bytes)?;
             let words = bytes.chunks_exact(WORD);
+            let words = words.filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
+            let addresses = (at.0..).step_by(WORD).map(LiveAddr);
+            let words = addresses.zip(words);
             let words: Vec<u64> = words
-                .filter_map(|word| word.try_into().ok().map(u64::from_le_bytes))
+                .map(|(at, word)| relocated.get(&at).map_or(word, |to| to.0))
                 .collect();
             self.find(&words, arities);
             if these < CHUNK {

@@ -52,6 +52,8 @@ pub(crate) struct ObservedFunctions {
     pub(crate) mapped: MappedCode,
     /// Whether they are observed from the program's first instruction on.
     pub(crate) are_from_start: bool,
+    /// All functions of the process, if calls are recorded.
+    pub(crate) all: Option<Arc<Functions>>,
 }
 
 /// A function that is observed.
@@ -235,6 +237,8 @@ impl ObservedFunctions {
         observed
             .functions
             .sort_unstable_by_key(|function| function.wanted.address);
+        let records_calls = !observation.watched_functions.is_empty();
+        observed.all = records_calls.then(|| Arc::new(all));
         Ok(observed)
     }
 

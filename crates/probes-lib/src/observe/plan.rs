@@ -244,7 +244,9 @@ fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = Planne
             role: Role {
                 is_counted: number.is_none() && function.watching().is_none(),
                 filter: function.filter().cloned(),
-                watched: function.watching().map(|watching| watching.role(part)),
+                watched: function
+                    .watching()
+                    .map(|watching| watching.role(part, is_from_start)),
                 timed: number.map(|(function, timing)| TimedRole {
                     function,
                     stack: timing.stack,

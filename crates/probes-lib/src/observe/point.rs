@@ -387,6 +387,8 @@ pub(crate) struct WatchedFunction {
     pub(crate) part: FunctionPart,
     /// Whether it is of OCaml, which does not use the x87 unit.
     pub(crate) is_ocaml: bool,
+    /// Whether the program is observed from its first instruction: the thread may have no control block yet.
+    pub(crate) is_from_start: bool,
 }
 
 /// Where in a function a point is.

@@ -165,6 +165,7 @@ impl WatchedWords {
                     FunctionPart::Entry
                 },
                 is_ocaml,
+                is_from_start: false,
             },
             arguments: if has_arguments {
                 arguments.min(MAX_ARGUMENTS)
@@ -232,9 +233,12 @@ impl Watching {
     }
 
     /// Returns what is recorded at a part of the function: its entry, 0, or a return.
-    pub(crate) fn role(&self, part: usize) -> WatchRole {
+    pub(crate) fn role(&self, part: usize, is_from_start: bool) -> WatchRole {
         let is_return = part > 0;
-        let mut function = self.function;
+        let mut function = WatchedFunction {
+            is_from_start,
+            ..self.function
+        };
         if is_return {
             function.part = FunctionPart::Return;
         }

@@ -328,11 +328,11 @@ impl Prepared {
             let at = sharing.shared_at().plus(shared::TID_AT);
             stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
-        // Nor has it thread control blocks: the trampolines of functions that are timed do without if they may read the base
-        // of `fs`.
+        // Nor has it thread control blocks: the trampolines of functions that are timed or watched do without if they may
+        // read the base of `fs`.
         let needs_control_blocks = is_running || !self.claims_rows;
         let has_timed = self.plan.functions.timed().next().is_some();
-        if self.plan.watches_functions() || has_timed && needs_control_blocks {
+        if (self.plan.watches_functions() || has_timed) && needs_control_blocks {
             refuse_without_control_block(injector.process, injector.memory, &stopped)?;
         }
         injector.clear(&stopped)?;

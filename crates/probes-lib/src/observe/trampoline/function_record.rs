@@ -84,7 +84,7 @@ pub(super) fn code(
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.lea(rsi, qword_ptr(rdx + rax))?;
-    record::begin(&mut a, point, pointers.layout)?;
+    record::begin(&mut a, point, function.is_from_start, pointers.layout)?;
     for (index, source) in (0..).zip(sources) {
         value(&mut a, index, *source, place)?;
     }

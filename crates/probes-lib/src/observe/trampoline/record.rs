@@ -27,7 +27,7 @@ pub(super) fn record(
     saved: &[Saved],
     layout: SharedLayout,
 ) -> Result<(), IcedError> {
-    begin(a, watched.point, layout)?;
+    begin(a, watched.point, false, layout)?;
     if !watched.arguments.is_empty() {
         a.mov(qword_ptr(rcx + record::COPIED), 0)?;
     }
@@ -38,13 +38,19 @@ pub(super) fn record(
 }
 
 /// Emits the code that claims a record of a point. Expects the address of the shared data in rbx and the time in rsi; leaves
-/// that of the record in rcx, and its number in r8. Uses rax.
+/// that of the record in rcx, and its number in r8. Uses rax. If it is `from_start`, the thread may have no control block yet,
+/// and the code may execute `rdfsbase`.
 pub(super) fn begin(
     a: &mut CodeAssembler,
     point: u32,
+    from_start: bool,
     layout: SharedLayout,
 ) -> Result<(), IcedError> {
-    a.mov(eax, dword_ptr(0).fs())?;
+    if from_start {
+        a.rdfsbase(rax)?;
+    } else {
+        a.mov(eax, dword_ptr(0).fs())?;
+    }
     spread(a, eax, GROUP_BITS)?;
     a.imul_3(rcx, rax, layout.ring_len() as i32)?;
     a.lea(rcx, qword_ptr(rbx + rcx + offset(layout.ring(0))))?;
@@ -56,8 +62,17 @@ pub(super) fn begin(
     // From here on rcx is the record, and r8 its number.
     a.lea(rcx, qword_ptr(rcx + rax + HEADER_LEN))?;
     a.mov(qword_ptr(rcx + record::TIME), rsi)?;
+    let mut known = a.create_label();
+    if from_start {
+        a.rdfsbase(rax)?;
+        a.test(rax, rax)?;
+        a.je(known)?;
+    }
     a.mov(eax, dword_ptr(rbx + offset(shared::TID_AT)))?;
     a.mov(eax, dword_ptr(rax).fs())?;
+    if from_start {
+        a.set_label(&mut known)?;
+    }
     a.mov(dword_ptr(rcx + record::TID), eax)?;
     a.mov(dword_ptr(rcx + record::POINT), point)
 }
