@@ -1,4 +1,4 @@
-//! What counting functions costs: a hit, the stops, planning, and how much longer a compiler takes that is counted.
+//! What observing functions costs: a call, the stops, planning, and how much longer a compiler takes that is counted.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use probes_lib::{FunctionSelector, Observation, Options, Target};
+use probes_lib::{FunctionSelector, Observation, ObservationReport, Options, Target};
 use test_support::{Guard, Scratch, Talker, eventually};
 
 use crate::cost;
@@ -30,8 +30,9 @@ const CALLS: &str = "fixtures/calls.pie";
 /// That function.
 const CALLED: &str = "leaf";
 
-/// How many times it is called in a sample.
-const CALLS_MADE: u64 = 200_000_000;
+/// How many times it is called in a sample, if calls are counted, and if more is recorded of each.
+const CALLS_COUNTED: u64 = 200_000_000;
+const CALLS_RECORDED: u64 = 20_000_000;
 
 /// Sources of OCaml's standard library that the compiler compiles.
 const SOURCES: [&str; 8] = [
@@ -48,56 +49,147 @@ const SOURCES: [&str; 8] = [
 /// How many times it compiles them in one run.
 const TIMES: usize = 2;
 
-fn selected(glob: &str) -> Result<Observation> {
+fn function(glob: &str) -> Result<FunctionSelector> {
     let glob = glob.parse();
     let glob = glob.map_err(|_| Failure::new("this is no glob"))?;
-    Ok(Observation::new().count_functions(FunctionSelector::Glob(glob)))
+    Ok(FunctionSelector::Glob(glob))
+}
+
+fn selected(glob: &str) -> Result<Observation> {
+    Ok(Observation::new().count_functions(function(glob)?))
+}
+
+/// What is recorded of the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recorded {
+    Counts,
+    /// Counts of the calls for which an expression is true.
+    CountsWhere(&'static str),
+    Times,
+    SelfTimes,
+    TimesByCaller,
+    Calls,
+}
+
+impl Recorded {
+    const ALL: [Recorded; 7] = [
+        Recorded::Counts,
+        // None, and all.
+        Recorded::CountsWhere("arg0 < 0"),
+        Recorded::CountsWhere("arg0 >= 0"),
+        Recorded::Times,
+        Recorded::SelfTimes,
+        Recorded::TimesByCaller,
+        Recorded::Calls,
+    ];
+
+    /// Returns the command that does it.
+    fn command(self) -> String {
+        match self {
+            Recorded::Counts => "`count`".to_owned(),
+            Recorded::CountsWhere(which) => format!("`count -where '{which}'`"),
+            Recorded::Times => "`latency`".to_owned(),
+            Recorded::SelfTimes => "`latency -self`".to_owned(),
+            Recorded::TimesByCaller => "`latency -by caller`".to_owned(),
+            Recorded::Calls => "`watch`".to_owned(),
+        }
+    }
+
+    fn observation(self) -> Result<Observation> {
+        let counted = selected(CALLED)?;
+        let timed = Observation::new().time_functions(function(CALLED)?);
+        Ok(match self {
+            Recorded::Counts => counted,
+            Recorded::CountsWhere(which) => {
+                let which = which.parse();
+                counted.only_where(which.map_err(|_| Failure::new("this is no expression"))?)
+            }
+            Recorded::Times => timed,
+            Recorded::SelfTimes => timed.self_times(),
+            Recorded::TimesByCaller => timed.by_caller(),
+            Recorded::Calls => Observation::new().watch_functions(function(CALLED)?),
+        })
+    }
+
+    /// Returns how many times the function is called in a sample.
+    fn calls(self) -> u64 {
+        match self {
+            Recorded::Counts | Recorded::CountsWhere(_) => CALLS_COUNTED,
+            _ => CALLS_RECORDED,
+        }
+    }
+
+    /// Returns how many calls were recorded, and how many are known to be missing.
+    fn told(self, report: &ObservationReport) -> [u64; 2] {
+        match self {
+            Recorded::Counts | Recorded::CountsWhere(_) => [report.counts.total(), 0],
+            Recorded::Calls => [report.events.events.len() as u64, report.events.dropped],
+            _ => {
+                let functions = report.function_latencies.iter();
+                functions.fold([0; 2], |[timed, lost], it| {
+                    [timed + it.count(), lost + it.lost()]
+                })
+            }
+        }
+    }
 }
 
 /// Returns the table of what a call costs.
 pub(crate) fn calls(targets: &Path, rounds: usize) -> Result<String> {
-    let mut table = Table::new(&["threads", "a call", "counting adds", "calls", "missed"]);
+    let mut table = Table::new(&[
+        "threads", "with", "a call", "adds", "calls", "recorded", "lost",
+    ]);
     for threads in [1, 4] {
-        eprintln!("bench: the calls of {threads} threads");
         let mut talker = Talker::start(&targets.join(CALLS));
         let target = Target::open_any(talker.pid())?;
-        let (mut bare, mut counted) = (Samples::default(), Samples::default());
-        let (mut made, mut missed) = (0, 0);
-        for _ in 0..rounds {
-            bare.push(call_ps(&mut talker, threads)?);
-            let mut observer = target.observe(&selected(CALLED)?, Options::default())?;
-            counted.push(call_ps(&mut talker, threads)?);
-            made += CALLS_MADE;
-            missed += CALLS_MADE as i64 - observer.remove()?.counts.total() as i64;
+        for recorded in Recorded::ALL {
+            let command = recorded.command();
+            eprintln!("bench: the calls of {threads} threads with {command}");
+            let (mut bare, mut observed) = (Samples::default(), Samples::default());
+            let [mut made, mut told, mut lost] = [0; 3];
+            for _ in 0..rounds {
+                let calls = recorded.calls();
+                bare.push(call_ps(&mut talker, threads, calls)?);
+                let mut observer = target.observe(&recorded.observation()?, Options::default())?;
+                observed.push(call_ps(&mut talker, threads, calls)?);
+                made += calls;
+                let [these, missing] = recorded.told(&observer.remove()?);
+                told += these;
+                lost += missing;
+            }
+            let adds = observed.median() as f64 - bare.median() as f64;
+            table.row([
+                threads.to_string(),
+                command,
+                ns(bare.median() as f64),
+                ns(adds),
+                made.to_string(),
+                told.to_string(),
+                lost.to_string(),
+            ]);
         }
-        let adds = counted.median() as f64 - bare.median() as f64;
-        table.row([
-            threads.to_string(),
-            ns(bare.median() as f64),
-            ns(adds),
-            made.to_string(),
-            missed.to_string(),
-        ]);
     }
     Ok(table.finish())
 }
 
 /// Makes the threads call; returns the processor time of a call in picoseconds.
-fn call_ps(talker: &mut Talker, threads: u64) -> Result<u64> {
+fn call_ps(talker: &mut Talker, threads: u64, calls: u64) -> Result<u64> {
     /// The unit of times in /proc/PID/stat, `sysconf(_SC_CLK_TCK)`.
     const TICK_PS: u64 = 10_000_000_000;
     let pid = talker.pid();
     let ticks = || {
-        let user = test_support::process::stat(pid, 14).parse::<u64>();
-        user.map_err(Failure::of("cannot read the processor time"))
+        // In its own code, and in the kernel's.
+        let times = [14, 15].map(|field| test_support::process::stat(pid, field).parse::<u64>());
+        let times = times.into_iter().sum::<std::result::Result<u64, _>>();
+        times.map_err(Failure::of("cannot read the processor time"))
     };
     let before = ticks()?;
     // Each round has two calls.
     talker.ask(
-        &format!("calls {threads} {}", CALLS_MADE / 2 / threads),
+        &format!("calls {threads} {}", calls / 2 / threads),
         "called",
     );
-    Ok((ticks()? - before) * TICK_PS / CALLS_MADE)
+    Ok((ticks()? - before) * TICK_PS / calls)
 }
 
 /// A compiler that waits for its preprocessor, which waits for its input to end.
