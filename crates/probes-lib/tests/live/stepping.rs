@@ -42,6 +42,20 @@ struct Counted {
     total: Duration,
 }
 
+/// Times calls of these functions.
+fn timing<'f>(functions: impl Iterator<Item = &'f str>) -> Observation {
+    let selectors = functions.map(|name| FunctionSelector::Glob(name.parse().unwrap()));
+    selectors.fold(Observation::new(), Observation::time_functions)
+}
+
+fn by_caller_if(by_caller: bool, observation: Observation) -> Observation {
+    if by_caller {
+        observation.by_caller()
+    } else {
+        observation
+    }
+}
+
 /// Fixture `lasting`, observed and traced.
 struct Stepped {
     talker: Talker,
@@ -52,18 +66,16 @@ struct Stepped {
 
 impl Stepped {
     fn start(file: &Path, by_caller: bool) -> Stepped {
+        let functions = FUNCTIONS.into_iter().chain([OTHERS]);
+        let observation = timing(functions).self_times();
+        Stepped::observing(file, &by_caller_if(by_caller, observation))
+    }
+
+    fn observing(file: &Path, observation: &Observation) -> Stepped {
         let talker = Talker::start(file);
         pin(talker.pid());
-        let glob = |name: &str| FunctionSelector::Glob(name.parse().unwrap());
-        let all = FUNCTIONS.into_iter().chain([OTHERS]).map(glob);
-        let mut observation = all
-            .fold(Observation::new(), Observation::time_functions)
-            .self_times();
-        if by_caller {
-            observation = observation.by_caller();
-        }
         let target = Target::open_any(talker.pid()).unwrap();
-        let observer = target.observe(&observation, options()).unwrap();
+        let observer = target.observe(observation, options()).unwrap();
         let tracee = Tracee::of(Pid::from_raw(talker.pid()));
         tracee.seize();
         ptrace::cont(tracee.pid, None).unwrap();
@@ -82,7 +94,11 @@ impl Stepped {
 
     /// Begins a call of `steps`, which goes on until it calls `outer` for the first time.
     fn begin(&mut self, rounds: usize) {
-        self.talker.send(&format!("step {rounds}"));
+        self.begin_by("step", rounds);
+    }
+
+    fn begin_by(&mut self, command: &str, rounds: usize) {
+        self.talker.send(&format!("{command} {rounds}"));
         self.wait(Signal::SIGTRAP);
     }
 
@@ -151,6 +167,16 @@ impl Stepped {
                 return;
             }
         }
+    }
+
+    /// The calls of each function, and those that are unwound, unmatched and lost.
+    fn figures(&mut self) -> BTreeMap<String, [u64; 4]> {
+        let functions = self.observer.function_latencies().unwrap();
+        let figures = functions.iter().map(|it| {
+            let others = [it.count(), it.unwound(), it.unmatched_exits(), it.lost()];
+            (it.name().to_owned(), others)
+        });
+        figures.collect()
     }
 
     fn counted(&mut self) -> BTreeMap<String, Counted> {
@@ -358,6 +384,52 @@ fn times_missed_after_siglongjmp_are_doubtful() {
             }
         }
         assert!(certain > 20 && doubtful > 100, "{certain} {doubtful}");
+        stepped.talker.send("quit");
+    }
+}
+
+// promise: Functions: A process goes on, and its next calls are timed exactly, whatever instruction of a trampoline a signal handler
+//    interrupts that calls a timed function on a stack above (2 programs, each instruction)
+#[test]
+fn handlers_on_stacks_above_leave_depths_whole() {
+    let files = fixture_forms("lasting");
+    // No call of another function is around these.
+    let plain = timing(FUNCTIONS.into_iter());
+    let by_caller = plain.clone().self_times().by_caller();
+    for (observation, file) in [plain, by_caller].iter().zip(&files) {
+        let mut stepped = Stepped::observing(file, observation);
+        // Returns how many instructions it has.
+        let call_below = |stepped: &mut Stepped, interrupted: Option<usize>| {
+            let mut steps = 0;
+            stepped.begin_by("below", 1);
+            assert!(stepped.step_through_outer(|stepped, _| {
+                if interrupted == Some(steps) {
+                    stepped.handle(Signal::SIGUSR1);
+                }
+                steps += 1;
+                true
+            }));
+            stepped.end();
+            steps
+        };
+        let all = call_below(&mut stepped, None);
+        assert!(all > 100, "{all}");
+        // Those of exits first, while no record is left of another one that was interrupted.
+        for interrupted in (0..all).rev() {
+            call_below(&mut stepped, Some(interrupted));
+        }
+        let before = stepped.figures();
+        call_below(&mut stepped, None);
+        for (name, figures) in stepped.figures() {
+            let [calls, others @ ..] = before[&name];
+            let expected = [
+                calls + u64::from(name != "lasts"),
+                others[0],
+                others[1],
+                others[2],
+            ];
+            assert_eq!(figures, expected, "{name}");
+        }
         stepped.talker.send("quit");
     }
 }

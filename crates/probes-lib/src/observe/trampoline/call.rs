@@ -23,7 +23,7 @@
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, CodeAssembler, CodeLabel, al, byte_ptr, dword_ptr, eax, ebx, ecx, edi, edx,
-    esi, qword_ptr, r8, r8d, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+    esi, qword_ptr, r8, r8d, r9, r9d, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{Code, IcedError, Instruction};
 
@@ -45,6 +45,9 @@ const FIBER: i32 = 0x30;
 /// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of ticks old,
 /// about a second: an exception may have ended the fiber and its calls.
 const ABANDONED_BITS: u32 = 32;
+
+/// Above the bits of an address.
+const DEPTH_AT: u32 = 48;
 
 /// Returns the code at `at` for the entry of a function (`is_entry`), or for an exit. `mmx_is_free`: the function uses neither
 /// the MMX registers nor the x87 unit.
@@ -123,8 +126,7 @@ fn entry(
     count_last(a, shared, function_data::UNWOUND)?;
     if layout.of_self {
         a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
-        a.dec(edx)?;
-        doubt_parent(a, layout, role)?;
+        doubt_parent_of_last(a, role, shared)?;
     }
     free(a)?;
     a.jmp(again)?;
@@ -144,9 +146,11 @@ fn entry(
     a.set_label(&mut push)?;
     a.cmp(edx, call_slot::MOST_CALLS as i32)?;
     a.jae(if layout.of_self { too_deep } else { lost })?;
-    // A signal handler leaves the depth as it finds it.
-    a.lea(rax, qword_ptr(rdx + 1))?;
-    a.mov(qword_ptr(rcx + call_slot::DEPTH), rax)?;
+    // A signal handler leaves the depth as it finds it, unless it is executed on a stack above: see `free`.
+    a.mov(rax, rdx)?;
+    a.lea(rdi, qword_ptr(rdx + 1))?;
+    a.cmpxchg(qword_ptr(rcx + call_slot::DEPTH), rdi)?;
+    a.jne(again)?;
     a.shl(edx, layout.call_len_bits())?;
     a.lea(rcx, qword_ptr(rcx + rdx + call_slot::CALLS))?;
     a.mov(dword_ptr(rcx + call_slot::FUNCTION), role.function)?;
@@ -234,8 +238,7 @@ fn exit(
     a.set_label(&mut not_begun)?;
     a.nop()?;
     if layout.of_self {
-        a.dec(edx)?;
-        doubt_parent(a, layout, role)?;
+        doubt_parent_of_last(a, role, shared)?;
     }
     free(a)?;
     a.jmp(again)?;
@@ -248,6 +251,10 @@ fn exit(
         end_of_self(a, role, shared)?;
         add_time(a, role, shared)?;
         a.mov(rcx, r9)?;
+        a.shl(rcx, 64 - DEPTH_AT)?;
+        a.shr(rcx, 64 - DEPTH_AT)?;
+        a.shr(r9, DEPTH_AT)?;
+        a.mov(edx, r9d)?;
         return free(a);
     }
     a.sub(r8, last_call(layout, call_slot::TIME))?;
@@ -257,12 +264,13 @@ fn exit(
     a.set_label(&mut is_positive)?;
     clear(a, layout)?;
     free(a)?;
+    a.jne(none)?;
     add_time(a, role, shared)
 }
 
 /// Emits the code that takes away the last call, which is located and ended at the time in r8, and adds how long it lasted to the
-/// children of the call that has made it. Puts how long it lasted in rsi, its self time in r8, and the address of the slot in r9:
-/// the record is to be freed once the times are counted. If a signal handler never comes back, it tells that they may not be.
+/// children of the call that has made it. Puts how long it lasted in rsi, its self time in r8, and the address of the slot in r9,
+/// with the depth from bit [`DEPTH_AT`] on: the record is to be freed once the times are counted. If a signal handler never comes back, it tells that they may not be.
 fn end_of_self(
     a: &mut CodeAssembler,
     role: &TimedRole,
@@ -300,13 +308,16 @@ fn end_of_self(
     a.set_label(&mut is_doubtful)?;
     count(a, role, shared, function_data::DOUBTFUL)?;
     a.set_label(&mut is_certain)?;
+    a.mov(ebx, edx)?;
     a.dec(edx)?;
     let begin_later = |a: &mut CodeAssembler| raise(a, layout, call_slot::NOT_BEFORE);
     locate_parent(a, layout, role, no_parent, begin_later)?;
     a.add(last_call(layout, call_slot::CHILDREN), rsi)?;
     raise(a, layout, call_slot::CHILD_ENDED)?;
     a.set_label(&mut no_parent)?;
-    a.mov(r9, rcx)?;
+    a.shl(rbx, DEPTH_AT)?;
+    a.lea(r9, qword_ptr(rbx + rcx))?;
+    load(a, rbx, shared.0)?;
     a.mov(r8, rdi)
 }
 
@@ -348,6 +359,19 @@ fn locate_parent(
         return Ok(());
     }
     a.nop()
+}
+
+/// Emits the code that does [`doubt_parent`] for the call that has made the last one, and leaves the depth in rdx.
+fn doubt_parent_of_last(
+    a: &mut CodeAssembler,
+    role: &TimedRole,
+    shared: (LiveAddr, SharedLayout),
+) -> Result<(), IcedError> {
+    a.mov(ebx, edx)?;
+    a.dec(edx)?;
+    doubt_parent(a, shared.1.calls, role)?;
+    a.mov(edx, ebx)?;
+    load(a, rbx, shared.0)
 }
 
 /// Emits the code that notes, in the call that has made one whose time is not known, that it is doubtful, and so is one that is not
@@ -531,9 +555,13 @@ fn clear(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
     a.mov(last_call(layout, call_slot::FRAME), 0)
 }
 
-/// Emits the code that frees the record of the last call, which was cleared.
+/// Emits the code that frees the record of the last call, which was cleared: the depth in rdx is decremented. It sets ZF unless the
+/// depth has changed meanwhile: a signal handler on a stack above has taken the calls of this one for unwound, which
+/// are inner ones of its own by their frames, and has freed their records. The code uses rax.
 fn free(a: &mut CodeAssembler) -> Result<(), IcedError> {
-    a.dec(qword_ptr(rcx + call_slot::DEPTH))
+    a.mov(rax, rdx)?;
+    a.dec(edx)?;
+    a.cmpxchg(qword_ptr(rcx + call_slot::DEPTH), rdx)
 }
 
 /// Emits the code that takes away the last call, which is located, counts it as lost, and goes to `again`: it is one of
