@@ -88,3 +88,5 @@ mod wait; // trace -wait: exit status, signals, what the program inherits
 mod watch; // hits of running programs, one by one
 #[path = "cli/watch_functions.rs"]
 mod watch_functions; // calls of functions, one by one
+#[path = "cli/watch_sample.rs"]
+mod watch_sample; // every Nth hit

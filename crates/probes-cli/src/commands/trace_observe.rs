@@ -24,8 +24,8 @@ use super::watch::{self, Watching, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
-    CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, Pair, PathFlags, by_name,
-    each_once, pair, probe_name,
+    CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, Pair, PathFlags, SampleFlag,
+    by_name, each_once, pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
@@ -50,6 +50,8 @@ pub(super) struct ObserveFlags {
     watch: Vec<Watched>,
     #[command(flatten)]
     calls: CallFlags,
+    #[command(flatten)]
+    sample: SampleFlag,
     #[command(flatten)]
     fields: Checked<FieldFlags>,
     #[command(flatten)]
@@ -100,6 +102,7 @@ pub(super) struct ProgramObservation {
     watched: Vec<Selector>,
     watched_functions: Vec<FunctionSelector>,
     calls: CallFlags,
+    sample: SampleFlag,
     /// The fields of a hit that are shown; `None`: all.
     pub(super) fields: Option<Vec<Field>>,
     paths: PathForm,
@@ -119,6 +122,10 @@ impl Flags for ObserveFlags {
         if self.fields.is_some() && self.watch.is_empty() {
             return Err("-fields needs -watch: it chooses what is shown of a hit".to_owned());
         }
+        if self.sample.is_given() && self.watch.is_empty() {
+            return Err("-sample needs -watch: it chooses the hits that are recorded".to_owned());
+        }
+        self.calls.refuse_results_of_some(self.sample)?;
         if self.filter.is_given() && !self.count {
             return Err("-where needs -count: it chooses the hits that are counted".to_owned());
         }
@@ -170,6 +177,7 @@ impl Flags for ObserveFlags {
             watched: by_name("-watch", &names)?,
             watched_functions: chosen(watches_functions),
             calls: self.calls,
+            sample: self.sample,
             fields: self.fields.clone(),
             paths: self.paths.form(),
         })
@@ -190,7 +198,7 @@ impl ProgramObservation {
     }
 
     fn observation(&self) -> Observation {
-        let mut observation = self.filter.of(Observation::new());
+        let mut observation = self.sample.of(self.filter.of(Observation::new()));
         if self.counts && self.functions.is_empty() {
             observation = observation.count(Selector::All);
         }

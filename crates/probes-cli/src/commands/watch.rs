@@ -57,8 +57,11 @@ has none.
 With -rate, hits are shown once a second: R of those that came in it, chosen at random, so that each
 had the same chance, and all if they are no more.
 
-Hits that come faster than they can be read are dropped. Their number, and that of the hits that -rate
-skips, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
+With -sample 1/1000, the program records only every 1000th hit of each site and function, as counted by all
+its threads: so many can be watched that are hit more often than can be printed. It chooses before -rate.
+
+Hits that come faster than they can be read are dropped. Their number, and that of the hits that -sample
+and -rate skip, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
 when the command ends.";
 
 #[derive(Debug, clap::Args)]
@@ -211,6 +214,7 @@ impl Watching {
     /// Which hits are shown now; once the second is over, some of those that came in it.
     fn choose(&mut self, events: Events, is_over: bool) -> Vec<Event> {
         self.lost = self.lost.saturating_add(events.dropped);
+        self.skipped = self.skipped.saturating_add(events.skipped);
         let Some(sample) = &mut self.sample else {
             return events.events;
         };

@@ -5,6 +5,7 @@ use probes_lib::{FunctionSelector, Observation, Selector};
 use super::checked::Flags;
 use super::function_selection::FunctionFlags;
 use super::probe_selection::ProbeFlags;
+use super::sample::SampleFlag;
 
 /// The most arguments of a call that are shown.
 const MOST_ARGUMENTS: u8 = 6;
@@ -18,6 +19,8 @@ pub(crate) struct WatchedFlags {
     functions: FunctionFlags,
     #[command(flatten)]
     calls: CallFlags,
+    #[command(flatten)]
+    sample: SampleFlag,
 }
 
 // What is shown of calls.
@@ -37,6 +40,7 @@ pub(crate) struct Watched {
     probes: Vec<Selector>,
     functions: Vec<FunctionSelector>,
     calls: CallFlags,
+    sample: SampleFlag,
 }
 
 impl Flags for WatchedFlags {
@@ -55,10 +59,12 @@ impl Flags for WatchedFlags {
         if functions.is_empty() {
             self.calls.refuse_without("-fn")?;
         }
+        self.calls.refuse_results_of_some(self.sample)?;
         Ok(Watched {
             probes,
             functions,
             calls: self.calls,
+            sample: self.sample,
         })
     }
 }
@@ -75,6 +81,15 @@ impl CallFlags {
             return Err(format!(
                 "-results needs {needs}: it shows results of functions"
             ));
+        }
+        Ok(())
+    }
+
+    /// Returns an error if results are shown, but not of all calls.
+    pub(crate) fn refuse_results_of_some(self, sample: SampleFlag) -> Result<(), String> {
+        if self.results && sample.is_given() {
+            let why = "-sample cannot be combined with -results: a return does not tell whether its call was recorded";
+            return Err(why.to_owned());
         }
         Ok(())
     }
@@ -124,6 +139,7 @@ impl Watched {
     pub(crate) fn observation(&self) -> Observation {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);
+        let observation = self.sample.of(observation);
         self.calls.of(observation, &self.functions)
     }
 }

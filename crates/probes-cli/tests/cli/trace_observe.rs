@@ -8,7 +8,7 @@ use test_support::{Scratch, fixture, fixture_forms, program_forms};
 use crate::support::{Run, command, object, run_command};
 
 /// Runs the tool with `flags` on a program that gets `words` on standard input.
-fn trace(file: &std::path::Path, flags: &str, words: &str) -> Run {
+pub(crate) fn trace(file: &std::path::Path, flags: &str, words: &str) -> Run {
     let scratch = Scratch::new();
     let input = scratch.file("words");
     std::fs::write(&input, words).unwrap();

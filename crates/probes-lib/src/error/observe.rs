@@ -221,6 +221,9 @@ pub enum ObserveError {
         /// How many there can be.
         most: usize,
     },
+    /// Results are to be recorded of functions of which only some calls are; without a subject.
+    #[error("results of functions can be recorded only if all their calls are")]
+    ResultsOfSomeCalls,
 }
 
 /// Why a thread may not read the time stamp counter.

@@ -1,5 +1,7 @@
 //! [`Observation`]: what to record of the hits of a process.
 
+use std::num::NonZeroU64;
+
 use crate::expression::Expression;
 use crate::select::Selector;
 use crate::select::function::FunctionSelector;
@@ -28,6 +30,8 @@ pub struct Observation {
     pub(crate) unknown_arguments: usize,
     /// Whether the results of functions that are watched are recorded, too.
     pub(crate) watches_results: bool,
+    /// Of each point that is watched, every how many hits are recorded; `None`: all.
+    pub(crate) sample: Option<NonZeroU64>,
     pub(crate) self_times: bool,
     pub(crate) by_caller: bool,
     /// Which hits are counted.
@@ -178,6 +182,25 @@ impl Observation {
     #[must_use]
     pub fn watch_results(mut self) -> Observation {
         self.watches_results = true;
+        self
+    }
+
+    /// Records only every `every`th of the hits that are watched: of each site of a probe, and of each function, the hits are
+    /// counted by all threads together. How many are not recorded is known exactly
+    /// ([`Events::skipped`](crate::Events::skipped)). It cannot be combined with [`Observation::watch_results`]: which return
+    /// belongs to which call is not known.
+    ///
+    /// ```
+    /// use std::num::NonZeroU64;
+    ///
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let some = NonZeroU64::new(1000).unwrap();
+    /// let observation = Observation::new().watch(Selector::All).sample(some);
+    /// ```
+    #[must_use]
+    pub fn sample(mut self, every: NonZeroU64) -> Observation {
+        self.sample = Some(every);
         self
     }
 

@@ -60,6 +60,7 @@ pub(crate) fn place(
         trampoline_len,
         shared: plan.shared,
         is_filtered: plan.is_filtered(),
+        is_sampled: plan.is_sampled(),
         observer,
     };
     let windows: HashMap<LiveAddr, Range<u64>> = plan
@@ -154,6 +155,7 @@ struct Placing<'o> {
     trampoline_len: u64,
     shared: SharedLayout,
     is_filtered: bool,
+    is_sampled: bool,
     observer: &'o ObserverRecord,
 }
 
@@ -178,6 +180,7 @@ impl Placing<'_> {
                 SharedLayout::default()
             },
             is_filtered: self.is_filtered,
+            is_sampled: self.is_sampled,
             id: new_id(),
             version: HeaderVersion::Current(self.observer.clone()),
         }

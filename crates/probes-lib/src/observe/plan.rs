@@ -71,12 +71,15 @@ impl ObservationPlan {
     ///
     /// # Errors
     ///
-    /// If a probe is missing, or there are too many pairs.
+    /// If a probe is missing, there are too many pairs, or results are to be recorded of some calls only.
     pub(crate) fn of(
         observation: &Observation,
         program: Arc<Program>,
         functions: Arc<ObservedFunctions>,
     ) -> Result<ObservationPlan> {
+        if observation.watches_results && observation.sample.is_some() {
+            return Err(ObserveError::ResultsOfSomeCalls.into());
+        }
         let mut roles = roles(observation, &program)?;
         let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
@@ -201,6 +204,12 @@ impl ObservationPlan {
         self.points.iter().any(|it| it.role.filter.is_some())
     }
 
+    /// Returns whether only some of the hits that are watched are recorded.
+    pub(crate) fn is_sampled(&self) -> bool {
+        let mut watched = self.points.iter().filter_map(|it| it.role.watched.as_ref());
+        watched.any(|watched| watched.sample.is_some())
+    }
+
     /// Returns whether calls of functions are recorded: their trampolines read the thread control block.
     pub(crate) fn watches_functions(&self) -> bool {
         let mut points = self.points.iter();
@@ -302,6 +311,7 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
         roles[site].watched = Some(WatchRole {
             point: 0,
             function: None,
+            sample: observation.sample,
             arguments: arguments
                 .map(|it| ArgumentSource::of(it.as_ref()))
                 .collect(),
@@ -415,6 +425,7 @@ mod tests {
             watched: Some(WatchRole {
                 point,
                 function: None,
+                sample: None,
                 arguments: vec![
                     ArgumentSource::Register(Register::RAX),
                     ArgumentSource::Stack(8),

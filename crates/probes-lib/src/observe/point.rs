@@ -15,6 +15,7 @@
 //!                                                        instructions and a jump to what follows them
 //! ```
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use iced_x86::Register;
@@ -372,6 +373,8 @@ pub(crate) struct WatchRole {
     /// The index of the point in its plan, which identifies its records.
     pub(crate) point: u32,
     pub(crate) arguments: Vec<ArgumentSource>,
+    /// Every how many hits are recorded; `None`: all.
+    pub(crate) sample: Option<NonZeroU64>,
     /// Of a point in a function; the others are sites.
     pub(crate) function: Option<WatchedFunction>,
 }
@@ -462,6 +465,11 @@ impl Role {
     /// Returns whether nothing is recorded.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Role::default()
+    }
+
+    /// Returns whether hits are watched, and nothing else is recorded of them.
+    pub(crate) fn is_only_watched(&self) -> bool {
+        self.watched.is_some() && !self.is_counted && self.ends.is_empty() && self.timed.is_none()
     }
 
     /// Returns whether the trampoline reads the time stamp counter.

@@ -7,7 +7,8 @@
 //!              count    add one to the point's counter in the row that the thread owns (trampoline/count.rs)
 //!              pair     push the time to this thread's stack of times in the shared data, or
 //!                       pop it (trampoline/pair.rs)
-//!              watch    write a record into the ring of this group (trampoline/record.rs)
+//!              watch    write a record into the ring of this group (trampoline/record.rs), maybe of every Nth hit only
+//!                       (trampoline/sampling.rs)
 //!              restore registers
 //!        tail  disabled: ret        enabled: jmp wrapper, which returns to the point
 //!
@@ -37,6 +38,7 @@ mod function_record;
 mod histogram;
 mod pair;
 mod record;
+mod sampling;
 mod saved;
 mod template;
 mod value_pages;
@@ -93,6 +95,8 @@ struct Pointers {
     point: usize,
     /// The index of its second counter, if hits are filtered.
     untyped: usize,
+    /// Its counter of the hits of which some are recorded, if they are sampled.
+    sampled: LiveAddr,
     /// The place in memory that holds the address of the shared data.
     shared: LiveAddr,
     layout: SharedLayout,
@@ -105,6 +109,7 @@ impl Pointers {
             count: CountPointers::of(arena),
             point,
             untyped: arena.untyped_counter(point),
+            sampled: arena.locked_counter(arena.sampled_counter(point)),
             shared: arena.shared_pointer(),
             layout: sharing.shared,
         }
@@ -171,6 +176,7 @@ pub(crate) fn arena_code(
                 shared: arena.shared_pointer(),
                 in_program: arena.data().plus(claim::IN_PROGRAM),
                 layout: sharing.shared,
+                sampled: arena.locked_counter(arena.sampled_counter(index)),
                 saved: LockedRegisters {
                     at: arena.saved_registers(),
                     lost: arena.locked_counter(index),
@@ -455,6 +461,7 @@ fn len_of_function(
             shared: near,
             in_program: near,
             layout,
+            sampled: near,
             saved: LockedRegisters {
                 at: near,
                 lost: near,
@@ -474,6 +481,7 @@ fn len_of_function(
             },
             point: 0,
             untyped: 0,
+            sampled: near,
             shared: near,
             layout,
         };
@@ -498,6 +506,7 @@ fn len(role: &Role, layout: SharedLayout) -> Result<u64, DoesNotFit> {
         count,
         point: 0,
         untyped: 0,
+        sampled: at,
         shared: at,
         layout,
     };
@@ -542,7 +551,18 @@ fn recording(
         Some(filter) => filter::saved(filter),
         None => &SAVED_IF_COUNTED,
     };
-    for (register, copy) in saved {
+    let sample = role.watched.as_ref().and_then(|watched| watched.sample);
+    // Of a hit of which nothing is recorded, only these are saved.
+    let first = sample.filter(|_| role.is_only_watched());
+    let is_first = |(register, _): &&Saved| first.is_some() && [rax, rdx].contains(register);
+    let (mut skipped, mut recorded) = (a.create_label(), a.create_label());
+    for (register, copy) in saved.iter().filter(is_first) {
+        a.movq(*copy, *register)?;
+    }
+    if let Some(every) = first {
+        sampling::unless_chosen(&mut a, every, pointers.sampled, skipped)?;
+    }
+    for (register, copy) in saved.iter().filter(|it| !is_first(it)) {
         a.movq(*copy, *register)?;
     }
     let mut slow_paths = Vec::new();
@@ -569,9 +589,24 @@ fn recording(
         pair::end(&mut a, *end, &role.marks, saved, pointers.layout)?;
     }
     if let Some(watched) = &role.watched {
+        let later = sample.filter(|_| first.is_none());
+        if let Some(every) = later {
+            sampling::unless_chosen(&mut a, every, pointers.sampled, recorded)?;
+        }
         record::record(&mut a, watched, saved, pointers.layout)?;
+        if later.is_some() {
+            a.set_label(&mut recorded)?;
+            // There may be another label.
+            a.nop()?;
+        }
     }
-    for (register, copy) in saved {
+    for (register, copy) in saved.iter().filter(|it| !is_first(it)) {
+        a.movq(*register, *copy)?;
+    }
+    if first.is_some() {
+        a.set_label(&mut skipped)?;
+    }
+    for (register, copy) in saved.iter().filter(is_first) {
         a.movq(*register, *copy)?;
     }
     a.emms()?;

@@ -2,6 +2,7 @@
 //! point to.
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 
 use iced_x86::Register;
 use nix::fcntl::OFlag;
@@ -30,6 +31,8 @@ pub(crate) struct Watching {
     arguments: usize,
     /// Whether it has as many, six or more; an instruction has none.
     is_number_known: bool,
+    /// See [`WatchRole::sample`].
+    sample: Option<NonZeroU64>,
 }
 
 /// What is recorded of the words that functions are passed.
@@ -40,6 +43,7 @@ pub(crate) struct WatchedWords {
     unknown_arguments: usize,
     /// Whether results are recorded.
     has_results: bool,
+    sample: Option<NonZeroU64>,
     /// How many arguments functions have: those of OCaml, and those of others in general registers.
     ocaml_arguments: HashMap<LiveAddr, usize>,
     other_arguments: HashMap<LiveAddr, usize>,
@@ -58,6 +62,7 @@ impl WatchedWords {
             may_ask: false,
             unknown_arguments: observation.unknown_arguments.min(MAX_ARGUMENTS),
             has_results: observation.watches_results,
+            sample: observation.sample,
             ocaml_arguments: HashMap::new(),
             other_arguments: HashMap::new(),
         };
@@ -173,6 +178,7 @@ impl WatchedWords {
                 0
             },
             is_number_known: is_inside || known.is_some(),
+            sample: self.sample,
         }
     }
 }
@@ -249,6 +255,7 @@ impl Watching {
             } else {
                 self.arguments()
             },
+            sample: self.sample,
             function: Some(function),
         }
     }

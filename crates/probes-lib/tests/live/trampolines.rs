@@ -37,7 +37,9 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
         let (mut hits, mut unseen) = (0, 0);
         for _ in 0..25 {
             let mut observer = observe(&target);
-            let Events { events, dropped } = observer.events().unwrap();
+            let Events {
+                events, dropped, ..
+            } = observer.events().unwrap();
             let observed = observer.remove().unwrap();
             let rest = observed.events;
             let seen = events.len() as u64 + dropped + rest.events.len() as u64 + rest.dropped;

@@ -68,9 +68,11 @@ const ID_AT: usize = 64;
 const RESTORED_AT: usize = 72;
 /// How many semaphores are raised.
 const SEMAPHORES_AT: usize = 76;
-/// 1 if hits are filtered, so that each point has two counters; 1 if filters read memory.
+/// 1 if hits are filtered, so that each point has a second counter; 1 if filters read memory; 1 if hits are sampled, so that each
+/// point has another counter.
 const FILTERED_AT: usize = 73;
 const FILTERS_MEMORY_AT: usize = 74;
+const SAMPLED_AT: usize = 75;
 const OBSERVER_AT: usize = BASE_LEN;
 
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
@@ -137,6 +139,8 @@ pub(crate) struct Arena {
     pub(crate) shared: SharedLayout,
     /// Whether hits are filtered: each point has a second counter, for those that the filter has no answer for.
     pub(crate) is_filtered: bool,
+    /// Whether hits are sampled: each point has another counter, the last one, of all hits of which some are recorded.
+    pub(crate) is_sampled: bool,
     /// Random: an arena that is mapped later at the same address has another.
     pub(crate) id: u64,
     pub(crate) version: HeaderVersion,
@@ -176,7 +180,7 @@ impl Arena {
 
     /// Returns the layout of the counters of this version.
     pub(crate) fn rows(&self) -> Rows {
-        let counters_of_each = 1 + usize::from(self.is_filtered);
+        let counters_of_each = 1 + usize::from(self.is_filtered) + usize::from(self.is_sampled);
         Rows {
             points: self.points.len() * counters_of_each,
         }
@@ -185,6 +189,11 @@ impl Arena {
     /// Returns the index of the second counter of a point.
     pub(crate) fn untyped_counter(&self, index: usize) -> usize {
         self.points.len() + index
+    }
+
+    /// Returns the index of the counter of a point for the hits of which some are recorded.
+    pub(crate) fn sampled_counter(&self, index: usize) -> usize {
+        self.points.len() * (1 + usize::from(self.is_filtered)) + index
     }
 
     /// Returns the length of the counters in bytes, whole pages.
@@ -317,6 +326,7 @@ impl Arena {
         put(ID_AT, &self.id.to_le_bytes());
         put(SEMAPHORES_AT, &(self.semaphores.len() as u32).to_le_bytes());
         put(FILTERED_AT, &[self.is_filtered.into()]);
+        put(SAMPLED_AT, &[self.is_sampled.into()]);
         put(FILTERS_MEMORY_AT, &[self.shared.filters_memory.into()]);
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
@@ -418,6 +428,7 @@ impl Arena {
                 calls: CallsLayout::of_number(number(&header, TIMED_AT)),
             },
             is_filtered: header[FILTERED_AT] == 1,
+            is_sampled: header[SAMPLED_AT] == 1,
             id: says(ID_AT),
             version,
         };
@@ -571,6 +582,7 @@ mod tests {
                 ..SharedLayout::default()
             },
             is_filtered: false,
+            is_sampled: false,
             id: new_id(),
             version: HeaderVersion::Current(ObserverRecord {
                 pid: 4711,
@@ -665,9 +677,12 @@ mod tests {
             },
             ..arena.clone()
         };
-        for is_filtered in [false, true] {
+        for (is_filtered, is_sampled) in
+            [(false, false), (false, true), (true, false), (true, true)]
+        {
             let filtered = Arena {
                 is_filtered,
+                is_sampled,
                 shared: SharedLayout {
                     filters_memory: is_filtered,
                     ..arena.shared

@@ -282,6 +282,7 @@ mod tests {
             trampoline_len: LINE,
             shared: SharedLayout::default(),
             is_filtered: false,
+            is_sampled: false,
             id: number,
             version: HeaderVersion::Current(ObserverRecord::default()),
         };

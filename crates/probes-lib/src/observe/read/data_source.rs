@@ -121,6 +121,7 @@ mod tests {
             trampoline_len: LINE,
             shared: SharedLayout::default(),
             is_filtered: false,
+            is_sampled: false,
             id: 1,
             version: HeaderVersion::Current(ObserverRecord::default()),
         }

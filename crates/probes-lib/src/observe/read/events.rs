@@ -1,6 +1,7 @@
 //! [`Event`]: one hit, from the record that a trampoline has written of it.
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -51,6 +52,8 @@ pub struct Events {
     pub events: Vec<Event>,
     /// How many hits were lost: overwritten before they were read, or with an invalid record.
     pub dropped: u64,
+    /// How many hits were not recorded because of [`Observation::sample`](crate::Observation::sample).
+    pub skipped: u64,
 }
 
 /// A hit.
@@ -179,6 +182,7 @@ pub(crate) struct EventReader {
     begun: Instant,
     renewed: Instant,
     lost: LostCalls,
+    skipped: SkippedHits,
 }
 
 /// Counters of calls that could not be recorded, because no registers could be saved.
@@ -223,6 +227,50 @@ impl LostCalls {
         let lost = sum.saturating_sub(self.known);
         self.known = sum;
         Ok(lost)
+    }
+}
+
+/// Counters of the hits of which some are recorded.
+#[derive(Debug, Default)]
+struct SkippedHits {
+    /// Where those of an arena are, and every how many hits of each of its points are recorded, if not all are.
+    counters: Vec<(LiveAddr, Vec<Option<NonZeroU64>>)>,
+    /// How many were not recorded at the last reading.
+    known: u64,
+}
+
+impl SkippedHits {
+    /// Returns where the counters of a plan are, whose points are in these arenas.
+    fn of(plan: &ObservationPlan, arenas: &[Arena]) -> SkippedHits {
+        let mut points = plan.points.iter();
+        let counters = arenas.iter().filter_map(|arena| {
+            let these = points.by_ref().take(arena.points.len());
+            let samples = these.map(|planned| planned.role.watched.as_ref()?.sample);
+            let samples: Vec<Option<NonZeroU64>> = samples.collect();
+            let at = arena.locked_counter(arena.sampled_counter(0));
+            samples.iter().any(Option::is_some).then_some((at, samples))
+        });
+        SkippedHits {
+            counters: counters.collect(),
+            known: 0,
+        }
+    }
+
+    /// Returns how many were not recorded since the last reading.
+    fn read(&mut self, pid: i32, source: &impl ReadMemory) -> Result<u64> {
+        let mut sum = 0_u64;
+        for (at, samples) in &self.counters {
+            let counters = data_source::read(pid, source, *at, 8 * samples.len() as u64)?;
+            let counters = counters.chunks_exact(8).zip(samples);
+            let skipped = counters.filter_map(|(counter, sample)| {
+                let hits = word(counter, 0);
+                sample.map(|every| hits - hits / every)
+            });
+            sum = skipped.fold(sum, u64::saturating_add);
+        }
+        let skipped = sum.saturating_sub(self.known);
+        self.known = sum;
+        Ok(skipped)
     }
 }
 
@@ -278,6 +326,7 @@ impl EventReader {
             begun: Instant::now(),
             renewed: Instant::now(),
             lost: LostCalls::of(plan, arenas),
+            skipped: SkippedHits::of(plan, arenas),
         }
     }
 
@@ -302,6 +351,7 @@ impl EventReader {
         let mut events = Events {
             events: Vec::new(),
             dropped: records.dropped,
+            skipped: self.skipped.read(process.pid(), source)?,
         };
         let lost = self.lost.read(process.pid(), source)?;
         events.dropped = events.dropped.saturating_add(lost);

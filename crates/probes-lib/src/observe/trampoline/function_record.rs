@@ -19,6 +19,7 @@ use iced_x86::code_asm::{
 };
 
 use super::record::{self, unless_readable};
+use super::sampling;
 use super::saved::{LockedRegisters, Place, Saving};
 use super::{SAVED_IF_TIMED, load, load_at_point};
 use crate::address::{LiveAddr, PAGE};
@@ -33,6 +34,8 @@ pub(super) struct RecordPointers {
     /// The byte that tells forked children apart (`claim::IN_PROGRAM`), which only functions that are timed need.
     pub(super) in_program: LiveAddr,
     pub(super) layout: SharedLayout,
+    /// The counter of the hits of which some are recorded, if they are sampled.
+    pub(super) sampled: LiveAddr,
     pub(super) saved: LockedRegisters,
 }
 
@@ -80,6 +83,10 @@ pub(super) fn code(
         Some(rdi),
     );
     saving.save(&mut a)?;
+    let mut skipped = a.create_label();
+    if let Some(every) = watched.sample {
+        sampling::unless_chosen(&mut a, every, pointers.sampled, skipped)?;
+    }
     load(&mut a, rbx, pointers.shared)?;
     a.rdtsc()?;
     a.shl(rdx, 32)?;
@@ -97,6 +104,11 @@ pub(super) fn code(
         }
     }
     record::end(&mut a)?;
+    if watched.sample.is_some() {
+        a.set_label(&mut skipped)?;
+        // There may be another label.
+        a.nop()?;
+    }
     saving.restore(&mut a)?;
     a.assemble(at.0)
 }

@@ -31,6 +31,7 @@ fn pointers(layout: SharedLayout) -> Pointers {
         },
         point: 0x2f,
         untyped: 0x12f,
+        sampled: LiveAddr(0x5555_0000_0c00),
         shared: LiveAddr(0x5555_0000_0030),
         layout,
     }
@@ -126,6 +127,7 @@ fn saved_registers_are_found_as_arguments() {
         },
         watched: Some(WatchRole {
             function: None,
+            sample: None,
             point: 7,
             arguments,
         }),
@@ -182,6 +184,7 @@ fn whole_listing_is_golden() {
         },
         watched: Some(WatchRole {
             function: None,
+            sample: None,
             point: 7,
             arguments,
         }),
@@ -261,6 +264,7 @@ fn arena_of_one() -> Arena {
         trampoline_len: LINE,
         shared: SharedLayout::default(),
         is_filtered: false,
+        is_sampled: false,
         id: new_id(),
         version: HeaderVersion::Current(ObserverRecord::default()),
     }
@@ -333,6 +337,7 @@ fn forked_child_leaves_timed_code_at_once() {
         shared: LiveAddr(0x5555_0000_0030),
         in_program,
         layout: SharedLayout::default(),
+        sampled: LiveAddr(0x5555_0000_0a00),
         saved: locked,
     };
     for (is_entry, mmx_is_free) in [(true, true), (true, false), (false, false)] {
@@ -385,6 +390,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
         watched: many.map(|many| WatchRole {
             point,
             arguments: vec![ArgumentSource::Register(Register::R12); many],
+            sample: None,
             function: None,
         }),
         timed: None,
@@ -512,6 +518,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         trampoline_len: longest(&plan).unwrap(),
         shared,
         is_filtered: false,
+        is_sampled: false,
         id: new_id(),
         version: HeaderVersion::Current(ObserverRecord::default()),
     };
