@@ -7,7 +7,7 @@ use probes_lib::Observation;
 // Some hits.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct SampleFlag {
-    /// Record every Nth hit of each site and function, and say how many were skipped
+    /// Record every Nth hit of each site and function, and count the others
     #[arg(id = "sample", long, value_name = "1/N", value_parser = one_in)]
     every: Option<NonZeroU64>,
 }
