@@ -29,9 +29,9 @@ and that of a FILE or RE also if it looks like a flag. `--` ends the flags.
 The answer is on standard output or, with -o, in a file; with trace, on standard error. Errors, warnings
 and notes are on standard error; with -json they are objects, too, one on each line.
 
-Exit status: 0 success, 1 failure, 2 usage error; with trace -wait, -count, -latency or
--watch, that of the program. If that is 0, trace -count, -latency and -watch exit with 1 if the
-observation failed, ended before the program did, or could not be written.";
+Exit status: 0 success, 1 failure, 2 usage error; with trace -wait, -count, -hist, -latency or
+-watch, that of the program. If that is 0, trace -count, -hist, -latency and -watch exit with 1 if
+the observation failed, ended before the program did, or could not be written.";
 
 /// Count and time functions of native programs; list, enable, disable and observe probes of OCaml programs.
 #[derive(Debug, Parser)]

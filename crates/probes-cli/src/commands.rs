@@ -9,6 +9,7 @@ mod failed;
 mod failures;
 mod follow;
 mod gaps;
+mod hist;
 mod holds;
 mod info;
 mod latency;
@@ -16,6 +17,7 @@ mod list;
 mod observe;
 mod observe_loop;
 mod open_target;
+mod picture_file;
 mod ps;
 mod redraw;
 mod top;
@@ -51,6 +53,8 @@ pub(crate) enum Command {
     List(list::Args),
     /// Count hits of probes, or calls of functions, of a running process
     Count(count::Args),
+    /// Show which values a running process passes to its probes and functions, as histograms
+    Hist(hist::Args),
     /// Show how long a running process takes from one probe to another, or for calls of functions
     Latency(latency::Args),
     /// Show the hits of a running process one by one, with their arguments
@@ -74,6 +78,7 @@ impl Command {
             Command::Info(args) => args.output.messages,
             Command::List(args) => args.output.messages,
             Command::Count(args) => args.output.messages,
+            Command::Hist(args) => args.output.messages,
             Command::Latency(args) => args.output.messages,
             Command::Watch(args) => args.output.messages,
             Command::Observe(args) => args.output.messages,
@@ -89,6 +94,7 @@ impl Command {
             Command::Trace(_)
             | Command::Attach(_)
             | Command::Count(_)
+            | Command::Hist(_)
             | Command::Latency(_)
             | Command::Watch(_)
             | Command::Observe(_)
@@ -108,6 +114,7 @@ impl Command {
             Command::Info(args) => info::run(&args),
             Command::List(args) => list::run(&args),
             Command::Count(args) => count::run(&args),
+            Command::Hist(args) => hist::run(&args),
             Command::Latency(args) => latency::run(&args),
             Command::Watch(args) => watch::run(&args),
             Command::Observe(args) => observe::run(&args),

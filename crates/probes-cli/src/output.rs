@@ -1,10 +1,12 @@
 //! Formats the results of the commands as plain text, as a table, or as JSON.
 
 mod answer_tables;
+mod bars;
 mod counted;
 mod format;
 mod function_sources;
 mod functions;
+mod histograms;
 mod hits;
 mod holder;
 mod latencies;
@@ -28,6 +30,7 @@ pub(crate) use format::Format;
 use format::{VERSION, json, write_json};
 pub(crate) use function_sources::FunctionSources;
 pub(crate) use functions::FunctionListing;
+pub(crate) use histograms::{HistogramReading, Histograms};
 pub(crate) use hits::{Field, Hits};
 pub(crate) use latencies::{Latencies, LatencyReading, caution, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
@@ -128,6 +131,15 @@ pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<Str
         Format::Plain => Ok(latencies.plain()),
         Format::Table => Ok(latencies.charts()),
         Format::Json => json(latencies),
+    }
+}
+
+/// The histograms that were recorded.
+pub(crate) fn histograms(format: Format, histograms: &Histograms<'_>) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(histograms.plain()),
+        Format::Table => Ok(histograms.charts()),
+        Format::Json => json(histograms),
     }
 }
 

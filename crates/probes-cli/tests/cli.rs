@@ -38,6 +38,8 @@ mod follow; // -follow: fork, exec, dlopen
 mod functions; // functions of files and processes
 #[path = "cli/help.rs"]
 mod help; // help and version, word for word
+#[path = "cli/hist.rs"]
+mod hist; // histograms of values of hits
 #[path = "cli/holds.rs"]
 mod holds; // what a killed `attach -for` holds
 #[path = "cli/info.rs"]

@@ -133,8 +133,9 @@ pub use expression::{
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind, Events, FunctionHits,
-    FunctionLatency, Latency, Observation, RefusedFunction, SiteHits, Times, Value,
+    BadLinear, CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind, Events,
+    FunctionHits, FunctionLatency, Latency, Linear, Observation, Quantile, RefusedFunction,
+    SiteHits, Times, Value, ValueBucket, ValueHistogram,
 };
 pub use observer::{ObservationReport, Observer};
 

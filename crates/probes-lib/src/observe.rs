@@ -13,6 +13,7 @@
 //! All that is needed to remove an observation is in the process ([`layout::arena`]): if the tool is
 //! killed, the next one finds it ([`installed`]) and removes it.
 
+pub(crate) mod buckets;
 mod closures;
 pub(crate) mod discarded;
 mod fibers;
@@ -33,6 +34,7 @@ mod trampoline;
 mod value_pages;
 mod watching;
 
+pub use self::buckets::{BadLinear, Linear};
 pub use self::discarded::DiscardedPatches;
 pub use self::functions::RefusedFunction;
 pub use self::install::remove::CleanReport;
@@ -44,3 +46,4 @@ pub use self::read::events::{Event, EventKind, Events};
 pub use self::read::latency::Latency;
 pub use self::read::times::Times;
 pub use self::read::value::Value;
+pub use self::read::values::{Quantile, ValueBucket, ValueHistogram};

@@ -31,6 +31,7 @@ use crate::observe::read::counts::Counts;
 use crate::observe::read::data_source::{DataSource, SharedData};
 use crate::observe::read::events::Events;
 use crate::observe::read::latency::{Latency, read_pairs};
+use crate::observe::read::values::{ValueHistogram, read_histograms};
 use crate::observe::{DiscardedPatches, Observation, RefusedFunction};
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
@@ -93,6 +94,8 @@ pub struct ObservationReport {
     pub latencies: Vec<Latency>,
     /// Of each function that was timed, in the order of their addresses.
     pub function_latencies: Vec<FunctionLatency>,
+    /// Of each probe and function whose values were to be shown; see [`Observer::histograms`].
+    pub histograms: Vec<ValueHistogram>,
     /// Those that have not been read yet.
     pub events: Events,
     /// An upper bound of the total time for which the process was stopped to remove the
@@ -397,6 +400,17 @@ impl Observer {
         Ok(calls.latencies(plan, &self.active.ticks))
     }
 
+    /// Reads the histograms so far ([`Observation::histogram_of`]): those of probes by name, then those of functions in the order of
+    /// their addresses. Does not stop the process. Hits of this moment may be missing in one figure of a histogram and not in another.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Observer::counts`].
+    pub fn histograms(&self) -> Result<Vec<ValueHistogram>> {
+        let (plan, arenas) = (&self.active.plan, &self.active.arenas);
+        self.read(|source| read_histograms(self.target.pid(), source, plan, arenas))
+    }
+
     /// Returns the functions that were selected and cannot be counted, or timed.
     pub fn refused(&self) -> &[RefusedFunction] {
         &self.active.plan.functions.refused
@@ -580,8 +594,9 @@ impl Observer {
             let counts = Counts::read(pid, source, &active.plan, &active.arenas)?;
             let pairs = read_pairs(pid, source, &active.arenas)?;
             let calls = RecordedCalls::read(pid, source, &active.plan, &active.arenas)?;
+            let histograms = read_histograms(pid, source, &active.plan, &active.arenas)?;
             let events = events.read(process, source, memory, &clock, true)?;
-            Ok((counts, pairs, calls, events))
+            Ok((counts, pairs, calls, histograms, events))
         };
         let mut maps = Vec::new();
         let mut before = None;
@@ -633,11 +648,12 @@ impl Observer {
             }
             (removed, _) => removed?,
         };
-        let (counts, pairs, calls, events) = removed.results;
+        let (counts, pairs, calls, histograms, events) = removed.results;
         Ok(ObservationReport {
             counts,
             latencies: Latency::of_pairs(&active.plan.pairs, &pairs, &active.ticks),
             function_latencies: calls.latencies(&active.plan, &active.ticks),
+            histograms,
             events,
             discarded: discards.found(),
             stopped: stop_time,

@@ -1,14 +1,13 @@
 //! `latency`: how long it takes from one probe to another, and how long calls of functions last.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use probes_lib::{Functions, Observer, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
+use super::picture_file::PictureFile;
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -213,30 +212,5 @@ impl Timing<'_> {
         };
         self.last = Some((latencies, at));
         next
-    }
-}
-
-/// A file for a picture.
-struct PictureFile {
-    path: PathBuf,
-    file: File,
-}
-
-impl PictureFile {
-    fn create(path: &Path) -> Result<PictureFile, Failure> {
-        let path = path.to_owned();
-        // An existing file keeps its contents until there is a new picture.
-        let mut file = OpenOptions::new();
-        match file.write(true).create(true).truncate(false).open(&path) {
-            Ok(file) => Ok(PictureFile { path, file }),
-            Err(error) => Err(Failure::WriteFile(path, error)),
-        }
-    }
-
-    fn write(mut self, picture: &str) -> Result<(), Failure> {
-        // A pipe or a terminal has no length.
-        let _ = self.file.set_len(0);
-        let written = self.file.write_all(picture.as_bytes());
-        written.map_err(|error| Failure::WriteFile(self.path, error))
     }
 }

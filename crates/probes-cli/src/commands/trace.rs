@@ -34,9 +34,9 @@ another program or a library does not have are skipped there; processes without 
 detached, and what they start is not followed. A name that the program itself does not have gives a
 warning. -v reports what happens.
 
-With -count, -latency or -watch, ocaml-probes waits as with -wait, observes the program from its first
-instruction to its last, and prints what `count`, `latency` and `watch` print, on standard error or
-with -o in a file; without actions no probe is then enabled. Hits in processes that the program forks
+With -count, -hist, -latency or -watch, ocaml-probes waits as with -wait, observes the program from its
+first instruction to its last, and prints what `count`, `hist`, `latency` and `watch` print, on standard error
+or with -o in a file; without actions no probe is then enabled. Hits in processes that the program forks
 are included in the counts, and make the times unreliable. -count -fn GLOBS counts functions of any
 native program, and of the libraries that it is linked with; not of those that it loads later.
 With -latency -fn GLOBS they are timed: calls in processes that the program forks are left out, and
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     #[arg(long)]
     wait: bool,
     /// Follow fork, exec and dlopen
-    #[arg(long, conflicts_with_all = ["count", "latency", "watch"])]
+    #[arg(long, conflicts_with_all = ["count", "hist", "latency", "watch"])]
     follow: bool,
     #[command(flatten)]
     observe: Checked<ObserveFlags>,

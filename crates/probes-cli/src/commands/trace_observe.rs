@@ -1,4 +1,4 @@
-//! `trace -count`, `-latency` and `-watch`: observes a program from its first instruction to its last.
+//! `trace -count`, `-hist`, `-latency` and `-watch`: observes a program from its first instruction to its last.
 
 use std::io;
 use std::path::Path;
@@ -24,12 +24,13 @@ use super::watch::{self, Watching, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
-    CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, Pair, PathFlags, SampleFlag,
-    by_name, each_once, pair, probe_name,
+    CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, HistogramFlags,
+    Histogrammed, Pair, PathFlags, SampleFlag, by_name, each_once, pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
-    self, CountReport, Detail, Field, FunctionSources, Hits, Latencies, LatencyReading, PathForm,
+    self, CountReport, Detail, Field, FunctionSources, HistogramReading, Histograms, Hits,
+    Latencies, LatencyReading, PathForm,
 };
 
 // What to observe of a program that is started.
@@ -50,6 +51,11 @@ pub(super) struct ObserveFlags {
     watch: Vec<Watched>,
     #[command(flatten)]
     calls: CallFlags,
+    /// Histograms of -of at these probes, a comma list, or at calls of -fn
+    #[arg(long, value_name = "NAMES", value_parser = watched, num_args = 0..=1, default_missing_value = "")]
+    hist: Vec<Watched>,
+    #[command(flatten)]
+    histogram: HistogramFlags,
     #[command(flatten)]
     sample: SampleFlag,
     #[command(flatten)]
@@ -73,7 +79,7 @@ fn timed(typed: &str) -> Result<Timed, String> {
     pair(typed).map(Timed::Pair)
 }
 
-/// A value of `-watch`.
+/// A value of `-watch` and of `-hist`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Watched {
     Probes(Vec<String>),
@@ -89,6 +95,15 @@ fn watched(typed: &str) -> Result<Watched, String> {
     names.collect::<Result<_, _>>().map(Watched::Probes)
 }
 
+/// The names in several values.
+fn names(values: &[Watched]) -> Vec<String> {
+    let names = values.iter().filter_map(|watched| match watched {
+        Watched::Probes(names) => Some(names),
+        Watched::Functions => None,
+    });
+    names.flatten().cloned().collect()
+}
+
 /// The checked form of [`ObserveFlags`]: what to observe of a program that is started, if anything.
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
@@ -102,6 +117,10 @@ pub(super) struct ProgramObservation {
     watched: Vec<Selector>,
     watched_functions: Vec<FunctionSelector>,
     calls: CallFlags,
+    /// What histograms are made of, if any.
+    histogram: Option<Histogrammed>,
+    histogram_probes: Vec<Selector>,
+    histogram_functions: Vec<FunctionSelector>,
     sample: SampleFlag,
     /// The fields of a hit that are shown; `None`: all.
     pub(super) fields: Option<Vec<Field>>,
@@ -126,11 +145,25 @@ impl Flags for ObserveFlags {
             return Err("-sample needs -watch: it chooses the hits that are recorded".to_owned());
         }
         self.calls.refuse_results_of_some(self.sample)?;
-        if self.filter.is_given() && !self.count {
-            return Err("-where needs -count: it chooses the hits that are counted".to_owned());
+        if self.filter.is_given() && !self.count && self.hist.is_empty() {
+            let why = "-where needs -count or -hist: it chooses the hits that are counted, or in a histogram";
+            return Err(why.to_owned());
+        }
+        let histogram = self.histogram.given();
+        if self.hist.is_empty() && (histogram.is_some() || self.histogram.is_linear()) {
+            return Err(
+                "-of and -linear need -hist: they say what histograms are made of".to_owned(),
+            );
+        }
+        if !self.hist.is_empty() && histogram.is_none() {
+            return Err("-hist needs -of EXPR: what of each hit, such as arg0".to_owned());
+        }
+        if !self.hist.is_empty() && self.count {
+            return Err("-hist and -count exclude each other: histograms have counts".to_owned());
         }
         let functions = self.functions.selectors()?;
         let watches_functions = self.watch.contains(&Watched::Functions);
+        let has_histograms_of_functions = self.hist.contains(&Watched::Functions);
         if functions.is_empty() {
             if times_functions {
                 let why = "-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it";
@@ -139,17 +172,25 @@ impl Flags for ObserveFlags {
             if watches_functions {
                 return Err("-watch needs NAMES, or -fn GLOBS or -gc WORK beside it".to_owned());
             }
+            if has_histograms_of_functions {
+                return Err("-hist needs NAMES, or -fn GLOBS or -gc WORK beside it".to_owned());
+            }
         }
-        let uses = [self.count, times_functions, watches_functions];
+        let uses = [
+            self.count,
+            times_functions,
+            watches_functions,
+            has_histograms_of_functions,
+        ];
         match uses.into_iter().filter(|is_given| *is_given).count() {
             0 if !functions.is_empty() => {
-                let why = "-fn and -gc need -count, -latency or -watch: they select what is counted, timed or shown";
+                let why = "-fn and -gc need -count, -latency, -watch or -hist: they select what is counted, timed or shown";
                 return Err(why.to_owned());
             }
             0 | 1 => {}
             _ => {
-                let why = "-fn chooses what is counted, timed or shown: give one of -count, -latency without START,STOP, and \
-                           -watch without NAMES";
+                let why = "-fn chooses what is counted, timed or shown: give one of -count, -latency without START,STOP, \
+                           -watch without NAMES, and -hist without NAMES";
                 return Err(why.to_owned());
             }
         }
@@ -163,20 +204,18 @@ impl Flags for ObserveFlags {
                 Vec::new()
             }
         };
-        let names = self.watch.iter().filter_map(|watched| match watched {
-            Watched::Probes(names) => Some(names),
-            Watched::Functions => None,
-        });
-        let names: Vec<String> = names.flatten().cloned().collect();
         Ok(ProgramObservation {
             counts: self.count,
             filter: self.filter,
             functions: chosen(self.count),
             timed_functions: chosen(times_functions),
             pairs,
-            watched: by_name("-watch", &names)?,
+            watched: by_name("-watch", &names(&self.watch))?,
             watched_functions: chosen(watches_functions),
             calls: self.calls,
+            histogram,
+            histogram_probes: by_name("-hist", &names(&self.hist))?,
+            histogram_functions: chosen(has_histograms_of_functions),
             sample: self.sample,
             fields: self.fields.clone(),
             paths: self.paths.form(),
@@ -186,7 +225,7 @@ impl Flags for ObserveFlags {
 
 impl ProgramObservation {
     pub(super) fn observes_anything(&self) -> bool {
-        self.counts || self.times() || self.watches()
+        self.counts || self.times() || self.watches() || self.histogram.is_some()
     }
 
     fn times(&self) -> bool {
@@ -202,7 +241,13 @@ impl ProgramObservation {
         if self.counts && self.functions.is_empty() {
             observation = observation.count(Selector::All);
         }
-        let functions = self.functions.iter().cloned();
+        if let Some(histogram) = &self.histogram {
+            observation = histogram.of(observation);
+            let probes = self.histogram_probes.iter().cloned();
+            observation = probes.fold(observation, Observation::count);
+        }
+        let functions = self.functions.iter().chain(&self.histogram_functions);
+        let functions = functions.cloned();
         observation = functions.fold(observation, Observation::count_functions);
         let timed = self.timed_functions.iter().cloned();
         observation = timed.fold(observation, Observation::time_functions);
@@ -238,6 +283,9 @@ pub(super) fn run(
             let target = observer.target().clone();
             if !wanted.functions.is_empty() {
                 warn_of_uncounted_from_start(&output.messages, &observer, "counted");
+            }
+            if !wanted.histogram_functions.is_empty() {
+                warn_of_uncounted_from_start(&output.messages, &observer, "observed");
             }
             if !wanted.timed_functions.is_empty() {
                 warn_of_uncounted_from_start(&output.messages, &observer, "timed");
@@ -365,6 +413,11 @@ impl<'l> Recorder<'l> {
                 CountReport::new(self.target, &observed.counts, &detail).hits_since(None, lasted);
             failures.add(output::counted(format, &counted).and_then(print));
         }
+        if let Some(wanted) = &self.wanted.histogram {
+            let reading = HistogramReading::last(observed.histograms, &observed.counts);
+            let histograms = Histograms::new(self.target, &reading, lasted, wanted);
+            failures.add(output::histograms(format, &histograms).and_then(print));
+        }
         if self.wanted.times() {
             let reading = LatencyReading::last(
                 observed.latencies,
@@ -436,6 +489,7 @@ fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
         counts: observer.counts()?,
         latencies: observer.latencies()?,
         function_latencies: observer.function_latencies()?,
+        histograms: observer.histograms()?,
         events: observer.events()?,
         discarded: observer.discarded(),
         stopped: Duration::ZERO,

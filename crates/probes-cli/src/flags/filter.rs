@@ -26,6 +26,6 @@ impl FilterFlags {
 }
 
 /// Reads an expression.
-fn expression(typed: &str) -> Result<Expression, BadExpression> {
+pub(super) fn expression(typed: &str) -> Result<Expression, BadExpression> {
     typed.parse()
 }

@@ -11,8 +11,10 @@ use probes_lib::{Counts, FunctionLatency, Latency, Observer, RefusedFunction, Ta
 use serde::{Serialize, Serializer};
 
 use self::functions::TimedFunctions;
+use super::bars;
 use super::format::{VERSION, seconds, seconds_or_null};
 use super::function_sources::FunctionSources;
+use super::svg::{self, Chart};
 use super::table;
 use crate::text::{Escaped, join_first_few, number_of};
 
@@ -116,9 +118,6 @@ pub(super) struct Bucket {
     pub(super) to_ns: u64,
     pub(super) count: u64,
 }
-
-/// The width of the longest bar, in columns.
-const BAR: u64 = 50;
 
 impl<'l> Latencies<'l> {
     /// The latencies that were measured in the time `seconds`; `sources` name the callers of functions.
@@ -266,6 +265,24 @@ impl<'l> Latencies<'l> {
         text
     }
 
+    /// A picture of the times of each.
+    pub(crate) fn picture(&self) -> String {
+        let charts = self.subjects().map(|subject| {
+            let range = |bucket: &Bucket| {
+                let (from, to) = (of_nanoseconds(bucket.from_ns), of_nanoseconds(bucket.to_ns));
+                format!("{from} .. {to}")
+            };
+            let bars = subject.buckets.iter().map(|it| (range(it), it.count));
+            Chart {
+                figures: subject.summary.line(),
+                bars: bars.collect(),
+                title: subject.title,
+                caution: subject.caution,
+            }
+        });
+        svg::picture(&charts.collect::<Vec<_>>())
+    }
+
     /// What has times: the pairs, then the functions.
     pub(super) fn subjects(&self) -> impl Iterator<Item = Subject<'_>> {
         let pairs = self.pairs.iter().map(|pair| Subject {
@@ -391,22 +408,11 @@ fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {
 
 /// A bar for each bucket.
 fn chart(buckets: &[Bucket]) -> String {
-    let most = buckets.iter().map(|it| it.count).max().unwrap_or(0).max(1);
-    let width = most.to_string().len();
-    let mut text = String::new();
-    for bucket in buckets {
+    let bars = buckets.iter().map(|bucket| {
         let (from, to) = (of_nanoseconds(bucket.from_ns), of_nanoseconds(bucket.to_ns));
-        let len = (u128::from(bucket.count) * u128::from(BAR)).div_ceil(u128::from(most));
-        let bar = "@".repeat(len as usize);
-        let count = bucket.count;
-        // Writing to a string does not fail.
-        let _ = writeln!(
-            text,
-            "{from:>8} .. {to:<8} {count:>width$} |{bar:<bars$}|",
-            bars = BAR as usize
-        );
-    }
-    text
+        (format!("{from:>8} .. {to:<8}"), bucket.count)
+    });
+    bars::chart(&bars.collect::<Vec<_>>())
 }
 
 pub(super) fn of_nanoseconds(nanoseconds: u64) -> String {

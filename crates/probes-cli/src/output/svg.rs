@@ -1,8 +1,7 @@
-//! The times of pairs and functions as a picture: one chart of bars below the other.
+//! A picture: one chart of bars below the other.
 
 use std::fmt::{self, Write};
 
-use super::latencies::{Bucket, Latencies, Subject, of_nanoseconds};
 use crate::text::is_unprintable;
 
 // In pixels.
@@ -12,70 +11,66 @@ const LINE_HEIGHT: u64 = 22;
 const LABEL_WIDTH: u64 = 170;
 const COUNT_WIDTH: u64 = 100;
 
-impl Latencies<'_> {
-    /// A document of SVG 1.1.
-    pub(crate) fn picture(&self) -> String {
-        let lines = |subject: &Subject<'_>| {
-            let caution = u64::from(subject.caution.is_some());
-            3 + caution + subject.buckets.len().max(1) as u64
-        };
-        let height = 2 * MARGIN + LINE_HEIGHT * self.subjects().map(|it| lines(&it)).sum::<u64>();
-        let mut svg = String::new();
-        // Writing to a string does not fail.
-        let _ = writeln!(
-            svg,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-             font-family=\"sans-serif\" font-size=\"13\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
-        );
-        let mut top = MARGIN;
-        for subject in self.subjects() {
-            chart(&mut svg, &subject, top);
-            top += LINE_HEIGHT * lines(&subject);
-        }
-        svg.push_str("</svg>\n");
-        svg
+/// A chart of bars.
+pub(super) struct Chart {
+    pub(super) title: String,
+    /// What is below the title.
+    pub(super) figures: String,
+    /// What is wrong, if anything.
+    pub(super) caution: Option<String>,
+    /// What each is of, and how long it is.
+    pub(super) bars: Vec<(String, u64)>,
+}
+
+impl Chart {
+    fn lines(&self) -> u64 {
+        let caution = u64::from(self.caution.is_some());
+        3 + caution + self.bars.len().max(1) as u64
     }
 }
 
-fn chart(svg: &mut String, subject: &Subject<'_>, top: u64) {
+/// Returns charts as a document of SVG 1.1.
+pub(super) fn picture(charts: &[Chart]) -> String {
+    let lines: u64 = charts.iter().map(Chart::lines).sum();
+    let height = 2 * MARGIN + LINE_HEIGHT * lines;
+    let mut svg = String::new();
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         font-family=\"sans-serif\" font-size=\"13\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
+    );
+    let mut top = MARGIN;
+    for one in charts {
+        chart(&mut svg, one, top);
+        top += LINE_HEIGHT * one.lines();
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn chart(svg: &mut String, chart: &Chart, top: u64) {
     let mut baseline = top + LINE_HEIGHT;
-    text(
-        svg,
-        MARGIN,
-        baseline,
-        "font-weight=\"bold\"",
-        &subject.title,
-    );
+    text(svg, MARGIN, baseline, "font-weight=\"bold\"", &chart.title);
     baseline += LINE_HEIGHT;
-    text(
-        svg,
-        MARGIN,
-        baseline,
-        "fill=\"#555\"",
-        &subject.summary.line(),
-    );
-    if let Some(caution) = &subject.caution {
+    text(svg, MARGIN, baseline, "fill=\"#555\"", &chart.figures);
+    if let Some(caution) = &chart.caution {
         baseline += LINE_HEIGHT;
         text(svg, MARGIN, baseline, "fill=\"#c00\"", caution);
     }
-    let most = subject.buckets.iter().map(|it| it.count).max().unwrap_or(0);
-    for bucket in subject.buckets {
+    let most = chart.bars.iter().map(|(_, count)| *count).max();
+    for (label, count) in &chart.bars {
         baseline += LINE_HEIGHT;
-        bar(svg, bucket, most.max(1), baseline);
+        bar(svg, label, *count, most.unwrap_or(0).max(1), baseline);
     }
 }
 
-fn bar(svg: &mut String, bucket: &Bucket, most: u64, baseline: u64) {
-    let range = format!(
-        "{} .. {}",
-        of_nanoseconds(bucket.from_ns),
-        of_nanoseconds(bucket.to_ns)
-    );
+fn bar(svg: &mut String, label: &str, count: u64, most: u64, baseline: u64) {
     let left = MARGIN + LABEL_WIDTH;
-    text(svg, left - 10, baseline, "text-anchor=\"end\"", &range);
+    text(svg, left - 10, baseline, "text-anchor=\"end\"", label);
     let room = WIDTH - 2 * MARGIN - LABEL_WIDTH - COUNT_WIDTH;
-    let width = (bucket.count as f64 / most as f64) * room as f64;
+    let width = (count as f64 / most as f64) * room as f64;
     let (y, height) = (baseline - LINE_HEIGHT * 3 / 4, LINE_HEIGHT - 4);
     // Writing to a string does not fail.
     let _ = writeln!(
@@ -83,7 +78,7 @@ fn bar(svg: &mut String, bucket: &Bucket, most: u64, baseline: u64) {
         "<rect x=\"{left}\" y=\"{y}\" width=\"{width:.1}\" height=\"{height}\" fill=\"#c60\"/>"
     );
     let right = left + width.ceil() as u64 + 6;
-    text(svg, right, baseline, "", &bucket.count.to_string());
+    text(svg, right, baseline, "", &count.to_string());
 }
 
 fn text(svg: &mut String, x: u64, y: u64, attributes: &str, text: &str) {

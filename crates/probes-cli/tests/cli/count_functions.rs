@@ -46,6 +46,11 @@ impl Observing {
         self.tool.guard().wait();
     }
 
+    /// Returns the next line that it prints.
+    pub(crate) fn line(&mut self) -> Option<String> {
+        self.tool.line()
+    }
+
     /// Interrupts it; returns what it prints to the end.
     pub(crate) fn end(self) -> Run {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();

@@ -213,6 +213,14 @@ pub enum ObserveError {
         /// How many there can be.
         most: u64,
     },
+    /// More histograms than are possible together; without a subject.
+    #[error("{given} histograms are too many to be made together: at most {most}")]
+    TooManyHistograms {
+        /// How many there were.
+        given: usize,
+        /// How many there can be.
+        most: usize,
+    },
     /// More pairs than can be timed together; without a subject.
     #[error("{given} pairs are too many to be timed together: at most {most}")]
     TooManyPairs {

@@ -14,7 +14,7 @@ use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::functions::{FunctionKind, FunctionName};
 use crate::elf::mangling::Language;
 use crate::error::{Error, FunctionError, ObserveError, Result};
-use crate::expression::Expression;
+use crate::expression::{BadExpression, Expression, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
 use crate::observe::fibers::{self, ProcessStacks};
@@ -22,7 +22,8 @@ use crate::observe::frame::has_runtime;
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::observation::Observation;
 use crate::observe::point::{
-    FilterRole, Island, PATCH_LEN, PatchBytes, Point, PointKind, StackKind,
+    ArgumentSource, FilterRole, IntegerRole, Island, PATCH_LEN, PatchBytes, Point, PointKind,
+    StackKind,
 };
 use crate::observe::watching::{WatchedWords, Watching};
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
@@ -76,6 +77,8 @@ pub(crate) struct ObservedFunction {
     watching: Option<Watching>,
     /// If its calls are counted, which of them; `None`: all.
     filter: Option<Arc<FilterRole>>,
+    /// What its histogram is of; then its calls are not counted.
+    integer: Option<Arc<IntegerRole>>,
     /// If its results are recorded, the patches of its returns that the patch of its entry does not displace.
     returns: Vec<Candidate>,
 }
@@ -166,13 +169,14 @@ impl ObservedFunctions {
         let counted = all.places(&observation.counted_functions)?;
         let [is_timed, is_watched]: [HashSet<_>; 2] =
             [&timed, &watched].map(|places| places.iter().map(key).collect());
-        let expression = observation.filter.as_ref();
-        let filtered = if expression.is_some() {
-            &counted[..]
-        } else {
-            &[]
+        let asks = observation.filter.is_some() || observation.histogram.is_some();
+        let asked = if asks { &counted[..] } else { &[] };
+        let words = WatchedWords::of(pid, observation, &all, &watched, asked);
+        let questions = Questions {
+            filter: observation.filter.as_ref(),
+            histogram: observation.histogram.as_ref(),
+            words: &words,
         };
-        let words = WatchedWords::of(pid, observation, &all, &watched, filtered);
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
             if is_timed.contains(&key) {
@@ -180,7 +184,7 @@ impl ObservedFunctions {
             } else if is_watched.contains(&key) {
                 Wanted::Watched(&words)
             } else {
-                Wanted::Counted(expression.map(|expression| (expression, &words)))
+                Wanted::Counted(asks.then_some(&questions))
             }
         };
         let is_address = |it: &&FunctionSelector| matches!(it, FunctionSelector::Address(_));
@@ -292,13 +296,14 @@ impl ObservedFunctions {
             };
             let is_ocaml = is_named_ocaml == Some(true);
             let shown = shown_name(name.as_ref().map(|it| it.text.clone()), address, place);
-            let mut filter = None;
+            let (mut filter, mut integer) = (None, None);
             let mut lacks_argument = false;
-            if let Wanted::Counted(Some((expression, words))) = wanted(place) {
-                let of_calls =
-                    words.filter(expression, &shown, place, address, is_ocaml, may_be_ocaml);
-                match of_calls {
-                    Ok(role) => filter = Some(Arc::new(role)),
+            if let Wanted::Counted(Some(questions)) = wanted(place) {
+                let words = questions.words;
+                let (scope, arguments) =
+                    words.scope(&shown, place, address, is_ocaml, may_be_ocaml);
+                match questions.of_calls(&scope, &arguments) {
+                    Ok(roles) => (filter, integer) = roles,
                     // A pattern that matches others as well is not meant for these.
                     Err(bad) if place.named_by.is_none() && bad.is_about_arguments() => {
                         lacks_argument = true;
@@ -362,6 +367,7 @@ impl ObservedFunctions {
                         timing: planned.timing,
                         watching,
                         filter,
+                        integer,
                         returns: planned.returns.unwrap_or_default(),
                     });
                 }
@@ -385,6 +391,12 @@ impl ObservedFunctions {
     pub(crate) fn timed(&self) -> impl Iterator<Item = usize> {
         let functions = self.functions.iter().enumerate();
         functions.filter_map(|(index, function)| function.timing.is_some().then_some(index))
+    }
+
+    /// Returns the indices of the functions that have a histogram.
+    pub(crate) fn with_histogram(&self) -> impl Iterator<Item = usize> {
+        let functions = self.functions.iter().enumerate();
+        functions.filter_map(|(index, function)| function.integer.is_some().then_some(index))
     }
 
     /// Returns why nothing of what was asked for by name can be observed, or nothing at all; empty if something can.
@@ -639,6 +651,11 @@ impl ObservedFunction {
         self.filter.as_ref()
     }
 
+    /// Returns what its histogram is of, if it has one.
+    pub(crate) fn integer(&self) -> Option<&Arc<IntegerRole>> {
+        self.integer.as_ref()
+    }
+
     /// Returns how it is timed, if it is.
     pub(crate) fn timing(&self) -> Option<&Timing> {
         self.timing.as_ref()
@@ -664,11 +681,45 @@ impl ObservedFunction {
 /// What is wanted of a function.
 #[derive(Clone, Copy)]
 enum Wanted<'w> {
-    /// With an expression, only the calls for which it is true.
-    Counted(Option<(&'w Expression, &'w WatchedWords)>),
+    /// With questions, only some calls, or a histogram of them.
+    Counted(Option<&'w Questions<'w>>),
     Timed,
     Watched(&'w WatchedWords),
 }
+
+/// What is asked of calls that are counted.
+struct Questions<'w> {
+    /// Which of them.
+    filter: Option<&'w Expression>,
+    /// What their histogram is of.
+    histogram: Option<&'w Expression>,
+    words: &'w WatchedWords,
+}
+
+impl Questions<'_> {
+    /// Returns the questions for a function.
+    fn of_calls(
+        &self,
+        scope: &Scope,
+        arguments: &[ArgumentSource],
+    ) -> std::result::Result<AskedOfCalls, BadExpression> {
+        let filter = self.filter.map(|expression| {
+            Ok(Arc::new(FilterRole {
+                filter: expression.filter(scope)?,
+                arguments: arguments.to_vec(),
+            }))
+        });
+        let integer = self.histogram.map(|expression| {
+            Ok(Arc::new(IntegerRole {
+                integer: expression.integer(scope)?,
+                arguments: arguments.to_vec(),
+            }))
+        });
+        Ok((filter.transpose()?, integer.transpose()?))
+    }
+}
+
+type AskedOfCalls = (Option<Arc<FilterRole>>, Option<Arc<IntegerRole>>);
 
 /// The patches of a function.
 struct PlannedPatches {

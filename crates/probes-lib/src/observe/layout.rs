@@ -10,3 +10,4 @@ pub(crate) mod readable_pages;
 pub(crate) mod rows;
 pub(crate) mod semaphores;
 pub(crate) mod shared;
+pub(crate) mod values;

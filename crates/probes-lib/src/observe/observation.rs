@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 
 use crate::expression::Expression;
+use crate::observe::buckets::Linear;
 use crate::select::Selector;
 use crate::select::function::FunctionSelector;
 
@@ -36,6 +37,9 @@ pub struct Observation {
     pub(crate) by_caller: bool,
     /// Which hits are counted.
     pub(crate) filter: Option<Expression>,
+    /// What the histograms are of that are made instead of counting.
+    pub(crate) histogram: Option<Expression>,
+    pub(crate) linear: Option<Linear>,
 }
 
 impl Observation {
@@ -80,6 +84,30 @@ impl Observation {
     #[must_use]
     pub fn only_where(mut self, expression: Expression) -> Observation {
         self.filter = Some(expression);
+        self
+    }
+
+    /// Makes histograms of the integer that this is at each hit, instead of counting the hits: one for each probe, by name, and one for
+    /// each function ([`Observer::histograms`](crate::Observer::histograms)). At most 1,024 are possible.
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let bytes = "arg1".parse()?;
+    /// let observation = Observation::new().count(Selector::name("req_end")).histogram_of(bytes);
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    #[must_use]
+    pub fn histogram_of(mut self, expression: Expression) -> Observation {
+        self.histogram = Some(expression);
+        self
+    }
+
+    /// Makes histograms with buckets of one width in a range; by default, they are narrow for small values and wide for large
+    /// ones, of either sign, so that no value is outside.
+    #[must_use]
+    pub fn linear(mut self, range: Linear) -> Observation {
+        self.linear = Some(range);
         self
     }
 

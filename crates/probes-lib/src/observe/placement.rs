@@ -320,6 +320,8 @@ mod tests {
             functions: Arc::default(),
             points: points.iter().map(point).collect(),
             pairs: Vec::new(),
+            histograms: Vec::new(),
+            linear: None,
             shared,
         }
     }

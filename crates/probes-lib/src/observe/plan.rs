@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use crate::address::{LiveAddr, LoadBias};
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
-use crate::expression::{Expression, Parameter, ParameterKind, Scope};
+use crate::expression::{Parameter, ParameterKind, Scope};
+use crate::observe::buckets::Linear;
 use crate::observe::frame::{Frame, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
+use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::Observation;
 use crate::observe::point::{
-    ArgumentSource, FilterRole, Marks, PairEnd, Point, Role, TimedRole, WatchRole, Words,
+    ArgumentSource, FilterRole, HistogramRole, IntegerRole, Marks, PairEnd, Point, Role, TimedRole,
+    WatchRole, Words,
 };
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::refusal::Refusal;
@@ -32,8 +35,19 @@ pub(crate) struct ObservationPlan {
     pub(crate) points: Vec<PlannedPoint>,
     /// The names of the probes that start and stop each pair.
     pub(crate) pairs: Vec<(String, String)>,
+    /// The histograms of probes. Those of functions follow them.
+    pub(crate) histograms: Vec<PlannedHistogram>,
+    /// The buckets of histograms, if they are not those of powers of two.
+    pub(crate) linear: Option<Linear>,
     /// The layout of the data that all points share.
     pub(crate) shared: SharedLayout,
+}
+
+/// A histogram of all sites of a probe whose values are alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedHistogram {
+    pub(crate) name: String,
+    pub(crate) is_signed: bool,
 }
 
 /// A point that is observed.
@@ -80,7 +94,7 @@ impl ObservationPlan {
         if observation.watches_results && observation.sample.is_some() {
             return Err(ObserveError::ResultsOfSomeCalls.into());
         }
-        let mut roles = roles(observation, &program)?;
+        let (mut roles, histograms) = roles(observation, &program)?;
         let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
             let role = std::mem::take(&mut roles[site]);
@@ -92,7 +106,13 @@ impl ObservationPlan {
                 semaphore: None,
             })
         });
-        let points: Vec<PlannedPoint> = sites.chain(function_points(&functions)).collect();
+        let linear = observation.linear;
+        let of_functions = function_points(&functions, histograms.len(), linear);
+        let points: Vec<PlannedPoint> = sites.chain(of_functions).collect();
+        let values = layout_of_values(
+            histograms.len() + functions.with_histogram().count(),
+            linear,
+        )?;
         let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
         let most_arguments = watched.map(|watched| {
             let has_results = watched.function.is_some_and(|it| it.has_results);
@@ -109,12 +129,15 @@ impl ObservationPlan {
                 of_self: observation.self_times && functions.timed().next().is_some(),
                 by_caller: observation.by_caller && functions.timed().next().is_some(),
             },
+            values,
         };
         let mut plan = ObservationPlan {
             pairs: observation.pairs.clone(),
             program,
             functions,
             points,
+            histograms,
+            linear,
             shared,
         };
         plan.sort_by_key(|planned| planned.point.address);
@@ -159,7 +182,8 @@ impl ObservationPlan {
 
     fn renew_function_points(&mut self) {
         self.points.retain(|planned| planned.site().is_some());
-        self.points.extend(function_points(&self.functions));
+        let points = function_points(&self.functions, self.histograms.len(), self.linear);
+        self.points.extend(points);
         self.sort_by_key(|planned| planned.point.address);
     }
 
@@ -199,9 +223,9 @@ impl ObservationPlan {
         self.shared.filters_memory || points.any(|planned| planned.role.is_timed())
     }
 
-    /// Returns whether only some hits are counted.
+    /// Returns whether expressions are asked of hits, which may have no answer.
     pub(crate) fn is_filtered(&self) -> bool {
-        self.points.iter().any(|it| it.role.filter.is_some())
+        self.points.iter().any(|it| it.role.may_be_untyped())
     }
 
     /// Returns whether only some of the hits that are watched are recorded.
@@ -239,20 +263,47 @@ impl ObservationPlan {
     }
 }
 
-/// Returns the points of functions.
-fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = PlannedPoint> {
+/// Returns the layout of so many histograms.
+fn layout_of_values(histograms: usize, linear: Option<Linear>) -> Result<ValuesLayout> {
+    let (given, most) = (histograms, MAX_HISTOGRAMS as usize);
+    if given > most {
+        return Err(ObserveError::TooManyHistograms { given, most }.into());
+    }
+    let steps = linear.filter(|_| given > 0).map_or(0, Linear::steps);
+    Ok(ValuesLayout {
+        histograms: given as u32,
+        steps,
+    })
+}
+
+/// Returns the points of functions, whose histograms follow so many of probes.
+fn function_points(
+    functions: &ObservedFunctions,
+    histograms: usize,
+    linear: Option<Linear>,
+) -> impl Iterator<Item = PlannedPoint> {
     let mut timed = 0..;
+    let mut histograms = histograms as u32..;
     let is_from_start = functions.are_from_start;
     let functions = functions.functions.iter().enumerate();
     functions.flat_map(move |(index, function)| {
         let number = function
             .timing()
             .and_then(|timing| Some((timed.next()?, timing)));
+        let histogram = function.integer().and_then(|integer| {
+            Some(HistogramRole {
+                number: histograms.next()?,
+                integer: integer.clone(),
+                linear,
+            })
+        });
+        let is_counted = number.is_none() && function.watching().is_none() && histogram.is_none();
         function.points().map(move |(part, point)| PlannedPoint {
             point,
             role: Role {
-                is_counted: number.is_none() && function.watching().is_none(),
+                is_counted,
                 filter: function.filter().cloned(),
+                histogram: histogram.clone(),
                 watched: function
                     .watching()
                     .map(|watching| watching.role(part, is_from_start)),
@@ -272,17 +323,49 @@ fn function_points(functions: &ObservedFunctions) -> impl Iterator<Item = Planne
     })
 }
 
-/// Returns the role of each site of a program.
-fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
+/// Returns the role of each site of a program, and the histograms.
+fn roles(
+    observation: &Observation,
+    program: &Program,
+) -> Result<(Vec<Role>, Vec<PlannedHistogram>)> {
     let (given, most) = (observation.pairs.len(), MAX_PAIRS as usize);
     if given > most {
         return Err(ObserveError::TooManyPairs { given, most }.into());
     }
     let mut roles = vec![Role::default(); program.site_count()];
+    let mut histograms = Vec::new();
     for (name, site) in selected_by_name(program, &observation.counted)? {
-        roles[site].is_counted = true;
+        let role = &mut roles[site];
+        let site = program.site(site);
+        role.is_counted = observation.histogram.is_none();
         if let Some(expression) = &observation.filter {
-            roles[site].filter = Some(Arc::new(filter_of(expression, name, program.site(site))?));
+            let filter = expression.filter(&scope_of(name, site));
+            role.filter = Some(Arc::new(FilterRole {
+                filter: filter.map_err(ObserveError::Expression)?,
+                arguments: sources_of(site),
+            }));
+        }
+        if let Some(expression) = &observation.histogram {
+            let integer = expression.integer(&scope_of(name, site));
+            let integer = integer.map_err(ObserveError::Expression)?;
+            let planned = PlannedHistogram {
+                name: name.to_owned(),
+                is_signed: integer.is_signed(),
+            };
+            // The sites of a probe follow each other.
+            let known = histograms.iter().rposition(|it| *it == planned);
+            let number = known.unwrap_or(histograms.len());
+            if known.is_none() {
+                histograms.push(planned);
+            }
+            role.histogram = Some(HistogramRole {
+                number: number as u32,
+                integer: Arc::new(IntegerRole {
+                    integer,
+                    arguments: sources_of(site),
+                }),
+                linear: observation.linear,
+            });
         }
     }
     let is_ocaml_4_once = OnceCell::new();
@@ -317,11 +400,11 @@ fn roles(observation: &Observation, program: &Program) -> Result<Vec<Role>> {
                 .collect(),
         });
     }
-    Ok(roles)
+    Ok((roles, histograms))
 }
 
-/// Returns which hits of a site are counted.
-fn filter_of(expression: &Expression, name: &str, site: LiveSite<'_>) -> Result<FilterRole> {
+/// Returns what expressions can ask of the hits of a site.
+fn scope_of(name: &str, site: LiveSite<'_>) -> Scope {
     let mut names = site.site.argument_names();
     let parameters = site.site.arguments().map(|argument| Parameter {
         name: names.next().map(str::to_owned),
@@ -335,15 +418,15 @@ fn filter_of(expression: &Expression, name: &str, site: LiveSite<'_>) -> Result<
             _ => ParameterKind::Value,
         },
     });
-    let scope = Scope::of(format!("probe {name}"), name, parameters.collect());
-    let filter = expression.filter(&scope);
+    Scope::of(format!("probe {name}"), name, parameters.collect())
+}
+
+/// Returns where the arguments of a site are.
+fn sources_of(site: LiveSite<'_>) -> Vec<ArgumentSource> {
     let arguments = site.site.arguments();
-    Ok(FilterRole {
-        filter: filter.map_err(ObserveError::Expression)?,
-        arguments: arguments
-            .map(|it| ArgumentSource::of(it.as_ref()))
-            .collect(),
-    })
+    arguments
+        .map(|it| ArgumentSource::of(it.as_ref()))
+        .collect()
 }
 
 /// Returns the marks of a site that is an end of a pair.
@@ -433,6 +516,7 @@ mod tests {
             }),
             timed: None,
             filter: None,
+            histogram: None,
         };
         let expected = [
             (ProgramSpec::TEXT, a.clone()),

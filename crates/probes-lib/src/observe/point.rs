@@ -23,6 +23,7 @@ use iced_x86::Register;
 use crate::address::{LiveAddr, PAGE};
 use crate::elf::arguments::{Argument, Operand};
 use crate::expression::{Filter, IntegerExpression};
+use crate::observe::buckets::Linear;
 use crate::observe::frame::Frame;
 use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
 use crate::site::{CALL, CMP, INT3, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
@@ -299,8 +300,10 @@ pub(crate) fn crosses(patch_at: LiveAddr, block: u64) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Role {
     pub(crate) is_counted: bool,
-    /// Of a point that is counted: which hits.
+    /// Of a point that is counted, or has a histogram: which hits.
     pub(crate) filter: Option<Arc<FilterRole>>,
+    /// The histogram of a value of each hit.
+    pub(crate) histogram: Option<HistogramRole>,
     /// Which ends of pairs it is: stops come before starts.
     pub(crate) ends: Vec<PairEnd>,
     /// Of a point that is an end of a pair.
@@ -324,6 +327,23 @@ pub(crate) struct IntegerRole {
     pub(crate) integer: IntegerExpression,
     /// Where the arguments are.
     pub(crate) arguments: Vec<ArgumentSource>,
+}
+
+/// A histogram to which each hit of a point adds a value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct HistogramRole {
+    /// Its index.
+    pub(crate) number: u32,
+    pub(crate) integer: Arc<IntegerRole>,
+    /// Its buckets, if they are not those of powers of two.
+    pub(crate) linear: Option<Linear>,
+}
+
+impl HistogramRole {
+    /// Returns whether its values may be negative.
+    pub(crate) fn is_signed(&self) -> bool {
+        self.integer.integer.is_signed()
+    }
 }
 
 /// What is recorded where calls of a function begin or end.
@@ -456,10 +476,17 @@ fn is_on_stack(arguments: &[ArgumentSource], index: u8) -> bool {
 }
 
 impl Role {
-    /// Returns whether a filter reads memory.
+    /// Returns whether an expression reads memory.
     pub(crate) fn filters_memory(&self) -> bool {
         let filter = self.filter.as_ref();
+        let histogram = self.histogram.as_ref();
         filter.is_some_and(|filter| filter.reads_memory())
+            || histogram.is_some_and(|histogram| histogram.integer.reads_memory())
+    }
+
+    /// Returns whether hits are counted that an expression has no answer for.
+    pub(crate) fn may_be_untyped(&self) -> bool {
+        self.filter.is_some() || self.histogram.is_some()
     }
 
     /// Returns whether nothing is recorded.
@@ -469,7 +496,8 @@ impl Role {
 
     /// Returns whether hits are watched, and nothing else is recorded of them.
     pub(crate) fn is_only_watched(&self) -> bool {
-        self.watched.is_some() && !self.is_counted && self.ends.is_empty() && self.timed.is_none()
+        let others = !self.ends.is_empty() || self.timed.is_some() || self.histogram.is_some();
+        self.watched.is_some() && !self.is_counted && !others
     }
 
     /// Returns whether the trampoline reads the time stamp counter.

@@ -9,6 +9,7 @@ pub(crate) mod latency;
 pub(crate) mod ring;
 pub(crate) mod times;
 pub(crate) mod value;
+pub(crate) mod values;
 
 use std::sync::Mutex;
 

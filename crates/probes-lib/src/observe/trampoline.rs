@@ -7,6 +7,7 @@
 //!              count    add one to the point's counter in the row that the thread owns (trampoline/count.rs)
 //!              pair     push the time to this thread's stack of times in the shared data, or
 //!                       pop it (trampoline/pair.rs)
+//!              values   add what an expression is to a histogram (trampoline/values.rs)
 //!              watch    write a record into the ring of this group (trampoline/record.rs), maybe of every Nth hit only
 //!                       (trampoline/sampling.rs)
 //!              restore registers
@@ -42,6 +43,7 @@ mod sampling;
 mod saved;
 mod template;
 mod value_pages;
+mod values;
 
 use std::collections::HashMap;
 
@@ -56,14 +58,14 @@ use iced_x86::{
 use self::count::{CountPointers, SlowPath};
 use self::filter::FilterContext;
 use self::function_record::{RecordPointers, Recorded};
-use self::saved::LockedRegisters;
+use self::saved::{LockedRegisters, Place, Saving};
 use self::template::{CountTemplate, CountTemplates};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::{FilterRole, FunctionPart, Role, TimedRole};
+use crate::observe::point::{FunctionPart, Role, TimedRole};
 use crate::patch_plan::displaced::DisplacedCopy;
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -183,14 +185,14 @@ pub(crate) fn arena_code(
                 },
             };
             of_recorded_function(at, (site, bias), role, pointers)
-        } else if let Some(filter) = &role.filter {
+        } else if role.may_be_untyped() {
             let pointers = Pointers::of(arena, index, sharing);
             let locked = LockedRegisters {
                 at: arena.saved_registers(),
                 lost: arena.locked_counter(pointers.untyped),
             };
             let counter = arena.locked_counter(index);
-            of_filtered_function(at, (site, bias), filter, &pointers, locked, counter)
+            of_filtered_function(at, (site, bias), role, &pointers, locked, counter)
         } else {
             let template = templates.of_function(plan.is_of_ocaml(planned));
             of_function(at, index, site, bias, arena, template)
@@ -303,9 +305,9 @@ fn of_function(
     Ok((code, copy))
 }
 
-/// Returns the trampoline at `at` of a function of which only some hits are counted, and the copy of the displaced
-/// instructions in it. If the function uses the x87 unit, registers are saved behind a lock; `counter` is that of the point, which
-/// is then incremented by locked instructions, and what is incremented if the lock is not free is its second one.
+/// Returns the trampoline at `at` of a function of which only some hits are counted, or which has a histogram, and the copy of the
+/// displaced instructions in it. If the function uses the x87 unit, registers are saved behind a lock; `counter` is that of the point,
+/// which is then incremented by locked instructions, and what is incremented if the lock is not free is its second one.
 ///
 /// # Errors
 ///
@@ -313,20 +315,20 @@ fn of_function(
 fn of_filtered_function(
     at: LiveAddr,
     (site, bias): (&PatchSite, LoadBias),
-    filter: &FilterRole,
+    role: &Role,
     pointers: &Pointers,
     locked: LockedRegisters,
     counter: LiveAddr,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
     let mut a = CodeAssembler::new(64)?;
     let mut end = a.create_label();
-    let registers = filter::saved(filter);
+    let registers = saved_for(role);
     if site.mmx_is_free() {
         let mut over = a.create_label();
         for (register, copy) in registers {
             a.movq(*copy, *register)?;
         }
-        let slow_paths = filter_and_count(&mut a, filter, pointers, registers, 0, over)?;
+        let slow_paths = filter_and_count(&mut a, role, pointers, registers, 0, over)?;
         a.set_label(&mut over)?;
         for (register, copy) in SAVED_IF_COUNTED {
             a.movq(register, copy)?;
@@ -337,7 +339,7 @@ fn of_filtered_function(
             count::emit_slow_path(&mut a, pointers.count, slow_path)?;
         }
     } else {
-        filter::count_behind_lock(&mut a, filter, pointers, locked, counter)?;
+        count_behind_lock(&mut a, role, pointers, locked, counter)?;
     }
     a.set_label(&mut end)?;
     // A label needs an instruction.
@@ -349,17 +351,27 @@ fn of_filtered_function(
     Ok((code, copy))
 }
 
-/// Emits the code that counts a hit in the first counter of its point if the filter is true, and in the second one if it is
-/// untyped; then, or if it is false, it goes on at `over`. The registers `saved` are in their copies; but for those of
-/// [`SAVED_IF_COUNTED`], they hold that again. `pushed` bytes of the trampoline are on the stack.
+/// Returns the registers that the trampoline of a point uses, which have to be saved before.
+fn saved_for(role: &Role) -> &'static [Saved] {
+    match (&role.filter, &role.histogram) {
+        _ if role.is_timed() => &SAVED_IF_TIMED,
+        (filter, Some(histogram)) => values::saved(filter.as_deref(), histogram),
+        (Some(filter), None) => filter::saved(filter),
+        (None, None) => &SAVED_IF_COUNTED,
+    }
+}
+
+/// Emits the code that counts a hit in the first counter of its point, or adds a value to its histogram, if the filter is true; and
+/// counts it in the second one if it is untyped; then, or if the filter is false, it goes on at `over`. The registers `saved` are in
+/// their copies; but for those of [`SAVED_IF_COUNTED`], they hold that again. `pushed` bytes of the trampoline are on the stack.
 fn filter_and_count(
     a: &mut CodeAssembler,
-    filter: &FilterRole,
+    role: &Role,
     pointers: &Pointers,
     saved: &'static [Saved],
     pushed: u64,
     over: CodeLabel,
-) -> Result<[SlowPath; 2], IcedError> {
+) -> Result<Vec<SlowPath>, IcedError> {
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
     let context = FilterContext {
         saved,
@@ -376,17 +388,68 @@ fn filter_and_count(
         // A label needs an instruction.
         a.nop()
     };
-    filter::filter(a, filter, context, is_false, untyped)?;
-    restore(a)?;
-    let counted = count::lookup(a, pointers.count, pointers.point)?;
-    a.jmp(over)?;
+    let mut slow_paths = Vec::new();
+    if let Some(filter) = &role.filter {
+        filter::filter(a, filter, context, is_false, untyped)?;
+    }
+    if let Some(histogram) = &role.histogram {
+        filter::integer(a, &histogram.integer, context, untyped)?;
+        values::add(a, histogram, context)?;
+        a.jmp(is_false)?;
+    } else {
+        restore(a)?;
+        slow_paths.push(count::lookup(a, pointers.count, pointers.point)?);
+        a.jmp(over)?;
+    }
     a.set_label(&mut untyped)?;
     restore(a)?;
-    let counted_untyped = count::lookup(a, pointers.count, pointers.untyped)?;
+    slow_paths.push(count::lookup(a, pointers.count, pointers.untyped)?);
     a.jmp(over)?;
     a.set_label(&mut is_false)?;
     restore(a)?;
-    Ok([counted, counted_untyped])
+    Ok(slow_paths)
+}
+
+/// Emits the code that does the same where registers cannot be saved in their copies: they are `locked`. The
+/// counter of the point is at `counter`; what is lost if the lock is not free is its second one.
+fn count_behind_lock(
+    a: &mut CodeAssembler,
+    role: &Role,
+    pointers: &Pointers,
+    locked: LockedRegisters,
+    counter: LiveAddr,
+) -> Result<(), IcedError> {
+    let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
+    // With all those before them.
+    let saved = match saved_for(role) {
+        saved if saved.len() == SAVED_IF_COUNTED.len() => &SAVED_IF_TIMED[..3],
+        saved => saved,
+    };
+    let mut saving = Saving::new(a, Place::Lock, saved.len(), locked, None);
+    saving.save(a)?;
+    let context = FilterContext {
+        saved,
+        saved_at: Some(locked.at.plus(8)),
+        pushed: 0,
+        shared: pointers.shared,
+        layout: pointers.layout,
+    };
+    if let Some(filter) = &role.filter {
+        filter::filter(a, filter, context, is_false, untyped)?;
+    }
+    match &role.histogram {
+        Some(histogram) => {
+            filter::integer(a, &histogram.integer, context, untyped)?;
+            values::add(a, histogram, context)?;
+        }
+        None => a.add_instruction(locked_increment(counter)?)?,
+    }
+    a.jmp(is_false)?;
+    a.set_label(&mut untyped)?;
+    a.add_instruction(locked_increment(locked.lost)?)?;
+    a.set_label(&mut is_false)?;
+    a.nop()?;
+    saving.restore(a)
 }
 
 /// Returns the length of the longest trampoline of a plan, in bytes.
@@ -469,7 +532,7 @@ fn len_of_function(
         };
         let made = of_recorded_function(near, (site, bias), role, pointers);
         made.map_or(LINE, |(code, _)| code.len() as u64)
-    } else if let Some(filter) = &role.filter {
+    } else if role.may_be_untyped() {
         let (at, count) = FAR_POINTERS;
         let distance = at.0.wrapping_sub(near.0);
         let here = |it: LiveAddr| LiveAddr(it.0.wrapping_sub(distance));
@@ -489,7 +552,7 @@ fn len_of_function(
             at: near,
             lost: near,
         };
-        let made = of_filtered_function(near, (site, bias), filter, &pointers, locked, near);
+        let made = of_filtered_function(near, (site, bias), role, &pointers, locked, near);
         made.map_or(LINE, |(code, _)| code.len() as u64)
     } else {
         let copy = site.copy_at(bias, near);
@@ -546,11 +609,7 @@ fn recording(
     tail: LiveAddr,
 ) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
-    let saved: &'static [Saved] = match &role.filter {
-        _ if role.is_timed() => &SAVED_IF_TIMED,
-        Some(filter) => filter::saved(filter),
-        None => &SAVED_IF_COUNTED,
-    };
+    let saved = saved_for(role);
     let sample = role.watched.as_ref().and_then(|watched| watched.sample);
     // Of a hit of which nothing is recorded, only these are saved.
     let first = sample.filter(|_| role.is_only_watched());
@@ -566,12 +625,12 @@ fn recording(
         a.movq(*copy, *register)?;
     }
     let mut slow_paths = Vec::new();
-    if let Some(filter) = &role.filter {
+    if role.may_be_untyped() {
         let mut over = a.create_label();
         // The return address.
         let pushed = 8;
         slow_paths.extend(filter_and_count(
-            &mut a, filter, pointers, saved, pushed, over,
+            &mut a, role, pointers, saved, pushed, over,
         )?);
         a.set_label(&mut over)?;
         a.nop()?;

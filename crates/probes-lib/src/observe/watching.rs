@@ -11,14 +11,12 @@ use crate::address::LiveAddr;
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
 use crate::elf::parameters;
-use crate::expression::{BadExpression, Expression, Parameter, ParameterKind, Scope};
+use crate::expression::{Parameter, ParameterKind, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions, SelectedBy};
 use crate::observe::closures::Currying;
 use crate::observe::layout::shared::MAX_ARGUMENTS;
 use crate::observe::observation::Observation;
-use crate::observe::point::{
-    ArgumentSource, FilterRole, FunctionPart, WatchRole, WatchedFunction, Words,
-};
+use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
@@ -83,20 +81,16 @@ impl WatchedWords {
         self.has_results
     }
 
-    /// Returns which calls of a function are counted. No memory is read unless its words are certainly values.
-    ///
-    /// # Errors
-    ///
-    /// If that is not known of a function with its arguments.
-    pub(crate) fn filter(
+    /// Returns what expressions can ask of the calls of a function, and where its arguments are. No memory is read unless its words are
+    /// certainly values.
+    pub(crate) fn scope(
         &self,
-        expression: &Expression,
         name: &str,
         place: &FunctionPlace<'_>,
         address: LiveAddr,
         is_ocaml: bool,
         may_be_ocaml: bool,
-    ) -> Result<FilterRole, BadExpression> {
+    ) -> (Scope, Vec<ArgumentSource>) {
         let is_inside = place.offset > 0 || place.selected_by.name().is_some();
         let (known, registers, kind) = if is_ocaml {
             let known = self.ocaml_arguments.get(&address);
@@ -128,10 +122,7 @@ impl WatchedWords {
             }
             None => Scope::without_arguments(point, name),
         };
-        Ok(FilterRole {
-            filter: expression.filter(&scope)?,
-            arguments: registers.map(ArgumentSource::Register).to_vec(),
-        })
+        (scope, registers.map(ArgumentSource::Register).to_vec())
     }
 
     /// Returns how calls are recorded at a place in a function, without its results.

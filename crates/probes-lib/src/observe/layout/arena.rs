@@ -32,7 +32,8 @@ use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::rows::Rows;
 use crate::observe::layout::semaphores::{PROGRESS_AT, SEMAPHORE_RECORD_LEN, SemaphoreRecord};
-use crate::observe::layout::shared::SharedLayout;
+use crate::observe::layout::shared::{MAX_PAIRS, SharedLayout};
+use crate::observe::layout::values::ValuesLayout;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::jump::SHORT_LEN;
@@ -57,6 +58,9 @@ const VERSION_AT: usize = 16;
 const COUNT_AT: usize = 20;
 const TRAMPOLINE_LEN_AT: usize = 24;
 const PAIRS_AT: usize = 28;
+/// How many bits the number of pairs has; the number of the layout of the histograms follows it.
+const PAIRS_BITS: u32 = 7;
+const _: () = assert!(MAX_PAIRS < 1 << PAIRS_BITS && PAIRS_BITS + ValuesLayout::NUMBER_BITS <= 32);
 /// The addresses of the counters and of the shared data, which the trampolines read.
 const DATA_AT: usize = 32;
 const DATA_LEN_AT: usize = 40;
@@ -317,7 +321,8 @@ impl Arena {
             TRAMPOLINE_LEN_AT,
             &(self.trampoline_len as u32).to_le_bytes(),
         );
-        put(PAIRS_AT, &self.shared.pairs.to_le_bytes());
+        let values = self.shared.values.number() << PAIRS_BITS;
+        put(PAIRS_AT, &(self.shared.pairs | values).to_le_bytes());
         put(DATA_AT, &self.data().0.to_le_bytes());
         put(DATA_LEN_AT, &self.data_len().to_le_bytes());
         put(SHARED_AT, &sharing.shared_at().0.to_le_bytes());
@@ -421,11 +426,12 @@ impl Arena {
             semaphores: semaphores.map(SemaphoreRecord::parse).collect(),
             trampoline_len: u64::from(number(&header, TRAMPOLINE_LEN_AT)),
             shared: SharedLayout {
-                pairs: number(&header, PAIRS_AT),
+                pairs: number(&header, PAIRS_AT) & ((1 << PAIRS_BITS) - 1),
                 record_len: number(&header, RECORD_LEN_AT),
                 filters_memory: header[FILTERS_MEMORY_AT] == 1,
                 value_pages: ValuePages::default(),
                 calls: CallsLayout::of_number(number(&header, TIMED_AT)),
+                values: ValuesLayout::of_number(number(&header, PAIRS_AT) >> PAIRS_BITS),
             },
             is_filtered: header[FILTERED_AT] == 1,
             is_sampled: header[SAMPLED_AT] == 1,

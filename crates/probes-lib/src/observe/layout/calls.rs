@@ -16,23 +16,10 @@
 //! found no room in the table.
 
 use crate::address::PAGE;
-use crate::observe::layout::groups::GROUP_BITS;
-use crate::observe::layout::histogram::{LONGEST_BITS, PRECISION};
+use crate::observe::layout::histogram::{self, LONGEST_BITS};
 
 /// The most functions that are timed at once.
 pub(crate) const MAX_TIMED: usize = 1 << 14;
-
-/// How precise histograms are: up to so many functions, so many mantissa bits of a bucket ([`PRECISION`]). All histograms
-/// together take less than 48 MiB of the address space of the process.
-const PRECISIONS: [(u32, u32); 4] = [
-    (FEW, PRECISION),
-    (1 << 9, 7),
-    (1 << 11, 5),
-    (MAX_TIMED as u32, 3),
-];
-
-/// How many histograms of full precision there are at most. Fewer functions have several each, one for each group of threads.
-const FEW: u32 = 1 << 7;
 
 /// The fields of a function, eight bytes each.
 pub(crate) mod function_data {
@@ -201,14 +188,12 @@ impl CallsLayout {
     /// Returns the binary logarithm of how many groups of threads have a histogram of their own: fewer if there are
     /// many functions.
     pub(crate) fn group_bits(self) -> u32 {
-        let many = FEW / self.functions.max(1);
-        many.max(1).ilog2().min(GROUP_BITS)
+        histogram::group_bits(self.functions)
     }
 
     /// Returns the mantissa bits of a bucket: fewer if there are many functions.
     pub(crate) fn precision(self) -> u32 {
-        let fits = PRECISIONS.iter().find(|(most, _)| self.functions <= *most);
-        fits.map_or(0, |(_, precision)| *precision)
+        histogram::precision(self.functions)
     }
 
     /// Returns how many octaves a histogram has.
@@ -275,7 +260,7 @@ mod tests {
 
     #[test]
     fn parts_follow_each_other_within_reach() {
-        let most = PRECISIONS.map(|(most, _)| most);
+        let most = histogram::PRECISIONS.map(|(most, _)| most);
         let more = most.map(|most| (most + 1).min(MAX_TIMED as u32));
         let functions = [1, 2, 7, 8, 9].into_iter().chain(most).chain(more);
         for (functions, of_self) in functions.flat_map(|it| [(it, false), (it, true)]) {

@@ -1,4 +1,6 @@
-//! Histograms of times: which bucket a time belongs to.
+//! Histograms: which bucket a time or a value belongs to, and how precise they are.
+
+use crate::observe::layout::groups::GROUP_BITS;
 
 /// Mantissa bits of a bucket: a time's bucket is selected by the position of its highest set bit and
 /// the `PRECISION` bits below it, so a bucket is one tick wide, or at most 1/512 of its lowest time.
@@ -8,12 +10,36 @@ pub(crate) const LONGEST_BITS: u32 = 48;
 pub(crate) const BUCKETS: u64 = ((LONGEST_BITS - PRECISION + 1) as u64) << PRECISION;
 pub(crate) const HISTOGRAM_LEN: u64 = BUCKETS * 8;
 
+/// How precise histograms are: up to so many, so many mantissa bits of a bucket ([`PRECISION`]). All histograms
+/// together take less than 64 MiB of the address space of the process.
+pub(crate) const PRECISIONS: [(u32, u32); 4] =
+    [(FEW, PRECISION), (1 << 9, 7), (1 << 11, 5), (1 << 14, 3)];
+
+/// How many histograms of full precision there are at most. Fewer have several copies each, one for each group of threads.
+const FEW: u32 = 1 << 7;
+
+/// Returns the mantissa bits of a bucket if there are so many histograms.
+pub(crate) fn precision(histograms: u32) -> u32 {
+    let fits = PRECISIONS.iter().find(|(most, _)| histograms <= *most);
+    fits.map_or(0, |(_, precision)| *precision)
+}
+
+/// Returns the binary logarithm of how many groups of threads have a copy of their own, if there are so many histograms.
+pub(crate) fn group_bits(histograms: u32) -> u32 {
+    let many = FEW / histograms.max(1);
+    many.max(1).ilog2().min(GROUP_BITS)
+}
+
 /// Returns the bucket of a time, computed as the trampolines do.
 #[cfg(test)]
 pub(crate) fn bucket(ticks: u64) -> u64 {
-    let ticks = ticks.min((1 << LONGEST_BITS) - 1);
-    let shift = (ticks | 1 << PRECISION).ilog2() - PRECISION;
-    (u64::from(shift) << PRECISION) + (ticks >> shift)
+    bucket_of(ticks.min((1 << LONGEST_BITS) - 1), PRECISION)
+}
+
+/// Returns the bucket of a number of 64 bits, computed as the trampolines do.
+pub(crate) fn bucket_of(number: u64, precision: u32) -> u64 {
+    let shift = (number | 1 << precision).ilog2() - precision;
+    (u64::from(shift) << precision) + (number >> shift)
 }
 
 /// Returns which times, in ticks, belong to a bucket of this precision: the least, and how many different ones.

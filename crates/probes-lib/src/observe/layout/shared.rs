@@ -9,6 +9,7 @@
 //! pages    which pages may be read (readable_pages.rs)
 //! validity two pages, the second unused: since when the table of pages is valid, and for how long
 //! calls    the times of functions (calls.rs)
+//! values   the histograms of values (values.rs)
 //! ```
 //!
 //! The validity is always the process's own, even if the rest is shared with the observer, and the
@@ -23,6 +24,7 @@ use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::HISTOGRAM_LEN;
 use crate::observe::layout::readable_pages;
+use crate::observe::layout::values::ValuesLayout;
 use crate::observe::value_pages::ValuePages;
 
 /// The length of the header of each part, in bytes.
@@ -164,6 +166,7 @@ pub(crate) struct SharedLayout {
     /// was found there.
     pub(crate) value_pages: ValuePages,
     pub(crate) calls: CallsLayout,
+    pub(crate) values: ValuesLayout,
 }
 
 impl SharedLayout {
@@ -171,6 +174,7 @@ impl SharedLayout {
     pub(crate) fn is_possible(self) -> bool {
         let longest = record::len(MAX_ARGUMENTS);
         let is_possible = self.pairs <= MAX_PAIRS && self.calls.is_possible();
+        let is_possible = is_possible && self.values.is_possible();
         is_possible && self.record_len <= longest && self.record_len % 64 == 0
     }
 
@@ -233,6 +237,18 @@ impl SharedLayout {
         if self.is_empty() {
             return 0;
         }
+        match self.values.len() {
+            0 => self.end_of_calls(),
+            len => self.values() + len,
+        }
+    }
+
+    /// Returns the offset of the histograms of values.
+    pub(crate) fn values(self) -> u64 {
+        self.end_of_calls().next_multiple_of(HEADER_LEN)
+    }
+
+    fn end_of_calls(self) -> u64 {
         match self.calls.len() {
             0 => self.end_of_sites(),
             len => self.calls() + len,

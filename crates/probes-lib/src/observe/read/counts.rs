@@ -231,7 +231,11 @@ impl Counts {
 }
 
 /// Reads the two counters of each point of an arena, of the rows that are in use. If hits are not filtered, the second ones are 0.
-fn read_hits(pid: i32, source: &impl ReadMemory, arena: &Arena) -> Result<Vec<(u64, u64)>> {
+pub(super) fn read_hits(
+    pid: i32,
+    source: &impl ReadMemory,
+    arena: &Arena,
+) -> Result<Vec<(u64, u64)>> {
     let (rows, data) = (arena.rows(), arena.data());
     // A row that is claimed after this is read the next time.
     let mut header = [0; header::LEN as usize];

@@ -185,6 +185,7 @@ mod tests {
 
     use super::*;
     use crate::observe::layout::calls::CallsLayout;
+    use crate::observe::layout::values::ValuesLayout;
     use crate::observe::value_pages::ValuePages;
 
     const LAYOUT: SharedLayout = SharedLayout {
@@ -193,6 +194,7 @@ mod tests {
         filters_memory: false,
         value_pages: ValuePages::Observers,
         calls: CallsLayout::of_number(0),
+        values: ValuesLayout::of_number(0),
     };
     const BASE: LiveAddr = LiveAddr(0x10000);
 

@@ -12,12 +12,8 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
-use super::saved::{LockedRegisters, Place, Saving};
 use super::value_pages::unless_of_values;
-use super::{
-    Pointers, SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, locked_increment,
-    offset,
-};
+use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
 use crate::address::{LiveAddr, PAGE};
 use crate::expression::typed::{
     Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, LEAST_OPAQUE_TAG, Number, Relation,
@@ -67,10 +63,6 @@ pub(super) fn saved(role: &FilterRole) -> &'static [Saved] {
 }
 
 /// Returns the registers that the code of an integer uses, which have to be saved before.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "for keys and histograms, which are not there yet")
-)]
 pub(super) fn saved_of_integer(role: &IntegerRole) -> &'static [Saved] {
     saved_for(role.reads_memory(), role.integer.number.registers())
 }
@@ -110,10 +102,6 @@ pub(super) fn filter(
 }
 
 /// Emits the code that loads an integer into rcx, or goes to `untyped`. Changes the [`saved_of_integer`] registers.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "for keys and histograms, which are not there yet")
-)]
 pub(super) fn integer(
     a: &mut CodeAssembler,
     role: &IntegerRole,
@@ -151,40 +139,6 @@ fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedE
     a.xor(rbx, rbx)?;
     a.set_label(&mut is_valid)?;
     a.nop()
-}
-
-/// Emits the code that filters and counts a hit of a point where registers cannot be saved in their copies: they are `locked`. The
-/// counter of the point is at `counter`; what is lost if the lock is not free is its second one.
-pub(super) fn count_behind_lock(
-    a: &mut CodeAssembler,
-    role: &FilterRole,
-    pointers: &Pointers,
-    locked: LockedRegisters,
-    counter: LiveAddr,
-) -> Result<(), IcedError> {
-    let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
-    // With all those before them.
-    let saved = match saved(role) {
-        saved if saved.len() == SAVED_IF_COUNTED.len() => &SAVED_IF_TIMED[..3],
-        saved => saved,
-    };
-    let mut saving = Saving::new(a, Place::Lock, saved.len(), locked, None);
-    saving.save(a)?;
-    let context = FilterContext {
-        saved,
-        saved_at: Some(locked.at.plus(8)),
-        pushed: 0,
-        shared: pointers.shared,
-        layout: pointers.layout,
-    };
-    filter(a, role, context, is_false, untyped)?;
-    a.add_instruction(locked_increment(counter)?)?;
-    a.jmp(is_false)?;
-    a.set_label(&mut untyped)?;
-    a.add_instruction(locked_increment(locked.lost)?)?;
-    a.set_label(&mut is_false)?;
-    a.nop()?;
-    saving.restore(a)
 }
 
 /// Returns how many registers of the pool a test needs.

@@ -30,6 +30,12 @@ pub(super) fn bucket(a: &mut CodeAssembler, precision: u32) -> Result<(), IcedEr
     a.je(fits)?;
     a.mov(rdx, (1_u64 << LONGEST_BITS) - 1)?;
     a.set_label(&mut fits)?;
+    bucket_of(a, precision)
+}
+
+/// Emits the code that puts in rdx the bucket of the number of 64 bits in rdx, computed like `layout::histogram::bucket_of`. The code
+/// uses rax and rcx.
+pub(super) fn bucket_of(a: &mut CodeAssembler, precision: u32) -> Result<(), IcedError> {
     a.mov(rax, rdx)?;
     a.or(rax, 1 << precision)?;
     a.bsr(rcx, rax)?;

@@ -133,6 +133,7 @@ fn saved_registers_are_found_as_arguments() {
         }),
         timed: None,
         filter: None,
+        histogram: None,
     };
     let listing = listing(&role, layout);
     // Nothing is stored on the stack, and every register that is saved is restored.
@@ -190,6 +191,7 @@ fn whole_listing_is_golden() {
         }),
         timed: None,
         filter: None,
+        histogram: None,
     };
     assert_golden("listing.txt", &listing(&role, layout));
 }
@@ -395,6 +397,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
         }),
         timed: None,
         filter: None,
+        histogram: None,
     };
     let watched = || (0..=MAX_ARGUMENTS).map(Some).chain([None]);
     let mut all = Vec::new();
@@ -486,6 +489,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         watched: Some(WatchRole::default()),
         timed: None,
         filter: None,
+        histogram: None,
     };
     let shared = SharedLayout {
         pairs: 2,
@@ -509,6 +513,8 @@ fn every_point_of_an_arena_has_its_trampoline() {
         functions: Arc::default(),
         points: (0..100).map(planned).collect(),
         pairs: Vec::new(),
+        histograms: Vec::new(),
+        linear: None,
         shared,
     };
     let arena = Arena {

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use iced_x86::code_asm::eax;
 use nix::libc::{
@@ -22,6 +23,11 @@ use super::*;
 use crate::expression::{
     Answer, Expression, Filter, Hit, IntegerExpression, Parameter, ParameterKind, Scope,
 };
+use crate::observe::buckets::Linear;
+use crate::observe::layout::rows::STACK_PART_BITS;
+use crate::observe::layout::values::{ValuesLayout, copy, order};
+use crate::observe::point::HistogramRole;
+use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
 
 /// Where the code is, behind the address of the shared data.
@@ -41,6 +47,10 @@ const LAYOUT: SharedLayout = SharedLayout {
         functions: 0,
         of_self: false,
         by_caller: false,
+    },
+    values: ValuesLayout {
+        histograms: 2,
+        steps: 0,
     },
 };
 
@@ -727,5 +737,104 @@ fn integers_in_registers_need_no_memory() {
         let expression: Expression = expression.parse().unwrap();
         let filter = expression.filter(&scope()).unwrap();
         assert!(role(&filter).reads_memory());
+    }
+}
+
+/// Returns code that adds what is in r12 to a histogram.
+fn code_of_values(role: &HistogramRole, layout: ValuesLayout) -> Vec<u8> {
+    finished(
+        values::saved(None, role),
+        role,
+        ValuePages::Observers,
+        |a, mut context, _, untyped| {
+            context.layout.values = layout;
+            super::integer(a, &role.integer, context, untyped)?;
+            values::add(a, role, context)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    // Each number in each kind of histogram: buckets, sum and extremes are those of the layout.
+    #[test]
+    fn values_are_added_to_their_bucket(
+        numbers in prop::collection::vec(
+            prop_oneof![any::<u64>(), 0_u64..3000, (0_u64..3000).prop_map(|it| it.wrapping_neg())],
+            1..20,
+        ),
+        near in -3_i64..3,
+    ) {
+        let puppet = Puppet::new();
+        let borders = [0, 1 << 10, 1 << 11, 1 << 40, i64::MAX, i64::MIN, 50, 1000, -7];
+        let borders = borders.map(|it: i64| it.wrapping_add(near) as u64);
+        let numbers: Vec<u64> = numbers.into_iter().chain(borders).collect();
+        let ranges = [
+            "",
+            "0,1000,1",
+            "-7,1000,50",
+            "-2048,2048,16",
+            "-100,-50,7",
+            "-9000000000000000000,9000000000000000000,9000000000000001",
+        ];
+        for (range, expression) in ranges.into_iter().flat_map(|it| [(it, "arg2"), (it, "u64(arg2)")]) {
+            let linear: Option<Linear> = range.parse().ok();
+            let layout = ValuesLayout {
+                histograms: 2,
+                steps: linear.map_or(0, Linear::steps),
+            };
+            let expression: Expression = expression.parse().unwrap();
+            let integer = expression.integer(&scope()).unwrap();
+            let is_signed = integer.is_signed();
+            let role = HistogramRole {
+                number: 1,
+                integer: Arc::new(role_of_integer(&integer)),
+                linear,
+            };
+            let code = code_of_values(&role, layout);
+            let group = ((STACK >> STACK_PART_BITS) as u32).wrapping_mul(0x9e37_79b9) >> 28;
+            let shared = SharedLayout { values: layout, ..LAYOUT };
+            let at = SHARED + shared.values() + layout.copy(1, group.into());
+            let len = layout.copy_len() as usize;
+            poke(puppet.pid.as_raw(), at, &vec![0; len]);
+            let mut expected = vec![0_u64; len / 8];
+            for number in &numbers {
+                let mut arguments = [0; 7];
+                arguments[2] = *number;
+                let hit = RecordedHit {
+                    arguments,
+                    words: BTreeMap::new(),
+                    readable: 0,
+                    is_valid: true,
+                };
+                prop_assert_eq!(puppet.execute(&code, &role, &hit).rax, 1);
+                let value = if is_signed { i128::from(*number as i64) } else { i128::from(*number) };
+                let ordered = order(*number, is_signed);
+                let field = |of: u64| of as usize / 8;
+                let most = &mut expected[field(copy::GREATEST)];
+                *most = (*most).max(ordered);
+                let least = &mut expected[field(copy::LEAST)];
+                *least = (*least).max(!ordered);
+                let bucket = layout.bucket(value, linear);
+                let (least, most) = layout.values_of(bucket, linear);
+                if least.is_none() || least != most {
+                    let sum = &mut expected[field(copy::SUM)];
+                    *sum = sum.wrapping_add(*number);
+                }
+                expected[field(copy::HEADER_LEN) + bucket as usize] += 1;
+            }
+            let found = peek(puppet.pid.as_raw(), at, len);
+            let found: Vec<u64> = found
+                .chunks_exact(8)
+                .map(|it| u64::from_le_bytes(it.try_into().unwrap()))
+                .collect();
+            let differs = |(index, (one, other)): (usize, (&u64, &u64))| {
+                (one != other).then_some((index, *one, *other))
+            };
+            let both = found.iter().zip(&expected).enumerate();
+            let different: Vec<_> = both.filter_map(differs).collect();
+            prop_assert!(different.is_empty(), "{:?} of {:?}: {:?}", role, numbers, different);
+        }
     }
 }

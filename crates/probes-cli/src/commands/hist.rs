@@ -1,0 +1,147 @@
+//! `hist`: a histogram of what an expression is at each hit.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use probes_lib::Target;
+
+use super::observe_loop::{ActiveObservation, Display, Shown};
+use super::open_target::open_to_observe;
+use super::picture_file::PictureFile;
+use super::uncounted::warn_of_uncounted;
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::flags::{
+    Checked, CountedFlags, DurationFlag, FilterFlags, HistogramFlags, Histogrammed, OneProcess,
+    OutputFlags, SeccompFlag, TakeOver, duration, with_regexp_help,
+};
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::output::{self, HistogramReading, Histograms};
+
+const HELP: &str = "\
+Makes a histogram of what EXPR is at each hit, inside the process, at some ten nanoseconds a hit: one
+for each probe, by its name, and one for each function. EXPR is an integer, such as
+    arg0        request + 1        len(page)        arg1 & 0xff        int(arg0.1)
+docs/ask.md has all that can be asked. When the duration is over, on Ctrl-C, or when the process exits, it
+removes the instrumentation and prints, in plain format,
+    count N untyped N sum N mean N min N max N p50 N p90 N p99 N p99.9 N NAME
+and below it a line with a bar for each power of two, [1K, 2K) being from 1,024 to 2,047. Counts, least and
+greatest value, and the sum (unless it exceeds what is known, -) are exact. So are quantiles up to 1,024, of
+either sign; larger ones have their largest error behind +-, at most 0.1 %. untyped are hits for which EXPR has
+no value, because an argument is not what is asked for. Of more than 24 histograms, those without hits are
+left out; at most 1,024 can be made.
+
+With -linear LO,HI,STEP there is a bar for each STEP from LO to HI, one for what is below, and one for
+what is not below HI. Quantiles are as precise as the steps then.
+
+Hits are selected by -probe, -regexp, -fn and -usdt, as for `count`, and by -where.
+
+With -interval it also prints the histograms so far, in lines that begin with the seconds so far; on a
+terminal, it redraws a table of their figures. JSON has every bucket that has values.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes hist -pid N -of EXPR [FLAGS]", after_help = with_regexp_help(HELP))]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    process: OneProcess,
+    #[command(flatten)]
+    histogram: Checked<HistogramFlags>,
+    #[command(flatten)]
+    counted: Checked<CountedFlags>,
+    #[command(flatten)]
+    filter: FilterFlags,
+    #[command(flatten)]
+    until: DurationFlag,
+    #[command(flatten)]
+    take_over: TakeOver,
+    /// Show the histograms so far every DURATION; on a terminal, 1s by default
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    interval: Option<Duration>,
+    /// Draw the histograms into FILE, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    seccomp: SeccompFlag,
+    #[command(flatten)]
+    pub(super) output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if let Some(svg) = &args.svg {
+        args.output.refuse_to_overwrite("-svg", svg)?;
+    }
+    let output = &args.output.open()?.with_pid(args.process.pid);
+    let (pid, messages) = (args.process.pid, &output.messages);
+    let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
+    // Before anything is changed, because it may fail.
+    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let observation = args.filter.of(args.counted.observation());
+    let display = Display::new(output, args.interval)?;
+    let active = ActiveObservation::begin(
+        &target,
+        &args.histogram.of(observation),
+        args.seccomp.options(args.take_over.options()),
+        args.until.duration,
+        output,
+    )?;
+    if args.counted.has_functions() {
+        warn_of_uncounted(messages, active.observer(), "observed");
+    }
+    let mut showing = Showing {
+        target: &target,
+        output,
+        wanted: &args.histogram,
+        last: None,
+    };
+    let mut outcome = active.run(display, HistogramReading::of, |shown, interruptible| {
+        showing.show(shown, interruptible)
+    });
+    let total = match outcome.observed.take() {
+        Some(report) => {
+            let reading = HistogramReading::last(report.histograms, &report.counts);
+            Some((reading, outcome.lasted))
+        }
+        None => outcome.last.take().or_else(|| showing.last.take()),
+    };
+    if let Some((reading, lasted)) = total {
+        let histograms = Histograms::new(&target, &reading, lasted, &args.histogram);
+        outcome.print(output, output::histograms(output.format, &histograms));
+        if let Some(picture_file) = picture_file {
+            let written = picture_file.write(&histograms.picture());
+            outcome.failures.add(written);
+        }
+        let (many, sum) = histograms.sum();
+        output.sum_up(messages, many, || sum);
+    }
+    outcome.finish(messages)
+}
+
+/// Shows histograms.
+struct Showing<'t> {
+    target: &'t Target,
+    output: &'t Output,
+    wanted: &'t Histogrammed,
+    /// The last reading, and when it was.
+    last: Option<(HistogramReading, Duration)>,
+}
+
+impl Showing<'_> {
+    /// Shows a reading, and keeps it, even if it could not be written.
+    fn show(
+        &mut self,
+        shown: Shown<'_, HistogramReading>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let (reading, at) = (shown.reading, shown.at);
+        let so_far = Histograms::new(self.target, &reading, at, self.wanted).so_far();
+        let next = if let Some(table) = shown.table {
+            table.redraw(&so_far.table(), &shown.gaps, interruptible)
+        } else {
+            let text = output::histograms(self.output.format, &so_far);
+            text.and_then(|text| interruptible.write(&text))
+        };
+        self.last = Some((reading, at));
+        next
+    }
+}

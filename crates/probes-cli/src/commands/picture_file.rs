@@ -1,0 +1,32 @@
+//! [`PictureFile`]: the file of `-svg`.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// A file for a picture.
+pub(super) struct PictureFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl PictureFile {
+    pub(super) fn create(path: &Path) -> Result<PictureFile, Failure> {
+        let path = path.to_owned();
+        // An existing file keeps its contents until there is a new picture.
+        let mut file = OpenOptions::new();
+        match file.write(true).create(true).truncate(false).open(&path) {
+            Ok(file) => Ok(PictureFile { path, file }),
+            Err(error) => Err(Failure::WriteFile(path, error)),
+        }
+    }
+
+    pub(super) fn write(mut self, picture: &str) -> Result<(), Failure> {
+        // A pipe or a terminal has no length.
+        let _ = self.file.set_len(0);
+        let written = self.file.write_all(picture.as_bytes());
+        written.map_err(|error| Failure::WriteFile(self.path, error))
+    }
+}

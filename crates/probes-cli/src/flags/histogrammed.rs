@@ -1,0 +1,57 @@
+//! `-of`: what histograms are made of, and with which buckets.
+
+use probes_lib::{Expression, Linear, Observation};
+
+use super::filter::expression;
+
+// What of each hit.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HistogramFlags {
+    /// What of each hit, such as arg0 or 'len(page)': an integer
+    #[arg(id = "of", long, value_name = "EXPR", value_parser = expression, allow_hyphen_values = true)]
+    of: Option<Expression>,
+    /// Steps of one width in a range, LO,HI,STEP, instead of powers of two
+    #[arg(long, value_name = "RANGE", allow_hyphen_values = true)]
+    linear: Option<Linear>,
+}
+
+/// What histograms are made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Histogrammed {
+    pub(crate) expression: Expression,
+    pub(crate) linear: Option<Linear>,
+}
+
+impl HistogramFlags {
+    /// Returns what is given; `None` without `-of`.
+    pub(crate) fn given(&self) -> Option<Histogrammed> {
+        Some(Histogrammed {
+            expression: self.of.clone()?,
+            linear: self.linear,
+        })
+    }
+
+    pub(crate) fn is_linear(&self) -> bool {
+        self.linear.is_some()
+    }
+}
+
+impl super::Flags for HistogramFlags {
+    type Value = Histogrammed;
+
+    fn check(self) -> Result<Histogrammed, String> {
+        let given = self.given();
+        given.ok_or_else(|| "needs -of EXPR: what of each hit, such as arg0".to_owned())
+    }
+}
+
+impl Histogrammed {
+    /// Returns an observation with histograms instead of counts.
+    pub(crate) fn of(&self, observation: Observation) -> Observation {
+        let observation = observation.histogram_of(self.expression.clone());
+        match self.linear {
+            Some(linear) => observation.linear(linear),
+            None => observation,
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! Histograms of values, in one shape for all formats. The field names are those of the JSON output.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::time::Duration;
+
+use probes_lib::{
+    Counts, LiveAddr, Observer, Quantile, RefusedFunction, Target, ValueBucket, ValueHistogram,
+};
+use serde::Serialize;
+
+use super::bars;
+use super::format::{VERSION, seconds, seconds_or_null};
+use super::refused::RefusedView;
+use super::svg::{self, Chart};
+use super::table;
+use super::view::text;
+use crate::flags::Histogrammed;
+use crate::text::{Escaped, TERMINAL_LINES, number_of};
+
+/// What an observer has recorded so far.
+pub(crate) struct HistogramReading {
+    histograms: Vec<ValueHistogram>,
+    refused: Vec<RefusedFunction>,
+}
+
+impl HistogramReading {
+    pub(crate) fn of(observer: &mut Observer) -> Result<HistogramReading, probes_lib::Error> {
+        Ok(HistogramReading {
+            histograms: observer.histograms()?,
+            refused: observer.refused().to_vec(),
+        })
+    }
+
+    /// What it had recorded when it ended.
+    pub(crate) fn last(histograms: Vec<ValueHistogram>, counts: &Counts) -> HistogramReading {
+        HistogramReading {
+            histograms,
+            refused: counts.refused().to_vec(),
+        }
+    }
+}
+
+/// The histograms of a process.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "histogram")]
+pub(crate) struct Histograms<'h> {
+    version: u32,
+    pid: i32,
+    program: Cow<'h, str>,
+    /// The time since the observation began; `None` once it has ended.
+    #[serde(serialize_with = "seconds_or_null")]
+    at: Option<Duration>,
+    #[serde(serialize_with = "seconds")]
+    seconds: Duration,
+    /// The expression.
+    of: String,
+    /// Of many, those without hits are left out.
+    histograms: Vec<Row<'h>>,
+    /// How many there are.
+    total: usize,
+    /// The functions that have none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refused: Vec<RefusedView<'h>>,
+    #[serde(skip)]
+    wanted: &'h Histogrammed,
+}
+
+/// The values of a probe or function.
+#[derive(Serialize)]
+struct Row<'h> {
+    name: &'h str,
+    #[serde(flatten)]
+    function: Option<Function<'h>>,
+    count: u64,
+    untyped: u64,
+    sum: Option<i128>,
+    mean: Option<f64>,
+    min: Option<i128>,
+    max: Option<i128>,
+    p50: Option<Range>,
+    p90: Option<Range>,
+    p99: Option<Range>,
+    p999: Option<Range>,
+    buckets: Vec<Bucket>,
+}
+
+#[derive(Serialize)]
+struct Function<'h> {
+    object: Cow<'h, str>,
+    #[serde(serialize_with = "text")]
+    address: LiveAddr,
+}
+
+/// What a quantile can be.
+#[derive(Clone, Copy, Serialize)]
+struct Range {
+    least: i128,
+    most: i128,
+}
+
+/// The values from the least to the most, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Bucket {
+    least: Option<i128>,
+    most: Option<i128>,
+    count: u64,
+}
+
+impl<'h> Histograms<'h> {
+    /// The histograms that were recorded in the time `seconds`.
+    pub(crate) fn new(
+        target: &'h Target,
+        reading: &'h HistogramReading,
+        seconds: Duration,
+        wanted: &'h Histogrammed,
+    ) -> Histograms<'h> {
+        let mut histograms: Vec<Row<'h>> = reading.histograms.iter().map(Row::of).collect();
+        let total = histograms.len();
+        if total > TERMINAL_LINES {
+            histograms.retain(|it| it.count + it.untyped > 0);
+        }
+        // Stable: of equal ones the first by name or address.
+        histograms.sort_by_key(|row| std::cmp::Reverse(row.count));
+        Histograms {
+            version: VERSION,
+            pid: target.pid(),
+            program: target.program().to_string_lossy(),
+            at: None,
+            seconds,
+            of: wanted.expression.as_str().to_owned(),
+            histograms,
+            total,
+            refused: reading.refused.iter().map(RefusedView::of).collect(),
+            wanted,
+        }
+    }
+
+    /// The same, while the observation goes on.
+    pub(crate) fn so_far(mut self) -> Histograms<'h> {
+        self.at = Some(self.seconds);
+        self
+    }
+
+    /// How many there are, and what they add up to: `2 histograms, 4711 values, 0 untyped`.
+    pub(crate) fn sum(&self) -> (usize, String) {
+        let add = |of: fn(&Row<'_>) -> u64| {
+            let all = self.histograms.iter().map(of);
+            all.fold(0, u64::saturating_add)
+        };
+        let (values, untyped) = (add(|it| it.count), add(|it| it.untyped));
+        let histograms = match self.total {
+            1 => "1 histogram".to_owned(),
+            _ => number_of(self.total, "histogram"),
+        };
+        (
+            self.total,
+            format!("{histograms}, {values} values, {untyped} untyped"),
+        )
+    }
+
+    /// A line of figures for each, and its chart.
+    pub(super) fn plain(&self) -> String {
+        let mut text = String::new();
+        for row in &self.histograms {
+            if let Some(at) = self.at {
+                // Writing to a string does not fail.
+                let _ = write!(text, "{:.1} ", at.as_secs_f64());
+            }
+            let _ = writeln!(text, "{} {}", row.figures(), Escaped(row.name));
+            text += &bars::chart(&self.bars(row));
+        }
+        text
+    }
+
+    /// A table of their figures.
+    pub(crate) fn table(&self) -> String {
+        let head = [
+            "name", "count", "untyped", "mean", "min", "p50", "p90", "p99", "p99.9", "max",
+        ];
+        let rows = self.histograms.iter().map(|row| {
+            let mut cells = vec![
+                Escaped(row.name).to_string(),
+                row.count.to_string(),
+                row.untyped.to_string(),
+                row.mean.map_or("-".to_owned(), |mean| format!("{mean:.1}")),
+                or_dash(row.min),
+            ];
+            cells.extend(row.quantiles().map(|(_, it)| or_dash(it)));
+            cells.push(or_dash(row.max));
+            cells
+        });
+        table::table(&head, rows)
+    }
+
+    /// A table of their figures, and a chart of each.
+    pub(super) fn charts(&self) -> String {
+        let mut text = self.table();
+        for row in self.histograms.iter().filter(|it| it.count > 0) {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "\n{}, {}:", Escaped(row.name), Escaped(&self.of));
+            text += &bars::chart(&self.bars(row));
+        }
+        text
+    }
+
+    /// A picture of each.
+    pub(crate) fn picture(&self) -> String {
+        let charts = self.histograms.iter().map(|row| Chart {
+            title: format!("{}, {}", row.name, self.of),
+            figures: row.figures(),
+            caution: None,
+            bars: self.bars(row),
+        });
+        svg::picture(&charts.collect::<Vec<_>>())
+    }
+
+    /// The bars of a histogram: the powers of two, or the steps of a range, from the first that has values to the last.
+    fn bars(&self, row: &Row<'_>) -> Vec<(String, u64)> {
+        match self.wanted.linear {
+            Some(linear) => steps(&row.buckets, linear.width().into()),
+            None => powers(&row.buckets),
+        }
+    }
+}
+
+impl<'h> Row<'h> {
+    fn of(histogram: &'h ValueHistogram) -> Row<'h> {
+        let quantile = |share| histogram.quantile(share).map(Range::of);
+        let function = histogram.function().map(|(object, address)| Function {
+            object: object.to_string_lossy(),
+            address,
+        });
+        Row {
+            name: histogram.name(),
+            function,
+            count: histogram.count(),
+            untyped: histogram.untyped(),
+            sum: histogram.sum(),
+            mean: histogram.mean(),
+            min: histogram.min(),
+            max: histogram.max(),
+            p50: quantile(0.5),
+            p90: quantile(0.9),
+            p99: quantile(0.99),
+            p999: quantile(0.999),
+            buckets: histogram.buckets().iter().map(Bucket::of).collect(),
+        }
+    }
+
+    fn quantiles(&self) -> [(&'static str, Option<Range>); 4] {
+        [
+            ("p50", self.p50),
+            ("p90", self.p90),
+            ("p99", self.p99),
+            ("p99.9", self.p999),
+        ]
+    }
+
+    /// `count 3 untyped 0 sum 12 mean 4.0 min 1 max 9 p50 2 …`.
+    fn figures(&self) -> String {
+        let mean = self
+            .mean
+            .map_or("-".to_owned(), |mean| format!("{mean:.1}"));
+        let mut text = format!(
+            "count {} untyped {} sum {} mean {mean} min {} max {}",
+            self.count,
+            self.untyped,
+            or_dash(self.sum),
+            or_dash(self.min),
+            or_dash(self.max),
+        );
+        for (name, quantile) in self.quantiles() {
+            // Writing to a string does not fail.
+            let _ = write!(text, " {name} {}", or_dash(quantile));
+        }
+        text
+    }
+}
+
+fn or_dash(number: Option<impl ToString>) -> String {
+    number.map_or("-".to_owned(), |number| number.to_string())
+}
+
+impl Range {
+    fn of(quantile: Quantile) -> Range {
+        Range {
+            least: quantile.least,
+            most: quantile.most,
+        }
+    }
+}
+
+/// The middle, with the largest error if it is not exact: `2049+-1`.
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let middle = self.least + (self.most - self.least) / 2;
+        match self.most - middle {
+            0 => write!(f, "{middle}"),
+            error => write!(f, "{middle}+-{error}"),
+        }
+    }
+}
+
+impl Bucket {
+    fn of(bucket: &ValueBucket) -> Bucket {
+        Bucket {
+            least: bucket.least,
+            most: bucket.most,
+            count: bucket.count,
+        }
+    }
+}
+
+/// The buckets joined to those between powers of two.
+fn powers(buckets: &[Bucket]) -> Vec<(String, u64)> {
+    let octave = |number: u128| {
+        number
+            .checked_ilog2()
+            .map_or(0, |power| i64::from(power) + 1)
+    };
+    let place = |bucket: &Bucket| {
+        let least = bucket.least.unwrap_or(0);
+        if least < 0 {
+            -1 - octave((!least).unsigned_abs())
+        } else {
+            octave(least.unsigned_abs())
+        }
+    };
+    let (Some(first), Some(last)) = (buckets.first(), buckets.last()) else {
+        return Vec::new();
+    };
+    let first = place(first);
+    let mut bars: Vec<(String, u64)> = (first..=place(last)).map(|it| (label(it), 0)).collect();
+    for bucket in buckets {
+        let (_, count) = &mut bars[(place(bucket) - first) as usize];
+        *count = count.saturating_add(bucket.count);
+    }
+    bars
+}
+
+/// The label of the values between two powers of two, given by their place from 0.
+fn label(place: i64) -> String {
+    let border = |power: i64| 1_i128 << power.clamp(0, 64);
+    match place {
+        0 => "[0]".to_owned(),
+        1 => "[1]".to_owned(),
+        -1 => "[-1]".to_owned(),
+        -2 => "[-2]".to_owned(),
+        2.. => format!("[{}, {})", short(border(place - 1)), short(border(place))),
+        _ => {
+            let power = -1 - place;
+            format!("[{}, {})", short(-border(power)), short(-border(power - 1)))
+        }
+    }
+}
+
+/// A power of two, in the largest unit that fits: `1K` is 1,024.
+fn short(number: i128) -> String {
+    let power = number.unsigned_abs().ilog2();
+    let units = ["", "K", "M", "G", "T", "P", "E"];
+    let unit = (power / 10).min(units.len() as u32 - 1);
+    format!("{}{}", number >> (10 * unit), units[unit as usize])
+}
+
+/// The steps of this width, with those between that have no values.
+fn steps(buckets: &[Bucket], width: i128) -> Vec<(String, u64)> {
+    let mut bars: Vec<(String, u64)> = Vec::new();
+    let mut next: Option<i128> = None;
+    for bucket in buckets {
+        if let (Some(next), Some(least)) = (next, bucket.least) {
+            let mut from = next;
+            while from < least {
+                let to = (from + width).min(least);
+                bars.push((format!("[{from}, {to})"), 0));
+                from = to;
+            }
+        }
+        next = bucket.most.map(|most| most + 1);
+        let from = bucket
+            .least
+            .map_or("(...".to_owned(), |it| format!("[{it}"));
+        let to = next.map_or("...)".to_owned(), |it| format!("{it})"));
+        bars.push((format!("{from}, {to}"), bucket.count));
+    }
+    bars
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bucket(least: impl Into<Option<i128>>, most: impl Into<Option<i128>>) -> Bucket {
+        Bucket {
+            least: least.into(),
+            most: most.into(),
+            count: 1,
+        }
+    }
+
+    #[test]
+    fn bars_are_powers_of_two_of_either_sign() {
+        let one = |value: i128| bucket(value, value);
+        let few = [-4, -3, -2, -1, 0, 1, 2, 3, 4].map(one);
+        let bars = powers(&few);
+        let words: Vec<_> = bars
+            .iter()
+            .map(|(label, count)| format!("{label} {count}"))
+            .collect();
+        let expected = [
+            "[-4, -2) 2",
+            "[-2] 1",
+            "[-1] 1",
+            "[0] 1",
+            "[1] 1",
+            "[2, 4) 2",
+            "[4, 8) 1",
+        ];
+        assert_eq!(words, expected);
+        let extremes = [one(i64::MIN.into()), bucket(1 << 63, (1 << 64) - 1)];
+        let bars = powers(&extremes);
+        assert_eq!(bars.len(), 64 + 65);
+        assert_eq!(bars[0].0, "[-8E, -4E)");
+        assert_eq!(bars[128].0, "[8E, 16E)");
+        assert_eq!(bars[127 - 52].0, "[1K, 2K)");
+        assert!(powers(&[]).is_empty());
+    }
+
+    #[test]
+    fn steps_without_values_are_shown_between() {
+        let buckets = [bucket(None, -1), bucket(20, 29), bucket(45, None)];
+        let bars = steps(&buckets, 10);
+        let labels: Vec<&str> = bars.iter().map(|(label, _)| &label[..]).collect();
+        let expected = [
+            "(..., 0)",
+            "[0, 10)",
+            "[10, 20)",
+            "[20, 30)",
+            "[30, 40)",
+            "[40, 45)",
+            "[45, ...)",
+        ];
+        assert_eq!(labels, expected);
+        assert_eq!(bars.iter().map(|(_, count)| count).sum::<u64>(), 3);
+    }
+
+    #[test]
+    fn quantiles_are_shown_with_their_error() {
+        let range = |least, most| Range { least, most }.to_string();
+        assert_eq!(
+            [range(7, 7), range(7, 8), range(7, 9)],
+            ["7", "7+-1", "8+-1"]
+        );
+        assert_eq!(range(-9, -7), "-8+-1");
+    }
+}

@@ -1,0 +1,364 @@
+//! `hist`: histograms of what an expression is at each hit.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use test_support::{Talker, fixture_forms, program, program_forms};
+
+use crate::count_functions::{Observing, observing};
+use crate::support::{is_observed, object, run};
+
+fn making(flags: &str, pid: i32) -> Observing {
+    observing("hist", flags, pid)
+}
+
+/// How often there is each value.
+type Values = BTreeMap<i64, u64>;
+
+/// Returns the histogram of this name.
+fn histogram<'j>(json: &'j Value, name: &str) -> &'j Value {
+    let mut all = json["histograms"].as_array().unwrap().iter();
+    let found = all.find(|it| it["name"] == name);
+    found.unwrap_or_else(|| panic!("{name}: {json}"))
+}
+
+/// Asserts that a histogram has these values, no more and no fewer in each bucket, and their figures.
+fn assert_exact(histogram: &Value, values: &Values) {
+    let buckets = histogram["buckets"].as_array().unwrap();
+    let mut rest = values.clone();
+    for bucket in buckets {
+        let least = bucket["least"].as_i64().unwrap_or(i64::MIN);
+        let most = bucket["most"].as_i64().unwrap_or(i64::MAX);
+        let within: Vec<i64> = rest.range(least..=most).map(|(value, _)| *value).collect();
+        let count: u64 = within.iter().map(|value| rest.remove(value).unwrap()).sum();
+        assert_eq!(bucket["count"], count, "{bucket}");
+    }
+    assert!(rest.is_empty(), "{rest:?} are in no bucket of {histogram}");
+    let count: u64 = values.values().sum();
+    let sum: i64 = values
+        .iter()
+        .map(|(value, many)| value * *many as i64)
+        .sum();
+    assert_eq!(histogram["count"], count);
+    assert_eq!(histogram["sum"], sum);
+    assert_eq!(histogram["mean"], sum as f64 / count as f64);
+    assert_eq!(histogram["min"], *values.keys().next().unwrap());
+    assert_eq!(histogram["max"], *values.keys().next_back().unwrap());
+    for (name, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)] {
+        let mut left = (count as f64 * share).ceil() as i64;
+        let mut all = values.iter();
+        let exact = all.find(|(_, many)| {
+            left -= **many as i64;
+            left <= 0
+        });
+        let exact = *exact.unwrap().0;
+        let quantile = &histogram[name];
+        let within = quantile["least"].as_i64().unwrap()..=quantile["most"].as_i64().unwrap();
+        assert!(within.contains(&exact), "{name} is {exact}, not {quantile}");
+    }
+}
+
+fn add(values: &mut Values, value: i64, many: u64) {
+    *values.entry(value).or_default() += many;
+}
+
+// promise: Functions: `hist` has each argument of all calls in its bucket, with the exact sum, least and greatest (2 programs, 1, 4
+//    and 16 threads)
+#[test]
+fn arguments_of_calls_are_in_their_buckets() {
+    for file in program_forms("calls") {
+        for (threads, rounds) in [(1, 20_000), (4, 20_000), (16, 3000)] {
+            let mut target = Talker::start(&file);
+            let pid = target.pid();
+            let tool = making("-fn Calls.leaf,Calls.deep -of arg0*arg0-1000 -json", pid);
+            target.ask(&format!("run {threads} {rounds}"), "calls");
+            let json = object(&tool.end().answer());
+            let (mut leaf, mut deep) = (Values::new(), Values::new());
+            for round in 1..=rounds {
+                // Another function calls it with each even number.
+                let calls = if round % 2 == 0 { 2 } else { 1 };
+                add(&mut leaf, round * round - 1000, calls * threads);
+                for depth in 0..=round % 8 {
+                    add(&mut deep, depth * depth - 1000, threads);
+                }
+            }
+            for (name, values) in [("Calls.leaf", leaf), ("Calls.deep", deep)] {
+                let found = histogram(&json, name);
+                assert_exact(found, &values);
+                assert_eq!(found["untyped"], 0);
+            }
+            assert!(!is_observed(pid));
+            target.ask("run 1 10", "calls");
+        }
+    }
+}
+
+// promise: Functions: `hist` has each argument of C functions in its bucket, also with `-linear` and `-where` (2 programs, 16 threads)
+#[test]
+fn arguments_of_c_functions_are_in_buckets() {
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for (flags, above) in [
+            ("", None),
+            ("-linear -500,700,7", None),
+            ("-linear 0,1,1", None),
+            ("-where int(arg0)>1000", Some(1000)),
+        ] {
+            let flags = format!("-fn leaf -of int(arg0)-1000 -json {flags}");
+            let tool = making(flags.trim_end(), pid);
+            target.ask("calls 16 2000", "called");
+            let json = object(&tool.end().answer());
+            let mut values = Values::new();
+            for argument in (0..2000).flat_map(|round| [round, round + 1]) {
+                if above.is_none_or(|above| argument > above) {
+                    add(&mut values, argument - 1000, 16);
+                }
+            }
+            assert_exact(histogram(&json, "leaf"), &values);
+        }
+    }
+}
+
+// promise: Observations: `hist` has each value of a probe in its bucket, and what has none is untyped (14 expressions, 2 programs)
+#[test]
+fn values_of_probes_are_in_their_buckets() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let max = (1_i64 << 62) - 1;
+        for (probe, expression, value) in [
+            ("ints", "arg3", Some(42)),
+            ("ints", "answer-43", Some(-1)),
+            ("ints", "zero", Some(0)),
+            ("ints", "minus_one*1024", Some(-1024)),
+            ("ints", "minus_one*1025", Some(-1025)),
+            ("ints", "arg4", Some(max)),
+            ("ints", "arg5", Some(-max - 1)),
+            ("ints", "len(arg0)", None),
+            ("constants", "arg4", Some(99)),
+            ("strings", "len(arg5)", Some(100_000)),
+            ("strings", "arg0", None),
+            ("arrays", "arg2.999", Some(999)),
+            ("blocks", "tag(arg5)+arg0.0", Some(2)),
+            ("blocks", "arg2.1", None),
+        ] {
+            let flags = format!("-probe {probe} -of {expression} -json");
+            let tool = making(&flags, pid);
+            target.ask("hit 10", "done");
+            let json = object(&tool.end().answer());
+            let found = histogram(&json, probe);
+            if let Some(value) = value {
+                let bucket = &found["buckets"][0];
+                let least = i128::from(bucket["least"].as_i64().unwrap());
+                let most = i128::from(bucket["most"].as_i64().unwrap());
+                let value = i128::from(value);
+                assert!((least..=most).contains(&value), "{expression}: {bucket}");
+                assert_eq!(bucket["count"], 10, "{expression}");
+                for field in ["min", "max"] {
+                    assert_eq!(
+                        found[field].as_i64().map(i128::from),
+                        Some(value),
+                        "{found}"
+                    );
+                }
+                let sum = value * 10;
+                match i64::try_from(sum) {
+                    Ok(sum) => assert_eq!(found["sum"], sum, "{expression}"),
+                    // A number that JSON readers take for a float.
+                    Err(_) => assert_eq!(found["sum"].as_f64(), Some(sum as f64)),
+                }
+                assert_eq!(
+                    (&found["count"], &found["untyped"]),
+                    (&10.into(), &0.into())
+                );
+            } else {
+                assert_eq!(
+                    (&found["count"], &found["untyped"]),
+                    (&0.into(), &10.into())
+                );
+                assert!(found["min"].is_null() && found["p50"].is_null(), "{found}");
+                assert_eq!(found["buckets"], Value::Array(Vec::new()));
+            }
+        }
+        assert!(!is_observed(pid));
+        target.ask("hit 1", "done");
+    }
+}
+
+#[test]
+fn numbers_anywhere_are_in_their_buckets() {
+    for file in fixture_forms("arguments") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for (probe, expression, value) in [
+            ("widths", "arg0", -7),
+            ("widths", "arg2", -7),
+            ("widths", "arg3", 200),
+            ("registers", "arg5*arg4*(arg3+arg2*arg1)", 100),
+        ] {
+            let tool = making(&format!("-probe {probe} -of {expression} -json"), pid);
+            target.hits();
+            let json = object(&tool.end().answer());
+            assert_exact(histogram(&json, probe), &Values::from([(value, 1)]));
+        }
+    }
+}
+
+// promise: Functions: `hist` at code without free registers has each call in its bucket, or as untyped (2 programs, 4 threads)
+#[test]
+fn calls_behind_a_lock_are_counted_or_untyped() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let tool = making("-fn scales -of 1500+arg0-arg0 -where arg0==arg0 -json", pid);
+        target.ask("pass 4 2000", "passed");
+        let json = object(&tool.end().answer());
+        let found = histogram(&json, "scales");
+        let count = found["count"].as_u64().unwrap();
+        assert_eq!(count + found["untyped"].as_u64().unwrap(), 8000);
+        assert_eq!(found["sum"], count * 1500, "{found}");
+    }
+}
+
+#[test]
+fn picture_is_shown_below_the_figures() {
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let svg = std::env::temp_dir().join(format!("ocaml-probes-hist-{pid}.svg"));
+        let flags = format!("-fn Calls.deep -of arg0 -svg {}", svg.display());
+        let tool = making(&flags, pid);
+        target.ask("run 1 8", "calls");
+        let expected = "\
+count 36 untyped 0 sum 84 mean 2.3 min 0 max 7 p50 2 p90 5 p99 7 p99.9 7 Calls.deep
+[0]     8 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@             |
+[1]     7 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@                  |
+[2, 4) 11 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|
+[4, 8) 10 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@    |
+";
+        assert_eq!(tool.end().answer(), expected);
+        let picture = std::fs::read_to_string(&svg).unwrap();
+        std::fs::remove_file(svg).unwrap();
+        assert!(picture.contains(">Calls.deep, arg0</text>"), "{picture}");
+        assert!(picture.contains(">[2, 4)</text>"), "{picture}");
+        assert_eq!(picture.matches("fill=\"#c60\"").count(), 4);
+        let tool = making("-fn Calls.deep -of arg0 -linear 1,7,3 -format table", pid);
+        target.ask("run 1 8", "calls");
+        let answer = tool.end().answer();
+        let lines: Vec<&str> = answer.lines().collect();
+        let figures =
+            " Calls.deep | 36    | 0       | 2.3  | 0   | 2+-1 | 5+-1 | 7   | 7     | 7   ";
+        assert_eq!(lines[2], figures, "{answer}");
+        let labels = lines[5..].iter().map(|line| line.split_at(8).0.trim_end());
+        let expected = ["(..., 1)", "[1, 4)", "[4, 7)", "[7, ...)"];
+        assert_eq!(labels.collect::<Vec<_>>(), expected, "{answer}");
+    }
+}
+
+#[test]
+fn intervals_have_all_values_so_far() {
+    let mut target = Talker::start(&program("calls"));
+    let pid = target.pid();
+    let mut tool = making("-fn Calls.leaf -of arg0 -interval 20ms -json", pid);
+    target.ask("run 1 1000", "calls");
+    // One that began before the calls may still come.
+    let mut last = 0;
+    while last < 1500 {
+        let json = object(&tool.line().unwrap());
+        assert!(json["at"].as_f64().unwrap() > 0.0);
+        let count = histogram(&json, "Calls.leaf")["count"].as_u64().unwrap();
+        assert!(count >= last);
+        last = count;
+    }
+    let rest = tool.end().answer();
+    let json = object(rest.lines().last().unwrap());
+    assert!(json["at"].is_null());
+    assert_eq!(histogram(&json, "Calls.leaf")["count"], 1500);
+}
+
+#[test]
+fn programs_have_histograms_from_their_start() {
+    for file in program_forms("calls") {
+        let line = format!(
+            "trace -hist -fn Calls.leaf -of arg0 -where arg0!=3 -linear 0,4,2 -prog {}",
+            file.display()
+        );
+        let mut command = crate::support::command(line.split(' '));
+        let mut tool = Talker::spawn(command.stderr(std::process::Stdio::piped()));
+        tool.ask("run 4 10", "calls");
+        tool.close_input();
+        let mut stderr = String::new();
+        let mut pipe = tool.guard().child().stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
+        let lines: Vec<&str> = stderr.lines().collect();
+        assert!(lines[0].starts_with("count 56 untyped 0 sum 328 mean 5.9 min 1 max 10 "));
+        let counts = lines[1..]
+            .iter()
+            .map(|line| line.split('|').next().unwrap());
+        let counts: Vec<&str> = counts.map(str::trim_end).collect();
+        assert_eq!(
+            counts,
+            ["[0, 2)    4", "[2, 4)    8", "[4, ...) 44"],
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
+fn probes_and_functions_have_histograms_together() {
+    let mut target = Talker::start(&program("shown"));
+    let pid = target.pid();
+    let tool = making("-regexp ^(ints|constants)$ -fn Shown.ints -of 7 -json", pid);
+    target.ask("hit 5", "done");
+    let json = object(&tool.end().answer());
+    let all = json["histograms"].as_array().unwrap();
+    // Two functions have the same name.
+    assert_eq!(all.len(), 4, "{json}");
+    for one in all {
+        assert_exact(one, &Values::from([(7, 5)]));
+    }
+    assert_eq!(all.iter().filter(|it| it["address"].is_string()).count(), 2);
+}
+
+#[test]
+fn what_is_no_integer_is_refused_before() {
+    let target = Talker::start(&program("shown"));
+    let pid = target.pid();
+    for (flags, message) in [
+        (
+            "-probe ints -of arg0==1",
+            "arg0==1 is a comparison, where an integer is needed; nothing was changed\n    arg0==1\n    ^^^^^^^",
+        ),
+        (
+            "-probe strings -of str(arg0)",
+            "str(arg0) is a string, where an integer is needed; nothing was changed\n    str(arg0)\n    ^^^^^^^^^",
+        ),
+        (
+            "-probe nothing -of arg0",
+            "probe nothing has no arg0: it has no arguments; nothing was changed\n    arg0\n    ^^^^\nhint: ",
+        ),
+        ("-probe ints", "needs -of EXPR"),
+    ] {
+        let run = run(&format!("hist -pid {pid} {flags}"));
+        assert!(run.stderr.contains(message), "{}", run.stderr);
+        assert_eq!(run.stdout, "");
+        assert!(run.code == Some(1) || run.code == Some(2), "{run:?}");
+    }
+    assert!(!is_observed(pid));
+}
+
+#[test]
+fn killed_histograms_are_removed() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        making("-probe strings -of len(arg1)", pid).kill();
+        assert!(is_observed(pid));
+        target.ask("hit 10", "done");
+        let cleaned = run(&format!("observe -clean -pid {pid}"));
+        assert_eq!(cleaned.code, Some(0), "{cleaned:?}");
+        assert!(!is_observed(pid));
+        target.ask("hit 10", "done");
+    }
+}

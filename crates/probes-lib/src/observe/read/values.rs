@@ -1,0 +1,433 @@
+//! [`ValueHistogram`]: what an expression was at the hits of a probe or function, from what the trampolines have recorded of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::address::LiveAddr;
+use crate::error::Result;
+use crate::memory::ReadMemory;
+use crate::observe::buckets::Linear;
+use crate::observe::layout::arena::Arena;
+use crate::observe::layout::values::{ValuesLayout, copy, order};
+use crate::observe::plan::ObservationPlan;
+use crate::observe::read::counts::read_hits;
+use crate::observe::read::data_source;
+use crate::observe::read::ring::word;
+
+/// What an expression was at the hits of a probe or function ([`Observation::histogram_of`](crate::Observation::histogram_of)).
+///
+/// Each value is in one bucket, and the counts of buckets are exact. Unless there is a [`Linear`] range, buckets have one value each
+/// up to 1,024, of either sign, and are at most 0.2 % of their least value wide; if there are more than 128 histograms, 256 and 0.8 %,
+/// and of more than 512, 64 and 3 %. The greatest and the least value are exact.
+///
+/// ```no_run
+/// use probes_lib::{Observation, Options, Selector, Target};
+///
+/// let observation = Observation::new().count(Selector::name("req_end")).histogram_of("arg1".parse()?);
+/// let observer = Target::open(4242)?.observe(&observation, Options::default())?;
+/// for histogram in observer.histograms()? {
+///     println!("{}: {} values, mean {:?}", histogram.name(), histogram.count(), histogram.mean());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ValueHistogram {
+    name: String,
+    function: Option<(PathBuf, LiveAddr)>,
+    untyped: u64,
+    /// Those that have any, the least first.
+    buckets: Vec<ValueBucket>,
+    /// The least and the greatest value.
+    extremes: Option<(i128, i128)>,
+    sum: Option<i128>,
+}
+
+/// How many values are in a bucket of a histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ValueBucket {
+    /// The least value that belongs to it; `None` of all that is below a range.
+    pub least: Option<i128>,
+    /// The greatest value that belongs to it; `None` of all that is above a range.
+    pub most: Option<i128>,
+    /// How many there were.
+    pub count: u64,
+}
+
+/// A quantile of values: it is in a bucket, and none outside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Quantile {
+    /// The least value that it can be.
+    pub least: i128,
+    /// The greatest value that it can be.
+    pub most: i128,
+}
+
+impl Quantile {
+    /// Returns the middle of what it can be, rounded down.
+    pub fn value(self) -> i128 {
+        self.least + (self.most - self.least) / 2
+    }
+
+    /// Returns by how much it differs from [`Quantile::value`] at most; 0 if it is exact.
+    pub fn error(self) -> u128 {
+        (self.most - self.value()).unsigned_abs()
+    }
+}
+
+impl ValueHistogram {
+    /// Returns the name of the probe or function.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns, of a function, the path of the file that it is in, and its address in the process.
+    pub fn function(&self) -> Option<(&std::path::Path, LiveAddr)> {
+        let function = self.function.as_ref();
+        function.map(|(object, address)| (object.as_path(), *address))
+    }
+
+    /// Returns how many values there are.
+    pub fn count(&self) -> u64 {
+        let counts = self.buckets.iter().map(|it| it.count);
+        counts.fold(0, u64::saturating_add)
+    }
+
+    /// Returns how many hits have no value, because an argument is not what it is asked as, or memory could not be read; or of how many
+    /// it is not known whether they are meant ([`Observation::only_where`](crate::Observation::only_where)).
+    pub fn untyped(&self) -> u64 {
+        self.untyped
+    }
+
+    /// Returns the buckets that have values, the least first.
+    pub fn buckets(&self) -> &[ValueBucket] {
+        &self.buckets
+    }
+
+    /// Returns the least value.
+    pub fn min(&self) -> Option<i128> {
+        self.extremes.map(|(least, _)| least)
+    }
+
+    /// Returns the greatest value.
+    pub fn max(&self) -> Option<i128> {
+        self.extremes.map(|(_, most)| most)
+    }
+
+    /// Returns the exact sum of all values; `None` if it is so large that it is not known.
+    pub fn sum(&self) -> Option<i128> {
+        self.sum
+    }
+
+    /// Returns the mean: that of the exact sum, or if that is not known, of the middles of the buckets. `None` without values.
+    pub fn mean(&self) -> Option<f64> {
+        let extremes = self.extremes?;
+        let sum = self.sum.map(|sum| sum as f64).unwrap_or_else(|| {
+            let middles = self.buckets.iter().map(|it| {
+                let quantile = within(it, extremes);
+                quantile.value() as f64 * it.count as f64
+            });
+            middles.sum()
+        });
+        Some(sum / self.count() as f64)
+    }
+
+    /// Returns what a `share` (0 to 1) of all values does not exceed. `None` without values.
+    pub fn quantile(&self, share: f64) -> Option<Quantile> {
+        let extremes = self.extremes?;
+        let rank = (self.count() as f64 * share).ceil().max(1.0) as u64;
+        let mut before = 0_u64;
+        let bucket = self.buckets.iter().find(|it| {
+            before = before.saturating_add(it.count);
+            before >= rank
+        });
+        let bucket = bucket.or_else(|| self.buckets.last())?;
+        Some(within(bucket, extremes))
+    }
+}
+
+/// Returns which values of a bucket are possible.
+fn within(bucket: &ValueBucket, (least, most): (i128, i128)) -> Quantile {
+    let low = bucket.least.unwrap_or(least).max(least);
+    Quantile {
+        least: low,
+        most: bucket.most.unwrap_or(most).min(most).max(low),
+    }
+}
+
+/// What was recorded in a histogram.
+#[derive(Debug, Default)]
+struct Recorded {
+    /// By bucket.
+    counts: BTreeMap<u64, u64>,
+    extremes: Option<(i128, i128)>,
+    /// Of the values in buckets of several values, cut off to 64 bits.
+    sum: u64,
+}
+
+/// Reads the histograms: those of probes, then those of functions.
+///
+/// # Errors
+///
+/// If they cannot be read, or the process has exited.
+pub(crate) fn read_histograms(
+    pid: i32,
+    source: &impl ReadMemory,
+    plan: &ObservationPlan,
+    arenas: &[Arena],
+) -> Result<Vec<ValueHistogram>> {
+    let layout = plan.shared.values;
+    let (Some(sharing), true) = (arenas.first(), layout.histograms > 0) else {
+        return Ok(Vec::new());
+    };
+    let from = sharing.shared_at().plus(sharing.shared.values());
+    let read = |offset, len| data_source::read(pid, source, from.plus(offset), len);
+    let mut untyped = vec![0_u64; layout.histograms as usize];
+    let mut signs = vec![true; layout.histograms as usize];
+    let mut points = plan.points.iter();
+    for arena in arenas {
+        let hits = read_hits(pid, source, arena)?;
+        for ((_, of_point), planned) in hits.into_iter().zip(points.by_ref()) {
+            if let Some(role) = &planned.role.histogram {
+                let number = role.number as usize;
+                untyped[number] = untyped[number].saturating_add(of_point);
+                signs[number] = role.is_signed();
+            }
+        }
+    }
+    let probes = plan.histograms.iter().map(|it| (it.name.clone(), None));
+    let functions = plan.functions.with_histogram().map(|index| {
+        let wanted = &plan.functions.functions[index].wanted;
+        let function = (wanted.object.to_path_buf(), wanted.address);
+        (wanted.name.clone(), Some(function))
+    });
+    let named = (0..layout.histograms).zip(probes.chain(functions));
+    named
+        .map(|(number, (name, function))| {
+            let is_signed = signs[number as usize];
+            let recorded = Recorded::read(layout, number, is_signed, plan.linear, read)?;
+            Ok(ValueHistogram {
+                name,
+                function,
+                untyped: untyped[number as usize],
+                ..recorded.histogram(layout, plan.linear)
+            })
+        })
+        .collect()
+}
+
+impl Recorded {
+    /// Reads the copies of a histogram, each from the bucket of its least value to that of its greatest.
+    fn read(
+        layout: ValuesLayout,
+        number: u32,
+        is_signed: bool,
+        linear: Option<Linear>,
+        read: impl Fn(u64, u64) -> Result<Vec<u8>>,
+    ) -> Result<Recorded> {
+        let value = |ordered: u64| {
+            let value = order(ordered, is_signed);
+            if is_signed {
+                i128::from(value as i64)
+            } else {
+                i128::from(value)
+            }
+        };
+        let mut all = Recorded::default();
+        for group in 0..1 << layout.group_bits() {
+            let at = layout.copy(number, group);
+            let header = read(at, copy::HEADER_LEN)?;
+            let (greatest, least) = (word(&header, copy::GREATEST), word(&header, copy::LEAST));
+            if (greatest, least) == (0, 0) {
+                continue;
+            }
+            let (least, most) = (value(!least), value(greatest));
+            all.sum = all.sum.wrapping_add(word(&header, copy::SUM));
+            let (first, last) = (layout.bucket(least, linear), layout.bucket(most, linear));
+            let many = (last + 1).saturating_sub(first);
+            let bytes = read(at + copy::HEADER_LEN + 8 * first, 8 * many)?;
+            let mut is_empty = true;
+            for (bucket, count) in (first..).zip(bytes.chunks_exact(8)) {
+                let count = word(count, 0);
+                if count > 0 {
+                    is_empty = false;
+                    let sum = all.counts.entry(bucket).or_default();
+                    *sum = sum.saturating_add(count);
+                }
+            }
+            if !is_empty {
+                let (before, until) = all.extremes.unwrap_or((least, most));
+                all.extremes = Some((before.min(least), until.max(most)));
+            }
+        }
+        Ok(all)
+    }
+
+    fn histogram(self, layout: ValuesLayout, linear: Option<Linear>) -> ValueHistogram {
+        let buckets: Vec<ValueBucket> = self
+            .counts
+            .into_iter()
+            .map(|(bucket, count)| {
+                let (least, most) = layout.values_of(bucket, linear);
+                ValueBucket { least, most, count }
+            })
+            .collect();
+        let sum = sum(&buckets, self.extremes.unwrap_or_default(), self.sum);
+        ValueHistogram {
+            name: String::new(),
+            function: None,
+            untyped: 0,
+            buckets,
+            extremes: self.extremes,
+            sum,
+        }
+    }
+}
+
+/// Returns the sum of all values, of which those in buckets of several values have this sum, cut off to 64 bits. What was cut off
+/// follows from the borders of the buckets, unless these are too far from each other.
+fn sum(buckets: &[ValueBucket], extremes: (i128, i128), cut: u64) -> Option<i128> {
+    let (mut known, mut least, mut most) = (0_i128, 0_i128, 0_i128);
+    for bucket in buckets {
+        let count = i128::from(bucket.count);
+        match (bucket.least, bucket.most) {
+            (Some(only), Some(same)) if only == same => {
+                known = known.checked_add(only.checked_mul(count)?)?;
+            }
+            _ => {
+                let range = within(bucket, extremes);
+                least = least.checked_add(range.least.checked_mul(count)?)?;
+                most = most.checked_add(range.most.checked_mul(count)?)?;
+            }
+        }
+    }
+    if most.checked_sub(least)? >= 1 << 62 {
+        return None;
+    }
+    let near = least + (most - least) / 2;
+    let cut_off = cut.wrapping_sub(near as u64) as i64;
+    known.checked_add(near)?.checked_add(i128::from(cut_off))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the histogram of values, recorded in two copies as the trampolines do it.
+    fn histogram(values: &[i128], is_signed: bool, linear: Option<Linear>) -> ValueHistogram {
+        let layout = ValuesLayout {
+            histograms: 1,
+            steps: linear.map_or(0, Linear::steps),
+        };
+        let mut bytes = vec![0; layout.len() as usize];
+        for (group, value) in [3, 12].into_iter().cycle().zip(values) {
+            let at = layout.copy(0, group) as usize;
+            let mut change = |of: u64, with: &dyn Fn(u64) -> u64| {
+                let field = &mut bytes[at + of as usize..][..8];
+                let before = u64::from_le_bytes((&*field).try_into().unwrap());
+                field.copy_from_slice(&with(before).to_le_bytes());
+            };
+            let word = *value as u64;
+            let ordered = order(word, is_signed);
+            change(copy::GREATEST, &|most| most.max(ordered));
+            change(copy::LEAST, &|most| most.max(!ordered));
+            let bucket = layout.bucket(*value, linear);
+            let (least, most) = layout.values_of(bucket, linear);
+            if least.is_none() || least != most {
+                change(copy::SUM, &|sum| sum.wrapping_add(word));
+            }
+            change(copy::HEADER_LEN + 8 * bucket, &|count| count + 1);
+        }
+        let read =
+            |offset: u64, len: u64| Ok(bytes[offset as usize..(offset + len) as usize].to_vec());
+        let recorded = Recorded::read(layout, 0, is_signed, linear, read).unwrap();
+        recorded.histogram(layout, linear)
+    }
+
+    #[test]
+    fn figures_are_those_of_the_values() {
+        let values = [-5000, -1, 0, 0, 7, 1023, 1024, 1_000_000_007, -3];
+        let all = histogram(&values, true, None);
+        assert_eq!((all.count(), all.sum()), (9, Some(values.iter().sum())));
+        assert_eq!((all.min(), all.max()), (Some(-5000), Some(1_000_000_007)));
+        let exact = |share| {
+            let quantile = all.quantile(share).unwrap();
+            (quantile.error() == 0).then(|| quantile.value())
+        };
+        assert_eq!(all.quantile(0.0).map(|it| it.least), Some(-5000));
+        assert_eq!(
+            [exact(0.2), exact(0.5), exact(0.6)],
+            [Some(-3), Some(0), Some(7)]
+        );
+        let last = all.quantile(1.0).unwrap();
+        assert!(last.least <= 1_000_000_007 && last.most == 1_000_000_007);
+        assert!(last.error() <= 1_000_000);
+        let zeros = all.buckets().iter().find(|it| it.least == Some(0));
+        assert_eq!(zeros.map(|it| (it.most, it.count)), Some((Some(0), 2)));
+    }
+
+    #[test]
+    fn ranges_have_counts_below_and_above() {
+        let range = "0,100,10".parse().ok();
+        let all = histogram(&[-5, 0, 9, 10, 99, 100, 1 << 40], true, range);
+        let buckets = all.buckets().iter();
+        let buckets: Vec<_> = buckets.map(|it| (it.least, it.most, it.count)).collect();
+        let expected = [
+            (None, Some(-1), 1),
+            (Some(0), Some(9), 2),
+            (Some(10), Some(19), 1),
+            (Some(90), Some(99), 1),
+            (Some(100), None, 2),
+        ];
+        assert_eq!(buckets, expected);
+        assert_eq!(all.sum(), Some(-5 + 9 + 10 + 99 + 100 + (1 << 40)));
+    }
+
+    #[test]
+    fn sums_beyond_a_word_are_exact_or_unknown() {
+        // More than 64 bits hold, in sum.
+        let most = i128::from(i64::MAX);
+        let all = histogram(&[most; 9], true, None);
+        assert_eq!(all.sum(), Some(9 * most));
+        let all = histogram(&[i128::from(i64::MIN); 7], true, None);
+        assert_eq!(all.sum(), Some(7 * i128::from(i64::MIN)));
+        let all = histogram(&[(1 << 64) - 1, 1 << 63], false, None);
+        assert_eq!(all.sum(), Some((1 << 64) - 1 + (1 << 63)));
+        assert_eq!(all.max(), Some((1 << 64) - 1));
+        let range = "0,10,1".parse().ok();
+        let all = histogram(&[most, most - 5, 12], true, range);
+        assert_eq!((all.sum(), all.count()), (None, 3));
+        assert!(all.mean().is_some());
+    }
+
+    #[test]
+    fn nothing_recorded_has_no_figures() {
+        let all = histogram(&[], true, None);
+        assert_eq!((all.count(), all.sum()), (0, Some(0)));
+        assert_eq!(
+            (all.min(), all.max(), all.quantile(0.5)),
+            (None, None, None)
+        );
+        assert_eq!(all.mean(), None);
+    }
+
+    #[test]
+    fn any_recorded_bytes_can_be_read() {
+        for linear in [None, "0,100,10".parse().ok()] {
+            let layout = ValuesLayout {
+                histograms: 200,
+                steps: linear.map_or(0, Linear::steps),
+            };
+            for byte in [0xff, 0x80, 1] {
+                let read = |_: u64, len: u64| Ok(vec![byte; len as usize]);
+                for is_signed in [false, true] {
+                    let recorded = Recorded::read(layout, 7, is_signed, linear, read).unwrap();
+                    let all = recorded.histogram(layout, linear);
+                    all.quantile(0.5);
+                    all.mean();
+                }
+            }
+        }
+    }
+}

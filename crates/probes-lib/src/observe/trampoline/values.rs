@@ -1,0 +1,216 @@
+//! The code that adds a value to a histogram: to the greatest and the least value, to the sum, and to its bucket, in this order, so that
+//! a bucket that is counted is within them.
+//!
+//! Threads are told apart by their stacks, not by `fs`, which threads may not have: a copy of the histogram that two threads
+//! use is only slower.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    CodeAssembler, CodeLabel, eax, edx, qword_ptr, rax, rbx, rcx, rdx, rsi, rsp,
+};
+
+use super::filter::{self, FilterContext};
+use super::{SAVED_IF_TIMED, Saved, histogram, load, offset, spread_of};
+use crate::observe::buckets::Linear;
+use crate::observe::layout::rows::STACK_PART_BITS;
+use crate::observe::layout::values::copy;
+use crate::observe::point::{FilterRole, HistogramRole};
+
+/// How many of the registers the code uses, from the first, unless the expression needs more.
+const USED: usize = 5;
+
+/// Returns the registers that the code uses, with those of a filter before it.
+pub(super) fn saved(filter: Option<&FilterRole>, role: &HistogramRole) -> &'static [Saved] {
+    let of_filter = filter.map_or(0, |filter| filter::saved(filter).len());
+    if of_filter.max(filter::saved_of_integer(&role.integer).len()) > USED {
+        &SAVED_IF_TIMED
+    } else {
+        &SAVED_IF_TIMED[..USED]
+    }
+}
+
+/// Emits the code that adds the value in rcx to its histogram. Uses rax, rcx, rdx, rbx and rsi.
+pub(super) fn add(
+    a: &mut CodeAssembler,
+    role: &HistogramRole,
+    context: FilterContext,
+) -> Result<(), IcedError> {
+    let all = context.layout.values;
+    let at = context.layout.values() + all.copy(role.number, 0);
+    let field = |of: u64| qword_ptr(rbx + offset(at + of));
+    a.mov(rsi, rcx)?;
+    load(a, rbx, context.shared)?;
+    if all.group_bits() > 0 {
+        a.mov(rax, rsp)?;
+        a.shr(rax, STACK_PART_BITS)?;
+        spread_of(a, eax, eax, all.group_bits())?;
+        a.imul_3(rax, rax, all.copy_len() as i32)?;
+        a.add(rbx, rax)?;
+    }
+    if role.is_signed() {
+        a.btc(rcx, 63)?;
+    }
+    for extreme in [copy::GREATEST, copy::LEAST] {
+        let mut again = a.create_label();
+        let mut over = a.create_label();
+        a.mov(rax, field(extreme))?;
+        a.set_label(&mut again)?;
+        a.cmp(rcx, rax)?;
+        a.jbe(over)?;
+        a.lock().cmpxchg(field(extreme), rcx)?;
+        a.jne(again)?;
+        a.set_label(&mut over)?;
+        a.not(rcx)?;
+    }
+    let mut counted = a.create_label();
+    let buckets = at + copy::HEADER_LEN;
+    if let Some(linear) = role.linear {
+        let mut outside = a.create_label();
+        step(a, linear, role.is_signed(), outside)?;
+        if linear.width() == 1 {
+            // Its bucket tells the value.
+            a.jmp(counted)?;
+        }
+        a.set_label(&mut outside)?;
+        a.lock().add(field(copy::SUM), rsi)?;
+        a.set_label(&mut counted)?;
+        return a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(buckets)));
+    }
+    let precision = all.precision();
+    // Of a negative number, the other buckets' mirror image.
+    let mirror = |a: &mut CodeAssembler| -> Result<(), IcedError> {
+        if role.is_signed() {
+            a.mov(rax, rsi)?;
+            a.sar(rax, 63)?;
+            a.xor(rdx, rax)?;
+        }
+        Ok(())
+    };
+    a.mov(rdx, rsi)?;
+    mirror(a)?;
+    histogram::bucket_of(a, precision)?;
+    // A narrower bucket tells the value.
+    a.cmp(edx, 2 << precision)?;
+    a.jb(counted)?;
+    a.lock().add(field(copy::SUM), rsi)?;
+    a.set_label(&mut counted)?;
+    a.nop()?;
+    mirror(a)?;
+    let first = buckets + 8 * all.negative();
+    a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(first)))
+}
+
+/// Emits the code that puts in rdx the bucket of the value in rsi: 0 below the range, then each step, then what is above; goes to
+/// `outside` with those that are not in the range. Uses rax and rcx.
+fn step(
+    a: &mut CodeAssembler,
+    linear: Linear,
+    is_signed: bool,
+    outside: CodeLabel,
+) -> Result<(), IcedError> {
+    let (start, end) = (linear.start(), linear.end());
+    a.xor(edx, edx)?;
+    a.mov(rcx, start)?;
+    if is_signed {
+        a.cmp(rsi, rcx)?;
+        a.jl(outside)?;
+    } else if start > 0 {
+        a.cmp(rsi, rcx)?;
+        a.jb(outside)?;
+    }
+    a.mov(edx, linear.steps() + 1)?;
+    if !is_signed && end <= 0 {
+        // Nothing without a sign is below that.
+        return a.jmp(outside);
+    }
+    a.mov(rax, end)?;
+    a.cmp(rsi, rax)?;
+    if is_signed {
+        a.jge(outside)?;
+    } else {
+        a.jae(outside)?;
+    }
+    a.mov(rdx, rsi)?;
+    a.sub(rdx, rcx)?;
+    match division(linear) {
+        Division::Shift(bits) => a.shr(rdx, bits)?,
+        Division::Multiply(factor) => {
+            a.mov(rax, factor)?;
+            a.mul(rdx)?;
+        }
+        Division::Divide => {
+            a.mov(rax, rdx)?;
+            a.xor(edx, edx)?;
+            a.mov(rcx, linear.width())?;
+            a.div(rcx)?;
+            a.mov(rdx, rax)?;
+        }
+    }
+    a.inc(edx)
+}
+
+/// How a distance in a range is divided by the width of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Division {
+    Shift(u32),
+    /// By the upper half of the product: much faster than a division.
+    Multiply(u64),
+    Divide,
+}
+
+fn division(linear: Linear) -> Division {
+    let width = linear.width();
+    if width.is_power_of_two() {
+        return Division::Shift(width.ilog2());
+    }
+    // The factor is too large by less than one part in 2⁶⁴ for each unit: the product is exact as long as the distances times the
+    // width are below that.
+    let farthest = (i128::from(linear.end()) - i128::from(linear.start())) as u128;
+    if farthest * u128::from(width) < 1 << 64 {
+        Division::Multiply(u64::MAX / width + 1)
+    } else {
+        Division::Divide
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_divided_without_div_where_exact() {
+        let of = |range: &str| division(range.parse().unwrap());
+        assert_eq!(of("0,100,1"), Division::Shift(0));
+        assert_eq!(of("-5,100,8"), Division::Shift(3));
+        assert_eq!(
+            of("0,1000,10"),
+            Division::Multiply(1_844_674_407_370_955_162)
+        );
+        assert_eq!(
+            of("0,9000000000000000000,9000000000000001"),
+            Division::Divide
+        );
+    }
+
+    #[test]
+    fn products_are_quotients() {
+        for range in [
+            "0,999999,100",
+            "0,1000,3",
+            "-7,30000,7",
+            "0,4294967295,4294967",
+        ] {
+            let linear: Linear = range.parse().unwrap();
+            let Division::Multiply(factor) = division(linear) else {
+                panic!("{range} is divided");
+            };
+            let farthest = (linear.end() - linear.start()) as u64;
+            let width = linear.width();
+            let borders = (0..=farthest / width).map(|step| step * width);
+            for distance in borders.flat_map(|it| [it, it.saturating_sub(1), it + width - 1]) {
+                let product = u128::from(distance.min(farthest)) * u128::from(factor);
+                assert_eq!((product >> 64) as u64, distance.min(farthest) / width);
+            }
+        }
+    }
+}
