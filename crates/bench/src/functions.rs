@@ -65,6 +65,8 @@ enum Recorded {
     Counts,
     /// Counts of the calls for which an expression is true.
     CountsWhere(&'static str),
+    /// A histogram of an expression, in steps if there is a range.
+    Histogram(&'static str, Option<&'static str>),
     Times,
     SelfTimes,
     TimesByCaller,
@@ -72,11 +74,15 @@ enum Recorded {
 }
 
 impl Recorded {
-    const ALL: [Recorded; 7] = [
+    const ALL: [Recorded; 10] = [
         Recorded::Counts,
         // None, and all.
         Recorded::CountsWhere("arg0 < 0"),
         Recorded::CountsWhere("arg0 >= 0"),
+        // Buckets of one value, mostly of several values, and of the same width.
+        Recorded::Histogram("arg0 & 255", None),
+        Recorded::Histogram("arg0", None),
+        Recorded::Histogram("arg0 & 255", Some("0,250,10")),
         Recorded::Times,
         Recorded::SelfTimes,
         Recorded::TimesByCaller,
@@ -88,6 +94,8 @@ impl Recorded {
         match self {
             Recorded::Counts => "`count`".to_owned(),
             Recorded::CountsWhere(which) => format!("`count -where '{which}'`"),
+            Recorded::Histogram(of, None) => format!("`hist -of '{of}'`"),
+            Recorded::Histogram(of, Some(range)) => format!("`hist -of '{of}' -linear {range}`"),
             Recorded::Times => "`latency`".to_owned(),
             Recorded::SelfTimes => "`latency -self`".to_owned(),
             Recorded::TimesByCaller => "`latency -by caller`".to_owned(),
@@ -103,6 +111,18 @@ impl Recorded {
             Recorded::CountsWhere(which) => {
                 let which = which.parse();
                 counted.only_where(which.map_err(|_| Failure::new("this is no expression"))?)
+            }
+            Recorded::Histogram(of, range) => {
+                let of = of.parse();
+                let histogram =
+                    counted.histogram_of(of.map_err(|_| Failure::new("this is no expression"))?);
+                match range.map(str::parse) {
+                    None => histogram,
+                    Some(range) => {
+                        let range = range.map_err(|_| Failure::new("this is no range"))?;
+                        histogram.linear(range)
+                    }
+                }
             }
             Recorded::Times => timed,
             Recorded::SelfTimes => timed.self_times(),
@@ -123,6 +143,12 @@ impl Recorded {
     fn told(self, report: &ObservationReport) -> [u64; 2] {
         match self {
             Recorded::Counts | Recorded::CountsWhere(_) => [report.counts.total(), 0],
+            Recorded::Histogram(..) => {
+                let histograms = report.histograms.iter();
+                histograms.fold([0; 2], |[values, untyped], it| {
+                    [values + it.count(), untyped + it.untyped()]
+                })
+            }
             Recorded::Calls => [report.events.events.len() as u64, report.events.dropped],
             _ => {
                 let functions = report.function_latencies.iter();

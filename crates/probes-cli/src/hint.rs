@@ -357,6 +357,7 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
         ObserveError::SemaphoreFull { .. } => {
             "the program, or a tool that was killed, has set it so; a restart of the program resets it"
         }
+        ObserveError::TooManyHistograms { .. } => "give globs that match fewer functions",
         ObserveError::Expression(bad) => return of_expression(bad.problem(), operand),
         ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
         ObserveError::TscDenied { .. } | ObserveError::NoControlBlock { .. } => {

@@ -34,15 +34,18 @@ const SWITCHES: [&str; 5] = [
     "attach -enable-all -for 10ms",
 ];
 
-const OBSERVATIONS: [&str; 9] = [
+const OBSERVATIONS: [&str; 12] = [
     "count -for 20ms",
     "count -for 20ms -fn *",
     "latency -for 20ms",
     "latency -for 20ms -fn caml_*,Stdlib.*",
+    "hist -for 20ms -of 7",
+    "hist -for 20ms -fn caml_a*,caml_g* -of arg0",
     "watch -json -limit 300 -for 200ms -regexp .",
     "killed",
     "killed -fn *",
     "killed latency -fn caml_*,Stdlib.*",
+    "killed hist -fn caml_a*,caml_g* -of arg0",
     "observe -clean",
 ];
 
@@ -157,10 +160,11 @@ fn is_busy(code: Option<i32>, stderr: &str) -> bool {
 
 /// Kills an observer at any moment of its start, its work or its end.
 fn kill_observer(case: &mut Case, running: &Running, flags: &str) {
-    let (name, flags) = match flags.strip_prefix(" latency") {
-        Some(flags) => ("latency", flags),
-        None => ("count", flags),
-    };
+    let named = ["latency", "hist"].into_iter().find_map(|name| {
+        let flags = flags.strip_prefix(' ')?.strip_prefix(name)?;
+        Some((name, flags))
+    });
+    let (name, flags) = named.unwrap_or(("count", flags));
     let line = format!("{name} -quiet -for 30ms -pid {}{flags}", running.pid);
     let mut tool = command(line.split(' '));
     tool.stdin(Stdio::null()).stdout(Stdio::null());

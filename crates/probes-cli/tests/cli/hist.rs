@@ -338,6 +338,10 @@ fn what_is_no_integer_is_refused_before() {
             "-probe nothing -of arg0",
             "probe nothing has no arg0: it has no arguments; nothing was changed\n    arg0\n    ^^^^\nhint: ",
         ),
+        (
+            "-fn * -of 1",
+            " histograms are too many to be made together: at most 1024; nothing was changed\nhint: give globs that match fewer",
+        ),
         ("-probe ints", "needs -of EXPR"),
     ] {
         let run = run(&format!("hist -pid {pid} {flags}"));
