@@ -31,7 +31,7 @@ use format::{VERSION, json, write_json};
 pub(crate) use function_sources::FunctionSources;
 pub(crate) use functions::FunctionListing;
 pub(crate) use histograms::{HistogramReading, Histograms};
-pub(crate) use hits::{Field, Hits};
+pub(crate) use hits::{Field, Hits, Missing};
 pub(crate) use latencies::{Latencies, LatencyReading, caution, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;

@@ -26,8 +26,8 @@ use super::open_target::open_to_observe;
 use super::uncounted::warn_of_uncounted;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
-    Checked, CountedFlags, OneProcess, PairFlags, SeccompFlag, TakeOver, VerbosityFlags, duration,
-    with_regexp_help,
+    Checked, CountedFlags, FilterFlags, OneProcess, PairFlags, SeccompFlag, TakeOver,
+    VerbosityFlags, duration, with_regexp_help,
 };
 use crate::messages::{Level, MessageForm, Messages};
 use crate::output::FunctionSources;
@@ -41,7 +41,8 @@ const HELP: &str = "\
 Counts as `count` does, and shows for each probe whether it is enabled, its hits, hits a second, its share of
 all hits, and its latest rates; with -fn the same of functions, with their source lines, and of more than
 24 only those that have been called; below, for each pair the number of times, their mean, median, 99th
-percentile and maximum. Keys:
+percentile and maximum. With -where, as in `count`, only hits for which it is true are counted, and it is shown
+how many were untyped; times of pairs are those of all hits. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or the only one, or disable it
     s, r                            sort by rate, hits or name; reverse the order
@@ -66,6 +67,8 @@ pub(crate) struct Args {
     process: OneProcess,
     #[command(flatten)]
     counted: Checked<CountedFlags>,
+    #[command(flatten)]
+    filter: FilterFlags,
     #[command(flatten)]
     pairs: Checked<PairFlags>,
     /// How often the screen is redrawn
@@ -125,7 +128,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn observation(args: &Args) -> Observation {
-    let counted = args.counted.observation();
+    let counted = args.filter.of(args.counted.observation());
     args.pairs
         .iter()
         .fold(counted, |all, pair| all.time(&pair.start, &pair.stop))
@@ -330,6 +333,7 @@ impl<'l, 't> View<'l, 't> {
             let gaps = self.session.gaps();
             self.model.set_caution(gaps.and_then(|gaps| gaps.caution()));
             let counts = &sample.counts;
+            self.model.set_untyped(counts.total_untyped());
             let functions: Vec<u64> = counts.functions().map(|it| it.hits).collect();
             self.model
                 .set_counts(sample.at, |name| counts.hits(name), &functions);

@@ -108,7 +108,7 @@ fn names(values: &[Watched]) -> Vec<String> {
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
     counts: bool,
-    /// Which hits are counted.
+    /// Which hits are counted and shown.
     filter: FilterFlags,
     /// If there are none, all probes are counted.
     functions: Vec<FunctionSelector>,
@@ -144,9 +144,9 @@ impl Flags for ObserveFlags {
         if self.sample.is_given() && self.watch.is_empty() {
             return Err("-sample needs -watch: it chooses the hits that are recorded".to_owned());
         }
-        self.calls.refuse_results_of_some(self.sample)?;
-        if self.filter.is_given() && !self.count && self.hist.is_empty() {
-            let why = "-where needs -count or -hist: it chooses the hits that are counted, or in a histogram";
+        let asks = self.count || !self.hist.is_empty() || !self.watch.is_empty();
+        if self.filter.is_given() && !asks {
+            let why = "-where needs -count, -hist or -watch: it chooses the hits that are counted, in a histogram, or shown";
             return Err(why.to_owned());
         }
         let histogram = self.histogram.given();
@@ -161,6 +161,8 @@ impl Flags for ObserveFlags {
         if !self.hist.is_empty() && self.count {
             return Err("-hist and -count exclude each other: histograms have counts".to_owned());
         }
+        self.calls
+            .refuse_results_of_some(&self.filter, self.sample)?;
         let functions = self.functions.selectors()?;
         let watches_functions = self.watch.contains(&Watched::Functions);
         let has_histograms_of_functions = self.hist.contains(&Watched::Functions);

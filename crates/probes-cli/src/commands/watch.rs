@@ -19,7 +19,7 @@ use crate::flags::{
 };
 use crate::interruptible_output::Next;
 use crate::messages::Messages;
-use crate::output::{Format, FunctionSources, Hits, WarningKind};
+use crate::output::{Format, FunctionSources, Hits, Missing, WarningKind};
 use crate::text::number_of;
 use sample::Sample;
 
@@ -57,8 +57,14 @@ has none.
 With -rate, hits are shown once a second: R of those that came in it, chosen at random, so that each
 had the same chance, and all if they are no more.
 
+With -where it shows only the hits for which an expression is true, such as
+    arg0 > 5 && arg1 == \"GET\"
+The others are not even copied. It is reported how many were untyped: neither true nor false, because an
+argument is not what is asked for. docs/ask.md has all that can be asked.
+
 With -sample 1/1000, the program records only every 1000th hit of each site and function, as counted by all
-its threads: so many can be watched that are hit more often than can be printed. It chooses before -rate.
+its threads: so many can be watched that are hit more often than can be printed. It chooses after -where, and
+before -rate.
 
 Hits that come faster than they can be read are dropped. Their number, and that of the hits that -sample
 and -rate skip, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
@@ -166,8 +172,7 @@ pub(super) struct Watching {
     second: Instant,
     shown: u64,
     reported: Instant,
-    lost: u64,
-    skipped: u64,
+    missing: Missing,
 }
 
 impl Watching {
@@ -180,8 +185,7 @@ impl Watching {
             second: Instant::now(),
             shown: 0,
             reported: Instant::now(),
-            lost: 0,
-            skipped: 0,
+            missing: Missing::default(),
         }
     }
 
@@ -213,8 +217,12 @@ impl Watching {
 
     /// Which hits are shown now; once the second is over, some of those that came in it.
     fn choose(&mut self, events: Events, is_over: bool) -> Vec<Event> {
-        self.lost = self.lost.saturating_add(events.dropped);
-        self.skipped = self.skipped.saturating_add(events.skipped);
+        self.missing.lost = self.missing.lost.saturating_add(events.dropped);
+        self.missing.skipped = self.missing.skipped.saturating_add(events.skipped);
+        if let Some(more) = events.untyped {
+            let untyped = self.missing.untyped.get_or_insert(0);
+            *untyped = untyped.saturating_add(more);
+        }
         let Some(sample) = &mut self.sample else {
             return events.events;
         };
@@ -230,7 +238,7 @@ impl Watching {
         }
         self.second = Instant::now();
         let (chosen, left_out) = sample.take();
-        self.skipped += left_out;
+        self.missing.skipped += left_out;
         chosen
     }
 
@@ -271,23 +279,28 @@ impl Watching {
 
     /// With -json, what was not shown since the last report, to be printed among the hits; otherwise empty.
     fn missing_object(&self) -> Result<String, Failure> {
-        if self.output.format != Format::Json || (self.lost, self.skipped) == (0, 0) {
+        if self.output.format != Format::Json || self.missing.is_none() {
             return Ok(String::new());
         }
-        self.hits.missing(self.lost, self.skipped)
+        self.hits.missing(self.missing)
     }
 
     /// Ends what is reported; without -json, says it in messages.
     fn say_missing(&mut self) {
         self.reported = Instant::now();
-        let (lost, skipped) = (take(&mut self.lost), take(&mut self.skipped));
+        let missing = take(&mut self.missing);
         if self.output.format == Format::Json {
             return;
         }
         let messages = self.output.messages;
-        if skipped > 0 {
-            messages.note(&format!("{skipped} hits were skipped"));
+        if missing.skipped > 0 {
+            messages.note(&format!("{} hits were skipped", missing.skipped));
         }
+        if let Some(untyped @ 1..) = missing.untyped {
+            let note = "hits were untyped: -where is neither true nor false of them";
+            messages.note(&format!("{untyped} {note}"));
+        }
+        let lost = missing.lost;
         if lost > 0 {
             let hint = "watch fewer probes, or count them, which loses none";
             messages.warning(

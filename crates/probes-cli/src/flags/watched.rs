@@ -3,6 +3,7 @@
 use probes_lib::{FunctionSelector, Observation, Selector};
 
 use super::checked::Flags;
+use super::filter::FilterFlags;
 use super::function_selection::FunctionFlags;
 use super::probe_selection::ProbeFlags;
 use super::sample::SampleFlag;
@@ -19,6 +20,8 @@ pub(crate) struct WatchedFlags {
     functions: FunctionFlags,
     #[command(flatten)]
     calls: CallFlags,
+    #[command(flatten)]
+    filter: FilterFlags,
     #[command(flatten)]
     sample: SampleFlag,
 }
@@ -40,6 +43,7 @@ pub(crate) struct Watched {
     probes: Vec<Selector>,
     functions: Vec<FunctionSelector>,
     calls: CallFlags,
+    filter: FilterFlags,
     sample: SampleFlag,
 }
 
@@ -59,11 +63,13 @@ impl Flags for WatchedFlags {
         if functions.is_empty() {
             self.calls.refuse_without("-fn")?;
         }
-        self.calls.refuse_results_of_some(self.sample)?;
+        self.calls
+            .refuse_results_of_some(&self.filter, self.sample)?;
         Ok(Watched {
             probes,
             functions,
             calls: self.calls,
+            filter: self.filter,
             sample: self.sample,
         })
     }
@@ -86,10 +92,20 @@ impl CallFlags {
     }
 
     /// Returns an error if results are shown, but not of all calls.
-    pub(crate) fn refuse_results_of_some(self, sample: SampleFlag) -> Result<(), String> {
-        if self.results && sample.is_given() {
-            let why = "-sample cannot be combined with -results: a return does not tell whether its call was recorded";
-            return Err(why.to_owned());
+    pub(crate) fn refuse_results_of_some(
+        self,
+        filter: &FilterFlags,
+        sample: SampleFlag,
+    ) -> Result<(), String> {
+        for (flag, is_given) in [
+            ("-where", filter.is_given()),
+            ("-sample", sample.is_given()),
+        ] {
+            if self.results && is_given {
+                return Err(format!(
+                    "{flag} cannot be combined with -results: a return does not tell whether its call was recorded"
+                ));
+            }
         }
         Ok(())
     }
@@ -139,7 +155,7 @@ impl Watched {
     pub(crate) fn observation(&self) -> Observation {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);
-        let observation = self.sample.of(observation);
+        let observation = self.sample.of(self.filter.of(observation));
         self.calls.of(observation, &self.functions)
     }
 }

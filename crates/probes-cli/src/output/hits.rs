@@ -38,6 +38,23 @@ pub(crate) enum Field {
     Args,
 }
 
+/// How many hits were not shown.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub(crate) struct Missing {
+    /// They came faster than they could be read.
+    pub(crate) lost: u64,
+    pub(crate) skipped: u64,
+    /// `-where` is neither true nor false of them; `None` without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) untyped: Option<u64>,
+}
+
+impl Missing {
+    pub(crate) fn is_none(self) -> bool {
+        self.lost == 0 && self.skipped == 0 && self.untyped.unwrap_or(0) == 0
+    }
+}
+
 /// Where a site or function is.
 struct Location {
     function: Option<String>,
@@ -136,8 +153,8 @@ impl Hits {
     }
 
     /// The line that says how many hits were not shown.
-    pub(crate) fn missing(&self, lost: u64, skipped: u64) -> Result<String, Failure> {
-        json::missing(lost, skipped)
+    pub(crate) fn missing(&self, missing: Missing) -> Result<String, Failure> {
+        json::missing(missing)
     }
 }
 

@@ -310,7 +310,7 @@ fn what_makes_no_sense_is_refused_before() {
     let run = run("trace -latency a,b -where arg0==1 -prog x");
     assert_eq!(run.code, Some(2));
     assert!(
-        run.stderr.contains("-where needs -count or -hist"),
+        run.stderr.contains("-where needs -count, -hist or -watch"),
         "{}",
         run.stderr
     );

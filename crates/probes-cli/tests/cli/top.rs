@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_support::process::state;
 use test_support::tmux::Terminal;
-use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
+use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms, program};
 
 use crate::observers::wait_for_reading;
 use crate::support::{both_forms, is_observed, run, run_command, states};
@@ -80,6 +80,26 @@ impl Top {
         });
         assert!(!is_observed(self.pid));
     }
+}
+
+#[test]
+fn only_hits_that_are_true_are_counted() {
+    let mut target = Talker::start(&program("shown"));
+    let top = Top::start(
+        target.pid(),
+        "-interval 10ms -regexp '^(ints|numbered)$' -where 'probe==\"ints\"||int(arg0)==0&&int(arg2)==1'",
+    );
+    target.ask("hit 10", "done");
+    let screen = top
+        .terminal
+        .wait_until("all hits", |screen| screen.contains(" 10 untyped; by"));
+    assert!(screen.contains("2 probes, 0 on; 10 hits, "), "{screen}");
+    assert_eq!(row(&screen, "ints")[1..3], ["off", "10"]);
+    assert_eq!(row(&screen, "numbered")[1..3], ["off", "0"]);
+    top.terminal.press(&["q"]);
+    assert_eq!(top.wait_for_exit(), "");
+    top.wait_until_gone();
+    target.ask("hit 1", "done");
 }
 
 #[test]

@@ -112,6 +112,9 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "watch -pid 7 -probe a -sample 1/0",
         "watch -pid 7 -fn f -sample 1/9 -results",
         "trace -count -sample 1/9 -prog x",
+        "watch -pid 7 -probe a -where arg0>",
+        "watch -pid 7 -fn f -where arg0>5 -results",
+        "trace -latency a,b -where arg0>5 -prog x",
         "observe -pid 7",
         "observe -clean",
         // Flags without a value or of other commands, and a command that does not exist.

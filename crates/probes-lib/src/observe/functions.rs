@@ -75,7 +75,7 @@ pub(crate) struct ObservedFunction {
     timing: Option<Timing>,
     /// If its calls are recorded. If they are neither timed nor recorded, they are counted.
     watching: Option<Watching>,
-    /// If its calls are counted, which of them; `None`: all.
+    /// If its calls are counted or recorded, which of them; `None`: all.
     filter: Option<Arc<FilterRole>>,
     /// What its histogram is of; then its calls are not counted.
     integer: Option<Arc<IntegerRole>>,
@@ -177,12 +177,17 @@ impl ObservedFunctions {
             histogram: observation.histogram.as_ref(),
             words: &words,
         };
+        let chooses = observation.filter.is_some();
+        let choice = Questions {
+            histogram: None,
+            ..questions
+        };
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
             if is_timed.contains(&key) {
                 Wanted::Timed
             } else if is_watched.contains(&key) {
-                Wanted::Watched(&words)
+                Wanted::Watched(&words, chooses.then_some(&choice))
             } else {
                 Wanted::Counted(asks.then_some(&questions))
             }
@@ -265,7 +270,7 @@ impl ObservedFunctions {
         let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed);
         let has_results = |place: &FunctionPlace<'_>| {
             let is_function = place.offset == 0 && place.selected_by.name().is_none();
-            is_function && matches!(wanted(place), Wanted::Watched(words) if words.has_results())
+            is_function && matches!(wanted(place), Wanted::Watched(words, _) if words.has_results())
         };
         let mut planned_with_exits = places.iter().filter(|it| is_timed(it) || has_results(it));
         let exit_planner = planned_with_exits.next().is_some();
@@ -298,7 +303,7 @@ impl ObservedFunctions {
             let shown = shown_name(name.as_ref().map(|it| it.text.clone()), address, place);
             let (mut filter, mut integer) = (None, None);
             let mut lacks_argument = false;
-            if let Wanted::Counted(Some(questions)) = wanted(place) {
+            if let Some(questions) = wanted(place).questions() {
                 let words = questions.words;
                 let (scope, arguments) =
                     words.scope(&shown, place, address, is_ocaml, may_be_ocaml);
@@ -325,7 +330,7 @@ impl ObservedFunctions {
                 };
                 stack.and_then(|stack| patching.timed(place, stack, is_ocaml))
             } else {
-                if let Wanted::Watched(words) = wanted(place) {
+                if let Wanted::Watched(words, _) = wanted(place) {
                     watching = Some(words.of_place(place, address, is_ocaml, may_be_ocaml));
                 }
                 let entry = patching.counted(place);
@@ -646,7 +651,7 @@ impl ObservedFunction {
         self.watching.as_ref()
     }
 
-    /// Returns which of its calls are counted; `None`: all.
+    /// Returns which of its calls are counted or recorded; `None`: all.
     pub(crate) fn filter(&self) -> Option<&Arc<FilterRole>> {
         self.filter.as_ref()
     }
@@ -684,10 +689,21 @@ enum Wanted<'w> {
     /// With questions, only some calls, or a histogram of them.
     Counted(Option<&'w Questions<'w>>),
     Timed,
-    Watched(&'w WatchedWords),
+    /// With questions, only some calls.
+    Watched(&'w WatchedWords, Option<&'w Questions<'w>>),
 }
 
-/// What is asked of calls that are counted.
+impl<'w> Wanted<'w> {
+    fn questions(self) -> Option<&'w Questions<'w>> {
+        match self {
+            Wanted::Counted(questions) | Wanted::Watched(_, questions) => questions,
+            Wanted::Timed => None,
+        }
+    }
+}
+
+/// What is asked of calls that are counted or recorded.
+#[derive(Clone, Copy)]
 struct Questions<'w> {
     /// Which of them.
     filter: Option<&'w Expression>,

@@ -35,7 +35,7 @@ pub struct Observation {
     pub(crate) sample: Option<NonZeroU64>,
     pub(crate) self_times: bool,
     pub(crate) by_caller: bool,
-    /// Which hits are counted.
+    /// Which hits are counted, and watched.
     pub(crate) filter: Option<Expression>,
     /// What the histograms are of that are made instead of counting.
     pub(crate) histogram: Option<Expression>,
@@ -71,8 +71,9 @@ impl Observation {
         self
     }
 
-    /// Counts only the hits for which this is true; by itself those that it has no answer for
-    /// ([`Counts::untyped`](crate::Counts::untyped)).
+    /// Counts and records only the hits for which this is true; by itself those that it has no answer for
+    /// ([`Counts::untyped`](crate::Counts::untyped), [`Events::untyped`](crate::Events::untyped)). What is timed, it does not
+    /// concern. It cannot be combined with [`Observation::watch_results`].
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -214,7 +215,7 @@ impl Observation {
     }
 
     /// Records only every `every`th of the hits that are watched: of each site of a probe, and of each function, the hits are
-    /// counted by all threads together. How many are not recorded is known exactly
+    /// counted by all threads together; of those for which [`Observation::only_where`] is true. How many are not recorded is known exactly
     /// ([`Events::skipped`](crate::Events::skipped)). It cannot be combined with [`Observation::watch_results`]: which return
     /// belongs to which call is not known.
     ///
@@ -230,6 +231,11 @@ impl Observation {
     pub fn sample(mut self, every: NonZeroU64) -> Observation {
         self.sample = Some(every);
         self
+    }
+
+    /// Returns whether not all hits are recorded.
+    pub(crate) fn records_some(&self) -> bool {
+        self.sample.is_some() || self.filter.is_some()
     }
 
     /// Returns whether it can only observe a program with probes: it selects probes, or nothing at

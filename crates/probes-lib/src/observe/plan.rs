@@ -91,7 +91,7 @@ impl ObservationPlan {
         program: Arc<Program>,
         functions: Arc<ObservedFunctions>,
     ) -> Result<ObservationPlan> {
-        if observation.watches_results && observation.sample.is_some() {
+        if observation.watches_results && observation.records_some() {
             return Err(ObserveError::ResultsOfSomeCalls.into());
         }
         let (mut roles, histograms) = roles(observation, &program)?;
@@ -338,13 +338,7 @@ fn roles(
         let role = &mut roles[site];
         let site = program.site(site);
         role.is_counted = observation.histogram.is_none();
-        if let Some(expression) = &observation.filter {
-            let filter = expression.filter(&scope_of(name, site));
-            role.filter = Some(Arc::new(FilterRole {
-                filter: filter.map_err(ObserveError::Expression)?,
-                arguments: sources_of(site),
-            }));
-        }
+        role.filter = filter_of(observation, name, site)?;
         if let Some(expression) = &observation.histogram {
             let integer = expression.integer(&scope_of(name, site));
             let integer = integer.map_err(ObserveError::Expression)?;
@@ -389,7 +383,8 @@ fn roles(
         role.ends
             .sort_by_key(|end| matches!(end, PairEnd::Start(_)));
     }
-    for site in selected(program, &observation.watched)? {
+    for (name, site) in selected_by_name(program, &observation.watched)? {
+        roles[site].filter = filter_of(observation, name, program.site(site))?;
         let arguments = program.site(site).site.arguments().take(MAX_ARGUMENTS);
         roles[site].watched = Some(WatchRole {
             point: 0,
@@ -401,6 +396,22 @@ fn roles(
         });
     }
     Ok((roles, histograms))
+}
+
+/// Returns which hits of a site are counted, or recorded; `None`: all.
+fn filter_of(
+    observation: &Observation,
+    name: &str,
+    site: LiveSite<'_>,
+) -> Result<Option<Arc<FilterRole>>> {
+    let Some(expression) = &observation.filter else {
+        return Ok(None);
+    };
+    let filter = expression.filter(&scope_of(name, site));
+    Ok(Some(Arc::new(FilterRole {
+        filter: filter.map_err(ObserveError::Expression)?,
+        arguments: sources_of(site),
+    })))
 }
 
 /// Returns what expressions can ask of the hits of a site.

@@ -494,6 +494,11 @@ impl Role {
         *self == Role::default()
     }
 
+    /// Returns whether only the hits for which a filter is true are watched.
+    pub(crate) fn chooses_records(&self) -> bool {
+        self.watched.is_some() && self.filter.is_some()
+    }
+
     /// Returns whether hits are watched, and nothing else is recorded of them.
     pub(crate) fn is_only_watched(&self) -> bool {
         let others = !self.ends.is_empty() || self.timed.is_some() || self.histogram.is_some();

@@ -8,8 +8,8 @@
 //!              pair     push the time to this thread's stack of times in the shared data, or
 //!                       pop it (trampoline/pair.rs)
 //!              values   add what an expression is to a histogram (trampoline/values.rs)
-//!              watch    write a record into the ring of this group (trampoline/record.rs), maybe of every Nth hit only
-//!                       (trampoline/sampling.rs)
+//!              watch    write a record into the ring of this group (trampoline/record.rs), maybe only if a filter is true
+//!                       (trampoline/filter.rs), and of every Nth hit only (trampoline/sampling.rs)
 //!              restore registers
 //!        tail  disabled: ret        enabled: jmp wrapper, which returns to the point
 //!
@@ -56,7 +56,7 @@ use iced_x86::{
 };
 
 use self::count::{CountPointers, SlowPath};
-use self::filter::FilterContext;
+use self::filter::{FilterContext, SavedAt};
 use self::function_record::{RecordPointers, Recorded};
 use self::saved::{LockedRegisters, Place, Saving};
 use self::template::{CountTemplate, CountTemplates};
@@ -95,8 +95,9 @@ struct Pointers {
     count: CountPointers,
     /// The index of the point, and of its counter.
     point: usize,
-    /// The index of its second counter, if hits are filtered.
+    /// The index of its second counter, if hits are filtered, and where that is which all threads share.
     untyped: usize,
+    untyped_locked: LiveAddr,
     /// Its counter of the hits of which some are recorded, if they are sampled.
     sampled: LiveAddr,
     /// The place in memory that holds the address of the shared data.
@@ -111,6 +112,7 @@ impl Pointers {
             count: CountPointers::of(arena),
             point,
             untyped: arena.untyped_counter(point),
+            untyped_locked: arena.locked_counter(arena.untyped_counter(point)),
             sampled: arena.locked_counter(arena.sampled_counter(point)),
             shared: arena.shared_pointer(),
             layout: sharing.shared,
@@ -178,6 +180,7 @@ pub(crate) fn arena_code(
                 shared: arena.shared_pointer(),
                 in_program: arena.data().plus(claim::IN_PROGRAM),
                 layout: sharing.shared,
+                untyped: arena.locked_counter(arena.untyped_counter(index)),
                 sampled: arena.locked_counter(arena.sampled_counter(index)),
                 saved: LockedRegisters {
                     at: arena.saved_registers(),
@@ -229,7 +232,9 @@ fn of_recorded_function(
     let function = watched.function.ok_or(DoesNotFit)?;
     let code_at = |at, what| {
         let mmx_is_free = site.mmx_is_free();
-        function_record::code(at, what, watched, function, mmx_is_free, pointers)
+        let filter = role.filter.as_deref();
+        let watched = (watched, function, filter);
+        function_record::code(at, what, watched, mmx_is_free, pointers)
     };
     let mut code = Vec::new();
     if function.part != FunctionPart::Return {
@@ -375,7 +380,7 @@ fn filter_and_count(
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
     let context = FilterContext {
         saved,
-        saved_at: None,
+        saved_at: SavedAt::Copies,
         pushed,
         shared: pointers.shared,
         layout: pointers.layout,
@@ -429,7 +434,7 @@ fn count_behind_lock(
     saving.save(a)?;
     let context = FilterContext {
         saved,
-        saved_at: Some(locked.at.plus(8)),
+        saved_at: SavedAt::Address(locked.registers()),
         pushed: 0,
         shared: pointers.shared,
         layout: pointers.layout,
@@ -524,6 +529,7 @@ fn len_of_function(
             shared: near,
             in_program: near,
             layout,
+            untyped: near,
             sampled: near,
             saved: LockedRegisters {
                 at: near,
@@ -544,6 +550,7 @@ fn len_of_function(
             },
             point: 0,
             untyped: 0,
+            untyped_locked: near,
             sampled: near,
             shared: near,
             layout,
@@ -569,6 +576,7 @@ fn len(role: &Role, layout: SharedLayout) -> Result<u64, DoesNotFit> {
         count,
         point: 0,
         untyped: 0,
+        untyped_locked: at,
         sampled: at,
         shared: at,
         layout,
@@ -612,9 +620,9 @@ fn recording(
     let saved = saved_for(role);
     let sample = role.watched.as_ref().and_then(|watched| watched.sample);
     // Of a hit of which nothing is recorded, only these are saved.
-    let first = sample.filter(|_| role.is_only_watched());
+    let first = sample.filter(|_| role.is_only_watched() && !role.chooses_records());
     let is_first = |(register, _): &&Saved| first.is_some() && [rax, rdx].contains(register);
-    let (mut skipped, mut recorded) = (a.create_label(), a.create_label());
+    let mut skipped = a.create_label();
     for (register, copy) in saved.iter().filter(is_first) {
         a.movq(*copy, *register)?;
     }
@@ -625,12 +633,12 @@ fn recording(
         a.movq(*copy, *register)?;
     }
     let mut slow_paths = Vec::new();
-    if role.may_be_untyped() {
+    if role.chooses_records() {
+        // That comes last.
+    } else if role.may_be_untyped() {
         let mut over = a.create_label();
-        // The return address.
-        let pushed = 8;
         slow_paths.extend(filter_and_count(
-            &mut a, role, pointers, saved, pushed, over,
+            &mut a, role, pointers, saved, PUSHED, over,
         )?);
         a.set_label(&mut over)?;
         a.nop()?;
@@ -638,23 +646,57 @@ fn recording(
         slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
     }
     if role.is_timed() {
-        // From here on rbx is the address of the shared data, and rsi the time.
-        load(&mut a, rbx, pointers.shared)?;
-        a.rdtsc()?;
-        a.shl(rdx, 32)?;
-        a.lea(rsi, qword_ptr(rdx + rax))?;
+        find_shared_and_time(&mut a, pointers)?;
     }
     for end in &role.ends {
         pair::end(&mut a, *end, &role.marks, saved, pointers.layout)?;
     }
     if let Some(watched) = &role.watched {
+        let mut over = a.create_label();
+        let mut untyped = a.create_label();
+        if let Some(filter) = &role.filter {
+            let context = FilterContext {
+                saved,
+                saved_at: SavedAt::Copies,
+                pushed: PUSHED,
+                shared: pointers.shared,
+                layout: pointers.layout,
+            };
+            filter::filter(&mut a, filter, context, over, untyped)?;
+            let restore = |a: &mut CodeAssembler| {
+                let mut saved = saved.iter();
+                saved.try_for_each(|(register, copy)| a.movq(*register, *copy))
+            };
+            if let Some(histogram) = &role.histogram {
+                let (mut no_value, mut added) = (a.create_label(), a.create_label());
+                filter::integer(&mut a, &histogram.integer, context, no_value)?;
+                values::add(&mut a, histogram, context)?;
+                a.jmp(added)?;
+                a.set_label(&mut no_value)?;
+                restore(&mut a)?;
+                slow_paths.push(count::lookup(&mut a, pointers.count, pointers.untyped)?);
+                // There is another label.
+                a.nop()?;
+                a.set_label(&mut added)?;
+                a.nop()?;
+            } else if role.is_counted {
+                restore(&mut a)?;
+                slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
+            }
+            find_shared_and_time(&mut a, pointers)?;
+        }
         let later = sample.filter(|_| first.is_none());
         if let Some(every) = later {
-            sampling::unless_chosen(&mut a, every, pointers.sampled, recorded)?;
+            sampling::unless_chosen(&mut a, every, pointers.sampled, over)?;
         }
         record::record(&mut a, watched, saved, pointers.layout)?;
-        if later.is_some() {
-            a.set_label(&mut recorded)?;
+        if role.filter.is_some() {
+            a.jmp(over)?;
+            a.set_label(&mut untyped)?;
+            a.add_instruction(locked_increment(pointers.untyped_locked)?)?;
+        }
+        if role.filter.is_some() || later.is_some() {
+            a.set_label(&mut over)?;
             // There may be another label.
             a.nop()?;
         }
@@ -684,6 +726,17 @@ fn recording(
 }
 
 const JUMP_LEN: usize = 5;
+
+/// How many bytes the trampoline of a site has on the stack: its return address.
+const PUSHED: u64 = 8;
+
+/// Emits the code that loads the address of the shared data into rbx, and the time into rsi. Uses rax and rdx.
+fn find_shared_and_time(a: &mut CodeAssembler, pointers: &Pointers) -> Result<(), IcedError> {
+    load(a, rbx, pointers.shared)?;
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.lea(rsi, qword_ptr(rdx + rax))
+}
 
 /// Returns a jump that is `JUMP_LEN` bytes long.
 fn jump_to(target: LiveAddr, at: u64) -> Result<Vec<u8>, IcedError> {

@@ -64,6 +64,8 @@ struct Function {
 struct Readings {
     /// In the order of `points`.
     figures: Vec<Figures>,
+    /// Hits that are not counted because `-where` has no answer for them; `None` without it.
+    untyped: Option<u64>,
     /// In the order in which the pairs were given.
     times: Vec<PairLatency>,
 }
@@ -152,7 +154,7 @@ impl Model {
         let mut model = Model {
             now: Readings {
                 figures: vec![Figures::default(); points.len()],
-                times: Vec::new(),
+                ..Readings::default()
             },
             points,
             probe_count,
@@ -204,6 +206,11 @@ impl Model {
         if self.frozen.is_none() {
             self.arrange();
         }
+    }
+
+    /// Takes how many hits are not counted because `-where` has no answer for them.
+    pub(super) fn set_untyped(&mut self, untyped: Option<u64>) {
+        self.now.untyped = untyped;
     }
 
     /// Takes the times of all pairs.
@@ -389,6 +396,11 @@ impl Model {
     pub(super) fn enabled_count(&self) -> usize {
         let is_on = |point: &&Point| point.state == Some(State::Enabled);
         self.points.iter().filter(is_on).count()
+    }
+
+    /// How many hits are not counted because `-where` has no answer for them; `None` without it.
+    pub(super) fn untyped(&self) -> Option<u64> {
+        self.readings().untyped
     }
 
     /// All hits together, and their rate.

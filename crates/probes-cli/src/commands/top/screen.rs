@@ -214,11 +214,11 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
         let functions = number_of(model.function_count(), "function");
         second += &format!("{functions}, {} called; ", model.called_count());
     }
-    second += &format!(
-        "{} hits, {}/s; by {by}{reversed}",
-        grouped(hits),
-        rate_text(rate),
-    );
+    second += &format!("{} hits, {}/s; ", grouped(hits), rate_text(rate));
+    if let Some(untyped) = model.untyped() {
+        second += &format!("{} untyped; ", grouped(untyped));
+    }
+    second += &format!("by {by}{reversed}");
     if !model.filter().is_empty() {
         let filter = Escaped(model.filter());
         second += &format!("; {} with \"{filter}\"", model.shown_count());

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use probes_lib::{Event, EventKind, Value};
 use serde::{Serialize, Serializer};
 
-use super::{Location, argument_names, float_in_ocaml};
+use super::{Location, Missing, argument_names, float_in_ocaml};
 use crate::failure::Failure;
 use crate::output::format::{VERSION, json};
 use crate::output::function_sources::CallView;
@@ -27,11 +27,10 @@ pub(super) fn hit(event: &Event, location: &Location) -> Result<String, Failure>
 }
 
 /// The line that says how many hits were not shown.
-pub(super) fn missing(lost: u64, skipped: u64) -> Result<String, Failure> {
-    json(&Missing {
+pub(super) fn missing(missing: Missing) -> Result<String, Failure> {
+    json(&MissingLine {
         version: VERSION,
-        lost,
-        skipped,
+        missing,
     })
 }
 
@@ -98,10 +97,10 @@ enum Argument<'a> {
 /// How many hits were not shown.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "missing")]
-struct Missing {
+struct MissingLine {
     version: u32,
-    lost: u64,
-    skipped: u64,
+    #[serde(flatten)]
+    missing: Missing,
 }
 
 impl<'h> HitFields<'h> {

@@ -54,6 +54,9 @@ pub struct Events {
     pub dropped: u64,
     /// How many hits were not recorded because of [`Observation::sample`](crate::Observation::sample).
     pub skipped: u64,
+    /// How many hits were not recorded because [`Observation::only_where`](crate::Observation::only_where) has no answer for
+    /// them; `None` if that is not asked.
+    pub untyped: Option<u64>,
 }
 
 /// A hit.
@@ -181,52 +184,57 @@ pub(crate) struct EventReader {
     pages: ReadablePages,
     begun: Instant,
     renewed: Instant,
-    lost: LostCalls,
+    /// Of calls that could not be recorded, because no registers could be saved.
+    lost: PointCounters,
+    /// Of hits that the filter has no answer for, if there is one.
+    untyped: Option<PointCounters>,
     skipped: SkippedHits,
 }
 
-/// Counters of calls that could not be recorded, because no registers could be saved.
-#[derive(Debug, Default)]
-struct LostCalls {
-    /// Where those of an arena are, and which of its points may lose calls.
+/// Counters of some points, which all threads share.
+#[derive(Debug)]
+struct PointCounters {
+    /// Where those of an arena are, and which of its points have them.
     counters: Vec<(LiveAddr, Vec<bool>)>,
-    /// How many there were at the last reading.
+    /// Their sum at the last reading.
     known: u64,
 }
 
-impl LostCalls {
-    /// Returns where the counters of a plan are, whose points are in these arenas.
-    fn of(plan: &ObservationPlan, arenas: &[Arena]) -> LostCalls {
+impl PointCounters {
+    /// Returns those of the points of a plan that `have` them; the counter of the first point of an arena is the one with the
+    /// index that `first` returns.
+    fn of(
+        plan: &ObservationPlan,
+        arenas: &[Arena],
+        have: impl Fn(&PlannedPoint) -> bool,
+        first: impl Fn(&Arena) -> usize,
+    ) -> PointCounters {
         let mut points = plan.points.iter();
         let counters = arenas.iter().filter_map(|arena| {
-            let may_lose = |planned: &PlannedPoint| {
-                let watched = planned.role.watched.as_ref();
-                watched.is_some_and(|it| it.function.is_some_and(|it| !it.is_ocaml))
-            };
             let these = points.by_ref().take(arena.points.len());
-            let may_lose: Vec<bool> = these.map(may_lose).collect();
-            let has_any = may_lose.contains(&true);
-            has_any.then(|| (arena.locked_counter(0), may_lose))
+            let have: Vec<bool> = these.map(&have).collect();
+            let has_any = have.contains(&true);
+            has_any.then(|| (arena.locked_counter(first(arena)), have))
         });
-        LostCalls {
+        PointCounters {
             counters: counters.collect(),
             known: 0,
         }
     }
 
-    /// Returns how many were lost since the last reading.
+    /// Returns what was added to them since the last reading.
     fn read(&mut self, pid: i32, source: &impl ReadMemory) -> Result<u64> {
         let mut sum = 0_u64;
-        for (at, may_lose) in &self.counters {
-            let counters = data_source::read(pid, source, *at, 8 * may_lose.len() as u64)?;
-            let counters = counters.chunks_exact(8).zip(may_lose);
-            let counters = counters.filter(|(_, may_lose)| **may_lose);
-            let lost = counters.map(|(counter, _)| word(counter, 0));
-            sum = lost.fold(sum, u64::saturating_add);
+        for (at, have) in &self.counters {
+            let counters = data_source::read(pid, source, *at, 8 * have.len() as u64)?;
+            let counters = counters.chunks_exact(8).zip(have);
+            let counters = counters.filter(|(_, has_one)| **has_one);
+            let values = counters.map(|(counter, _)| word(counter, 0));
+            sum = values.fold(sum, u64::saturating_add);
         }
-        let lost = sum.saturating_sub(self.known);
+        let added = sum.saturating_sub(self.known);
         self.known = sum;
-        Ok(lost)
+        Ok(added)
     }
 }
 
@@ -325,7 +333,10 @@ impl EventReader {
             pages,
             begun: Instant::now(),
             renewed: Instant::now(),
-            lost: LostCalls::of(plan, arenas),
+            lost: PointCounters::of(plan, arenas, may_lose_calls, |_| 0),
+            untyped: plan.points.iter().any(is_filtered).then(|| {
+                PointCounters::of(plan, arenas, is_filtered, |arena| arena.untyped_counter(0))
+            }),
             skipped: SkippedHits::of(plan, arenas),
         }
     }
@@ -348,10 +359,13 @@ impl EventReader {
             let (pid, at) = (process.pid(), self.rings.shared);
             Error::of_read(pid, MemoryPart::ObservationData, at, source)
         })?;
+        let untyped = self.untyped.as_mut();
+        let untyped = untyped.map(|it| it.read(process.pid(), source));
         let mut events = Events {
             events: Vec::new(),
             dropped: records.dropped,
             skipped: self.skipped.read(process.pid(), source)?,
+            untyped: untyped.transpose()?,
         };
         let lost = self.lost.read(process.pid(), source)?;
         events.dropped = events.dropped.saturating_add(lost);
@@ -479,6 +493,17 @@ impl EventReader {
         let validity = self.layout.validity();
         (validity + validity::SINCE, since.to_le_bytes().to_vec())
     }
+}
+
+/// Returns whether a point records calls, and may find no place to save registers.
+fn may_lose_calls(planned: &PlannedPoint) -> bool {
+    let watched = planned.role.watched.as_ref();
+    watched.is_some_and(|it| it.function.is_some_and(|it| !it.is_ocaml))
+}
+
+/// Returns whether only the hits of a point are recorded for which a filter is true.
+fn is_filtered(planned: &PlannedPoint) -> bool {
+    planned.role.chooses_records()
 }
 
 /// Returns the points of a plan that are watched, by index.

@@ -12,6 +12,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
+use super::saved::unless_room_on_stack;
 use super::value_pages::unless_of_values;
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
 use crate::address::{LiveAddr, PAGE};
@@ -27,13 +28,23 @@ use crate::observe::value_pages::ValuePages;
 /// The registers that hold numbers. The first two are those that counting uses as well.
 const POOL: [AsmRegister64; 5] = [rcx, rdx, rax, rsi, r8];
 
+/// Where registers are saved.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum SavedAt {
+    /// In their copies.
+    Copies,
+    /// At an address, one after the other.
+    Address(LiveAddr),
+    /// Below the stack pointer if there is room, or else at an address ([`Place::StackOrLock`]).
+    StackOrAddress(LiveAddr),
+}
+
 /// What the code of a filter needs to know.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FilterContext {
     /// The registers that are saved, at least [`saved`].
     pub(super) saved: &'static [Saved],
-    /// Where they are saved if it is not in their copies: one after the other.
-    pub(super) saved_at: Option<LiveAddr>,
+    pub(super) saved_at: SavedAt,
     /// How many bytes the trampoline has on the stack below what is there at the point: its return address, or nothing.
     pub(super) pushed: u64,
     /// Where the address of the shared data is.
@@ -371,7 +382,18 @@ impl FilterCode<'_, '_> {
         let is_it = |(saved, _): &Saved| Register::from(*saved) == register;
         let place = self.context.saved.iter().position(is_it);
         match (self.context.saved_at, place) {
-            (Some(at), Some(place)) => load(self.a, to, at.plus(8 * place as u64)),
+            (SavedAt::Address(at), Some(place)) => load(self.a, to, at.plus(8 * place as u64)),
+            (SavedAt::StackOrAddress(at), Some(place)) => {
+                let (mut elsewhere, mut over) = (self.a.create_label(), self.a.create_label());
+                unless_room_on_stack(self.a, elsewhere)?;
+                let depth = self.context.saved.len() - place;
+                self.a.mov(to, qword_ptr(rsp - 8 * depth as i32))?;
+                self.a.jmp(over)?;
+                self.a.set_label(&mut elsewhere)?;
+                load(self.a, to, at.plus(8 * place as u64))?;
+                self.a.set_label(&mut over)?;
+                self.a.nop()
+            }
             _ => load_at_point(self.a, to, register, self.context.saved),
         }
     }

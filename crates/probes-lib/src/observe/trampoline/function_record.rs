@@ -18,13 +18,16 @@ use iced_x86::code_asm::{
     r10d, r11, rax, rbx, rcx, rdi, rdx, rsi, sil,
 };
 
+use super::filter::{self, FilterContext, SavedAt};
 use super::record::{self, unless_readable};
 use super::sampling;
 use super::saved::{LockedRegisters, Place, Saving};
-use super::{SAVED_IF_TIMED, load, load_at_point};
+use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
-use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
+use crate::observe::point::{
+    ArgumentSource, FilterRole, FunctionPart, WatchRole, WatchedFunction, Words,
+};
 
 /// What the code refers to.
 #[derive(Clone, Copy)]
@@ -34,6 +37,8 @@ pub(super) struct RecordPointers {
     /// The byte that tells forked children apart (`claim::IN_PROGRAM`), which only functions that are timed need.
     pub(super) in_program: LiveAddr,
     pub(super) layout: SharedLayout,
+    /// The counter of the hits that a filter has no answer for, if they are filtered.
+    pub(super) untyped: LiveAddr,
     /// The counter of the hits of which some are recorded, if they are sampled.
     pub(super) sampled: LiveAddr,
     pub(super) saved: LockedRegisters,
@@ -53,8 +58,7 @@ pub(super) enum Recorded {
 pub(super) fn code(
     at: LiveAddr,
     what: Recorded,
-    watched: &WatchRole,
-    function: WatchedFunction,
+    (watched, function, filter): (&WatchRole, WatchedFunction, Option<&FilterRole>),
     mmx_is_free: bool,
     pointers: RecordPointers,
 ) -> Result<Vec<u8>, IcedError> {
@@ -83,7 +87,23 @@ pub(super) fn code(
         Some(rdi),
     );
     saving.save(&mut a)?;
-    let mut skipped = a.create_label();
+    let (mut skipped, mut untyped) = (a.create_label(), a.create_label());
+    if let Some(filter) = filter {
+        let locked = pointers.saved.registers();
+        let context = FilterContext {
+            saved: &SAVED_IF_TIMED,
+            saved_at: match place {
+                Place::Mmx | Place::StackOrMmx => SavedAt::Copies,
+                Place::Lock => SavedAt::Address(locked),
+                Place::StackOrLock => SavedAt::StackOrAddress(locked),
+            },
+            pushed: 0,
+            shared: pointers.shared,
+            layout: pointers.layout,
+        };
+        filter::filter(&mut a, filter, context, skipped, untyped)?;
+        saving.restore_base(&mut a)?;
+    }
     if let Some(every) = watched.sample {
         sampling::unless_chosen(&mut a, every, pointers.sampled, skipped)?;
     }
@@ -104,7 +124,12 @@ pub(super) fn code(
         }
     }
     record::end(&mut a)?;
-    if watched.sample.is_some() {
+    if filter.is_some() {
+        a.jmp(skipped)?;
+        a.set_label(&mut untyped)?;
+        a.add_instruction(locked_increment(pointers.untyped)?)?;
+    }
+    if watched.sample.is_some() || filter.is_some() {
         a.set_label(&mut skipped)?;
         // There may be another label.
         a.nop()?;

@@ -31,6 +31,13 @@ pub(super) struct LockedRegisters {
     pub(super) lost: LiveAddr,
 }
 
+impl LockedRegisters {
+    /// Where the registers are.
+    pub(super) fn registers(self) -> LiveAddr {
+        self.at.plus(8)
+    }
+}
+
 /// Where registers are saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -97,8 +104,7 @@ impl Saving {
         if !self.place.is_stack_first() {
             return self.save_elsewhere(a);
         }
-        a.test(esp, IN_PAGE)?;
-        a.je(self.elsewhere)?;
+        unless_room_on_stack(a, self.elsewhere)?;
         for (index, (register, _)) in self.used.iter().enumerate() {
             a.mov(self.on_stack(index), *register)?;
         }
@@ -113,8 +119,7 @@ impl Saving {
     /// Emits the code that restores them, and the end.
     pub(super) fn restore(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         if self.place.is_stack_first() {
-            a.test(esp, IN_PAGE)?;
-            a.je(self.from_elsewhere)?;
+            unless_room_on_stack(a, self.from_elsewhere)?;
             for (index, (register, _)) in self.used.iter().enumerate() {
                 a.mov(*register, self.on_stack(index))?;
             }
@@ -128,6 +133,30 @@ impl Saving {
         a.set_label(&mut self.end)?;
         // A label needs an instruction.
         a.nop()
+    }
+
+    /// Emits the code that loads the address of the saved registers again, if it was lost.
+    pub(super) fn restore_base(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        let Some(base) = self.base.filter(|_| !self.place.has_mmx()) else {
+            return Ok(());
+        };
+        let mut known = a.create_label();
+        self.load_locked_base(a, base)?;
+        if self.place.is_stack_first() {
+            unless_room_on_stack(a, known)?;
+            a.lea(base, self.on_stack(0))?;
+        }
+        a.set_label(&mut known)?;
+        a.nop()
+    }
+
+    fn load_locked_base(
+        &self,
+        a: &mut CodeAssembler,
+        base: AsmRegister64,
+    ) -> Result<(), IcedError> {
+        let first = at_address(self.behind_lock(0));
+        a.add_instruction(Instruction::with2(Code::Lea_r64_m, base.into(), first)?)
     }
 
     fn save_elsewhere(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
@@ -145,11 +174,10 @@ impl Saving {
             );
             a.add_instruction(Instruction::with2(Code::Mov_rm64_r64, place, register)?)?;
         }
-        if let Some(base) = self.base {
-            let first = at_address(self.behind_lock(0));
-            a.add_instruction(Instruction::with2(Code::Lea_r64_m, base.into(), first)?)?;
+        match self.base {
+            Some(base) => self.load_locked_base(a, base),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn restore_elsewhere(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
@@ -188,6 +216,15 @@ impl Saving {
 
     /// Returns where a register is saved behind the lock.
     fn behind_lock(&self, index: usize) -> LiveAddr {
-        self.locked.at.plus(8 * (1 + index as u64))
+        self.locked.registers().plus(8 * index as u64)
     }
+}
+
+/// Emits a jump to `otherwise` unless there is room for registers below the stack pointer.
+pub(super) fn unless_room_on_stack(
+    a: &mut CodeAssembler,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    a.test(esp, IN_PAGE)?;
+    a.je(otherwise)
 }

@@ -31,6 +31,7 @@ fn pointers(layout: SharedLayout) -> Pointers {
         },
         point: 0x2f,
         untyped: 0x12f,
+        untyped_locked: LiveAddr(0x5555_0000_0b00),
         sampled: LiveAddr(0x5555_0000_0c00),
         shared: LiveAddr(0x5555_0000_0030),
         layout,
@@ -339,6 +340,7 @@ fn forked_child_leaves_timed_code_at_once() {
         shared: LiveAddr(0x5555_0000_0030),
         in_program,
         layout: SharedLayout::default(),
+        untyped: LiveAddr(0x5555_0000_0b00),
         sampled: LiveAddr(0x5555_0000_0a00),
         saved: locked,
     };

@@ -339,7 +339,7 @@ fn finished(
     let kept = kept.iter().filter(is_kept);
     let context = FilterContext {
         saved,
-        saved_at: None,
+        saved_at: SavedAt::Copies,
         pushed: 8,
         shared: LiveAddr(CODE),
         layout: SharedLayout {
