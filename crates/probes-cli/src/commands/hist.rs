@@ -36,8 +36,8 @@ what is not below HI. Quantiles are as precise as the steps then.
 
 Hits are selected by -probe, -regexp, -fn and -usdt, as for `count`, and by -where.
 
-With -interval it also prints the histograms so far, in lines that begin with the seconds so far; on a
-terminal, it redraws a table of their figures. JSON has every bucket that has values.";
+With -interval it also prints the histograms so far, where the line of figures begins with the seconds so
+far; on a terminal, it redraws a table of the figures. JSON has every bucket that has values.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes hist -pid N -of EXPR [FLAGS]", after_help = with_regexp_help(HELP))]

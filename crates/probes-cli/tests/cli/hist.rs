@@ -306,6 +306,40 @@ fn programs_have_histograms_from_their_start() {
 }
 
 #[test]
+fn hits_are_shown_beside_histograms() {
+    for (filter, hits, untyped) in [
+        ("", 10, 0),
+        (" -where arg3==42", 10, 0),
+        (" -where arg3==43", 0, 0),
+        (" -where len(arg0)==1", 0, 10),
+    ] {
+        let file = program("shown");
+        let flags = format!("trace -json -hist ints,constants -of arg3 -watch ints{filter} -prog");
+        let words = flags.split(' ').map(std::ffi::OsStr::new);
+        let words = words.chain([file.as_os_str()]);
+        let mut tool = crate::support::command(words);
+        let mut tool = Talker::spawn(tool.stderr(std::process::Stdio::piped()));
+        tool.ask("hit 10", "done");
+        tool.close_input();
+        let mut stderr = String::new();
+        let mut pipe = tool.guard().child().stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
+        let said: Vec<Value> = stderr.lines().map(object).collect();
+        let shown = said.iter().filter(|it| it["type"] == "hit").count();
+        assert_eq!(shown, hits, "{filter}: {stderr}");
+        let found = said.iter().find(|it| it["type"] == "histogram").unwrap();
+        let ints = histogram(found, "ints");
+        assert_eq!(
+            (&ints["count"], &ints["untyped"]),
+            (&hits.into(), &untyped.into())
+        );
+        if hits > 0 {
+            assert_exact(ints, &Values::from([(42, 10)]));
+        }
+    }
+}
+
+#[test]
 fn probes_and_functions_have_histograms_together() {
     let mut target = Talker::start(&program("shown"));
     let pid = target.pid();
@@ -319,6 +353,30 @@ fn probes_and_functions_have_histograms_together() {
         assert_exact(one, &Values::from([(7, 5)]));
     }
     assert_eq!(all.iter().filter(|it| it["address"].is_string()).count(), 2);
+}
+
+#[test]
+fn usdt_probes_have_histograms() {
+    for file in fixture_forms("usdt") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let tool = making("-usdt demo:* -of 7 -json", pid);
+        // Their arguments are not known. The code comes to the second site of `guarded` in every second round.
+        target.ask("fire 1 1000", "fired");
+        let json = object(&tool.end().answer());
+        let mut counts = Vec::new();
+        for one in json["histograms"].as_array().unwrap() {
+            let count = one["count"].as_u64().unwrap();
+            assert_eq!(
+                (&one["untyped"], &one["sum"]),
+                (&0.into(), &(7 * count).into())
+            );
+            counts.push(count);
+        }
+        counts.sort_unstable();
+        assert_eq!(counts, [500, 1000, 1000, 1000], "{json}");
+        assert!(!is_observed(pid));
+    }
 }
 
 #[test]

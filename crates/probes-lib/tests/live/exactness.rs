@@ -7,6 +7,7 @@ use std::process::Command;
 
 use probes_lib::{
     Action, Event, Events, Observation, ObservationReport, Options, Selector, Target, Value,
+    ValueHistogram,
 };
 use test_support::process::Image;
 use test_support::{Talker, eventually, fixture_forms};
@@ -274,6 +275,97 @@ fn observation_equals_the_handlers_count() {
                     let counted = observed.counts.hits(&name);
                     assert_eq!(counted, Some(hits - handled[&name]), "{name}");
                 }
+                before = after;
+            }
+        }
+    }
+}
+
+/// Asserts that each thread has as many values in a histogram as the program says that it made `hits`, where values are numbers of
+/// threads or, if `has_rounds`, those of rounds, too.
+fn check_histogram(
+    histogram: &ValueHistogram,
+    has_rounds: bool,
+    before: &[ThreadCounts],
+    own: &[ThreadCounts],
+    hits: impl Fn(&ThreadCounts) -> u64,
+) {
+    let what = format!("{}: {own:?}", histogram.name());
+    let mut found = vec![0; own.len()];
+    for bucket in histogram.buckets() {
+        let least = bucket.least.unwrap();
+        let thread = if has_rounds { least >> 40 } else { least };
+        found[thread as usize] += bucket.count;
+    }
+    let expected: Vec<u64> = own.iter().map(&hits).collect();
+    assert_eq!(found, expected, "{what}");
+    assert_eq!(histogram.untyped(), 0, "{what}");
+    // The rounds of a thread follow each other, from one that is known if the thread waited before.
+    let (mut least, mut most) = (0, 0);
+    for (thread, (before, own)) in (0_i128..).zip(before.iter().zip(own)) {
+        let (many, rounds) = (i128::from(hits(own)), i128::from(own.rounds));
+        let number = if has_rounds { thread << 40 } else { thread };
+        let mut from_first = many * number;
+        if has_rounds {
+            from_first += many * i128::from(before.rounds) + many * (many - 1) / 2;
+            most += many * (rounds - many);
+        }
+        least += from_first;
+        most += from_first;
+    }
+    let sum = histogram.sum().unwrap();
+    assert!((least..=most).contains(&sum), "{sum}, {what}");
+    if has_rounds && own.len() == 1 && histogram.count() > 0 {
+        let (first, last) = (histogram.min().unwrap(), histogram.max().unwrap());
+        let count = i128::from(histogram.count());
+        assert_eq!(
+            (last - first + 1, (first + last) * count / 2),
+            (count, sum),
+            "{what}"
+        );
+    }
+}
+
+// promise: Observations: Histograms agree to the last hit, with their exact sum, with a program that counts the hits of each of its
+//    threads (20 observations each of 1, 4 and 16 threads)
+#[test]
+fn histograms_equal_the_programs_own_count() {
+    for file in fixture_forms("self_counting") {
+        for threads in [1, 4, 16] {
+            let mut talker = start(&file, threads);
+            let target = Target::open(talker.pid()).unwrap();
+            let mut before = pause_and_report(&mut talker);
+            for cycle in 0..20 {
+                let has_rounds = cycle % 2 == 1;
+                let of = if has_rounds { "arg0" } else { "arg0 >> 40" };
+                let observation = Observation::new().count(Selector::All);
+                let observation = observation.histogram_of(of.parse().unwrap());
+                if cycle % 3 > 0 {
+                    talker.ask("go", "going");
+                }
+                let mut observer = target.observe(&observation, options()).unwrap();
+                if cycle % 3 == 0 {
+                    talker.ask("go", "going");
+                }
+                eventually("there are values", || {
+                    let histograms = observer.histograms().unwrap();
+                    let have_values = histograms.iter().all(|it| it.count() > 1000);
+                    have_values.then_some(())
+                });
+                let (observed, after) = if cycle % 5 == 0 {
+                    let after = pause_and_report(&mut talker);
+                    (observer.remove().unwrap(), after)
+                } else {
+                    let observed = observer.remove().unwrap();
+                    (observed, pause_and_report(&mut talker))
+                };
+                let own = since(&before, &after);
+                let [starts, stops] = &observed.histograms[..] else {
+                    panic!("{:?}", observed.histograms);
+                };
+                check_histogram(starts, has_rounds, &before, &own, |own| own.starts);
+                check_histogram(stops, has_rounds, &before, &own, |own| own.stops);
+                assert_eq!(observed.counts.total(), 0);
                 before = after;
             }
         }
