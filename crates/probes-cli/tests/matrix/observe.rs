@@ -122,7 +122,7 @@ fn domains_that_collect_garbage_are_counted_exactly() {
 }
 
 // promise: Functions: Calls of a function in 1, 4 and 16 domains, with threads and while one collects garbage, are
-//    counted and timed to the last one (24 observations in each chroot)
+//    counted, timed and in histograms to the last one (36 observations in each chroot)
 #[test]
 fn calls_in_domains_are_counted_and_timed() {
     let [pie, nopie] = program_forms("ocaml5/domains");
@@ -138,29 +138,36 @@ fn calls_in_domains_are_counted_and_timed() {
         let target = Target::open(pid).unwrap();
         let round = FunctionSelector::Glob("Domains.round".parse().unwrap());
         let counting = Observation::new().count_functions(round.clone());
+        let values = counting.clone().histogram_of("7".parse().unwrap());
         let timing = Observation::new().time_functions(round);
-        for cycle in 0..2 * CALL_CYCLES {
+        for cycle in 0..3 * CALL_CYCLES {
             let first = rounds(&mut talker, "pause");
-            let observation = [&counting, &timing][cycle % 2];
+            let observation = [&counting, &timing, &values][cycle % 3];
             let mut observer = target.observe(observation, options()).unwrap();
             talker.ask("go", "going");
             eventually("there are calls", || {
                 let timed = observer.function_latencies().unwrap();
                 let timed: u64 = timed.iter().map(|it| it.count()).sum();
-                (observer.counts().unwrap().total() + timed > 0).then_some(())
+                let values = observer.histograms().unwrap();
+                let values: u64 = values.iter().map(|it| it.count()).sum();
+                (observer.counts().unwrap().total() + timed + values > 0).then_some(())
             });
             let last = rounds(&mut talker, "pause");
             let report = observer.remove().unwrap();
             talker.ask("go", "going");
             let counted = report.counts.functions().map(|it| it.hits);
+            let values = report.histograms.iter().map(|it| {
+                assert_eq!(it.sum(), Some(7 * i128::from(it.count())));
+                it.count() + it.untyped()
+            });
             // One of its probes raises.
             let timed = report.function_latencies.iter().map(|it| {
                 assert_eq!((it.lost(), it.unmatched_exits()), (0, 0));
                 it.count() + it.unwound() + it.running()
             });
-            let calls: Vec<u64> = counted.chain(timed).collect();
+            let calls: Vec<u64> = counted.chain(timed).chain(values).collect();
             // The code of each of its three probes has its name, too. There is hardly room to time it.
-            let least = if cycle % 2 == 0 { 4 } else { 1 };
+            let least = if cycle % 3 == 1 { 1 } else { 4 };
             assert!((least..=4).contains(&calls.len()), "{calls:?}");
             let expected = vec![last - first; calls.len()];
             assert_eq!(calls, expected, "{}: {cycle}", file.display());
