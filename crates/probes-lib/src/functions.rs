@@ -89,6 +89,8 @@ pub(crate) enum SelectedBy {
     Usdt {
         name: Arc<str>,
         semaphore: Option<FileAddr>,
+        /// The argument string of its note.
+        arguments: Arc<[u8]>,
     },
 }
 
@@ -394,6 +396,7 @@ impl Functions {
                 let selected_by = SelectedBy::Usdt {
                     name: probe.into(),
                     semaphore: site.semaphore,
+                    arguments: (&*site.arguments).into(),
                 };
                 places.push(object.place(function, address, named_by, selected_by));
             }

@@ -31,6 +31,7 @@ mod point;
 pub(crate) mod read;
 pub(crate) mod shadow;
 mod trampoline;
+mod usdt_arguments;
 mod value_pages;
 mod watching;
 

@@ -54,6 +54,9 @@ FUNCTION before FILE:LINE. With -results there is a line for each return, too, w
 of the arguments; a call that ends with an exception, or with a jump to another function in tail position,
 has none.
 
+With -usdt it shows the hits of USDT probes that C and other languages have, such as 'postgresql:query__*', with
+the arguments that the note of the site tells of. While they are watched, their semaphores are raised by one.
+
 With -rate, hits are shown once a second: R of those that came in it, chosen at random, so that each
 had the same chance, and all if they are no more.
 
@@ -73,7 +76,8 @@ when the command ends.";
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
     ocaml-probes watch -pid N -probe NAMES [FLAGS]
-       ocaml-probes watch -pid N -fn GLOBS [FLAGS]")]
+       ocaml-probes watch -pid N -fn GLOBS [FLAGS]
+       ocaml-probes watch -pid N -usdt GLOBS [FLAGS]")]
 #[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {

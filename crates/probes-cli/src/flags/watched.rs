@@ -7,6 +7,7 @@ use super::filter::FilterFlags;
 use super::function_selection::FunctionFlags;
 use super::probe_selection::ProbeFlags;
 use super::sample::SampleFlag;
+use super::usdt::UsdtFlags;
 
 /// The most arguments of a call that are shown.
 const MOST_ARGUMENTS: u8 = 6;
@@ -18,6 +19,8 @@ pub(crate) struct WatchedFlags {
     probes: ProbeFlags,
     #[command(flatten)]
     functions: FunctionFlags,
+    #[command(flatten)]
+    usdt: UsdtFlags,
     #[command(flatten)]
     calls: CallFlags,
     #[command(flatten)]
@@ -51,17 +54,20 @@ impl Flags for WatchedFlags {
     type Value = Watched;
 
     fn check(self) -> Result<Watched, String> {
-        let functions = self.functions.selectors()?;
+        let mut functions = self.functions.selectors()?;
+        if functions.is_empty() {
+            self.calls.refuse_without("-fn")?;
+        }
+        functions.extend(self.usdt.selectors()?);
         let probes = if self.probes.is_empty() {
             Vec::new()
         } else {
             self.probes.check()?
         };
         if probes.is_empty() && functions.is_empty() {
-            return Err("needs -probe NAMES, -regexp RE, -fn GLOBS or -gc WORK".to_owned());
-        }
-        if functions.is_empty() {
-            self.calls.refuse_without("-fn")?;
+            return Err(
+                "needs -probe NAMES, -regexp RE, -fn GLOBS, -usdt GLOBS or -gc WORK".to_owned(),
+            );
         }
         self.calls
             .refuse_results_of_some(&self.filter, self.sample)?;

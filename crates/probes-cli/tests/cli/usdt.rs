@@ -13,7 +13,7 @@ use crate::support::{is_observed, run};
 
 /// The two bytes of the semaphore of `demo:guarded`, which gdb reads.
 #[track_caller]
-fn semaphore(pid: i32) -> String {
+pub(crate) fn semaphore(pid: i32) -> String {
     let mut gdb = Command::new("gdb");
     gdb.args(["-nx", "-batch", "-p", &pid.to_string(), "-ex"]);
     let shown = output(gdb.arg(r#"printf "= %u\n", *(unsigned short *)&demo_guarded_semaphore"#));

@@ -94,6 +94,19 @@ impl ElfFile {
         may_export && self.exported(name).is_some()
     }
 
+    /// Returns the address of the only symbol of this name that the file defines, local ones included.
+    pub(crate) fn data_symbol(&self, name: &str) -> Option<FileAddr> {
+        let tables = [SymbolTable::Static, SymbolTable::Dynamic];
+        let mut found = tables.into_iter().filter_map(|table| {
+            let [found] = self.symbols(table).ok()??.find([name]).ok()?;
+            let first = found.first()?.address;
+            // Two files that it was linked from may each have their own.
+            let is_only = found.iter().all(|it| it.address == first);
+            Some(is_only.then_some(first))
+        });
+        found.next()?
+    }
+
     /// Returns the address of a symbol that the file exports.
     pub(crate) fn exported(&self, name: &str) -> Option<FileAddr> {
         let symbols = self.symbols(SymbolTable::Dynamic).ok()??;

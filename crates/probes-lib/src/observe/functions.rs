@@ -333,7 +333,9 @@ impl ObservedFunctions {
                 if let Wanted::Watched(words, _) = wanted(place) {
                     watching = Some(words.of_place(place, address, is_ocaml, may_be_ocaml));
                 }
-                let entry = patching.counted(place);
+                // At another instruction, its arguments may not be there.
+                let is_exact = wanted(place).asks_arguments() && place.selected_by.is_usdt();
+                let entry = patching.counted(place, is_exact);
                 match has_results(place).then(|| patching.with_returns(place)) {
                     None => entry,
                     Some(Ok((best, returns))) => Ok(PlannedPatches {
@@ -694,6 +696,11 @@ enum Wanted<'w> {
 }
 
 impl<'w> Wanted<'w> {
+    /// Returns whether the arguments of calls are needed.
+    fn asks_arguments(self) -> bool {
+        matches!(self, Wanted::Watched(..)) || self.questions().is_some()
+    }
+
     fn questions(self) -> Option<&'w Questions<'w>> {
         match self {
             Wanted::Counted(questions) | Wanted::Watched(_, questions) => questions,
@@ -777,12 +784,16 @@ struct Patching<'p> {
 }
 
 impl Patching<'_> {
-    /// Plans the patch of a place that is counted.
-    fn counted(&self, place: &FunctionPlace<'_>) -> std::result::Result<PlannedPatches, Refusal> {
+    /// Plans the patch of a place that is counted; unless it `is_exact`, maybe that of an instruction that is executed as often.
+    fn counted(
+        &self,
+        place: &FunctionPlace<'_>,
+        is_exact: bool,
+    ) -> std::result::Result<PlannedPatches, Refusal> {
         let range = place.function.function.range();
         let at = FileAddr(range.start.0 + place.offset);
         let planned = self.counted_at(range, at, place.offset, place.selected_by.is_usdt());
-        if planned.is_ok() || place.selected_by.name().is_none() {
+        if planned.is_ok() || is_exact || place.selected_by.name().is_none() {
             return planned;
         }
         let mut others = self.planner.executed_with(range, at).into_iter();

@@ -390,6 +390,7 @@ fn roles(
             point: 0,
             function: None,
             sample: observation.sample,
+            formats: Vec::new(),
             arguments: arguments
                 .map(|it| ArgumentSource::of(it.as_ref()))
                 .collect(),
@@ -520,6 +521,7 @@ mod tests {
                 point,
                 function: None,
                 sample: None,
+                formats: Vec::new(),
                 arguments: vec![
                     ArgumentSource::Register(Register::RAX),
                     ArgumentSource::Stack(8),

@@ -393,6 +393,8 @@ pub(crate) struct WatchRole {
     /// The index of the point in its plan, which identifies its records.
     pub(crate) point: u32,
     pub(crate) arguments: Vec<ArgumentSource>,
+    /// What they are, of a USDT probe; of others it is known by the site, or they are words.
+    pub(crate) formats: Vec<ArgumentFormat>,
     /// Every how many hits are recorded; `None`: all.
     pub(crate) sample: Option<NonZeroU64>,
     /// Of a point in a function; the others are sites.
@@ -447,12 +449,57 @@ pub(crate) enum ArgumentSource {
     Vector(Register),
     /// 8 bytes on the stack, at this offset from the stack pointer at the point.
     Stack(u32),
+    /// Anywhere in memory; only of USDT probes.
+    Memory(MemorySource),
+    /// A number; only of USDT probes.
+    Constant(u64),
     /// Somewhere else: it is not read.
     Unknown,
 }
 
+/// An operand in memory: the sum of registers and a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MemorySource {
+    pub(crate) base: Option<Register>,
+    /// A register, and by what it is multiplied.
+    pub(crate) index: Option<(Register, u8)>,
+    /// Without registers, the address of data of the object that the point is in, which are mapped as long as that is.
+    pub(crate) displacement: i64,
+    /// How many bytes it has: 1, 2, 4 or 8.
+    pub(crate) size: u8,
+}
+
+impl MemorySource {
+    pub(crate) fn is_static(self) -> bool {
+        self.base.is_none() && self.index.is_none()
+    }
+
+    /// Returns whether it usually is in the frame of the point: relative to the stack pointer, or to the frame pointer.
+    pub(crate) fn is_near_stack(self) -> bool {
+        matches!(self.base, Some(Register::RSP | Register::RBP))
+    }
+}
+
+/// What an argument of a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ArgumentFormat {
+    /// How many bytes it has.
+    pub(crate) size: u8,
+    pub(crate) signed: bool,
+    pub(crate) is_float: bool,
+}
+
+impl ArgumentFormat {
+    /// Any word.
+    pub(crate) const WORD: ArgumentFormat = ArgumentFormat {
+        size: 8,
+        signed: false,
+        is_float: false,
+    };
+}
+
 /// Only offsets from the stack pointer below this many bytes are read: frames are smaller.
-const STACK_OFFSET_LIMIT: i32 = 1 << 16;
+pub(crate) const STACK_OFFSET_LIMIT: i32 = 1 << 16;
 
 impl FilterRole {
     /// Returns whether the filter reads memory, the stack included.
@@ -472,7 +519,11 @@ impl IntegerRole {
 
 fn is_on_stack(arguments: &[ArgumentSource], index: u8) -> bool {
     let source = arguments.get(usize::from(index));
-    matches!(source, Some(ArgumentSource::Stack(_)))
+    match source {
+        Some(ArgumentSource::Stack(_)) => true,
+        Some(ArgumentSource::Memory(memory)) => !memory.is_static(),
+        _ => false,
+    }
 }
 
 impl Role {
@@ -528,8 +579,17 @@ impl ArgumentSource {
     }
 }
 
+/// Returns the 64-bit register of this name, the stack pointer included.
+pub(crate) fn base_register(name: &str) -> Option<Register> {
+    if name == "rsp" {
+        return Some(Register::RSP);
+    }
+    let is_whole = name.starts_with('r') && !name.ends_with(['d', 'w', 'b']);
+    general(name).filter(|_| is_whole)
+}
+
 /// Returns the source for a register of this name.
-fn register_source(name: &str) -> ArgumentSource {
+pub(crate) fn register_source(name: &str) -> ArgumentSource {
     if let Some(register) = general(name) {
         return ArgumentSource::Register(register);
     }

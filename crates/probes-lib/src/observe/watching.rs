@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 use iced_x86::Register;
 use nix::fcntl::OFlag;
 
-use crate::address::LiveAddr;
+use crate::address::{FileAddr, LiveAddr};
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
 use crate::elf::parameters;
@@ -17,6 +17,7 @@ use crate::observe::closures::Currying;
 use crate::observe::layout::shared::MAX_ARGUMENTS;
 use crate::observe::observation::Observation;
 use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
+use crate::observe::usdt_arguments::{UsdtArgument, usdt_arguments};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
@@ -29,6 +30,8 @@ pub(crate) struct Watching {
     arguments: usize,
     /// Whether it has as many, six or more; an instruction has none.
     is_number_known: bool,
+    /// Those of a USDT probe.
+    usdt: Option<Vec<UsdtArgument>>,
     /// See [`WatchRole::sample`].
     sample: Option<NonZeroU64>,
 }
@@ -91,6 +94,12 @@ impl WatchedWords {
         is_ocaml: bool,
         may_be_ocaml: bool,
     ) -> (Scope, Vec<ArgumentSource>) {
+        if let SelectedBy::Usdt { name, .. } = &place.selected_by {
+            let arguments = of_usdt(place);
+            let parameters = arguments.iter().map(|it| it.parameter()).collect();
+            let scope = Scope::of(format!("USDT probe {name}"), &**name, parameters);
+            return (scope, arguments.iter().map(|it| it.source).collect());
+        }
         let is_inside = place.offset > 0 || place.selected_by.name().is_some();
         let (known, registers, kind) = if is_ocaml {
             let known = self.ocaml_arguments.get(&address);
@@ -102,15 +111,9 @@ impl WatchedWords {
             (known, &C_ARGUMENTS, ParameterKind::Word)
         };
         let point = match &place.selected_by {
-            SelectedBy::Usdt { name, .. } => format!("USDT probe {name}"),
             SelectedBy::Line(line) => format!("source line {line}"),
-            SelectedBy::Function if is_inside => format!("instruction {name}"),
-            SelectedBy::Function => format!("function {name}"),
-        };
-        // What `probe` is.
-        let name = match &place.selected_by {
-            SelectedBy::Usdt { name, .. } => name,
-            SelectedBy::Line(_) | SelectedBy::Function => name,
+            _ if is_inside => format!("instruction {name}"),
+            _ => format!("function {name}"),
         };
         // One without a name may have either calling convention.
         let known = known.filter(|_| !is_inside && is_ocaml == may_be_ocaml);
@@ -148,7 +151,12 @@ impl WatchedWords {
             (true, false) => Words::Text,
         };
         let are_values = is_ocaml && known.is_some();
-        let words = if are_values { Words::Values } else { result };
+        let usdt = place.selected_by.is_usdt().then(|| of_usdt(place));
+        let words = match (self.may_ask, are_values) {
+            (true, _) if usdt.is_some() => Words::Text,
+            (_, true) => Words::Values,
+            _ => result,
+        };
         let arguments = known.copied().unwrap_or(self.unknown_arguments);
         Watching {
             function: WatchedFunction {
@@ -169,9 +177,25 @@ impl WatchedWords {
                 0
             },
             is_number_known: is_inside || known.is_some(),
+            usdt,
             sample: self.sample,
         }
     }
+}
+
+/// Returns the arguments of the site of a USDT probe.
+fn of_usdt(place: &FunctionPlace<'_>) -> Vec<UsdtArgument> {
+    let SelectedBy::Usdt { arguments, .. } = &place.selected_by else {
+        return Vec::new();
+    };
+    let object = place.function.object;
+    usdt_arguments(arguments, |name, offset, size| {
+        let found = object.elf().data_symbol(name)?;
+        let address = FileAddr(found.0.wrapping_add(offset as u64));
+        let mut segments = object.elf().loaded();
+        let is_mapped = segments.any(|segment| segment.holds_in_memory(address, size.into()));
+        Some(object.load_bias()?.live(address)).filter(|_| is_mapped)
+    })
 }
 
 /// Returns how many arguments functions of C, C++ and Rust are passed in general registers, by their addresses, as far as the
@@ -247,12 +271,16 @@ impl Watching {
                 self.arguments()
             },
             sample: self.sample,
+            formats: self.usdt.iter().flatten().map(|it| it.format).collect(),
             function: Some(function),
         }
     }
 
     /// Returns where the arguments are that are recorded: the registers in which the function is passed them.
     fn arguments(&self) -> Vec<ArgumentSource> {
+        if let Some(arguments) = &self.usdt {
+            return arguments.iter().map(|it| it.source).collect();
+        }
         let registers: &[Register] = if self.function.is_ocaml {
             &OCAML_ARGUMENTS
         } else {

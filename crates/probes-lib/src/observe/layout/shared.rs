@@ -141,6 +141,8 @@ pub(crate) mod record {
     /// Of an argument: its value, the header of its block, and the first words of the block.
     pub(crate) const VALUE: u64 = 0;
     pub(crate) const BLOCK_HEADER: u64 = 8;
+    /// Instead of the header: the argument is in memory that could not be read, at the address that its value is.
+    pub(crate) const UNREAD: u64 = 1;
     pub(crate) const COPY: u64 = 16;
     /// Words of the block that are copied: one more than is shown, because a string that just fits
     /// in those has its end in the next word.

@@ -1,6 +1,7 @@
 //! [`Event`]: one hit, from the record that a trampoline has written of it.
 
 use std::collections::HashMap;
+use std::iter;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared::{SharedLayout, record, validity};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::ArgumentSource;
+use crate::observe::point::{ArgumentFormat, ArgumentSource};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::{Rings, word};
 use crate::observe::read::value::{Custom, Recorded, Value};
@@ -308,6 +309,7 @@ struct ArgumentShape {
     source: ArgumentSource,
     size: u8,
     signed: bool,
+    is_float: bool,
     is_c: bool,
 }
 
@@ -520,18 +522,21 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
         else {
             continue;
         };
-        let is_c = watched.function.is_none_or(|it| !it.is_ocaml);
-        let shape = |source: &ArgumentSource| ArgumentShape {
+        let is_c = watched.function.is_none_or(|it| !it.is_ocaml) || !watched.formats.is_empty();
+        let shape = |(source, format): (&ArgumentSource, ArgumentFormat)| ArgumentShape {
             source: *source,
-            size: 8,
-            signed: false,
+            size: format.size,
+            signed: format.signed,
+            is_float: format.is_float,
             is_c,
         };
+        let formats = watched.formats.iter().copied();
+        let formats = formats.chain(iter::repeat(ArgumentFormat::WORD));
         let has_results = watched.function.is_some_and(|it| it.has_results);
         let watched = WatchedPoint {
             of: EventOf::Function(function),
-            arguments: watched.arguments.iter().map(shape).collect(),
-            result: has_results.then(|| shape(&ArgumentSource::RESULT)),
+            arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
+            result: has_results.then(|| shape((&ArgumentSource::RESULT, ArgumentFormat::WORD))),
         };
         points.insert(index, watched);
     }
@@ -549,6 +554,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                     source: *source,
                     size: argument.as_ref().map_or(8, |it| it.size),
                     signed: argument.is_some_and(|it| it.signed),
+                    is_float: false,
                     is_c: false,
                 });
             let watched = WatchedPoint {
@@ -579,6 +585,7 @@ fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
         source: shape.source,
         size: shape.size,
         signed: shape.signed,
+        is_float: shape.is_float,
         is_c: shape.is_c,
         value: word(record, at + record::VALUE),
         header: word(record, at + record::BLOCK_HEADER),
@@ -694,6 +701,7 @@ mod tests {
             source: ArgumentSource::Stack(8),
             size: 4,
             signed: true,
+            is_float: false,
             is_c: false,
         };
         let at = record::ARGUMENTS + record::ARGUMENT_LEN;

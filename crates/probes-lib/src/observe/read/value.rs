@@ -87,6 +87,8 @@ pub(crate) struct Recorded<'r> {
     /// Its size in bytes.
     pub(crate) size: u8,
     pub(crate) signed: bool,
+    /// Whether it is a float of this size; what is in a vector register always is one.
+    pub(crate) is_float: bool,
     /// Whether it is a word of C.
     pub(crate) is_c: bool,
     pub(crate) value: u64,
@@ -102,14 +104,22 @@ impl Recorded<'_> {
     pub(crate) fn decode(&self, custom: impl FnOnce(u64) -> Custom) -> Value {
         match self.source {
             ArgumentSource::Unknown => return Value::Unknown,
+            // It holds the address instead.
+            ArgumentSource::Memory(_) if self.header == record::UNREAD => {
+                return Value::Unread(self.value);
+            }
+            _ if self.is_float && self.size == 4 => {
+                return Value::Float(f32::from_bits(self.value as u32).into());
+            }
             ArgumentSource::Vector(_) => return Value::Float(f64::from_bits(self.value)),
-            ArgumentSource::Register(_) | ArgumentSource::Stack(_) => {}
-        }
-        if self.is_c {
-            return self.word();
+            _ if self.is_float => return Value::Float(f64::from_bits(self.value)),
+            _ => {}
         }
         if self.size < 8 {
             return Value::Int(self.narrow());
+        }
+        if self.is_c {
+            return self.word();
         }
         if self.value & 1 == 1 {
             return Value::Int(self.value as i64 >> 1);
@@ -230,6 +240,7 @@ mod tests {
             source: ArgumentSource::Register(Register::RDI),
             size: 8,
             signed: false,
+            is_float: false,
             is_c: false,
             value,
             header,
@@ -265,6 +276,7 @@ mod tests {
                 source: ArgumentSource::Stack(8),
                 size,
                 signed,
+                is_float: false,
                 is_c: false,
                 value,
                 header: 0,
@@ -338,6 +350,7 @@ mod tests {
                 source: ArgumentSource::Register(Register::RDI),
                 size: 8,
                 signed: false,
+                is_float: false,
                 is_c: true,
                 value,
                 header: 0,

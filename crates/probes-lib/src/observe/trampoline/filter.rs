@@ -7,11 +7,12 @@
 //! and then without its validity: the frame of the point is mapped.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, edi, get_gpr32, get_xmm,
-    qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, edi, get_gpr32,
+    get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use iced_x86::{IcedError, Register};
 
+use super::function_record::RED_ZONE;
 use super::saved::unless_room_on_stack;
 use super::value_pages::unless_of_values;
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
@@ -22,7 +23,9 @@ use crate::expression::typed::{
 };
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{SharedLayout, validity};
-use crate::observe::point::{ArgumentSource, FilterRole, IntegerRole};
+use crate::observe::point::{
+    ArgumentSource, FilterRole, IntegerRole, MemorySource, STACK_OFFSET_LIMIT,
+};
 use crate::observe::value_pages::ValuePages;
 
 /// The registers that hold numbers. The first two are those that counting uses as well.
@@ -359,6 +362,8 @@ impl FilterCode<'_, '_> {
                         self.unless_listed(to, 7)?;
                         self.a.mov(to, qword_ptr(to))
                     }
+                    ArgumentSource::Memory(memory) => self.memory(memory, to),
+                    ArgumentSource::Constant(number) => self.a.mov(to, number),
                     ArgumentSource::Unknown => self.a.jmp(self.untyped),
                 }
             }
@@ -374,6 +379,41 @@ impl FilterCode<'_, '_> {
                 self.unless_readable_value(to, at)?;
                 self.a.mov(to, qword_ptr(to + at))
             }
+        }
+    }
+
+    /// Emits the code that loads an operand in memory: data of the object, or what is in the frame of the point.
+    fn memory(&mut self, memory: MemorySource, to: AsmRegister64) -> Result<(), IcedError> {
+        match memory.base {
+            Some(Register::RSP) => {
+                let offset = memory.displacement as i32 + self.context.pushed as i32;
+                self.a.lea(to, qword_ptr(rsp + offset))?;
+            }
+            Some(base) => {
+                self.register(base, to)?;
+                self.a.add(to, memory.displacement as i32)?;
+            }
+            None => self.a.mov(to, memory.displacement)?,
+        }
+        if let Some((index, scale)) = memory.index {
+            self.register(index, r9)?;
+            self.a.lea(to, qword_ptr(to + r9 * u32::from(scale)))?;
+        }
+        if !memory.is_static() {
+            self.a.lea(rdi, qword_ptr(rsp - RED_ZONE))?;
+            self.a.mov(r9, to)?;
+            self.a.sub(r9, rdi)?;
+            self.a.cmp(r9, STACK_OFFSET_LIMIT)?;
+            self.a.jae(self.untyped)?;
+            self.unless_listed(to, 0)?;
+            self.unless_listed(to, i32::from(memory.size) - 1)?;
+        }
+        let low = low(to);
+        match memory.size {
+            1 => self.a.movzx(low, byte_ptr(to)),
+            2 => self.a.movzx(low, word_ptr(to)),
+            4 => self.a.mov(low, dword_ptr(to)),
+            _ => self.a.mov(to, qword_ptr(to)),
         }
     }
 

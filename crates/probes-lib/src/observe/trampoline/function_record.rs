@@ -12,11 +12,11 @@
 //! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or behind a lock
 //! (trampoline/saved.rs).
 
-use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, byte_ptr, eax, edi, edx, esi, get_gpr64, get_xmm, qword_ptr, r9, r10,
-    r10d, r11, rax, rbx, rcx, rdi, rdx, rsi, sil,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, edi, edx, esi, get_gpr64,
+    get_xmm, qword_ptr, r9, r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil, word_ptr,
 };
+use iced_x86::{IcedError, Register};
 
 use super::filter::{self, FilterContext, SavedAt};
 use super::record::{self, unless_readable};
@@ -26,7 +26,8 @@ use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
 use crate::observe::point::{
-    ArgumentSource, FilterRole, FunctionPart, WatchRole, WatchedFunction, Words,
+    ArgumentFormat, ArgumentSource, FilterRole, FunctionPart, MemorySource, STACK_OFFSET_LIMIT,
+    WatchRole, WatchedFunction, Words,
 };
 
 /// What the code refers to.
@@ -113,13 +114,24 @@ pub(super) fn code(
     a.lea(rsi, qword_ptr(rdx + rax))?;
     record::begin(&mut a, point, function.is_from_start, pointers.layout)?;
     for (index, source) in (0..).zip(sources) {
-        value(&mut a, index, *source, place)?;
+        match source {
+            ArgumentSource::Memory(memory) => {
+                let asks = words == Words::Text;
+                operand(&mut a, index, *memory, (place, asks), pointers)?;
+                saving.restore_base(&mut a)?;
+            }
+            _ => value(&mut a, index, *source, place)?,
+        }
     }
     if !sources.is_empty() {
         a.mov(qword_ptr(rcx + layout_of::COPIED), 0)?;
     }
     for (index, source) in (0..).zip(sources) {
-        if matches!(source, ArgumentSource::Register(_)) {
+        let format = watched.formats.get(index as usize).copied();
+        let format = format.unwrap_or(ArgumentFormat::WORD);
+        let is_number = format.size < 8 || format.is_float;
+        let is_vector = matches!(source, ArgumentSource::Vector(_) | ArgumentSource::Unknown);
+        if !is_number && !is_vector {
             memory(&mut a, index, words, pointers)?;
         }
     }
@@ -146,24 +158,123 @@ fn value(
     place: Place,
 ) -> Result<(), IcedError> {
     let value = qword_ptr(rcx + record::argument_at(index) + layout_of::VALUE);
-    let register = match source {
-        ArgumentSource::Register(register) => register,
+    match source {
+        ArgumentSource::Register(register) => load_saved(a, rdx, register, place)?,
         ArgumentSource::Vector(register) => {
             return match get_xmm(register) {
                 Some(register) => a.movq(value, register),
                 None => Ok(()),
             };
         }
-        ArgumentSource::Stack(_) | ArgumentSource::Unknown => return Ok(()),
-    };
-    let mut saved = SAVED_IF_TIMED.iter();
-    let used = saved.position(|(it, _)| get_gpr64(register) == Some(*it));
-    match used {
-        Some(used) if place != Place::Mmx => a.mov(rdx, qword_ptr(rdi + 8 * used as i32))?,
-        _ => load_at_point(a, rdx, register, &SAVED_IF_TIMED)?,
+        ArgumentSource::Constant(number) => a.mov(rdx, number)?,
+        ArgumentSource::Stack(_) | ArgumentSource::Memory(_) | ArgumentSource::Unknown => {
+            return Ok(());
+        }
     }
     a.mov(value, rdx)
 }
+
+/// Emits the code that loads what a register held at the point.
+fn load_saved(
+    a: &mut CodeAssembler,
+    to: AsmRegister64,
+    register: Register,
+    place: Place,
+) -> Result<(), IcedError> {
+    let mut saved = SAVED_IF_TIMED.iter();
+    let used = saved.position(|(it, _)| get_gpr64(register) == Some(*it));
+    match used {
+        Some(used) if place != Place::Mmx => a.mov(to, qword_ptr(rdi + 8 * used as i32)),
+        _ => load_at_point(a, to, register, &SAVED_IF_TIMED),
+    }
+}
+
+/// Emits the code that writes an operand in memory into the record, or its address if it cannot be read: the kernel is asked if
+/// the code `asks` it, and of what is not in the frame of the point, the table of pages as well. Uses all registers but rbx,
+/// rcx and r8.
+fn operand(
+    a: &mut CodeAssembler,
+    index: u64,
+    memory: MemorySource,
+    (place, asks): (Place, bool),
+    pointers: RecordPointers,
+) -> Result<(), IcedError> {
+    let at = record::argument_at(index);
+    let value = qword_ptr(rcx + at + layout_of::VALUE);
+    let header = qword_ptr(rcx + at + layout_of::BLOCK_HEADER);
+    let mut unread = a.create_label();
+    let mut is_in_one_word = a.create_label();
+    match memory.base {
+        Some(base) => {
+            load_saved(a, rdx, base, place)?;
+            a.add(rdx, memory.displacement as i32)?;
+        }
+        None => a.mov(rdx, memory.displacement)?,
+    }
+    if let Some((index, scale)) = memory.index {
+        load_saved(a, rax, index, place)?;
+        a.lea(rdx, qword_ptr(rdx + rax * u32::from(scale)))?;
+    }
+    a.mov(value, rdx)?;
+    if !memory.is_static() {
+        a.mov(header, layout_of::UNREAD as i32)?;
+        if !asks {
+            return Ok(());
+        }
+        a.and(rdx, -8)?;
+        unless_operand_readable(a, memory, pointers, unread)?;
+        if memory.size > 1 {
+            let last = i32::from(memory.size) - 1;
+            a.mov(rdx, value)?;
+            a.lea(rax, qword_ptr(rdx + last))?;
+            a.xor(rax, rdx)?;
+            a.test(eax, -8)?;
+            a.je(is_in_one_word)?;
+            a.add(rdx, last)?;
+            a.and(rdx, -8)?;
+            unless_operand_readable(a, memory, pointers, unread)?;
+            a.set_label(&mut is_in_one_word)?;
+        }
+        a.mov(rdx, value)?;
+    }
+    match memory.size {
+        1 => a.movzx(edx, byte_ptr(rdx))?,
+        2 => a.movzx(edx, word_ptr(rdx))?,
+        4 => a.mov(edx, dword_ptr(rdx))?,
+        _ => a.mov(rdx, qword_ptr(rdx))?,
+    }
+    a.mov(value, rdx)?;
+    a.mov(header, 0)?;
+    a.set_label(&mut unread)?;
+    a.nop()
+}
+
+/// Emits a jump to `otherwise` unless the word at rdx, a part of an operand, may be read.
+fn unless_operand_readable(
+    a: &mut CodeAssembler,
+    memory: MemorySource,
+    pointers: RecordPointers,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    if !memory.is_near_stack() {
+        return unless_certain(a, 0, pointers, otherwise);
+    }
+    // The frame of a function that was just called may be in pages that the table does not have yet.
+    let mut is_near = a.create_label();
+    a.lea(rax, qword_ptr(rsp - RED_ZONE))?;
+    a.mov(r9, rdx)?;
+    a.sub(r9, rax)?;
+    a.cmp(r9, STACK_OFFSET_LIMIT)?;
+    a.jb(is_near)?;
+    a.mov(rax, rdx)?;
+    unless_readable(a, pointers.layout, otherwise)?;
+    a.set_label(&mut is_near)?;
+    a.nop()?;
+    unless_kernel_reads(a, 0, pointers, otherwise)
+}
+
+/// How many bytes below the stack pointer a function may use (psABI 3.2.2).
+pub(super) const RED_ZONE: i32 = 128;
 
 /// Emits the code that copies what an argument points to into the record.
 fn memory(
@@ -264,11 +375,21 @@ fn unless_certain(
     pointers: RecordPointers,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
+    a.lea(rax, qword_ptr(rdx + offset))?;
+    unless_readable(a, pointers.layout, otherwise)?;
+    unless_kernel_reads(a, offset, pointers, otherwise)
+}
+
+/// The same, if the kernel says so.
+fn unless_kernel_reads(
+    a: &mut CodeAssembler,
+    offset: i32,
+    pointers: RecordPointers,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
     /// No signal is blocked or unblocked with it: the lowest bits of the address of a record are 0, so this is neither 0,
     /// 1 nor 2.
     const NO_HOW: i32 = 4;
-    a.lea(rax, qword_ptr(rdx + offset))?;
-    unless_readable(a, pointers.layout, otherwise)?;
     a.lea(rsi, qword_ptr(rdx + offset))?;
     // The system call changes rax, rcx and r11; rdi and rsi stay as they are.
     a.mov(rbx, r11)?;

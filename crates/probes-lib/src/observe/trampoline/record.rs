@@ -112,6 +112,8 @@ fn argument(
             unless_readable(a, layout, over)?;
             a.mov(rdx, qword_ptr(rdx))?;
         }
+        // Sites of OCaml have none of these.
+        ArgumentSource::Memory(_) | ArgumentSource::Constant(_) => return Ok(()),
         ArgumentSource::Unknown => return Ok(()),
     }
     a.mov(value, rdx)?;

@@ -127,6 +127,7 @@ fn saved_registers_are_found_as_arguments() {
             frame: Frame::StackAndRbx,
         },
         watched: Some(WatchRole {
+            formats: Vec::new(),
             function: None,
             sample: None,
             point: 7,
@@ -185,6 +186,7 @@ fn whole_listing_is_golden() {
             frame: Frame::StackAndRbx,
         },
         watched: Some(WatchRole {
+            formats: Vec::new(),
             function: None,
             sample: None,
             point: 7,
@@ -392,6 +394,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
         ends: ends.to_vec(),
         marks: Marks::default(),
         watched: many.map(|many| WatchRole {
+            formats: Vec::new(),
             point,
             arguments: vec![ArgumentSource::Register(Register::R12); many],
             sample: None,

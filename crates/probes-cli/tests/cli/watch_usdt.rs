@@ -1,0 +1,155 @@
+//! `watch -usdt`: the sites of USDT probes of other providers, one by one, with their arguments.
+
+use test_support::{Talker, fixture_forms};
+
+use crate::count_functions::{counting, observing};
+use crate::support::{is_observed, run};
+use crate::usdt::semaphore;
+
+/// The hits of a round of `usdt_arguments` in a function of this provider, but for addresses.
+fn round(provider: &str, number: usize) -> [String; 5] {
+    let half = match number % 2 {
+        0 => format!("{}.", number / 2),
+        _ => format!("{}.5", number / 2),
+    };
+    [
+        format!("registers {number} {number} \"round text\" {number} {half} 2"),
+        format!("stack {number} \"round text\" -5 513 {half} -77"),
+        format!("indexed {number} 1111 -2222 -3333 13 10"),
+        "constants 7 -1 4096 255 ? ?".to_owned(),
+        "edge 1 0x 16843009 0x 72340172838076673 0x".to_owned(),
+    ]
+    .map(|line| {
+        let (name, arguments) = line.split_once(' ').unwrap();
+        format!("{provider}:{name} in {provider}_round {arguments}")
+    })
+}
+
+/// A line without the digits of addresses.
+fn without_addresses(line: &str) -> String {
+    let words = line.split(' ');
+    let words = words.map(|word| if word.starts_with("0x") { "0x" } else { word });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+// promise: Observations: Arguments of USDT probes in every documented form are shown as they are, also where the x87 unit is in use, and
+//    memory that is not mapped is not read (2 programs, 30 arguments, 1 and 4 threads)
+#[test]
+fn arguments_of_every_form_are_shown() {
+    for file in fixture_forms("usdt_arguments") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        target.ask("form 4 1", "formed");
+        for (providers, threads, rounds) in [(&["forms", "x87"][..], 1, 20), (&["forms"], 4, 20)] {
+            let globs: Vec<String> = providers.iter().map(|it| format!("{it}:*")).collect();
+            let flags = format!("-fields name,args -usdt {}", globs.join(","));
+            let tool = observing("watch", &flags, pid);
+            target.ask(&format!("form {threads} {rounds}"), "formed");
+            let watched = tool.end();
+            assert_eq!(watched.stderr, "");
+            let mut shown: Vec<String> = watched.stdout.lines().map(without_addresses).collect();
+            shown.sort();
+            let each = (1..=rounds).flat_map(|number| {
+                let rounds = providers
+                    .iter()
+                    .map(move |provider| round(provider, number));
+                rounds.flatten()
+            });
+            let each: Vec<String> = each.collect();
+            let mut expected = vec![each; threads].concat();
+            expected.sort();
+            assert_eq!(shown, expected);
+        }
+        assert!(!is_observed(pid));
+        target.ask("form 4 10", "formed");
+    }
+}
+
+#[test]
+fn hits_behind_the_lock_are_shown_or_dropped() {
+    for file in fixture_forms("usdt_arguments") {
+        let mut target = Talker::start(&file);
+        let tool = observing("watch", "-fields args -usdt x87:registers", target.pid());
+        target.ask("form 4 500", "formed");
+        let watched = tool.end();
+        let dropped = watched.stderr.lines().filter_map(|line| {
+            let number = line
+                .split(" hits were dropped")
+                .next()?
+                .rsplit(' ')
+                .next()?;
+            number.parse::<usize>().ok()
+        });
+        let shown = watched.stdout.lines().count();
+        assert_eq!(shown + dropped.sum::<usize>(), 2000, "{}", watched.stderr);
+        target.ask("form 1 1", "formed");
+    }
+}
+
+// promise: Observations: `-where` asks for arguments of USDT probes, of `count` and of `watch` (2 programs, 6 expressions)
+#[test]
+fn expressions_ask_for_arguments() {
+    for file in fixture_forms("usdt_arguments") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        target.ask("form 1 1", "formed");
+        for (probe, expression, hits) in [
+            ("forms:registers", "arg0>15&&arg3==arg0&&arg4>8.", 4),
+            (
+                "forms:stack",
+                "arg0>15&&arg2==-5&&arg3==513&&arg4>8.&&arg5==-77",
+                4,
+            ),
+            ("x87:stack", "arg0==7&&arg2<0", 1),
+            ("forms:indexed", "arg1==1111&&arg2==-2222&&arg3==-3333", 20),
+            (
+                "forms:constants",
+                "arg0==7&&arg1==-1&&arg2==4096&&arg3==255",
+                20,
+            ),
+            ("forms:constants", "arg0==8", 0),
+        ] {
+            let flags = format!("-usdt {probe} -where {expression}");
+            let tool = counting(&flags, pid);
+            target.ask("form 1 20", "formed");
+            let counted = tool.end().answer();
+            let words: Vec<&str> = counted.split_whitespace().collect();
+            assert_eq!(words[0], hits.to_string(), "{flags}: {counted}");
+            assert_eq!(words[words.len() - 2..], ["untyped", "0"], "{flags}");
+            let tool = observing("watch", &flags, pid);
+            target.ask("form 1 20", "formed");
+            let watched = tool.end();
+            assert_eq!(
+                (watched.stdout.lines().count(), &*watched.stderr),
+                (hits, "")
+            );
+        }
+        let refused = run(&format!("watch -usdt forms:edge -where arg0==1 -pid {pid}"));
+        let why = "arg0 of USDT probe forms:edge";
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+        assert!(!is_observed(pid));
+    }
+}
+
+// promise: Observations: `watch -usdt` raises semaphores meanwhile, and what a killed one has raised is lowered by the next tool (2)
+#[test]
+fn semaphores_are_raised_while_watched() {
+    for file in fixture_forms("usdt") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let tool = observing("watch", "-fields args -usdt demo:guarded", pid);
+        assert_eq!(semaphore(pid), "2");
+        target.ask("fire 1 4", "fired");
+        let shown = tool.end().answer();
+        assert_eq!(
+            shown,
+            "0 \"round\"\n1 \"round\"\n1 \"round\"\n2 \"round\"\n3 \"round\"\n3 \"round\"\n"
+        );
+        assert_eq!(semaphore(pid), "0");
+        observing("watch", "-usdt demo:guarded", pid).kill();
+        assert_eq!(semaphore(pid), "2");
+        assert_eq!(run(&format!("observe -clean -pid {pid}")).code, Some(0));
+        assert_eq!(semaphore(pid), "0");
+        target.ask("fire 1 1", "fired");
+    }
+}
