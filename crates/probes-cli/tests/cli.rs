@@ -62,6 +62,8 @@ mod objects; // probes of libraries and plugins, and `ps`
 mod observed_functions; // programs compute the same while their functions are observed
 #[path = "cli/observers.rs"]
 mod observers; // one observer per process: refusal, take-over
+#[path = "cli/postgresql.rs"]
+mod postgresql; // real PostgreSQL, and its queries
 #[path = "cli/release_build.rs"]
 mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]

@@ -1,0 +1,173 @@
+//! `watch -usdt` on real PostgreSQL, which Debian builds with its probes: queries with their text, while pgbench runs.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+use test_support::{Guard, Scratch, Talker, eventually, output};
+
+use crate::count_functions::{counting, observing};
+use crate::support::{is_observed, started_by};
+
+/// The user that runs the server if the tests are run by root, which it refuses: nobody.
+const NOBODY: u32 = 65534;
+
+/// A server with an empty database.
+struct Server {
+    tools: PathBuf,
+    folder: PathBuf,
+    /// After the server: it is removed last.
+    server: Option<Guard>,
+    _scratch: Scratch,
+}
+
+impl Server {
+    fn start() -> Server {
+        let scratch = Scratch::new();
+        let folder = scratch.file("server");
+        fs::create_dir(&folder).unwrap();
+        if geteuid().is_root() {
+            chown(&folder, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        let mut server = Server {
+            tools: tools(),
+            folder,
+            server: None,
+            _scratch: scratch,
+        };
+        let data = server.folder.join("data");
+        let flags = [
+            "-A",
+            "trust",
+            "-U",
+            "tester",
+            "--locale=C",
+            "--no-sync",
+            "-D",
+        ];
+        let initialized = output(server.command("initdb", &flags).arg(&data));
+        assert!(initialized.status.success(), "{initialized:?}");
+        let flags = ["-c", "listen_addresses=", "-c", "fsync=off", "-D"];
+        let mut command = server.command("postgres", &flags);
+        command.arg(&data).arg("-k").arg(&server.folder);
+        server.server = Some(Guard::spawn(command.stderr(Stdio::null())));
+        eventually("the server answers", || {
+            let asked = output(&mut server.client("psql", &["-c", "select 1"]));
+            asked.status.success().then_some(())
+        });
+        let filled = output(&mut server.client("pgbench", &["-i", "-q"]));
+        assert!(filled.status.success(), "{filled:?}");
+        server
+    }
+
+    /// One of its programs, as the user that it may be run by.
+    fn command(&self, name: &str, flags: &[&str]) -> Command {
+        let mut command = Command::new(self.tools.join(name));
+        command.args(flags);
+        if geteuid().is_root() {
+            let starter = format!("setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups");
+            command = started_by(&starter, &command);
+        }
+        command.current_dir(&self.folder);
+        command
+    }
+
+    /// A program that connects to it.
+    fn client(&self, name: &str, flags: &[&str]) -> Command {
+        let mut command = self.command(name, flags);
+        command.args(["-U", "tester", "-h"]).arg(&self.folder);
+        command.arg("postgres");
+        command
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Killed, it would leave shared memory behind.
+        if let Some(mut server) = self.server.take() {
+            let _ = kill(Pid::from_raw(server.pid()), Signal::SIGINT);
+            if !std::thread::panicking() {
+                server.wait();
+            }
+        }
+    }
+}
+
+/// The folder of its newest version.
+fn tools() -> PathBuf {
+    let versions = fs::read_dir(Path::new("/usr/lib/postgresql"));
+    let versions = versions.into_iter().flatten();
+    let versions = versions.map(|version| version.unwrap().path().join("bin"));
+    let servers = versions.filter(|folder| folder.join("postgres").exists());
+    let newest = servers.max();
+    newest.unwrap_or_else(|| panic!("scripts/setup installs PostgreSQL"))
+}
+
+/// The number behind `pid `, which a query answers with.
+fn pid_of(session: &mut Talker, query: &str) -> i32 {
+    let answer = session.ask(query, "pid ");
+    answer.trim_start_matches("pid ").parse().unwrap()
+}
+
+// promise: Observations: Queries of PostgreSQL are shown and counted with their text, each of them, while pgbench runs (Debian's
+//    PostgreSQL)
+#[test]
+fn queries_of_postgresql_are_shown_with_text() {
+    let server = Server::start();
+    let mut session = server.client("psql", &["-X", "-q", "-A", "-t"]);
+    let mut session = Talker::spawn(&mut session);
+    let own = pid_of(&mut session, "select 'pid ' || pg_backend_pid();");
+    let mut load = server.client("pgbench", &["-n", "-c", "4", "-T", "600"]);
+    let _load = Guard::spawn(load.stdout(Stdio::null()).stderr(Stdio::null()));
+    let tool = observing(
+        "watch",
+        "-fields args -usdt postgresql:query__start,postgresql:query__done -where arg0!=0",
+        own,
+    );
+    let query = |number: usize| format!("select 'answer {number}';");
+    for number in 0..40 {
+        session.ask(&query(number), &format!("answer {number}"));
+    }
+    let shown = tool.end();
+    let shown: Vec<&str> = shown.stdout.lines().collect();
+    let expected: Vec<String> = (0..80)
+        .map(|line| format!("\"{}\"", query(line / 2)))
+        .collect();
+    assert_eq!(shown, expected);
+    let tool = counting("-usdt postgresql:query__start -where arg0==0", own);
+    session.ask(&query(0), "answer 0");
+    let counted = tool.end().stdout;
+    assert_eq!(
+        counted.trim_end(),
+        "0 0.0 postgresql:query__start untyped 0"
+    );
+    assert!(!is_observed(own));
+    let of_pgbench = eventually("pgbench has connected", || {
+        let pid = "select 'pid ' || coalesce(min(pid), 0) from pg_stat_activity";
+        let query = format!("{pid} where application_name = 'pgbench';");
+        Some(pid_of(&mut session, &query)).filter(|pid| *pid > 0)
+    });
+    let flags = "-fields args -limit 70 -usdt postgresql:query__start";
+    let shown = observing("watch", flags, of_pgbench).until_end();
+    let kinds = [
+        "\"BEGIN;\"",
+        "\"UPDATE pgbench_accounts SET abalance",
+        "\"SELECT abalance FROM pgbench_accounts",
+        "\"UPDATE pgbench_tellers SET tbalance",
+        "\"UPDATE pgbench_branches SET bbalance",
+        "\"INSERT INTO pgbench_history",
+        "\"END;\"",
+    ];
+    let kind = |line: &str| kinds.iter().position(|kind| line.starts_with(kind));
+    let kind = |line| kind(line).unwrap_or_else(|| panic!("{line}"));
+    let shown: Vec<usize> = shown.stdout.lines().map(kind).collect();
+    assert_eq!(shown.len(), 70);
+    // One transaction after the other.
+    let follows = |pair: &[usize]| pair[1] == (pair[0] + 1) % kinds.len();
+    assert!(shown.windows(2).all(follows), "{shown:?}");
+    assert!(!is_observed(of_pgbench));
+    session.ask(&query(1), "answer 1");
+}
