@@ -37,5 +37,5 @@ pub(crate) use seccomp::SeccompFlag;
 pub(crate) use take_over::TakeOver;
 pub(crate) use target_selection::{OneProcess, TargetSelection, pid};
 pub(crate) use timed::TimedFlags;
-pub(crate) use usdt::{ProviderArgument, provider, usdt_name};
+pub(crate) use usdt::{ProviderArgument, UsdtFlags, provider, usdt_name};
 pub(crate) use watched::{CallFlags, WatchedFlags};

@@ -25,7 +25,7 @@ use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
     CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, HistogramFlags,
-    Histogrammed, Pair, PathFlags, SampleFlag, by_name, each_once, pair, probe_name,
+    Histogrammed, Pair, PathFlags, SampleFlag, UsdtFlags, by_name, each_once, pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
@@ -43,6 +43,8 @@ pub(super) struct ObserveFlags {
     filter: FilterFlags,
     #[command(flatten)]
     functions: FunctionFlags,
+    #[command(flatten)]
+    usdt: UsdtFlags,
     /// Time START,STOP in one thread, or the functions of -fn; may be repeated
     #[arg(long, value_name = "PAIR", value_parser = timed, num_args = 0..=1, default_missing_value = "")]
     latency: Vec<Timed>,
@@ -163,7 +165,13 @@ impl Flags for ObserveFlags {
         }
         self.calls
             .refuse_results_of_some(&self.filter, self.sample)?;
-        let functions = self.functions.selectors()?;
+        let mut functions = self.functions.selectors()?;
+        let has_calls = !functions.is_empty();
+        let usdt = self.usdt.selectors()?;
+        if times_functions && !usdt.is_empty() {
+            return Err("-usdt needs -count, -watch or -hist: its probes are not timed".to_owned());
+        }
+        functions.extend(usdt);
         let watches_functions = self.watch.contains(&Watched::Functions);
         let has_histograms_of_functions = self.hist.contains(&Watched::Functions);
         if functions.is_empty() {
@@ -172,10 +180,15 @@ impl Flags for ObserveFlags {
                 return Err(why.to_owned());
             }
             if watches_functions {
-                return Err("-watch needs NAMES, or -fn GLOBS or -gc WORK beside it".to_owned());
+                return Err(
+                    "-watch needs NAMES, or -fn GLOBS, -usdt GLOBS or -gc WORK beside it"
+                        .to_owned(),
+                );
             }
             if has_histograms_of_functions {
-                return Err("-hist needs NAMES, or -fn GLOBS or -gc WORK beside it".to_owned());
+                return Err(
+                    "-hist needs NAMES, or -fn GLOBS, -usdt GLOBS or -gc WORK beside it".to_owned(),
+                );
             }
         }
         let uses = [
@@ -186,7 +199,7 @@ impl Flags for ObserveFlags {
         ];
         match uses.into_iter().filter(|is_given| *is_given).count() {
             0 if !functions.is_empty() => {
-                let why = "-fn and -gc need -count, -latency, -watch or -hist: they select what is counted, timed or shown";
+                let why = "-fn, -usdt and -gc need -count, -latency, -watch or -hist: they select what is counted, timed or shown";
                 return Err(why.to_owned());
             }
             0 | 1 => {}
@@ -196,7 +209,7 @@ impl Flags for ObserveFlags {
                 return Err(why.to_owned());
             }
         }
-        if !watches_functions {
+        if !watches_functions || !has_calls {
             self.calls.refuse_without("-watch -fn")?;
         }
         let chosen = |is_chosen: bool| {

@@ -4,6 +4,7 @@ use test_support::{Talker, fixture_forms};
 
 use crate::count_functions::{counting, observing};
 use crate::support::{is_observed, run};
+use crate::trace_observe::trace;
 use crate::usdt::semaphore;
 
 /// The hits of a round of `usdt_arguments` in a function of this provider, but for addresses.
@@ -151,5 +152,49 @@ fn semaphores_are_raised_while_watched() {
         assert_eq!(run(&format!("observe -clean -pid {pid}")).code, Some(0));
         assert_eq!(semaphore(pid), "0");
         target.ask("fire 1 1", "fired");
+    }
+}
+
+// promise: Observations: USDT probes of a program that is started are counted and shown from the first hit (2, with 4 threads)
+#[test]
+fn started_program_is_observed_from_first_hit() {
+    for file in fixture_forms("usdt") {
+        let counted = trace(&file, "-count -usdt demo:*", "fire 4 1000\nquit\n");
+        assert!(
+            counted.stdout.contains("fired open=4000 guarded=6000"),
+            "{counted:?}"
+        );
+        let mut hits: Vec<&str> = counted.stderr.lines().collect();
+        hits.sort_unstable();
+        let hits: Vec<&str> = hits
+            .iter()
+            .map(|line| line.split(' ').next().unwrap())
+            .collect();
+        assert_eq!(hits, ["2000", "4000", "4000", "4000"], "{counted:?}");
+        let flags = "-fields args -watch -usdt demo:guarded -where arg0>1";
+        let watched = trace(&file, flags, "fire 1 4\nquit\n");
+        assert!(
+            watched.stdout.contains("fired open=4 guarded=6"),
+            "{watched:?}"
+        );
+        let numbers = watched
+            .stderr
+            .lines()
+            .map(|line| line.split(' ').next().unwrap());
+        assert_eq!(numbers.collect::<Vec<_>>(), ["2", "3", "3"], "{watched:?}");
+    }
+}
+
+#[test]
+fn site_without_arguments_may_be_observed_beside_it() {
+    for file in fixture_forms("usdt") {
+        let mut target = Talker::start(&file);
+        // Between a comparison and the jump that uses its flags.
+        let tool = observing("watch", "-fields name -usdt demo:between", target.pid());
+        target.ask("fire 1 3", "fired");
+        assert_eq!(
+            tool.end().answer(),
+            "demo:between in usdt_round\n".repeat(3)
+        );
     }
 }

@@ -334,7 +334,11 @@ impl ObservedFunctions {
                     watching = Some(words.of_place(place, address, is_ocaml, may_be_ocaml));
                 }
                 // At another instruction, its arguments may not be there.
-                let is_exact = wanted(place).asks_arguments() && place.selected_by.is_usdt();
+                let any = |_| true;
+                let asks_arguments = watching.as_ref().is_some_and(Watching::has_arguments)
+                    || (filter.as_ref()).is_some_and(|it| it.filter.test.has_argument(&any))
+                    || (integer.as_ref()).is_some_and(|it| it.integer.number.has_argument(&any));
+                let is_exact = asks_arguments && place.selected_by.is_usdt();
                 let entry = patching.counted(place, is_exact);
                 match has_results(place).then(|| patching.with_returns(place)) {
                     None => entry,
@@ -696,11 +700,6 @@ enum Wanted<'w> {
 }
 
 impl<'w> Wanted<'w> {
-    /// Returns whether the arguments of calls are needed.
-    fn asks_arguments(self) -> bool {
-        matches!(self, Wanted::Watched(..)) || self.questions().is_some()
-    }
-
     fn questions(self) -> Option<&'w Questions<'w>> {
         match self {
             Wanted::Counted(questions) | Wanted::Watched(_, questions) => questions,

@@ -253,6 +253,10 @@ impl Watching {
         self.is_number_known
     }
 
+    pub(crate) fn has_arguments(&self) -> bool {
+        !self.arguments().is_empty()
+    }
+
     /// Returns what is recorded at a part of the function: its entry, 0, or a return.
     pub(crate) fn role(&self, part: usize, is_from_start: bool) -> WatchRole {
         let is_return = part > 0;
