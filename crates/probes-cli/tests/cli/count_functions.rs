@@ -31,10 +31,9 @@ pub(crate) fn observing(name: &str, flags: &str, pid: i32) -> Observing {
     let mut tool = Talker::spawn(command.args(flags.split(' ')).stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
     let mut errors = BufReader::new(stderr);
-    let mut line = String::new();
-    while !line.contains("stopped ") {
-        line.clear();
-        assert!(errors.read_line(&mut line).unwrap() > 0, "{flags}");
+    let mut said = String::new();
+    while !said.contains("stopped ") {
+        assert!(errors.read_line(&mut said).unwrap() > 0, "{flags}: {said}");
     }
     Observing { tool, errors }
 }

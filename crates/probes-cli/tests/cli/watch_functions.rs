@@ -425,7 +425,10 @@ fn errors_say_what_can_be_watched() {
         assert!(!is_observed(pid));
     }
     for (flags, expected) in [
-        ("", "needs -probe NAMES, -regexp RE, -fn GLOBS or -gc WORK"),
+        (
+            "",
+            "needs -probe NAMES, -regexp RE, -fn GLOBS, -usdt GLOBS or -gc WORK",
+        ),
         ("-probe a -args 2", "-args needs -fn"),
         ("-probe a -results", "-results needs -fn"),
         ("-fn a -args 7", "-args: \"7\" is not a number from 0 to 6"),
