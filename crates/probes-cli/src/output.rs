@@ -9,6 +9,7 @@ mod functions;
 mod histograms;
 mod hits;
 mod holder;
+mod keyed;
 mod latencies;
 mod location;
 mod message;
@@ -32,6 +33,7 @@ pub(crate) use function_sources::FunctionSources;
 pub(crate) use functions::FunctionListing;
 pub(crate) use histograms::{HistogramReading, Histograms};
 pub(crate) use hits::{Field, Hits, Missing};
+pub(crate) use keyed::{KeyedReading, KeyedReport};
 pub(crate) use latencies::{Latencies, LatencyReading, caution, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
@@ -122,6 +124,15 @@ pub(crate) fn counted(format: Format, counted: &CountReport<'_>) -> Result<Strin
         Format::Plain => Ok(counted.plain()),
         Format::Table => Ok(counted.table()),
         Format::Json => json(counted),
+    }
+}
+
+/// The hits that were counted by keys.
+pub(crate) fn keyed(format: Format, keyed: &KeyedReport<'_>) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(keyed.plain()),
+        Format::Table => Ok(keyed.table()),
+        Format::Json => json(keyed),
     }
 }
 

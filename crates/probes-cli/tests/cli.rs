@@ -22,6 +22,8 @@ mod confined; // what a container lacks: capabilities, ptrace, namespaces
 mod containers; // programs in their own namespaces, and the tool inside
 #[path = "cli/count.rs"]
 mod count; // hits of running programs
+#[path = "cli/count_by.rs"]
+mod count_by; // hits by keys
 #[path = "cli/count_functions.rs"]
 mod count_functions; // calls of functions, in programs with and without probes
 #[path = "cli/count_lines.rs"]

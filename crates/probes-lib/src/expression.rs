@@ -8,6 +8,7 @@
 //! ```
 
 mod interpret;
+mod keys;
 mod lexer;
 mod problem;
 mod syntax;
@@ -18,8 +19,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 pub use self::interpret::{Answer, Hit};
+pub use self::keys::Keys;
 pub use self::problem::{BadExpression, ExpressionProblem};
 use self::syntax::Node;
+use self::typed::KeyPart;
 pub use self::types::{Filter, IntegerExpression, Parameter, ParameterKind, Scope};
 
 /// The longest expression, in bytes.
@@ -100,6 +103,12 @@ impl Expression {
     pub fn integer(&self, scope: &Scope) -> Result<IntegerExpression, BadExpression> {
         let integer = types::integer(&self.tree, &self.text, scope);
         integer.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
+    }
+
+    /// Returns what it is as a key of the hits of a point.
+    fn key(&self, scope: &Scope) -> Result<KeyPart, BadExpression> {
+        let key = types::key(&self.tree, &self.text, scope);
+        key.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
     }
 }
 

@@ -127,15 +127,15 @@ pub use update::snapshot::State;
 
 // Expressions: what is asked of each hit.
 pub use expression::{
-    Answer, BadExpression, Expression, ExpressionProblem, Filter, Hit, IntegerExpression,
+    Answer, BadExpression, Expression, ExpressionProblem, Filter, Hit, IntegerExpression, Keys,
     Parameter, ParameterKind, Scope,
 };
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
     BadLinear, CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind, Events,
-    FunctionHits, FunctionLatency, Latency, Linear, Observation, Quantile, RefusedFunction,
-    SiteHits, Times, Value, ValueBucket, ValueHistogram,
+    FunctionHits, FunctionLatency, Key, KeyedCount, KeyedCounts, Latency, Linear, Observation,
+    Quantile, RefusedFunction, SiteHits, Times, Value, ValueBucket, ValueHistogram,
 };
 pub use observer::{ObservationReport, Observer};
 

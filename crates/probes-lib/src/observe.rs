@@ -44,6 +44,7 @@ pub use self::read::callers::CallerLatency;
 pub use self::read::calls::FunctionLatency;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
 pub use self::read::events::{Event, EventKind, Events};
+pub use self::read::keys::{Key, KeyedCount, KeyedCounts};
 pub use self::read::latency::Latency;
 pub use self::read::times::Times;
 pub use self::read::value::Value;

@@ -30,6 +30,7 @@ use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
 use crate::observe::read::counts::Counts;
 use crate::observe::read::data_source::{DataSource, SharedData};
 use crate::observe::read::events::Events;
+use crate::observe::read::keys::KeyedCounts;
 use crate::observe::read::latency::{Latency, read_pairs};
 use crate::observe::read::values::{ValueHistogram, read_histograms};
 use crate::observe::{DiscardedPatches, Observation, RefusedFunction};
@@ -96,6 +97,8 @@ pub struct ObservationReport {
     pub function_latencies: Vec<FunctionLatency>,
     /// Of each probe and function whose values were to be shown; see [`Observer::histograms`].
     pub histograms: Vec<ValueHistogram>,
+    /// If hits were counted by keys; see [`Observer::keyed_counts`].
+    pub keyed_counts: Option<KeyedCounts>,
     /// Those that have not been read yet.
     pub events: Events,
     /// An upper bound of the total time for which the process was stopped to remove the
@@ -411,6 +414,16 @@ impl Observer {
         self.read(|source| read_histograms(self.target.pid(), source, plan, arenas))
     }
 
+    /// Reads how often hits had each key so far ([`Observation::by`]); `None` if they are not counted by keys. Does not stop the process.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Observer::counts`].
+    pub fn keyed_counts(&self) -> Result<Option<KeyedCounts>> {
+        let (plan, arenas) = (&self.active.plan, &self.active.arenas);
+        self.read(|source| KeyedCounts::read(self.target.pid(), source, plan, arenas))
+    }
+
     /// Returns the functions that were selected and cannot be counted, or timed.
     pub fn refused(&self) -> &[RefusedFunction] {
         &self.active.plan.functions.refused
@@ -595,8 +608,9 @@ impl Observer {
             let pairs = read_pairs(pid, source, &active.arenas)?;
             let calls = RecordedCalls::read(pid, source, &active.plan, &active.arenas)?;
             let histograms = read_histograms(pid, source, &active.plan, &active.arenas)?;
+            let keyed = KeyedCounts::read(pid, source, &active.plan, &active.arenas)?;
             let events = events.read(process, source, memory, &clock, true)?;
-            Ok((counts, pairs, calls, histograms, events))
+            Ok((counts, pairs, calls, histograms, keyed, events))
         };
         let mut maps = Vec::new();
         let mut before = None;
@@ -648,12 +662,13 @@ impl Observer {
             }
             (removed, _) => removed?,
         };
-        let (counts, pairs, calls, histograms, events) = removed.results;
+        let (counts, pairs, calls, histograms, keyed_counts, events) = removed.results;
         Ok(ObservationReport {
             counts,
             latencies: Latency::of_pairs(&active.plan.pairs, &pairs, &active.ticks),
             function_latencies: calls.latencies(&active.plan, &active.ticks),
             histograms,
+            keyed_counts,
             events,
             discarded: discards.found(),
             stopped: stop_time,

@@ -1,5 +1,7 @@
 //! `count`: how often probes are hit and functions are called.
 
+mod keyed;
+
 use std::time::Duration;
 
 use probes_lib::{Counts, Functions, Target};
@@ -10,12 +12,13 @@ use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, CountedFlags, DurationFlag, FilterFlags, OneProcess, OutputFlags, PathFlags,
+    Checked, CountedFlags, DurationFlag, FilterFlags, KeyFlags, OneProcess, OutputFlags, PathFlags,
     SeccompFlag, TakeOver, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, CountReport, Detail, FunctionSources};
 use crate::text::number_of;
+use crate::usage::UsageError;
 
 const HELP: &str = "\
 Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. When the
@@ -43,6 +46,13 @@ With -where it counts only the hits for which an expression is true, such as
 Lines end with `untyped N` then: N hits for which it is neither true nor false, because an argument is not
 what is asked for. docs/ask.md has all that can be asked.
 
+With -by it counts hits by what one or several expressions are at each of them: integers, strings as
+str(arg0), and by themselves probe, caller (where a function is called) and tid. It prints
+    HITS RATE KEY...
+most hits first, -top N of them, then lines for the keys that are not shown, for `other` hits, whose keys
+found no room (about 4,096 are distinguished), and for `untyped` ones. All lines add up to all hits. Of a string
+that is longer than 64 bytes, the first 64 are the key.
+
 With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
 far; on a terminal, it redraws a table. With -json there is one line for each interval. The last interval
 may be shorter.
@@ -60,6 +70,8 @@ pub(crate) struct Args {
     counted: Checked<CountedFlags>,
     #[command(flatten)]
     filter: FilterFlags,
+    #[command(flatten)]
+    by: Checked<KeyFlags>,
     /// Count each site by itself, and show where functions are
     #[arg(long)]
     sites: bool,
@@ -79,10 +91,17 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.sites && args.by.is_some() {
+        let message = "-sites is not possible with -by: hits of all sites are counted together";
+        return Err(Failure::Usage(UsageError::new(Some("count"), message)));
+    }
     let output = &args.output.open()?.with_pid(args.process.pid);
     let (pid, messages) = (args.process.pid, &output.messages);
     let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
-    let observation = args.filter.of(args.counted.observation());
+    let mut observation = args.filter.of(args.counted.observation());
+    if let Some(by) = &*args.by {
+        observation = by.of(observation);
+    }
     let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
@@ -93,6 +112,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     )?;
     if args.counted.has_functions() {
         warn_of_uncounted(messages, active.observer(), "counted");
+    }
+    if let Some(by) = &*args.by {
+        return keyed::run(args, by, active, display, &target, output);
     }
     let mut counting = Counting::new(args, output, &target, display.table.is_some());
     let mut outcome = active.run(

@@ -505,6 +505,7 @@ fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
         latencies: observer.latencies()?,
         function_latencies: observer.function_latencies()?,
         histograms: observer.histograms()?,
+        keyed_counts: observer.keyed_counts()?,
         events: observer.events()?,
         discarded: observer.discarded(),
         stopped: Duration::ZERO,

@@ -2,6 +2,8 @@
 
 mod json;
 
+pub(super) use json::Text;
+
 use std::collections::HashMap;
 
 use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Target, Value};

@@ -213,6 +213,9 @@ pub enum ObserveError {
         /// How many there can be.
         most: u64,
     },
+    /// It is not known where the ids of its threads are.
+    #[error("has threads whose ids are not known, so hits cannot be counted by them")]
+    NoThreadIds,
     /// More histograms than are possible together; without a subject.
     #[error("{given} histograms are too many to be made together: at most {most}")]
     TooManyHistograms {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::expression::{MAX_DEPTH, MAX_LEN};
+use crate::expression::{Keys, MAX_DEPTH, MAX_LEN};
 
 /// Why a text is not an expression, or not one for a point.
 ///
@@ -240,6 +240,12 @@ pub enum ExpressionProblem {
     /// It would take more registers than there are.
     #[error("too many numbers are calculated at a time")]
     TooManyNumbers,
+    /// More keys than are possible.
+    #[error("at most {} keys are possible", Keys::MOST)]
+    TooManyKeys,
+    /// More keys that arguments make than are possible.
+    #[error("at most {} keys can be made of arguments", Keys::MOST_HELD)]
+    TooManyHeld,
     /// The distance of a shift is not a number, or too large.
     #[error("a number is shifted by 0 to 63 bits")]
     BadShift,

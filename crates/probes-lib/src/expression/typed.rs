@@ -182,6 +182,56 @@ pub(crate) enum Float {
     Boxed(Word),
 }
 
+/// What hits are counted by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum KeyPart {
+    /// A number, and whether it may be negative.
+    Number(Number, bool),
+    /// A string of OCaml.
+    Text(Word),
+    /// The id of the thread.
+    Thread,
+    /// The return address of the function that is called.
+    Caller,
+    /// Which point it is, by its name.
+    Probe,
+}
+
+impl KeyPart {
+    /// Returns whether a register holds it.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self, KeyPart::Number(..) | KeyPart::Text(_))
+    }
+
+    /// Returns how many registers it takes to calculate it.
+    pub(crate) fn registers(&self) -> usize {
+        match self {
+            KeyPart::Number(number, _) => number.registers(),
+            // To find its end.
+            KeyPart::Text(_) => 2,
+            KeyPart::Thread | KeyPart::Caller | KeyPart::Probe => 0,
+        }
+    }
+
+    /// Returns whether it needs memory to be read, apart from arguments that are there.
+    pub(crate) fn reads_memory(&self) -> bool {
+        match self {
+            KeyPart::Number(number, _) => number.reads_memory(),
+            KeyPart::Text(_) => true,
+            KeyPart::Thread | KeyPart::Caller | KeyPart::Probe => false,
+        }
+    }
+
+    /// Returns whether it asks for this argument.
+    pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
+        match self {
+            KeyPart::Number(number, _) => number.has_argument(is_it),
+            KeyPart::Text(word) => is_it(word.argument()),
+            KeyPart::Thread | KeyPart::Caller | KeyPart::Probe => false,
+        }
+    }
+}
+
 /// A word of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Word {

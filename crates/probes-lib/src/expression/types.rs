@@ -7,7 +7,7 @@ use super::lexer::{Operator, Wrong};
 use super::problem::ExpressionProblem as Problem;
 use super::syntax::{Node, NodeKind};
 use super::typed::{
-    Calculation, Float, MAX_COMPARED, MAX_REGISTERS, Number, Relation, Signs, Test, Word,
+    Calculation, Float, KeyPart, MAX_COMPARED, MAX_REGISTERS, Number, Relation, Signs, Test, Word,
 };
 use crate::select::near::near_names;
 
@@ -32,6 +32,8 @@ pub struct Scope {
     name: String,
     /// `None` if it is not known which there are.
     parameters: Option<Vec<Parameter>>,
+    /// Whether the return address of a call is at the top of the stack.
+    has_caller: bool,
 }
 
 /// An argument of a point.
@@ -75,6 +77,16 @@ impl Scope {
             point: point.into(),
             name: name.into(),
             parameters: Some(parameters),
+            has_caller: false,
+        }
+    }
+
+    /// The same, of the entry of a function, which knows its caller.
+    #[must_use]
+    pub fn of_entry(self) -> Scope {
+        Scope {
+            has_caller: true,
+            ..self
         }
     }
 
@@ -192,6 +204,31 @@ pub(super) fn integer(tree: &Node, text: &str, scope: &Scope) -> Result<IntegerE
     })
 }
 
+/// Returns what an expression is as a key of the hits of a point.
+pub(super) fn key(tree: &Node, text: &str, scope: &Scope) -> Result<KeyPart, Wrong> {
+    match &tree.kind {
+        NodeKind::Name(name) if name == "probe" => return Ok(KeyPart::Probe),
+        NodeKind::Name(name) if name == "tid" => return Ok(KeyPart::Thread),
+        NodeKind::Name(name) if name == "caller" && scope.has_caller => return Ok(KeyPart::Caller),
+        NodeKind::Name(name) if name == "caller" => {
+            let problem = Problem::NotHere {
+                name: "caller",
+                why: "only the entry of a function has one",
+            };
+            return Err((tree.place.clone(), problem));
+        }
+        _ => {}
+    }
+    let typing = Typing { text, scope };
+    match typing.part(tree)? {
+        Part::Text(word) => Ok(KeyPart::Text(word)),
+        part => match as_number(part) {
+            Ok((number, sign)) => Ok(KeyPart::Number(number, sign != Sign::Unsigned)),
+            Err(part) => Err(typing.wrong_kind(tree, &part, "an integer, or str(...)")),
+        },
+    }
+}
+
 struct Typing<'t> {
     text: &'t str,
     scope: &'t Scope,
@@ -271,8 +308,8 @@ impl Typing<'_> {
         let not_here = |name, why| wrong(Problem::NotHere { name, why });
         match name {
             "probe" => return Ok(Part::Literal(self.scope.name.clone().into_bytes())),
-            "tid" => return not_here("tid", "hits are counted without their thread"),
-            "caller" => return not_here("caller", "hits are counted without their caller"),
+            "tid" => return not_here("tid", "it can only be a key by itself"),
+            "caller" => return not_here("caller", "it can only be a key by itself"),
             "retval" => return not_here("retval", "a result is known at an exit"),
             "elapsed" => {
                 return not_here("elapsed", "a time is known at the end of a pair or call");

@@ -14,7 +14,7 @@ use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::functions::{FunctionKind, FunctionName};
 use crate::elf::mangling::Language;
 use crate::error::{Error, FunctionError, ObserveError, Result};
-use crate::expression::{BadExpression, Expression, Scope};
+use crate::expression::{BadExpression, Expression, Keys, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
 use crate::observe::fibers::{self, ProcessStacks};
@@ -22,8 +22,8 @@ use crate::observe::frame::has_runtime;
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::observation::Observation;
 use crate::observe::point::{
-    ArgumentSource, FilterRole, IntegerRole, Island, PATCH_LEN, PatchBytes, Point, PointKind,
-    StackKind,
+    ArgumentSource, FilterRole, IntegerRole, Island, KeyRole, PATCH_LEN, PatchBytes, Point,
+    PointKind, StackKind,
 };
 use crate::observe::watching::{WatchedWords, Watching};
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
@@ -79,6 +79,8 @@ pub(crate) struct ObservedFunction {
     filter: Option<Arc<FilterRole>>,
     /// What its histogram is of; then its calls are not counted.
     integer: Option<Arc<IntegerRole>>,
+    /// If its calls are counted by keys, these; not yet with the number of its name.
+    keys: Option<KeyRole>,
     /// If its results are recorded, the patches of its returns that the patch of its entry does not displace.
     returns: Vec<Candidate>,
 }
@@ -169,12 +171,15 @@ impl ObservedFunctions {
         let counted = all.places(&observation.counted_functions)?;
         let [is_timed, is_watched]: [HashSet<_>; 2] =
             [&timed, &watched].map(|places| places.iter().map(key).collect());
-        let asks = observation.filter.is_some() || observation.histogram.is_some();
+        let asks = observation.filter.is_some()
+            || observation.histogram.is_some()
+            || observation.keys.is_some();
         let asked = if asks { &counted[..] } else { &[] };
         let words = WatchedWords::of(pid, observation, &all, &watched, asked);
         let questions = Questions {
             filter: observation.filter.as_ref(),
             histogram: observation.histogram.as_ref(),
+            keys: observation.keys.as_ref(),
             words: &words,
         };
         let chooses = observation.filter.is_some();
@@ -301,14 +306,14 @@ impl ObservedFunctions {
             };
             let is_ocaml = is_named_ocaml == Some(true);
             let shown = shown_name(name.as_ref().map(|it| it.text.clone()), address, place);
-            let (mut filter, mut integer) = (None, None);
+            let (mut filter, mut integer, mut keys) = (None, None, None);
             let mut lacks_argument = false;
             if let Some(questions) = wanted(place).questions() {
                 let words = questions.words;
                 let (scope, arguments) =
                     words.scope(&shown, place, address, is_ocaml, may_be_ocaml);
                 match questions.of_calls(&scope, &arguments) {
-                    Ok(roles) => (filter, integer) = roles,
+                    Ok(roles) => (filter, integer, keys) = roles,
                     // A pattern that matches others as well is not meant for these.
                     Err(bad) if place.named_by.is_none() && bad.is_about_arguments() => {
                         lacks_argument = true;
@@ -379,6 +384,7 @@ impl ObservedFunctions {
                         watching,
                         filter,
                         integer,
+                        keys,
                         returns: planned.returns.unwrap_or_default(),
                     });
                 }
@@ -662,6 +668,11 @@ impl ObservedFunction {
         self.filter.as_ref()
     }
 
+    /// Returns by what its calls are counted, if they are.
+    pub(crate) fn keys(&self) -> Option<&KeyRole> {
+        self.keys.as_ref()
+    }
+
     /// Returns what its histogram is of, if it has one.
     pub(crate) fn integer(&self) -> Option<&Arc<IntegerRole>> {
         self.integer.as_ref()
@@ -715,6 +726,8 @@ struct Questions<'w> {
     filter: Option<&'w Expression>,
     /// What their histogram is of.
     histogram: Option<&'w Expression>,
+    /// By what they are counted.
+    keys: Option<&'w Keys>,
     words: &'w WatchedWords,
 }
 
@@ -737,11 +750,22 @@ impl Questions<'_> {
                 arguments: arguments.to_vec(),
             }))
         });
-        Ok((filter.transpose()?, integer.transpose()?))
+        let keys = self.keys.map(|keys| {
+            Ok(KeyRole {
+                parts: keys.parts(scope)?,
+                arguments: arguments.to_vec(),
+                name: 0,
+            })
+        });
+        Ok((filter.transpose()?, integer.transpose()?, keys.transpose()?))
     }
 }
 
-type AskedOfCalls = (Option<Arc<FilterRole>>, Option<Arc<IntegerRole>>);
+type AskedOfCalls = (
+    Option<Arc<FilterRole>>,
+    Option<Arc<IntegerRole>>,
+    Option<KeyRole>,
+);
 
 /// The patches of a function.
 struct PlannedPatches {

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use crate::expression::Expression;
+use crate::expression::{Expression, Keys};
 use crate::observe::buckets::Linear;
 use crate::select::Selector;
 use crate::select::function::FunctionSelector;
@@ -40,6 +40,8 @@ pub struct Observation {
     /// What the histograms are of that are made instead of counting.
     pub(crate) histogram: Option<Expression>,
     pub(crate) linear: Option<Linear>,
+    /// What hits are counted by.
+    pub(crate) keys: Option<Keys>,
 }
 
 impl Observation {
@@ -109,6 +111,22 @@ impl Observation {
     #[must_use]
     pub fn linear(mut self, range: Linear) -> Observation {
         self.linear = Some(range);
+        self
+    }
+
+    /// Counts the hits by what these keys are at each of them, of all probes and functions that are counted together
+    /// ([`Observer::keyed_counts`](crate::Observer::keyed_counts)). Has no meaning for histograms.
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let page = "str(arg0)".parse()?;
+    /// let observation = Observation::new().count(Selector::name("request")).by(page);
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    #[must_use]
+    pub fn by(mut self, keys: Keys) -> Observation {
+        self.keys = Some(keys);
         self
     }
 

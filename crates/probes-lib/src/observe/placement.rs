@@ -322,6 +322,8 @@ mod tests {
             pairs: Vec::new(),
             histograms: Vec::new(),
             linear: None,
+            key_kinds: Vec::new(),
+            key_names: Vec::new(),
             shared,
         }
     }

@@ -10,12 +10,13 @@ use crate::observe::buckets::Linear;
 use crate::observe::frame::{Frame, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
+use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::Observation;
 use crate::observe::point::{
-    ArgumentSource, FilterRole, HistogramRole, IntegerRole, Marks, PairEnd, Point, Role, TimedRole,
-    WatchRole, Words,
+    ArgumentSource, FilterRole, HistogramRole, IntegerRole, KeyKind, KeyRole, Marks, PairEnd,
+    Point, Role, TimedRole, WatchRole, Words,
 };
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::refusal::Refusal;
@@ -39,6 +40,10 @@ pub(crate) struct ObservationPlan {
     pub(crate) histograms: Vec<PlannedHistogram>,
     /// The buckets of histograms, if they are not those of powers of two.
     pub(crate) linear: Option<Linear>,
+    /// What the parts of keys are, if hits are counted by keys.
+    pub(crate) key_kinds: Vec<KeyKind>,
+    /// The names of the probes that are counted by keys. Those of functions follow them.
+    pub(crate) key_names: Vec<String>,
     /// The layout of the data that all points share.
     pub(crate) shared: SharedLayout,
 }
@@ -94,7 +99,7 @@ impl ObservationPlan {
         if observation.watches_results && observation.records_some() {
             return Err(ObserveError::ResultsOfSomeCalls.into());
         }
-        let (mut roles, histograms) = roles(observation, &program)?;
+        let (mut roles, histograms, key_names) = roles(observation, &program)?;
         let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
             let role = std::mem::take(&mut roles[site]);
@@ -107,12 +112,15 @@ impl ObservationPlan {
             })
         });
         let linear = observation.linear;
-        let of_functions = function_points(&functions, histograms.len(), linear);
+        let of_functions = function_points(&functions, histograms.len(), key_names.len(), linear);
         let points: Vec<PlannedPoint> = sites.chain(of_functions).collect();
         let values = layout_of_values(
             histograms.len() + functions.with_histogram().count(),
             linear,
         )?;
+        // Those of all points are alike, as the expressions are the same.
+        let mut keyed = points.iter().filter_map(|it| it.role.keys.as_ref());
+        let key_kinds = keyed.next().map_or_else(Vec::new, |keys| keys.kinds());
         let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
         let most_arguments = watched.map(|watched| {
             let has_results = watched.function.is_some_and(|it| it.has_results);
@@ -130,6 +138,7 @@ impl ObservationPlan {
                 by_caller: observation.by_caller && functions.timed().next().is_some(),
             },
             values,
+            keys: KeysLayout::of(&key_kinds),
         };
         let mut plan = ObservationPlan {
             pairs: observation.pairs.clone(),
@@ -138,6 +147,8 @@ impl ObservationPlan {
             points,
             histograms,
             linear,
+            key_kinds,
+            key_names,
             shared,
         };
         plan.sort_by_key(|planned| planned.point.address);
@@ -182,7 +193,12 @@ impl ObservationPlan {
 
     fn renew_function_points(&mut self) {
         self.points.retain(|planned| planned.site().is_some());
-        let points = function_points(&self.functions, self.histograms.len(), self.linear);
+        let points = function_points(
+            &self.functions,
+            self.histograms.len(),
+            self.key_names.len(),
+            self.linear,
+        );
         self.points.extend(points);
         self.sort_by_key(|planned| planned.point.address);
     }
@@ -234,6 +250,23 @@ impl ObservationPlan {
         watched.any(|watched| watched.sample.is_some())
     }
 
+    /// Returns whether hits are counted by the ids of their threads.
+    pub(crate) fn counts_by_thread(&self) -> bool {
+        self.key_kinds.contains(&KeyKind::Thread)
+    }
+
+    /// Returns the name of a probe or function that is counted by keys.
+    pub(crate) fn key_name(&self, number: u32) -> Option<&str> {
+        let number = number as usize;
+        match number.checked_sub(self.key_names.len()) {
+            None => self.key_names.get(number).map(String::as_str),
+            Some(index) => {
+                let function = self.functions.functions.get(index)?;
+                Some(&function.wanted.name)
+            }
+        }
+    }
+
     /// Returns whether calls of functions are recorded: their trampolines read the thread control block.
     pub(crate) fn watches_functions(&self) -> bool {
         let mut points = self.points.iter();
@@ -276,10 +309,11 @@ fn layout_of_values(histograms: usize, linear: Option<Linear>) -> Result<ValuesL
     })
 }
 
-/// Returns the points of functions, whose histograms follow so many of probes.
+/// Returns the points of functions, whose histograms and names follow so many of probes.
 fn function_points(
     functions: &ObservedFunctions,
     histograms: usize,
+    key_names: usize,
     linear: Option<Linear>,
 ) -> impl Iterator<Item = PlannedPoint> {
     let mut timed = 0..;
@@ -297,6 +331,12 @@ fn function_points(
                 linear,
             })
         });
+        let keys = function.keys().map(|keys| {
+            Arc::new(KeyRole {
+                name: (key_names + index) as u32,
+                ..keys.clone()
+            })
+        });
         let is_counted = number.is_none() && function.watching().is_none() && histogram.is_none();
         function.points().map(move |(part, point)| PlannedPoint {
             point,
@@ -304,6 +344,7 @@ fn function_points(
                 is_counted,
                 filter: function.filter().cloned(),
                 histogram: histogram.clone(),
+                keys: keys.clone(),
                 watched: function
                     .watching()
                     .map(|watching| watching.role(part, is_from_start)),
@@ -323,22 +364,34 @@ fn function_points(
     })
 }
 
-/// Returns the role of each site of a program, and the histograms.
+/// Returns the role of each site of a program, the histograms, and the names of what is counted by keys.
 fn roles(
     observation: &Observation,
     program: &Program,
-) -> Result<(Vec<Role>, Vec<PlannedHistogram>)> {
+) -> Result<(Vec<Role>, Vec<PlannedHistogram>, Vec<String>)> {
     let (given, most) = (observation.pairs.len(), MAX_PAIRS as usize);
     if given > most {
         return Err(ObserveError::TooManyPairs { given, most }.into());
     }
     let mut roles = vec![Role::default(); program.site_count()];
     let mut histograms = Vec::new();
+    let mut key_names: Vec<String> = Vec::new();
     for (name, site) in selected_by_name(program, &observation.counted)? {
         let role = &mut roles[site];
         let site = program.site(site);
         role.is_counted = observation.histogram.is_none();
         role.filter = filter_of(observation, name, site)?;
+        if let Some(keys) = &observation.keys {
+            if key_names.last().is_none_or(|last| last != name) {
+                key_names.push(name.to_owned());
+            }
+            let parts = keys.parts(&scope_of(name, site));
+            role.keys = Some(Arc::new(KeyRole {
+                parts: parts.map_err(ObserveError::Expression)?,
+                arguments: sources_of(site),
+                name: key_names.len() as u32 - 1,
+            }));
+        }
         if let Some(expression) = &observation.histogram {
             let integer = expression.integer(&scope_of(name, site));
             let integer = integer.map_err(ObserveError::Expression)?;
@@ -396,7 +449,7 @@ fn roles(
                 .collect(),
         });
     }
-    Ok((roles, histograms))
+    Ok((roles, histograms, key_names))
 }
 
 /// Returns which hits of a site are counted, or recorded; `None`: all.
@@ -530,6 +583,7 @@ mod tests {
             timed: None,
             filter: None,
             histogram: None,
+            keys: None,
         };
         let expected = [
             (ProgramSpec::TEXT, a.clone()),

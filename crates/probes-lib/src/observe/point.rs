@@ -22,6 +22,7 @@ use iced_x86::Register;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::elf::arguments::{Argument, Operand};
+use crate::expression::typed::KeyPart;
 use crate::expression::{Filter, IntegerExpression};
 use crate::observe::buckets::Linear;
 use crate::observe::frame::Frame;
@@ -304,6 +305,8 @@ pub(crate) struct Role {
     pub(crate) filter: Option<Arc<FilterRole>>,
     /// The histogram of a value of each hit.
     pub(crate) histogram: Option<HistogramRole>,
+    /// Of a point that is counted: by what; then its counter has those for which there is no room.
+    pub(crate) keys: Option<Arc<KeyRole>>,
     /// Which ends of pairs it is: stops come before starts.
     pub(crate) ends: Vec<PairEnd>,
     /// Of a point that is an end of a pair.
@@ -327,6 +330,53 @@ pub(crate) struct IntegerRole {
     pub(crate) integer: IntegerExpression,
     /// Where the arguments are.
     pub(crate) arguments: Vec<ArgumentSource>,
+}
+
+/// By what the hits of a point are counted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct KeyRole {
+    pub(crate) parts: Vec<KeyPart>,
+    /// Where each argument is.
+    pub(crate) arguments: Vec<ArgumentSource>,
+    /// The number of the point's name.
+    pub(crate) name: u32,
+}
+
+/// What a part of a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyKind {
+    Integer,
+    Text,
+    Thread,
+    Caller,
+    Probe,
+}
+
+impl KeyRole {
+    pub(crate) fn kinds(&self) -> Vec<KeyKind> {
+        let kinds = self.parts.iter().map(|part| match part {
+            KeyPart::Number(..) => KeyKind::Integer,
+            KeyPart::Text(_) => KeyKind::Text,
+            KeyPart::Thread => KeyKind::Thread,
+            KeyPart::Caller => KeyKind::Caller,
+            KeyPart::Probe => KeyKind::Probe,
+        });
+        kinds.collect()
+    }
+
+    /// Returns a bit for each part that may be negative.
+    pub(crate) fn signs(&self) -> u8 {
+        let parts = self.parts.iter().enumerate();
+        let signed = parts.filter(|(_, part)| matches!(part, KeyPart::Number(_, true)));
+        signed.fold(0, |signs, (index, _)| signs | 1 << index)
+    }
+
+    /// Returns whether the key reads memory, the stack included.
+    pub(crate) fn reads_memory(&self) -> bool {
+        self.parts.iter().any(|part| {
+            part.reads_memory() || part.has_argument(&|index| is_on_stack(&self.arguments, index))
+        })
+    }
 }
 
 /// A histogram to which each hit of a point adds a value.
@@ -533,11 +583,12 @@ impl Role {
         let histogram = self.histogram.as_ref();
         filter.is_some_and(|filter| filter.reads_memory())
             || histogram.is_some_and(|histogram| histogram.integer.reads_memory())
+            || self.keys.as_ref().is_some_and(|keys| keys.reads_memory())
     }
 
     /// Returns whether hits are counted that an expression has no answer for.
     pub(crate) fn may_be_untyped(&self) -> bool {
-        self.filter.is_some() || self.histogram.is_some()
+        self.filter.is_some() || self.histogram.is_some() || self.keys.is_some()
     }
 
     /// Returns whether nothing is recorded.

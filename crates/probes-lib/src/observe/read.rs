@@ -5,6 +5,7 @@ pub(crate) mod calls;
 pub(crate) mod counts;
 pub(crate) mod data_source;
 pub(crate) mod events;
+pub(crate) mod keys;
 pub(crate) mod latency;
 pub(crate) mod ring;
 pub(crate) mod times;

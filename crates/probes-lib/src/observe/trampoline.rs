@@ -37,6 +37,7 @@ mod count;
 mod filter;
 mod function_record;
 mod histogram;
+mod keys;
 mod pair;
 mod record;
 mod sampling;
@@ -359,15 +360,15 @@ fn of_filtered_function(
 /// Returns the registers that the trampoline of a point uses, which have to be saved before.
 fn saved_for(role: &Role) -> &'static [Saved] {
     match (&role.filter, &role.histogram) {
-        _ if role.is_timed() => &SAVED_IF_TIMED,
+        _ if role.is_timed() || role.keys.is_some() => &SAVED_IF_TIMED,
         (filter, Some(histogram)) => values::saved(filter.as_deref(), histogram),
         (Some(filter), None) => filter::saved(filter),
         (None, None) => &SAVED_IF_COUNTED,
     }
 }
 
-/// Emits the code that counts a hit in the first counter of its point, or adds a value to its histogram, if the filter is true; and
-/// counts it in the second one if it is untyped; then, or if the filter is false, it goes on at `over`. The registers `saved` are in
+/// Emits the code that counts a hit by its key, or without keys or room in the first counter of its point, or adds a value to its
+/// histogram, if the filter is true; and counts it in the second one if it is untyped; then, or if the filter is false, it goes on at `over`. The registers `saved` are in
 /// their copies; but for those of [`SAVED_IF_COUNTED`], they hold that again. `pushed` bytes of the trampoline are on the stack.
 fn filter_and_count(
     a: &mut CodeAssembler,
@@ -402,6 +403,12 @@ fn filter_and_count(
         values::add(a, histogram, context)?;
         a.jmp(is_false)?;
     } else {
+        if let Some(keys) = &role.keys {
+            let mut other = a.create_label();
+            keys::count(a, keys, context, untyped, other)?;
+            a.jmp(is_false)?;
+            a.set_label(&mut other)?;
+        }
         restore(a)?;
         slow_paths.push(count::lookup(a, pointers.count, pointers.point)?);
         a.jmp(over)?;
@@ -442,12 +449,19 @@ fn count_behind_lock(
     if let Some(filter) = &role.filter {
         filter::filter(a, filter, context, is_false, untyped)?;
     }
-    match &role.histogram {
-        Some(histogram) => {
+    match (&role.histogram, &role.keys) {
+        (Some(histogram), _) => {
             filter::integer(a, &histogram.integer, context, untyped)?;
             values::add(a, histogram, context)?;
         }
-        None => a.add_instruction(locked_increment(counter)?)?,
+        (None, Some(keys)) => {
+            let mut other = a.create_label();
+            keys::count(a, keys, context, untyped, other)?;
+            a.jmp(is_false)?;
+            a.set_label(&mut other)?;
+            a.add_instruction(locked_increment(counter)?)?;
+        }
+        (None, None) => a.add_instruction(locked_increment(counter)?)?,
     }
     a.jmp(is_false)?;
     a.set_label(&mut untyped)?;

@@ -125,6 +125,7 @@ impl WatchedWords {
             }
             None => Scope::without_arguments(point, name),
         };
+        let scope = if is_inside { scope } else { scope.of_entry() };
         (scope, registers.map(ArgumentSource::Register).to_vec())
     }
 

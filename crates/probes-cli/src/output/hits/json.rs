@@ -76,13 +76,7 @@ enum Argument<'a> {
     Int(i64),
     #[serde(serialize_with = "float")]
     Float(f64),
-    String {
-        text: String,
-        /// The bytes as pairs of hexadecimal digits, if they are not valid UTF-8.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        bytes: Option<String>,
-        is_whole: bool,
-    },
+    String(Text),
     Int32(i32),
     Int64(i64),
     Nativeint(i64),
@@ -92,6 +86,32 @@ enum Argument<'a> {
     },
     Unread(String),
     Unknown,
+}
+
+/// A string, or its first bytes.
+#[derive(Debug, Serialize)]
+pub(crate) struct Text {
+    text: String,
+    /// The bytes as pairs of hexadecimal digits, if they are not valid UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<String>,
+    pub(in crate::output) is_whole: bool,
+    #[serde(skip)]
+    pub(in crate::output) raw: Vec<u8>,
+}
+
+impl Text {
+    pub(in crate::output) fn of(bytes: &[u8], is_whole: bool) -> Text {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let is_text = text.as_bytes() == bytes;
+        let digits = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Text {
+            bytes: (!is_text).then(digits),
+            text,
+            is_whole,
+            raw: bytes.to_vec(),
+        }
+    }
 }
 
 /// How many hits were not shown.
@@ -125,16 +145,7 @@ impl<'a> Argument<'a> {
         match value {
             Value::Int(number) => Argument::Int(*number),
             Value::Float(number) => Argument::Float(*number),
-            Value::String { bytes, is_whole } => {
-                let text = String::from_utf8_lossy(bytes).into_owned();
-                let is_text = text.as_bytes() == bytes;
-                let digits = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-                Argument::String {
-                    bytes: (!is_text).then(digits),
-                    text,
-                    is_whole: *is_whole,
-                }
-            }
+            Value::String { bytes, is_whole } => Argument::String(Text::of(bytes, *is_whole)),
             Value::Int32(number) => Argument::Int32(*number),
             Value::Int64(number) => Argument::Int64(*number),
             Value::Nativeint(number) => Argument::Nativeint(*number),

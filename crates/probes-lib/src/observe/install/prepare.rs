@@ -332,7 +332,9 @@ impl Prepared {
         // read the base of `fs`.
         let needs_control_blocks = is_running || !self.claims_rows;
         let has_timed = self.plan.functions.timed().next().is_some();
-        if (self.plan.watches_functions() || has_timed) && needs_control_blocks {
+        let by_thread = self.plan.counts_by_thread();
+        let reads_them = self.plan.watches_functions() || has_timed || by_thread;
+        if reads_them && needs_control_blocks || by_thread && !self.claims_rows {
             refuse_without_control_block(injector.process, injector.memory, &stopped)?;
         }
         injector.clear(&stopped)?;
@@ -439,8 +441,11 @@ impl Prepared {
     fn write_shared_data(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
         let (process, memory) = (injector.process, injector.memory);
         let mut tid_offset = None;
-        if self.plan.is_timed() {
+        if self.plan.is_timed() || self.plan.counts_by_thread() {
             tid_offset = stopped.tid_offset(process, memory);
+        }
+        if tid_offset.is_none() && self.plan.counts_by_thread() {
+            return Err(Error::of_process(process.pid(), ObserveError::NoThreadIds));
         }
         self.thread_ids = match tid_offset {
             None => ThreadIds::Unknown,

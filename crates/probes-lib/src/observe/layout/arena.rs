@@ -29,6 +29,7 @@ use crate::address::{LiveAddr, PAGE};
 use crate::inject::code_cave::CodeCave;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
+use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::rows::Rows;
 use crate::observe::layout::semaphores::{PROGRESS_AT, SEMAPHORE_RECORD_LEN, SemaphoreRecord};
@@ -72,12 +73,14 @@ const ID_AT: usize = 64;
 const RESTORED_AT: usize = 72;
 /// How many semaphores are raised.
 const SEMAPHORES_AT: usize = 76;
-/// 1 if hits are filtered, so that each point has a second counter; 1 if filters read memory; 1 if hits are sampled, so that each
-/// point has another counter.
+/// 1 if hits are filtered, so that each point has a second counter, and from bit [`KEYS_BIT`] on the number of the layout of the hits
+/// by key; 1 if filters read memory; 1 if hits are sampled, so that each point has another counter.
 const FILTERED_AT: usize = 73;
 const FILTERS_MEMORY_AT: usize = 74;
 const SAMPLED_AT: usize = 75;
 const OBSERVER_AT: usize = BASE_LEN;
+const KEYS_BIT: u32 = 4;
+const _: () = assert!(KEYS_BIT + KeysLayout::NUMBER_BITS <= 8);
 
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
 pub(crate) const LINE: u64 = 64;
@@ -330,7 +333,8 @@ impl Arena {
         put(TIMED_AT, &self.shared.calls.number().to_le_bytes());
         put(ID_AT, &self.id.to_le_bytes());
         put(SEMAPHORES_AT, &(self.semaphores.len() as u32).to_le_bytes());
-        put(FILTERED_AT, &[self.is_filtered.into()]);
+        let filtered = u8::from(self.is_filtered) | self.shared.keys.number() << KEYS_BIT;
+        put(FILTERED_AT, &[filtered]);
         put(SAMPLED_AT, &[self.is_sampled.into()]);
         put(FILTERS_MEMORY_AT, &[self.shared.filters_memory.into()]);
         let version = match &self.version {
@@ -432,8 +436,9 @@ impl Arena {
                 value_pages: ValuePages::default(),
                 calls: CallsLayout::of_number(number(&header, TIMED_AT)),
                 values: ValuesLayout::of_number(number(&header, PAIRS_AT) >> PAIRS_BITS),
+                keys: KeysLayout::of_number(header[FILTERED_AT] >> KEYS_BIT),
             },
-            is_filtered: header[FILTERED_AT] == 1,
+            is_filtered: header[FILTERED_AT] & 1 == 1,
             is_sampled: header[SAMPLED_AT] == 1,
             id: says(ID_AT),
             version,

@@ -10,6 +10,7 @@
 //! validity two pages, the second unused: since when the table of pages is valid, and for how long
 //! calls    the times of functions (calls.rs)
 //! values   the histograms of values (values.rs)
+//! keys     the hits by key (keys.rs)
 //! ```
 //!
 //! The validity is always the process's own, even if the rest is shared with the observer, and the
@@ -23,6 +24,7 @@ use crate::address::PAGE;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::HISTOGRAM_LEN;
+use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::value_pages::ValuePages;
@@ -169,6 +171,7 @@ pub(crate) struct SharedLayout {
     pub(crate) value_pages: ValuePages,
     pub(crate) calls: CallsLayout,
     pub(crate) values: ValuesLayout,
+    pub(crate) keys: KeysLayout,
 }
 
 impl SharedLayout {
@@ -176,7 +179,7 @@ impl SharedLayout {
     pub(crate) fn is_possible(self) -> bool {
         let longest = record::len(MAX_ARGUMENTS);
         let is_possible = self.pairs <= MAX_PAIRS && self.calls.is_possible();
-        let is_possible = is_possible && self.values.is_possible();
+        let is_possible = is_possible && self.values.is_possible() && self.keys.is_possible();
         is_possible && self.record_len <= longest && self.record_len % 64 == 0
     }
 
@@ -239,6 +242,18 @@ impl SharedLayout {
         if self.is_empty() {
             return 0;
         }
+        match self.keys.len() {
+            0 => self.end_of_values(),
+            len => self.keys() + len,
+        }
+    }
+
+    /// Returns the offset of the table of hits by key.
+    pub(crate) fn keys(self) -> u64 {
+        self.end_of_values().next_multiple_of(HEADER_LEN)
+    }
+
+    fn end_of_values(self) -> u64 {
         match self.values.len() {
             0 => self.end_of_calls(),
             len => self.values() + len,

@@ -185,6 +185,7 @@ mod tests {
 
     use super::*;
     use crate::observe::layout::calls::CallsLayout;
+    use crate::observe::layout::keys::KeysLayout;
     use crate::observe::layout::values::ValuesLayout;
     use crate::observe::value_pages::ValuePages;
 
@@ -195,6 +196,7 @@ mod tests {
         value_pages: ValuePages::Observers,
         calls: CallsLayout::of_number(0),
         values: ValuesLayout::of_number(0),
+        keys: KeysLayout::of_number(0),
     };
     const BASE: LiveAddr = LiveAddr(0x10000);
 

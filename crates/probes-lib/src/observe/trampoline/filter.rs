@@ -13,18 +13,20 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::function_record::RED_ZONE;
+use super::keys;
 use super::saved::unless_room_on_stack;
 use super::value_pages::unless_of_values;
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
 use crate::address::{LiveAddr, PAGE};
 use crate::expression::typed::{
-    Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, LEAST_OPAQUE_TAG, Number, Relation,
-    STRING_TAG, Signs, Test, Word, block_of, words_of,
+    Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, LEAST_OPAQUE_TAG, Number,
+    Relation, STRING_TAG, Signs, Test, Word, block_of, words_of,
 };
+use crate::observe::layout::keys::text;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{SharedLayout, validity};
 use crate::observe::point::{
-    ArgumentSource, FilterRole, IntegerRole, MemorySource, STACK_OFFSET_LIMIT,
+    ArgumentSource, FilterRole, IntegerRole, KeyRole, MemorySource, STACK_OFFSET_LIMIT,
 };
 use crate::observe::value_pages::ValuePages;
 
@@ -132,6 +134,46 @@ pub(super) fn integer(
         untyped,
     };
     code.number(&role.integer.number, &POOL)
+}
+
+/// Emits the code that loads what arguments make of a key, or goes to `untyped`; of a string, the address of its block, of which the
+/// first words can be read. Returns the register that holds each part. Changes the registers of [`SAVED_IF_TIMED`].
+pub(super) fn key(
+    a: &mut CodeAssembler,
+    role: &KeyRole,
+    context: FilterContext,
+    untyped: CodeLabel,
+) -> Result<Vec<Option<AsmRegister64>>, IcedError> {
+    if role.reads_memory() {
+        find_pages(a, context)?;
+    }
+    let held = role.parts.iter().filter(|it| it.is_held()).count();
+    let mut holders = keys::holders(held).iter();
+    let mut code = FilterCode {
+        a,
+        arguments: &role.arguments,
+        context,
+        untyped,
+    };
+    let mut pool = POOL.to_vec();
+    let mut all = Vec::new();
+    for part in &role.parts {
+        match part {
+            KeyPart::Number(number, _) => code.number(number, &pool)?,
+            KeyPart::Text(word) => code.text(word, &pool)?,
+            KeyPart::Thread | KeyPart::Caller | KeyPart::Probe => {
+                all.push(None);
+                continue;
+            }
+        }
+        let holder = holders.next().copied();
+        if let Some(holder) = holder.filter(|holder| *holder != pool[0]) {
+            code.a.mov(holder, pool[0])?;
+            pool.retain(|it| *it != holder);
+        }
+        all.push(holder);
+    }
+    Ok(all)
 }
 
 /// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if the table is
@@ -458,6 +500,23 @@ impl FilterCode<'_, '_> {
         self.a.cmp(r9b, STRING_TAG as u32)?;
         self.a.jne(self.untyped)?;
         self.size()
+    }
+
+    /// Emits the code that loads the address of the block of a string whose first words, as many as a key has and one more, can be
+    /// read.
+    fn text(&mut self, of: &Word, pool: &[AsmRegister64]) -> Result<(), IcedError> {
+        let (block, last) = (pool[0], pool[1]);
+        let mut is_short = self.a.create_label();
+        self.word(of, block)?;
+        self.string(block)?;
+        self.a.test(r9, r9)?;
+        self.a.je(self.untyped)?;
+        self.a.cmp(r9, text::WHOLE as i32)?;
+        self.a.jbe(is_short)?;
+        self.a.mov(r9d, text::WHOLE as u32)?;
+        self.a.set_label(&mut is_short)?;
+        self.a.lea(last, qword_ptr(block + r9 * 8 - 8))?;
+        self.unless_readable_value(last, 0)
     }
 
     fn is_string(&mut self, of: &Word, text: &[u8], jump: Jump) -> Result<(), IcedError> {

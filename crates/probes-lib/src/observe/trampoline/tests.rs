@@ -136,6 +136,7 @@ fn saved_registers_are_found_as_arguments() {
         timed: None,
         filter: None,
         histogram: None,
+        keys: None,
     };
     let listing = listing(&role, layout);
     // Nothing is stored on the stack, and every register that is saved is restored.
@@ -195,6 +196,7 @@ fn whole_listing_is_golden() {
         timed: None,
         filter: None,
         histogram: None,
+        keys: None,
     };
     assert_golden("listing.txt", &listing(&role, layout));
 }
@@ -403,6 +405,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
         timed: None,
         filter: None,
         histogram: None,
+        keys: None,
     };
     let watched = || (0..=MAX_ARGUMENTS).map(Some).chain([None]);
     let mut all = Vec::new();
@@ -495,6 +498,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         timed: None,
         filter: None,
         histogram: None,
+        keys: None,
     };
     let shared = SharedLayout {
         pairs: 2,
@@ -520,6 +524,8 @@ fn every_point_of_an_arena_has_its_trampoline() {
         pairs: Vec::new(),
         histograms: Vec::new(),
         linear: None,
+        key_kinds: Vec::new(),
+        key_names: Vec::new(),
         shared,
     };
     let arena = Arena {

@@ -24,6 +24,7 @@ use crate::expression::{
     Answer, Expression, Filter, Hit, IntegerExpression, Parameter, ParameterKind, Scope,
 };
 use crate::observe::buckets::Linear;
+use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::values::{ValuesLayout, copy, order};
 use crate::observe::point::HistogramRole;
@@ -52,6 +53,7 @@ const LAYOUT: SharedLayout = SharedLayout {
         histograms: 2,
         steps: 0,
     },
+    keys: KeysLayout::of_number(1),
 };
 
 /// The table of a runtime, and its entries.

@@ -1,0 +1,115 @@
+//! `count -by`: how often hits have each key.
+
+use std::time::Duration;
+
+use probes_lib::{Functions, Target};
+
+use super::Args;
+use crate::commands::observe_loop::{ActiveObservation, Display, Shown};
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::flags::CountedBy;
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::output::{self, FunctionSources, KeyedReading, KeyedReport};
+
+/// Counts until the end, and prints what was counted.
+pub(super) fn run(
+    args: &Args,
+    by: &CountedBy,
+    active: ActiveObservation<'_>,
+    display: Display,
+    target: &Target,
+    output: &Output,
+) -> Result<(), Failure> {
+    // If it has exited meanwhile, its callers are not known.
+    let functions = by
+        .has_caller()
+        .then(|| Functions::of_process(args.process.pid).ok());
+    let mut counting = Counting {
+        target,
+        output,
+        by,
+        sources: functions
+            .flatten()
+            .map(FunctionSources::of)
+            .unwrap_or_default(),
+        is_redrawn: display.table.is_some(),
+        last: None,
+    };
+    let mut outcome = active.run(display, KeyedReading::of, |shown, interruptible| {
+        counting.show(shown, interruptible)
+    });
+    let total = match outcome.observed.take() {
+        Some(report) => {
+            let reading = KeyedReading::last(report.keyed_counts, report.counts.refused());
+            Some((reading, outcome.lasted))
+        }
+        None => outcome.last.take().or_else(|| counting.last.take()),
+    };
+    if let Some((reading, lasted)) = total {
+        let mut text = Ok(String::new());
+        let before = counting.last.as_ref().filter(|_| !counting.is_redrawn);
+        if let Some((before, at)) = before.filter(|_| outcome.was_read) {
+            let since = lasted.saturating_sub(*at);
+            let rest = counting.report(&reading, Some(before), since).at(lasted);
+            text = output::keyed(output.format, &rest);
+        }
+        let report = counting.report(&reading, None, lasted);
+        let total = output::keyed(output.format, &report);
+        outcome.print(output, text.and_then(|text| Ok(text + &total?)));
+        let (many, sum) = report.sum();
+        output.sum_up(&output.messages, many, || sum);
+    }
+    outcome.finish(&output.messages)
+}
+
+/// Shows counts.
+struct Counting<'t> {
+    target: &'t Target,
+    output: &'t Output,
+    by: &'t CountedBy,
+    sources: FunctionSources,
+    is_redrawn: bool,
+    /// The last reading, and when it was.
+    last: Option<(KeyedReading, Duration)>,
+}
+
+impl Counting<'_> {
+    /// Shows the hits since the last time; in the redrawn table, all hits so far.
+    fn show(
+        &mut self,
+        shown: Shown<'_, KeyedReading>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let (reading, at) = (shown.reading, shown.at);
+        let next = if let Some(table) = shown.table {
+            let text = self.report(&reading, None, at).table();
+            table.redraw(&text, &shown.gaps, interruptible)
+        } else {
+            let last = self.last.as_ref();
+            let since = last.map_or(at, |(_, last)| at.saturating_sub(*last));
+            let report = self.report(&reading, last.map(|(before, _)| before), since);
+            let text = output::keyed(self.output.format, &report.at(at));
+            text.and_then(|text| interruptible.write(&text))
+        };
+        // Kept even if it could not be written.
+        self.last = Some((reading, at));
+        next
+    }
+
+    fn report<'r>(
+        &'r self,
+        reading: &'r KeyedReading,
+        before: Option<&KeyedReading>,
+        seconds: Duration,
+    ) -> KeyedReport<'r> {
+        KeyedReport::new(
+            self.target,
+            reading,
+            before,
+            seconds,
+            self.by,
+            &self.sources,
+        )
+    }
+}

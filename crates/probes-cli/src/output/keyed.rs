@@ -1,0 +1,252 @@
+//! Hits by keys, in one shape for all formats. The field names are those of the JSON output.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use probes_lib::{Key, KeyedCounts, LiveAddr, Observer, RefusedFunction, Target};
+use serde::Serialize;
+
+use super::FunctionSources;
+use super::format::{VERSION, seconds, seconds_or_null};
+use super::function_sources::CallSite;
+use super::hits::Text;
+use super::refused::RefusedView;
+use super::table;
+use super::view::text;
+use crate::flags::CountedBy;
+use crate::text::{Escaped, number_of, ocaml_string};
+
+/// What an observer has counted so far.
+pub(crate) struct KeyedReading {
+    counts: KeyedCounts,
+    refused: Vec<RefusedFunction>,
+}
+
+impl KeyedReading {
+    pub(crate) fn of(observer: &mut Observer) -> Result<KeyedReading, probes_lib::Error> {
+        Ok(KeyedReading::last(
+            observer.keyed_counts()?,
+            observer.refused(),
+        ))
+    }
+
+    /// What it had counted when it ended.
+    pub(crate) fn last(counts: Option<KeyedCounts>, refused: &[RefusedFunction]) -> KeyedReading {
+        KeyedReading {
+            counts: counts.unwrap_or_default(),
+            refused: refused.to_vec(),
+        }
+    }
+}
+
+/// The hits of the probes and functions of a process by their keys, most first.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "keyed_count")]
+pub(crate) struct KeyedReport<'k> {
+    version: u32,
+    pid: i32,
+    program: Cow<'k, str>,
+    /// The time since the observation began; `None` unless it still goes on.
+    #[serde(serialize_with = "seconds_or_null")]
+    at: Option<Duration>,
+    /// How long the hits were counted.
+    #[serde(serialize_with = "seconds")]
+    seconds: Duration,
+    /// The expressions.
+    by: Vec<&'k str>,
+    keys: Vec<Row<'k>>,
+    /// Hits of keys for which there was no room.
+    other: u64,
+    /// Hits without a key.
+    untyped: u64,
+    /// The functions that are not counted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refused: Vec<RefusedView<'k>>,
+    #[serde(skip)]
+    shown: usize,
+}
+
+#[derive(Serialize)]
+struct Row<'k> {
+    key: Vec<KeyView<'k>>,
+    hits: u64,
+    /// Hits a second.
+    rate: f64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum KeyView<'k> {
+    Int(i128),
+    String(Text),
+    Thread(u32),
+    Caller(CallerView),
+    Probe(&'k str),
+}
+
+#[derive(Serialize)]
+struct CallerView {
+    #[serde(serialize_with = "text")]
+    address: LiveAddr,
+    #[serde(flatten)]
+    site: Option<CallSite>,
+}
+
+impl<'k> KeyedReport<'k> {
+    /// The hits since `before`, which was `seconds` ago; `sources` name callers.
+    pub(crate) fn new(
+        target: &'k Target,
+        reading: &'k KeyedReading,
+        before: Option<&KeyedReading>,
+        seconds: Duration,
+        by: &'k CountedBy,
+        sources: &FunctionSources,
+    ) -> KeyedReport<'k> {
+        let known = before.iter().flat_map(|before| before.counts.keys());
+        let known: HashMap<&[Key], u64> = known.map(|it| (&it.key[..], it.hits)).collect();
+        let per_second = seconds.as_secs_f64().max(f64::MIN_POSITIVE);
+        let rows = reading.counts.keys().iter().map(|keyed| {
+            let before = known.get(&keyed.key[..]).copied().unwrap_or(0);
+            let hits = keyed.hits.saturating_sub(before);
+            Row {
+                key: keyed
+                    .key
+                    .iter()
+                    .map(|it| KeyView::of(it, sources))
+                    .collect(),
+                hits,
+                rate: hits as f64 / per_second,
+            }
+        });
+        let mut keys: Vec<Row<'k>> = rows.filter(|row| row.hits > 0).collect();
+        // Stable: of equal ones, the order of the keys.
+        keys.sort_by_key(|row| std::cmp::Reverse(row.hits));
+        let since = |of: fn(&KeyedCounts) -> u64| {
+            let before = before.map_or(0, |before| of(&before.counts));
+            of(&reading.counts).saturating_sub(before)
+        };
+        KeyedReport {
+            version: VERSION,
+            pid: target.pid(),
+            program: target.program().to_string_lossy(),
+            at: None,
+            seconds,
+            by: by.texts().collect(),
+            keys,
+            other: since(KeyedCounts::other),
+            untyped: since(KeyedCounts::untyped),
+            refused: reading.refused.iter().map(RefusedView::of).collect(),
+            shown: by.shown(),
+        }
+    }
+
+    /// The same, with the time since the beginning. What cannot be counted is left to the last report.
+    pub(crate) fn at(mut self, at: Duration) -> KeyedReport<'k> {
+        self.at = Some(at);
+        self.refused.clear();
+        self
+    }
+
+    /// How many keys there are, and what their hits add up to: `12 keys, 4711 hits, 0 other, 0 untyped`.
+    pub(crate) fn sum(&self) -> (usize, String) {
+        let keys = number_of(self.keys.len(), "key");
+        let hits = self.keys.iter().map(|it| it.hits);
+        let hits = hits.fold(0, u64::saturating_add);
+        let (other, untyped) = (self.other, self.untyped);
+        let sum = format!("{keys}, {hits} hits, {other} other, {untyped} untyped");
+        (self.keys.len(), sum)
+    }
+
+    /// What is below the keys that are shown: hits, and of what.
+    fn rest(&self) -> Vec<(u64, String)> {
+        let mut rest = Vec::new();
+        let hidden = self.keys.get(self.shown..).unwrap_or_default();
+        if !hidden.is_empty() {
+            let hits = hidden.iter().map(|it| it.hits);
+            let keys = format!("of {} more", number_of(hidden.len(), "key"));
+            rest.push((hits.fold(0, u64::saturating_add), keys));
+        }
+        rest.push((self.other, "other".to_owned()));
+        rest.push((self.untyped, "untyped".to_owned()));
+        rest
+    }
+
+    fn rate(&self, hits: u64) -> f64 {
+        hits as f64 / self.seconds.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    /// A line for each key that is shown, and for what is left.
+    pub(super) fn plain(&self) -> String {
+        let mut text = String::new();
+        let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
+        let at = at.unwrap_or_default();
+        for row in self.keys.iter().take(self.shown) {
+            let key: Vec<String> = row.key.iter().map(KeyView::plain).collect();
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{at}{} {:.1} {}", row.hits, row.rate, key.join(" "));
+        }
+        for (hits, what) in self.rest() {
+            let _ = writeln!(text, "{at}{hits} {:.1} {what}", self.rate(hits));
+        }
+        text
+    }
+
+    /// A table; with the time since the beginning, if there is one.
+    pub(crate) fn table(&self) -> String {
+        let at = self.at.map(|at| format!("{:.1}", at.as_secs_f64()));
+        let mut head: Vec<String> = at.iter().map(|_| "seconds".to_owned()).collect();
+        head.extend(self.by.iter().map(|it| Escaped(it).to_string()));
+        head.extend(["hits", "hits/s"].map(str::to_owned));
+        let row = |key: Vec<String>, hits: u64, rate: f64| {
+            let cells = at.iter().cloned().chain(key);
+            let cells = cells.chain([hits.to_string(), format!("{rate:.0}")]);
+            cells.collect::<Vec<_>>()
+        };
+        let shown = self.keys.iter().take(self.shown).map(|it| {
+            let key = it.key.iter().map(KeyView::plain).collect();
+            row(key, it.hits, it.rate)
+        });
+        let rest = self.rest().into_iter().map(|(hits, what)| {
+            let mut key = vec![String::new(); self.by.len()];
+            key[0] = what;
+            row(key, hits, self.rate(hits))
+        });
+        let head: Vec<&str> = head.iter().map(String::as_str).collect();
+        table::table(&head, shown.chain(rest))
+    }
+}
+
+impl<'k> KeyView<'k> {
+    fn of(key: &'k Key, sources: &FunctionSources) -> KeyView<'k> {
+        match key {
+            Key::Integer(number) => KeyView::Int(*number),
+            Key::Text { bytes, is_whole } => KeyView::String(Text::of(bytes, *is_whole)),
+            Key::Thread(tid) => KeyView::Thread(*tid),
+            Key::Caller(address) => KeyView::Caller(CallerView {
+                address: *address,
+                site: sources.call_site(*address),
+            }),
+            Key::Probe(name) => KeyView::Probe(name),
+            // Not made by this version.
+            _ => KeyView::Probe("?"),
+        }
+    }
+
+    fn plain(&self) -> String {
+        match self {
+            KeyView::Int(number) => number.to_string(),
+            KeyView::String(text) => {
+                let more = if text.is_whole { "" } else { "..." };
+                ocaml_string(&text.raw) + more
+            }
+            KeyView::Thread(tid) => tid.to_string(),
+            KeyView::Caller(caller) => {
+                let site = caller.site.as_ref().and_then(CallSite::short);
+                site.unwrap_or_else(|| caller.address.to_string())
+            }
+            KeyView::Probe(name) => Escaped(name).to_string(),
+        }
+    }
+}

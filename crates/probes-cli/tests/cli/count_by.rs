@@ -1,0 +1,400 @@
+//! `count -by`: hits by keys.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use test_support::{Talker, fixture_forms, program, program_forms};
+
+use crate::count_functions::counting;
+use crate::support::{is_observed, object, run};
+
+/// How often there is each integer.
+type Hits = BTreeMap<i64, u64>;
+
+/// Returns the hits of each key, whose parts are those.
+fn keys(json: &Value) -> Vec<(&Vec<Value>, u64)> {
+    let all = json["keys"].as_array().unwrap().iter();
+    all.map(|it| (it["key"].as_array().unwrap(), it["hits"].as_u64().unwrap()))
+        .collect()
+}
+
+/// Returns the hits of each integer, each of which has one key.
+fn integers(json: &Value) -> Hits {
+    let mut hits = Hits::new();
+    for (key, many) in keys(json) {
+        let before = hits.insert(key[0]["int"].as_i64().unwrap(), many);
+        assert_eq!(before, None, "{json}");
+    }
+    hits
+}
+
+/// Returns the hits that are of no key.
+fn rest(json: &Value) -> (u64, u64) {
+    let field = |name: &str| json[name].as_u64().unwrap();
+    (field("other"), field("untyped"))
+}
+
+/// How often `Calls.leaf` is called with each argument.
+fn leaves(threads: u64, rounds: i64) -> Hits {
+    // Another function calls it with each even number.
+    let hits = |round| if round % 2 == 0 { 2 } else { 1 };
+    (1..=rounds)
+        .map(|round| (round, threads * hits(round)))
+        .collect()
+}
+
+// promise: Functions: `count -by` has each argument of all calls as a key with its exact hits (2 programs, 1, 4 and 16 threads)
+#[test]
+fn arguments_of_calls_are_keys() {
+    for file in program_forms("calls") {
+        for threads in [1, 4, 16] {
+            let mut target = Talker::start(&file);
+            let pid = target.pid();
+            let tool = counting("-fn Calls.leaf -by arg0 -json", pid);
+            target.ask(&format!("run {threads} 500"), "calls");
+            let json = object(&tool.end().answer());
+            assert_eq!(integers(&json), leaves(threads, 500));
+            assert_eq!((rest(&json), &json["by"]), ((0, 0), &json!(["arg0"])));
+            assert!(!is_observed(pid));
+            target.ask("run 1 10", "calls");
+        }
+    }
+}
+
+// promise: Functions: `count -by` of 100,000 keys has all hits, as those of keys or as other (2 programs, 1 and 4 threads)
+#[test]
+fn more_keys_than_room_add_up() {
+    for file in program_forms("calls") {
+        for threads in [1, 4] {
+            let mut target = Talker::start(&file);
+            let pid = target.pid();
+            let tool = counting("-fn Calls.leaf -by arg0*-1 -json", pid);
+            target.ask(&format!("run {threads} 100000"), "calls");
+            let json = object(&tool.end().answer());
+            let (found, most) = (integers(&json), leaves(threads, 100_000));
+            assert!(found.len() > 3000, "{}", found.len());
+            for (key, hits) in &found {
+                assert!(hits <= &most[&-key], "{key}: {hits}");
+            }
+            let (other, untyped) = rest(&json);
+            let all: u64 = most.values().sum();
+            assert_eq!(found.values().sum::<u64>() + other + untyped, all);
+            assert!(other > 0 && untyped == 0, "{other} {untyped}");
+        }
+    }
+}
+
+// promise: Functions: `count -by` has each argument of C functions as a key with its exact hits, also with `-where` (2 programs, 16 threads)
+#[test]
+fn arguments_of_c_functions_are_keys() {
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for least in [0, 150] {
+            let filter = format!("int(arg0)>={least}");
+            let flags = format!("-fn leaf -by int(arg0),tid -json -where {filter}");
+            let tool = counting(&flags, pid);
+            target.ask("calls 16 200", "called");
+            let json = object(&tool.end().answer());
+            let (mut hits, mut of_threads) = (Hits::new(), BTreeMap::<i64, u64>::new());
+            for (key, many) in keys(&json) {
+                *hits.entry(key[0]["int"].as_i64().unwrap()).or_default() += many;
+                let thread = key[1]["thread"].as_i64().unwrap();
+                *of_threads.entry(thread).or_default() += many;
+            }
+            let mut expected = Hits::new();
+            for argument in (0..200).flat_map(|round| [round, round + 1]) {
+                if argument >= least {
+                    *expected.entry(argument).or_default() += 16;
+                }
+            }
+            assert_eq!((hits, rest(&json)), (expected.clone(), (0, 0)));
+            let of_one: u64 = expected.values().sum::<u64>() / 16;
+            assert_eq!(of_threads.into_values().collect::<Vec<_>>(), [of_one; 16]);
+        }
+        assert!(!is_observed(pid));
+    }
+}
+
+// promise: Observations: `count -by` has strings of up to 64 bytes as keys, and the first 64 bytes of longer ones (2 programs)
+#[test]
+fn strings_are_keys() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut texts = Vec::new();
+        for argument in 0..6 {
+            let flags = format!("-probe strings -by str(arg{argument}),len(arg{argument}) -json");
+            let tool = counting(&flags, pid);
+            target.ask("hit 10", "done");
+            let json = object(&tool.end().answer());
+            let [(key, 10)] = keys(&json)[..] else {
+                panic!("{json}");
+            };
+            assert_eq!(rest(&json), (0, 0));
+            let string = &key[0]["string"];
+            let text = string["text"].as_str().unwrap().to_owned();
+            let len = key[1]["int"].as_u64().unwrap();
+            assert_eq!(string["is_whole"], len <= 64, "{json}");
+            assert_eq!(text.len() as u64, len.min(64), "{json}");
+            texts.push((text, len));
+        }
+        let short: Vec<_> = texts[..3].iter().map(|(text, _)| &text[..]).collect();
+        assert_eq!(short, ["", "hello", "8 bytes."]);
+        let long: Vec<u64> = texts[3..].iter().map(|(_, len)| *len).collect();
+        assert_eq!(long, [64, 65, 100_000]);
+        assert!(!is_observed(pid));
+    }
+}
+
+#[test]
+fn strings_behind_each_other_keep_apart() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let tool = counting("-probe strings -by str(arg1),str(arg2)", target.pid());
+        target.ask("hit 3", "done");
+        let answer = tool.end().answer();
+        let (line, rest) = answer.split_once('\n').unwrap();
+        assert!(line.starts_with("3 ") && line.ends_with(" \"hello\" \"8 bytes.\""));
+        assert_eq!(rest, "0 0.0 other\n0 0.0 untyped\n");
+    }
+}
+
+// promise: Observations: hits without a key are untyped (2 programs, 3 keys)
+#[test]
+fn hits_without_a_key_are_untyped() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        for (probe, key) in [
+            ("ints", "str(arg0)"),
+            ("strings", "arg0"),
+            ("ints", "probe,len(arg0)"),
+        ] {
+            let flags = format!("-probe {probe} -by {key} -json");
+            let tool = counting(&flags, target.pid());
+            target.ask("hit 10", "done");
+            let json = object(&tool.end().answer());
+            assert_eq!((keys(&json).len(), rest(&json)), (0, (0, 10)), "{key}");
+        }
+    }
+}
+
+// promise: Functions: `count -by caller,tid` names the line and the thread of each call (2 programs)
+#[test]
+fn callers_and_threads_are_keys() {
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let tool = counting("-fn Calls.leaf -by caller,tid -json", target.pid());
+        target.ask("run 4 100", "calls");
+        let json = object(&tool.end().answer());
+        let mut of_lines = BTreeMap::new();
+        let mut threads = Vec::new();
+        for (key, hits) in keys(&json) {
+            let caller = &key[0]["caller"];
+            assert_eq!(caller["function"], "Calls.work", "{json}");
+            *of_lines.entry(caller["line"].as_u64()).or_insert(0) += hits;
+            threads.push(key[1]["thread"].as_u64().unwrap());
+        }
+        threads.sort_unstable();
+        threads.dedup();
+        // What it calls in tail position returns to its caller.
+        let expected = BTreeMap::from([(Some(27), 400), (Some(29), 200)]);
+        assert_eq!((of_lines, rest(&json)), (expected, (0, 0)));
+        assert_eq!(threads.len(), 4, "{json}");
+    }
+    let mut target = Talker::start(&program("shown"));
+    let tool = counting("-probe ints -by tid -json", target.pid());
+    target.ask("hit 10", "done");
+    let json = object(&tool.end().answer());
+    let first = json!([{ "thread": target.pid() }]);
+    assert_eq!(keys(&json), [(first.as_array().unwrap(), 10)]);
+}
+
+#[test]
+fn probes_and_functions_are_keys_together() {
+    let mut target = Talker::start(&program("shown"));
+    let pid = target.pid();
+    let tool = counting(
+        "-probe ints,constants -fn Shown.floats -by probe -json",
+        pid,
+    );
+    target.ask("hit 5", "done");
+    let json = object(&tool.end().answer());
+    let mut found = BTreeMap::new();
+    for (key, hits) in keys(&json) {
+        found.insert(key[0]["probe"].as_str().unwrap(), hits);
+    }
+    // Two functions have the same name.
+    let expected = [("Shown.floats", 10), ("constants", 5), ("ints", 5)];
+    assert_eq!(found, BTreeMap::from(expected), "{json}");
+    assert_eq!(rest(&json), (0, 0));
+}
+
+#[test]
+fn usdt_probes_are_keys() {
+    for file in fixture_forms("usdt") {
+        let mut target = Talker::start(&file);
+        let tool = counting("-usdt demo:* -by probe -json", target.pid());
+        target.ask("fire 4 1000", "fired");
+        let json = object(&tool.end().answer());
+        let hits = keys(&json).iter().map(|(_, hits)| hits).sum::<u64>();
+        let (other, untyped) = rest(&json);
+        assert_eq!((hits + other + untyped, other), (4 * 3500, 0), "{json}");
+        for (key, _) in keys(&json) {
+            let name = key[0]["probe"].as_str().unwrap();
+            assert!(name.starts_with("demo:"), "{json}");
+        }
+    }
+}
+
+#[test]
+fn intervals_add_up() {
+    let mut target = Talker::start(&program("calls"));
+    let flags = "-fn Calls.leaf -by arg0&1 -interval 20ms -json";
+    let mut tool = counting(flags, target.pid());
+    target.ask("run 4 2000", "calls");
+    let mut sum = Hits::new();
+    let expected = Hits::from([(0, 8000), (1, 4000)]);
+    while sum != expected {
+        let json = object(&tool.line().unwrap());
+        assert!(json["at"].as_f64().unwrap() > 0.0);
+        for (key, hits) in integers(&json) {
+            *sum.entry(key).or_default() += hits;
+        }
+    }
+    let answer = tool.end().answer();
+    let total = object(answer.lines().last().unwrap());
+    assert!(total["at"].is_null());
+    assert_eq!((integers(&total), rest(&total)), (expected, (0, 0)));
+}
+
+#[test]
+fn examples_of_the_page_are_right() {
+    let page = include_str!("../../../../docs/ask.md");
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for (typed, flags) in [
+            (
+                "-fn Calls.leaf,Calls.deep -by 'probe,arg0 & 1'",
+                "-fn Calls.leaf,Calls.deep -by probe,arg0&1",
+            ),
+            (
+                "-fn Calls.deep -by arg0 -top 2",
+                "-fn Calls.deep -by arg0 -top 2",
+            ),
+        ] {
+            let tool = counting(flags, pid);
+            target.ask("run 1 8", "calls");
+            // But for the rates.
+            let told = |text: &str| -> Vec<String> {
+                let lines = text.lines().map(|line| {
+                    let mut words = line.split(' ');
+                    let hits = words.next().unwrap_or_default().to_owned();
+                    words.skip(1).fold(hits, |all, word| all + " " + word)
+                });
+                lines.collect()
+            };
+            let command = format!("$ ocaml-probes count -pid 4242 {typed}\n");
+            let (_, expected) = page.split_once(&command).unwrap();
+            let end = expected.find(['$', '`']).unwrap();
+            assert_eq!(told(&tool.end().answer()), told(&expected[..end]));
+        }
+        let tool = counting("-fn Calls.deep -by arg0 -top 1 -format table", pid);
+        target.ask("run 1 8", "calls");
+        let answer = tool.end().answer();
+        let cells = answer.lines().map(|line| {
+            let cells = line.split('|').take(2).map(str::trim);
+            cells.collect::<Vec<_>>()
+        });
+        let cells: Vec<_> = cells.filter(|cells| cells.len() == 2).collect();
+        let expected = [
+            ["arg0", "hits"],
+            ["0", "8"],
+            ["of 7 keys more", "28"],
+            ["other", "0"],
+            ["untyped", "0"],
+        ];
+        assert_eq!(cells, expected, "{answer}");
+    }
+}
+
+#[test]
+fn what_is_no_key_is_refused_before() {
+    let target = Talker::start(&program("shown"));
+    let pid = target.pid();
+    for (flags, message) in [
+        (
+            "-probe ints -by arg0==1",
+            "arg0==1 is a comparison, where an integer, or str(...) is needed; nothing was changed\n    arg0==1\n    ^^^^^^^",
+        ),
+        (
+            "-probe ints -by float(arg0)",
+            "float(arg0) is a float, where an integer, or str(...) is needed; nothing was changed\n    float(arg0)\n    ^^^^^^^^^^^",
+        ),
+        (
+            "-probe nothing -by tid,arg0",
+            "probe nothing has no arg0: it has no arguments; nothing was changed\n    arg0\n    ^^^^\n",
+        ),
+        (
+            "-probe ints -by caller",
+            "caller is not known here: only the entry of a function has one; nothing was changed\n    caller\n    ^^^^^^",
+        ),
+        (
+            "-probe ints -by arg0,arg1,arg2",
+            "at most 2 keys can be made of arguments; nothing was changed\n    arg2\n    ^^^^",
+        ),
+        (
+            "-probe ints -by tid,tid,tid,tid,tid",
+            "at most 4 keys are possible\n    tid,tid,tid,tid,tid\n    ^^^^^^^^^^^^^^^^^^^",
+        ),
+        (
+            "-probe ints -by tid -sites",
+            "-sites is not possible with -by",
+        ),
+        ("-probe ints -top 3", "-top needs -by"),
+    ] {
+        let run = run(&format!("count -pid {pid} {flags}"));
+        assert!(run.stderr.contains(message), "{}", run.stderr);
+        assert_eq!(run.stdout, "");
+        assert!(run.code == Some(1) || run.code == Some(2), "{run:?}");
+    }
+    assert!(!is_observed(pid));
+}
+
+#[test]
+fn killed_keys_are_removed() {
+    let mut target = Talker::start(&program("calls"));
+    let pid = target.pid();
+    let tool = counting("-fn Calls.leaf -by arg0", pid);
+    tool.kill();
+    target.ask("run 4 5000", "calls");
+    let tool = counting("-fn Calls.leaf -by arg0&1 -json", pid);
+    target.ask("run 1 10", "calls");
+    let json = object(&tool.end().answer());
+    assert_eq!(integers(&json), Hits::from([(0, 10), (1, 5)]));
+    assert!(!is_observed(pid));
+}
+
+// promise: Functions: `count -by` at code without free registers has each call as one of its key, or as untyped (2 programs, 4 threads)
+#[test]
+fn calls_behind_a_lock_have_keys() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let flags = "-fn scales -by caller,1500+arg0-arg0,tid -where arg0==arg0 -json";
+        let tool = counting(flags, target.pid());
+        target.ask("pass 4 2000", "passed");
+        let json = object(&tool.end().answer());
+        let mut hits = 0;
+        let mut callers = Vec::new();
+        for (key, many) in keys(&json) {
+            assert_eq!(key[1], json!({"int": 1500}));
+            callers.push(key[0]["caller"]["function"].as_str().unwrap().to_owned());
+            hits += many;
+        }
+        callers.dedup();
+        let (other, untyped) = rest(&json);
+        assert_eq!((hits + untyped, other), (8000, 0), "{json}");
+        assert_eq!(callers.len(), 1, "{json}");
+    }
+}

@@ -1,0 +1,116 @@
+//! [`Keys`]: what hits are counted by.
+
+use std::str::FromStr;
+
+use super::problem::ExpressionProblem as Problem;
+use super::typed::{KeyPart, MAX_REGISTERS};
+use super::{BadExpression, Expression, Scope};
+
+/// What hits are counted by: one or several expressions, such as `len(page), caller`.
+///
+/// Each is an integer, a string (`str(arg0)`), or one of `probe`, `caller` and `tid`. What they mean is known for a point only.
+///
+/// ```
+/// use probes_lib::Keys;
+///
+/// let keys: Keys = "str(arg0), arg1 >> 10".parse()?;
+/// let texts: Vec<&str> = keys.expressions().map(|it| it.as_str()).collect();
+/// assert_eq!(texts, ["str(arg0)", "arg1 >> 10"]);
+/// assert!("arg0,".parse::<Keys>().is_err());
+/// # Ok::<(), probes_lib::BadExpression>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Keys(Vec<Expression>);
+
+impl Keys {
+    /// The most keys.
+    pub(crate) const MOST: usize = 4;
+    /// The most keys that arguments make, which registers hold.
+    pub(crate) const MOST_HELD: usize = 2;
+
+    /// Returns them in their order, at least one.
+    pub fn expressions(&self) -> impl ExactSizeIterator<Item = &Expression> {
+        self.0.iter()
+    }
+
+    /// Returns what they are at the hits of a point.
+    pub(crate) fn parts(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
+        let mut held = 0;
+        let parts = self.0.iter().map(|expression| {
+            let part = expression.key(scope)?;
+            if part.is_held() {
+                let bad = |problem| {
+                    let text = expression.as_str();
+                    Err(BadExpression::new(text, 0..text.len(), problem))
+                };
+                if held == Keys::MOST_HELD {
+                    return bad(Problem::TooManyHeld);
+                }
+                if part.registers() > MAX_REGISTERS - held {
+                    return bad(Problem::TooManyNumbers);
+                }
+                held += 1;
+            }
+            Ok(part)
+        });
+        parts.collect()
+    }
+}
+
+impl FromStr for Keys {
+    type Err = BadExpression;
+
+    fn from_str(text: &str) -> Result<Keys, BadExpression> {
+        let parts = parts(text);
+        if parts.len() > Keys::MOST {
+            return Err(BadExpression::new(
+                text,
+                0..text.len(),
+                Problem::TooManyKeys,
+            ));
+        }
+        let keys = parts.into_iter().map(|part| part.trim().parse());
+        keys.collect::<Result<_, _>>().map(Keys)
+    }
+}
+
+/// Splits a list at its commas, but for those in quotes.
+fn parts(list: &str) -> Vec<&str> {
+    let (mut parts, mut start) = (Vec::new(), 0);
+    let (mut quote, mut is_escaped) = (None, false);
+    for (at, byte) in list.bytes().enumerate() {
+        match (quote, byte) {
+            (Some(_), _) if is_escaped => is_escaped = false,
+            (Some(_), b'\\') => is_escaped = true,
+            (Some(open), _) if byte == open => quote = None,
+            (None, b'"' | b'\'') => quote = Some(byte),
+            (None, b',') => {
+                parts.push(&list[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&list[start..]);
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_split_outside_of_quotes() {
+        for (list, expected) in [
+            ("arg0", &["arg0"][..]),
+            ("arg0,tid", &["arg0", "tid"]),
+            (
+                r#"arg0 + ',' , "a\",b",c"#,
+                &["arg0 + ',' ", r#" "a\",b""#, "c"],
+            ),
+            (",", &["", ""]),
+        ] {
+            assert_eq!(parts(list), expected, "{list}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! [`KeysLayout`]: the layout of the table of hits by key, as offsets. Pure.
+//!
+//! ```text
+//! copy   one for each group of threads: slots, some more at the end, so that a search need not wrap around
+//! slot   state, how many hits, the parts of the key
+//! ```
+//!
+//! A thread claims a slot by one instruction, writes the key, and then the state that says so; hits are counted by locked
+//! instructions. A slot that is claimed and has no key yet is passed over, and the same key may be in several slots: their hits add
+//! up.
+
+use std::ops::Range;
+
+use crate::observe::layout::groups::GROUPS;
+use crate::observe::point::KeyKind;
+
+/// How many slots a key can have, by its hash, and how many are tried from there on.
+pub(crate) const SLOTS: u64 = 1 << SLOTS_BITS;
+pub(crate) const SLOTS_BITS: u32 = 12;
+pub(crate) const TRIED: u64 = 16;
+
+/// The fields of a slot, eight bytes each.
+pub(crate) mod slot {
+    /// Zero: free. Else the hash of the key in all but the lowest 8 bits; which parts may be negative, a bit each from
+    /// [`SIGNS_AT`] on; and what the slot holds.
+    pub(crate) const STATE: u64 = 0;
+    pub(crate) const SIGNS_AT: u32 = 2;
+    pub(crate) const HASH_AT: u32 = 8;
+    /// It is claimed; and it holds its key.
+    pub(crate) const CLAIMED: u64 = 1;
+    pub(crate) const HELD: u64 = 2;
+    pub(crate) const HITS: u64 = 8;
+    pub(crate) const KEY: u64 = 16;
+}
+
+/// A string in a slot: how many words it has, of which 8 at most follow. More: 9 if it has 64 bytes, 10 if it is longer.
+pub(crate) mod text {
+    pub(crate) const WORDS: u64 = 8;
+    pub(crate) const WHOLE: u64 = WORDS + 1;
+    pub(crate) const LONGER: u64 = WORDS + 2;
+}
+
+/// How long the slots are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct KeysLayout {
+    /// The length of a slot, in units of so many bytes; 0: there is no table.
+    units: u8,
+}
+
+const UNIT: u64 = 32;
+
+impl KeysLayout {
+    /// How many bits [`KeysLayout::number`] has.
+    pub(crate) const NUMBER_BITS: u32 = 4;
+
+    /// Returns the layout for keys of these parts.
+    pub(crate) fn of(kinds: &[KeyKind]) -> KeysLayout {
+        let end = parts(kinds).last().map_or(0, |part| part.end);
+        KeysLayout {
+            units: end.div_ceil(UNIT) as u8,
+        }
+    }
+
+    /// Returns whether it can be one of ours: its number may have been read from a process.
+    pub(crate) fn is_possible(self) -> bool {
+        u32::from(self.units) < 1 << KeysLayout::NUMBER_BITS
+    }
+
+    pub(crate) const fn of_number(number: u8) -> KeysLayout {
+        KeysLayout { units: number }
+    }
+
+    /// Returns a number that says all of it.
+    pub(crate) fn number(self) -> u8 {
+        self.units
+    }
+
+    pub(crate) fn slot_len(self) -> u64 {
+        u64::from(self.units) * UNIT
+    }
+
+    pub(crate) fn copy_len(self) -> u64 {
+        self.slot_len() * (SLOTS + TRIED)
+    }
+
+    /// Returns the length of all copies in bytes.
+    pub(crate) fn len(self) -> u64 {
+        self.copy_len() * GROUPS as u64
+    }
+}
+
+/// Returns where the parts of a key are in its slot.
+pub(crate) fn parts(kinds: &[KeyKind]) -> impl Iterator<Item = Range<u64>> + '_ {
+    kinds.iter().scan(slot::KEY, |next, kind| {
+        let start = *next;
+        *next += match kind {
+            KeyKind::Text => 8 + 8 * text::WORDS,
+            KeyKind::Integer | KeyKind::Thread | KeyKind::Caller | KeyKind::Probe => 8,
+        };
+        Some(start..*next)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_keys_fit() {
+        let longest = [
+            KeyKind::Text,
+            KeyKind::Text,
+            KeyKind::Caller,
+            KeyKind::Thread,
+        ];
+        let layout = KeysLayout::of(&longest);
+        assert_eq!(parts(&longest).last(), Some(168..176));
+        assert_eq!((layout.slot_len(), layout.is_possible()), (192, true));
+        assert_eq!(KeysLayout::of_number(layout.number()), layout);
+        assert_eq!(KeysLayout::of(&[KeyKind::Integer]).slot_len(), 32);
+        assert_eq!(KeysLayout::default().len(), 0);
+    }
+}

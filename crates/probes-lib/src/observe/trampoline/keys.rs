@@ -1,0 +1,285 @@
+//! The code that counts a hit by its key, in a table of the thread's group ([`layout`](crate::observe::layout::keys)).
+//!
+//! ```text
+//! calculate what arguments make of the key, in r8 and rcx; its hash in rdx
+//! slot of the hash    the same state and the same key: count a hit there
+//!                     free: claim it, write the key, then the state, and count
+//!                     else the next one, a few times; then elsewhere, as one of the others
+//! ```
+//!
+//! A signal handler that interrupts this finds a claimed slot at most, and passes it over. Strings of OCaml cannot move meanwhile; another
+//! domain may write to one, and then its hit has a key that is a mixture.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, eax, edi, esi, qword_ptr,
+    r8, r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+};
+
+use super::filter::{self, FilterContext};
+use super::{load, offset, spread_of};
+use crate::expression::typed::KeyPart;
+use crate::observe::layout::groups::GROUP_BITS;
+use crate::observe::layout::keys::{self, SLOTS_BITS, TRIED, slot, text};
+use crate::observe::layout::rows::STACK_PART_BITS;
+use crate::observe::layout::shared::TID_AT;
+use crate::observe::point::KeyRole;
+
+/// An odd number near 2⁶⁴ divided by the golden ratio.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The unused bytes at the end of the block of a string of 64 bytes, whose last word has no other.
+const LAST_OF_WHOLE: u64 = 7 << 56;
+
+/// Emits the code that counts a hit by its key; goes to `untyped` if it has none, and to `other` if there is no room for it. Changes all
+/// registers that are saved where hits are timed.
+pub(super) fn count(
+    a: &mut CodeAssembler,
+    role: &KeyRole,
+    context: FilterContext,
+    untyped: CodeLabel,
+    other: CodeLabel,
+) -> Result<(), IcedError> {
+    let kinds = role.kinds();
+    let places: Vec<i32> = keys::parts(&kinds).map(|it| it.start as i32).collect();
+    let held = filter::key(a, role, context, untyped)?;
+    let mut code = KeyCode {
+        a,
+        role,
+        context,
+        untyped,
+        held,
+        places,
+    };
+    code.hash()?;
+    code.find_and_count(other)
+}
+
+struct KeyCode<'r, 'a> {
+    a: &'a mut CodeAssembler,
+    role: &'r KeyRole,
+    context: FilterContext,
+    untyped: CodeLabel,
+    /// What holds each part, if a register does.
+    held: Vec<Option<AsmRegister64>>,
+    /// Where each part is in a slot.
+    places: Vec<i32>,
+}
+
+impl KeyCode<'_, '_> {
+    /// The parts, each with what holds it and where it is.
+    fn parts(&self) -> Vec<(KeyPart, Option<AsmRegister64>, i32)> {
+        let parts = self.role.parts.iter().cloned();
+        let parts = parts.zip(self.held.iter().copied());
+        let parts = parts.zip(&self.places);
+        parts.map(|((part, held), at)| (part, held, *at)).collect()
+    }
+
+    /// Emits the code that makes the hash of the key in rdx. Uses rax, rsi, rdi and r9.
+    fn hash(&mut self) -> Result<(), IcedError> {
+        self.a.mov(rsi, SPREAD)?;
+        // Not 0, so that a first 0 makes a difference.
+        self.a.mov(rdx, rsi)?;
+        for (part, held, _) in self.parts() {
+            match (&part, held) {
+                // The same at each hit of the point.
+                (KeyPart::Probe, _) => {
+                    self.a.mov(eax, self.role.name)?;
+                    self.mix(rax)?;
+                }
+                (KeyPart::Text(_), Some(block)) => {
+                    let mut next = self.a.create_label();
+                    self.words(block)?;
+                    self.mix(r9)?;
+                    self.at_most(text::WORDS)?;
+                    self.a.xor(edi, edi)?;
+                    self.a.set_label(&mut next)?;
+                    self.a.mov(rax, qword_ptr(block + rdi * 8))?;
+                    self.mix(rax)?;
+                    self.a.inc(edi)?;
+                    self.a.cmp(edi, r9d)?;
+                    self.a.jb(next)?;
+                }
+                (_, Some(held)) => self.mix(held)?,
+                (part, None) => {
+                    self.load(part)?;
+                    self.mix(rax)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Emits the code that adds a word to the hash.
+    fn mix(&mut self, word: AsmRegister64) -> Result<(), IcedError> {
+        self.a.xor(rdx, word)?;
+        self.a.imul_2(rdx, rsi)?;
+        // The higher bits are those that depend on all of them.
+        self.a.rol(rdx, 29)
+    }
+
+    /// Emits the code that loads a part that no register holds into rax.
+    fn load(&mut self, part: &KeyPart) -> Result<(), IcedError> {
+        match part {
+            KeyPart::Caller => self.a.mov(rax, qword_ptr(rsp + self.context.pushed)),
+            KeyPart::Thread => {
+                // There may be no thread control block.
+                self.a.rdfsbase(rax)?;
+                self.a.test(rax, rax)?;
+                self.a.je(self.untyped)?;
+                load(self.a, rdi, self.context.shared)?;
+                self.a.mov(edi, dword_ptr(rdi + offset(TID_AT)))?;
+                self.a.mov(eax, dword_ptr(rax + rdi))
+            }
+            _ => self.a.mov(eax, self.role.name),
+        }
+    }
+
+    /// Emits the code that puts in r9 how many words a slot says that a string has. Uses rdi.
+    fn words(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
+        let mut known = self.a.create_label();
+        let mut longer = self.a.create_label();
+        self.a.mov(r9, qword_ptr(block - 8))?;
+        self.a.shl(r9, 8)?;
+        self.a.shr(r9, 18)?;
+        self.a.cmp(r9, text::WORDS as i32)?;
+        self.a.jbe(known)?;
+        self.a.cmp(r9, text::WHOLE as i32)?;
+        self.a.jne(longer)?;
+        self.a.mov(rdi, LAST_OF_WHOLE)?;
+        self.a.cmp(qword_ptr(block + 8 * text::WORDS as i32), rdi)?;
+        self.a.je(known)?;
+        self.a.set_label(&mut longer)?;
+        self.a.mov(r9d, text::LONGER as u32)?;
+        self.a.set_label(&mut known)?;
+        self.a.nop()
+    }
+
+    /// Emits the code that limits r9. Uses rdi.
+    fn at_most(&mut self, most: u64) -> Result<(), IcedError> {
+        self.a.mov(edi, most as u32)?;
+        self.a.cmp(r9d, edi)?;
+        self.a.cmova(r9d, edi)
+    }
+
+    /// Emits the code that searches the slot for the hash in rdx, and counts a hit there.
+    fn find_and_count(&mut self, other: CodeLabel) -> Result<(), IcedError> {
+        let mut next = self.a.create_label();
+        let mut is_other = self.a.create_label();
+        let mut same = self.a.create_label();
+        let mut found = self.a.create_label();
+        let layout = self.context.layout.keys;
+        let slot_len = layout.slot_len() as i32;
+        let signs = u64::from(self.role.signs()) << slot::SIGNS_AT;
+        load(self.a, rbx, self.context.shared)?;
+        self.a.mov(rax, rsp)?;
+        self.a.shr(rax, STACK_PART_BITS)?;
+        spread_of(self.a, eax, eax, GROUP_BITS)?;
+        self.a.imul_3(rax, rax, layout.copy_len() as i32)?;
+        self.a.add(rbx, rax)?;
+        self.a.mov(rax, rdx)?;
+        self.a.shr(rax, 64 - SLOTS_BITS)?;
+        self.a.imul_3(rax, rax, slot_len)?;
+        let table = offset(self.context.layout.keys());
+        self.a.lea(rbx, qword_ptr(rbx + rax + table))?;
+        self.a.and(rdx, -(1 << slot::HASH_AT))?;
+        self.a.or(rdx, (signs | slot::HELD) as i32)?;
+        self.a.mov(esi, TRIED as u32)?;
+
+        self.a.set_label(&mut next)?;
+        self.a.mov(rax, qword_ptr(rbx + slot::STATE))?;
+        self.a.cmp(rax, rdx)?;
+        self.a.je(same)?;
+        self.a.test(rax, rax)?;
+        self.a.jne(is_other)?;
+        self.a
+            .lea(rdi, qword_ptr(rdx - (slot::HELD - slot::CLAIMED)))?;
+        self.a.lock().cmpxchg(qword_ptr(rbx + slot::STATE), rdi)?;
+        // Another thread was faster.
+        self.a.jne(next)?;
+        self.write()?;
+        self.a.mov(qword_ptr(rbx + slot::STATE), rdx)?;
+        self.a.jmp(found)?;
+
+        self.a.set_label(&mut is_other)?;
+        self.a.add(rbx, slot_len)?;
+        self.a.dec(esi)?;
+        self.a.jne(next)?;
+        self.a.jmp(other)?;
+
+        self.a.set_label(&mut same)?;
+        self.compare(is_other)?;
+        self.a.set_label(&mut found)?;
+        self.a.lock().inc(qword_ptr(rbx + slot::HITS))
+    }
+
+    /// Emits the code that writes the key into the slot. Uses rax, rdi and r9.
+    fn write(&mut self) -> Result<(), IcedError> {
+        for (part, held, at) in self.parts() {
+            match (&part, held) {
+                (KeyPart::Text(_), Some(block)) => {
+                    let mut next = self.a.create_label();
+                    self.words(block)?;
+                    self.a.mov(in_slot(at), r9)?;
+                    self.at_most(text::WORDS)?;
+                    self.a.xor(edi, edi)?;
+                    self.a.set_label(&mut next)?;
+                    self.a.mov(rax, qword_ptr(block + rdi * 8))?;
+                    self.a.mov(qword_ptr(rbx + rdi * 8 + (at + 8)), rax)?;
+                    self.a.inc(edi)?;
+                    self.a.cmp(edi, r9d)?;
+                    self.a.jb(next)?;
+                }
+                (_, Some(held)) => self.a.mov(in_slot(at), held)?,
+                (part, None) => {
+                    self.load(part)?;
+                    self.a.mov(in_slot(at), rax)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Emits the code that goes to `differs` if the slot has another key. Uses rax, rdi and r9.
+    fn compare(&mut self, differs: CodeLabel) -> Result<(), IcedError> {
+        for (part, held, at) in self.parts() {
+            match (&part, held) {
+                (KeyPart::Text(_), Some(block)) => {
+                    let mut next = self.a.create_label();
+                    self.words(block)?;
+                    self.a.cmp(in_slot(at), r9)?;
+                    self.a.jne(differs)?;
+                    self.at_most(text::WORDS)?;
+                    self.a.xor(edi, edi)?;
+                    self.a.set_label(&mut next)?;
+                    self.a.mov(rax, qword_ptr(block + rdi * 8))?;
+                    self.a.cmp(qword_ptr(rbx + rdi * 8 + (at + 8)), rax)?;
+                    self.a.jne(differs)?;
+                    self.a.inc(edi)?;
+                    self.a.cmp(edi, r9d)?;
+                    self.a.jb(next)?;
+                }
+                (_, Some(held)) => {
+                    self.a.cmp(in_slot(at), held)?;
+                    self.a.jne(differs)?;
+                }
+                (part, None) => {
+                    self.load(part)?;
+                    self.a.cmp(in_slot(at), rax)?;
+                    self.a.jne(differs)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn in_slot(at: i32) -> AsmMemoryOperand {
+    qword_ptr(rbx + at)
+}
+
+/// The registers that hold the parts of a key that arguments make, so many.
+pub(super) fn holders(many: usize) -> &'static [AsmRegister64] {
+    const BOTH: [AsmRegister64; 2] = [r8, rcx];
+    &BOTH[BOTH.len().saturating_sub(many)..]
+}
