@@ -633,15 +633,32 @@ fn recording(
     let mut a = CodeAssembler::new(64)?;
     let saved = saved_for(role);
     let sample = role.watched.as_ref().and_then(|watched| watched.sample);
+    let filtered_first = role.filter.as_ref().filter(|_| role.is_only_watched());
+    let sampled_first = sample.filter(|_| role.is_only_watched() && filtered_first.is_none());
     // Of a hit of which nothing is recorded, only these are saved.
-    let first = sample.filter(|_| role.is_only_watched() && !role.chooses_records());
-    let is_first = |(register, _): &&Saved| first.is_some() && [rax, rdx].contains(register);
-    let mut skipped = a.create_label();
+    let first: Vec<AsmRegister64> = match filtered_first {
+        Some(filter) => filter::saved(filter).iter().map(|(it, _)| *it).collect(),
+        None if sampled_first.is_some() => vec![rax, rdx],
+        None => Vec::new(),
+    };
+    let is_first = |(register, _): &&Saved| first.contains(register);
+    let (mut skipped, mut untyped) = (a.create_label(), a.create_label());
     for (register, copy) in saved.iter().filter(is_first) {
         a.movq(*copy, *register)?;
     }
-    if let Some(every) = first {
+    if let Some(every) = sampled_first {
         sampling::unless_chosen(&mut a, every, pointers.sampled, skipped)?;
+    }
+    let context = |saved| FilterContext {
+        saved,
+        saved_at: SavedAt::Copies,
+        pushed: PUSHED,
+        shared: pointers.shared,
+        layout: pointers.layout,
+    };
+    if let Some(filter) = filtered_first {
+        let context = context(filter::saved(filter));
+        filter::filter(&mut a, filter, context, skipped, untyped)?;
     }
     for (register, copy) in saved.iter().filter(|it| !is_first(it)) {
         a.movq(*copy, *register)?;
@@ -667,24 +684,27 @@ fn recording(
     }
     if let Some(watched) = &role.watched {
         let mut over = a.create_label();
-        let mut untyped = a.create_label();
-        if let Some(filter) = &role.filter {
-            let context = FilterContext {
-                saved,
-                saved_at: SavedAt::Copies,
-                pushed: PUSHED,
-                shared: pointers.shared,
-                layout: pointers.layout,
-            };
+        let filtered_now = role.filter.as_ref().filter(|_| filtered_first.is_none());
+        if let Some(filter) = filtered_now {
+            let context = context(saved);
             filter::filter(&mut a, filter, context, over, untyped)?;
             let restore = |a: &mut CodeAssembler| {
                 let mut saved = saved.iter();
                 saved.try_for_each(|(register, copy)| a.movq(*register, *copy))
             };
-            if let Some(histogram) = &role.histogram {
+            if role.histogram.is_some() || role.keys.is_some() {
                 let (mut no_value, mut added) = (a.create_label(), a.create_label());
-                filter::integer(&mut a, &histogram.integer, context, no_value)?;
-                values::add(&mut a, histogram, context)?;
+                if let Some(histogram) = &role.histogram {
+                    filter::integer(&mut a, &histogram.integer, context, no_value)?;
+                    values::add(&mut a, histogram, context)?;
+                } else if let Some(keys) = &role.keys {
+                    let mut other = a.create_label();
+                    keys::count(&mut a, keys, context, no_value, other)?;
+                    a.jmp(added)?;
+                    a.set_label(&mut other)?;
+                    restore(&mut a)?;
+                    slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
+                }
                 a.jmp(added)?;
                 a.set_label(&mut no_value)?;
                 restore(&mut a)?;
@@ -699,17 +719,17 @@ fn recording(
             }
             find_shared_and_time(&mut a, pointers)?;
         }
-        let later = sample.filter(|_| first.is_none());
+        let later = sample.filter(|_| sampled_first.is_none());
         if let Some(every) = later {
             sampling::unless_chosen(&mut a, every, pointers.sampled, over)?;
         }
         record::record(&mut a, watched, saved, pointers.layout)?;
-        if role.filter.is_some() {
+        if filtered_now.is_some() {
             a.jmp(over)?;
             a.set_label(&mut untyped)?;
             a.add_instruction(locked_increment(pointers.untyped_locked)?)?;
         }
-        if role.filter.is_some() || later.is_some() {
+        if filtered_now.is_some() || later.is_some() {
             a.set_label(&mut over)?;
             // There may be another label.
             a.nop()?;
@@ -718,7 +738,12 @@ fn recording(
     for (register, copy) in saved.iter().filter(|it| !is_first(it)) {
         a.movq(*register, *copy)?;
     }
-    if first.is_some() {
+    if filtered_first.is_some() {
+        a.jmp(skipped)?;
+        a.set_label(&mut untyped)?;
+        a.add_instruction(locked_increment(pointers.untyped_locked)?)?;
+    }
+    if !first.is_empty() {
         a.set_label(&mut skipped)?;
     }
     for (register, copy) in saved.iter().filter(is_first) {
