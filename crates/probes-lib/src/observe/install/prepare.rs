@@ -334,7 +334,7 @@ impl Prepared {
         let has_timed = self.plan.functions.timed().next().is_some();
         let by_thread = self.plan.counts_by_thread();
         let reads_them = self.plan.watches_functions() || has_timed || by_thread;
-        if reads_them && needs_control_blocks || by_thread && !self.claims_rows {
+        if reads_them && needs_control_blocks {
             refuse_without_control_block(injector.process, injector.memory, &stopped)?;
         }
         injector.clear(&stopped)?;
@@ -444,7 +444,9 @@ impl Prepared {
         if self.plan.is_timed() || self.plan.counts_by_thread() {
             tid_offset = stopped.tid_offset(process, memory);
         }
-        if tid_offset.is_none() && self.plan.counts_by_thread() {
+        // They are read by the base of `fs`, if that may be read.
+        let knows_threads = tid_offset.is_some() && self.claims_rows;
+        if self.plan.counts_by_thread() && !knows_threads {
             return Err(Error::of_process(process.pid(), ObserveError::NoThreadIds));
         }
         self.thread_ids = match tid_offset {
