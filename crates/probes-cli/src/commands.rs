@@ -44,7 +44,7 @@ use crate::messages::Messages;
 #[command(defer = true)]
 pub(crate) enum Command {
     /// Start a program with its probes set before any of its code runs
-    Trace(trace::Args),
+    Trace(Box<trace::Args>),
     /// Change the probes of a running process, all or nothing
     Attach(attach::Args),
     /// Show the state of every probe of a running process, without stopping it
@@ -109,7 +109,7 @@ impl Command {
             refuse_without_memory()?;
         }
         match self {
-            Command::Trace(args) => return trace::run(args),
+            Command::Trace(args) => return trace::run(*args),
             Command::Attach(args) => attach::run(&args),
             Command::Info(args) => info::run(&args),
             Command::List(args) => list::run(&args),

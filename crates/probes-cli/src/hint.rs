@@ -394,7 +394,7 @@ fn of_expression(problem: &ExpressionProblem, operand: &Operand) -> Option<Strin
                 Operand::Program(_) | Operand::File(_) => format!("`{} -sites`", operand.to_list()),
             };
             Some(format!(
-                "{shows} shows where the arguments of probes are; leave out those without this one: -probe and -regexp select others"
+                "{shows} shows where the arguments of probes are; select only probes that have this one"
             ))
         }
         ExpressionProblem::NoArgument { point, .. }

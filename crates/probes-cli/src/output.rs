@@ -34,7 +34,7 @@ pub(crate) use functions::FunctionListing;
 pub(crate) use histograms::{HistogramReading, Histograms};
 pub(crate) use hits::{Field, Hits, Missing};
 pub(crate) use keyed::{KeyedReading, KeyedReport};
-pub(crate) use latencies::{Latencies, LatencyReading, caution, with_unit};
+pub(crate) use latencies::{Evidence, Latencies, LatencyReading, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
 pub(crate) use released::Released;

@@ -25,13 +25,18 @@ on Ctrl-C, or when the process exits, it removes the instrumentation and prints,
     COUNT MEAN P50 P90 P99 P99.9 MAX UNMATCHED_STARTS UNMATCHED_STOPS LOST START,STOP
 in nanoseconds. UNMATCHED_STARTS and UNMATCHED_STOPS are the hits of START and of STOP that have no
 match. LOST are times that could not be measured, because more than 64 starts of a thread had not ended
-yet, or because there were more than a thousand threads. The table format also shows a histogram of the times, with a
+yet, with -key more than about 10,000 of all, or because there were more than a thousand threads. The table format also shows a histogram of the times, with a
 bucket for each power of two. With -interval each line begins with the seconds so far.
 
-Requests that overlap in one thread, as with Lwt, Async or Eio, are not told apart: their times are wrong.
-If that is noticed, by N stops, the line ends with `interleaved N untrusted`: no time can be trusted. It ends with
+Requests that overlap in one thread, as with Lwt, Async or Eio, or move between threads or domains, need -key EXPR: a
+STOP then ends the START with the same EXPR, such as arg0, request, or str(arg1), in whichever thread that was. It
+must differ between all requests that are under way at a time. If a START has that of an earlier one without
+STOP, it replaces it, and the line ends with `doubtful N`. Without -key, their times are wrong. If that is noticed, by N stops, the line ends with `interleaved N untrusted`: no time can be trusted. It ends with
 `doubtful N` if either requests overlap, or exceptions skip stops, and some times may be wrong: at N stops,
 an earlier start of their stack frame waited. A warning says the same.
+
+With -where, only the pairs are timed for whose START EXPR is true. The line ends with `untyped N` if there
+were N hits for which -where or -key has no answer: these are left out.
 
 START and STOP may be the same: the times are then from each hit to the next.
 
@@ -176,12 +181,7 @@ fn warn_of_separate_stacks(messages: &Messages, observer: &Observer) {
 
 /// Warns of times that may not be those of an event.
 pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>) {
-    for (caution, is_certain) in latencies.cautions() {
-        let hint = if is_certain {
-            "a stop is taken for that of the last start of its thread: observe only events that nest in their thread"
-        } else {
-            "give both probes a first argument that identifies the event, such as [@probe.args id]: the tool then knows which it is"
-        };
+    for (caution, hint) in latencies.cautions() {
         messages.warning(WarningKind::Interleaved, &caution, hint);
     }
 }

@@ -30,7 +30,7 @@ use crate::flags::{
     VerbosityFlags, duration, with_regexp_help,
 };
 use crate::messages::{Level, MessageForm, Messages};
-use crate::output::FunctionSources;
+use crate::output::{Evidence, FunctionSources};
 use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
 
@@ -129,9 +129,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 fn observation(args: &Args) -> Observation {
     let counted = args.filter.of(args.counted.observation());
-    args.pairs
-        .iter()
-        .fold(counted, |all, pair| all.time(&pair.start, &pair.stop))
+    args.pairs.of(counted)
 }
 
 fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
@@ -384,8 +382,7 @@ fn times(latency: &Latency) -> PairLatency {
         p50: latency.quantile(0.5),
         p99: latency.quantile(0.99),
         max: latency.max(),
-        interleaved: latency.interleaved(),
-        doubtful: latency.doubtful(),
+        evidence: Evidence::of(latency),
     }
 }
 

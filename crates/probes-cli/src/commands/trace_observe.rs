@@ -25,7 +25,8 @@ use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
     CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, HistogramFlags,
-    Histogrammed, Pair, PathFlags, SampleFlag, UsdtFlags, by_name, each_once, pair, probe_name,
+    Histogrammed, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags, by_name, each_once, pair,
+    probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
@@ -48,6 +49,8 @@ pub(super) struct ObserveFlags {
     /// Time START,STOP in one thread, or the functions of -fn; may be repeated
     #[arg(long, value_name = "PAIR", value_parser = timed, num_args = 0..=1, default_missing_value = "")]
     latency: Vec<Timed>,
+    #[command(flatten)]
+    key: PairKeyFlag,
     /// Show hits of these probes, a comma list, or calls of -fn; may be repeated
     #[arg(long, value_name = "NAMES", value_parser = watched, num_args = 0..=1, default_missing_value = "")]
     watch: Vec<Watched>,
@@ -116,6 +119,7 @@ pub(super) struct ProgramObservation {
     functions: Vec<FunctionSelector>,
     timed_functions: Vec<FunctionSelector>,
     pairs: Vec<Pair>,
+    key: PairKeyFlag,
     watched: Vec<Selector>,
     watched_functions: Vec<FunctionSelector>,
     calls: CallFlags,
@@ -140,6 +144,10 @@ impl Flags for ObserveFlags {
         });
         let pairs: Vec<Pair> = pairs.collect();
         each_once("-latency", &pairs)?;
+        if self.key.is_given() && pairs.is_empty() {
+            let why = "-key needs -latency START,STOP: it says which STOP belongs to which START";
+            return Err(why.to_owned());
+        }
         if self.fields.is_some() && self.watch.is_empty() {
             return Err("-fields needs -watch: it chooses what is shown of a hit".to_owned());
         }
@@ -225,6 +233,7 @@ impl Flags for ObserveFlags {
             functions: chosen(self.count),
             timed_functions: chosen(times_functions),
             pairs,
+            key: self.key,
             watched: by_name("-watch", &names(&self.watch))?,
             watched_functions: chosen(watches_functions),
             calls: self.calls,
@@ -269,6 +278,7 @@ impl ProgramObservation {
         for pair in &self.pairs {
             observation = observation.time(&pair.start, &pair.stop);
         }
+        observation = self.key.of(observation);
         let watched = self.watched.iter().cloned();
         observation = watched.fold(observation, Observation::watch);
         self.calls.of(observation, &self.watched_functions)

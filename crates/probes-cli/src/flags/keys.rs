@@ -62,6 +62,6 @@ impl CountedBy {
 }
 
 /// Reads keys.
-fn keys(typed: &str) -> Result<Keys, BadExpression> {
+pub(super) fn keys(typed: &str) -> Result<Keys, BadExpression> {
     typed.parse()
 }

@@ -1,8 +1,12 @@
 //! Pairs of probes: the start and the stop of an event.
 
 use std::fmt;
+use std::ops::Deref;
+
+use probes_lib::{Keys, Observation};
 
 use super::checked::{Flags, each_once};
+use super::keys::keys;
 use super::probe_selection::probe_name;
 
 /// The names of two probes.
@@ -18,20 +22,74 @@ impl fmt::Display for Pair {
     }
 }
 
+// By what stops find their starts.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct PairKeyFlag {
+    /// Time from START to the STOP with the same EXPR, in any thread
+    #[arg(id = "key", long, value_name = "EXPR,...", value_parser = keys, allow_hyphen_values = true)]
+    key: Option<Keys>,
+}
+
+impl PairKeyFlag {
+    /// Whether it is given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.key.is_some()
+    }
+
+    pub(crate) fn of(&self, observation: Observation) -> Observation {
+        match &self.key {
+            Some(key) => observation.match_by(key.clone()),
+            None => observation,
+        }
+    }
+}
+
 // The pairs to time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PairFlags {
     /// Time each START to its STOP in the same thread; may be repeated
     #[arg(id = "pair", long, value_name = "START,STOP", value_parser = pair)]
     pairs: Vec<Pair>,
+    #[command(flatten)]
+    key: PairKeyFlag,
+}
+
+/// The checked form of [`PairFlags`].
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    pairs: Vec<Pair>,
+    key: PairKeyFlag,
 }
 
 impl Flags for PairFlags {
-    type Value = Vec<Pair>;
+    type Value = Pairs;
 
-    fn check(self) -> Result<Vec<Pair>, String> {
+    fn check(self) -> Result<Pairs, String> {
         each_once("-pair", &self.pairs)?;
-        Ok(self.pairs)
+        if self.key.is_given() && self.pairs.is_empty() {
+            let why = "-key needs -pair START,STOP: it says which STOP belongs to which START";
+            return Err(why.to_owned());
+        }
+        Ok(Pairs {
+            pairs: self.pairs,
+            key: self.key,
+        })
+    }
+}
+
+impl Pairs {
+    pub(crate) fn of(&self, observation: Observation) -> Observation {
+        let pairs = self.pairs.iter();
+        let observation = pairs.fold(observation, |all, pair| all.time(&pair.start, &pair.stop));
+        self.key.of(observation)
+    }
+}
+
+impl Deref for Pairs {
+    type Target = [Pair];
+
+    fn deref(&self) -> &[Pair] {
+        &self.pairs
     }
 }
 

@@ -1,16 +1,20 @@
 //! What is to be timed: pairs of probes, and calls of functions.
 
-use probes_lib::{FunctionSelector, Observation};
+use probes_lib::{Expression, FunctionSelector, Observation};
 
 use super::checked::Flags;
+use super::filter::expression;
 use super::function_selection::FunctionFlags;
-use super::pairs::{Pair, PairFlags};
+use super::pairs::{PairFlags, Pairs};
 
 // The pairs and functions to time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TimedFlags {
     #[command(flatten)]
     pairs: PairFlags,
+    /// Only the pairs for whose START EXPR is true, such as 'arg0 > 5'
+    #[arg(id = "where", long, value_name = "EXPR", value_parser = expression, allow_hyphen_values = true)]
+    filter: Option<Expression>,
     #[command(flatten)]
     functions: FunctionFlags,
     /// Time functions without the calls that they make of other timed ones
@@ -30,7 +34,9 @@ enum Key {
 /// The checked form of [`TimedFlags`].
 #[derive(Debug)]
 pub(crate) struct Timed {
-    pairs: Vec<Pair>,
+    pairs: Pairs,
+    /// Which starts are meant.
+    filter: Option<Expression>,
     functions: Vec<FunctionSelector>,
     of_self: bool,
     by_caller: bool,
@@ -42,12 +48,18 @@ impl Flags for TimedFlags {
     fn check(self) -> Result<Timed, String> {
         let timed = Timed {
             pairs: self.pairs.check()?,
+            filter: self.filter,
             functions: self.functions.selectors()?,
             of_self: self.of_self,
             by_caller: self.by == Some(Key::Caller),
         };
         if timed.pairs.is_empty() && timed.functions.is_empty() {
             return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
+        }
+        if timed.filter.is_some() && !timed.functions.is_empty() {
+            let why =
+                "-where chooses pairs of -pair START,STOP: calls of functions are timed without it";
+            return Err(why.to_owned());
         }
         if timed.of_self && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
@@ -80,10 +92,10 @@ impl Timed {
     }
 
     pub(crate) fn observation(&self) -> Observation {
-        let pairs = self.pairs.iter();
-        let observation = pairs.fold(Observation::new(), |all, pair| {
-            all.time(&pair.start, &pair.stop)
-        });
+        let mut observation = self.pairs.of(Observation::new());
+        if let Some(filter) = &self.filter {
+            observation = observation.only_starts_where(filter.clone());
+        }
         let functions = self.functions.iter().cloned();
         let mut observation = functions.fold(observation, Observation::time_functions);
         if self.of_self {

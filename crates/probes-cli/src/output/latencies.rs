@@ -103,12 +103,76 @@ pub(super) struct Pair<'l> {
     unmatched_starts: u64,
     unmatched_stops: u64,
     lost: u64,
-    interleaved: u64,
-    doubtful: u64,
+    #[serde(flatten)]
+    evidence: Evidence,
     /// As [`Latency::is_trusted`].
     trusted: Option<bool>,
+    untyped: u64,
     /// From the first to the last that is not empty.
     pub(super) buckets: Vec<Bucket>,
+}
+
+/// What shows that times of a pair may not be those of an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Evidence {
+    /// How many of its stops show that pairs interleave.
+    pub(crate) interleaved: u64,
+    /// How many of its stops, or, by key, of its starts, show that they may.
+    pub(crate) doubtful: u64,
+    /// Whether stops find their starts by a key.
+    by_key: bool,
+}
+
+impl Evidence {
+    pub(crate) fn of(latency: &Latency) -> Evidence {
+        Evidence {
+            interleaved: latency.interleaved(),
+            doubtful: latency.doubtful(),
+            by_key: latency.is_by_key(),
+        }
+    }
+
+    pub(crate) fn is_any(self) -> bool {
+        self.interleaved > 0 || self.doubtful > 0
+    }
+
+    /// What to do about it.
+    fn advice(self) -> &'static str {
+        if self.by_key {
+            "give a -key that differs between all events that are under way at a time; a start whose stop an exception skips does no harm"
+        } else {
+            "give -key EXPR, such as -key arg0: it says which stop belongs to which start; both probes need an argument that identifies \
+             the event, such as [@probe.args id]"
+        }
+    }
+
+    /// Says it; `count` times were measured.
+    pub(crate) fn caution(self, count: u64) -> Option<String> {
+        let Evidence {
+            interleaved,
+            doubtful,
+            by_key,
+        } = self;
+        if interleaved > 0 {
+            return Some(format!(
+                "no time can be trusted: pairs of a thread seem to interleave, as {interleaved} of {count} stops show"
+            ));
+        }
+        if doubtful == 0 {
+            return None;
+        }
+        Some(if by_key {
+            format!(
+                "either several events under way have one key, and times are wrong, or exceptions skip stops: \
+                 {doubtful} starts had the key of an earlier one without a stop"
+            )
+        } else {
+            format!(
+                "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
+                 at {doubtful} of {count} stops, an earlier start of the stack frame waited"
+            )
+        })
+    }
 }
 
 /// How many latencies were in `from_ns..to_ns`, from a power of two to the next.
@@ -144,12 +208,12 @@ impl<'l> Latencies<'l> {
         self
     }
 
-    /// Of each pair whose times may not be those of an event, its name and what is wrong, and whether that is certain.
-    pub(crate) fn cautions(&self) -> impl Iterator<Item = (String, bool)> {
+    /// Of each pair whose times may not be those of an event, its name and what is wrong, and what to do.
+    pub(crate) fn cautions(&self) -> impl Iterator<Item = (String, &'static str)> {
         self.pairs.iter().filter_map(|pair| {
             let caution = pair.caution()?;
             let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
-            Some((format!("{start},{stop}: {caution}"), pair.trusted.is_some()))
+            Some((format!("{start},{stop}: {caution}"), pair.evidence.advice()))
         })
     }
 
@@ -193,11 +257,14 @@ impl<'l> Latencies<'l> {
             match pair.trusted {
                 Some(true) => {}
                 Some(false) => {
-                    let _ = write!(text, " interleaved {} untrusted", pair.interleaved);
+                    let _ = write!(text, " interleaved {} untrusted", pair.evidence.interleaved);
                 }
                 None => {
-                    let _ = write!(text, " doubtful {}", pair.doubtful);
+                    let _ = write!(text, " doubtful {}", pair.evidence.doubtful);
                 }
+            }
+            if pair.untyped > 0 {
+                let _ = write!(text, " untyped {}", pair.untyped);
             }
             text.push('\n');
         }
@@ -232,6 +299,10 @@ impl<'l> Latencies<'l> {
         if !is_matched {
             head.extend(["unmatched starts", "unmatched stops", "lost"]);
         }
+        let are_typed = self.pairs.iter().all(|pair| pair.untyped == 0);
+        if !are_typed {
+            head.push("untyped");
+        }
         let rows = self.pairs.iter().map(|pair| {
             let mut cells = vec![
                 Escaped(pair.start).to_string(),
@@ -241,13 +312,16 @@ impl<'l> Latencies<'l> {
             if !are_trusted {
                 cells.push(match pair.trusted {
                     Some(true) => "yes".to_owned(),
-                    Some(false) => format!("no: {} interleaved", pair.interleaved),
-                    None => format!("unknown: {} doubtful", pair.doubtful),
+                    Some(false) => format!("no: {} interleaved", pair.evidence.interleaved),
+                    None => format!("unknown: {} doubtful", pair.evidence.doubtful),
                 });
             }
             cells.extend(pair.summary.cells());
             if !is_matched {
                 cells.extend(pair.unmatched_and_lost().map(|number| number.to_string()));
+            }
+            if !are_typed {
+                cells.push(pair.untyped.to_string());
             }
             cells
         });
@@ -304,16 +378,16 @@ impl<'l> Pair<'l> {
             unmatched_starts: latency.unmatched_starts(),
             unmatched_stops: latency.unmatched_stops(),
             lost: latency.dropped(),
-            interleaved: latency.interleaved(),
-            doubtful: latency.doubtful(),
+            evidence: Evidence::of(latency),
             trusted: latency.is_trusted(),
+            untyped: latency.untyped(),
             buckets: buckets(latency.times()),
         }
     }
 
     /// Says if times may not be those of an event.
     pub(super) fn caution(&self) -> Option<String> {
-        caution(self.interleaved, self.doubtful, self.summary.count)
+        self.evidence.caution(self.summary.count)
     }
 
     /// How many starts and stops were not matched, and how many times were lost.
@@ -369,22 +443,6 @@ impl fmt::Display for Summary {
             .iter()
             .try_for_each(|time| write!(f, " {}", time.as_nanos()))
     }
-}
-
-/// Says if the times of a pair may not be those of an event, from how many of its stops show that pairs interleave, and
-/// how many that they may.
-pub(crate) fn caution(interleaved: u64, doubtful: u64, count: u64) -> Option<String> {
-    if interleaved > 0 {
-        return Some(format!(
-            "no time can be trusted: pairs of a thread seem to interleave, as {interleaved} of {count} stops show"
-        ));
-    }
-    (doubtful > 0).then(|| {
-        format!(
-            "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
-             at {doubtful} of {count} stops, an earlier start of the stack frame waited"
-        )
-    })
 }
 
 fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {

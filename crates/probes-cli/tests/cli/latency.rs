@@ -7,7 +7,7 @@ use serde_json::Value;
 use test_support::{Talker, program_forms};
 
 use crate::count::{end, observing, observing_with};
-use crate::support::{both_forms, image, is_observed, object, run};
+use crate::support::{both_forms, command, image, is_observed, object, run, run_command};
 
 #[test]
 fn pairs_are_timed_until_interrupted_then_all_restored() {
@@ -185,6 +185,85 @@ fn pairs_that_may_interleave_are_doubtful() {
         text: "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
                at 4 of 4 stops, an earlier start of the stack frame waited",
     });
+}
+
+#[test]
+fn requests_by_key_are_shown_in_every_format() {
+    for file in program_forms("requests") {
+        let mut target = Talker::start(&file);
+        let mut answer = |flags: &[&str]| {
+            let words = ["latency", "-pair", "start,stop"];
+            let words = words.iter().chain(flags).map(OsStr::new);
+            let tool = observing_with(words, target.pid());
+            target.ask("flight 5 100", "flight");
+            end(tool, Signal::SIGINT)
+        };
+        let plain = answer(&["-key", "number"]);
+        assert!(plain[0].starts_with("105 "), "{plain:?}");
+        assert!(plain[0].ends_with(" 0 0 0 start,stop"), "{plain:?}");
+        let even = ["-key", "str(text)", "-where", "number & 1 == 0"];
+        let json = object(&answer(&[&even[..], &["-json"]].concat())[0]);
+        let pair = &json["pairs"][0];
+        let fields = ["count", "by_key", "trusted", "untyped"].map(|field| pair[field].clone());
+        let expected = [Value::from(53), true.into(), true.into(), 0.into()];
+        assert_eq!(fields, expected);
+        let untyped = ["-key", "str(number)", "-format"];
+        let plain = answer(&[&untyped[..], &["plain"]].concat());
+        assert!(plain[0].ends_with(" start,stop untyped 210"), "{plain:?}");
+        let table = answer(&[&untyped[..], &["table"]].concat()).join("\n");
+        assert!(table.contains(" | untyped"), "{table}");
+        let json = object(&answer(&["-quiet", "-key", "tid", "-json"])[0]);
+        let pair = &json["pairs"][0];
+        assert_eq!(
+            (&pair["doubtful"], &pair["trusted"]),
+            (&4.into(), &Value::Null)
+        );
+    }
+}
+
+#[test]
+fn impossible_keys_of_pairs_are_refused() {
+    for file in program_forms("requests") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let refused = |flags: &[&str]| {
+            let pid = pid.to_string();
+            let words = ["latency", "-pid", &pid];
+            run_command(&mut command(words.iter().chain(flags)))
+        };
+        for (code, flags, why) in [
+            (
+                2,
+                &["-fn", "Stdlib.List.*", "-key", "arg0"][..],
+                "-key needs -pair START,STOP: it says which STOP belongs to which START",
+            ),
+            (
+                2,
+                &["-fn", "Stdlib.List.*", "-where", "arg0 > 1"],
+                "-where chooses pairs of -pair START,STOP: calls of functions are timed without it",
+            ),
+            (
+                1,
+                &["-pair", "start,stop", "-key", "probe"],
+                "this is not the same at the start and the stop of a pair",
+            ),
+            (
+                1,
+                &["-pair", "start,stop", "-key", "arg2"],
+                "probe stop has no arg2: it has arg0 and arg1; nothing was changed",
+            ),
+            (
+                1,
+                &["-pair", "start,stop", "-where", "str(arg1) > 1"],
+                "str(arg1) > 1",
+            ),
+        ] {
+            let refused = refused(flags);
+            assert_eq!(refused.code, Some(code), "{refused:?}");
+            assert!(refused.stderr.contains(why), "{refused:?}");
+        }
+        assert!(!is_observed(pid));
+    }
 }
 
 #[test]

@@ -33,6 +33,22 @@ impl Keys {
         self.0.iter()
     }
 
+    /// Returns what they are at an end of a pair: the same at both ends of an event.
+    pub(crate) fn parts_of_pair(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
+        let parts = self.parts(scope)?;
+        for (part, expression) in parts.iter().zip(&self.0) {
+            if matches!(part, KeyPart::Probe | KeyPart::Caller) {
+                let text = expression.as_str();
+                return Err(BadExpression::new(
+                    text,
+                    0..text.len(),
+                    Problem::DiffersAtEnds,
+                ));
+            }
+        }
+        Ok(parts)
+    }
+
     /// Returns what they are at the hits of a point.
     pub(crate) fn parts(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let mut held = 0;

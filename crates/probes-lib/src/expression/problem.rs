@@ -243,6 +243,11 @@ pub enum ExpressionProblem {
     /// More keys than are possible.
     #[error("at most {} keys are possible", Keys::MOST)]
     TooManyKeys,
+    /// The key of pairs is something that is not the same at their two ends.
+    #[error(
+        "this is not the same at the start and the stop of a pair: use an argument that identifies what is timed"
+    )]
+    DiffersAtEnds,
     /// More keys that arguments make than are possible.
     #[error("at most {} keys can be made of arguments", Keys::MOST_HELD)]
     TooManyHeld,

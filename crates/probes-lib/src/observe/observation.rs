@@ -42,6 +42,10 @@ pub struct Observation {
     pub(crate) linear: Option<Linear>,
     /// What hits are counted by.
     pub(crate) keys: Option<Keys>,
+    /// By what stops find their starts.
+    pub(crate) pair_key: Option<Keys>,
+    /// Which starts of pairs are meant.
+    pub(crate) start_filter: Option<Expression>,
 }
 
 impl Observation {
@@ -185,6 +189,40 @@ impl Observation {
     #[must_use]
     pub fn time(mut self, start: impl Into<String>, stop: impl Into<String>) -> Observation {
         self.pairs.push((start.into(), stop.into()));
+        self
+    }
+
+    /// Measures only the times of pairs for whose start this is true. For which it has no answer, is known
+    /// ([`Latency::untyped`](crate::Latency::untyped)).
+    ///
+    /// ```
+    /// use probes_lib::Observation;
+    ///
+    /// let large = "arg1 > 1000".parse()?;
+    /// let observation = Observation::new().time("req_start", "req_end").only_starts_where(large);
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    #[must_use]
+    pub fn only_starts_where(mut self, expression: Expression) -> Observation {
+        self.start_filter = Some(expression);
+        self
+    }
+
+    /// Lets each stop of a pair end the start of the same key, in whichever thread that was, instead of the last start of its thread:
+    /// for requests that interleave in a thread, or move between threads. The key must differ between all requests that are under
+    /// way at a time, and be the same at both ends; `caller` and `probe` are not. A string counts with its first 64
+    /// bytes. Ten thousand requests of a pair may be under way, or some more ([`Latency::dropped`](crate::Latency::dropped)).
+    ///
+    /// ```
+    /// use probes_lib::Observation;
+    ///
+    /// let request = "arg0".parse()?;
+    /// let observation = Observation::new().time("req_start", "req_end").match_by(request);
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    #[must_use]
+    pub fn match_by(mut self, key: Keys) -> Observation {
+        self.pair_key = Some(key);
         self
     }
 

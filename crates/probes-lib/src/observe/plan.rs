@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::address::{LiveAddr, LoadBias};
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
-use crate::expression::{Parameter, ParameterKind, Scope};
+use crate::expression::{Expression, Parameter, ParameterKind, Scope};
 use crate::observe::buckets::Linear;
 use crate::observe::frame::{Frame, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
@@ -16,7 +16,7 @@ use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::Observation;
 use crate::observe::point::{
     ArgumentSource, FilterRole, HistogramRole, IntegerRole, KeyKind, KeyRole, Marks, PairEnd,
-    Point, Role, TimedRole, WatchRole, Words,
+    PairFilter, Point, Role, TimedRole, WatchRole, Words,
 };
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::refusal::Refusal;
@@ -139,6 +139,7 @@ impl ObservationPlan {
             },
             values,
             keys: KeysLayout::of(&key_kinds),
+            pairs_by_key: observation.pair_key.is_some() && !observation.pairs.is_empty(),
         };
         let mut plan = ObservationPlan {
             pairs: observation.pairs.clone(),
@@ -426,6 +427,19 @@ fn roles(
                 if role.ends.is_empty() {
                     let is_ocaml_4 = || *is_ocaml_4_once.get_or_init(|| is_ocaml_4(program));
                     role.marks = marks(program.site(site), is_ocaml_4);
+                    role.pair_key = pair_key(observation, name, program.site(site))?;
+                }
+                if let Some(expression) = &observation.start_filter {
+                    match end {
+                        PairEnd::Start(_) => {
+                            let filter = filter_role(expression, name, program.site(site))?;
+                            role.pair_filter = PairFilter::Starts(filter);
+                        }
+                        PairEnd::Stop(_) if role.pair_filter == PairFilter::All => {
+                            role.pair_filter = PairFilter::Stops;
+                        }
+                        PairEnd::Stop(_) => {}
+                    }
                 }
                 role.ends.push(end);
             }
@@ -452,20 +466,40 @@ fn roles(
     Ok((roles, histograms, key_names))
 }
 
+/// Returns by what stops find their starts, of a site that is an end of a pair.
+fn pair_key(
+    observation: &Observation,
+    name: &str,
+    site: LiveSite<'_>,
+) -> Result<Option<Arc<KeyRole>>> {
+    let Some(keys) = &observation.pair_key else {
+        return Ok(None);
+    };
+    let parts = keys.parts_of_pair(&scope_of(name, site));
+    Ok(Some(Arc::new(KeyRole {
+        parts: parts.map_err(ObserveError::Expression)?,
+        arguments: sources_of(site),
+        name: 0,
+    })))
+}
+
 /// Returns which hits of a site are counted, or recorded; `None`: all.
 fn filter_of(
     observation: &Observation,
     name: &str,
     site: LiveSite<'_>,
 ) -> Result<Option<Arc<FilterRole>>> {
-    let Some(expression) = &observation.filter else {
-        return Ok(None);
-    };
+    let filter = observation.filter.as_ref();
+    let filter = filter.map(|expression| filter_role(expression, name, site));
+    filter.transpose()
+}
+
+fn filter_role(expression: &Expression, name: &str, site: LiveSite<'_>) -> Result<Arc<FilterRole>> {
     let filter = expression.filter(&scope_of(name, site));
-    Ok(Some(Arc::new(FilterRole {
+    Ok(Arc::new(FilterRole {
         filter: filter.map_err(ObserveError::Expression)?,
         arguments: sources_of(site),
-    })))
+    }))
 }
 
 /// Returns what expressions can ask of the hits of a site.
@@ -567,7 +601,6 @@ mod tests {
             ..Role::default()
         };
         let b = |point| Role {
-            is_counted: false,
             ends: vec![PairEnd::Stop(0), PairEnd::Stop(1), PairEnd::Start(1)],
             marks: marks(Register::RAX),
             watched: Some(WatchRole {
@@ -580,10 +613,7 @@ mod tests {
                     ArgumentSource::Stack(8),
                 ],
             }),
-            timed: None,
-            filter: None,
-            histogram: None,
-            keys: None,
+            ..Role::default()
         };
         let expected = [
             (ProgramSpec::TEXT, a.clone()),

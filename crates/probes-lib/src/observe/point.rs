@@ -311,6 +311,10 @@ pub(crate) struct Role {
     pub(crate) ends: Vec<PairEnd>,
     /// Of a point that is an end of a pair.
     pub(crate) marks: Marks,
+    /// Of such a point: by what the stops of its pairs find their starts, wherever these were; by default, the last start of the
+    /// thread is the one.
+    pub(crate) pair_key: Option<Arc<KeyRole>>,
+    pub(crate) pair_filter: PairFilter,
     pub(crate) watched: Option<WatchRole>,
     /// Of an entry or an exit of a function that is timed.
     pub(crate) timed: Option<TimedRole>,
@@ -394,6 +398,17 @@ impl HistogramRole {
     pub(crate) fn is_signed(&self) -> bool {
         self.integer.integer.is_signed()
     }
+}
+
+/// Of which starts of pairs the times are recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum PairFilter {
+    #[default]
+    All,
+    /// Of those at which this is true.
+    Starts(Arc<FilterRole>),
+    /// It is only known there: the point is a stop.
+    Stops,
 }
 
 /// What is recorded where calls of a function begin or end.
@@ -584,6 +599,8 @@ impl Role {
         filter.is_some_and(|filter| filter.reads_memory())
             || histogram.is_some_and(|histogram| histogram.integer.reads_memory())
             || self.keys.as_ref().is_some_and(|keys| keys.reads_memory())
+            || self.pair_key.as_ref().is_some_and(|key| key.reads_memory())
+            || matches!(&self.pair_filter, PairFilter::Starts(filter) if filter.reads_memory())
     }
 
     /// Returns whether hits are counted that an expression has no answer for.

@@ -59,6 +59,7 @@ use iced_x86::{
 use self::count::{CountPointers, SlowPath};
 use self::filter::{FilterContext, SavedAt};
 use self::function_record::{RecordPointers, Recorded};
+use self::pair::Ends;
 use self::saved::{LockedRegisters, Place, Saving};
 use self::template::{CountTemplate, CountTemplates};
 use crate::address::{LiveAddr, LoadBias};
@@ -676,11 +677,16 @@ fn recording(
     } else if role.is_counted {
         slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
     }
-    if role.is_timed() {
+    if !role.ends.is_empty() {
+        let ends = Ends {
+            ends: &role.ends,
+            marks: &role.marks,
+            key: role.pair_key.as_deref(),
+            filter: &role.pair_filter,
+        };
+        pair::ends(&mut a, ends, pointers, context(saved))?;
+    } else if role.is_timed() {
         find_shared_and_time(&mut a, pointers)?;
-    }
-    for end in &role.ends {
-        pair::end(&mut a, *end, &role.marks, saved, pointers.layout)?;
     }
     if let Some(watched) = &role.watched {
         let mut over = a.create_label();

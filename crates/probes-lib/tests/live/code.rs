@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use probes_lib::{Action, Effect, FunctionSelector, LiveAddr, Observation, Selector, State};
 use test_support::process::{peek, poke};
@@ -60,6 +61,8 @@ fn remapped_code_is_changed_wholly_or_not() {
         session.talker.ask("move", "moving");
         let (mut done, mut refused) = (0, 0);
         let mut on = false;
+        // How long the code is away depends on what else the processors do.
+        let begun = Instant::now();
         while done < 100 || refused < 100 {
             let action = [Action::Enable, Action::Disable][usize::from(on)];
             match session.apply(&all(action)) {
@@ -73,7 +76,8 @@ fn remapped_code_is_changed_wholly_or_not() {
                     refused += 1;
                 }
             }
-            assert!(done + refused < 5000, "{done} done, {refused} refused");
+            let is_late = begun.elapsed() > Duration::from_secs(120);
+            assert!(!is_late, "{done} done, {refused} refused");
         }
         let stopped = session.talker.ask("stop", "stopped");
         assert!(stopped.ends_with(" overwritten 0"), "{stopped}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use probes_lib::{Latency, Observation, Observer, Selector, Target};
+use probes_lib::{Keys, Latency, Observation, Observer, Selector, Target};
 use test_support::process::Image;
 use test_support::{Talker, eventually, fixture_forms, program_forms};
 
@@ -171,6 +171,103 @@ fn times_beyond_the_slots_are_counted_as_dropped() {
         let lost = latency.dropped();
         assert!(lost > 0 && lost % each == 0, "{lost}");
         assert_eq!(outcomes(&latency), [threads * each - lost, 0, 0, lost]);
+    }
+}
+
+/// Observes pairs by a key while the program `requests` executes `line`; returns the latency, and how many requests there were and the sum
+/// of their times by the program's own clock.
+fn requests_by_key(
+    talker: &mut Talker,
+    observation: Observation,
+    line: &str,
+) -> (Latency, u32, Duration) {
+    let target = Target::open(talker.pid()).unwrap();
+    let observation = observation.time("start", "stop");
+    let mut observer = target.observe(&observation, options()).unwrap();
+    let answer = talker.ask(line, line.split_ascii_whitespace().next().unwrap());
+    let numbers: Vec<u64> = answer
+        .split_ascii_whitespace()
+        .skip(1)
+        .map(|it| it.parse().unwrap())
+        .collect();
+    let latency = observer.remove().unwrap().latencies.remove(0);
+    let sum = Duration::from_nanos(numbers[1]);
+    (latency, numbers[0] as u32, sum)
+}
+
+// promise: Observations: Requests that interleave in a thread, or start in one thread and stop in another, are timed by
+//    their key, every one (2 × 8)
+#[test]
+fn requests_are_timed_by_their_key() {
+    for file in program_forms("requests") {
+        let mut talker = Talker::start(&file);
+        for key in ["arg0", "number", "str(text)", "str(arg1), number"] {
+            let key: Keys = key.parse().unwrap();
+            for line in ["flight 5 1000", "moving 500"] {
+                let observation = Observation::new().match_by(key.clone());
+                let (latency, many, sum) = requests_by_key(&mut talker, observation, line);
+                assert_eq!(outcomes(&latency), [u64::from(many), 0, 0, 0], "{key:?}");
+                assert!(latency.is_by_key() && latency.is_trusted() == Some(true));
+                // The program's times include the probes.
+                let ours = latency.mean() * many;
+                assert!(ours <= sum && ours >= sum * 9 / 10, "{ours:?} of {sum:?}");
+            }
+        }
+    }
+}
+
+// promise: Observations: Only the pairs are timed whose start a filter chooses; their stops end no other start (2 × 3)
+#[test]
+fn filters_choose_the_starts_of_pairs() {
+    for file in program_forms("requests") {
+        let mut talker = Talker::start(&file);
+        for (line, by_key, expected) in [
+            ("flight 5 1000", true, 503),
+            ("moving 500", true, 1000),
+            ("flight 1 1000", false, 501),
+        ] {
+            let even = "number & 1 == 0".parse().unwrap();
+            let mut observation = Observation::new().only_starts_where(even);
+            if by_key {
+                observation = observation.match_by("arg0".parse().unwrap());
+            }
+            let (latency, ..) = requests_by_key(&mut talker, observation, line);
+            assert_eq!(outcomes(&latency), [expected, 0, 0, 0], "{line}");
+            assert_eq!((latency.untyped(), latency.is_trusted()), (0, Some(true)));
+        }
+    }
+}
+
+// promise: Observations: Keys that are no answer, that several requests have at a time, or for which there is no room
+//    are counted as such (2 × 4)
+#[test]
+fn requests_that_keys_do_not_distinguish_are_counted() {
+    for file in program_forms("requests") {
+        let mut talker = Talker::start(&file);
+        let by = |key: &str| Observation::new().match_by(key.parse().unwrap());
+        let (latency, ..) = requests_by_key(&mut talker, by("str(arg0)"), "flight 5 100");
+        assert_eq!((outcomes(&latency), latency.untyped()), ([0; 4], 210));
+        // The other four wait while one ends; each replaces the one before.
+        let (latency, ..) = requests_by_key(&mut talker, by("tid"), "flight 5 100");
+        assert_eq!(outcomes(&latency), [101, 4, 4, 0]);
+        assert_eq!((latency.doubtful(), latency.is_trusted()), (4, None));
+        let started = |talker: &mut Talker, many: u64| {
+            let target = Target::open(talker.pid()).unwrap();
+            let observation = by("number").time("start", "stop");
+            let mut observer = target.observe(&observation, options()).unwrap();
+            talker.ask(&format!("start 1 {many}"), "start");
+            let waiting = observer.latencies().unwrap().remove(0);
+            talker.ask("stop", "stop");
+            (waiting, observer.remove().unwrap().latencies.remove(0))
+        };
+        let (waiting, latency) = started(&mut talker, 10_000);
+        assert_eq!(outcomes(&waiting), [0, 10_000, 0, 0]);
+        assert_eq!(outcomes(&latency), [10_000, 0, 0, 0]);
+        let (waiting, latency) = started(&mut talker, 100_000);
+        let lost = latency.dropped();
+        assert!((20_000..90_000).contains(&lost), "{lost}");
+        assert_eq!(outcomes(&waiting), [0, 100_000 - lost, 0, lost]);
+        assert_eq!(outcomes(&latency), [100_000 - lost, 0, lost, lost]);
     }
 }
 

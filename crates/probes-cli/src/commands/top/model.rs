@@ -7,6 +7,7 @@ use std::time::Duration;
 use probes_lib::{LiveAddr, State};
 
 use super::keys::Key;
+use crate::output::Evidence;
 use crate::text::TERMINAL_LINES;
 
 /// How many samples back a sparkline goes.
@@ -81,9 +82,7 @@ pub(super) struct PairLatency {
     pub(super) p50: Duration,
     pub(super) p99: Duration,
     pub(super) max: Duration,
-    /// How many of its stops show that pairs interleave, and how many that they may.
-    pub(super) interleaved: u64,
-    pub(super) doubtful: u64,
+    pub(super) evidence: Evidence,
 }
 
 /// The figures of one probe or function.

@@ -74,12 +74,13 @@ const RESTORED_AT: usize = 72;
 /// How many semaphores are raised.
 const SEMAPHORES_AT: usize = 76;
 /// 1 if hits are filtered, so that each point has a second counter, and from bit [`KEYS_BIT`] on the number of the layout of the hits
-/// by key; 1 if filters read memory; 1 if hits are sampled, so that each point has another counter.
+/// by key; 1 if filters read memory, and another bit if pairs are by key; 1 if hits are sampled, so that each point has another counter.
 const FILTERED_AT: usize = 73;
 const FILTERS_MEMORY_AT: usize = 74;
 const SAMPLED_AT: usize = 75;
 const OBSERVER_AT: usize = BASE_LEN;
 const KEYS_BIT: u32 = 4;
+const PAIRS_BY_KEY_BIT: u32 = 1;
 const _: () = assert!(KEYS_BIT + KeysLayout::NUMBER_BITS <= 8);
 
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
@@ -336,7 +337,9 @@ impl Arena {
         let filtered = u8::from(self.is_filtered) | self.shared.keys.number() << KEYS_BIT;
         put(FILTERED_AT, &[filtered]);
         put(SAMPLED_AT, &[self.is_sampled.into()]);
-        put(FILTERS_MEMORY_AT, &[self.shared.filters_memory.into()]);
+        let filters_memory = u8::from(self.shared.filters_memory);
+        let by_key = u8::from(self.shared.pairs_by_key) << PAIRS_BY_KEY_BIT;
+        put(FILTERS_MEMORY_AT, &[filters_memory | by_key]);
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
             HeaderVersion::Grouped(record) => {
@@ -432,11 +435,12 @@ impl Arena {
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT) & ((1 << PAIRS_BITS) - 1),
                 record_len: number(&header, RECORD_LEN_AT),
-                filters_memory: header[FILTERS_MEMORY_AT] == 1,
+                filters_memory: header[FILTERS_MEMORY_AT] & 1 == 1,
                 value_pages: ValuePages::default(),
                 calls: CallsLayout::of_number(number(&header, TIMED_AT)),
                 values: ValuesLayout::of_number(number(&header, PAIRS_AT) >> PAIRS_BITS),
                 keys: KeysLayout::of_number(header[FILTERED_AT] >> KEYS_BIT),
+                pairs_by_key: header[FILTERS_MEMORY_AT] >> PAIRS_BY_KEY_BIT & 1 == 1,
             },
             is_filtered: header[FILTERED_AT] & 1 == 1,
             is_sampled: header[SAMPLED_AT] == 1,

@@ -11,6 +11,7 @@
 //! calls    the times of functions (calls.rs)
 //! values   the histograms of values (values.rs)
 //! keys     the hits by key (keys.rs)
+//! starts   of pairs by key, the starts that wait (keyed_starts.rs)
 //! ```
 //!
 //! The validity is always the process's own, even if the rest is shared with the observer, and the
@@ -24,6 +25,7 @@ use crate::address::PAGE;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::HISTOGRAM_LEN;
+use crate::observe::layout::keyed_starts;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::values::ValuesLayout;
@@ -86,6 +88,8 @@ pub(crate) mod slot {
     pub(crate) const MAX: u64 = 56;
     /// The innermost starts that wait for their stop; each entry is a depth and a time.
     pub(crate) const STARTS: u64 = 64;
+    /// Set in the depth of a start that a filter leaves out: so its stop does not end another one.
+    pub(crate) const LEFT_OUT_BIT: u32 = 63;
     /// How many starts are kept, a power of two.
     pub(crate) const STARTS_KEPT: u64 = 64;
     /// Of each of these starts, four bytes each: its frame, as [`Frame`](crate::observe::frame::Frame) says, and the
@@ -110,8 +114,14 @@ pub(crate) mod slot {
     /// The first arguments of the latest starts, four bytes each, at a place that the number selects.
     pub(crate) const NUMBERS: u64 = SAME_FRAME + 64;
     pub(crate) const NUMBERS_KEPT: u64 = 64;
+    /// Of pairs by key: starts whose key was that of a start that waited, which they replace.
+    pub(crate) const REPLACED_STARTS: u64 = NUMBERS + NUMBERS_KEPT * 4;
+    /// Starts for which there was no room.
+    pub(crate) const STARTS_WITHOUT_ROOM: u64 = REPLACED_STARTS + 8;
+    /// Starts and stops for which an expression has no answer.
+    pub(crate) const UNTYPED: u64 = REPLACED_STARTS + 16;
 }
-const _: () = assert!(slot::NUMBERS + slot::NUMBERS_KEPT * 4 <= SLOT_LEN);
+const _: () = assert!(slot::UNTYPED + 8 <= SLOT_LEN);
 
 /// In the header of a pair: stops of threads for which there was no slot.
 pub(crate) const SLOT_OVERFLOWS: u64 = 0;
@@ -172,6 +182,8 @@ pub(crate) struct SharedLayout {
     pub(crate) calls: CallsLayout,
     pub(crate) values: ValuesLayout,
     pub(crate) keys: KeysLayout,
+    /// Whether stops belong to the starts of the same key, in any thread.
+    pub(crate) pairs_by_key: bool,
 }
 
 impl SharedLayout {
@@ -242,6 +254,19 @@ impl SharedLayout {
         if self.is_empty() {
             return 0;
         }
+        if self.pairs_by_key {
+            return self.keyed_starts(self.pairs);
+        }
+        self.end_of_keys()
+    }
+
+    /// Returns the offset of the starts of a pair by key, a multiple of the length of a bucket.
+    pub(crate) fn keyed_starts(self, pair: u32) -> u64 {
+        let tables = self.end_of_keys().next_multiple_of(PAGE);
+        tables + keyed_starts::TABLE_LEN * u64::from(pair)
+    }
+
+    fn end_of_keys(self) -> u64 {
         match self.keys.len() {
             0 => self.end_of_values(),
             len => self.keys() + len,
@@ -354,6 +379,13 @@ mod tests {
             assert_eq!(shared.validity() % PAGE, 0);
             assert_eq!(shared.len(), shared.validity() + VALIDITY_LEN);
             assert!(shared.len() < 1 << 31);
+            let by_key = SharedLayout {
+                pairs_by_key: true,
+                ..shared
+            };
+            assert!(by_key.keyed_starts(0) >= shared.len());
+            assert_eq!(by_key.keyed_starts(2) % PAGE, 0);
+            assert_eq!(by_key.len(), by_key.keyed_starts(3));
         }
     }
 }

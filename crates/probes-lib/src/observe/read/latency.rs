@@ -7,6 +7,7 @@ use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::{BUCKETS, HISTOGRAM_LEN, PRECISION};
+use crate::observe::layout::keyed_starts;
 use crate::observe::layout::shared::{
     HEADER_LEN, PAIR_LEN, SLOT_LEN, SLOT_OVERFLOWS, SLOTS, SLOTS_TRIED, slot,
 };
@@ -36,6 +37,8 @@ pub struct Latency {
     dropped: u64,
     interleaved: u64,
     doubtful: u64,
+    untyped: u64,
+    by_key: bool,
 }
 
 impl Latency {
@@ -49,7 +52,8 @@ impl Latency {
         &self.stop
     }
 
-    /// Returns how many starts have no stop: those that wait for it, and those whose threads have exited.
+    /// Returns how many starts have no stop: those that wait for it, and those whose threads have exited; of pairs by key, also those
+    /// that another start of the same key has replaced.
     pub fn unmatched_starts(&self) -> u64 {
         self.unmatched_starts
     }
@@ -61,7 +65,8 @@ impl Latency {
 
     /// Returns how many times were not measured; each is counted at its stop. These are the times
     /// of the outer starts, if more than 64 starts wait in a thread, and the times in threads
-    /// beyond about a thousand.
+    /// beyond about a thousand. Of pairs by key, also starts for which there was no room; their stops are
+    /// [`unmatched`](Latency::unmatched_stops), too.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -81,8 +86,22 @@ impl Latency {
 
     /// Returns how many stops came while an earlier start of their stack frame waited, and no numbers told which of the
     /// starts has ended. Either events interleave, or an exception has left that start without a stop.
+    ///
+    /// Of pairs by key ([`Observation::match_by`](crate::Observation::match_by)), how many starts had the key of a start that waited,
+    /// which then has no stop. Either several events under way had one key, or an exception has left that start without a stop.
     pub fn doubtful(&self) -> u64 {
         self.doubtful
+    }
+
+    /// Returns whether stops find their starts by a key ([`Observation::match_by`](crate::Observation::match_by)).
+    pub fn is_by_key(&self) -> bool {
+        self.by_key
+    }
+
+    /// Returns how many starts and stops are left out because an expression has no answer for them: the key, or, at starts,
+    /// [`Observation::only_starts_where`](crate::Observation::only_starts_where).
+    pub fn untyped(&self) -> u64 {
+        self.untyped
     }
 
     /// Returns whether the times are those of events, as far as it is seen: `Some(false)` if events interleave
@@ -126,7 +145,7 @@ impl Latency {
         let histograms_offset = (PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN) as usize;
         let mut counts = vec![0_u64; BUCKETS as usize];
         for group in pair
-            .get(histograms_offset..)
+            .get(histograms_offset..pair.len().min(PAIR_LEN as usize))
             .into_iter()
             .flat_map(|all| all.chunks(HISTOGRAM_LEN as usize))
         {
@@ -135,6 +154,8 @@ impl Latency {
             }
         }
         let sum_of_times = total(each(slot::SUM));
+        let by_key = pair.get(PAIR_LEN as usize..).unwrap_or_default();
+        let (waiting, replaced) = (keyed_starts::waiting(by_key), sum(slot::REPLACED_STARTS));
         Latency {
             start: start.clone(),
             stop: stop.clone(),
@@ -145,9 +166,17 @@ impl Latency {
                 Some(sum_of_times),
                 nanoseconds,
             ),
-            unmatched_starts: total(each(slot::DEPTH).chain(each(slot::ABANDONED_STARTS))),
+            unmatched_starts: total(
+                each(slot::DEPTH)
+                    .chain(each(slot::ABANDONED_STARTS))
+                    .chain([waiting, replaced]),
+            ),
             unmatched_stops: total(each(slot::UNMATCHED_STOPS)),
-            dropped: total(each(slot::OVERWRITTEN_STARTS).chain([word(SLOT_OVERFLOWS as usize)])),
+            dropped: total(
+                each(slot::OVERWRITTEN_STARTS)
+                    .chain(each(slot::STARTS_WITHOUT_ROOM))
+                    .chain([word(SLOT_OVERFLOWS as usize)]),
+            ),
             interleaved: Crossings {
                 same_frame: sum(slot::SAME_FRAME),
                 same_frame_own: sum(slot::SAME_FRAME_OWN),
@@ -158,7 +187,9 @@ impl Latency {
                 repeated: sum(slot::REPEATED_NUMBER),
             }
             .interleaved(),
-            doubtful: sum(slot::DOUBTFUL),
+            doubtful: sum(slot::DOUBTFUL).saturating_add(replaced),
+            untyped: sum(slot::UNTYPED),
+            by_key: !by_key.is_empty(),
         }
     }
 }
@@ -206,7 +237,7 @@ impl Crossings {
     }
 }
 
-/// Reads the bytes of each pair.
+/// Reads the bytes of each pair; of pairs by key, those of the starts that wait follow.
 ///
 /// # Errors
 ///
@@ -219,10 +250,19 @@ pub(crate) fn read_pairs(
     let Some(first_arena) = arenas.first() else {
         return Ok(Vec::new());
     };
-    let address = |pair| first_arena.shared_at().plus(first_arena.shared.pair(pair));
-    let pairs = 0..first_arena.shared.pairs;
+    let layout = first_arena.shared;
+    let address = |offset| first_arena.shared_at().plus(offset);
+    let read = |offset, len| data_source::read(pid, source, address(offset), len);
+    let pairs = 0..layout.pairs;
     pairs
-        .map(|pair| data_source::read(pid, source, address(pair), PAIR_LEN))
+        .map(|pair| {
+            let mut bytes = read(layout.pair(pair), PAIR_LEN)?;
+            if layout.pairs_by_key {
+                let table = layout.keyed_starts(pair);
+                bytes.extend(read(table, keyed_starts::TABLE_LEN)?);
+            }
+            Ok(bytes)
+        })
         .collect()
 }
 

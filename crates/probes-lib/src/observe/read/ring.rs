@@ -197,6 +197,7 @@ mod tests {
         calls: CallsLayout::of_number(0),
         values: ValuesLayout::of_number(0),
         keys: KeysLayout::of_number(0),
+        pairs_by_key: false,
     };
     const BASE: LiveAddr = LiveAddr(0x10000);
 

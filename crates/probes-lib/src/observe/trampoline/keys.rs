@@ -31,6 +31,17 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The unused bytes at the end of the block of a string of 64 bytes, whose last word has no other.
 const LAST_OF_WHOLE: u64 = 7 << 56;
 
+/// Emits the code that makes the hash of a key in rdx: for a single integer, another for each. Goes to `untyped` if a hit has no key.
+/// Changes all registers that are saved where hits are timed.
+pub(super) fn hash(
+    a: &mut CodeAssembler,
+    role: &KeyRole,
+    context: FilterContext,
+    untyped: CodeLabel,
+) -> Result<(), IcedError> {
+    KeyCode::begin(a, role, context, untyped)?.hash()
+}
+
 /// Emits the code that counts a hit by its key; goes to `untyped` if it has none, and to `other` if there is no room for it. Changes all
 /// registers that are saved where hits are timed.
 pub(super) fn count(
@@ -40,17 +51,7 @@ pub(super) fn count(
     untyped: CodeLabel,
     other: CodeLabel,
 ) -> Result<(), IcedError> {
-    let kinds = role.kinds();
-    let places: Vec<i32> = keys::parts(&kinds).map(|it| it.start as i32).collect();
-    let held = filter::key(a, role, context, untyped)?;
-    let mut code = KeyCode {
-        a,
-        role,
-        context,
-        untyped,
-        held,
-        places,
-    };
+    let mut code = KeyCode::begin(a, role, context, untyped)?;
     code.hash()?;
     code.find_and_count(other)
 }
@@ -66,7 +67,27 @@ struct KeyCode<'r, 'a> {
     places: Vec<i32>,
 }
 
-impl KeyCode<'_, '_> {
+impl<'r, 'a> KeyCode<'r, 'a> {
+    /// Emits the code that loads what arguments make of the key.
+    fn begin(
+        a: &'a mut CodeAssembler,
+        role: &'r KeyRole,
+        context: FilterContext,
+        untyped: CodeLabel,
+    ) -> Result<KeyCode<'r, 'a>, IcedError> {
+        let kinds = role.kinds();
+        let places = keys::parts(&kinds).map(|it| it.start as i32).collect();
+        let held = filter::key(a, role, context, untyped)?;
+        Ok(KeyCode {
+            a,
+            role,
+            context,
+            untyped,
+            held,
+            places,
+        })
+    }
+
     /// The parts, each with what holds it and where it is.
     fn parts(&self) -> Vec<(KeyPart, Option<AsmRegister64>, i32)> {
         let parts = self.role.parts.iter().cloned();

@@ -1,49 +1,157 @@
 //! The code of a trampoline at the start or the stop of a pair: at a start, pushes the time to the
 //! thread's stack of starts in the shared data; at a stop, pops it and adds the time between to a
-//! histogram.
+//! histogram. Or, by a key, in a table of all threads (`keyed.rs`).
 
 mod interleaving;
+mod keyed;
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, dword_ptr, eax, edx, qword_ptr, rax, rbx, rcx, rdi, rdx, rsi,
+    CodeAssembler, CodeLabel, dword_ptr, eax, edx, qword_ptr, r8, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
+use super::filter::{self, FilterContext};
 use super::histogram::{self, Histograms};
-use super::{Saved, offset, spread};
+use super::keys;
+use super::{Pointers, Saved, find_shared_and_time, offset, spread};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::shared::{
     self, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOT_OVERFLOWS, SLOTS_TRIED, SharedLayout, slot,
 };
-use crate::observe::point::{Marks, PairEnd};
+use crate::observe::point::{KeyRole, Marks, PairEnd, PairFilter};
 
-/// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx
-/// and the time in rsi, and preserves them; and in the copies of the `saved` registers what these held at the point.
-pub(super) fn end(
+/// The ends of pairs that a point is.
+#[derive(Clone, Copy)]
+pub(super) struct Ends<'r> {
+    pub(super) ends: &'r [PairEnd],
+    pub(super) marks: &'r Marks,
+    pub(super) key: Option<&'r KeyRole>,
+    pub(super) filter: &'r PairFilter,
+}
+
+/// Emits the code of the ends of pairs that a point is. Expects, and leaves, in the copies of the saved registers what these held at
+/// the point; changes all of them, but leaves the address of the shared data in rbx and the time in rsi.
+pub(super) fn ends(
     a: &mut CodeAssembler,
-    end: PairEnd,
-    marks: &Marks,
-    saved: &[Saved],
-    layout: SharedLayout,
+    ends: Ends<'_>,
+    pointers: &Pointers,
+    context: FilterContext,
 ) -> Result<(), IcedError> {
+    let PairFilter::Starts(filter) = ends.filter else {
+        let starts = Starts::Timed;
+        return ends.emit(a, starts, pointers, context);
+    };
+    let (mut left_out, mut untyped) = (a.create_label(), a.create_label());
     let mut over = a.create_label();
-    find_slot(a, end, layout, over)?;
-    reset_slot_of_exited_thread(a)?;
-    match end {
-        PairEnd::Start(_) => {
-            push_start(a)?;
-            interleaving::mark_start(a, marks, saved)?;
-        }
-        PairEnd::Stop(pair) => {
-            pop_start(a, over)?;
-            interleaving::check_stop(a, marks, saved)?;
-            record_time(a, pair, layout)?;
-        }
-    }
+    filter::filter(a, filter, context, left_out, untyped)?;
+    ends.emit(a, Starts::Timed, pointers, context)?;
+    a.jmp(over)?;
+    a.set_label(&mut untyped)?;
+    ends.count_untyped(a, pointers, |end| matches!(end, PairEnd::Start(_)))?;
+    a.set_label(&mut left_out)?;
+    ends.emit(a, Starts::LeftOut, pointers, context)?;
     a.set_label(&mut over)?;
-    // A label needs an instruction.
+    // There may be another label.
     a.nop()
+}
+
+/// What becomes of a start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Starts {
+    Timed,
+    /// Its time is not recorded, but its stop has to find it.
+    LeftOut,
+}
+
+impl Ends<'_> {
+    fn emit(
+        self,
+        a: &mut CodeAssembler,
+        starts: Starts,
+        pointers: &Pointers,
+        context: FilterContext,
+    ) -> Result<(), IcedError> {
+        let (mut untyped, mut over) = (a.create_label(), a.create_label());
+        if let Some(key) = self.key {
+            keys::hash(a, key, context, untyped)?;
+            a.mov(r8, rdx)?;
+        }
+        find_shared_and_time(a, pointers)?;
+        for end in self.ends {
+            if self.key.is_some() {
+                keyed::end(a, *end, starts, pointers)?;
+            } else {
+                let saved = context.saved;
+                self.nested_end(a, *end, starts, saved, pointers.layout)?;
+            }
+        }
+        if self.key.is_some() {
+            a.jmp(over)?;
+            a.set_label(&mut untyped)?;
+            self.count_untyped(a, pointers, |_| true)?;
+            a.set_label(&mut over)?;
+        }
+        a.nop()
+    }
+
+    /// Emits the code of a start or a stop that belongs to the last start of its thread. Expects the address of the shared data in rbx
+    /// and the time in rsi, and preserves them.
+    fn nested_end(
+        self,
+        a: &mut CodeAssembler,
+        end: PairEnd,
+        starts: Starts,
+        saved: &[Saved],
+        layout: SharedLayout,
+    ) -> Result<(), IcedError> {
+        let mut over = a.create_label();
+        find_slot(a, end, layout, over)?;
+        reset_slot_of_exited_thread(a)?;
+        match end {
+            PairEnd::Start(_) => {
+                push_start(a, starts)?;
+                interleaving::mark_start(a, self.marks, saved)?;
+            }
+            PairEnd::Stop(pair) => {
+                let is_filtered = *self.filter != PairFilter::All;
+                pop_start(a, is_filtered, over)?;
+                interleaving::check_stop(a, self.marks, saved)?;
+                if is_filtered {
+                    let start = qword_ptr(rcx + rdx * 8 + slot::STARTS);
+                    a.bt(start, slot::LEFT_OUT_BIT)?;
+                    a.jc(over)?;
+                }
+                a.mov(rax, rsi)?;
+                a.sub(rax, qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)))?;
+                add_time(a, pair, layout)?;
+            }
+        }
+        a.set_label(&mut over)?;
+        // A label needs an instruction.
+        a.nop()
+    }
+
+    /// Emits the code that counts a hit for which an expression has no answer, at some of its ends. Leaves the address of the shared
+    /// data in rbx and the time in rsi.
+    fn count_untyped(
+        self,
+        a: &mut CodeAssembler,
+        pointers: &Pointers,
+        is_counted: impl Fn(&PairEnd) -> bool,
+    ) -> Result<(), IcedError> {
+        find_shared_and_time(a, pointers)?;
+        for end in self.ends.iter().copied().filter(is_counted) {
+            let mut over = a.create_label();
+            find_slot(a, end, pointers.layout, over)?;
+            reset_slot_of_exited_thread(a)?;
+            a.inc(qword_ptr(rcx + slot::UNTYPED))?;
+            a.set_label(&mut over)?;
+            // A label needs an instruction.
+            a.nop()?;
+        }
+        Ok(())
+    }
 }
 
 /// Puts the address of the thread's slot in rcx: the one that it has, or the next one that is free. Goes
@@ -98,17 +206,20 @@ fn reset_slot_of_exited_thread(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// Adds a start to those that wait in the slot at rcx.
-fn push_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
+fn push_start(a: &mut CodeAssembler, starts: Starts) -> Result<(), IcedError> {
     a.mov(eax, 1)?;
     a.xadd(qword_ptr(rcx + slot::DEPTH), rax)?;
     locate_start(a)?;
+    if starts == Starts::LeftOut {
+        a.bts(rax, slot::LEFT_OUT_BIT)?;
+    }
     a.mov(qword_ptr(rcx + rdx * 8 + slot::STARTS), rax)?;
     a.mov(qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)), rsi)
 }
 
 /// Removes the last start that waits in the slot at rcx. Puts in rax how many are left, and locates it; goes to
 /// `over` if there is none that is known.
-fn pop_start(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), IcedError> {
+fn pop_start(a: &mut CodeAssembler, is_filtered: bool, over: CodeLabel) -> Result<(), IcedError> {
     let mut none = a.create_label();
     let mut found = a.create_label();
     a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
@@ -116,7 +227,14 @@ fn pop_start(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), IcedError> {
     a.jc(none)?;
     a.mov(qword_ptr(rcx + slot::DEPTH), rax)?;
     locate_start(a)?;
-    a.cmp(qword_ptr(rcx + rdx * 8 + slot::STARTS), rax)?;
+    let start = qword_ptr(rcx + rdx * 8 + slot::STARTS);
+    if is_filtered {
+        a.mov(rdi, start)?;
+        a.btr(rdi, slot::LEFT_OUT_BIT)?;
+        a.cmp(rdi, rax)?;
+    } else {
+        a.cmp(start, rax)?;
+    }
     a.je(found)?;
     a.inc(qword_ptr(rcx + slot::OVERWRITTEN_STARTS))?;
     a.jmp(over)?;
@@ -134,12 +252,10 @@ fn locate_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.add(edx, edx)
 }
 
-/// Records the time since the start that is located by rdx in the slot at rcx.
-fn record_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result<(), IcedError> {
+/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx.
+fn add_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
-    a.mov(rax, rsi)?;
-    a.sub(rax, qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)))?;
     a.mov(rdx, rax)?;
     // The time stamp counters of two processors may differ a little: a negative time becomes 0.
     a.jnc(is_positive)?;

@@ -133,10 +133,7 @@ fn saved_registers_are_found_as_arguments() {
             point: 7,
             arguments,
         }),
-        timed: None,
-        filter: None,
-        histogram: None,
-        keys: None,
+        ..Role::default()
     };
     let listing = listing(&role, layout);
     // Nothing is stored on the stack, and every register that is saved is restored.
@@ -193,10 +190,7 @@ fn whole_listing_is_golden() {
             point: 7,
             arguments,
         }),
-        timed: None,
-        filter: None,
-        histogram: None,
-        keys: None,
+        ..Role::default()
     };
     assert_golden("listing.txt", &listing(&role, layout));
 }
@@ -402,10 +396,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
             sample: None,
             function: None,
         }),
-        timed: None,
-        filter: None,
-        histogram: None,
-        keys: None,
+        ..Role::default()
     };
     let watched = || (0..=MAX_ARGUMENTS).map(Some).chain([None]);
     let mut all = Vec::new();
@@ -495,10 +486,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         ends: vec![PairEnd::Stop(0), PairEnd::Start(1)],
         marks: Marks::default(),
         watched: Some(WatchRole::default()),
-        timed: None,
-        filter: None,
-        histogram: None,
-        keys: None,
+        ..Role::default()
     };
     let shared = SharedLayout {
         pairs: 2,

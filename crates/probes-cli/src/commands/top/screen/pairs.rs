@@ -8,7 +8,7 @@ use ratatui::widgets::{Cell, Row, Table, Widget};
 
 use super::cells::{GAP, clipped, grouped};
 use crate::commands::top::model::PairLatency;
-use crate::output::{caution, with_unit};
+use crate::output::with_unit;
 use crate::text::Escaped;
 
 /// The least width of names.
@@ -31,7 +31,7 @@ impl Widget for Pairs<'_> {
         let [above, area] =
             Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
         // What is certain is said first.
-        let certain = self.0.iter().filter(|pair| pair.interleaved > 0);
+        let certain = self.0.iter().filter(|pair| pair.evidence.interleaved > 0);
         if let Some(caution) = certain.chain(self.0).find_map(caution_of) {
             Line::from(caution).red().render(above, buffer);
         }
@@ -43,7 +43,7 @@ impl Widget for Pairs<'_> {
 
 /// Says if times of a pair may be wrong.
 fn caution_of(pair: &PairLatency) -> Option<String> {
-    let caution = caution(pair.interleaved, pair.doubtful, pair.count)?;
+    let caution = pair.evidence.caution(pair.count)?;
     let (start, stop) = (Escaped(&pair.start), Escaped(&pair.stop));
     Some(format!("{start},{stop}: {caution}"))
 }
@@ -75,7 +75,7 @@ fn table(times: &[PairLatency], area: Rect) -> Table<'static> {
         let mut cells = vec![Cell::from(name(pair, usize::from(names)))];
         cells.extend(shown.map(|(_, text)| right(text)));
         let row = Row::new(cells);
-        if pair.interleaved > 0 || pair.doubtful > 0 {
+        if pair.evidence.is_any() {
             row.red()
         } else {
             row

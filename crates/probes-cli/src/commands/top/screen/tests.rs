@@ -10,6 +10,7 @@ use ratatui::style::Modifier;
 use super::super::keys::Key;
 use super::super::model::PairLatency;
 use super::*;
+use crate::output::Evidence;
 
 const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p pause  ? keys";
 
@@ -192,8 +193,7 @@ fn timed(pairs: usize) -> Model {
         p50: Duration::from_micros(100),
         p99: Duration::from_millis(20),
         max: Duration::from_secs(11),
-        interleaved: 0,
-        doubtful: 0,
+        evidence: Evidence::default(),
     };
     model.set_times(vec![times; pairs]);
     model
@@ -221,9 +221,9 @@ fn interleaving_pairs_are_red_below_a_warning() {
     let mut model = timed(1);
     let mut times = model.times()[0].clone();
     let nested = times.clone();
-    times.doubtful = 2_000;
+    times.evidence.doubtful = 2_000;
     let doubtful = times.clone();
-    times.interleaved = 1_000;
+    times.evidence.interleaved = 1_000;
     let shown = |model: &Model| {
         let buffer = buffer(model, 240, 12, &mut Scroll::default());
         let line: String = (0..240).map(|x| buffer[(x, 7)].symbol()).collect();

@@ -54,6 +54,7 @@ const LAYOUT: SharedLayout = SharedLayout {
         steps: 0,
     },
     keys: KeysLayout::of_number(1),
+    pairs_by_key: false,
 };
 
 /// The table of a runtime, and its entries.

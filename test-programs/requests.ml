@@ -1,0 +1,98 @@
+(* Requests that are under way at the same time: `start` and `stop` have the number of the request, and a text
+   with the number. The answers have the sum of their times by the program's own clock. *)
+
+let handled = ref 0
+
+let now = Unix.gettimeofday
+
+let pause () =
+  let until = now () +. 2e-5 in
+  while now () < until do
+    ()
+  done
+
+type request =
+  { number : int
+  ; text : string
+  ; began : float
+  }
+
+let[@inline never] start number =
+  let text = "request " ^ string_of_int number in
+  let began = now () in
+  [%probe "start" (incr handled) [@probe.args number, text]];
+  { number; text; began }
+
+let[@inline never] stop { number; text; began } =
+  [%probe "stop" (incr handled) [@probe.args number, text]];
+  now () -. began
+
+let say name count sum = Printf.printf "%s %d %.0f\n" name count (sum *. 1e9)
+
+(* So many at a time in one thread; any of them ends next. *)
+let flight width count =
+  let random = Random.State.make [| width |] in
+  let under_way = Array.init width start in
+  let sum = ref 0. in
+  for number = width to width + count - 1 do
+    let index = Random.State.int random width in
+    pause ();
+    sum := !sum +. stop under_way.(index);
+    under_way.(index) <- start number
+  done;
+  Array.iter (fun request -> sum := !sum +. stop request) under_way;
+  say "flight" (count + width) !sum
+
+(* Each begins in one of four threads, and ends in another of four. *)
+let moving count =
+  let lock = Mutex.create () and filled = Condition.create () in
+  let queue = Queue.create () and sum = ref 0. in
+  let begin_some first () =
+    for number = first to first + count - 1 do
+      let request = start number in
+      pause ();
+      Mutex.lock lock;
+      Queue.add request queue;
+      Condition.signal filled;
+      Mutex.unlock lock
+    done
+  and end_some () =
+    for _ = 1 to count do
+      Mutex.lock lock;
+      while Queue.is_empty queue do
+        Condition.wait filled lock
+      done;
+      let request = Queue.pop queue in
+      Mutex.unlock lock;
+      pause ();
+      let time = stop request in
+      Mutex.lock lock;
+      sum := !sum +. time;
+      Mutex.unlock lock
+    done
+  in
+  let threads index =
+    [ Thread.create (begin_some (index * count)) (); Thread.create end_some () ]
+  in
+  List.iter Thread.join (List.concat_map threads [ 0; 1; 2; 3 ]);
+  say "moving" (4 * count) !sum
+
+(* Those that `start` has begun. *)
+let opened = ref []
+
+let () =
+  Rounds.ready ();
+  Rounds.commands (fun command ->
+      match String.split_on_char ' ' command with
+      | [ "flight"; width; count ] -> flight (int_of_string width) (int_of_string count)
+      | [ "moving"; count ] -> moving (int_of_string count)
+      | [ "start"; first; count ] ->
+        let first = int_of_string first in
+        opened := List.init (int_of_string count) (fun i -> start (first + i)) @ !opened;
+        print_endline "start"
+      | [ "stop" ] ->
+        let sum = List.fold_left (fun sum request -> sum +. stop request) 0. !opened in
+        let count = List.length !opened in
+        opened := [];
+        say "stop" count sum
+      | _ -> Rounds.unknown command)
