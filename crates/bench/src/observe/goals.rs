@@ -12,6 +12,7 @@ use crate::observe::{Costs, ns};
 /// The most that each kind of observation may add to a hit or an event, in picoseconds.
 const MAX_COUNT_PS: f64 = 8e3;
 const MAX_LATENCY_PS: f64 = 20e3;
+const MAX_LATENCY_BY_KEY_PS: f64 = 40e3;
 const MAX_WATCH_PS: f64 = 25e3;
 
 /// bpftrace has to add at least that many times as much as `count`.
@@ -55,6 +56,12 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
             "at most 20 ns",
             ours.latency.adds(),
             MAX_LATENCY_PS,
+        );
+        costs(
+            "latency by key adds to an event",
+            "at most 40 ns",
+            ours.latency_by_key.adds(),
+            MAX_LATENCY_BY_KEY_PS,
         );
         let watch = ours.watch_int.adds();
         costs(

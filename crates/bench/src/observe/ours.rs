@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Events, Observation, Observer, Options, Selector, Target};
 
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::observe::workload::{Kind, Workload};
 use crate::stats::Samples;
 
@@ -43,6 +43,7 @@ impl Cost {
 pub(super) struct OwnCosts {
     pub(super) count: Cost,
     pub(super) latency: Cost,
+    pub(super) latency_by_key: Cost,
     pub(super) watch: Cost,
     pub(super) watch_int: Cost,
     pub(super) watch_string: Cost,
@@ -61,6 +62,10 @@ pub(super) fn measure(work: &mut Workload, target: &Target, rounds: usize) -> Re
         }
         let latency = Observation::new().time("start", "stop");
         compare(work, target, Kind::Pair, &latency, &mut ours.latency)?;
+        // A key of its own for each thread.
+        let key = "tid".parse().map_err(|_| Failure::new("no key"))?;
+        let by_key = latency.match_by(key);
+        compare(work, target, Kind::Pair, &by_key, &mut ours.latency_by_key)?;
         // Last, so that the other tools, which are compared with it, are measured right after it.
         let kind = Kind::Silent;
         let count = Observation::new().count(Selector::name(kind.probe()));
