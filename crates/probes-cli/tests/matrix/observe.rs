@@ -427,6 +427,42 @@ fn nested_pairs_do_not_interleave() {
     assert_interleaved("ocaml5/fibers", &["nested", "growing"], false);
 }
 
+// promise: Observations: Requests that interleave are timed by their key with OCaml 5, also those of Lwt, and in fibers that another
+//    domain resumes (2 × 5 in each chroot)
+#[test]
+fn requests_are_timed_by_their_key() {
+    for (program, line) in [
+        ("requests", "flight 5 300"),
+        ("requests", "moving 100"),
+        ("lwt/lwt_requests", "flight 5 60"),
+        ("lwt/lwt_requests", "moving 20"),
+        ("ocaml5/moving", "moving 2000"),
+    ] {
+        for file in program_forms(program) {
+            let ChrootProgram {
+                mut talker, pid, ..
+            } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+            let target = Target::open(pid).unwrap();
+            let observation = Observation::new().time("start", "stop");
+            let observation = observation.match_by("arg0".parse().unwrap());
+            let mut observer = target.observe(&observation, options()).unwrap();
+            let answer = talker.ask(line, line.split_ascii_whitespace().next().unwrap());
+            let latency = observer.remove().unwrap().latencies.remove(0);
+            let numbers = answer.split_ascii_whitespace().skip(1);
+            let numbers: Vec<u64> = numbers.map(|it| it.parse().unwrap()).collect();
+            assert_eq!(latency.count(), numbers[0], "{program} {line}");
+            assert_eq!(latency.unmatched_starts() + latency.unmatched_stops(), 0);
+            assert_eq!((latency.dropped(), latency.is_trusted()), (0, Some(true)));
+            // The program's times include the probes.
+            let (ours, own) = (
+                latency.mean() * numbers[0] as u32,
+                Duration::from_nanos(numbers[1]),
+            );
+            assert!(ours <= own && ours >= own * 9 / 10, "{ours:?} of {own:?}");
+        }
+    }
+}
+
 // promise: Observations: Overflows of stacks that OCaml 5 checks itself are caught while they are
 //    observed (2 × 2 observations of 4 threads in each chroot)
 #[test]

@@ -196,14 +196,17 @@ fn requests_by_key(
 }
 
 // promise: Observations: Requests that interleave in a thread, or start in one thread and stop in another, are timed by
-//    their key, every one (2 × 8)
+//    their key, every one; also those of Lwt (4 × 8)
 #[test]
 fn requests_are_timed_by_their_key() {
-    for file in program_forms("requests") {
+    for file in ["requests", "lwt/lwt_requests"]
+        .into_iter()
+        .flat_map(program_forms)
+    {
         let mut talker = Talker::start(&file);
         for key in ["arg0", "number", "str(text)", "str(arg1), number"] {
             let key: Keys = key.parse().unwrap();
-            for line in ["flight 5 1000", "moving 500"] {
+            for line in ["flight 5 300", "moving 100"] {
                 let observation = Observation::new().match_by(key.clone());
                 let (latency, many, sum) = requests_by_key(&mut talker, observation, line);
                 assert_eq!(outcomes(&latency), [u64::from(many), 0, 0, 0], "{key:?}");

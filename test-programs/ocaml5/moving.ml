@@ -1,0 +1,76 @@
+(* Requests in fibers, which a scheduler of four domains suspends, and resumes in whichever domain is free. `start` and `stop` have
+   the number of the request, and a text with the number. The answers have the sum of their times by the program's own clock. *)
+
+open Effect
+open Effect.Deep
+
+type _ Effect.t += Suspend : unit Effect.t
+
+let handled = Atomic.make 0
+
+let now = Unix.gettimeofday
+
+let[@inline never] start number text =
+  [%probe "start" (Atomic.incr handled) [@probe.args number, text]]
+
+let[@inline never] stop number text =
+  [%probe "stop" (Atomic.incr handled) [@probe.args number, text]]
+
+let pause () =
+  let until = now () +. 1e-5 in
+  while now () < until do
+    Domain.cpu_relax ()
+  done
+
+(* Nanoseconds. *)
+let request number =
+  let text = "request " ^ string_of_int number in
+  let began = now () in
+  start number text;
+  for _ = 0 to number mod 4 do
+    pause ();
+    perform Suspend
+  done;
+  stop number text;
+  int_of_float ((now () -. began) *. 1e9)
+
+let moving count =
+  let lock = Mutex.create () and queue = Queue.create () in
+  let finished = Atomic.make 0 and sum = Atomic.make 0 in
+  let add task = Mutex.protect lock (fun () -> Queue.add task queue) in
+  let next () = Mutex.protect lock (fun () -> Queue.take_opt queue) in
+  let begin_request number () =
+    match_with request number
+      { retc =
+          (fun time ->
+            ignore (Atomic.fetch_and_add sum time);
+            Atomic.incr finished)
+      ; exnc = raise
+      ; effc =
+          (fun (type a) (performed : a Effect.t) ->
+            match performed with
+            | Suspend -> Some (fun (k : (a, _) continuation) -> add (fun () -> continue k ()))
+            | _ -> None)
+      }
+  in
+  for number = 1 to count do
+    add (begin_request number)
+  done;
+  let work () =
+    while Atomic.get finished < count do
+      match next () with
+      | Some task -> task ()
+      | None -> Domain.cpu_relax ()
+    done
+  in
+  let domains = List.init 3 (fun _ -> Domain.spawn work) in
+  work ();
+  List.iter Domain.join domains;
+  Printf.printf "moving %d %d\n" count (Atomic.get sum)
+
+let () =
+  Rounds.ready ();
+  Rounds.commands (fun command ->
+      match String.split_on_char ' ' command with
+      | [ "moving"; count ] -> moving (int_of_string count)
+      | _ -> Rounds.unknown command)
