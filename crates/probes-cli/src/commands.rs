@@ -20,6 +20,7 @@ mod open_target;
 mod picture_file;
 mod ps;
 mod redraw;
+mod slow_pairs;
 mod top;
 mod trace;
 mod trace_observe;

@@ -31,7 +31,7 @@ pub(crate) use function_selection::{FunctionArgument, FunctionFlags, function};
 pub(crate) use histogrammed::{HistogramFlags, Histogrammed};
 pub(crate) use keys::{CountedBy, KeyFlags};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
-pub(crate) use pairs::{Pair, PairFlags, PairKeyFlag, pair};
+pub(crate) use pairs::{OverFlag, Pair, PairFlags, PairKeyFlag, pair};
 pub(crate) use paths::PathFlags;
 pub(crate) use probe_selection::{by_name, probe_name, with_regexp_help};
 pub(crate) use sample::SampleFlag;

@@ -50,6 +50,8 @@ mod info; // states of running programs, in all formats
 mod job_control; // trace on a terminal, with and without -wait
 #[path = "cli/latency.rs"]
 mod latency; // times between probes of running programs
+#[path = "cli/latency_over.rs"]
+mod latency_over; // slow ones of them, one by one
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
 #[path = "cli/list_usdt.rs"]

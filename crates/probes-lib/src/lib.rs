@@ -135,7 +135,7 @@ pub use expression::{
 pub use observe::{
     BadLinear, CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind, Events,
     FunctionHits, FunctionLatency, Key, KeyedCount, KeyedCounts, Latency, Linear, Observation,
-    Quantile, RefusedFunction, SiteHits, Times, Value, ValueBucket, ValueHistogram,
+    Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket, ValueHistogram,
 };
 pub use observer::{ObservationReport, Observer};
 

@@ -109,6 +109,8 @@ mod orphaned;
 mod rows;
 #[path = "live/seccomp.rs"]
 mod seccomp;
+#[path = "live/slow_pairs.rs"]
+mod slow_pairs;
 #[path = "live/trampolines.rs"]
 mod trampolines;
 #[path = "live/tsc_access.rs"]

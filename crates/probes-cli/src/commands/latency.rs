@@ -1,5 +1,6 @@
 //! `latency`: how long it takes from one probe to another, and how long calls of functions last.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +9,9 @@ use probes_lib::{Functions, Observer, Target};
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
 use super::picture_file::PictureFile;
+use super::slow_pairs::SlowPairs;
 use super::uncounted::warn_of_uncounted;
+use super::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -39,6 +42,13 @@ With -where, only the pairs are timed for whose START EXPR is true. The line end
 were N hits for which -where or -key has no answer: these are left out.
 
 START and STOP may be the same: the times are then from each hit to the next.
+
+With -over, each pair that takes DURATION or longer is shown by itself, too, within 0.2 seconds after it has ended:
+    slow TIME THREAD NANOSECONDS START,STOP ARGUMENTS -> ARGUMENTS
+with the time of day in UTC when it ended, and the arguments of its START and of its STOP, as `watch` shows them;
+START's are `unknown` if more than 16 starts of the thread waited at once. After the names comes `untrusted` or
+`doubtful` if that is known so far of the pair. -over 0 shows every pair. If they come faster than they can
+be read, some are not shown; a warning says how many.
 
 With -fn it times the calls of functions of any native program, with or without probes, from entry to
 exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those without
@@ -106,7 +116,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         FunctionSources::default()
     };
-    let display = Display::new(output, args.interval)?;
+    let mut slow_pairs = args
+        .timed
+        .shows_slow_pairs()
+        .then(|| SlowPairs::new(output, args.interval));
+    let display = match slow_pairs {
+        // Lines would be erased with a table that is redrawn.
+        Some(_) => Display {
+            interval: Some(watch::READ_INTERVAL),
+            table: None,
+        },
+        None => Display::new(output, args.interval)?,
+    };
     let active = ActiveObservation::begin(
         &target,
         &observation,
@@ -125,22 +146,43 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         output,
         sources: &sources,
         last: None,
+        shown_at: Duration::ZERO,
     };
-    let mut outcome = active.run(display, LatencyReading::of, |shown, interruptible| {
-        timing.show(shown, interruptible)
-    });
+    let mut outcome = match &mut slow_pairs {
+        None => active.run(display, LatencyReading::of, |shown, interruptible| {
+            timing.show(shown, interruptible)
+        }),
+        Some(slow_pairs) => {
+            let slow_pairs = RefCell::new(slow_pairs);
+            let outcome = active.run(
+                display,
+                |observer| slow_pairs.borrow_mut().read(observer),
+                |shown, interruptible| {
+                    let slow_pairs = &mut slow_pairs.borrow_mut();
+                    timing.show_slow(shown, slow_pairs, args.interval, interruptible)
+                },
+            );
+            outcome.without_last()
+        }
+    };
     let total = match outcome.observed.take() {
         Some(report) => {
             let (pairs, functions) = (report.latencies, report.function_latencies);
             let reading = LatencyReading::last(pairs, functions, &report.counts);
+            if let Some(slow_pairs) = &mut slow_pairs {
+                slow_pairs.add(report.events.slow_pairs);
+                slow_pairs.add_dropped(report.events.dropped);
+            }
             Some((reading, outcome.lasted))
         }
         None => outcome.last.take().or_else(|| timing.last.take()),
     };
     if let Some((latencies, lasted)) = total {
+        let slow = slow_pairs.as_mut().map(|it| it.text(&latencies));
         let latencies = Latencies::new(&target, &latencies, lasted, &sources);
-        let text = output::latencies(output.format, &latencies);
-        outcome.print(output, text);
+        let figures = output::latencies(output.format, &latencies);
+        let text = slow.unwrap_or_else(|| Ok(String::new()));
+        outcome.print(output, text.and_then(|text| Ok(text + &figures?)));
         if let Some(picture_file) = picture_file {
             let written = picture_file.write(&latencies.picture());
             outcome.failures.add(written);
@@ -193,6 +235,8 @@ struct Timing<'t> {
     sources: &'t FunctionSources,
     /// The last reading, and when it was.
     last: Option<(LatencyReading, Duration)>,
+    /// When one was shown last, together with slow pairs.
+    shown_at: Duration,
 }
 
 impl Timing<'_> {
@@ -212,5 +256,26 @@ impl Timing<'_> {
         };
         self.last = Some((latencies, at));
         next
+    }
+
+    /// Shows slow pairs if there is a reading, and if an interval is over the reading, too; keeps it.
+    fn show_slow(
+        &mut self,
+        shown: Shown<'_, Option<LatencyReading>>,
+        slow_pairs: &mut SlowPairs,
+        interval: Option<Duration>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let (Some(latencies), at) = (shown.reading, shown.at) else {
+            return Ok(Next::Continue);
+        };
+        let mut text = slow_pairs.text(&latencies)?;
+        if interval.is_some_and(|interval| at >= self.shown_at.saturating_add(interval)) {
+            self.shown_at = at;
+            let so_far = Latencies::new(self.target, &latencies, at, self.sources).so_far();
+            text += &output::latencies(self.output.format, &so_far)?;
+        }
+        self.last = Some((latencies, at));
+        interruptible.write(&text)
     }
 }

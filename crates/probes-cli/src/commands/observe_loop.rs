@@ -103,6 +103,19 @@ impl<T> Outcome<T> {
         self.failures.add(printed);
     }
 
+    /// The same, if readings are kept elsewhere.
+    pub(super) fn without_last<U>(self) -> Outcome<U> {
+        Outcome {
+            observed: self.observed,
+            last: None,
+            lasted: self.lasted,
+            was_read: self.was_read,
+            failures: self.failures,
+            gaps: self.gaps,
+            warning: self.warning,
+        }
+    }
+
     /// Reports what is wrong with the results, which are printed, and what has failed.
     pub(super) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
         self.warning.update(messages, &self.gaps);

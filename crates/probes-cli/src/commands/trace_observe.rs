@@ -1,6 +1,7 @@
 //! `trace -count`, `-hist`, `-latency` and `-watch`: observes a program from its first instruction to its last.
 
 use std::io;
+use std::mem::take;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +9,8 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    FunctionSelector, Launch, Launched, Observation, ObservationReport, Observer, Selector, Target,
+    Events, FunctionSelector, Launch, Launched, Observation, ObservationReport, Observer, Selector,
+    Target,
 };
 
 use super::changes::print_started;
@@ -18,6 +20,7 @@ use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
+use super::slow_pairs::SlowPairs;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
 use super::wait::Wait;
 use super::watch::{self, Watching, note_unknown_arguments};
@@ -25,8 +28,8 @@ use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
     CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, HistogramFlags,
-    Histogrammed, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags, by_name, each_once, pair,
-    probe_name,
+    Histogrammed, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags, by_name,
+    each_once, pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
@@ -51,6 +54,8 @@ pub(super) struct ObserveFlags {
     latency: Vec<Timed>,
     #[command(flatten)]
     key: PairKeyFlag,
+    #[command(flatten)]
+    over: OverFlag,
     /// Show hits of these probes, a comma list, or calls of -fn; may be repeated
     #[arg(long, value_name = "NAMES", value_parser = watched, num_args = 0..=1, default_missing_value = "")]
     watch: Vec<Watched>,
@@ -120,6 +125,7 @@ pub(super) struct ProgramObservation {
     timed_functions: Vec<FunctionSelector>,
     pairs: Vec<Pair>,
     key: PairKeyFlag,
+    over: OverFlag,
     watched: Vec<Selector>,
     watched_functions: Vec<FunctionSelector>,
     calls: CallFlags,
@@ -146,6 +152,11 @@ impl Flags for ObserveFlags {
         each_once("-latency", &pairs)?;
         if self.key.is_given() && pairs.is_empty() {
             let why = "-key needs -latency START,STOP: it says which STOP belongs to which START";
+            return Err(why.to_owned());
+        }
+        if self.over.is_given() && pairs.is_empty() {
+            let why =
+                "-over needs -latency START,STOP: it shows slow pairs, not calls of functions";
             return Err(why.to_owned());
         }
         if self.fields.is_some() && self.watch.is_empty() {
@@ -234,6 +245,7 @@ impl Flags for ObserveFlags {
             timed_functions: chosen(times_functions),
             pairs,
             key: self.key,
+            over: self.over,
             watched: by_name("-watch", &names(&self.watch))?,
             watched_functions: chosen(watches_functions),
             calls: self.calls,
@@ -254,6 +266,11 @@ impl ProgramObservation {
 
     fn times(&self) -> bool {
         !self.pairs.is_empty() || !self.timed_functions.is_empty()
+    }
+
+    /// Whether hits or slow pairs are shown.
+    fn shows_records(&self) -> bool {
+        self.watches() || self.over.is_given()
     }
 
     fn watches(&self) -> bool {
@@ -278,7 +295,7 @@ impl ProgramObservation {
         for pair in &self.pairs {
             observation = observation.time(&pair.start, &pair.stop);
         }
-        observation = self.key.of(observation);
+        observation = self.over.of(self.key.of(observation));
         let watched = self.watched.iter().cloned();
         observation = watched.fold(observation, Observation::watch);
         self.calls.of(observation, &self.watched_functions)
@@ -371,6 +388,7 @@ struct Recorder<'l> {
     wanted: &'l ProgramObservation,
     output: &'l Output,
     watching: Watching,
+    slow_pairs: SlowPairs,
     warning: GapWarning,
     begun: Instant,
 }
@@ -396,6 +414,7 @@ impl<'l> Recorder<'l> {
             wanted,
             output,
             watching: Watching::new(hits, output.clone()),
+            slow_pairs: SlowPairs::new(output, None),
             warning: GapWarning::default(),
             begun,
         }
@@ -430,7 +449,7 @@ impl<'l> Recorder<'l> {
         let (pid, format) = (self.target.pid(), self.output.format);
         warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
         let print = |text: String| self.output.print_result(&text);
-        failures.add(self.watching.show_at_once(observed.events));
+        failures.add(self.show(observed.events));
         failures.add(self.watching.report_missing());
         if self.wanted.counts {
             let detail = Detail::default();
@@ -449,6 +468,9 @@ impl<'l> Recorder<'l> {
                 observed.function_latencies,
                 &observed.counts,
             );
+            if self.wanted.over.is_given() {
+                failures.add(self.slow_pairs.text(&reading).and_then(print));
+            }
             let latencies =
                 Latencies::new(self.target, &reading, lasted, &FunctionSources::default());
             failures.add(output::latencies(format, &latencies).and_then(print));
@@ -465,7 +487,7 @@ impl<'l> Recorder<'l> {
         failures: &mut Failed,
     ) -> Option<probes_lib::Error> {
         let mut checked = Instant::now();
-        let mut shows_hits = self.wanted.watches();
+        let mut shows_hits = self.wanted.shows_records();
         while exited.recv_timeout(self.read_interval()) == Err(RecvTimeoutError::Timeout) {
             if shows_hits {
                 let shown = self.show_hits(observer);
@@ -491,20 +513,39 @@ impl<'l> Recorder<'l> {
     }
 
     fn read_interval(&self) -> Duration {
-        if self.wanted.watches() {
+        if self.wanted.shows_records() {
             watch::READ_INTERVAL
         } else {
             observe_loop::READ_INTERVAL
         }
     }
 
-    /// Shows the hits so far. If they cannot be read because the process has just exited,
+    /// Shows the hits and slow pairs so far. If they cannot be read because the process has just exited,
     /// [`Recorder::run`] shows them after its loop.
     fn show_hits(&mut self, observer: &mut Observer) -> Result<(), Failure> {
-        match observer.events() {
-            Ok(events) => self.watching.show_at_once(events),
-            Err(_) => Ok(()),
+        let Ok(events) = observer.events() else {
+            return Ok(());
+        };
+        self.show(events)?;
+        if self.wanted.over.is_given() && self.slow_pairs.are_due() {
+            if let Ok(reading) = LatencyReading::of(observer) {
+                let text = self.slow_pairs.text(&reading)?;
+                return self.output.print(&text);
+            }
         }
+        Ok(())
+    }
+
+    /// Shows hits; slow pairs wait for a reading of all times.
+    fn show(&mut self, mut events: Events) -> Result<(), Failure> {
+        if self.wanted.over.is_given() {
+            self.slow_pairs.add(take(&mut events.slow_pairs));
+        }
+        if self.wanted.watches() {
+            return self.watching.show_at_once(events);
+        }
+        self.slow_pairs.add_dropped(events.dropped);
+        Ok(())
     }
 }
 

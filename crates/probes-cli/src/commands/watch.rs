@@ -19,7 +19,7 @@ use crate::flags::{
 };
 use crate::interruptible_output::Next;
 use crate::messages::Messages;
-use crate::output::{Format, FunctionSources, Hits, Missing, WarningKind};
+use crate::output::{self, Format, FunctionSources, Hits, Missing, WarningKind};
 use crate::text::number_of;
 use sample::Sample;
 
@@ -286,7 +286,7 @@ impl Watching {
         if self.output.format != Format::Json || self.missing.is_none() {
             return Ok(String::new());
         }
-        self.hits.missing(self.missing)
+        output::missing(self.missing)
     }
 
     /// Ends what is reported; without -json, says it in messages.

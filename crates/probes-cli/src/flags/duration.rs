@@ -29,6 +29,12 @@ pub(crate) fn duration(typed: &str) -> Result<Duration, String> {
     }
 }
 
+/// Reads a duration, which may be zero.
+pub(crate) fn bound(typed: &str) -> Result<Duration, String> {
+    let zero = || typed == "0" || humantime::parse_duration(typed) == Ok(Duration::ZERO);
+    duration(typed).or_else(|why| if zero() { Ok(Duration::ZERO) } else { Err(why) })
+}
+
 /// Reads a number of things, at least one.
 pub(crate) fn positive(typed: &str) -> Result<u64, String> {
     // `parse` would also take a sign.

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::time::Duration;
 
 use probes_lib::{Keys, Observation};
 
 use super::checked::{Flags, each_once};
+use super::duration::bound;
 use super::keys::keys;
 use super::probe_selection::probe_name;
 
@@ -39,6 +41,27 @@ impl PairKeyFlag {
     pub(crate) fn of(&self, observation: Observation) -> Observation {
         match &self.key {
             Some(key) => observation.match_by(key.clone()),
+            None => observation,
+        }
+    }
+}
+
+// Which pairs are shown one by one.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct OverFlag {
+    /// Also show each pair that takes DURATION or longer, with its arguments
+    #[arg(id = "over", long, value_name = "DURATION", value_parser = bound)]
+    over: Option<Duration>,
+}
+
+impl OverFlag {
+    pub(crate) fn is_given(self) -> bool {
+        self.over.is_some()
+    }
+
+    pub(crate) fn of(self, observation: Observation) -> Observation {
+        match self.over {
+            Some(bound) => observation.report_slow(bound),
             None => observation,
         }
     }

@@ -5,7 +5,7 @@ use probes_lib::{Expression, FunctionSelector, Observation};
 use super::checked::Flags;
 use super::filter::expression;
 use super::function_selection::FunctionFlags;
-use super::pairs::{PairFlags, Pairs};
+use super::pairs::{OverFlag, PairFlags, Pairs};
 
 // The pairs and functions to time.
 #[derive(Debug, clap::Args)]
@@ -15,6 +15,8 @@ pub(crate) struct TimedFlags {
     /// Only the pairs for whose START EXPR is true, such as 'arg0 > 5'
     #[arg(id = "where", long, value_name = "EXPR", value_parser = expression, allow_hyphen_values = true)]
     filter: Option<Expression>,
+    #[command(flatten)]
+    over: OverFlag,
     #[command(flatten)]
     functions: FunctionFlags,
     /// Time functions without the calls that they make of other timed ones
@@ -37,6 +39,7 @@ pub(crate) struct Timed {
     pairs: Pairs,
     /// Which starts are meant.
     filter: Option<Expression>,
+    over: OverFlag,
     functions: Vec<FunctionSelector>,
     of_self: bool,
     by_caller: bool,
@@ -49,6 +52,7 @@ impl Flags for TimedFlags {
         let timed = Timed {
             pairs: self.pairs.check()?,
             filter: self.filter,
+            over: self.over,
             functions: self.functions.selectors()?,
             of_self: self.of_self,
             by_caller: self.by == Some(Key::Caller),
@@ -59,6 +63,10 @@ impl Flags for TimedFlags {
         if timed.filter.is_some() && !timed.functions.is_empty() {
             let why =
                 "-where chooses pairs of -pair START,STOP: calls of functions are timed without it";
+            return Err(why.to_owned());
+        }
+        if timed.over.is_given() && timed.pairs.is_empty() {
+            let why = "-over needs -pair START,STOP: it shows slow pairs, not calls of functions";
             return Err(why.to_owned());
         }
         if timed.of_self && timed.functions.is_empty() {
@@ -87,12 +95,17 @@ impl Timed {
         self.by_caller
     }
 
+    /// Whether slow pairs are shown one by one.
+    pub(crate) fn shows_slow_pairs(&self) -> bool {
+        self.over.is_given()
+    }
+
     pub(crate) fn has_functions(&self) -> bool {
         !self.functions.is_empty()
     }
 
     pub(crate) fn observation(&self) -> Observation {
-        let mut observation = self.pairs.of(Observation::new());
+        let mut observation = self.over.of(self.pairs.of(Observation::new()));
         if let Some(filter) = &self.filter {
             observation = observation.only_starts_where(filter.clone());
         }

@@ -2,9 +2,11 @@
 
 mod json;
 
-pub(super) use json::Text;
+pub(crate) use json::missing;
+pub(super) use json::{Argument, Text};
 
 use std::collections::HashMap;
+use std::time::SystemTime;
 
 use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Target, Value};
 use strum::VariantArray;
@@ -153,11 +155,6 @@ impl Hits {
         }
         Ok(lines)
     }
-
-    /// The line that says how many hits were not shown.
-    pub(crate) fn missing(&self, missing: Missing) -> Result<String, Failure> {
-        json::missing(missing)
-    }
 }
 
 /// The source files of all sites.
@@ -210,31 +207,41 @@ fn of_function(functions: &FunctionSources, paths: PathForm, event: &Event) -> L
 /// A field as text, which is empty only for a hit without arguments.
 fn field_text(field: Field, event: &Event, location: &Location) -> String {
     match field {
-        Field::Time => {
-            let time = humantime::format_rfc3339_micros(event.time).to_string();
-            let time = time.split_once('T').map_or(&*time, |(_, time)| time);
-            time.trim_end_matches('Z').to_owned()
-        }
-        Field::Thread => event.thread.map_or("-".to_owned(), |tid| tid.to_string()),
+        Field::Time => time_of_day(event.time),
+        Field::Thread => thread_text(event),
         Field::Name => Escaped(event.name()).to_string(),
         Field::Address => event.address().to_string(),
         Field::Function => function_or_unknown(location.function.as_deref()),
         Field::Source => location.source.clone(),
-        Field::Args => {
-            let returns = (event.kind == EventKind::Return).then(|| "returns".to_owned());
-            let mut names = argument_names(event);
-            let values = event.arguments.iter().map(|value| match names.next() {
-                Some(name) => format!("{}={}", Escaped(name), in_ocaml(value)),
-                None => in_ocaml(value),
-            });
-            let words: Vec<String> = returns.into_iter().chain(values).collect();
-            words.join(" ")
-        }
+        Field::Args => arguments_text(event),
     }
 }
 
+/// The time of day in UTC.
+pub(super) fn time_of_day(time: SystemTime) -> String {
+    let time = humantime::format_rfc3339_micros(time).to_string();
+    let time = time.split_once('T').map_or(&*time, |(_, time)| time);
+    time.trim_end_matches('Z').to_owned()
+}
+
+pub(super) fn thread_text(event: &Event) -> String {
+    event.thread.map_or("-".to_owned(), |tid| tid.to_string())
+}
+
+/// The arguments of a hit, or what a function returns.
+pub(super) fn arguments_text(event: &Event) -> String {
+    let returns = (event.kind == EventKind::Return).then(|| "returns".to_owned());
+    let mut names = argument_names(event);
+    let values = event.arguments.iter().map(|value| match names.next() {
+        Some(name) => format!("{}={}", Escaped(name), in_ocaml(value)),
+        None => in_ocaml(value),
+    });
+    let words: Vec<String> = returns.into_iter().chain(values).collect();
+    words.join(" ")
+}
+
 /// The names of the arguments of a hit, as far as they are known.
-fn argument_names(event: &Event) -> impl Iterator<Item = &str> {
+pub(super) fn argument_names(event: &Event) -> impl Iterator<Item = &str> {
     event
         .site()
         .into_iter()

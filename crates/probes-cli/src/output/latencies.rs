@@ -52,6 +52,11 @@ impl LatencyReading {
         })
     }
 
+    /// The times of the pair with this index.
+    pub(super) fn pair(&self, index: usize) -> Option<&Latency> {
+        self.pairs.get(index)
+    }
+
     /// What it had measured when it ended.
     pub(crate) fn last(
         pairs: Vec<Latency>,

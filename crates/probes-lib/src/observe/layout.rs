@@ -5,6 +5,7 @@ pub(crate) mod arena;
 pub(crate) mod calls;
 pub(crate) mod groups;
 pub(crate) mod histogram;
+pub(crate) mod kept_starts;
 pub(crate) mod keyed_starts;
 pub(crate) mod keys;
 pub(crate) mod observer_record;

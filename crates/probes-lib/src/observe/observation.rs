@@ -1,6 +1,7 @@
 //! [`Observation`]: what to record of the hits of a process.
 
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 use crate::expression::{Expression, Keys};
 use crate::observe::buckets::Linear;
@@ -44,6 +45,8 @@ pub struct Observation {
     pub(crate) keys: Option<Keys>,
     /// By what stops find their starts.
     pub(crate) pair_key: Option<Keys>,
+    /// From which time on pairs are recorded one by one.
+    pub(crate) slow_from: Option<Duration>,
     /// Which starts of pairs are meant.
     pub(crate) start_filter: Option<Expression>,
 }
@@ -223,6 +226,23 @@ impl Observation {
     #[must_use]
     pub fn match_by(mut self, key: Keys) -> Observation {
         self.pair_key = Some(key);
+        self
+    }
+
+    /// Also records each pair that lasts `bound` or longer, by itself, with the arguments at both ends
+    /// ([`Events::slow_pairs`](crate::Events::slow_pairs)). That is decided inside the process, so that no others are copied.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use probes_lib::Observation;
+    ///
+    /// let slow = Duration::from_millis(10);
+    /// let observation = Observation::new().time("req_start", "req_end").report_slow(slow);
+    /// ```
+    #[must_use]
+    pub fn report_slow(mut self, bound: Duration) -> Observation {
+        self.slow_from = Some(bound);
         self
     }
 

@@ -286,6 +286,7 @@ fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
     use crate::error::ErrorKind;
@@ -324,6 +325,7 @@ mod tests {
             linear: None,
             key_kinds: Vec::new(),
             key_names: Vec::new(),
+            slow_from: Duration::ZERO,
             shared,
         }
     }

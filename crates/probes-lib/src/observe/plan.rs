@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::address::{LiveAddr, LoadBias};
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
@@ -44,6 +45,8 @@ pub(crate) struct ObservationPlan {
     pub(crate) key_kinds: Vec<KeyKind>,
     /// The names of the probes that are counted by keys. Those of functions follow them.
     pub(crate) key_names: Vec<String>,
+    /// From which time on pairs are reported, if slow ones are.
+    pub(crate) slow_from: Duration,
     /// The layout of the data that all points share.
     pub(crate) shared: SharedLayout,
 }
@@ -127,9 +130,12 @@ impl ObservationPlan {
             watched.arguments.len().max(has_results.into())
         });
         let most_arguments = most_arguments.max();
+        let reported = points.iter().filter_map(|it| it.role.reported.as_ref());
+        let kept_arguments = reported.map(|it| it.arguments.len()).max();
+        let kept_len = kept_arguments.map_or(0, record::len);
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
-            record_len: most_arguments.map_or(0, record::len),
+            record_len: most_arguments.map_or(0, record::len).max(2 * kept_len),
             filters_memory: points.iter().any(|it| it.role.filters_memory()),
             value_pages: ValuePages::default(),
             calls: CallsLayout {
@@ -140,6 +146,7 @@ impl ObservationPlan {
             values,
             keys: KeysLayout::of(&key_kinds),
             pairs_by_key: observation.pair_key.is_some() && !observation.pairs.is_empty(),
+            kept_len,
         };
         let mut plan = ObservationPlan {
             pairs: observation.pairs.clone(),
@@ -150,6 +157,7 @@ impl ObservationPlan {
             linear,
             key_kinds,
             key_names,
+            slow_from: observation.slow_from.unwrap_or_default(),
             shared,
         };
         plan.sort_by_key(|planned| planned.point.address);
@@ -170,8 +178,9 @@ impl ObservationPlan {
     pub(crate) fn sort_by_key<K: Ord>(&mut self, key: impl FnMut(&PlannedPoint) -> K) {
         self.points.sort_by_cached_key(key);
         for (index, planned) in (0..).zip(&mut self.points) {
-            if let Some(watched) = &mut planned.role.watched {
-                watched.point = index;
+            let role = &mut planned.role;
+            for recorded in role.watched.iter_mut().chain(&mut role.reported) {
+                recorded.point = index;
             }
         }
     }
@@ -428,6 +437,8 @@ fn roles(
                     let is_ocaml_4 = || *is_ocaml_4_once.get_or_init(|| is_ocaml_4(program));
                     role.marks = marks(program.site(site), is_ocaml_4);
                     role.pair_key = pair_key(observation, name, program.site(site))?;
+                    let is_reported = observation.slow_from.is_some();
+                    role.reported = is_reported.then(|| record_of(program.site(site)));
                 }
                 if let Some(expression) = &observation.start_filter {
                     match end {
@@ -452,15 +463,9 @@ fn roles(
     }
     for (name, site) in selected_by_name(program, &observation.watched)? {
         roles[site].filter = filter_of(observation, name, program.site(site))?;
-        let arguments = program.site(site).site.arguments().take(MAX_ARGUMENTS);
         roles[site].watched = Some(WatchRole {
-            point: 0,
-            function: None,
             sample: observation.sample,
-            formats: Vec::new(),
-            arguments: arguments
-                .map(|it| ArgumentSource::of(it.as_ref()))
-                .collect(),
+            ..record_of(program.site(site))
         });
     }
     Ok((roles, histograms, key_names))
@@ -518,6 +523,16 @@ fn scope_of(name: &str, site: LiveSite<'_>) -> Scope {
         },
     });
     Scope::of(format!("probe {name}"), name, parameters.collect())
+}
+
+/// Returns what is recorded of each hit of a site.
+fn record_of(site: LiveSite<'_>) -> WatchRole {
+    let mut arguments = sources_of(site);
+    arguments.truncate(MAX_ARGUMENTS);
+    WatchRole {
+        arguments,
+        ..WatchRole::default()
+    }
 }
 
 /// Returns where the arguments of a site are.

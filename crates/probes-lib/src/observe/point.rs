@@ -315,6 +315,8 @@ pub(crate) struct Role {
     /// thread is the one.
     pub(crate) pair_key: Option<Arc<KeyRole>>,
     pub(crate) pair_filter: PairFilter,
+    /// Of such a point, if slow pairs are reported: what is recorded of them here.
+    pub(crate) reported: Option<WatchRole>,
     pub(crate) watched: Option<WatchRole>,
     /// Of an entry or an exit of a function that is timed.
     pub(crate) timed: Option<TimedRole>,

@@ -500,8 +500,8 @@ fn longest_of_sites<'r>(
     let mut longest = LINE;
     for role in roles {
         let mut shape = role.clone();
-        if let Some(watched) = &mut shape.watched {
-            watched.point = 0;
+        for recorded in shape.watched.iter_mut().chain(&mut shape.reported) {
+            recorded.point = 0;
         }
         let len = match lens.get(&shape) {
             Some(len) => *len,
@@ -683,6 +683,7 @@ fn recording(
             marks: &role.marks,
             key: role.pair_key.as_deref(),
             filter: &role.pair_filter,
+            reported: role.reported.as_ref(),
         };
         pair::ends(&mut a, ends, pointers, context(saved))?;
     } else if role.is_timed() {

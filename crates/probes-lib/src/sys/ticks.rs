@@ -113,13 +113,21 @@ impl TickMeasurement {
 impl Clock {
     /// Returns when the counter had this value.
     pub(crate) fn time(&self, ticks: u64) -> SystemTime {
-        let between =
-            |ticks: u64| Duration::from_nanos((ticks as f64 * self.nanoseconds_per_tick) as u64);
         let time = match ticks.checked_sub(self.ticks) {
-            Some(later) => self.time.checked_add(between(later)),
-            None => self.time.checked_sub(between(self.ticks - ticks)),
+            Some(later) => self.time.checked_add(self.duration(later)),
+            None => self.time.checked_sub(self.duration(self.ticks - ticks)),
         };
         time.unwrap_or(self.time)
+    }
+
+    /// Returns the time between two values of the counter; zero if the second is before the first, as it may be if they are of two
+    /// processors.
+    pub(crate) fn between(&self, from: u64, to: u64) -> Duration {
+        self.duration(to.saturating_sub(from))
+    }
+
+    fn duration(&self, ticks: u64) -> Duration {
+        Duration::from_nanos((ticks as f64 * self.nanoseconds_per_tick) as u64)
     }
 }
 

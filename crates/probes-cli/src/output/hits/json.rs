@@ -27,7 +27,7 @@ pub(super) fn hit(event: &Event, location: &Location) -> Result<String, Failure>
 }
 
 /// The line that says how many hits were not shown.
-pub(super) fn missing(missing: Missing) -> Result<String, Failure> {
+pub(crate) fn missing(missing: Missing) -> Result<String, Failure> {
     json(&MissingLine {
         version: VERSION,
         missing,
@@ -72,7 +72,7 @@ struct HitFields<'h> {
 /// An argument, as an object whose key is its kind.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Argument<'a> {
+pub(in crate::output) enum Argument<'a> {
     Int(i64),
     #[serde(serialize_with = "float")]
     Float(f64),
@@ -141,7 +141,7 @@ impl<'h> HitFields<'h> {
 }
 
 impl<'a> Argument<'a> {
-    fn of(value: &'a Value) -> Argument<'a> {
+    pub(in crate::output) fn of(value: &'a Value) -> Argument<'a> {
         match value {
             Value::Int(number) => Argument::Int(*number),
             Value::Float(number) => Argument::Float(*number),

@@ -11,6 +11,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
@@ -76,6 +77,8 @@ pub(crate) struct Prepared {
     /// Since when `pages` are valid, and for how long, in ticks.
     pages_since: u64,
     pages_ticks: u64,
+    /// From how many ticks on pairs are recorded one by one.
+    slow_from: u64,
     /// The mappings of the points, which have to be there still when these are patched.
     mappings: Vec<Mapping>,
     is_in_our_namespace: bool,
@@ -217,7 +220,13 @@ impl Prepared {
             // Read again, because they may have changed since.
             pages = ReadablePages::of(&read_maps(process)?);
         }
+        // A little less, because how long a tick is will be known better when pairs are read.
+        let slow_from = match plan.slow_from {
+            Duration::ZERO => 0,
+            slow_from => ticks.of(slow_from.mul_f64(0.99)),
+        };
         Ok(Prepared {
+            slow_from,
             plan,
             arenas,
             codes,
@@ -467,8 +476,10 @@ impl Prepared {
         ];
         let validity = validity.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
         let validity = validity.into_iter().filter(|_| sharing.shared.has_pages());
+        let slow_from = (shared::SLOW_FROM, self.slow_from.to_le_bytes().to_vec());
         let writes: Vec<_> = tid_offset
             .into_iter()
+            .chain((self.slow_from > 0).then_some(slow_from))
             .chain(pages)
             .chain(validity)
             .collect();

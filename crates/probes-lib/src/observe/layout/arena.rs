@@ -33,7 +33,7 @@ use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::rows::Rows;
 use crate::observe::layout::semaphores::{PROGRESS_AT, SEMAPHORE_RECORD_LEN, SemaphoreRecord};
-use crate::observe::layout::shared::{MAX_PAIRS, SharedLayout};
+use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
 use crate::observe::value_pages::ValuePages;
@@ -66,7 +66,10 @@ const _: () = assert!(MAX_PAIRS < 1 << PAIRS_BITS && PAIRS_BITS + ValuesLayout::
 const DATA_AT: usize = 32;
 const DATA_LEN_AT: usize = 40;
 const SHARED_AT: usize = 48;
+/// The length of records, and from bit [`KEPT_LEN_BIT`] on that of what is kept of the starts of pairs.
 const RECORD_LEN_AT: usize = 56;
+const KEPT_LEN_BIT: u32 = 16;
+const _: () = assert!(2 * record::len(MAX_ARGUMENTS) < 1 << KEPT_LEN_BIT);
 const TIMED_AT: usize = 60;
 const ID_AT: usize = 64;
 /// 1 once all points are restored.
@@ -106,7 +109,7 @@ const MAX_CODE_LEN: u64 = 1 << 31;
 const MAX_DATA_LEN: u64 = 1 << 40;
 
 /// Longer than any trampoline.
-const MAX_TRAMPOLINE_LEN: u64 = 1 << 16;
+const MAX_TRAMPOLINE_LEN: u64 = 1 << 19;
 
 /// The version of this tool that has written a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -330,7 +333,8 @@ impl Arena {
         put(DATA_AT, &self.data().0.to_le_bytes());
         put(DATA_LEN_AT, &self.data_len().to_le_bytes());
         put(SHARED_AT, &sharing.shared_at().0.to_le_bytes());
-        put(RECORD_LEN_AT, &self.shared.record_len.to_le_bytes());
+        let record_lens = self.shared.record_len | self.shared.kept_len << KEPT_LEN_BIT;
+        put(RECORD_LEN_AT, &record_lens.to_le_bytes());
         put(TIMED_AT, &self.shared.calls.number().to_le_bytes());
         put(ID_AT, &self.id.to_le_bytes());
         put(SEMAPHORES_AT, &(self.semaphores.len() as u32).to_le_bytes());
@@ -434,13 +438,14 @@ impl Arena {
             trampoline_len: u64::from(number(&header, TRAMPOLINE_LEN_AT)),
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT) & ((1 << PAIRS_BITS) - 1),
-                record_len: number(&header, RECORD_LEN_AT),
+                record_len: number(&header, RECORD_LEN_AT) & ((1 << KEPT_LEN_BIT) - 1),
                 filters_memory: header[FILTERS_MEMORY_AT] & 1 == 1,
                 value_pages: ValuePages::default(),
                 calls: CallsLayout::of_number(number(&header, TIMED_AT)),
                 values: ValuesLayout::of_number(number(&header, PAIRS_AT) >> PAIRS_BITS),
                 keys: KeysLayout::of_number(header[FILTERED_AT] >> KEYS_BIT),
                 pairs_by_key: header[FILTERS_MEMORY_AT] >> PAIRS_BY_KEY_BIT & 1 == 1,
+                kept_len: number(&header, RECORD_LEN_AT) >> KEPT_LEN_BIT,
             },
             is_filtered: header[FILTERED_AT] & 1 == 1,
             is_sampled: header[SAMPLED_AT] == 1,
@@ -708,13 +713,16 @@ mod tests {
         }
         let most = record::len(6);
         assert!(found_by_header(&shared(64, most)));
+        let mut reporting = shared(3, 2 * record::len(4));
+        reporting.shared.kept_len = record::len(4);
+        assert!(found_by_header(&reporting));
         assert!(found_by_header(&with_points(1..3, LINE)));
-        assert!(found_by_header(&with_points(1..3, 1 << 16)));
+        assert!(found_by_header(&with_points(1..3, 1 << 19)));
         for impossible in [
             with_points(1..3, 0),
             with_points(1..3, LINE / 2),
             with_points(1..3, LINE + 1),
-            with_points(1..3, (1 << 16) + LINE),
+            with_points(1..3, (1 << 19) + LINE),
             with_points(0..2, LINE),
             with_points(0..0, LINE),
             with_points([2, 1].into_iter(), LINE),

@@ -2,7 +2,7 @@
 //! Pure functions only: no system calls.
 //!
 //! ```text
-//! header   64 bytes: the offset of the thread id in a thread's control block
+//! header   64 bytes: the offset of the thread id in a thread's control block, and from which time on a pair is slow
 //! pairs    for each pair of a start point and a stop point: a header, a slot for each thread, a
 //!          histogram for each group of threads
 //! rings    one for each group of threads: how many records were begun, and the last records
@@ -12,6 +12,7 @@
 //! values   the histograms of values (values.rs)
 //! keys     the hits by key (keys.rs)
 //! starts   of pairs by key, the starts that wait (keyed_starts.rs)
+//! kept     the arguments of starts, if slow pairs are reported (kept_starts.rs)
 //! ```
 //!
 //! The validity is always the process's own, even if the rest is shared with the observer, and the
@@ -25,6 +26,7 @@ use crate::address::PAGE;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::HISTOGRAM_LEN;
+use crate::observe::layout::kept_starts;
 use crate::observe::layout::keyed_starts;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::readable_pages;
@@ -36,6 +38,9 @@ pub(crate) const HEADER_LEN: u64 = 64;
 
 /// In the header, four bytes: the offset from `fs` of the thread's id.
 pub(crate) const TID_AT: u64 = 0;
+
+/// In the header, eight bytes: from how many ticks on pairs are reported, if slow ones are.
+pub(crate) const SLOW_FROM: u64 = 8;
 
 /// The fields of the validity of the table of pages, eight bytes each. All zero: it is not valid.
 /// The observer, which keeps the table up to date, may be stopped or killed.
@@ -145,6 +150,11 @@ pub(crate) mod record {
     pub(crate) const POINT: u64 = 20;
     /// Added to the index of a point. There are fewer points.
     pub(crate) const RETURN: u32 = 1 << 31;
+    /// Added to the index of the point at the stop of a slow pair: what was kept of its start follows the record, and
+    /// the number in it is the index of the pair.
+    pub(crate) const SLOW: u32 = 1 << 30;
+    /// The point of a start of which nothing was kept.
+    pub(crate) const UNKNOWN_POINT: u32 = u32::MAX;
     /// A byte for each argument: 0 if it is not a block that can be read, otherwise one more than the
     /// number of its words that were copied.
     pub(crate) const COPIED: u64 = 24;
@@ -162,7 +172,7 @@ pub(crate) mod record {
     pub(crate) const ARGUMENT_LEN: u64 = COPY + COPY_WORDS * 8;
 
     /// Returns the length of a record of so many arguments, in bytes.
-    pub(crate) fn len(arguments: usize) -> u32 {
+    pub(crate) const fn len(arguments: usize) -> u32 {
         let len = ARGUMENTS + ARGUMENT_LEN * arguments as u64;
         len.next_multiple_of(64) as u32
     }
@@ -184,6 +194,8 @@ pub(crate) struct SharedLayout {
     pub(crate) keys: KeysLayout,
     /// Whether stops belong to the starts of the same key, in any thread.
     pub(crate) pairs_by_key: bool,
+    /// The bytes of what is kept of a start; 0 if slow pairs are not reported.
+    pub(crate) kept_len: u32,
 }
 
 impl SharedLayout {
@@ -192,7 +204,10 @@ impl SharedLayout {
         let longest = record::len(MAX_ARGUMENTS);
         let is_possible = self.pairs <= MAX_PAIRS && self.calls.is_possible();
         let is_possible = is_possible && self.values.is_possible() && self.keys.is_possible();
-        is_possible && self.record_len <= longest && self.record_len % 64 == 0
+        let is_possible = is_possible && self.kept_len <= longest && self.kept_len % 64 == 0;
+        let longest = longest.max(2 * self.kept_len);
+        let records = 2 * self.kept_len..=longest;
+        is_possible && records.contains(&self.record_len) && self.record_len % 64 == 0
     }
 
     /// Returns whether nothing is shared.
@@ -254,10 +269,25 @@ impl SharedLayout {
         if self.is_empty() {
             return 0;
         }
-        if self.pairs_by_key {
-            return self.keyed_starts(self.pairs);
+        if self.kept_len > 0 {
+            return self.kept_starts(self.pairs);
         }
-        self.end_of_keys()
+        self.end_of_keyed_starts()
+    }
+
+    /// Returns the offset of what is kept of the starts of a pair.
+    pub(crate) fn kept_starts(self, pair: u32) -> u64 {
+        let tables = self.end_of_keyed_starts().next_multiple_of(PAGE);
+        let table_len = kept_starts::ENTRIES * u64::from(self.kept_len);
+        tables + table_len * u64::from(pair)
+    }
+
+    fn end_of_keyed_starts(self) -> u64 {
+        if self.pairs_by_key {
+            self.keyed_starts(self.pairs)
+        } else {
+            self.end_of_keys()
+        }
     }
 
     /// Returns the offset of the starts of a pair by key, a multiple of the length of a bucket.
@@ -386,6 +416,21 @@ mod tests {
             assert!(by_key.keyed_starts(0) >= shared.len());
             assert_eq!(by_key.keyed_starts(2) % PAGE, 0);
             assert_eq!(by_key.len(), by_key.keyed_starts(3));
+            let longest = SharedLayout {
+                pairs: MAX_PAIRS,
+                record_len: 2 * record_len,
+                kept_len: record_len,
+                ..by_key
+            };
+            assert!(longest.is_possible());
+            assert_eq!(longest.kept_starts(0), longest.keyed_starts(MAX_PAIRS));
+            assert_eq!(longest.len(), longest.kept_starts(MAX_PAIRS));
+            assert!(longest.len() < 1 << 31);
+            let too_short = SharedLayout {
+                record_len,
+                ..longest
+            };
+            assert!(!too_short.is_possible());
         }
     }
 }

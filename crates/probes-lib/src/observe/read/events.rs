@@ -1,5 +1,9 @@
 //! [`Event`]: one hit, from the record that a trampoline has written of it.
 
+mod slow;
+
+pub use slow::SlowPair;
+
 use std::collections::HashMap;
 use std::iter;
 use std::num::NonZeroU64;
@@ -51,13 +55,15 @@ use crate::sys::ticks::Clock;
 pub struct Events {
     /// In the order of their times.
     pub events: Vec<Event>,
-    /// How many hits were lost: overwritten before they were read, or with an invalid record.
+    /// How many hits, or slow pairs, were lost: overwritten before they were read, or with an invalid record.
     pub dropped: u64,
     /// How many hits were not recorded because of [`Observation::sample`](crate::Observation::sample).
     pub skipped: u64,
     /// How many hits were not recorded because [`Observation::only_where`](crate::Observation::only_where) has no answer for
     /// them; `None` if that is not asked.
     pub untyped: Option<u64>,
+    /// Pairs that lasted long ([`Observation::report_slow`](crate::Observation::report_slow)), in the order of their ends.
+    pub slow_pairs: Vec<SlowPair>,
 }
 
 /// A hit.
@@ -183,6 +189,8 @@ pub(crate) struct EventReader {
     threads: HashMap<i32, Option<i32>>,
     /// What the table of readable pages in the process holds.
     pages: ReadablePages,
+    /// From which time on pairs are slow.
+    slow_from: Duration,
     begun: Instant,
     renewed: Instant,
     /// Of calls that could not be recorded, because no registers could be saved.
@@ -298,6 +306,8 @@ pub(crate) enum ThreadIds {
 #[derive(Debug)]
 struct WatchedPoint {
     of: EventOf,
+    /// Whether each of its hits is recorded, and not only those at the ends of slow pairs.
+    is_watched: bool,
     arguments: Vec<ArgumentShape>,
     /// If results are recorded.
     result: Option<ArgumentShape>,
@@ -333,6 +343,7 @@ impl EventReader {
             kinds: HashMap::new(),
             threads: HashMap::new(),
             pages,
+            slow_from: plan.slow_from,
             begun: Instant::now(),
             renewed: Instant::now(),
             lost: PointCounters::of(plan, arenas, may_lose_calls, |_| 0),
@@ -368,11 +379,22 @@ impl EventReader {
             dropped: records.dropped,
             skipped: self.skipped.read(process.pid(), source)?,
             untyped: untyped.transpose()?,
+            slow_pairs: Vec::new(),
         };
         let lost = self.lost.read(process.pid(), source)?;
         events.dropped = events.dropped.saturating_add(lost);
         let len = self.layout.record_len.max(1) as usize;
         for record in records.bytes.chunks_exact(len) {
+            let point = (word(record, record::TID) >> 32) as u32;
+            if point & (record::RETURN | record::SLOW) == record::SLOW {
+                match self.slow_pair(process, memory, clock, record) {
+                    // The trampoline has decided by a bound that is a little lower.
+                    Some(pair) if pair.duration < self.slow_from => {}
+                    Some(pair) => events.slow_pairs.push(pair),
+                    None => events.dropped = events.dropped.saturating_add(1),
+                }
+                continue;
+            }
             match self.event(process, memory, clock, record) {
                 Some(event) => events.events.push(event),
                 None => events.dropped = events.dropped.saturating_add(1),
@@ -392,24 +414,32 @@ impl EventReader {
         let ids = word(record, record::TID);
         let (tid, point) = (ids as u32 as i32, (ids >> 32) as u32);
         let watched = self.points.get(&((point & !record::RETURN) as usize))?;
-        let of = watched.of;
         let (kind, shapes) = if point & record::RETURN == 0 {
             (EventKind::Hit, &watched.arguments[..])
         } else {
             (EventKind::Return, watched.result.as_slice())
         };
-        if kind == EventKind::Return && shapes.is_empty() {
+        if !watched.is_watched || kind == EventKind::Return && shapes.is_empty() {
             return None;
         }
-        let shapes = shapes.iter().enumerate();
-        let recorded: Vec<Recorded<'_>> = shapes
-            .map(|(index, shape)| recorded(record, index, *shape))
-            .collect();
+        let what = (watched.of, kind, all_recorded(record, shapes), tid);
+        Some(self.hit(process, memory, clock, record, what))
+    }
+
+    /// Returns the event of a record, whose kind, arguments and thread are known.
+    fn hit(
+        &mut self,
+        process: &Process,
+        memory: Option<&ProcessMemory>,
+        clock: &Clock,
+        record: &[u8],
+        (of, kind, recorded, tid): (EventOf, EventKind, Vec<Recorded<'_>>, i32),
+    ) -> Event {
         let values = recorded
             .iter()
             .map(|it| it.decode(|operations| self.custom(memory, operations)))
             .collect();
-        Some(Event {
+        Event {
             time: clock.time(word(record, record::TIME)),
             kind,
             arguments: values,
@@ -417,7 +447,7 @@ impl EventReader {
             program: self.program.clone(),
             functions: self.functions.clone(),
             of,
-        })
+        }
     }
 
     /// Returns the kind of a custom block, from the address of its operations: the first word there
@@ -508,10 +538,11 @@ fn is_filtered(planned: &PlannedPoint) -> bool {
     planned.role.chooses_records()
 }
 
-/// Returns the points of a plan that are watched, by index.
+/// Returns the points of a plan that are watched, or where slow pairs are recorded, by index.
 fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
     let watched = |(index, planned): (usize, &PlannedPoint)| {
-        planned.role.watched.as_ref()?;
+        let role = &planned.role;
+        role.watched.as_ref().or(role.reported.as_ref())?;
         Some((planned.site()?, index))
     };
     let planned = plan.points.iter().enumerate();
@@ -535,6 +566,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
         let has_results = watched.function.is_some_and(|it| it.has_results);
         let watched = WatchedPoint {
             of: EventOf::Function(function),
+            is_watched: true,
             arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
             result: has_results.then(|| shape((&ArgumentSource::RESULT, ArgumentFormat::WORD))),
         };
@@ -545,8 +577,10 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
             let Some(&index) = index_of.get(&site) else {
                 continue;
             };
-            let sources = plan.points[index].role.watched.iter();
-            let sources = sources.flat_map(|watched| &watched.arguments);
+            let role = &plan.points[index].role;
+            // They are the same, whatever is recorded.
+            let sources = role.watched.as_ref().or(role.reported.as_ref());
+            let sources = sources.into_iter().flat_map(|it| &it.arguments);
             let arguments = plan.program.site(site).site.arguments();
             let shapes = sources
                 .zip(arguments)
@@ -562,6 +596,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                     probe: probe.id(),
                     site,
                 },
+                is_watched: role.watched.is_some(),
                 result: None,
                 arguments: shapes.collect(),
             };
@@ -569,6 +604,13 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
         }
     }
     points
+}
+
+/// Returns the arguments in a record.
+fn all_recorded<'r>(record: &'r [u8], shapes: &[ArgumentShape]) -> Vec<Recorded<'r>> {
+    let shapes = shapes.iter().enumerate();
+    let all = shapes.map(|(index, shape)| recorded(record, index, *shape));
+    all.collect()
 }
 
 /// Returns the argument of this index in a record.

@@ -4,10 +4,11 @@
 
 mod interleaving;
 mod keyed;
+mod slow;
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, dword_ptr, eax, edx, qword_ptr, r8, rax, rbx, rcx, rdi, rdx, rsi,
+    CodeAssembler, CodeLabel, dword_ptr, eax, edx, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
 use super::filter::{self, FilterContext};
@@ -19,7 +20,7 @@ use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::shared::{
     self, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOT_OVERFLOWS, SLOTS_TRIED, SharedLayout, slot,
 };
-use crate::observe::point::{KeyRole, Marks, PairEnd, PairFilter};
+use crate::observe::point::{KeyRole, Marks, PairEnd, PairFilter, WatchRole};
 
 /// The ends of pairs that a point is.
 #[derive(Clone, Copy)]
@@ -28,6 +29,8 @@ pub(super) struct Ends<'r> {
     pub(super) marks: &'r Marks,
     pub(super) key: Option<&'r KeyRole>,
     pub(super) filter: &'r PairFilter,
+    /// What is recorded of slow pairs, if they are reported.
+    pub(super) reported: Option<&'r WatchRole>,
 }
 
 /// Emits the code of the ends of pairs that a point is. Expects, and leaves, in the copies of the saved registers what these held at
@@ -78,13 +81,44 @@ impl Ends<'_> {
             a.mov(r8, rdx)?;
         }
         find_shared_and_time(a, pointers)?;
-        for end in self.ends {
-            if self.key.is_some() {
-                keyed::end(a, *end, starts, pointers)?;
-            } else {
-                let saved = context.saved;
-                self.nested_end(a, *end, starts, saved, pointers.layout)?;
+        for (index, end) in self.ends.iter().enumerate() {
+            let mut next = a.create_label();
+            let is_kept = matches!(end, PairEnd::Start(_)) && starts == Starts::Timed;
+            match (self.key.is_some(), self.reported) {
+                (true, Some(reported)) if is_kept => {
+                    let kept = slow::Place::of_key(*end);
+                    slow::keep(a, kept, reported, context.saved, pointers.layout)?;
+                    keyed::end(a, *end, starts, pointers, next)?;
+                }
+                (true, _) => keyed::end(a, *end, starts, pointers, next)?,
+                (false, reported) => {
+                    self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
+                    if let Some(reported) = reported.filter(|_| is_kept) {
+                        let kept = slow::Place::of_slot(*end);
+                        slow::keep(a, kept, reported, context.saved, pointers.layout)?;
+                    }
+                }
             }
+            if let (PairEnd::Stop(_), Some(reported)) = (end, self.reported) {
+                slow::unless_slow(a, next)?;
+                let kept = if self.key.is_some() {
+                    slow::Place::of_key(*end)
+                } else {
+                    a.mov(rcx, rdi)?;
+                    a.mov(rdx, qword_ptr(rcx + slot::DEPTH))?;
+                    slow::Place::of_slot(*end)
+                };
+                slow::report(a, kept, reported, context.saved, pointers.layout)?;
+                // The registers are needed for other things than before. Until the time is taken again, it was the report that took time.
+                if let Some(key) = self.key.filter(|_| index + 1 < self.ends.len()) {
+                    keys::hash(a, key, context, untyped)?;
+                    a.mov(r8, rdx)?;
+                }
+                find_shared_and_time(a, pointers)?;
+            }
+            a.set_label(&mut next)?;
+            // A label needs an instruction.
+            a.nop()?;
         }
         if self.key.is_some() {
             a.jmp(over)?;
@@ -96,7 +130,8 @@ impl Ends<'_> {
     }
 
     /// Emits the code of a start or a stop that belongs to the last start of its thread. Expects the address of the shared data in rbx
-    /// and the time in rsi, and preserves them.
+    /// and the time in rsi, and preserves them. Goes to `over` if it has no slot, or no start. After a start, the slot is at rcx, which
+    /// rdx locates; after a stop, if slow pairs are reported, the slot is at rdi, and the time of the start in r9.
     fn nested_end(
         self,
         a: &mut CodeAssembler,
@@ -104,8 +139,8 @@ impl Ends<'_> {
         starts: Starts,
         saved: &[Saved],
         layout: SharedLayout,
+        over: CodeLabel,
     ) -> Result<(), IcedError> {
-        let mut over = a.create_label();
         find_slot(a, end, layout, over)?;
         reset_slot_of_exited_thread(a)?;
         match end {
@@ -122,14 +157,17 @@ impl Ends<'_> {
                     a.bt(start, slot::LEFT_OUT_BIT)?;
                     a.jc(over)?;
                 }
+                let start = qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8));
+                if self.reported.is_some() {
+                    a.mov(r9, start)?;
+                    a.mov(rdi, rcx)?;
+                }
                 a.mov(rax, rsi)?;
-                a.sub(rax, qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)))?;
+                a.sub(rax, start)?;
                 add_time(a, pair, layout)?;
             }
         }
-        a.set_label(&mut over)?;
-        // A label needs an instruction.
-        a.nop()
+        Ok(())
     }
 
     /// Emits the code that counts a hit for which an expression has no answer, at some of its ends. Leaves the address of the shared
@@ -252,7 +290,7 @@ fn locate_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.add(edx, edx)
 }
 
-/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx.
+/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx. Uses rdx, too.
 fn add_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();

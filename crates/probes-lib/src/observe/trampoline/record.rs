@@ -28,13 +28,25 @@ pub(super) fn record(
     layout: SharedLayout,
 ) -> Result<(), IcedError> {
     begin(a, watched.point, false, layout)?;
+    arguments(a, watched, saved, layout)?;
+    end(a)
+}
+
+/// Emits the code that records the arguments of a hit in the record at rcx, which has its time. The code uses rax, rdx, rsi, rdi and
+/// r9.
+pub(super) fn arguments(
+    a: &mut CodeAssembler,
+    watched: &WatchRole,
+    saved: &[Saved],
+    layout: SharedLayout,
+) -> Result<(), IcedError> {
     if !watched.arguments.is_empty() {
         a.mov(qword_ptr(rcx + record::COPIED), 0)?;
     }
     for (index, source) in (0..).zip(&watched.arguments) {
         argument(a, index, *source, saved, layout)?;
     }
-    end(a)
+    Ok(())
 }
 
 /// Emits the code that claims a record of a point. Expects the address of the shared data in rbx and the time in rsi; leaves

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use test_support::Scratch;
 
@@ -514,6 +515,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         linear: None,
         key_kinds: Vec::new(),
         key_names: Vec::new(),
+        slow_from: Duration::ZERO,
         shared,
     };
     let arena = Arena {

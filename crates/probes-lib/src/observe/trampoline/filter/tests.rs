@@ -55,6 +55,7 @@ const LAYOUT: SharedLayout = SharedLayout {
     },
     keys: KeysLayout::of_number(1),
     pairs_by_key: false,
+    kept_len: 0,
 };
 
 /// The table of a runtime, and its entries.

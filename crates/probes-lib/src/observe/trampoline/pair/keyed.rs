@@ -20,26 +20,23 @@ use crate::observe::layout::shared;
 use crate::observe::point::PairEnd;
 
 /// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx, the time in rsi, and the hash of
-/// the key in r8, and preserves them.
+/// the key in r8, and preserves them. Goes to `over` if it has no slot, or no start; else the time of that is in r9 after a stop.
 pub(super) fn end(
     a: &mut CodeAssembler,
     end: PairEnd,
     starts: Starts,
     pointers: &Pointers,
+    over: CodeLabel,
 ) -> Result<(), IcedError> {
-    let mut over = a.create_label();
     match end {
-        PairEnd::Start(_) => start(a, end, starts, pointers, over)?,
+        PairEnd::Start(_) => start(a, end, starts, pointers, over),
         PairEnd::Stop(pair) => {
             take_start(a, end, pointers, over)?;
             a.mov(rax, rsi)?;
             a.sub(rax, r9)?;
-            add_time(a, pair, pointers.layout)?;
+            add_time(a, pair, pointers.layout)
         }
     }
-    a.set_label(&mut over)?;
-    // A label needs an instruction.
-    a.nop()
 }
 
 /// Emits the code that searches the bucket. It goes to `same` with the slot of the key in rdi, and its time in rdx; otherwise it goes

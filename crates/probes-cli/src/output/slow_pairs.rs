@@ -1,0 +1,123 @@
+//! Slow pairs, a line each: as columns of a table, or as JSON.
+
+use probes_lib::{Event, SlowPair};
+use serde::Serialize;
+
+use super::LatencyReading;
+use super::format::{Format, VERSION, json};
+use super::hits::{Argument, argument_names, arguments_text, thread_text, time_of_day};
+use super::latencies::with_unit;
+use super::table::StreamedTable;
+use crate::failure::Failure;
+use crate::text::Escaped;
+
+/// Formats slow pairs.
+pub(crate) struct SlowPairs {
+    format: Format,
+    table: StreamedTable,
+}
+
+/// A slow pair, as JSON.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "slow_pair")]
+struct SlowPairLine<'p> {
+    version: u32,
+    time: String,
+    thread: Option<i32>,
+    start: &'p str,
+    stop: &'p str,
+    duration_ns: u64,
+    trusted: Option<bool>,
+    started: Option<EndView<'p>>,
+    stopped: EndView<'p>,
+}
+
+/// The hit at an end of a pair.
+#[derive(Serialize)]
+struct EndView<'p> {
+    thread: Option<i32>,
+    address: String,
+    arguments: Vec<Argument<'p>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    argument_names: Vec<&'p str>,
+}
+
+impl<'p> EndView<'p> {
+    fn of(event: &'p Event) -> EndView<'p> {
+        EndView {
+            thread: event.thread,
+            address: event.address().to_string(),
+            arguments: event.arguments.iter().map(Argument::of).collect(),
+            argument_names: argument_names(event).collect(),
+        }
+    }
+}
+
+const HEAD: [&str; 6] = ["ended", "thread", "time", "pair", "at start", "at stop"];
+
+impl SlowPairs {
+    pub(crate) fn new(format: Format) -> SlowPairs {
+        SlowPairs {
+            format,
+            table: StreamedTable::default(),
+        }
+    }
+
+    /// The lines of slow pairs, in a table after those that were formatted before; `reading` is what was measured until now.
+    pub(crate) fn lines(
+        &mut self,
+        pairs: &[SlowPair],
+        reading: &LatencyReading,
+    ) -> Result<String, Failure> {
+        let mut lines = String::new();
+        let mut rows = Vec::new();
+        for pair in pairs {
+            let Some(measured) = reading.pair(pair.pair) else {
+                continue;
+            };
+            let trusted = measured.is_trusted();
+            if self.format == Format::Json {
+                lines += &json(&SlowPairLine {
+                    version: VERSION,
+                    time: humantime::format_rfc3339_nanos(pair.stop.time).to_string(),
+                    thread: pair.stop.thread,
+                    start: measured.start(),
+                    stop: measured.stop(),
+                    duration_ns: u64::try_from(pair.duration.as_nanos()).unwrap_or(u64::MAX),
+                    trusted,
+                    started: pair.start.as_ref().map(EndView::of),
+                    stopped: EndView::of(&pair.stop),
+                })?;
+                continue;
+            }
+            let caution = match trusted {
+                Some(true) => "",
+                Some(false) => "untrusted",
+                None => "doubtful",
+            };
+            let (start, stop) = (Escaped(measured.start()), Escaped(measured.stop()));
+            let names = format!("{start},{stop}");
+            let at_start = pair.start.as_ref();
+            let at_start = at_start.map_or("unknown".to_owned(), arguments_text);
+            let at_stop = arguments_text(&pair.stop);
+            let (time, thread) = (time_of_day(pair.stop.time), thread_text(&pair.stop));
+            if self.format == Format::Table {
+                let mut names = vec![names];
+                names.extend((!caution.is_empty()).then(|| format!("({caution})")));
+                let cells = [time, thread, with_unit(pair.duration), names.join(" ")];
+                rows.push([&cells[..], &[at_start, at_stop]].concat());
+            } else {
+                let nanoseconds = pair.duration.as_nanos().to_string();
+                let words = ["slow", &time, &thread, &nanoseconds, &names, caution];
+                let ends = [&at_start, "->", &at_stop];
+                let words = words.iter().chain(&ends).filter(|word| !word.is_empty());
+                let words: Vec<&str> = words.copied().collect();
+                lines += &(words.join(" ") + "\n");
+            }
+        }
+        if !rows.is_empty() {
+            lines += &self.table.rows(&HEAD, &rows);
+        }
+        Ok(lines)
+    }
+}

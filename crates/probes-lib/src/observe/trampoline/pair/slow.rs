@@ -1,0 +1,150 @@
+//! The code at the ends of a pair that records slow ones in the ring, each by itself, if they are reported: at a start, it keeps the
+//! arguments; at a stop, it compares the time, and if that is long, it writes the record.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    CodeAssembler, CodeLabel, dword_ptr, eax, edi, edx, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx,
+    rsi,
+};
+
+use super::super::{Saved, offset, record};
+use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
+use crate::observe::layout::shared::{
+    SLOT_LEN_BITS, SLOW_FROM, SharedLayout, TID_AT, record as layout_of,
+};
+use crate::observe::point::{PairEnd, WatchRole};
+
+/// Where what is kept of a start of a pair is.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pair: u32,
+    is_by_key: bool,
+    /// Whether the low bits of rdx are twice the depth of the start, and not the depth.
+    is_located: bool,
+}
+
+impl Place {
+    /// Returns that of the key whose hash is in r8.
+    pub(super) fn of_key(end: PairEnd) -> Place {
+        Place {
+            is_by_key: true,
+            ..Place::of_slot(end)
+        }
+    }
+
+    /// Returns that of the thread's slot at rcx, and of a start that rdx locates, or of a stop, after which so many starts wait as rdx
+    /// says.
+    pub(super) fn of_slot(end: PairEnd) -> Place {
+        let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
+        Place {
+            pair,
+            is_by_key: false,
+            is_located: matches!(end, PairEnd::Start(_)),
+        }
+    }
+
+    /// Emits the code that puts its address in rdx. Uses rax.
+    fn find(self, a: &mut CodeAssembler, layout: SharedLayout) -> Result<(), IcedError> {
+        if self.is_by_key {
+            a.mov(rax, r8)?;
+            a.shr(rax, 64 - KEY_BITS)?;
+        } else {
+            if self.is_located {
+                a.shr(edx, 1)?;
+            }
+            a.and(edx, (1 << DEPTH_BITS) - 1)?;
+            a.mov(rax, rcx)?;
+            a.sub(rax, rbx)?;
+            a.sub(rax, offset(layout.slots(self.pair)))?;
+            a.shr(rax, SLOT_LEN_BITS - DEPTH_BITS)?;
+            a.add(rax, rdx)?;
+        }
+        a.imul_3(rax, rax, layout.kept_len as i32)?;
+        a.lea(
+            rdx,
+            qword_ptr(rbx + rax + offset(layout.kept_starts(self.pair))),
+        )
+    }
+}
+
+/// Emits the code that keeps a start. Expects the address of the shared data in rbx and the time in rsi, and preserves them and r8.
+pub(super) fn keep(
+    a: &mut CodeAssembler,
+    place: Place,
+    reported: &WatchRole,
+    saved: &[Saved],
+    layout: SharedLayout,
+) -> Result<(), IcedError> {
+    let mut over = a.create_label();
+    place.find(a, layout)?;
+    a.mov(rcx, rdx)?;
+    // Another thread, or this one if a signal handler interrupts it, leaves an entry alone that is incomplete.
+    a.mov(eax, INCOMPLETE as u32)?;
+    if place.is_by_key {
+        a.xchg(qword_ptr(rcx + layout_of::NUMBER), rax)?;
+        a.cmp(rax, INCOMPLETE as i32)?;
+        a.je(over)?;
+    } else {
+        a.cmp(qword_ptr(rcx + layout_of::NUMBER), rax)?;
+        a.je(over)?;
+        a.mov(qword_ptr(rcx + layout_of::NUMBER), rax)?;
+    }
+    a.mov(qword_ptr(rcx + layout_of::TIME), rsi)?;
+    a.mov(eax, dword_ptr(rbx + offset(TID_AT)))?;
+    a.mov(eax, dword_ptr(rax).fs())?;
+    a.mov(dword_ptr(rcx + layout_of::TID), eax)?;
+    a.mov(dword_ptr(rcx + layout_of::POINT), reported.point)?;
+    record::arguments(a, reported, saved, layout)?;
+    a.mov(rsi, qword_ptr(rcx + layout_of::TIME))?;
+    a.mov(qword_ptr(rcx + layout_of::NUMBER), rsi)?;
+    a.set_label(&mut over)?;
+    // A label needs an instruction.
+    a.nop()
+}
+
+/// Emits the code that goes to `over` unless the time from the start, in r9, to the stop, in rsi, is long. Expects the address of the
+/// shared data in rbx; uses rax.
+pub(super) fn unless_slow(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), IcedError> {
+    a.mov(rax, rsi)?;
+    a.sub(rax, r9)?;
+    // A negative time is taken for a long one. The reader knows better.
+    a.cmp(rax, qword_ptr(rbx + offset(SLOW_FROM)))?;
+    a.jb(over)
+}
+
+/// Emits the code that records a pair: the stop, and what was kept of the start. Expects the address of the shared data in rbx, the time
+/// of the start in r9, and that of the stop in rsi; changes all registers but rbx.
+pub(super) fn report(
+    a: &mut CodeAssembler,
+    place: Place,
+    reported: &WatchRole,
+    saved: &[Saved],
+    layout: SharedLayout,
+) -> Result<(), IcedError> {
+    let mut next = a.create_label();
+    let mut unknown = a.create_label();
+    let mut known = a.create_label();
+    place.find(a, layout)?;
+    record::begin(a, reported.point | layout_of::SLOW, false, layout)?;
+    let start = u64::from(layout.kept_len);
+    a.mov(dword_ptr(rcx + (start + layout_of::NUMBER)), place.pair)?;
+    a.mov(qword_ptr(rcx + (start + layout_of::TIME)), r9)?;
+    a.cmp(qword_ptr(rdx + layout_of::NUMBER), r9)?;
+    a.jne(unknown)?;
+    a.mov(edi, layout.kept_len - layout_of::TID as u32)?;
+    a.set_label(&mut next)?;
+    let last = layout_of::TID - 8;
+    a.mov(rax, qword_ptr(rdx + rdi + last))?;
+    a.mov(qword_ptr(rcx + rdi + (start + last)), rax)?;
+    a.sub(edi, 8)?;
+    a.jne(next)?;
+    // Another start may have overwritten it meanwhile.
+    a.cmp(qword_ptr(rdx + layout_of::NUMBER), r9)?;
+    a.je(known)?;
+    a.set_label(&mut unknown)?;
+    let point = dword_ptr(rcx + (start + layout_of::POINT));
+    a.mov(point, layout_of::UNKNOWN_POINT)?;
+    a.set_label(&mut known)?;
+    record::arguments(a, reported, saved, layout)?;
+    record::end(a)
+}
