@@ -80,6 +80,8 @@ mod streams; // stdout and stderr: closed pipes, terminals, colours, -quiet, -ve
 mod system_calls; // which system calls the tool makes, as a golden file
 #[path = "cli/time_functions.rs"]
 mod time_functions; // how long calls of functions last
+#[path = "cli/time_where.rs"]
+mod time_where; // how long those last for which an expression is true
 #[path = "cli/top.rs"]
 mod top; // a live screen
 #[path = "cli/trace.rs"]

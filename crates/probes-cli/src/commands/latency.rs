@@ -38,8 +38,8 @@ STOP, it replaces it, and the line ends with `doubtful N`. Without -key, their t
 `doubtful N` if either requests overlap, or exceptions skip stops, and some times may be wrong: at N stops,
 an earlier start of their stack frame waited. A warning says the same.
 
-With -where, only the pairs are timed for whose START EXPR is true. The line ends with `untyped N` if there
-were N hits for which -where or -key has no answer: these are left out.
+With -where, only the pairs are timed for whose START EXPR is true, and the calls for whose entry it is. The line ends with
+`untyped N` if there were N hits or calls for which -where or -key has no answer: these are left out.
 
 START and STOP may be the same: the times are then from each hit to the next.
 

@@ -12,7 +12,7 @@ use super::pairs::{OverFlag, PairFlags, Pairs};
 pub(crate) struct TimedFlags {
     #[command(flatten)]
     pairs: PairFlags,
-    /// Only the pairs for whose START EXPR is true, such as 'arg0 > 5'
+    /// Only pairs and calls that begin where EXPR is true, such as 'arg0 > 5'
     #[arg(id = "where", long, value_name = "EXPR", value_parser = expression, allow_hyphen_values = true)]
     filter: Option<Expression>,
     #[command(flatten)]
@@ -37,7 +37,7 @@ enum Key {
 #[derive(Debug)]
 pub(crate) struct Timed {
     pairs: Pairs,
-    /// Which starts are meant.
+    /// Which starts and calls are meant.
     filter: Option<Expression>,
     over: OverFlag,
     functions: Vec<FunctionSelector>,
@@ -59,11 +59,6 @@ impl Flags for TimedFlags {
         };
         if timed.pairs.is_empty() && timed.functions.is_empty() {
             return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
-        }
-        if timed.filter.is_some() && !timed.functions.is_empty() {
-            let why =
-                "-where chooses pairs of -pair START,STOP: calls of functions are timed without it";
-            return Err(why.to_owned());
         }
         if timed.over.is_given() && timed.pairs.is_empty() {
             let why = "-over needs -pair START,STOP: it shows slow pairs, not calls of functions";

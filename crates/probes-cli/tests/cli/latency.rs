@@ -238,11 +238,6 @@ fn impossible_keys_of_pairs_are_refused() {
                 "-key needs -pair START,STOP: it says which STOP belongs to which START",
             ),
             (
-                2,
-                &["-fn", "Stdlib.List.*", "-where", "arg0 > 1"],
-                "-where chooses pairs of -pair START,STOP: calls of functions are timed without it",
-            ),
-            (
                 1,
                 &["-pair", "start,stop", "-key", "probe"],
                 "this is not the same at the start and the stop of a pair",

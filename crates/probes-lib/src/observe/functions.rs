@@ -75,7 +75,7 @@ pub(crate) struct ObservedFunction {
     timing: Option<Timing>,
     /// If its calls are recorded. If they are neither timed nor recorded, they are counted.
     watching: Option<Watching>,
-    /// If its calls are counted or recorded, which of them; `None`: all.
+    /// Which of its calls are counted, recorded or timed; `None`: all.
     filter: Option<Arc<FilterRole>>,
     /// What its histogram is of; then its calls are not counted.
     integer: Option<Arc<IntegerRole>>,
@@ -174,8 +174,11 @@ impl ObservedFunctions {
         let asks = observation.filter.is_some()
             || observation.histogram.is_some()
             || observation.keys.is_some();
-        let asked = if asks { &counted[..] } else { &[] };
-        let words = WatchedWords::of(pid, observation, &all, &watched, asked);
+        let times_some = observation.start_filter.is_some();
+        let asked = [(asks, &counted), (times_some, &timed)];
+        let asked = asked.into_iter().filter(|(asks, _)| *asks);
+        let asked: Vec<FunctionPlace<'_>> = asked.flat_map(|(_, places)| places.clone()).collect();
+        let words = WatchedWords::of(pid, observation, &all, &watched, &asked);
         let questions = Questions {
             filter: observation.filter.as_ref(),
             histogram: observation.histogram.as_ref(),
@@ -187,10 +190,16 @@ impl ObservedFunctions {
             histogram: None,
             ..questions
         };
+        let timed_choice = Questions {
+            filter: observation.start_filter.as_ref(),
+            histogram: None,
+            keys: None,
+            ..questions
+        };
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
             if is_timed.contains(&key) {
-                Wanted::Timed
+                Wanted::Timed(times_some.then_some(&timed_choice))
             } else if is_watched.contains(&key) {
                 Wanted::Watched(&words, chooses.then_some(&choice))
             } else {
@@ -272,7 +281,7 @@ impl ObservedFunctions {
             .iter()
             .map(|place| place.function.function.range())
             .collect();
-        let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed);
+        let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed(_));
         let has_results = |place: &FunctionPlace<'_>| {
             let is_function = place.offset == 0 && place.selected_by.name().is_none();
             is_function && matches!(wanted(place), Wanted::Watched(words, _) if words.has_results())
@@ -663,7 +672,7 @@ impl ObservedFunction {
         self.watching.as_ref()
     }
 
-    /// Returns which of its calls are counted or recorded; `None`: all.
+    /// Returns which of its calls are counted, recorded or timed; `None`: all.
     pub(crate) fn filter(&self) -> Option<&Arc<FilterRole>> {
         self.filter.as_ref()
     }
@@ -705,7 +714,8 @@ impl ObservedFunction {
 enum Wanted<'w> {
     /// With questions, only some calls, or a histogram of them.
     Counted(Option<&'w Questions<'w>>),
-    Timed,
+    /// With questions, only some calls.
+    Timed(Option<&'w Questions<'w>>),
     /// With questions, only some calls.
     Watched(&'w WatchedWords, Option<&'w Questions<'w>>),
 }
@@ -713,13 +723,14 @@ enum Wanted<'w> {
 impl<'w> Wanted<'w> {
     fn questions(self) -> Option<&'w Questions<'w>> {
         match self {
-            Wanted::Counted(questions) | Wanted::Watched(_, questions) => questions,
-            Wanted::Timed => None,
+            Wanted::Counted(questions)
+            | Wanted::Timed(questions)
+            | Wanted::Watched(_, questions) => questions,
         }
     }
 }
 
-/// What is asked of calls that are counted or recorded.
+/// What is asked of calls.
 #[derive(Clone, Copy)]
 struct Questions<'w> {
     /// Which of them.

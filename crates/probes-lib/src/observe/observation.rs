@@ -47,7 +47,7 @@ pub struct Observation {
     pub(crate) pair_key: Option<Keys>,
     /// From which time on pairs are recorded one by one.
     pub(crate) slow_from: Option<Duration>,
-    /// Which starts of pairs are meant.
+    /// Which starts of pairs, and which calls that are timed, are meant.
     pub(crate) start_filter: Option<Expression>,
 }
 
@@ -195,8 +195,9 @@ impl Observation {
         self
     }
 
-    /// Measures only the times of pairs for whose start this is true. For which it has no answer, is known
-    /// ([`Latency::untyped`](crate::Latency::untyped)).
+    /// Measures only the times of pairs for whose start, and of calls of functions for whose entry, this is true. For how many it has no
+    /// answer, is known ([`Latency::untyped`](crate::Latency::untyped), [`FunctionLatency::untyped`](crate::FunctionLatency::untyped)).
+    /// Self times are still without the time of the calls that are left out.
     ///
     /// ```
     /// use probes_lib::Observation;

@@ -67,7 +67,7 @@ use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::{FunctionPart, Role, TimedRole};
+use crate::observe::point::{FilterRole, FunctionPart, Role, TimedRole};
 use crate::patch_plan::displaced::DisplacedCopy;
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -228,6 +228,7 @@ fn of_recorded_function(
     pointers: RecordPointers,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
     if let Some(timed) = &role.timed {
+        let timed = (timed, role.filter.as_deref());
         return of_timed_function(at, (site, bias), timed, pointers);
     }
     let watched = role.watched.as_ref().ok_or(DoesNotFit)?;
@@ -263,12 +264,12 @@ fn of_recorded_function(
 fn of_timed_function(
     at: LiveAddr,
     (site, bias): (&PatchSite, LoadBias),
-    timed: &TimedRole,
+    (timed, filter): (&TimedRole, Option<&FilterRole>),
     pointers: RecordPointers,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
     let code_at = |at, is_entry| {
         let mmx_is_free = site.mmx_is_free();
-        call::code(at, is_entry, mmx_is_free, timed, pointers)
+        call::code(at, is_entry, mmx_is_free, (timed, filter), pointers)
     };
     let mut code = Vec::new();
     if timed.is_entry {

@@ -39,6 +39,7 @@ struct FunctionRow<'l> {
     unmatched_exits: u64,
     lost: u64,
     unwound: u64,
+    untyped: u64,
     #[serde(flatten)]
     own: Option<SelfTimes>,
     /// If they are distinguished.
@@ -158,6 +159,9 @@ impl<'l> TimedFunctions<'l> {
             if self.has_separate_stacks() {
                 let _ = write!(text, " on {}", row.stack());
             }
+            if row.untyped > 0 {
+                let _ = write!(text, " untyped {}", row.untyped);
+            }
             text.push('\n');
             for caller in row.callers.iter().flatten() {
                 if let Some(at) = at {
@@ -191,6 +195,10 @@ impl<'l> TimedFunctions<'l> {
         let is_shown = |index: usize| self.rows.iter().any(|row| other(row, index) > 0);
         let shown: Vec<usize> = (0..OTHERS.len()).filter(|index| is_shown(*index)).collect();
         head.extend(shown.iter().map(|index| OTHERS[*index]));
+        let are_typed = self.rows.iter().all(|row| row.untyped == 0);
+        if !are_typed {
+            head.push("untyped");
+        }
         let rows = self.rows.iter().map(|row| {
             let mut cells = vec![Escaped(row.name).to_string()];
             if has_separate_stacks {
@@ -202,6 +210,9 @@ impl<'l> TimedFunctions<'l> {
             }
             cells.extend(row.summary.cells());
             cells.extend(shown.iter().map(|index| other(row, *index).to_string()));
+            if !are_typed {
+                cells.push(row.untyped.to_string());
+            }
             cells
         });
         table::table(&head, rows)
@@ -265,6 +276,7 @@ impl<'l> FunctionRow<'l> {
             unmatched_exits: function.unmatched_exits(),
             lost: function.lost(),
             unwound: function.unwound(),
+            untyped: function.untyped(),
             own: function.total().map(|total| SelfTimes {
                 doubtful: function.doubtful(),
                 sum: function.sum(),
@@ -298,7 +310,7 @@ impl<'l> FunctionRow<'l> {
     }
 
     fn is_called(&self) -> bool {
-        self.summary.count > 0 || self.others().any(|it| it > 0)
+        self.summary.count > 0 || self.untyped > 0 || self.others().any(|it| it > 0)
     }
 
     /// How long its calls lasted together.

@@ -38,6 +38,8 @@ pub(crate) mod function_data {
     pub(crate) const LOST: u64 = 32;
     /// Of self times: calls that include a call whose time is not known.
     pub(crate) const DOUBTFUL: u64 = 40;
+    /// Calls that a filter leaves out because it has no answer for them.
+    pub(crate) const UNTYPED: u64 = 48;
 }
 
 /// The callers of functions. All that is counted there is written by locked instructions.
@@ -101,7 +103,7 @@ pub(crate) mod call_slot {
     pub(crate) const FUNCTION: u64 = 16;
     pub(crate) const CALL_OWNER: u64 = 24;
 
-    /// Of self times, four bytes: what has happened to the call.
+    /// Of self times, or if calls are filtered, four bytes: what has happened to the call.
     pub(crate) const FLAGS: u64 = 20;
     /// How long the calls lasted that it has made, and when the last one ended.
     pub(crate) const CHILDREN: u64 = 32;
@@ -112,6 +114,8 @@ pub(crate) mod call_slot {
 
     /// It has made a call whose time is not known.
     pub(crate) const IS_DOUBTFUL: u32 = 1;
+    /// A filter leaves it out: it is recorded so that its exit is known, and its time is not.
+    pub(crate) const IS_LEFT_OUT: u32 = 2;
 }
 
 /// Which functions are timed, and where the data of each are.

@@ -56,6 +56,7 @@ struct Figures {
     unmatched: u64,
     lost: u64,
     doubtful: u64,
+    untyped: u64,
 }
 
 impl FunctionLatency {
@@ -90,6 +91,12 @@ impl FunctionLatency {
     /// time could not be subtracted.
     pub fn doubtful(&self) -> u64 {
         self.figures.doubtful
+    }
+
+    /// Returns how many calls are left out because [`Observation::only_starts_where`](crate::Observation::only_starts_where) has no
+    /// answer for them.
+    pub fn untyped(&self) -> u64 {
+        self.figures.untyped
     }
 
     /// Returns whether it is called on the stack of a fiber of OCaml 5; otherwise on that of a thread.
@@ -186,6 +193,7 @@ impl RecordedCalls {
                             .saturating_sub(word(bytes, function_data::LOST)),
                         lost: word(bytes, function_data::LOST),
                         doubtful: word(bytes, function_data::DOUBTFUL),
+                        untyped: word(bytes, function_data::UNTYPED),
                     },
                 })
             })
@@ -308,9 +316,13 @@ fn count_running(
         }
         let calls = read(at + call_slot::CALLS, depth << layout.call_len_bits())?;
         for call in calls.chunks_exact(1 << layout.call_len_bits()) {
-            let function = word(call, call_slot::FUNCTION) as u32;
+            // The flags follow the function.
+            let function = word(call, call_slot::FUNCTION);
+            let (function, flags) = (function as u32, (function >> 32) as u32);
             if let Some(function) = recorded.get_mut(function as usize) {
-                function.figures.running += u64::from(word(call, call_slot::FRAME) != 0);
+                let is_meant = flags & call_slot::IS_LEFT_OUT == 0;
+                let is_running = is_meant && word(call, call_slot::FRAME) != 0;
+                function.figures.running += u64::from(is_running);
             }
         }
     }

@@ -17,8 +17,10 @@
 //! before, and the incomplete one begins no earlier than the child has ended. A call that was unwound or lost has no time; the
 //! one that has made it is then marked as doubtful.
 //!
+//! If calls are filtered, one that is left out is pushed as well, with a mark: so its exit does not end another call.
+//!
 //! Registers are saved on the stack; if there is no room, in MMX registers: anywhere in OCaml code, and at the entry of
-//! another function that does not use the x87 unit. Its exit may return a `long double` there. At such an exit, and at the
+//! another function that does not use the x87 unit; at entries with a filter, in these only. An exit may return a `long double` there. At such an exit, and at the
 //! entry of one that uses the x87 unit, they are saved behind a lock (trampoline/saved.rs).
 
 use iced_x86::code_asm::{
@@ -28,14 +30,15 @@ use iced_x86::code_asm::{
 use iced_x86::{Code, IcedError, Instruction};
 
 use super::callers;
+use super::filter::{self, FilterContext, SavedAt};
 use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
 use super::saved::{Place, Saving};
-use super::{at_address, load, offset, spread};
+use super::{SAVED_IF_TIMED, at_address, load, offset, spread};
 use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::point::{StackKind, TimedRole};
+use crate::observe::point::{FilterRole, StackKind, TimedRole};
 
 /// The fields of the description of a fiber's stack in the runtime of OCaml 5 (`struct stack_info` of
 /// runtime/caml/fiber.h): the upper end of the stack, and the number of the fiber.
@@ -55,16 +58,19 @@ pub(super) fn code(
     at: LiveAddr,
     is_entry: bool,
     mmx_is_free: bool,
-    role: &TimedRole,
+    (role, filter): (&TimedRole, Option<&FilterRole>),
     pointers: RecordPointers,
 ) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
-    let place = if is_entry && mmx_is_free || role.is_ocaml {
-        Place::StackOrMmx
-    } else {
-        Place::StackOrLock
+    let may_use_mmx = is_entry && mmx_is_free || role.is_ocaml;
+    let asks = is_entry && filter.is_some();
+    let place = match (may_use_mmx, asks) {
+        (true, true) => Place::Mmx,
+        (true, false) => Place::StackOrMmx,
+        (false, _) => Place::StackOrLock,
     };
     let used = match role.stack {
+        _ if asks => SAVED_IF_TIMED.len(),
         StackKind::OfThread if is_entry => 6,
         StackKind::OfThread if !pointers.layout.calls.of_self => 7,
         StackKind::OfThread | StackKind::OfFiber { .. } => 8,
@@ -79,24 +85,72 @@ pub(super) fn code(
         a.je(saving.end())?;
     }
     saving.save(&mut a)?;
+    let calls = Calls {
+        role,
+        shared,
+        are_filtered: filter.is_some(),
+    };
+    if let Some(filter) = filter.filter(|_| asks) {
+        choose(&mut a, filter, place, calls, pointers)?;
+    }
     load(&mut a, rbx, shared.0)?;
     if is_entry {
-        entry(&mut a, role, shared, over)?;
+        entry(&mut a, calls, over)?;
     } else {
-        exit(&mut a, role, shared, over)?;
+        exit(&mut a, calls, over)?;
     }
     a.set_label(&mut over)?;
     saving.restore(&mut a)?;
     a.assemble(at.0)
 }
 
-/// Emits the code that begins a call. Expects the address of the shared data in rbx.
-fn entry(
-    a: &mut CodeAssembler,
-    role: &TimedRole,
+/// What the code is made for.
+#[derive(Clone, Copy)]
+struct Calls<'r> {
+    role: &'r TimedRole,
+    /// Where the address of the shared data is, and their layout.
     shared: (LiveAddr, SharedLayout),
-    over: CodeLabel,
+    /// Whether some are left out, those of other functions included.
+    are_filtered: bool,
+}
+
+/// Emits the code that puts in r8 the flags of a call that begins: whether a filter leaves it out. Changes the other saved registers.
+fn choose(
+    a: &mut CodeAssembler,
+    filter: &FilterRole,
+    place: Place,
+    calls: Calls<'_>,
+    pointers: RecordPointers,
 ) -> Result<(), IcedError> {
+    let (mut left_out, mut untyped) = (a.create_label(), a.create_label());
+    let mut chosen = a.create_label();
+    let Calls { role, shared, .. } = calls;
+    let context = FilterContext {
+        saved: &SAVED_IF_TIMED,
+        saved_at: match place {
+            Place::Mmx | Place::StackOrMmx => SavedAt::Copies,
+            Place::Lock => SavedAt::Address(pointers.saved.registers()),
+            Place::StackOrLock => SavedAt::StackOrAddress(pointers.saved.registers()),
+        },
+        pushed: 0,
+        shared: pointers.shared,
+        layout: pointers.layout,
+    };
+    filter::filter(a, filter, context, left_out, untyped)?;
+    a.xor(r8d, r8d)?;
+    a.jmp(chosen)?;
+    a.set_label(&mut untyped)?;
+    load(a, rbx, shared.0)?;
+    count(a, role, shared, function_data::UNTYPED)?;
+    a.set_label(&mut left_out)?;
+    a.mov(r8d, call_slot::IS_LEFT_OUT)?;
+    a.set_label(&mut chosen)?;
+    a.nop()
+}
+
+/// Emits the code that begins a call. Expects the address of the shared data in rbx, and if calls are filtered, its flags in r8.
+fn entry(a: &mut CodeAssembler, calls: Calls<'_>, over: CodeLabel) -> Result<(), IcedError> {
+    let Calls { role, shared, .. } = calls;
     let layout = shared.1.calls;
     let mut find = a.create_label();
     let mut found = a.create_label();
@@ -123,7 +177,7 @@ fn entry(
     a.cmp(rdi, rsi)?;
     a.jae(push)?;
     clear(a, layout)?;
-    count_last(a, shared, function_data::UNWOUND)?;
+    count_last(a, calls, function_data::UNWOUND)?;
     if layout.of_self {
         a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
         doubt_parent_of_last(a, role, shared)?;
@@ -132,7 +186,7 @@ fn entry(
     a.jmp(again)?;
 
     a.set_label(&mut others)?;
-    drop_others(a, shared, again)?;
+    drop_others(a, calls, again)?;
 
     if layout.of_self {
         a.set_label(&mut too_deep)?;
@@ -157,8 +211,13 @@ fn entry(
     if is_on_fiber(role) {
         a.mov(qword_ptr(rcx + call_slot::CALL_OWNER), r9)?;
     }
+    let flags = dword_ptr(rcx + call_slot::FLAGS);
+    if calls.are_filtered {
+        a.mov(flags, r8d)?;
+    } else if layout.of_self {
+        a.mov(flags, 0)?;
+    }
     if layout.of_self {
-        a.mov(dword_ptr(rcx + call_slot::FLAGS), 0)?;
         for field in [
             call_slot::CHILDREN,
             call_slot::CHILD_ENDED,
@@ -176,12 +235,8 @@ fn entry(
 }
 
 /// Emits the code that ends a call. Expects the address of the shared data in rbx.
-fn exit(
-    a: &mut CodeAssembler,
-    role: &TimedRole,
-    shared: (LiveAddr, SharedLayout),
-    over: CodeLabel,
-) -> Result<(), IcedError> {
+fn exit(a: &mut CodeAssembler, calls: Calls<'_>, over: CodeLabel) -> Result<(), IcedError> {
+    let Calls { role, shared, .. } = calls;
     let layout = shared.1.calls;
     let mut again = a.create_label();
     let mut gone = a.create_label();
@@ -231,7 +286,7 @@ fn exit(
     // Without a frame, the record was not complete: its function is not known.
     a.test(rdi, rdi)?;
     a.je(not_begun)?;
-    count_last(a, shared, function_data::UNWOUND)?;
+    count_last(a, calls, function_data::UNWOUND)?;
     if layout.of_self {
         a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
     }
@@ -244,18 +299,33 @@ fn exit(
     a.jmp(again)?;
 
     a.set_label(&mut others)?;
-    drop_others(a, shared, again)?;
+    drop_others(a, calls, again)?;
 
     a.set_label(&mut ended)?;
     if layout.of_self {
-        end_of_self(a, role, shared)?;
+        let mut left_out = a.create_label();
+        let mut counted = a.create_label();
+        if calls.are_filtered {
+            a.test(last_flags(layout), call_slot::IS_LEFT_OUT as i32)?;
+            a.jne(left_out)?;
+        }
+        end_of_self(a, calls, true)?;
         add_time(a, role, shared)?;
+        if calls.are_filtered {
+            a.jmp(counted)?;
+            a.set_label(&mut left_out)?;
+            end_of_self(a, calls, false)?;
+            a.set_label(&mut counted)?;
+        }
         a.mov(rcx, r9)?;
         a.shl(rcx, 64 - DEPTH_AT)?;
         a.shr(rcx, 64 - DEPTH_AT)?;
         a.shr(r9, DEPTH_AT)?;
         a.mov(edx, r9d)?;
         return free(a);
+    }
+    if calls.are_filtered {
+        a.mov(edi, last_flags(layout))?;
     }
     a.sub(r8, last_call(layout, call_slot::TIME))?;
     // The time stamp counters of two processors may differ a little: a negative time becomes 0.
@@ -265,17 +335,19 @@ fn exit(
     clear(a, layout)?;
     free(a)?;
     a.jne(none)?;
+    if calls.are_filtered {
+        a.test(edi, call_slot::IS_LEFT_OUT as i32)?;
+        a.jne(over)?;
+    }
     add_time(a, role, shared)
 }
 
 /// Emits the code that takes away the last call, which is located and ended at the time in r8, and adds how long it lasted to the
 /// children of the call that has made it. Puts how long it lasted in rsi, its self time in r8, and the address of the slot in r9,
 /// with the depth from bit [`DEPTH_AT`] on: the record is to be freed once the times are counted. If a signal handler never comes back, it tells that they may not be.
-fn end_of_self(
-    a: &mut CodeAssembler,
-    role: &TimedRole,
-    shared: (LiveAddr, SharedLayout),
-) -> Result<(), IcedError> {
+/// If it `is_doubted`, it is counted that its self time may be wrong.
+fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Result<(), IcedError> {
+    let Calls { role, shared, .. } = calls;
     let layout = shared.1.calls;
     let mut is_positive = a.create_label();
     let mut is_enough = a.create_label();
@@ -306,7 +378,11 @@ fn end_of_self(
     a.test(last_flags(layout), call_slot::IS_DOUBTFUL as i32)?;
     a.je(is_certain)?;
     a.set_label(&mut is_doubtful)?;
-    count(a, role, shared, function_data::DOUBTFUL)?;
+    if is_doubted {
+        count(a, role, shared, function_data::DOUBTFUL)?;
+    }
+    // There may be another label.
+    a.nop()?;
     a.set_label(&mut is_certain)?;
     a.mov(ebx, edx)?;
     a.dec(edx)?;
@@ -566,27 +642,31 @@ fn free(a: &mut CodeAssembler) -> Result<(), IcedError> {
 
 /// Emits the code that takes away the last call, which is located, counts it as lost, and goes to `again`: it is one of
 /// another fiber, which had the slot before.
-fn drop_others(
-    a: &mut CodeAssembler,
-    shared: (LiveAddr, SharedLayout),
-    again: CodeLabel,
-) -> Result<(), IcedError> {
-    clear(a, shared.1.calls)?;
-    count_last(a, shared, function_data::LOST)?;
+fn drop_others(a: &mut CodeAssembler, calls: Calls<'_>, again: CodeLabel) -> Result<(), IcedError> {
+    clear(a, calls.shared.1.calls)?;
+    count_last(a, calls, function_data::LOST)?;
     free(a)?;
     a.jmp(again)
 }
 
-/// Emits the code that counts the call that is located.
-fn count_last(
-    a: &mut CodeAssembler,
-    shared: (LiveAddr, SharedLayout),
-    what: u64,
-) -> Result<(), IcedError> {
-    a.mov(rdi, last_call(shared.1.calls, call_slot::FUNCTION))?;
+/// Emits the code that counts the call that is located, unless it is left out.
+fn count_last(a: &mut CodeAssembler, calls: Calls<'_>, what: u64) -> Result<(), IcedError> {
+    let layout = calls.shared.1;
+    let mut over = a.create_label();
+    if calls.are_filtered {
+        let flags = last_flags(layout.calls);
+        a.test(flags, call_slot::IS_LEFT_OUT as i32)?;
+        a.jne(over)?;
+    }
+    a.mov(rdi, last_call(layout.calls, call_slot::FUNCTION))?;
     a.shl(edi, function_data::LEN_BITS)?;
-    let field = offset(shared.1.calls() + what);
-    a.lock().inc(qword_ptr(rbx + rdi + field))
+    let field = offset(layout.calls() + what);
+    a.lock().inc(qword_ptr(rbx + rdi + field))?;
+    if calls.are_filtered {
+        a.set_label(&mut over)?;
+        a.nop()?;
+    }
+    Ok(())
 }
 
 /// Returns the offset of a field of the function in the shared data.

@@ -351,7 +351,7 @@ fn forked_child_leaves_timed_code_at_once() {
             is_entry,
             is_from_start,
         };
-        let code = call::code(AT, is_entry, mmx_is_free, &role(true), pointers).unwrap();
+        let code = call::code(AT, is_entry, mmx_is_free, (&role(true), None), pointers).unwrap();
         let end = AT.0 + code.len() as u64 - 1;
         let lines = disassembled(&code, AT);
         assert!(
@@ -359,7 +359,7 @@ fn forked_child_leaves_timed_code_at_once() {
         );
         assert_eq!(lines[1], format!("je {end:#x}"));
         // In a process that ran before, its children have their own data.
-        let code = call::code(AT, is_entry, mmx_is_free, &role(false), pointers).unwrap();
+        let code = call::code(AT, is_entry, mmx_is_free, (&role(false), None), pointers).unwrap();
         let lines = disassembled(&code, AT);
         assert_eq!(lines[0], "test $0xf80,%esp");
     }
