@@ -37,9 +37,10 @@ const HELP: &str = "\
 Prints a line for each hit, whether its probe is enabled or not:
     TIME THREAD NAME ADDRESS FUNCTION FILE:LINE ARGUMENTS
 with the time of day in UTC. The arguments are those in the note of the site, six at most: ints, strings
-(their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n); of other blocks
-the tag and the number of words, <0:3>. A value in memory that cannot be read is shown as its address,
-and an unsupported argument as ?. -fields time,name,args prints only these, in this order. The table
+(their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n), the fields of tuples,
+records and arrays, (3, \"abc\"), lists, [1; 2; ...], exceptions, Failure \"boom\", constructors by their tag,
+<1>(3); of blocks within blocks the tag and the number of words, <0:3>. A value in memory that cannot be read
+is shown as its address, and an unsupported argument as ?. -fields time,name,args prints only these, in this order. The table
 format has the same in columns. With -json each hit is an object on a line, with all fields.
 
 With -fn it shows the calls of functions of any native program, as

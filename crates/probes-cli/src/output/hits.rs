@@ -1,6 +1,7 @@
 //! Hits, a line each: of chosen fields, as columns of a table, or as JSON.
 
 mod json;
+mod values;
 
 pub(crate) use json::missing;
 pub(super) use json::{Argument, Text};
@@ -8,16 +9,17 @@ pub(super) use json::{Argument, Text};
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Target, Value};
+use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Target};
 use strum::VariantArray;
 
+use self::values::in_ocaml;
 use super::format::Format;
 use super::function_sources::{CallView, FunctionSources};
 use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::{PathForm, ShownPaths};
 use super::table::StreamedTable;
 use crate::failure::Failure;
-use crate::text::{Escaped, ocaml_string};
+use crate::text::Escaped;
 
 /// A part of the line of a hit.
 #[derive(
@@ -246,67 +248,4 @@ pub(super) fn argument_names(event: &Event) -> impl Iterator<Item = &str> {
         .site()
         .into_iter()
         .flat_map(|site| site.argument_names())
-}
-
-/// A value as OCaml writes it, if OCaml can.
-fn in_ocaml(value: &Value) -> String {
-    match value {
-        Value::Int(number) => number.to_string(),
-        Value::Int32(number) => format!("{number}l"),
-        Value::Int64(number) => format!("{number}L"),
-        Value::Nativeint(number) => format!("{number}n"),
-        Value::Float(number) => float_in_ocaml(*number),
-        Value::String { bytes, is_whole } => {
-            let more = if *is_whole { "" } else { "..." };
-            ocaml_string(bytes) + more
-        }
-        Value::Block { tag, size } => format!("<{tag}:{size}>"),
-        Value::Unread(at) => format!("{at:#x}"),
-        Value::Unknown => "?".to_owned(),
-    }
-}
-
-/// A float as text that OCaml reads as a float (never as an int), and as the same number.
-fn float_in_ocaml(number: f64) -> String {
-    match number {
-        _ if number.is_nan() => "nan".to_owned(),
-        f64::INFINITY => "infinity".to_owned(),
-        f64::NEG_INFINITY => "neg_infinity".to_owned(),
-        _ => {
-            let text = format!("{number:?}");
-            text.strip_suffix(".0")
-                .map_or(text.clone(), |whole| format!("{whole}."))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_written_as_in_ocaml() {
-        let text = |bytes: &[u8], is_whole| Value::String {
-            bytes: bytes.to_vec(),
-            is_whole,
-        };
-        for (value, written) in [
-            (Value::Int(-7), "-7"),
-            (Value::Int64(7), "7L"),
-            (Value::Int32(7), "7l"),
-            (Value::Nativeint(7), "7n"),
-            (Value::Float(1.5), "1.5"),
-            (Value::Float(-2.0), "-2."),
-            (Value::Float(1e300), "1e300"),
-            (Value::Float(f64::NAN), "nan"),
-            (Value::Float(f64::NEG_INFINITY), "neg_infinity"),
-            (text("é\n".as_bytes(), true), "\"é\\n\""),
-            (text(b"\xc3", false), "\"\\195\"..."),
-            (Value::Block { tag: 0, size: 3 }, "<0:3>"),
-            (Value::Unread(0x7f00_0000_1000), "0x7f0000001000"),
-            (Value::Unknown, "?"),
-        ] {
-            assert_eq!(in_ocaml(&value), written);
-        }
-    }
 }

@@ -94,9 +94,17 @@ fn ocaml_values_are_shown_as_in_ocaml() {
             r#""bytes""#,
         ];
         assert_eq!(of("texts"), texts.join(" "));
-        assert!(of("customs").starts_with("5000000000L -9223372036854775808L -7l 99n <255:"));
-        assert_eq!(of("blocks"), "<0:2> <0:2> <0:1> <0:3> <0:3> <1:1>");
-        assert!(of("code").starts_with("<247:"), "{lines:#?}");
+        assert!(of("customs").starts_with(
+            "5000000000L -9223372036854775808L -7l 99n <custom _chan> <custom _mutex>"
+        ));
+        let blocks = r#"(1, "two") [1; 2; 3] (3) ("origin", 0, 0) (1, 2, 3) <1>("blue")"#;
+        assert_eq!(of("blocks"), blocks);
+        let first: Vec<String> = (0..21).map(|it: u32| it.to_string()).collect();
+        let first = first.join(", ");
+        let arrays = format!("(1, 2, 3) <0:0> ({first}, ...) [|1.5; 2.5|] [|1.; -1.|] (7)");
+        assert_eq!(of("arrays"), arrays);
+        let code = "<closure> <closure> <closure> <lazy> <object> (5)";
+        assert_eq!(of("code"), code);
         // Unmapped memory is not read.
         assert!(of("naked").starts_with("0x0 0x10 "), "{lines:#?}");
         assert_eq!(of("nothing"), "");

@@ -8,7 +8,7 @@
 //!              pair     push the time to this thread's stack of times in the shared data, or
 //!                       pop it (trampoline/pair.rs)
 //!              values   add what an expression is to a histogram (trampoline/values.rs)
-//!              watch    write a record into the ring of this group (trampoline/record.rs), maybe only if a filter is true
+//!              watch    write a record into the ring of this group (trampoline/record.rs, fields.rs), maybe only if a filter is true
 //!                       (trampoline/filter.rs), and of every Nth hit only (trampoline/sampling.rs)
 //!              restore registers
 //!        tail  disabled: ret        enabled: jmp wrapper, which returns to the point
@@ -34,6 +34,7 @@
 mod call;
 mod callers;
 mod count;
+mod fields;
 mod filter;
 mod function_record;
 mod histogram;
@@ -57,6 +58,7 @@ use iced_x86::{
 };
 
 use self::count::{CountPointers, SlowPath};
+use self::fields::FieldCopies;
 use self::filter::{FilterContext, SavedAt};
 use self::function_record::{RecordPointers, Recorded};
 use self::pair::Ends;
@@ -690,6 +692,7 @@ fn recording(
     } else if role.is_timed() {
         find_shared_and_time(&mut a, pointers)?;
     }
+    let mut fields = FieldCopies::default();
     if let Some(watched) = &role.watched {
         let mut over = a.create_label();
         let filtered_now = role.filter.as_ref().filter(|_| filtered_first.is_none());
@@ -731,7 +734,7 @@ fn recording(
         if let Some(every) = later {
             sampling::unless_chosen(&mut a, every, pointers.sampled, over)?;
         }
-        record::record(&mut a, watched, saved, pointers.layout)?;
+        fields = record::record(&mut a, watched, saved, pointers.layout)?;
         if filtered_now.is_some() {
             a.jmp(over)?;
             a.set_label(&mut untyped)?;
@@ -764,6 +767,7 @@ fn recording(
     for slow_path in slow_paths {
         count::emit_slow_path(&mut a, pointers.count, slow_path)?;
     }
+    fields.emit(&mut a, pointers.layout, pointers.shared)?;
     let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
     let assembled = a.assemble_options(at.0, options)?;
     let jump_at = assembled.label_ip(&jump)?;

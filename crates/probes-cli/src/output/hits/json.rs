@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use probes_lib::{Event, EventKind, Value};
 use serde::{Serialize, Serializer};
 
-use super::{Location, Missing, argument_names, float_in_ocaml};
+use super::values::float_in_ocaml;
+use super::{Location, Missing, argument_names};
 use crate::failure::Failure;
 use crate::output::format::{VERSION, json};
 use crate::output::function_sources::CallView;
@@ -74,15 +75,41 @@ struct HitFields<'h> {
 #[serde(rename_all = "snake_case")]
 pub(in crate::output) enum Argument<'a> {
     Int(i64),
-    #[serde(serialize_with = "float")]
-    Float(f64),
+    Float(Float),
     String(Text),
     Int32(i32),
     Int64(i64),
     Nativeint(i64),
+    Floats {
+        numbers: Vec<Float>,
+        size: u64,
+    },
+    List {
+        elements: Vec<Argument<'a>>,
+        is_whole: bool,
+    },
+    Exception {
+        name: Cow<'a, str>,
+        arguments: Vec<Argument<'a>>,
+        is_whole: bool,
+    },
+    Bigarray {
+        kind: &'static str,
+        layout: &'static str,
+        dimensions: &'a [u64],
+        rank: u64,
+    },
+    Custom {
+        identifier: &'a str,
+    },
     Block {
-        tag: &'a u8,
-        size: &'a u64,
+        tag: u8,
+        size: u64,
+        /// What its tag says that it is.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        kind: Option<&'static str>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        fields: Vec<Argument<'a>>,
     },
     Unread(String),
     Unknown,
@@ -144,12 +171,46 @@ impl<'a> Argument<'a> {
     pub(in crate::output) fn of(value: &'a Value) -> Argument<'a> {
         match value {
             Value::Int(number) => Argument::Int(*number),
-            Value::Float(number) => Argument::Float(*number),
+            Value::Float(number) => Argument::Float(Float(*number)),
             Value::String { bytes, is_whole } => Argument::String(Text::of(bytes, *is_whole)),
             Value::Int32(number) => Argument::Int32(*number),
             Value::Int64(number) => Argument::Int64(*number),
             Value::Nativeint(number) => Argument::Nativeint(*number),
-            Value::Block { tag, size } => Argument::Block { tag, size },
+            Value::Floats { numbers, size } => Argument::Floats {
+                numbers: numbers.iter().copied().map(Float).collect(),
+                size: *size,
+            },
+            Value::List { elements, is_whole } => Argument::List {
+                elements: elements.iter().map(Argument::of).collect(),
+                is_whole: *is_whole,
+            },
+            Value::Exception {
+                name,
+                arguments,
+                is_whole,
+            } => Argument::Exception {
+                name: String::from_utf8_lossy(name),
+                arguments: arguments.iter().map(Argument::of).collect(),
+                is_whole: *is_whole,
+            },
+            Value::Bigarray {
+                kind,
+                is_fortran,
+                dimensions,
+                rank,
+            } => Argument::Bigarray {
+                kind,
+                layout: if *is_fortran { "fortran" } else { "c" },
+                dimensions,
+                rank: *rank,
+            },
+            Value::Custom { identifier } => Argument::Custom { identifier },
+            Value::Block { tag, size, fields } => Argument::Block {
+                tag: *tag,
+                size: *size,
+                kind: Value::kind_of_block(*tag),
+                fields: fields.iter().map(Argument::of).collect(),
+            },
             Value::Unread(at) => Argument::Unread(format!("{at:#x}")),
             Value::Unknown => Argument::Unknown,
         }
@@ -157,11 +218,15 @@ impl<'a> Argument<'a> {
 }
 
 /// JSON has neither infinities nor NaN: they are strings.
-fn float<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
-    if value.is_finite() {
-        to.serialize_f64(*value)
-    } else {
-        to.serialize_str(&float_in_ocaml(*value))
+pub(in crate::output) struct Float(f64);
+
+impl Serialize for Float {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        if self.0.is_finite() {
+            to.serialize_f64(self.0)
+        } else {
+            to.serialize_str(&float_in_ocaml(self.0))
+        }
     }
 }
 
@@ -189,8 +254,61 @@ mod tests {
             json(&string(b"a\xff")),
             "{\"string\":{\"text\":\"a\u{fffd}\",\"bytes\":\"61ff\",\"is_whole\":true}}"
         );
-        let block = Value::Block { tag: 0, size: 2 };
-        assert_eq!(json(&block), r#"{"block":{"tag":0,"size":2}}"#);
+        let block = |tag, fields: &[Value]| Value::Block {
+            tag,
+            size: 2,
+            fields: fields.to_vec(),
+        };
+        for (value, expected) in [
+            (block(0, &[]), r#"{"block":{"tag":0,"size":2}}"#),
+            (
+                block(0, &[Value::Int(1), block(3, &[])]),
+                r#"{"block":{"tag":0,"size":2,"fields":[{"int":1},{"block":{"tag":3,"size":2}}]}}"#,
+            ),
+            (
+                block(247, &[]),
+                r#"{"block":{"tag":247,"size":2,"kind":"closure"}}"#,
+            ),
+            (
+                Value::Floats {
+                    numbers: vec![1.5, f64::NAN],
+                    size: 3,
+                },
+                r#"{"floats":{"numbers":[1.5,"nan"],"size":3}}"#,
+            ),
+            (
+                Value::List {
+                    elements: vec![Value::Int(1)],
+                    is_whole: false,
+                },
+                r#"{"list":{"elements":[{"int":1}],"is_whole":false}}"#,
+            ),
+            (
+                Value::Exception {
+                    name: b"Failure".to_vec(),
+                    arguments: vec![string(b"boom")],
+                    is_whole: true,
+                },
+                r#"{"exception":{"name":"Failure","arguments":[{"string":{"text":"boom","is_whole":true}}],"is_whole":true}}"#,
+            ),
+            (
+                Value::Bigarray {
+                    kind: "float64",
+                    is_fortran: false,
+                    dimensions: vec![3, 4],
+                    rank: 2,
+                },
+                r#"{"bigarray":{"kind":"float64","layout":"c","dimensions":[3,4],"rank":2}}"#,
+            ),
+            (
+                Value::Custom {
+                    identifier: "_chan".into(),
+                },
+                r#"{"custom":{"identifier":"_chan"}}"#,
+            ),
+        ] {
+            assert_eq!(json(&value), expected);
+        }
         assert_eq!(json(&Value::Unknown), r#""unknown""#);
     }
 }

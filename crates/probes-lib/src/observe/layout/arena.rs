@@ -84,6 +84,7 @@ const SAMPLED_AT: usize = 75;
 const OBSERVER_AT: usize = BASE_LEN;
 const KEYS_BIT: u32 = 4;
 const PAIRS_BY_KEY_BIT: u32 = 1;
+const LARGE_RINGS_BIT: u32 = 2;
 const _: () = assert!(KEYS_BIT + KeysLayout::NUMBER_BITS <= 8);
 
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
@@ -343,7 +344,8 @@ impl Arena {
         put(SAMPLED_AT, &[self.is_sampled.into()]);
         let filters_memory = u8::from(self.shared.filters_memory);
         let by_key = u8::from(self.shared.pairs_by_key) << PAIRS_BY_KEY_BIT;
-        put(FILTERS_MEMORY_AT, &[filters_memory | by_key]);
+        let large = u8::from(self.shared.has_large_rings) << LARGE_RINGS_BIT;
+        put(FILTERS_MEMORY_AT, &[filters_memory | by_key | large]);
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
             HeaderVersion::Grouped(record) => {
@@ -439,6 +441,7 @@ impl Arena {
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT) & ((1 << PAIRS_BITS) - 1),
                 record_len: number(&header, RECORD_LEN_AT) & ((1 << KEPT_LEN_BIT) - 1),
+                has_large_rings: header[FILTERS_MEMORY_AT] >> LARGE_RINGS_BIT & 1 == 1,
                 filters_memory: header[FILTERS_MEMORY_AT] & 1 == 1,
                 value_pages: ValuePages::default(),
                 calls: CallsLayout::of_number(number(&header, TIMED_AT)),
@@ -705,6 +708,7 @@ mod tests {
                 is_sampled,
                 shared: SharedLayout {
                     filters_memory: is_filtered,
+                    has_large_rings: is_sampled,
                     ..arena.shared
                 },
                 ..arena.clone()

@@ -135,7 +135,7 @@ const SLOTS_AT: u64 = HEADER_LEN;
 const HISTOGRAMS_AT: u64 = SLOTS_AT + (SLOTS + SLOTS_TRIED) * SLOT_LEN;
 pub(crate) const PAIR_LEN: u64 = HISTOGRAMS_AT + GROUPS as u64 * HISTOGRAM_LEN;
 
-/// About how many bytes of records a ring holds.
+/// About how many bytes of records a ring holds, if it is no large one: these hold twice as many.
 const RING: u64 = 1 << 20;
 
 /// The fields of a record.
@@ -160,7 +160,8 @@ pub(crate) mod record {
     pub(crate) const COPIED: u64 = 24;
     pub(crate) const ARGUMENTS: u64 = 32;
 
-    /// Of an argument: its value, the header of its block, and the first words of the block.
+    /// Of an argument: its value, the header of its block, and the first words of the block, or what
+    /// [`fields`](super::fields) says.
     pub(crate) const VALUE: u64 = 0;
     pub(crate) const BLOCK_HEADER: u64 = 8;
     /// Instead of the header: the argument is in memory that could not be read, at the address that its value is.
@@ -169,7 +170,7 @@ pub(crate) mod record {
     /// Words of the block that are copied: one more than is shown, because a string that just fits
     /// in those has its end in the next word.
     pub(crate) const COPY_WORDS: u64 = 9;
-    pub(crate) const ARGUMENT_LEN: u64 = COPY + COPY_WORDS * 8;
+    pub(crate) const ARGUMENT_LEN: u64 = COPY + super::fields::WORDS * 8;
 
     /// Returns the length of a record of so many arguments, in bytes.
     pub(crate) const fn len(arguments: usize) -> u32 {
@@ -178,12 +179,47 @@ pub(crate) mod record {
     }
 }
 
+/// What is copied of a block whose words are values, in place of its first words:
+///
+/// ```text
+/// cells    how many more cells the block is the first of, if it is one of a list: tag 0 and two fields, the second of them
+///          the next cell
+/// fields   of a list, the first field of each cell, and then the second one of the last; else those of the block
+/// field    a word; and if that is a multiple of 8, the header of the block there, or 0 if it cannot be read
+///          string, float, custom block: the first words
+///          exception, or another block with the tag of objects: the header of its name, or 0 if it has none; the first words
+/// ```
+///
+/// An exception without arguments is described in place of the fields of its block. It ends where there is no room for the next word that has to be there.
+pub(crate) mod fields {
+    /// How many words there is room for.
+    pub(crate) const WORDS: u64 = 22;
+    /// How many fields of a block are copied at most: each is one word, behind the first one.
+    pub(crate) const MOST: u64 = WORDS - 1;
+    /// The greatest tag of blocks that have no other meaning, in OCaml 4 and 5: above it are those of continuations and lazy values
+    /// that are being forced, in OCaml 5.
+    pub(crate) const GREATEST_TAG: u8 = 243;
+    /// The tags that caml/mlvalues.h defines.
+    pub(crate) const OBJECT_TAG: u8 = 248;
+    pub(crate) const FORWARD_TAG: u8 = 250;
+    pub(crate) const STRING_TAG: u8 = 252;
+    pub(crate) const DOUBLE_TAG: u8 = 253;
+    pub(crate) const CUSTOM_TAG: u8 = 255;
+    /// How many words of the name of an exception are copied at most.
+    pub(crate) const NAME_WORDS: u64 = 8;
+    /// How many words of a field of these tags are copied at most.
+    pub(crate) const OPAQUE_WORDS: [(u8, u64); 3] =
+        [(STRING_TAG, 4), (DOUBLE_TAG, 1), (CUSTOM_TAG, 2)];
+}
+
 /// Which parts the shared data have, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct SharedLayout {
     pub(crate) pairs: u32,
     /// The bytes of a record; 0 if no point is watched.
     pub(crate) record_len: u32,
+    /// Whether rings are large: always, but for those of earlier versions.
+    pub(crate) has_large_rings: bool,
     /// Whether filters read memory.
     pub(crate) filters_memory: bool,
     /// By which table trampolines know what can be read. It is not stored in the process, and not known of an observation that
@@ -232,7 +268,8 @@ impl SharedLayout {
 
     /// Returns how many records a ring holds, a power of two.
     pub(crate) fn records(self) -> u64 {
-        let fit = RING / u64::from(self.record_len.max(64));
+        let ring = RING << u32::from(self.has_large_rings);
+        let fit = ring / u64::from(self.record_len.max(64));
         1 << fit.ilog2()
     }
 
@@ -353,7 +390,7 @@ mod tests {
         assert_eq!(HISTOGRAMS_AT, 64 + 1040 * 2048);
         assert_eq!(PAIR_LEN, HISTOGRAMS_AT + 16 * HISTOGRAM_LEN);
         let lens = [0, 1, 2, 3, 4, 5, 6].map(record::len);
-        assert_eq!(lens, [64, 128, 256, 320, 384, 512, 576]);
+        assert_eq!(lens, [64, 256, 448, 640, 832, 1024, 1216]);
         let shared = |pairs, record_len| SharedLayout {
             pairs,
             record_len,
@@ -365,9 +402,15 @@ mod tests {
             (both.slots(1), both.histograms(1)),
             (both.pair(1) + 64, both.pair(1) + HISTOGRAMS_AT,)
         );
-        // A ring is a header and about 1 MiB of records, whose number is a power of two.
+        // A ring is a header and about 1 MiB of records, whose number is a power of two; or 2 MiB.
         assert_eq!((shared(0, 64).records(), both.records()), (16384, 2048));
         assert_eq!(both.ring_len(), 64 + 2048 * 320);
+        let has_large_rings = true;
+        let large = SharedLayout {
+            has_large_rings,
+            ..both
+        };
+        assert_eq!(large.ring_len(), 64 + 4096 * 320);
         assert_eq!(both.ring(2), both.pair(3) + 2 * both.ring_len());
         assert_eq!(both.pages(), both.ring(16));
         // The validity begins at a page, after the table.
@@ -380,9 +423,9 @@ mod tests {
         let timed = shared(3, 0);
         assert_eq!((timed.ring_len(), timed.len()), (0, timed.pair(3)));
         for (pairs, record_len, is_possible) in [
-            (64, 576, true),
+            (64, 1216, true),
             (65, 64, false),
-            (0, 640, false),
+            (0, 1280, false),
             (0, 65, false),
         ] {
             assert_eq!(shared(pairs, record_len).is_possible(), is_possible);

@@ -18,7 +18,7 @@ use crate::memory::ReadMemory;
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::readable_pages::ReadablePages;
-use crate::observe::layout::shared::{SharedLayout, record, validity};
+use crate::observe::layout::shared::{SharedLayout, fields, record, validity};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::{ArgumentFormat, ArgumentSource};
 use crate::observe::read::data_source;
@@ -437,7 +437,7 @@ impl EventReader {
     ) -> Event {
         let values = recorded
             .iter()
-            .map(|it| it.decode(|operations| self.custom(memory, operations)))
+            .map(|it| it.decode(&mut |operations| self.custom(memory, operations)))
             .collect();
         Event {
             time: clock.time(word(record, record::TIME)),
@@ -454,21 +454,20 @@ impl EventReader {
     /// is the address of a name.
     fn custom(&mut self, memory: Option<&ProcessMemory>, operations: u64) -> Custom {
         if let Some(known) = self.kinds.get(&operations) {
-            return *known;
+            return known.clone();
         }
         let read_kind = || {
             let mut at = [0; 8];
             memory?.read(LiveAddr(operations), &mut at).ok()?;
-            let mut name = [0; 3];
-            let at = LiveAddr(u64::from_le_bytes(at));
-            memory?.read(at, &mut name).ok()?;
-            Some(Custom::of(&name))
+            Custom::of(&name_at(memory?, LiveAddr(u64::from_le_bytes(at)))?)
         };
-        let custom = read_kind();
-        if let Some(custom) = custom.filter(|_| self.kinds.len() < MOST_KINDS) {
-            self.kinds.insert(operations, custom);
+        let Some(custom) = read_kind() else {
+            return Custom::Unknown;
+        };
+        if self.kinds.len() < MOST_KINDS {
+            self.kinds.insert(operations, custom.clone());
         }
-        custom.unwrap_or(Custom::Other)
+        custom
     }
 
     /// Returns the id in our pid namespace of the thread with this id in its own.
@@ -606,6 +605,26 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
     points
 }
 
+/// Returns the bytes of a name before the null byte that ends it; `None` if it cannot be read, or is longer than names are.
+fn name_at(memory: &impl ReadMemory, at: LiveAddr) -> Option<Vec<u8>> {
+    const LONGEST: usize = 64;
+    let mut name = Vec::new();
+    let mut at = at;
+    while name.len() <= LONGEST {
+        // Not across the end of a page.
+        let mut bytes = [0; 8];
+        let bytes = &mut bytes[..8 - at.0 as usize % 8];
+        memory.read(at, bytes).ok()?;
+        let end = bytes.iter().position(|byte| *byte == 0);
+        name.extend(&bytes[..end.unwrap_or(bytes.len())]);
+        if end.is_some() {
+            return Some(name);
+        }
+        at = LiveAddr(at.0.checked_add(bytes.len() as u64)?);
+    }
+    None
+}
+
 /// Returns the arguments in a record.
 fn all_recorded<'r>(record: &'r [u8], shapes: &[ArgumentShape]) -> Vec<Recorded<'r>> {
     let shapes = shapes.iter().enumerate();
@@ -620,7 +639,7 @@ fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
         .get(record::COPIED as usize + index)
         .copied()
         .unwrap_or(0);
-    let words = u64::from(copied).saturating_sub(1).min(record::COPY_WORDS);
+    let words = u64::from(copied).saturating_sub(1).min(fields::WORDS);
     let start = (at + record::COPY) as usize;
     let bytes = record.get(start..start + 8 * words as usize);
     Recorded {
@@ -754,7 +773,7 @@ mod tests {
             (at + record::COPY + 8 * 8, 44),
         ];
         // All words of the argument before it were copied.
-        for (copied, len) in [(0, None), (1, Some(0)), (3, Some(2)), (255, Some(9))] {
+        for (copied, len) in [(0, None), (1, Some(0)), (3, Some(2)), (255, Some(22))] {
             words.push((record::COPIED, copied << 8 | 10));
             let bytes = record_of(&words);
             let recorded = recorded(&bytes, 1, shape);
@@ -775,15 +794,15 @@ mod tests {
         let process = Process::own().unwrap();
         let memory = ProcessMemory::open(&process, OFlag::O_RDONLY).unwrap();
         let mut reader = reader(ThreadIds::Unknown);
-        assert_eq!(reader.custom(None, at), Custom::Other);
-        assert_eq!(reader.custom(Some(&memory), 0), Custom::Other);
+        assert_eq!(reader.custom(None, at), Custom::Unknown);
+        assert_eq!(reader.custom(Some(&memory), 0), Custom::Unknown);
         assert!(reader.kinds.is_empty());
         assert_eq!(reader.custom(Some(&memory), at), Custom::Int64);
         // Now it is known without reading memory.
         assert_eq!(reader.custom(None, at), Custom::Int64);
         // No more than a certain number are remembered.
         reader.kinds = (1..=MOST_KINDS as u64)
-            .map(|at| (at, Custom::Other))
+            .map(|at| (at, Custom::Unknown))
             .collect();
         assert_eq!(reader.custom(Some(&memory), at), Custom::Int64);
         assert_eq!(reader.kinds.len(), MOST_KINDS);

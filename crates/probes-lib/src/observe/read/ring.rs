@@ -192,6 +192,7 @@ mod tests {
     const LAYOUT: SharedLayout = SharedLayout {
         pairs: 0,
         record_len: 1 << 16,
+        has_large_rings: false,
         filters_memory: false,
         value_pages: ValuePages::Observers,
         calls: CallsLayout::of_number(0),

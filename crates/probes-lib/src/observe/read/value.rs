@@ -1,7 +1,13 @@
 //! [`Value`]: an argument of a hit, decoded as an OCaml value or as a word of C. Pure.
 
-use std::ops::Range;
+mod fields;
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::observe::layout::shared::fields::{
+    CUSTOM_TAG, DOUBLE_TAG, FORWARD_TAG, GREATEST_TAG, OBJECT_TAG, STRING_TAG,
+};
 use crate::observe::layout::shared::record;
 use crate::observe::point::ArgumentSource;
 
@@ -38,12 +44,54 @@ pub enum Value {
     Int64(i64),
     /// A `nativeint`.
     Nativeint(i64),
+    /// An array of floats, or a record of floats.
+    Floats {
+        /// The first of them, nine at most.
+        numbers: Vec<f64>,
+        /// How many there are.
+        size: u64,
+    },
+    /// A list of two elements and more: blocks with tag 0 and two fields, the second of which is the next block. (A list of
+    /// one element is the same as a pair with 0.)
+    List {
+        /// The first of them.
+        elements: Vec<Value>,
+        /// Whether these are all.
+        is_whole: bool,
+    },
+    /// An exception, or another value of an extensible type. (A tuple that begins with an exception is the same.)
+    Exception {
+        /// Its constructor, with the path of its module.
+        name: Vec<u8>,
+        /// The first of its arguments.
+        arguments: Vec<Value>,
+        /// Whether these are the whole name and all arguments.
+        is_whole: bool,
+    },
+    /// A Bigarray.
+    Bigarray {
+        /// Of its elements, as in `Bigarray`: `float64`, `int8_unsigned`.
+        kind: &'static str,
+        /// Whether its layout is that of Fortran.
+        is_fortran: bool,
+        /// The first four at most.
+        dimensions: Vec<u64>,
+        /// How many dimensions there are.
+        rank: u64,
+    },
+    /// Another custom block.
+    Custom {
+        /// The identifier of its operations.
+        identifier: Arc<str>,
+    },
     /// Any other block.
     Block {
         /// Its tag: the number of a constructor, or one that caml/mlvalues.h defines.
         tag: u8,
         /// Its size in words.
         size: u64,
+        /// The first of its fields. None of a field of a block.
+        fields: Vec<Value>,
     },
     /// Not an OCaml value, or a block in memory that may not be read. Of C, any other address.
     Unread(u64),
@@ -51,33 +99,133 @@ pub enum Value {
     Unknown,
 }
 
-/// The tags of blocks whose words are not values (caml/mlvalues.h).
-const STRING: u8 = 252;
-const DOUBLE: u8 = 253;
-const CUSTOM: u8 = 255;
+/// Other tags that caml/mlvalues.h defines.
+const LAZY_TAG: u8 = 246;
+const CLOSURE_TAG: u8 = 247;
+const INFIX_TAG: u8 = 249;
+const ABSTRACT_TAG: u8 = 251;
+const DOUBLE_ARRAY_TAG: u8 = 254;
+
+impl Value {
+    /// Returns what blocks with this tag are, unless it is the number of a constructor: a lazy value that has been evaluated is
+    /// `forced`.
+    ///
+    /// ```
+    /// assert_eq!(probes_lib::Value::kind_of_block(247), Some("closure"));
+    /// assert_eq!(probes_lib::Value::kind_of_block(0), None);
+    /// ```
+    pub fn kind_of_block(tag: u8) -> Option<&'static str> {
+        Some(match tag {
+            LAZY_TAG => "lazy",
+            CLOSURE_TAG | INFIX_TAG => "closure",
+            OBJECT_TAG => "object",
+            FORWARD_TAG => "forced",
+            ABSTRACT_TAG => "abstract",
+            CUSTOM_TAG => "custom",
+            _ => return None,
+        })
+    }
+}
 
 /// How much of a string is shown, in bytes.
 const SHOWN: usize = 64;
 
-/// The kind of a custom block, by the name of its operations (runtime/ints.c).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The kind of a custom block, by the identifier of its operations (runtime/ints.c, runtime/bigarray.c).
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Custom {
     Int32,
     Int64,
     Nativeint,
-    Other,
+    Bigarray,
+    Other(Arc<str>),
+    Unknown,
 }
 
 impl Custom {
-    /// Returns the kind of this name, which ends with a null byte.
-    pub(crate) fn of(name: &[u8]) -> Custom {
-        match name {
-            [b'_', b'i', 0, ..] => Custom::Int32,
-            [b'_', b'j', 0, ..] => Custom::Int64,
-            [b'_', b'n', 0, ..] => Custom::Nativeint,
-            _ => Custom::Other,
-        }
+    /// Returns the kind of this identifier; `None` if none can be like that.
+    pub(crate) fn of(identifier: &[u8]) -> Option<Custom> {
+        Some(match identifier {
+            b"_i" => Custom::Int32,
+            b"_j" => Custom::Int64,
+            b"_n" => Custom::Nativeint,
+            b"_bigarr02" => Custom::Bigarray,
+            [] => return None,
+            other => {
+                let text = std::str::from_utf8(other).ok()?;
+                let is_shown = text.chars().all(|it| it.is_ascii_graphic());
+                return is_shown.then(|| Custom::Other(text.into()));
+            }
+        })
     }
+}
+
+/// Kinds of elements of a Bigarray, by number (caml/bigarray.h).
+const ELEMENTS: [&str; 14] = [
+    "float32",
+    "float64",
+    "int8_signed",
+    "int8_unsigned",
+    "int16_signed",
+    "int16_unsigned",
+    "int32",
+    "int64",
+    "int",
+    "nativeint",
+    "complex32",
+    "complex64",
+    "char",
+    "float16",
+];
+
+/// Returns a custom block of this size, from its first words.
+fn of_custom(words: &[u8], size: u64, custom: &mut dyn FnMut(u64) -> Custom) -> Option<Value> {
+    Some(match custom(word(words, 0)?) {
+        Custom::Int32 => Value::Int32(word(words, 1)? as i32),
+        Custom::Int64 => Value::Int64(word(words, 1)? as i64),
+        Custom::Nativeint => Value::Nativeint(word(words, 1)? as i64),
+        Custom::Bigarray => {
+            return bigarray(words, size).or_else(|| {
+                Some(Value::Custom {
+                    identifier: "_bigarr02".into(),
+                })
+            });
+        }
+        Custom::Other(identifier) => Value::Custom { identifier },
+        Custom::Unknown => return None,
+    })
+}
+
+/// Returns a Bigarray (`struct caml_ba_array`): behind its operations are the address of its data, the number of dimensions, the kind and
+/// the layout, a pointer, and the dimensions.
+fn bigarray(words: &[u8], size: u64) -> Option<Value> {
+    const RANK: u64 = 2;
+    const FLAGS: u64 = 3;
+    const DIMENSIONS: u64 = 5;
+    const KIND: u64 = 0xff;
+    const FORTRAN: u64 = 0x100;
+    let (rank, flags) = (word(words, RANK)?, word(words, FLAGS)?);
+    if rank > size.checked_sub(DIMENSIONS)? {
+        return None;
+    }
+    let dimensions = (DIMENSIONS..DIMENSIONS + rank).map_while(|index| word(words, index));
+    Some(Value::Bigarray {
+        kind: ELEMENTS.get((flags & KIND) as usize)?,
+        is_fortran: flags & FORTRAN != 0,
+        dimensions: dimensions.collect(),
+        rank,
+    })
+}
+
+/// Returns the word with this index.
+fn word(words: &[u8], index: u64) -> Option<u64> {
+    let start = usize::try_from(index.checked_mul(8)?).ok()?;
+    let bytes = words.get(start..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*bytes))
+}
+
+/// Returns the size in words that a header says: bits 10 to 55; other bits may be set above.
+fn size_of(header: u64) -> u64 {
+    header << 8 >> 18
 }
 
 /// An argument as it was recorded.
@@ -94,14 +242,14 @@ pub(crate) struct Recorded<'r> {
     pub(crate) value: u64,
     /// The header of the block.
     pub(crate) header: u64,
-    /// The first words of the block, or of C those from the last multiple of 8 on; `None` if it is not a block, or not an
-    /// address, that could be read.
+    /// The first words of the block, or what was copied of its fields, or of C the words from the last multiple of 8 on; `None`
+    /// if it is not a block, or not an address, that could be read.
     pub(crate) words: Option<&'r [u8]>,
 }
 
 impl Recorded<'_> {
     /// Decodes it; `custom` returns the kind of a custom block, from the address of its operations.
-    pub(crate) fn decode(&self, custom: impl FnOnce(u64) -> Custom) -> Value {
+    pub(crate) fn decode(&self, custom: &mut dyn FnMut(u64) -> Custom) -> Value {
         match self.source {
             ArgumentSource::Unknown => return Value::Unknown,
             // It holds the address instead.
@@ -127,29 +275,25 @@ impl Recorded<'_> {
         let Some(words) = self.words else {
             return Value::Unread(self.value);
         };
-        let tag = self.header as u8;
-        // Bits 10 to 55; other bits may be set above.
-        let size = self.header << 8 >> 18;
-        let word = |index: usize| {
-            let bytes = words.get(8 * index..8 * index + 8)?.try_into().ok()?;
-            Some(u64::from_le_bytes(bytes))
-        };
-        let of_custom = || {
-            let number = word(1)?;
-            Some(match custom(word(0)?) {
-                Custom::Int32 => Value::Int32(number as i32),
-                Custom::Int64 => Value::Int64(number as i64),
-                Custom::Nativeint => Value::Nativeint(number as i64),
-                Custom::Other => return None,
-            })
-        };
+        let (tag, size) = (self.header as u8, size_of(self.header));
+        if tag <= GREATEST_TAG || [OBJECT_TAG, FORWARD_TAG].contains(&tag) {
+            return fields::block(tag, size, words, custom);
+        }
+        let words = &words[..words.len().min(8 * record::COPY_WORDS as usize)];
         let read = match tag {
-            STRING => string(words, size),
-            DOUBLE if size == 1 => word(0).map(|bits| Value::Float(f64::from_bits(bits))),
-            CUSTOM => of_custom(),
+            STRING_TAG => string(words, size),
+            DOUBLE_TAG if size == 1 => {
+                word(words, 0).map(|bits| Value::Float(f64::from_bits(bits)))
+            }
+            DOUBLE_ARRAY_TAG => floats(words, size),
+            CUSTOM_TAG => of_custom(words, size, custom),
             _ => None,
         };
-        read.unwrap_or(Value::Block { tag, size })
+        read.unwrap_or(Value::Block {
+            tag,
+            size,
+            fields: Vec::new(),
+        })
     }
 
     /// Decodes a word of C.
@@ -175,6 +319,13 @@ impl Recorded<'_> {
             (high >> unused) as i64
         }
     }
+}
+
+/// Returns an array of floats, of which there may be more than were copied.
+fn floats(words: &[u8], size: u64) -> Option<Value> {
+    let numbers = (0..size).map_while(|index| word(words, index).map(f64::from_bits));
+    let numbers: Vec<f64> = numbers.collect();
+    (!numbers.is_empty()).then_some(Value::Floats { numbers, size })
 }
 
 /// Returns a string. The last byte of a string's block is the number of bytes before that byte
@@ -232,6 +383,7 @@ fn cut(bytes: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use iced_x86::Register;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -246,11 +398,11 @@ mod tests {
             header,
             words,
         };
-        recorded.decode(|operations| match operations {
-            1 => Custom::of(b"_i\0rest"),
-            2 => Custom::of(b"_j\0"),
-            3 => Custom::of(b"_n\0"),
-            _ => Custom::of(b"_bigarr02\0"),
+        recorded.decode(&mut |operations| {
+            let identifiers = ["", "_i", "_j", "_n", "_bigarr02", "_chan"];
+            let identifier = identifiers.get(operations as usize);
+            let known = identifier.and_then(|it| Custom::of(it.as_bytes()));
+            known.unwrap_or(Custom::Unknown)
         })
     }
 
@@ -282,7 +434,7 @@ mod tests {
                 header: 0,
                 words: None,
             };
-            recorded.decode(|_| Custom::Other)
+            recorded.decode(&mut |_| Custom::Unknown)
         };
         assert_eq!(narrow(4, true, 0xffff_ffff), Value::Int(-1));
         assert_eq!(narrow(4, false, 0x1_ffff_fffe), Value::Int(0xffff_fffe));
@@ -338,9 +490,8 @@ mod tests {
             }
         );
         // A block that is not a valid string is returned as a block.
-        let (tag, size) = (252, 1);
-        assert_eq!(block(252, 1, &[0xff; 8]), Value::Block { tag, size });
-        assert_eq!(block(252, 1, &[]), Value::Block { tag, size });
+        assert_eq!(block(252, 1, &[0xff; 8]), described(252, 1));
+        assert_eq!(block(252, 1, &[]), described(252, 1));
     }
 
     #[test]
@@ -356,7 +507,7 @@ mod tests {
                 header: 0,
                 words,
             };
-            recorded.decode(|_| Custom::Other)
+            recorded.decode(&mut |_| Custom::Unknown)
         };
         let text = |text: &str, is_whole| Value::String {
             bytes: text.as_bytes().to_vec(),
@@ -404,9 +555,223 @@ mod tests {
         assert_eq!(custom(1, -7), Value::Int32(-7));
         assert_eq!(custom(2, i64::MIN), Value::Int64(i64::MIN));
         assert_eq!(custom(3, 7), Value::Nativeint(7));
-        assert_eq!(custom(9, 7), Value::Block { tag: 255, size: 2 });
-        assert_eq!(block(0, 3, &[]), Value::Block { tag: 0, size: 3 });
-        assert_eq!(block(247, 5, &[]), Value::Block { tag: 247, size: 5 });
+        assert_eq!(custom(9, 7), described(255, 2));
+        let identifier = "_chan".into();
+        assert_eq!(custom(5, 7), Value::Custom { identifier });
+        assert_eq!(block(0, 3, &[]), described(0, 3));
+        assert_eq!(block(247, 5, &[]), described(247, 5));
         assert_eq!(decode(0x1000, 0, None), Value::Unread(0x1000));
+    }
+
+    /// A block of which nothing else is known.
+    fn described(tag: u8, size: u64) -> Value {
+        Value::Block {
+            tag,
+            size,
+            fields: Vec::new(),
+        }
+    }
+
+    /// The words of a block, as they are copied.
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn int(number: i64) -> u64 {
+        (number << 1 | 1) as u64
+    }
+
+    fn header(tag: u8, size: u64) -> u64 {
+        size << 10 | 0x300 | u64::from(tag)
+    }
+
+    fn text(text: &str, is_whole: bool) -> Value {
+        Value::String {
+            bytes: text.as_bytes().to_vec(),
+            is_whole,
+        }
+    }
+
+    const AT: u64 = 0x7f00_0000_1000;
+
+    #[test]
+    fn arrays_of_floats_are_decoded() {
+        let all: Vec<f64> = (0..9).map(f64::from).collect();
+        let words: Vec<u64> = all.iter().map(|it| it.to_bits()).collect();
+        let floats = |many: usize, size| Value::Floats {
+            numbers: all[..many].to_vec(),
+            size,
+        };
+        assert_eq!(block(254, 2, &bytes(&words[..2])), floats(2, 2));
+        assert_eq!(block(254, 1000, &bytes(&words)), floats(9, 1000));
+        // Not more than the block has.
+        assert_eq!(block(254, 2, &bytes(&words)), floats(2, 2));
+        assert_eq!(block(254, 2, &[]), described(254, 2));
+    }
+
+    #[test]
+    fn bigarrays_have_kind_layout_and_dimensions() {
+        let bigarray = |size, rank, flags, dimensions: &[u64]| {
+            let words = [&[4, AT, rank, flags, 0], dimensions].concat();
+            block(255, size, &bytes(&words[..words.len().min(9)]))
+        };
+        let of = |kind, is_fortran, dimensions: &[u64], rank| Value::Bigarray {
+            kind,
+            is_fortran,
+            dimensions: dimensions.to_vec(),
+            rank,
+        };
+        assert_eq!(bigarray(7, 2, 1, &[3, 4]), of("float64", false, &[3, 4], 2));
+        assert_eq!(bigarray(6, 1, 0x10c, &[9]), of("char", true, &[9], 1));
+        assert_eq!(bigarray(5, 0, 0, &[]), of("float32", false, &[], 0));
+        let five = bigarray(10, 5, 13, &[1, 2, 3, 4, 5]);
+        assert_eq!(five, of("float16", false, &[1, 2, 3, 4], 5));
+        // Neither more dimensions than the block has room for, nor another kind.
+        let identifier = "_bigarr02".into();
+        let unknown = Value::Custom { identifier };
+        assert_eq!(bigarray(7, 3, 1, &[3, 4]), unknown);
+        assert_eq!(bigarray(7, u64::MAX, 1, &[3, 4]), unknown);
+        assert_eq!(bigarray(7, 2, 14, &[3, 4]), unknown);
+        assert_eq!(block(255, 7, &bytes(&[4])), unknown);
+    }
+
+    #[test]
+    fn fields_are_decoded_one_level_deep() {
+        let hello = u64::from_le_bytes(*b"hello\0\0\x02");
+        let words = [
+            0,
+            int(-7),
+            AT,
+            header(252, 1),
+            hello,
+            AT,
+            header(253, 1),
+            1.5_f64.to_bits(),
+            AT,
+            header(255, 3),
+            2,
+            99,
+            AT,
+            header(1, 4),
+            AT,
+            0,
+            6,
+        ];
+        let fields = vec![
+            Value::Int(-7),
+            text("hello", true),
+            Value::Float(1.5),
+            Value::Int64(99),
+            described(1, 4),
+            Value::Unread(AT),
+            Value::Unread(6),
+        ];
+        let of = |tag, size, fields: &[Value]| Value::Block {
+            tag,
+            size,
+            fields: fields.to_vec(),
+        };
+        assert_eq!(block(0, 7, &bytes(&words)), of(0, 7, &fields));
+        // The block has more, or the record has.
+        assert_eq!(block(3, 900, &bytes(&words)), of(3, 900, &fields));
+        assert_eq!(block(0, 2, &bytes(&words)), of(0, 2, &fields[..2]));
+        assert_eq!(
+            block(250, 1, &bytes(&[0, int(6)])),
+            of(250, 1, &[Value::Int(6)])
+        );
+        // Of a long string there are four words, and characters are not split.
+        let long = b"123456789 123456789 123456789 1\xc3";
+        let words = [&bytes(&[0, AT, header(252, 9)]), &long[..]].concat();
+        let cut = text(std::str::from_utf8(&long[..31]).unwrap(), false);
+        assert_eq!(block(0, 1, &words), of(0, 1, &[cut]));
+    }
+
+    #[test]
+    fn cells_are_lists_if_they_end_like_one() {
+        let [one, two, three] = [1, 2, 3].map(Value::Int);
+        let list = |elements: &[&Value], is_whole| Value::List {
+            elements: elements.iter().copied().cloned().collect(),
+            is_whole,
+        };
+        let words = [2, int(1), int(2), int(3), int(0)];
+        let decoded = |many: usize| block(0, 2, &bytes(&words[..many]));
+        assert_eq!(decoded(5), list(&[&one, &two, &three], true));
+        assert_eq!(decoded(4), list(&[&one, &two, &three], false));
+        assert_eq!(decoded(2), list(&[&one], false));
+        // Pairs in pairs, and a pair that may be a list of one element.
+        let pair = |one: &Value, other: Value| Value::Block {
+            tag: 0,
+            size: 2,
+            fields: vec![one.clone(), other],
+        };
+        let nested = pair(&one, pair(&two, three.clone()));
+        let words = [1, int(1), int(2), int(3)];
+        assert_eq!(block(0, 2, &bytes(&words)), nested);
+        let words = [0, int(1), int(0)];
+        assert_eq!(block(0, 2, &bytes(&words)), pair(&one, Value::Int(0)));
+        // As many as nobody can count.
+        let words = [u64::MAX, int(1), int(2)];
+        assert_eq!(block(0, 2, &bytes(&words)), list(&[&one, &two], false));
+    }
+
+    #[test]
+    fn exceptions_are_known_by_name() {
+        let failure = u64::from_le_bytes(*b"Failure\0");
+        let exception = |name: &str, arguments: &[Value], is_whole| Value::Exception {
+            name: name.as_bytes().to_vec(),
+            arguments: arguments.to_vec(),
+            is_whole,
+        };
+        let words = [0, AT, header(248, 2), header(252, 1), failure, int(3)];
+        let with_three = exception("Failure", &[Value::Int(3)], true);
+        assert_eq!(block(0, 2, &bytes(&words)), with_three);
+        let cut = exception("Failure", &[Value::Int(3)], false);
+        assert_eq!(block(0, 3, &bytes(&words)), cut);
+        let alone = exception("Failure", &[], true);
+        assert_eq!(block(248, 2, &bytes(&words[..5])), alone);
+        // An object, whose first field is no string.
+        assert_eq!(
+            block(248, 3, &bytes(&[0, AT, header(248, 3), 0])),
+            described(248, 3)
+        );
+        // Of a long name there are eight words.
+        let name = ["A"; 64].concat();
+        let words = [
+            &bytes(&[0, AT, header(248, 2), header(252, 20)]),
+            name.as_bytes(),
+        ]
+        .concat();
+        assert_eq!(block(248, 2, &words), exception(&name, &[], false));
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_are_decoded_to_few_values(
+            tag in any::<u8>(),
+            size in prop_oneof![0_u64..30, any::<u64>()],
+            words in proptest::collection::vec(
+                prop_oneof![
+                    any::<u64>(),
+                    0_u64..64,
+                    (0_u64..30, 240_u64..256).prop_map(|(size, tag)| size << 10 | tag),
+                ],
+                0..=22,
+            ),
+        ) {
+            let value = block(tag, size & 0x3fff_ffff_ffff, &bytes(&words));
+            prop_assert!(values_in(&value) <= 44, "{value:?}");
+        }
+    }
+
+    fn values_in(value: &Value) -> usize {
+        let inner = match value {
+            Value::Block { fields, .. } => fields,
+            Value::List { elements, .. } => elements,
+            Value::Exception { arguments, .. } => arguments,
+            Value::Floats { numbers, .. } => return numbers.len(),
+            Value::Bigarray { dimensions, .. } => return dimensions.len(),
+            _ => return 1,
+        };
+        1 + inner.iter().map(values_in).sum::<usize>()
     }
 }

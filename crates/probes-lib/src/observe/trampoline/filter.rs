@@ -7,23 +7,22 @@
 //! and then without its validity: the frame of the point is mapped.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, edi, get_gpr32,
-    get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, edi, get_gpr32, get_xmm,
+    qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use iced_x86::{IcedError, Register};
 
 use super::function_record::RED_ZONE;
 use super::keys;
 use super::saved::unless_room_on_stack;
-use super::value_pages::unless_of_values;
+use super::value_pages::{unless_listed, unless_of_values};
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
-use crate::address::{LiveAddr, PAGE};
+use crate::address::LiveAddr;
 use crate::expression::typed::{
     Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, LEAST_OPAQUE_TAG, Number,
     Relation, STRING_TAG, Signs, Test, Word, block_of, words_of,
 };
 use crate::observe::layout::keys::text;
-use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{SharedLayout, validity};
 use crate::observe::point::{
     ArgumentSource, FilterRole, IntegerRole, KeyRole, MemorySource, STACK_OFFSET_LIMIT,
@@ -717,23 +716,10 @@ impl FilterCode<'_, '_> {
 
     /// Emits a jump to `untyped` unless the table of readable pages has the word `offset` bytes behind `base`. Uses rdi and r9.
     fn unless_listed(&mut self, base: AsmRegister64, offset_of: i32) -> Result<(), IcedError> {
-        let page_bits = PAGE.trailing_zeros();
-        let table = offset(self.context.layout.pages());
-        let entry: AsmMemoryOperand = qword_ptr(rbx + rdi * 8 + table);
         self.a.test(rbx, rbx)?;
         self.a.je(self.untyped)?;
-        self.a.lea(r9, qword_ptr(base + offset_of))?;
-        self.a.mov(rdi, r9)?;
-        self.a.shr(rdi, readable_pages::KEY_SHIFT)?;
-        self.a.and(edi, readable_pages::ENTRIES as i32 - 1)?;
-        self.a.mov(rdi, entry)?;
-        self.a.shr(r9, page_bits)?;
-        self.a.bt(edi, r9d)?;
-        self.a.jnc(self.untyped)?;
-        self.a.shr(r9, readable_pages::KEY_SHIFT - page_bits)?;
-        self.a.shr(rdi, 32)?;
-        self.a.cmp(r9, rdi)?;
-        self.a.jne(self.untyped)
+        let layout = self.context.layout;
+        unless_listed(self.a, layout, base, offset_of, self.untyped)
     }
 }
 

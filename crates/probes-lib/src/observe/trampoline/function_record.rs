@@ -18,6 +18,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
+use super::fields::FieldCopies;
 use super::filter::{self, FilterContext, SavedAt};
 use super::record::{self, unless_readable};
 use super::sampling;
@@ -126,13 +127,14 @@ pub(super) fn code(
     if !sources.is_empty() {
         a.mov(qword_ptr(rcx + layout_of::COPIED), 0)?;
     }
+    let mut fields = FieldCopies::default();
     for (index, source) in (0..).zip(sources) {
         let format = watched.formats.get(index as usize).copied();
         let format = format.unwrap_or(ArgumentFormat::WORD);
         let is_number = format.size < 8 || format.is_float;
         let is_vector = matches!(source, ArgumentSource::Vector(_) | ArgumentSource::Unknown);
         if !is_number && !is_vector {
-            memory(&mut a, index, words, pointers)?;
+            memory(&mut a, index, words, pointers, &mut fields)?;
         }
     }
     record::end(&mut a)?;
@@ -147,6 +149,7 @@ pub(super) fn code(
         a.nop()?;
     }
     saving.restore(&mut a)?;
+    fields.emit_here(&mut a, pointers.layout, pointers.shared)?;
     a.assemble(at.0)
 }
 
@@ -282,6 +285,7 @@ fn memory(
     index: u64,
     words: Words,
     pointers: RecordPointers,
+    fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     if words == Words::Numbers {
         return Ok(());
@@ -292,7 +296,7 @@ fn memory(
         qword_ptr(rcx + record::argument_at(index) + layout_of::VALUE),
     )?;
     match words {
-        Words::Values => record::block(a, index, pointers.layout, over)?,
+        Words::Values => record::block(a, index, pointers.layout, over, fields)?,
         Words::MaybeValues => maybe_block(a, index, pointers, over)?,
         Words::Text => text(a, index, pointers, over)?,
         Words::Numbers => {}
@@ -331,7 +335,7 @@ fn text(
     copy_words(a, index)
 }
 
-/// Emits the code that does the same as [`record::block`] with a value that may be any word.
+/// Emits the code that does the same as [`record::block`] with a value that may be any word, but copies no fields.
 fn maybe_block(
     a: &mut CodeAssembler,
     index: u64,

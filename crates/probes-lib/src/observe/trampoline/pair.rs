@@ -87,7 +87,7 @@ impl Ends<'_> {
             match (self.key.is_some(), self.reported) {
                 (true, Some(reported)) if is_kept => {
                     let kept = slow::Place::of_key(*end);
-                    slow::keep(a, kept, reported, context.saved, pointers.layout)?;
+                    slow::keep(a, kept, reported, context.saved, pointers)?;
                     keyed::end(a, *end, starts, pointers, next)?;
                 }
                 (true, _) => keyed::end(a, *end, starts, pointers, next)?,
@@ -95,7 +95,7 @@ impl Ends<'_> {
                     self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
                     if let Some(reported) = reported.filter(|_| is_kept) {
                         let kept = slow::Place::of_slot(*end);
-                        slow::keep(a, kept, reported, context.saved, pointers.layout)?;
+                        slow::keep(a, kept, reported, context.saved, pointers)?;
                     }
                 }
             }
@@ -108,7 +108,7 @@ impl Ends<'_> {
                     a.mov(rdx, qword_ptr(rcx + slot::DEPTH))?;
                     slow::Place::of_slot(*end)
                 };
-                slow::report(a, kept, reported, context.saved, pointers.layout)?;
+                slow::report(a, kept, reported, context.saved, pointers)?;
                 // The registers are needed for other things than before. Until the time is taken again, it was the report that took time.
                 if let Some(key) = self.key.filter(|_| index + 1 < self.ends.len()) {
                     keys::hash(a, key, context, untyped)?;

@@ -7,6 +7,7 @@ use iced_x86::code_asm::{
     r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
 };
 
+use super::fields::FieldCopies;
 use super::value_pages::unless_of_values;
 use super::{Saved, load_at_point, offset, spread};
 use crate::address::PAGE;
@@ -20,16 +21,18 @@ use crate::observe::value_pages::ValuePages;
 const LEAST_OPAQUE: u32 = 251;
 
 /// Emits the code that records a watched hit. Expects the address of the shared data in rbx and the
-/// time in rsi, and in the copies of the `saved` registers what these held at the point.
+/// time in rsi, and in the copies of the `saved` registers what these held at the point. Returns the code that is emitted elsewhere.
 pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
     saved: &[Saved],
     layout: SharedLayout,
-) -> Result<(), IcedError> {
+) -> Result<FieldCopies, IcedError> {
+    let mut fields = FieldCopies::default();
     begin(a, watched.point, false, layout)?;
-    arguments(a, watched, saved, layout)?;
-    end(a)
+    arguments(a, watched, saved, layout, &mut fields)?;
+    end(a)?;
+    Ok(fields)
 }
 
 /// Emits the code that records the arguments of a hit in the record at rcx, which has its time. The code uses rax, rdx, rsi, rdi and
@@ -39,12 +42,13 @@ pub(super) fn arguments(
     watched: &WatchRole,
     saved: &[Saved],
     layout: SharedLayout,
+    fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     if !watched.arguments.is_empty() {
         a.mov(qword_ptr(rcx + record::COPIED), 0)?;
     }
     for (index, source) in (0..).zip(&watched.arguments) {
-        argument(a, index, *source, saved, layout)?;
+        argument(a, index, *source, saved, layout, fields)?;
     }
     Ok(())
 }
@@ -97,13 +101,14 @@ pub(super) fn end(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// Emits the code that records an argument: its value; if that is a block, also its header; and if
-/// the garbage collector does not scan the block, also its first words.
+/// the garbage collector does not scan the block, also its first words, or else its `fields`.
 fn argument(
     a: &mut CodeAssembler,
     index: u64,
     source: ArgumentSource,
     saved: &[Saved],
     layout: SharedLayout,
+    fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     let value = qword_ptr(rcx + argument_at(index) + record::VALUE);
     let mut over = a.create_label();
@@ -129,7 +134,7 @@ fn argument(
         ArgumentSource::Unknown => return Ok(()),
     }
     a.mov(value, rdx)?;
-    block(a, index, layout, over)?;
+    block(a, index, layout, over, fields)?;
     a.set_label(&mut over)?;
     a.nop()
 }
@@ -139,19 +144,19 @@ pub(super) fn argument_at(index: u64) -> u64 {
     record::ARGUMENTS + record::ARGUMENT_LEN * index
 }
 
-/// Emits the code that records the header of the block at rdx, which can be read, and leaves it in rax. It goes to `over` if the
-/// words of the block are values, which are not recorded.
+/// Emits the code that records the header of the block at rdx, which can be read, and leaves it in rax. It goes to `are_values` if
+/// the words of the block are values.
 pub(super) fn block_header(
     a: &mut CodeAssembler,
     index: u64,
-    over: CodeLabel,
+    are_values: CodeLabel,
 ) -> Result<(), IcedError> {
     let header = qword_ptr(rcx + argument_at(index) + record::BLOCK_HEADER);
     a.mov(rax, qword_ptr(rdx - 8))?;
     a.mov(header, rax)?;
     a.mov(byte_ptr(rcx + record::COPIED + index), 1)?;
     a.cmp(al, LEAST_OPAQUE)?;
-    a.jb(over)
+    a.jb(are_values)
 }
 
 /// Emits the code that puts in rsi the length in words of the block whose header is in rax (bits 10 to 55), limited to what a
@@ -166,20 +171,22 @@ pub(super) fn words_of_block(a: &mut CodeAssembler, over: CodeLabel) -> Result<(
 }
 
 /// Emits the code that records the header and the first words of the block at rdx. It goes to `over` if that is
-/// none, or cannot be read.
+/// none, or cannot be read. If these words are values, its `fields` are copied.
 pub(super) fn block(
     a: &mut CodeAssembler,
     index: u64,
     layout: SharedLayout,
     over: CodeLabel,
+    fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
+    let are_values = fields.begin(a, index, over);
     let at = argument_at(index);
     // Blocks are aligned to words; odd values are integers.
     a.test(dl, 7)?;
     a.jne(over)?;
     a.lea(rax, qword_ptr(rdx - 8))?;
     unless_readable_value(a, layout, over)?;
-    block_header(a, index, over)?;
+    block_header(a, index, are_values)?;
     words_of_block(a, over)?;
     a.lea(rax, qword_ptr(rdx + rsi * 8 - 8))?;
     unless_readable_value(a, layout, over)?;

@@ -1,12 +1,16 @@
 //! The code that looks up whether memory is of values, in the table that the runtime of OCaml 4 has of their pages
-//! ([`ValuePages::Runtimes`](crate::observe::value_pages::ValuePages::Runtimes)).
+//! ([`ValuePages::Runtimes`](crate::observe::value_pages::ValuePages::Runtimes)), or in that of the observer.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, cl, dword_ptr, ecx, qword_ptr, rcx,
+    AsmRegister64, CodeAssembler, CodeLabel, cl, dword_ptr, ecx, edi, qword_ptr, r9, r9d, rbx, rcx,
+    rdi,
 };
 
+use super::offset;
 use crate::address::{LiveAddr, PAGE};
+use crate::observe::layout::readable_pages;
+use crate::observe::layout::shared::SharedLayout;
 use crate::observe::value_pages::runtime_pages::{ENTRIES, HASH_FACTOR, MASK, OF_VALUES, SHIFT};
 
 /// Binary logarithm of how many entries are tried: the runtime keeps half of them empty.
@@ -65,4 +69,28 @@ pub(super) fn unless_of_values(
     a.test(ecx, OF_VALUES as i32)?;
     a.mov(rcx, saved)?;
     a.je(otherwise)
+}
+
+/// Emits a jump to `otherwise` unless the table of readable pages has the word `offset_of` bytes behind `base`, which is not r9. The
+/// address of the shared data is in rbx. Uses rdi and r9.
+pub(super) fn unless_listed(
+    a: &mut CodeAssembler,
+    layout: SharedLayout,
+    base: AsmRegister64,
+    offset_of: i32,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    let page_bits = PAGE.trailing_zeros();
+    a.lea(r9, qword_ptr(base + offset_of))?;
+    a.mov(rdi, r9)?;
+    a.shr(rdi, readable_pages::KEY_SHIFT)?;
+    a.and(edi, readable_pages::ENTRIES as i32 - 1)?;
+    a.mov(rdi, qword_ptr(rbx + rdi * 8 + offset(layout.pages())))?;
+    a.shr(r9, page_bits)?;
+    a.bt(edi, r9d)?;
+    a.jnc(otherwise)?;
+    a.shr(r9, readable_pages::KEY_SHIFT - page_bits)?;
+    a.shr(rdi, 32)?;
+    a.cmp(r9, rdi)?;
+    a.jne(otherwise)
 }

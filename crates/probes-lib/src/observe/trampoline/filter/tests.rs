@@ -20,11 +20,13 @@ use test_support::process::{peek, poke};
 use test_support::{Guard, eventually};
 
 use super::*;
+use crate::address::PAGE;
 use crate::expression::{
     Answer, Expression, Filter, Hit, IntegerExpression, Parameter, ParameterKind, Scope,
 };
 use crate::observe::buckets::Linear;
 use crate::observe::layout::keys::KeysLayout;
+use crate::observe::layout::readable_pages;
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::values::{ValuesLayout, copy, order};
 use crate::observe::point::HistogramRole;
@@ -42,6 +44,7 @@ const SHARED: u64 = 0x10_2000_0000;
 const LAYOUT: SharedLayout = SharedLayout {
     pairs: 0,
     record_len: 0,
+    has_large_rings: false,
     filters_memory: true,
     value_pages: ValuePages::Observers,
     calls: crate::observe::layout::calls::CallsLayout {

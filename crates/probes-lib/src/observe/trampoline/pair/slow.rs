@@ -7,7 +7,8 @@ use iced_x86::code_asm::{
     rsi,
 };
 
-use super::super::{Saved, offset, record};
+use super::super::fields::FieldCopies;
+use super::super::{Pointers, Saved, offset, record};
 use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
 use crate::observe::layout::shared::{
     SLOT_LEN_BITS, SLOW_FROM, SharedLayout, TID_AT, record as layout_of,
@@ -73,8 +74,9 @@ pub(super) fn keep(
     place: Place,
     reported: &WatchRole,
     saved: &[Saved],
-    layout: SharedLayout,
+    pointers: &Pointers,
 ) -> Result<(), IcedError> {
+    let layout = pointers.layout;
     let mut over = a.create_label();
     place.find(a, layout)?;
     a.mov(rcx, rdx)?;
@@ -94,7 +96,7 @@ pub(super) fn keep(
     a.mov(eax, dword_ptr(rax).fs())?;
     a.mov(dword_ptr(rcx + layout_of::TID), eax)?;
     a.mov(dword_ptr(rcx + layout_of::POINT), reported.point)?;
-    record::arguments(a, reported, saved, layout)?;
+    arguments(a, reported, saved, pointers)?;
     a.mov(rsi, qword_ptr(rcx + layout_of::TIME))?;
     a.mov(qword_ptr(rcx + layout_of::NUMBER), rsi)?;
     a.set_label(&mut over)?;
@@ -119,8 +121,9 @@ pub(super) fn report(
     place: Place,
     reported: &WatchRole,
     saved: &[Saved],
-    layout: SharedLayout,
+    pointers: &Pointers,
 ) -> Result<(), IcedError> {
+    let layout = pointers.layout;
     let mut next = a.create_label();
     let mut unknown = a.create_label();
     let mut known = a.create_label();
@@ -145,6 +148,17 @@ pub(super) fn report(
     let point = dword_ptr(rcx + (start + layout_of::POINT));
     a.mov(point, layout_of::UNKNOWN_POINT)?;
     a.set_label(&mut known)?;
-    record::arguments(a, reported, saved, layout)?;
+    arguments(a, reported, saved, pointers)?;
     record::end(a)
+}
+
+fn arguments(
+    a: &mut CodeAssembler,
+    reported: &WatchRole,
+    saved: &[Saved],
+    pointers: &Pointers,
+) -> Result<(), IcedError> {
+    let mut fields = FieldCopies::default();
+    record::arguments(a, reported, saved, pointers.layout, &mut fields)?;
+    fields.emit_here(a, pointers.layout, pointers.shared)
 }

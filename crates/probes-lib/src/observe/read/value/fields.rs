@@ -1,0 +1,176 @@
+//! What was copied of the fields of a block, as [`fields`] says, decoded. It may be anything: the program can overwrite it. Pure.
+
+use super::{Custom, Value, of_custom, size_of, word};
+use crate::observe::layout::shared::fields;
+
+/// Decodes a block of this tag and size, from the words that were copied of it.
+pub(super) fn block(
+    tag: u8,
+    size: u64,
+    words: &[u8],
+    custom: &mut dyn FnMut(u64) -> Custom,
+) -> Value {
+    let mut reader = Fields { words, at: 1 };
+    let mut values: Vec<Value> = std::iter::from_fn(|| reader.next(custom)).collect();
+    let is_exception = matches!(values.first(), Some(Value::Exception { .. }));
+    if tag == fields::OBJECT_TAG {
+        return match values.into_iter().next() {
+            Some(exception) if is_exception => exception,
+            _ => Value::Block {
+                tag,
+                size,
+                fields: Vec::new(),
+            },
+        };
+    }
+    let cells = word(words, 0).unwrap_or(0);
+    if cells > 0 && (tag, size) == (0, 2) {
+        return cells_of(values, cells);
+    }
+    values.truncate(usize::try_from(size).unwrap_or(usize::MAX));
+    let has_all = values.len() as u64 == size;
+    if is_exception && tag == 0 {
+        let rest = values.split_off(1);
+        if let Some(Value::Exception { name, is_whole, .. }) = values.pop() {
+            return Value::Exception {
+                name,
+                arguments: rest,
+                is_whole: is_whole && has_all,
+            };
+        }
+    }
+    Value::Block {
+        tag,
+        size,
+        fields: values,
+    }
+}
+
+/// Returns the value whose first cell is followed by so many others: a list, or, if the last one does not end it, blocks in blocks.
+fn cells_of(mut values: Vec<Value>, cells: u64) -> Value {
+    let elements = usize::try_from(cells).map_or(usize::MAX, |cells| cells.saturating_add(1));
+    let end = (values.len() > elements).then(|| values.swap_remove(elements));
+    values.truncate(elements);
+    match end {
+        None | Some(Value::Int(0)) => Value::List {
+            elements: values,
+            is_whole: end.is_some(),
+        },
+        Some(end) => values
+            .into_iter()
+            .rev()
+            .fold(end, |rest, element| Value::Block {
+                tag: 0,
+                size: 2,
+                fields: vec![element, rest],
+            }),
+    }
+}
+
+/// Words that are being decoded.
+struct Fields<'r> {
+    words: &'r [u8],
+    /// The index of the next word.
+    at: u64,
+}
+
+impl<'r> Fields<'r> {
+    fn next(&mut self, custom: &mut dyn FnMut(u64) -> Custom) -> Option<Value> {
+        let value = self.word()?;
+        if value & 1 == 1 {
+            return Some(Value::Int(value as i64 >> 1));
+        }
+        if value & 7 != 0 {
+            return Some(Value::Unread(value));
+        }
+        let header = self.word()?;
+        if header == 0 {
+            return Some(Value::Unread(value));
+        }
+        let (tag, size) = (header as u8, size_of(header));
+        let read = match tag {
+            fields::OBJECT_TAG => self.exception()?,
+            fields::STRING_TAG => string(self.opaque(tag, size)?, size),
+            fields::DOUBLE_TAG if size == 1 => {
+                let bits = word(self.opaque(tag, size)?, 0);
+                bits.map(|bits| Value::Float(f64::from_bits(bits)))
+            }
+            fields::CUSTOM_TAG => of_custom(self.opaque(tag, size)?, size, custom),
+            _ => {
+                self.opaque(tag, size)?;
+                None
+            }
+        };
+        Some(read.unwrap_or(Value::Block {
+            tag,
+            size,
+            fields: Vec::new(),
+        }))
+    }
+
+    /// Returns an exception without arguments, or the constructor of one with arguments; nothing if it is another object.
+    fn exception(&mut self) -> Option<Option<Value>> {
+        let header = self.word()?;
+        if header as u8 != fields::STRING_TAG {
+            return Some(None);
+        }
+        let size = size_of(header);
+        let name = string(self.take(fields::NAME_WORDS, size)?, size);
+        Some(match name {
+            Some(Value::String { bytes, is_whole }) => Some(Value::Exception {
+                name: bytes,
+                arguments: Vec::new(),
+                is_whole,
+            }),
+            _ => None,
+        })
+    }
+
+    fn word(&mut self) -> Option<u64> {
+        let word = word(self.words, self.at)?;
+        self.at += 1;
+        Some(word)
+    }
+
+    /// Returns the words of a field of this tag that were copied.
+    fn opaque(&mut self, tag: u8, size: u64) -> Option<&'r [u8]> {
+        let limits = fields::OPAQUE_WORDS.into_iter();
+        let mut of_tag = limits.filter(|(other, _)| *other == tag);
+        self.take(of_tag.next().map_or(0, |(_, words)| words), size)
+    }
+
+    /// Returns the first words of a block of this size: at most so many, and as many as there is room for.
+    fn take(&mut self, most: u64, size: u64) -> Option<&'r [u8]> {
+        let room = fields::WORDS.checked_sub(self.at)?;
+        let many = most.min(size).min(room);
+        let start = self.at as usize * 8;
+        let words = self.words.get(start..start + many as usize * 8)?;
+        self.at += many;
+        Some(words)
+    }
+}
+
+/// Returns a string of a block of this size, from its first words.
+fn string(words: &[u8], size: u64) -> Option<Value> {
+    let is_whole = words.len() as u64 == size.checked_mul(8)?;
+    let len = if is_whole {
+        let unused = usize::from(*words.last()?);
+        words.len().checked_sub(1 + unused)?
+    } else {
+        words.len() - split_at_end(words)
+    };
+    Some(Value::String {
+        bytes: words.get(..len)?.to_vec(),
+        is_whole,
+    })
+}
+
+/// Returns how many bytes at the end are the beginning of a character of UTF-8.
+fn split_at_end(bytes: &[u8]) -> usize {
+    let lens = 1..=3.min(bytes.len());
+    let is_split = |len: &usize| {
+        let end = std::str::from_utf8(&bytes[bytes.len() - len..]);
+        end.is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+    };
+    lens.rev().find(is_split).unwrap_or(0)
+}
