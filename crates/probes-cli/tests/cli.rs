@@ -8,6 +8,8 @@
 #[path = "cli/support.rs"]
 mod support; // running the program, golden files, looking into targets
 
+#[path = "cli/ask.rs"]
+mod ask; // the twenty questions of docs/ask.md
 #[path = "cli/attach.rs"]
 mod attach; // changes of running programs: counters, kinds of actions, -force, all or nothing
 #[path = "cli/bad_files.rs"]

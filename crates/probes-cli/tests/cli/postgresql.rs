@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use test_support::{Guard, Scratch, Talker, eventually, output};
 
+use crate::ask::Question;
 use crate::count_functions::{counting, observing};
 use crate::support::{is_observed, started_by};
 
@@ -169,5 +170,9 @@ fn queries_of_postgresql_are_shown_with_text() {
     let follows = |pair: &[usize]| pair[1] == (pair[0] + 1) % kinds.len();
     assert!(shown.windows(2).all(follows), "{shown:?}");
     assert!(!is_observed(of_pgbench));
+    let question = Question::about("4343");
+    let tool = observing("watch", question.flags(), own);
+    session.ask("select 1;", "1");
+    question.assert_answered(&tool.until_end().stdout);
     session.ask(&query(1), "answer 1");
 }
