@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use probes_lib::{Expression, Hit, Parameter, ParameterKind, Scope};
+use probes_lib::{BadExpression, Expression, Hit, Keys, Parameter, ParameterKind, Scope};
 
 struct Words<'w>(&'w [u8]);
 
@@ -36,14 +36,22 @@ fuzz_target!(|input: &[u8]| {
             parameter(None, ParameterKind::Unread),
         ],
     );
-    match text.parse::<Expression>().and_then(|it| it.filter(&scope)) {
-        Ok(filter) => {
-            filter.answer(&Words(input));
+    let has_place = |error: BadExpression, within: &str| {
+        let place = error.place();
+        assert!(place.start <= place.end && within.get(place).is_some());
+        assert!(error.to_string().len() < 5000 && error.marked().len() < 1000);
+    };
+    match text.parse::<Expression>() {
+        Ok(expression) => {
+            let integer = expression.integer(&scope);
+            let integer = integer.map(|it| it.value(&Words(input)));
+            let answer = expression.filter(&scope).map(|it| it.answer(&Words(input)));
+            let errors = [integer.err(), answer.err()];
+            errors.into_iter().flatten().for_each(|it| has_place(it, expression.as_str()));
         }
-        Err(error) => {
-            let place = error.place();
-            assert!(place.start <= place.end && text.get(place).is_some());
-            assert!(error.to_string().len() < 5000 && error.marked().len() < 1000);
-        }
+        Err(error) => has_place(error, &text),
+    }
+    if let Ok(keys) = text.parse::<Keys>() {
+        assert!(keys.expressions().all(|key| text.contains(key.as_str())));
     }
 });

@@ -84,6 +84,67 @@ fn more_keys_than_room_add_up() {
     }
 }
 
+/// How often the fixture `calls` calls `leaf` with each argument, in each thread: with the number of each round, and with one more.
+fn arguments_of_leaf(rounds: i64) -> impl Iterator<Item = i64> {
+    (0..rounds).flat_map(|round| [round, round + 1])
+}
+
+// promise: Functions: Ten million calls of a C function have the keys that the program passes, each as often (2 programs, 1, 4 and 16
+//    threads)
+#[test]
+fn ten_million_calls_have_their_keys() {
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        for threads in [1, 4, 16] {
+            let rounds = 5_000_000 / threads;
+            let tool = counting("-fn leaf -by int(arg0)&1023 -json", target.pid());
+            target.ask(&format!("calls {threads} {rounds}"), "called");
+            let json = object(&tool.end().answer());
+            let mut expected = Hits::new();
+            for argument in arguments_of_leaf(rounds) {
+                *expected.entry(argument & 1023).or_default() += threads as u64;
+            }
+            assert_eq!(
+                expected.values().sum::<u64>(),
+                10_000_000 / threads as u64 * threads as u64
+            );
+            assert_eq!(integers(&json), expected);
+            assert_eq!(rest(&json), (0, 0));
+        }
+    }
+}
+
+// promise: Functions: Of 100,000 keys of 16 threads, as many as there is room for are shown, none with more hits than it has, and the
+//    others add up with them to all hits (2 programs)
+#[test]
+fn hundred_thousand_keys_add_up() {
+    const KEYS: i64 = 100_000;
+    const THREADS: u64 = 16;
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        let tool = counting("-fn leaf -by int(arg0) -json", target.pid());
+        target.ask(&format!("calls {THREADS} {KEYS}"), "called");
+        let json = object(&tool.end().answer());
+        let hits = integers(&json);
+        let all = 2 * THREADS * KEYS as u64;
+        let (other, untyped) = rest(&json);
+        assert_eq!((hits.values().sum::<u64>() + other, untyped), (all, 0));
+        assert!(
+            hits.len() >= 4096 && other > all / 2,
+            "{} {other}",
+            hits.len()
+        );
+        for (key, many) in hits {
+            // The first and the last argument are passed once.
+            let most = if (1..KEYS).contains(&key) { 2 } else { 1 };
+            assert!(
+                (0..=KEYS).contains(&key) && many <= most * THREADS,
+                "{key}: {many}"
+            );
+        }
+    }
+}
+
 // promise: Functions: `count -by` has each argument of C functions as a key with its exact hits, also with `-where` (2 programs, 16 threads)
 #[test]
 fn arguments_of_c_functions_are_keys() {
