@@ -32,5 +32,7 @@ mod stripped;
 mod domains;
 #[path = "matrix/effects.rs"]
 mod effects;
+#[path = "matrix/events.rs"]
+mod events;
 #[path = "matrix/observe.rs"]
 mod observe;

@@ -8,6 +8,7 @@ mod memory;
 mod observe;
 mod probe;
 mod process;
+mod runtime_events;
 mod subject;
 mod system;
 
@@ -28,6 +29,7 @@ pub use observe::{
 };
 pub use probe::ProbeError;
 pub use process::{Denial, ProcessError};
+pub use runtime_events::RuntimeEventsError;
 pub use subject::Subject;
 pub use system::{Operation, SystemError};
 
@@ -83,6 +85,9 @@ pub enum ErrorKind {
     /// A process cannot be observed, or not any more.
     #[error(transparent)]
     Observe(#[from] ObserveError),
+    /// The events of a runtime cannot be read.
+    #[error(transparent)]
+    RuntimeEvents(#[from] RuntimeEventsError),
     /// A program cannot be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -110,6 +115,7 @@ impl ErrorKind {
             ErrorKind::Process(kind) => kind.into(),
             ErrorKind::Memory(kind) => kind.into(),
             ErrorKind::Observe(kind) => kind.into(),
+            ErrorKind::RuntimeEvents(kind) => kind.into(),
             ErrorKind::Launch(kind) => kind.into(),
             ErrorKind::System(kind) => kind.into(),
         };
@@ -130,7 +136,7 @@ impl ErrorKind {
             ErrorKind::Memory(kind) => Some(kind.with_subject(&name)),
             ErrorKind::Launch(kind) => kind.with_subject(&name),
             ErrorKind::System(kind) => kind.with_subject(&name),
-            ErrorKind::Observe(_) => None,
+            ErrorKind::Observe(_) | ErrorKind::RuntimeEvents(_) => None,
         };
         text.unwrap_or_else(|| format!("{name} {self}"))
     }

@@ -40,6 +40,7 @@
 //! | list the processes that have probes | [`survey`](survey()) |
 //! | list, enable and disable the probes of a process | [`Target`], [`Actions`], [`Report`] |
 //! | count the hits of probes, time pairs of them, read their arguments | [`Target::observe`], with an [`Observation`]; the [`Observer`] reads |
+//! | read the events that the runtime of OCaml 5 writes itself | [`RuntimeEvents`] |
 //! | start a program with its probes set | [`Launch`] |
 //! | set the probes of everything that processes fork, execute and load | [`Follow`]; [`Launch::split`] from the start of a program |
 //! | know why something failed, and what the process is left with | [`Error::kind`], [`Error::effect`] |
@@ -78,6 +79,7 @@ mod observe;
 mod observer;
 mod patch_plan;
 mod process;
+mod runtime_events;
 mod select;
 mod site;
 mod survey;
@@ -139,6 +141,9 @@ pub use observe::{
 };
 pub use observer::{ObservationReport, Observer};
 
+// The events that the runtime of OCaml 5 writes itself.
+pub use runtime_events::{CustomBytes, RingEntry, RuntimeEventKind, RuntimeEvents, UserValue};
+
 // Patches: where a jump to a trampoline can be put in any code.
 pub use patch_plan::code::Code;
 pub use patch_plan::displaced::{DisplacedCopy, DisplacedExit};
@@ -156,6 +161,6 @@ pub use launch::{Launch, Launched};
 pub use error::{
     Denial, Effect, ElfDefect, Error, ErrorKind, FileError, FunctionError, LaunchError,
     MalformedNote, MemoryError, MemoryLimit, MemoryPart, NoteDefect, ObserveError, Operation,
-    ProbeDefect, ProbeError, ProcessError, Result, SeccompAction, Subject, SystemError,
-    ToolProcess, TscDenial, UnreadableFilter,
+    ProbeDefect, ProbeError, ProcessError, Result, RuntimeEventsError, SeccompAction, Subject,
+    SystemError, ToolProcess, TscDenial, UnreadableFilter,
 };

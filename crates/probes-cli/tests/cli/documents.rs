@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::support::golden_file;
 
 /// The sections of docs/promises.md, in order.
-const SECTIONS: [&str; 20] = [
+const SECTIONS: [&str; 21] = [
     "Stopping and resuming",
     "Signals",
     "All or nothing",
@@ -33,6 +33,7 @@ const SECTIONS: [&str; 20] = [
     "Own probes",
     "Bad input",
     "Functions",
+    "Runtime events",
 ];
 
 const INTRODUCTION: &str = "\

@@ -197,7 +197,10 @@ fn error_kinds() -> Vec<(String, String)> {
         .filter(|(kind, _)| !["target", "survey"].contains(&&**kind))
         .collect();
     for (area, _) in variants("crates/probes-lib/src/error.rs", "ErrorKind") {
-        let name = area[..1].to_uppercase() + &area[1..] + "Error";
+        let words = area
+            .split('_')
+            .map(|word| word[..1].to_uppercase() + &word[1..]);
+        let name = words.collect::<String>() + "Error";
         let file = format!("crates/probes-lib/src/error/{area}.rs");
         let of_area = variants(&file, &name).into_iter();
         kinds.extend(of_area.map(|(kind, meaning)| (format!("{area}.{kind}"), meaning)));

@@ -1,0 +1,34 @@
+//! What can be wrong with the runtime events of a process. The messages continue a sentence that begins with the process or file.
+
+/// Why the events of a runtime cannot be read.
+#[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
+#[non_exhaustive]
+pub enum RuntimeEventsError {
+    /// It has the runtime of OCaml 5, and its events are not switched on.
+    #[error("writes no runtime events: they are not switched on")]
+    NotOn,
+    /// It has the runtime of OCaml 4, which has no such events.
+    #[error("has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events")]
+    Ocaml4,
+    /// No runtime of OCaml is known in it.
+    #[error("writes no runtime events, and has no OCaml runtime with symbols")]
+    NoRuntime,
+    /// It has events, and nothing says by which version of OCaml.
+    #[error(
+        "writes runtime events, and nothing in it says of which version of OCaml: Sys.ocaml_version is missing"
+    )]
+    NoVersion,
+    /// It has events of a version of OCaml whose numbers are not known.
+    #[error("writes runtime events of OCaml {}, and those of OCaml 5.0 to 5.4 are known", version.escape_default())]
+    UnknownVersion {
+        /// What `Sys.ocaml_version` is.
+        version: String,
+    },
+    /// The file of the events is not as a runtime writes it.
+    #[error("has a damaged file of runtime events: {why}")]
+    Malformed {
+        /// What is wrong with it.
+        why: String,
+    },
+}

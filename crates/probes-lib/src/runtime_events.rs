@@ -1,0 +1,311 @@
+//! [`RuntimeEvents`]: what the runtime of OCaml 5 writes about its garbage collector, and what programs write beside it
+//! (`Runtime_events` of OCaml), read from the file that it maps.
+//!
+//! ```text
+//! maps ─▶ the file that is mapped ─▶ header ─▶ a reader for each ring ─▶ items ─▶ events
+//!         source                     header    ring                      item     by the numbers of its version: names
+//! ```
+
+mod header;
+mod item;
+mod names;
+mod ring;
+mod source;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::elf::ElfFile;
+use crate::error::{Error, Operation, Result, RuntimeEventsError, Subject};
+use crate::process::Process;
+use crate::process::maps::{self, Mapping, read_maps};
+use crate::process::objects::elf_of;
+
+use self::header::{HEADER_LEN, Header, NAME_LEN, USER_EVENTS};
+use self::names::Names;
+use self::ring::{Copied, RingBytes, RingError, RingReader, tails};
+use self::source::Source;
+
+pub use self::item::{CustomBytes, RuntimeEventKind, UserValue};
+
+/// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4.
+const OF_OCAML_5: &str = "caml_init_domains";
+
+/// A function of the runtime of every OCaml.
+const OF_OCAML: &str = "caml_garbage_collection";
+
+/// The events that the runtime of a process writes.
+///
+/// ```no_run
+/// use probes_lib::{RingEntry, RuntimeEvents};
+///
+/// let mut events = RuntimeEvents::of_process(4242)?;
+/// events.read(|entry| match entry {
+///     RingEntry::Event { domain, time, kind } => println!("{domain} {time} {kind:?}"),
+///     RingEntry::Lost { domain, words } => println!("{domain} lost {words} words"),
+/// })?;
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RuntimeEvents {
+    subject: Subject,
+    /// The process and its mapping of the file; `None` if the file was opened by its path.
+    mapped: Option<(Process, Mapping)>,
+    source: Source,
+    header: Header,
+    version: String,
+    names: Names,
+    readers: Vec<RingReader>,
+    copied: Copied,
+    /// The names of user events that were read so far.
+    user_names: BTreeMap<u16, String>,
+}
+
+/// What a ring has: an event, or a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingEntry<'w> {
+    /// An event.
+    Event {
+        /// The number of the ring: the domain's index, which a later domain may have again.
+        domain: u32,
+        /// When, in nanoseconds of CLOCK_MONOTONIC.
+        time: u64,
+        /// What has happened.
+        kind: RuntimeEventKind<'w>,
+    },
+    /// Words of events were overwritten before they were read.
+    Lost {
+        /// The number of the ring.
+        domain: u32,
+        /// How many words.
+        words: u64,
+    },
+}
+
+impl RuntimeEvents {
+    /// Opens the events of a process, from now on. Whether the file has a name any more, and in which namespaces the process
+    /// is, does not matter.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, the caller may not debug it, or its events cannot be read
+    /// ([`RuntimeEventsError`]).
+    pub fn of_process(pid: i32) -> Result<RuntimeEvents> {
+        let process = Process::open(pid)?;
+        process.refuse_without_program()?;
+        let maps = read_maps(&process)?;
+        let status = process.status();
+        let status = status.map_err(|source| process.exited_or(source))?;
+        let name = format!("{}.events", status.innermost);
+        let of = |kind: RuntimeEventsError| Error::of_process(pid, kind);
+        let Some(mapping) = maps.iter().find(|it| is_ring(it, &name)) else {
+            return Err(of(why_none(&process, &maps)));
+        };
+        let version = elf_files(&process, &maps).find_map(|elf| version(&elf));
+        let version = version.ok_or_else(|| of(RuntimeEventsError::NoVersion))?;
+        let source = Source::of_mapping(&process, mapping)?;
+        let mapping = mapping.clone();
+        let subject = Subject::Process(pid);
+        let mut events = RuntimeEvents::new(subject, source, version)?;
+        events.mapped = Some((process, mapping));
+        events.skip()?;
+        Ok(events)
+    }
+
+    /// Opens the events in a file that `program` writes or has written, from the first.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, or the events cannot ([`RuntimeEventsError`]).
+    pub fn of_file(file: impl AsRef<Path>, program: impl AsRef<Path>) -> Result<RuntimeEvents> {
+        let path: PathBuf = file.as_ref().to_owned();
+        let elf = ElfFile::open(program.as_ref())?;
+        let version = version(&elf);
+        let version =
+            version.ok_or_else(|| Error::of_file(&path, RuntimeEventsError::NoVersion))?;
+        let open = |source| Error::of_file(&path, crate::error::FileError::Open { source });
+        let source = Source::of_file(File::open(&path).map_err(open)?).map_err(open)?;
+        RuntimeEvents::new(Subject::File(path), source, version)
+    }
+
+    fn new(subject: Subject, source: Source, version: String) -> Result<RuntimeEvents> {
+        let Some(names) = Names::of(&version) else {
+            return Err(Error::new(
+                subject,
+                RuntimeEventsError::UnknownVersion { version },
+            ));
+        };
+        let mut bytes = [0; HEADER_LEN];
+        let header = source
+            .read(0, &mut bytes)
+            .map_err(RingError::Read)
+            .and_then(|()| Header::parse(&bytes, source.len()).map_err(RingError::Malformed));
+        let header = header.map_err(|error| error_of(&subject, error))?;
+        let readers = (0..header.domains).map(|domain| RingReader {
+            domain,
+            position: 0,
+        });
+        Ok(RuntimeEvents {
+            subject,
+            mapped: None,
+            source,
+            header,
+            version,
+            names,
+            readers: readers.collect(),
+            copied: Copied::default(),
+            user_names: BTreeMap::new(),
+        })
+    }
+
+    /// The same from the oldest event that there is; those before are lost.
+    #[must_use]
+    pub fn from_start(mut self) -> RuntimeEvents {
+        for reader in &mut self.readers {
+            reader.position = 0;
+        }
+        self
+    }
+
+    /// Returns the version of OCaml that the program was compiled by, as `Sys.ocaml_version`.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Calls `visit` with all events that were written since the last call, ring by ring.
+    ///
+    /// # Errors
+    ///
+    /// If the file was truncated or is damaged, or the memory of the process is gone.
+    pub fn read(&mut self, mut visit: impl FnMut(RingEntry<'_>)) -> Result<()> {
+        let tails = tails(&self.source, &self.header);
+        let tails = tails.map_err(|error| error_of(&self.subject, error.into()))?;
+        for (reader, tail) in self.readers.iter_mut().zip(tails) {
+            let domain = reader.domain;
+            let words = reader
+                .read(
+                    &self.source,
+                    &self.header,
+                    &self.names,
+                    tail,
+                    &mut self.copied,
+                    |time, kind| {
+                        visit(RingEntry::Event { domain, time, kind });
+                    },
+                )
+                .map_err(|error| error_of(&self.subject, error))?;
+            if words > 0 {
+                visit(RingEntry::Lost { domain, words });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the name of a user event; `None` if it has none so far.
+    ///
+    /// # Errors
+    ///
+    /// See [`RuntimeEvents::read`].
+    pub fn user_event_name(&mut self, id: u16) -> Result<Option<&str>> {
+        if !self.user_names.contains_key(&id) {
+            let Some(names_at) = self.header.names_at.filter(|_| u64::from(id) < USER_EVENTS)
+            else {
+                return Ok(None);
+            };
+            let mut name = [0; NAME_LEN as usize];
+            let read = self
+                .source
+                .read(names_at + u64::from(id) * NAME_LEN, &mut name);
+            read.map_err(|error| error_of(&self.subject, error.into()))?;
+            let end = name
+                .iter()
+                .position(|&byte| byte == 0)
+                .unwrap_or(name.len());
+            if end == 0 {
+                return Ok(None);
+            }
+            let name = String::from_utf8_lossy(&name[..end]).into_owned();
+            self.user_names.insert(id, name);
+        }
+        Ok(self.user_names.get(&id).map(String::as_str))
+    }
+
+    /// Returns whether the process still has the file mapped: not if it has exited, executed another program, or ended its events.
+    /// What it has written before can still be read.
+    ///
+    /// # Errors
+    ///
+    /// If its maps cannot be read though it runs.
+    pub fn is_mapped(&self) -> Result<bool> {
+        let Some((process, mapping)) = &self.mapped else {
+            return Ok(true);
+        };
+        match maps::still_mapped(process, std::slice::from_ref(mapping)) {
+            Err(error) if error.is_gone() => Ok(false),
+            answer => answer,
+        }
+    }
+
+    /// Goes to the end of each ring.
+    fn skip(&mut self) -> Result<()> {
+        let tails = tails(&self.source, &self.header);
+        let tails = tails.map_err(|error| error_of(&self.subject, error.into()))?;
+        for (reader, tail) in self.readers.iter_mut().zip(tails) {
+            reader.position = tail;
+        }
+        Ok(())
+    }
+}
+
+/// The error for a file that cannot be read.
+fn error_of(subject: &Subject, error: RingError) -> Error {
+    let why = match error {
+        RingError::Malformed(why) => why,
+        RingError::Read(source) => match subject {
+            Subject::Process(pid) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
+                return Error::of_call(*pid, Operation::Read, source);
+            }
+            _ => "it is shorter than its header says".to_owned(),
+        },
+    };
+    Error::new(subject.clone(), RuntimeEventsError::Malformed { why })
+}
+
+/// Returns whether a mapping is the file of the events of the process that names it so.
+fn is_ring(mapping: &Mapping, name: &str) -> bool {
+    let path = mapping.path();
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    let file = path.rsplit(|&byte| byte == b'/').next();
+    mapping.shared && mapping.is_readable() && mapping.offset == 0 && file == Some(name.as_bytes())
+}
+
+/// The files that a process has mapped with code: the executable first, as a rule.
+fn elf_files(process: &Process, maps: &[Mapping]) -> impl Iterator<Item = ElfFile> {
+    let mut seen = Vec::new();
+    let code = maps.iter().filter(move |mapping| {
+        let file = (mapping.device, mapping.inode);
+        let is_new = mapping.executable && mapping.inode != 0 && !seen.contains(&file);
+        seen.extend(is_new.then_some(file));
+        is_new
+    });
+    code.filter_map(|mapping| elf_of(process, maps, mapping))
+}
+
+/// Returns the version of OCaml that a file was compiled by.
+fn version(elf: &ElfFile) -> Option<String> {
+    let mut data = elf.loaded().filter(|segment| segment.writable);
+    data.find_map(|segment| names::version(&elf.read_segment(&segment).ok()?))
+}
+
+/// Returns why a process maps no file of events.
+fn why_none(process: &Process, maps: &[Mapping]) -> RuntimeEventsError {
+    let has = |name: &str| elf_files(process, maps).any(|elf| elf.data_symbol(name).is_some());
+    if has(OF_OCAML_5) {
+        RuntimeEventsError::NotOn
+    } else if has(OF_OCAML) {
+        RuntimeEventsError::Ocaml4
+    } else {
+        RuntimeEventsError::NoRuntime
+    }
+}

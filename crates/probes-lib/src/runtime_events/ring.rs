@@ -1,0 +1,168 @@
+//! One ring of a file of runtime events: its items in order, while the runtime goes on to write, and how many words
+//! it has overwritten before they were read.
+//!
+//! ```text
+//!    head                 position            tail
+//!     │ overwritten next   │ not read so far   │
+//! ────▼────────────────────▼───────────────────▼────▶ words since the beginning; in the ring, modulo its length
+//! ```
+//!
+//! The runtime advances the head, from item to item, before it overwrites what was there, and the tail after it has written an item.
+//! So whatever is copied between reading the tail and reading the head is valid from that head on.
+
+use std::io;
+
+use super::header::{Header, RING_HEADER_LEN};
+use super::item::{self, Item, RuntimeEventKind};
+use super::names::Names;
+
+/// The bytes of a file of runtime events, which change while they are read.
+pub(super) trait RingBytes {
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
+}
+
+/// Why a ring cannot be read.
+#[derive(Debug)]
+pub(super) enum RingError {
+    Read(io::Error),
+    /// What is wrong with it, as the end of a sentence.
+    Malformed(String),
+}
+
+impl From<io::Error> for RingError {
+    fn from(error: io::Error) -> RingError {
+        RingError::Read(error)
+    }
+}
+
+/// How many words are copied at once: more than the longest item has.
+const COPIED: u64 = 1 << 16;
+
+/// Reads one ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RingReader {
+    pub(super) domain: u32,
+    /// How many words of the ring were read or lost so far.
+    pub(super) position: u64,
+}
+
+/// Where words are copied to, which is kept between reads.
+#[derive(Debug, Default)]
+pub(super) struct Copied {
+    bytes: Vec<u8>,
+    words: Vec<u64>,
+}
+
+impl RingReader {
+    /// Calls `visit` with each event up to `tail`, which was read before. Returns how many words were lost: they were overwritten
+    /// before they were read.
+    pub(super) fn read(
+        &mut self,
+        ring: &impl RingBytes,
+        header: &Header,
+        names: &Names,
+        tail: u64,
+        copied: &mut Copied,
+        mut visit: impl FnMut(u64, RuntimeEventKind<'_>),
+    ) -> Result<u64, RingError> {
+        let domain = self.domain;
+        let wrong = |why: &str| RingError::Malformed(format!("the ring of domain {domain} {why}"));
+        if tail < self.position {
+            return Err(wrong("goes back"));
+        }
+        if tail == self.position {
+            return Ok(0);
+        }
+        let mut lost = self.skip_to(self.head(ring, header)?);
+        if tail.saturating_sub(self.position) > header.ring_words {
+            return Err(wrong("holds more than it has room for"));
+        }
+        while self.position < tail {
+            let start = self.position;
+            let end = tail.min(start + COPIED);
+            copied.read(ring, header, domain, start..end)?;
+            lost += self.skip_to(self.head(ring, header)?);
+            let valid = usize::try_from(self.position - start).ok();
+            let mut rest = valid
+                .and_then(|at| copied.words.get(at..))
+                .unwrap_or_default();
+            while let Some(&first) = rest.first() {
+                let len = item::item_len(first);
+                if len == 0 {
+                    return Err(wrong("has an event without words"));
+                }
+                let Some((words, others)) = rest.split_at_checked(len) else {
+                    if end < tail {
+                        // The next part begins with it.
+                        break;
+                    }
+                    return Err(wrong("has an event beyond its end"));
+                };
+                let item = item::parse(words, names);
+                let item = item.map_err(|why| wrong(&format!("is damaged: {why}")))?;
+                if let Item::Event(time, event) = item {
+                    visit(time, event);
+                }
+                self.position += len as u64;
+                rest = others;
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Goes on from `head`, if that is not behind; returns how many words are skipped.
+    fn skip_to(&mut self, head: u64) -> u64 {
+        let skipped = head.saturating_sub(self.position);
+        self.position += skipped;
+        skipped
+    }
+
+    fn head(&self, ring: &impl RingBytes, header: &Header) -> io::Result<u64> {
+        let mut head = [0; 8];
+        ring.read(
+            header.headers_at + u64::from(self.domain) * RING_HEADER_LEN,
+            &mut head,
+        )?;
+        Ok(u64::from_le_bytes(head))
+    }
+}
+
+impl Copied {
+    /// Copies words of a ring, by their numbers since its beginning.
+    fn read(
+        &mut self,
+        ring: &impl RingBytes,
+        header: &Header,
+        domain: u32,
+        range: std::ops::Range<u64>,
+    ) -> io::Result<()> {
+        let ring_at = header.data_at + u64::from(domain) * header.ring_words * 8;
+        let first = range.start & (header.ring_words - 1);
+        let len = range.end - range.start;
+        // The rest is at the beginning of the ring.
+        let until_end = len.min(header.ring_words - first);
+        self.bytes.resize(len as usize * 8, 0);
+        let (before, after) = self.bytes.split_at_mut(until_end as usize * 8);
+        ring.read(ring_at + first * 8, before)?;
+        if !after.is_empty() {
+            ring.read(ring_at, after)?;
+        }
+        self.words.clear();
+        let words = self.bytes.chunks_exact(8);
+        let words = words.filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
+        self.words.extend(words);
+        Ok(())
+    }
+}
+
+/// Returns the tails of all rings.
+pub(super) fn tails(ring: &impl RingBytes, header: &Header) -> io::Result<Vec<u64>> {
+    let mut headers = vec![0; header.domains as usize * RING_HEADER_LEN as usize];
+    ring.read(header.headers_at, &mut headers)?;
+    let tails = headers.chunks_exact(RING_HEADER_LEN as usize);
+    let tails = tails.filter_map(|header| header[8..].first_chunk().copied());
+    Ok(tails.map(u64::from_le_bytes).collect())
+}
+
+#[cfg(test)]
+mod tests;
