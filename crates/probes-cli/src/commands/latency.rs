@@ -48,7 +48,10 @@ With -over, each pair that takes DURATION or longer is shown by itself, too, wit
 with the time of day in UTC when it ended, and the arguments of its START and of its STOP, as `watch` shows them;
 START's are `unknown` if more than 16 starts of the thread waited at once. After the names comes `untrusted` or
 `doubtful` if that is known so far of the pair. -over 0 shows every pair. If they come faster than they can
-be read, some are not shown; a warning says how many.
+be read, some are not shown; a warning says how many. With -fn, so is each call, as
+    slow TIME THREAD NANOSECONDS NAME ARGUMENTS -> RESULT
+with the arguments as far as their number is known: ints, and of anything else its address at that time. If it ends
+with a jump to another function in tail position, there is no RESULT. With -self, too, it is the whole call that takes so long.
 
 With -fn it times the calls of functions of any native program, with or without probes, from entry to
 exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those without

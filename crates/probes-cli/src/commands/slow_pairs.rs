@@ -89,7 +89,7 @@ impl SlowPairs {
         self.output.messages.warning(
             WarningKind::LostHits,
             &format!(
-                "{dropped} slow pairs are not shown: they came faster than they could be read"
+                "{dropped} slow pairs or calls are not shown: they came faster than they could be read"
             ),
             "give a longer time with -over; the figures count them all",
         );

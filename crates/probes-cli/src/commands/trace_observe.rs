@@ -154,9 +154,8 @@ impl Flags for ObserveFlags {
             let why = "-key needs -latency START,STOP: it says which STOP belongs to which START";
             return Err(why.to_owned());
         }
-        if self.over.is_given() && pairs.is_empty() {
-            let why =
-                "-over needs -latency START,STOP: it shows slow pairs, not calls of functions";
+        if self.over.is_given() && pairs.is_empty() && !times_functions {
+            let why = "-over needs -latency: it shows slow pairs and calls";
             return Err(why.to_owned());
         }
         if self.fields.is_some() && self.watch.is_empty() {

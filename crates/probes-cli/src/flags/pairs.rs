@@ -46,10 +46,10 @@ impl PairKeyFlag {
     }
 }
 
-// Which pairs are shown one by one.
+// Which pairs and calls are shown one by one.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct OverFlag {
-    /// Also show each pair that takes DURATION or longer, with its arguments
+    /// Also show each pair or call that takes DURATION or longer
     #[arg(id = "over", long, value_name = "DURATION", value_parser = bound)]
     over: Option<Duration>,
 }

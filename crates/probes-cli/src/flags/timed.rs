@@ -60,10 +60,6 @@ impl Flags for TimedFlags {
         if timed.pairs.is_empty() && timed.functions.is_empty() {
             return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
         }
-        if timed.over.is_given() && timed.pairs.is_empty() {
-            let why = "-over needs -pair START,STOP: it shows slow pairs, not calls of functions";
-            return Err(why.to_owned());
-        }
         if timed.of_self && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }

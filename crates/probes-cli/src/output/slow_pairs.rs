@@ -1,6 +1,8 @@
-//! Slow pairs, a line each: as columns of a table, or as JSON.
+//! Slow pairs and calls, a line each: as columns of a table, or as JSON.
 
-use probes_lib::{Event, SlowPair};
+use std::borrow::Cow;
+
+use probes_lib::{Event, Latency, SlowPair};
 use serde::Serialize;
 
 use super::LatencyReading;
@@ -53,7 +55,57 @@ impl<'p> EndView<'p> {
     }
 }
 
-const HEAD: [&str; 6] = ["ended", "thread", "time", "pair", "at start", "at stop"];
+impl<'p> SlowPairLine<'p> {
+    fn of(pair: &'p SlowPair, measured: &'p Latency) -> SlowPairLine<'p> {
+        SlowPairLine {
+            version: VERSION,
+            time: humantime::format_rfc3339_nanos(pair.stop.time).to_string(),
+            thread: pair.stop.thread,
+            start: measured.start(),
+            stop: measured.stop(),
+            duration_ns: u64::try_from(pair.duration.as_nanos()).unwrap_or(u64::MAX),
+            trusted: measured.is_trusted(),
+            started: pair.start.as_ref().map(EndView::of),
+            stopped: EndView::of(&pair.stop),
+        }
+    }
+}
+
+/// A slow call, as JSON.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "slow_call")]
+struct SlowCallLine<'p> {
+    version: u32,
+    time: String,
+    thread: Option<i32>,
+    name: &'p str,
+    object: Cow<'p, str>,
+    address: String,
+    duration_ns: u64,
+    arguments: Vec<Argument<'p>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Argument<'p>>,
+}
+
+impl<'p> SlowCallLine<'p> {
+    fn of(call: &'p SlowPair) -> SlowCallLine<'p> {
+        let (entry, exit) = (call.start.as_ref(), &call.stop);
+        let arguments = entry.into_iter().flat_map(|entry| &entry.arguments);
+        SlowCallLine {
+            version: VERSION,
+            time: humantime::format_rfc3339_nanos(exit.time).to_string(),
+            thread: exit.thread,
+            name: exit.name(),
+            object: exit.path().to_string_lossy(),
+            address: exit.address().to_string(),
+            duration_ns: u64::try_from(call.duration.as_nanos()).unwrap_or(u64::MAX),
+            arguments: arguments.map(Argument::of).collect(),
+            result: exit.arguments.first().map(Argument::of),
+        }
+    }
+}
+
+const HEAD: [&str; 6] = ["ended", "thread", "time", "what", "at start", "at stop"];
 
 impl SlowPairs {
     pub(crate) fn new(format: Format) -> SlowPairs {
@@ -72,34 +124,31 @@ impl SlowPairs {
         let mut lines = String::new();
         let mut rows = Vec::new();
         for pair in pairs {
-            let Some(measured) = reading.pair(pair.pair) else {
-                continue;
+            let measured = match pair.pair.map(|index| reading.pair(index)) {
+                Some(None) => continue,
+                Some(Some(measured)) => Some(measured),
+                None => None,
             };
-            let trusted = measured.is_trusted();
             if self.format == Format::Json {
-                lines += &json(&SlowPairLine {
-                    version: VERSION,
-                    time: humantime::format_rfc3339_nanos(pair.stop.time).to_string(),
-                    thread: pair.stop.thread,
-                    start: measured.start(),
-                    stop: measured.stop(),
-                    duration_ns: u64::try_from(pair.duration.as_nanos()).unwrap_or(u64::MAX),
-                    trusted,
-                    started: pair.start.as_ref().map(EndView::of),
-                    stopped: EndView::of(&pair.stop),
-                })?;
+                lines += &match measured {
+                    Some(measured) => json(&SlowPairLine::of(pair, measured))?,
+                    None => json(&SlowCallLine::of(pair))?,
+                };
                 continue;
             }
-            let caution = match trusted {
+            let names = measured.map_or_else(
+                || Escaped(pair.stop.name()).to_string(),
+                |it| format!("{},{}", Escaped(it.start()), Escaped(it.stop())),
+            );
+            let caution = match measured.map_or(Some(true), Latency::is_trusted) {
                 Some(true) => "",
                 Some(false) => "untrusted",
                 None => "doubtful",
             };
-            let (start, stop) = (Escaped(measured.start()), Escaped(measured.stop()));
-            let names = format!("{start},{stop}");
             let at_start = pair.start.as_ref();
             let at_start = at_start.map_or("unknown".to_owned(), arguments_text);
             let at_stop = arguments_text(&pair.stop);
+            let at_stop = at_stop.trim_start_matches("returns").trim().to_owned();
             let (time, thread) = (time_of_day(pair.stop.time), thread_text(&pair.stop));
             if self.format == Format::Table {
                 let mut names = vec![names];

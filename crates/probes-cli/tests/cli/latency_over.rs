@@ -1,11 +1,15 @@
 //! `latency -over`: slow pairs one by one, in all formats.
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use test_support::{Talker, program_forms};
+use test_support::{Scratch, Talker, fixture_forms, program_forms};
 
-use crate::count::{end, observing};
+use crate::count::{end, observing, observing_with};
+use crate::count_functions;
 use crate::support::{both_forms, is_observed, object};
 use crate::trace_observe::trace;
 
@@ -166,5 +170,129 @@ fn started_programs_have_slow_pairs_too() {
             (many("slow_pair"), many("hit"), many("latency")),
             (10, 10, 1)
         );
+    }
+}
+
+/// What `latency -json -over 0` says while a program executes a command: slow calls, how many more there were, and how many calls the
+/// figures count of each function.
+fn slow_calls(
+    target: &mut Talker,
+    functions: &str,
+    (command, word): (&str, &str),
+) -> (Vec<Value>, u64, HashMap<String, u64>) {
+    // A pipe that nobody reads would be full.
+    let scratch = Scratch::new();
+    let file = scratch.file("said");
+    let line = format!("latency -quiet -json -over 0 -fn {functions} -o");
+    let words = line.split(' ').map(OsStr::new);
+    let tool = observing_with(words.chain([file.as_os_str()]), target.pid());
+    target.ask(command, word);
+    end(tool, Signal::SIGINT);
+    let (mut calls, mut lost, mut counts) = (Vec::new(), 0, HashMap::new());
+    for line in std::fs::read_to_string(&file).unwrap().lines() {
+        let line = object(line);
+        match line["type"].as_str().unwrap() {
+            "slow_call" => calls.push(line),
+            "missing" => lost += line["lost"].as_u64().unwrap(),
+            _ => {
+                for function in line["functions"].as_array().unwrap() {
+                    let name = function["name"].as_str().unwrap().to_owned();
+                    counts.insert(name, function["count"].as_u64().unwrap());
+                }
+            }
+        }
+    }
+    (calls, lost, counts)
+}
+
+/// Asserts that the figures count as many calls of each function as were shown; returns the first argument and the result of each call
+/// of a function, if it has them.
+fn values(
+    calls: &[Value],
+    counts: &HashMap<String, u64>,
+    name: &str,
+) -> Vec<(Option<i64>, Option<i64>)> {
+    let of_function = calls.iter().filter(|it| it["name"] == name);
+    let number = |value: &Value| value["int"].as_i64();
+    let values = of_function.map(|it| (number(&it["arguments"][0]), number(&it["result"])));
+    let values: Vec<_> = values.collect();
+    assert_eq!(values.len() as u64, counts[name], "{name}");
+    values
+}
+
+// promise: Functions: Without a bound every slow call is shown, with its first argument and its result; none that an exception
+//    ends (2 programs)
+#[test]
+fn slow_calls_have_arguments_and_results() {
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let functions = "Calls.leaf,Calls.deep,Calls.raises";
+        let (calls, lost, counts) = slow_calls(&mut target, functions, ("run 1 50", "calls"));
+        assert_eq!(lost, 0);
+        for (argument, result) in values(&calls, &counts, "Calls.leaf") {
+            assert_eq!(result, argument.map(|it| it + 1));
+        }
+        for (argument, result) in values(&calls, &counts, "Calls.deep") {
+            assert!(result == argument && result.is_some());
+        }
+        // Those of odd numbers raise; the others end with a jump to `leaf`.
+        let raises: Vec<_> = (1..=25).map(|it| (Some(2 * it), None)).collect();
+        assert_eq!(values(&calls, &counts, "Calls.raises"), raises);
+        let functions = "Calls.leaf -where arg0>40";
+        let (calls, _, counts) = slow_calls(&mut target, functions, ("run 1 50", "calls"));
+        let large = values(&calls, &counts, "Calls.leaf");
+        assert!(!large.is_empty() && large.iter().all(|it| it.0 > Some(40)));
+    }
+}
+
+// promise: Functions: Slow calls of C functions have the results of their returns, and none if they end with a jump (2)
+#[test]
+fn slow_calls_of_c_have_results() {
+    for file in fixture_forms("lasting") {
+        let mut target = Talker::start(&file);
+        let functions = "deep,tail,leaf,unwound,returns_long_double";
+        let command = ("call 1 50", "called");
+        let (calls, lost, counts) = slow_calls(&mut target, functions, command);
+        assert_eq!((lost, counts["unwound"]), (0, 0));
+        let results = |name: &str| -> Vec<Option<i64>> {
+            let values = values(&calls, &counts, name);
+            values.into_iter().map(|(_, result)| result).collect()
+        };
+        let tails: Vec<Option<i64>> = (0..50).map(|it| (it & 1 == 0).then_some(it ^ 4)).collect();
+        assert_eq!(results("tail"), tails);
+        let deep: Vec<Option<i64>> = [1, 3, 6, 10, 15, 21].map(Some).repeat(50);
+        assert_eq!(results("deep"), deep);
+        assert_eq!(results("leaf").len(), 275);
+        assert_eq!(results("returns_long_double").len(), 50);
+    }
+}
+
+// promise: Functions: Slow calls that come faster than they are read are counted, every one (2 programs, 4 threads)
+#[test]
+fn slow_calls_are_shown_or_counted() {
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let functions = "Calls.leaf,Calls.deep -self";
+        let (calls, lost, counts) = slow_calls(&mut target, functions, ("run 4 20000", "calls"));
+        let all: u64 = counts.values().sum();
+        assert!(all > 400_000, "{counts:?}");
+        assert_eq!(calls.len() as u64 + lost, all);
+    }
+}
+
+#[test]
+fn only_slow_calls_are_shown() {
+    for file in fixture_forms("lasting") {
+        let mut target = Talker::start(&file);
+        let tool = count_functions::observing("latency", "-over 3ms -fn lasts,leaf", target.pid());
+        target.ask("last 2 3000", "lasted");
+        let answer = tool.end().answer();
+        let slow: Vec<_> = answer
+            .lines()
+            .filter(|it| it.starts_with("slow "))
+            .collect();
+        assert_eq!((slow.len(), words(slow[0])[0]), (2, "lasts"));
+        // Its result is whatever is in the register.
+        assert!(slow[0].contains(" -> "), "{slow:?}");
     }
 }

@@ -90,6 +90,8 @@ pub(crate) struct ObservedFunction {
 pub(crate) struct Timing {
     pub(crate) stack: StackKind,
     pub(crate) is_ocaml: bool,
+    /// What is recorded of slow calls, if they are reported.
+    pub(crate) reported: Option<Watching>,
     /// The patches of its exits that the patch of its entry does not displace.
     exits: Vec<Candidate>,
 }
@@ -175,7 +177,8 @@ impl ObservedFunctions {
             || observation.histogram.is_some()
             || observation.keys.is_some();
         let times_some = observation.start_filter.is_some();
-        let asked = [(asks, &counted), (times_some, &timed)];
+        let reports = observation.slow_from.is_some();
+        let asked = [(asks, &counted), (times_some || reports, &timed)];
         let asked = asked.into_iter().filter(|(asks, _)| *asks);
         let asked: Vec<FunctionPlace<'_>> = asked.flat_map(|(_, places)| places.clone()).collect();
         let words = WatchedWords::of(pid, observation, &all, &watched, &asked);
@@ -199,7 +202,10 @@ impl ObservedFunctions {
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
             if is_timed.contains(&key) {
-                Wanted::Timed(times_some.then_some(&timed_choice))
+                Wanted::Timed(
+                    times_some.then_some(&timed_choice),
+                    reports.then_some(&words),
+                )
             } else if is_watched.contains(&key) {
                 Wanted::Watched(&words, chooses.then_some(&choice))
             } else {
@@ -281,7 +287,7 @@ impl ObservedFunctions {
             .iter()
             .map(|place| place.function.function.range())
             .collect();
-        let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed(_));
+        let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed(..));
         let has_results = |place: &FunctionPlace<'_>| {
             let is_function = place.offset == 0 && place.selected_by.name().is_none();
             is_function && matches!(wanted(place), Wanted::Watched(words, _) if words.has_results())
@@ -342,7 +348,13 @@ impl ObservedFunctions {
                     None if may_be_ocaml => stacks.of_any(),
                     is_ocaml => stacks.of_function(text, is_ocaml == Some(true)),
                 };
-                stack.and_then(|stack| patching.timed(place, stack, is_ocaml))
+                let reported = match wanted(place) {
+                    Wanted::Timed(_, words) => words,
+                    _ => None,
+                };
+                let reported =
+                    reported.map(|it| it.of_place(place, address, is_ocaml, may_be_ocaml));
+                stack.and_then(|stack| patching.timed(place, stack, is_ocaml, reported))
             } else {
                 if let Wanted::Watched(words, _) = wanted(place) {
                     watching = Some(words.of_place(place, address, is_ocaml, may_be_ocaml));
@@ -714,8 +726,8 @@ impl ObservedFunction {
 enum Wanted<'w> {
     /// With questions, only some calls, or a histogram of them.
     Counted(Option<&'w Questions<'w>>),
-    /// With questions, only some calls.
-    Timed(Option<&'w Questions<'w>>),
+    /// With questions, only some calls; with words, slow calls are reported.
+    Timed(Option<&'w Questions<'w>>, Option<&'w WatchedWords>),
     /// With questions, only some calls.
     Watched(&'w WatchedWords, Option<&'w Questions<'w>>),
 }
@@ -724,7 +736,7 @@ impl<'w> Wanted<'w> {
     fn questions(self) -> Option<&'w Questions<'w>> {
         match self {
             Wanted::Counted(questions)
-            | Wanted::Timed(questions)
+            | Wanted::Timed(questions, _)
             | Wanted::Watched(_, questions) => questions,
         }
     }
@@ -870,11 +882,13 @@ impl Patching<'_> {
         place: &FunctionPlace<'_>,
         stack: StackKind,
         is_ocaml: bool,
+        reported: Option<Watching>,
     ) -> std::result::Result<PlannedPatches, Refusal> {
         let (entry, exits) = self.with_exits(place, |_| {})?;
         let timing = Timing {
             stack,
             is_ocaml,
+            reported,
             exits,
         };
         Ok(PlannedPatches {

@@ -230,7 +230,8 @@ impl Observation {
         self
     }
 
-    /// Also records each pair that lasts `bound` or longer, by itself, with the arguments at both ends
+    /// Also records each pair, and each call of a timed function, that lasts `bound` or longer, by itself, with the arguments at both
+    /// ends, or at the entry, with the result, of which then the words are known, but not what they point to
     /// ([`Events::slow_pairs`](crate::Events::slow_pairs)). That is decided inside the process, so that no others are copied.
     ///
     /// ```

@@ -131,7 +131,12 @@ impl ObservationPlan {
         });
         let most_arguments = most_arguments.max();
         let reported = points.iter().filter_map(|it| it.role.reported.as_ref());
-        let kept_arguments = reported.map(|it| it.arguments.len()).max();
+        // A result takes the place of an argument.
+        let kept_arguments = reported.map(|it| {
+            let has_result = it.function.is_some();
+            it.arguments.len().max(has_result.into())
+        });
+        let kept_arguments = kept_arguments.max();
         let kept_len = kept_arguments.map_or(0, record::len);
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
@@ -143,6 +148,8 @@ impl ObservationPlan {
                 functions: functions.timed().count() as u32,
                 of_self: observation.self_times && functions.timed().next().is_some(),
                 by_caller: observation.by_caller && functions.timed().next().is_some(),
+                keeps_arguments: observation.slow_from.is_some()
+                    && functions.timed().next().is_some(),
             },
             values,
             keys: KeysLayout::of(&key_kinds),
@@ -366,6 +373,10 @@ fn function_points(
                     is_entry: part == 0,
                     is_from_start,
                 }),
+                reported: function
+                    .timing()
+                    .and_then(|timing| timing.reported.as_ref())
+                    .map(|reported| reported.role(0, is_from_start)),
                 ..Role::default()
             },
             of: PointOf::Function(index),

@@ -57,6 +57,7 @@ use iced_x86::{
     BlockEncoderOptions, Code, Encoder, IcedError, Instruction, MemoryOperand, Register,
 };
 
+use self::call::{CallEnd, TimedCalls};
 use self::count::{CountPointers, SlowPath};
 use self::fields::FieldCopies;
 use self::filter::{FilterContext, SavedAt};
@@ -69,7 +70,7 @@ use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::{FilterRole, FunctionPart, Role, TimedRole};
+use crate::observe::point::{FunctionPart, Role};
 use crate::patch_plan::displaced::DisplacedCopy;
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -230,8 +231,12 @@ fn of_recorded_function(
     pointers: RecordPointers,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
     if let Some(timed) = &role.timed {
-        let timed = (timed, role.filter.as_deref());
-        return of_timed_function(at, (site, bias), timed, pointers);
+        let what = TimedCalls {
+            role: timed,
+            filter: role.filter.as_deref(),
+            reported: role.reported.as_ref(),
+        };
+        return of_timed_function(at, (site, bias), what, pointers);
     }
     let watched = role.watched.as_ref().ok_or(DoesNotFit)?;
     let function = watched.function.ok_or(DoesNotFit)?;
@@ -247,7 +252,7 @@ fn of_recorded_function(
     }
     let here = at.plus(code.len() as u64);
     let copy = if function.has_results {
-        let mut at_return = |at| code_at(at, Recorded::Return).map_err(|_| Refusal::OutOfReach);
+        let mut at_return = |at, _| code_at(at, Recorded::Return).map_err(|_| Refusal::OutOfReach);
         site.copy_with_exits(bias, here, &mut at_return)
     } else {
         site.copy_at(bias, here)
@@ -266,19 +271,19 @@ fn of_recorded_function(
 fn of_timed_function(
     at: LiveAddr,
     (site, bias): (&PatchSite, LoadBias),
-    (timed, filter): (&TimedRole, Option<&FilterRole>),
+    timed: TimedCalls<'_>,
     pointers: RecordPointers,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
-    let code_at = |at, is_entry| {
+    let code_at = |at, what| {
         let mmx_is_free = site.mmx_is_free();
-        call::code(at, is_entry, mmx_is_free, (timed, filter), pointers)
+        call::code(at, what, mmx_is_free, timed, pointers)
     };
     let mut code = Vec::new();
-    if timed.is_entry {
-        code = code_at(at, true)?;
+    if timed.role.is_entry {
+        code = code_at(at, CallEnd::Entry)?;
     }
     let here = at.plus(code.len() as u64);
-    let mut at_exit = |at| code_at(at, false).map_err(|_| Refusal::OutOfReach);
+    let mut at_exit = |at, kind| code_at(at, CallEnd::Exit(kind)).map_err(|_| Refusal::OutOfReach);
     let copy = site.copy_with_exits(bias, here, &mut at_exit);
     let copy = copy.map_err(|_| DoesNotFit)?;
     code.extend(copy.code());

@@ -30,6 +30,15 @@ pub struct DisplacedExit {
     pub flags_are_dead: bool,
 }
 
+/// How a function is left at an exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExitKind {
+    /// It returns its result.
+    Return,
+    /// It jumps to another function, whose result is its own.
+    Jump,
+}
+
 /// The code of displaced instructions at their new address, with the jump back.
 ///
 /// [`PatchSite::copy_at`](crate::PatchSite::copy_at) makes one.
@@ -63,7 +72,7 @@ impl DisplacedCopy {
         from: LiveAddr,
         to: LiveAddr,
     ) -> Result<DisplacedCopy, Refusal> {
-        DisplacedCopy::make_with_exits(bytes, from, to, &[], &mut |_| Ok(Vec::new()))
+        DisplacedCopy::make_with_exits(bytes, from, to, &[], &mut |_, _| Ok(Vec::new()))
     }
 
     /// The same with the code of `at_exit`, for its address, before each of these `exits` is taken.
@@ -72,7 +81,7 @@ impl DisplacedCopy {
         from: LiveAddr,
         to: LiveAddr,
         exits: &[DisplacedExit],
-        at_exit: &mut dyn FnMut(LiveAddr) -> Result<Vec<u8>, Refusal>,
+        at_exit: &mut dyn FnMut(LiveAddr, ExitKind) -> Result<Vec<u8>, Refusal>,
     ) -> Result<DisplacedCopy, Refusal> {
         let mut copy = Writer {
             at: to,
@@ -95,7 +104,11 @@ impl DisplacedCopy {
                 continue;
             }
             if is_exit {
-                let code = at_exit(copy.here())?;
+                let kind = match instruction.flow_control() {
+                    FlowControl::Return => ExitKind::Return,
+                    _ => ExitKind::Jump,
+                };
+                let code = at_exit(copy.here(), kind)?;
                 copy.code.extend(code);
             }
             if is_call(&instruction) {
@@ -111,7 +124,7 @@ impl DisplacedCopy {
         }
         for (end, target) in conditional {
             copy.lead_here(end, copy.code.len())?;
-            let code = at_exit(copy.here())?;
+            let code = at_exit(copy.here(), ExitKind::Jump)?;
             copy.code.extend(code);
             copy.branch(Opcode::Jmp_rel32_64, target)?;
         }

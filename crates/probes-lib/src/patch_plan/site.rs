@@ -6,7 +6,7 @@ use iced_x86::FlowControl;
 
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::patch_plan::code::decode;
-use crate::patch_plan::displaced::{DisplacedCopy, DisplacedExit};
+use crate::patch_plan::displaced::{DisplacedCopy, DisplacedExit, ExitKind};
 use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_JMP, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
 use crate::site::JMP;
@@ -204,12 +204,12 @@ impl PatchSite {
     }
 
     /// The same with more code at each exit, which is executed when the function is about to be left there: what
-    /// `at_exit` returns for its address. It may change the status flags; see [`DisplacedExit::flags_are_dead`].
+    /// `at_exit` returns for its address and kind. It may change the status flags; see [`DisplacedExit::flags_are_dead`].
     pub(crate) fn copy_with_exits(
         &self,
         bias: LoadBias,
         to: LiveAddr,
-        at_exit: &mut dyn FnMut(LiveAddr) -> Result<Vec<u8>, Refusal>,
+        at_exit: &mut dyn FnMut(LiveAddr, ExitKind) -> Result<Vec<u8>, Refusal>,
     ) -> Result<DisplacedCopy, Refusal> {
         let from = bias.live(self.address);
         DisplacedCopy::make_with_exits(&self.displaced, from, to, &self.exits, at_exit)

@@ -978,7 +978,7 @@ fn code_corpus_is_planned_without_a_panic() {
 
 /// The copy of an entry, with `nop` as the code at exits.
 fn copy_of_entry(exits: &ExitPlan) -> Vec<Instruction> {
-    let mut at_exit = |_| Ok(vec![0x90]);
+    let mut at_exit = |_, _| Ok(vec![0x90]);
     let to = LiveAddr(AT + 0x1000);
     let copy = exits
         .entry

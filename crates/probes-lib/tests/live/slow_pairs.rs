@@ -169,14 +169,14 @@ fn watched_ends_have_hits_and_pairs() {
             events
                 .slow_pairs
                 .iter()
-                .filter(|it| it.pair == index)
+                .filter(|it| it.pair == Some(index))
                 .count()
         };
         assert_eq!([of(0), of(1), of(2)], [100, 100, 101]);
         events
             .slow_pairs
             .iter()
-            .filter(|it| it.pair == 2)
+            .filter(|it| it.pair == Some(2))
             .for_each(|pair| {
                 number(pair);
             });

@@ -10,7 +10,7 @@
 //! A stack is that of a thread, or that of a fiber of OCaml 5. Only the thread that executes on it writes to its calls;
 //! what several threads write is written by locked instructions.
 //!
-//! For self times, a call is twice as long, and a histogram begins with two sums.
+//! For self times, a call is twice as long, if slow calls are reported, four times, and a histogram begins with two sums.
 //!
 //! If callers are distinguished, a table of callers follows (caller), and for each function a caller that stands for all that
 //! found no room in the table.
@@ -112,6 +112,9 @@ pub(crate) mod call_slot {
     /// call begins no earlier. Zero: none did.
     pub(crate) const NOT_BEFORE: u64 = 48;
 
+    /// If slow calls are reported, the arguments at the entry, eight bytes each.
+    pub(crate) const ARGUMENTS: u64 = 64;
+
     /// It has made a call whose time is not known.
     pub(crate) const IS_DOUBTFUL: u32 = 1;
     /// A filter leaves it out: it is recorded so that its exit is known, and its time is not.
@@ -126,11 +129,14 @@ pub(crate) struct CallsLayout {
     pub(crate) of_self: bool,
     /// Whether the callers of each function are distinguished.
     pub(crate) by_caller: bool,
+    /// Whether calls have their arguments, because slow ones are reported.
+    pub(crate) keeps_arguments: bool,
 }
 
-/// Set in the number of a layout that is of self times, and of one with callers.
+/// Set in the number of a layout that is of self times, of one with callers, and of one with arguments.
 const OF_SELF: u32 = 1 << 16;
 const BY_CALLER: u32 = 1 << 17;
+const KEEPS_ARGUMENTS: u32 = 1 << 18;
 
 impl CallsLayout {
     /// Returns whether it can be one of ours: its numbers may have been read from a process.
@@ -141,9 +147,10 @@ impl CallsLayout {
     /// Returns the layout that has this number; see [`CallsLayout::number`].
     pub(crate) const fn of_number(number: u32) -> CallsLayout {
         CallsLayout {
-            functions: number & !(OF_SELF | BY_CALLER),
+            functions: number & !(OF_SELF | BY_CALLER | KEEPS_ARGUMENTS),
             of_self: number & OF_SELF != 0,
             by_caller: number & BY_CALLER != 0,
+            keeps_arguments: number & KEEPS_ARGUMENTS != 0,
         }
     }
 
@@ -151,12 +158,21 @@ impl CallsLayout {
     pub(crate) fn number(self) -> u32 {
         let of_self = if self.of_self { OF_SELF } else { 0 };
         let by_caller = if self.by_caller { BY_CALLER } else { 0 };
-        self.functions | of_self | by_caller
+        let arguments = if self.keeps_arguments {
+            KEEPS_ARGUMENTS
+        } else {
+            0
+        };
+        self.functions | of_self | by_caller | arguments
     }
 
     /// Returns the binary logarithm of the bytes of a call.
     pub(crate) fn call_len_bits(self) -> u32 {
-        if self.of_self { 6 } else { 5 }
+        match (self.of_self, self.keeps_arguments) {
+            (false, false) => 5,
+            (true, false) => 6,
+            (_, true) => 7,
+        }
     }
 
     /// Returns the binary logarithm of the bytes of a stack.
@@ -267,11 +283,14 @@ mod tests {
         let most = histogram::PRECISIONS.map(|(most, _)| most);
         let more = most.map(|most| (most + 1).min(MAX_TIMED as u32));
         let functions = [1, 2, 7, 8, 9].into_iter().chain(most).chain(more);
-        for (functions, of_self) in functions.flat_map(|it| [(it, false), (it, true)]) {
+        let kinds = [(false, false), (true, false), (false, true), (true, true)];
+        let layouts = functions.flat_map(|it| kinds.map(|kind| (it, kind)));
+        for (functions, (of_self, keeps_arguments)) in layouts {
             let calls = CallsLayout {
                 functions,
                 of_self,
                 by_caller: false,
+                keeps_arguments,
             };
             let by_caller = CallsLayout {
                 by_caller: true,

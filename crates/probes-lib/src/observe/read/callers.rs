@@ -154,6 +154,7 @@ mod tests {
         functions: 2,
         of_self: false,
         by_caller: true,
+        keeps_arguments: false,
     };
 
     #[test]

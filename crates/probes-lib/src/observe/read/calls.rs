@@ -337,6 +337,7 @@ mod tests {
         functions: 2,
         of_self: false,
         by_caller: false,
+        keeps_arguments: false,
     };
 
     fn recorded() -> Vec<RecordedFunction> {

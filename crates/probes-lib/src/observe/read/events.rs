@@ -386,7 +386,7 @@ impl EventReader {
         let len = self.layout.record_len.max(1) as usize;
         for record in records.bytes.chunks_exact(len) {
             let point = (word(record, record::TID) >> 32) as u32;
-            if point & (record::RETURN | record::SLOW) == record::SLOW {
+            if point & record::SLOW != 0 {
                 match self.slow_pair(process, memory, clock, record) {
                     // The trampoline has decided by a bound that is a little lower.
                     Some(pair) if pair.duration < self.slow_from => {}
@@ -548,8 +548,9 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
     let index_of: HashMap<usize, usize> = planned.filter_map(watched).collect();
     let mut points = HashMap::with_capacity(index_of.len());
     for (index, planned) in plan.points.iter().enumerate() {
-        let (PointOf::Function(function), Some(watched)) = (planned.of, &planned.role.watched)
-        else {
+        let role = &planned.role;
+        let recorded = role.watched.as_ref().or(role.reported.as_ref());
+        let (PointOf::Function(function), Some(watched)) = (planned.of, recorded) else {
             continue;
         };
         let is_c = watched.function.is_none_or(|it| !it.is_ocaml) || !watched.formats.is_empty();
@@ -562,10 +563,11 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
         };
         let formats = watched.formats.iter().copied();
         let formats = formats.chain(iter::repeat(ArgumentFormat::WORD));
-        let has_results = watched.function.is_some_and(|it| it.has_results);
+        let has_results =
+            role.watched.is_none() || watched.function.is_some_and(|it| it.has_results);
         let watched = WatchedPoint {
             of: EventOf::Function(function),
-            is_watched: true,
+            is_watched: role.watched.is_some(),
             arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
             result: has_results.then(|| shape((&ArgumentSource::RESULT, ArgumentFormat::WORD))),
         };

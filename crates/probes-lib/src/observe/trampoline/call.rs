@@ -29,6 +29,8 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{Code, IcedError, Instruction};
 
+mod slow_call;
+
 use super::callers;
 use super::filter::{self, FilterContext, SavedAt};
 use super::function_record::RecordPointers;
@@ -38,7 +40,8 @@ use super::{SAVED_IF_TIMED, at_address, load, offset, spread};
 use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::point::{FilterRole, StackKind, TimedRole};
+use crate::observe::point::{FilterRole, StackKind, TimedRole, WatchRole};
+use crate::patch_plan::displaced::ExitKind;
 
 /// The fields of the description of a fiber's stack in the runtime of OCaml 5 (`struct stack_info` of
 /// runtime/caml/fiber.h): the upper end of the stack, and the number of the fiber.
@@ -52,16 +55,39 @@ const ABANDONED_BITS: u32 = 32;
 /// Above the bits of an address.
 const DEPTH_AT: u32 = 48;
 
-/// Returns the code at `at` for the entry of a function (`is_entry`), or for an exit. `mmx_is_free`: the function uses neither
+/// Where a call begins or ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum CallEnd {
+    Entry,
+    Exit(ExitKind),
+}
+
+/// Of what function calls are timed.
+#[derive(Clone, Copy)]
+pub(super) struct TimedCalls<'r> {
+    pub(super) role: &'r TimedRole,
+    /// Which of its calls; `None`: all.
+    pub(super) filter: Option<&'r FilterRole>,
+    /// What is recorded of slow ones, if they are reported.
+    pub(super) reported: Option<&'r WatchRole>,
+}
+
+/// Returns the code at `at` for the entry of a function, or for an exit. `mmx_is_free`: the function uses neither
 /// the MMX registers nor the x87 unit.
 pub(super) fn code(
     at: LiveAddr,
-    is_entry: bool,
+    what: CallEnd,
     mmx_is_free: bool,
-    (role, filter): (&TimedRole, Option<&FilterRole>),
+    timed: TimedCalls<'_>,
     pointers: RecordPointers,
 ) -> Result<Vec<u8>, IcedError> {
+    let TimedCalls {
+        role,
+        filter,
+        reported,
+    } = timed;
     let mut a = CodeAssembler::new(64)?;
+    let is_entry = what == CallEnd::Entry;
     let may_use_mmx = is_entry && mmx_is_free || role.is_ocaml;
     let asks = is_entry && filter.is_some();
     let place = match (may_use_mmx, asks) {
@@ -72,7 +98,7 @@ pub(super) fn code(
     let used = match role.stack {
         _ if asks => SAVED_IF_TIMED.len(),
         StackKind::OfThread if is_entry => 6,
-        StackKind::OfThread if !pointers.layout.calls.of_self => 7,
+        StackKind::OfThread if !pointers.layout.calls.of_self && reported.is_none() => 7,
         StackKind::OfThread | StackKind::OfFiber { .. } => 8,
     };
     let shared = (pointers.shared, pointers.layout);
@@ -94,10 +120,16 @@ pub(super) fn code(
         choose(&mut a, filter, place, calls, pointers)?;
     }
     load(&mut a, rbx, shared.0)?;
-    if is_entry {
-        entry(&mut a, calls, over)?;
-    } else {
-        exit(&mut a, calls, over)?;
+    match what {
+        CallEnd::Entry => entry(&mut a, calls, (reported, &saving), over)?,
+        CallEnd::Exit(kind) => {
+            let report = reported.map(|reported| slow_call::Report {
+                reported,
+                kind,
+                saving: &saving,
+            });
+            exit(&mut a, calls, report, over)?;
+        }
     }
     a.set_label(&mut over)?;
     saving.restore(&mut a)?;
@@ -149,7 +181,12 @@ fn choose(
 }
 
 /// Emits the code that begins a call. Expects the address of the shared data in rbx, and if calls are filtered, its flags in r8.
-fn entry(a: &mut CodeAssembler, calls: Calls<'_>, over: CodeLabel) -> Result<(), IcedError> {
+fn entry(
+    a: &mut CodeAssembler,
+    calls: Calls<'_>,
+    (reported, saving): (Option<&WatchRole>, &Saving),
+    over: CodeLabel,
+) -> Result<(), IcedError> {
     let Calls { role, shared, .. } = calls;
     let layout = shared.1.calls;
     let mut find = a.create_label();
@@ -226,6 +263,9 @@ fn entry(a: &mut CodeAssembler, calls: Calls<'_>, over: CodeLabel) -> Result<(),
             a.mov(qword_ptr(rcx + field), 0)?;
         }
     }
+    if let Some(reported) = reported {
+        slow_call::keep(a, reported, saving)?;
+    }
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rax, rdx)?;
@@ -235,7 +275,12 @@ fn entry(a: &mut CodeAssembler, calls: Calls<'_>, over: CodeLabel) -> Result<(),
 }
 
 /// Emits the code that ends a call. Expects the address of the shared data in rbx.
-fn exit(a: &mut CodeAssembler, calls: Calls<'_>, over: CodeLabel) -> Result<(), IcedError> {
+fn exit(
+    a: &mut CodeAssembler,
+    calls: Calls<'_>,
+    report: Option<slow_call::Report<'_>>,
+    over: CodeLabel,
+) -> Result<(), IcedError> {
     let Calls { role, shared, .. } = calls;
     let layout = shared.1.calls;
     let mut again = a.create_label();
@@ -302,6 +347,9 @@ fn exit(a: &mut CodeAssembler, calls: Calls<'_>, over: CodeLabel) -> Result<(), 
     drop_others(a, calls, again)?;
 
     a.set_label(&mut ended)?;
+    if let Some(report) = report {
+        report.if_slow(a, calls)?;
+    }
     if layout.of_self {
         let mut left_out = a.create_label();
         let mut counted = a.create_label();

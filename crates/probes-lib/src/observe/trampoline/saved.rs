@@ -9,7 +9,7 @@
 //! ```
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, esp, qword_ptr, rsp,
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, esp, get_gpr64, qword_ptr, rsp,
 };
 use iced_x86::{Code, IcedError, Instruction, Register};
 
@@ -207,6 +207,37 @@ impl Saving {
         a.add_instruction(locked_increment(self.locked.lost)?)?;
         a.jmp(self.end)?;
         a.set_label(&mut taken)
+    }
+
+    /// Emits the code that loads what a register held when they were saved. Needs no base.
+    pub(super) fn load(
+        &self,
+        a: &mut CodeAssembler,
+        to: AsmRegister64,
+        register: Register,
+    ) -> Result<(), IcedError> {
+        let is_it = |(it, _): &Saved| Register::from(*it) == register;
+        let Some(index) = self.used.iter().position(is_it) else {
+            return match get_gpr64(register) {
+                Some(register) => a.mov(to, register),
+                None => Ok(()),
+            };
+        };
+        let (mut elsewhere, mut known) = (a.create_label(), a.create_label());
+        if self.place.is_stack_first() {
+            unless_room_on_stack(a, elsewhere)?;
+            a.mov(to, self.on_stack(index))?;
+            a.jmp(known)?;
+            a.set_label(&mut elsewhere)?;
+        }
+        if self.place.has_mmx() {
+            a.movq(to, self.used[index].1)?;
+        } else {
+            load(a, to, self.behind_lock(index))?;
+        }
+        a.set_label(&mut known)?;
+        // A label needs an instruction.
+        a.nop()
     }
 
     /// Returns where a register is saved on the stack.

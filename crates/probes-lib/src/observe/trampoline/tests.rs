@@ -12,8 +12,9 @@ use crate::observe::layout::arena::HeaderVersion;
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, record};
 use crate::observe::point::{
-    ArgumentSource, Marks, PairEnd, Point, PointKind, StackKind, WatchRole,
+    ArgumentSource, Marks, PairEnd, Point, PointKind, StackKind, TimedRole, WatchRole,
 };
+use crate::patch_plan::displaced::ExitKind;
 use crate::process::tool::new_id;
 use crate::site::JMP;
 use crate::testing::program_with_probes;
@@ -351,16 +352,28 @@ fn forked_child_leaves_timed_code_at_once() {
             is_entry,
             is_from_start,
         };
-        let code = call::code(AT, is_entry, mmx_is_free, (&role(true), None), pointers).unwrap();
-        let end = AT.0 + code.len() as u64 - 1;
-        let lines = disassembled(&code, AT);
+        let what = if is_entry {
+            CallEnd::Entry
+        } else {
+            CallEnd::Exit(ExitKind::Return)
+        };
+        let code = |role: TimedRole| {
+            let timed = TimedCalls {
+                role: &role,
+                filter: None,
+                reported: None,
+            };
+            call::code(AT, what, mmx_is_free, timed, pointers).unwrap()
+        };
+        let of_program = code(role(true));
+        let end = AT.0 + of_program.len() as u64 - 1;
+        let lines = disassembled(&of_program, AT);
         assert!(
             lines[0].starts_with("cmpb $0x0,") && lines[0].ends_with(&format!("# {in_program}"))
         );
         assert_eq!(lines[1], format!("je {end:#x}"));
         // In a process that ran before, its children have their own data.
-        let code = call::code(AT, is_entry, mmx_is_free, (&role(false), None), pointers).unwrap();
-        let lines = disassembled(&code, AT);
+        let lines = disassembled(&code(role(false)), AT);
         assert_eq!(lines[0], "test $0xf80,%esp");
     }
 }

@@ -1,15 +1,15 @@
-//! [`SlowPair`]: a pair that lasted long, from the record that the trampoline of its stop has written.
+//! [`SlowPair`]: a pair, or a call, that lasted long, from the record that the trampoline of its stop, or of the exit, has written.
 
 use std::time::Duration;
 
-use super::{Event, EventKind, EventReader, all_recorded};
+use super::{Event, EventKind, EventOf, EventReader, all_recorded};
 use crate::observe::layout::shared::record;
 use crate::observe::read::ring::word;
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::sys::ticks::Clock;
 
-/// A pair that lasted as long as [`Observation::report_slow`](crate::Observation::report_slow) says, or longer.
+/// A pair, or a call of a function, that lasted as long as [`Observation::report_slow`](crate::Observation::report_slow) says, or longer.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -26,14 +26,15 @@ use crate::sys::ticks::Clock;
 /// ```
 #[derive(Clone, Debug)]
 pub struct SlowPair {
-    /// The index of the pair in the [`Observation`](crate::Observation).
-    pub pair: usize,
+    /// The index of the pair in the [`Observation`](crate::Observation); `None` of a call.
+    pub pair: Option<usize>,
     /// How long it lasted.
     pub duration: Duration,
-    /// The hit that started it; `None` if it is not known any more: more than 16 starts of the thread waited, or, by key, another
+    /// The hit that started it, or the entry of the function, of whose arguments the words are known, but not what they point to;
+    /// `None` if it is not known any more: more than 16 starts of the thread waited, or, by key, another
     /// start took its place.
     pub start: Option<Event>,
-    /// The hit that stopped it.
+    /// The hit that stopped it, or the exit of the function: its result, unless it has jumped to another function.
     pub stop: Event,
 }
 
@@ -48,36 +49,47 @@ impl EventReader {
     ) -> Option<SlowPair> {
         let (stop, start) = record.split_at_checked(self.layout.kept_len as usize)?;
         let (began, ended) = (word(start, record::TIME), word(stop, record::TIME));
-        let pair = word(start, record::NUMBER) as u32;
-        if pair >= self.layout.pairs {
-            return None;
-        }
-        let stop = self.end(process, memory, clock, stop)?;
+        let stop = self.end(process, memory, clock, stop, EventKind::Return)?;
+        let pair = match stop.of {
+            EventOf::Function(_) => None,
+            EventOf::Site { .. } => {
+                let pair = word(start, record::NUMBER) as u32;
+                Some((pair < self.layout.pairs).then_some(pair as usize)?)
+            }
+        };
         let start = match (word(start, record::TID) >> 32) as u32 {
             record::UNKNOWN_POINT => None,
-            _ => Some(self.end(process, memory, clock, start)?),
+            _ => Some(self.end(process, memory, clock, start, EventKind::Hit)?),
         };
         Some(SlowPair {
-            pair: pair as usize,
+            pair,
             duration: clock.between(began, ended),
             start,
             stop,
         })
     }
 
-    /// Returns the hit at an end of a slow pair.
+    /// Returns the hit at an end of a slow pair, or, of a function, its entry or exit.
     fn end(
         &mut self,
         process: &Process,
         memory: Option<&ProcessMemory>,
         clock: &Clock,
         record: &[u8],
+        of_function: EventKind,
     ) -> Option<Event> {
         let ids = word(record, record::TID);
         let (tid, point) = (ids as u32 as i32, (ids >> 32) as u32);
-        let watched = self.points.get(&((point & !record::SLOW) as usize))?;
-        let recorded = all_recorded(record, &watched.arguments);
-        let what = (watched.of, EventKind::Hit, recorded, tid);
+        let index = point & !(record::SLOW | record::RETURN);
+        let watched = self.points.get(&(index as usize))?;
+        let (kind, shapes) = match (watched.of, of_function) {
+            (EventOf::Site { .. }, _) | (_, EventKind::Hit) => {
+                (EventKind::Hit, &watched.arguments[..])
+            }
+            _ if point & record::RETURN == 0 => (EventKind::Return, &[][..]),
+            _ => (EventKind::Return, watched.result.as_slice()),
+        };
+        let what = (watched.of, kind, all_recorded(record, shapes), tid);
         Some(self.hit(process, memory, clock, record, what))
     }
 }

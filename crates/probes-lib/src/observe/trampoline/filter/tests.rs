@@ -51,6 +51,7 @@ const LAYOUT: SharedLayout = SharedLayout {
         functions: 0,
         of_self: false,
         by_caller: false,
+        keeps_arguments: false,
     },
     values: ValuesLayout {
         histograms: 2,

@@ -1,0 +1,110 @@
+//! The code that records slow calls in the ring, each by itself, if they are reported: at the entry, it keeps the arguments; at an
+//! exit, it compares the time, and if that is long, it writes the record.
+
+use iced_x86::code_asm::{
+    CodeAssembler, dword_ptr, eax, edi, edx, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
+};
+use iced_x86::{IcedError, Register};
+
+use super::super::record::{self, argument_at};
+use super::super::saved::Saving;
+use super::{Calls, DEPTH_AT, before, is_on_fiber, last_call, last_flags};
+use crate::observe::layout::calls::call_slot;
+use crate::observe::layout::shared::{SLOW_FROM, record as layout_of};
+use crate::observe::point::{ArgumentSource, WatchRole};
+use crate::observe::trampoline::offset;
+use crate::patch_plan::displaced::ExitKind;
+
+/// Emits the code that keeps the arguments in the record of the call, which is at rcx. Uses rdi.
+pub(super) fn keep(
+    a: &mut CodeAssembler,
+    reported: &WatchRole,
+    saving: &Saving,
+) -> Result<(), IcedError> {
+    for (index, source) in (0..).zip(&reported.arguments) {
+        if let ArgumentSource::Register(register) = source {
+            saving.load(a, rdi, *register)?;
+            a.mov(qword_ptr(rcx + (call_slot::ARGUMENTS + 8 * index)), rdi)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is recorded at an exit.
+pub(super) struct Report<'r> {
+    pub(super) reported: &'r WatchRole,
+    pub(super) kind: ExitKind,
+    pub(super) saving: &'r Saving,
+}
+
+impl Report<'_> {
+    /// Emits the code that records the call, if it was slow. Expects, and leaves, the address of the shared data in rbx, the slot in
+    /// rcx, the depth in rdx, the call located by rax, and the time in r8; of a fiber, its owner in r9.
+    pub(super) fn if_slow(
+        self,
+        a: &mut CodeAssembler,
+        Calls {
+            role,
+            shared: (_, layout),
+            are_filtered,
+        }: Calls<'_>,
+    ) -> Result<(), IcedError> {
+        let calls = layout.calls;
+        let mut over = a.create_label();
+        if are_filtered {
+            a.test(last_flags(calls), call_slot::IS_LEFT_OUT as i32)?;
+            a.jne(over)?;
+        }
+        a.mov(rdi, r8)?;
+        a.sub(rdi, last_call(calls, call_slot::TIME))?;
+        // A negative time is taken for a long one. The reader knows better.
+        a.cmp(rdi, qword_ptr(rbx + offset(SLOW_FROM)))?;
+        a.jb(over)?;
+        a.mov(rdi, rdx)?;
+        a.shl(rdi, DEPTH_AT)?;
+        a.or(rdi, rcx)?;
+        a.lea(rdx, qword_ptr(rcx + rax + before(calls, 0)))?;
+        a.mov(r9, r8)?;
+        a.mov(rsi, r8)?;
+        let returns = match self.kind {
+            ExitKind::Return => layout_of::RETURN,
+            ExitKind::Jump => 0,
+        };
+        let point = self.reported.point | layout_of::SLOW | returns;
+        record::begin(a, point, role.is_from_start, layout)?;
+        // The thread is in eax.
+        let start = u64::from(layout.kept_len);
+        a.mov(dword_ptr(rcx + (start + layout_of::TID)), eax)?;
+        a.mov(
+            dword_ptr(rcx + (start + layout_of::POINT)),
+            self.reported.point,
+        )?;
+        a.mov(rax, qword_ptr(rdx + call_slot::TIME))?;
+        a.mov(qword_ptr(rcx + (start + layout_of::TIME)), rax)?;
+        a.mov(qword_ptr(rcx + (start + layout_of::COPIED)), 0)?;
+        for index in 0..self.reported.arguments.len() as u64 {
+            a.mov(rax, qword_ptr(rdx + (call_slot::ARGUMENTS + 8 * index)))?;
+            let argument = start + argument_at(index) + layout_of::VALUE;
+            a.mov(qword_ptr(rcx + argument), rax)?;
+        }
+        a.mov(qword_ptr(rcx + layout_of::COPIED), 0)?;
+        self.saving.load(a, rax, Register::RAX)?;
+        a.mov(qword_ptr(rcx + (argument_at(0) + layout_of::VALUE)), rax)?;
+        record::end(a)?;
+
+        a.mov(rcx, rdi)?;
+        a.shl(rcx, 64 - DEPTH_AT)?;
+        a.shr(rcx, 64 - DEPTH_AT)?;
+        a.shr(rdi, DEPTH_AT)?;
+        a.mov(edx, edi)?;
+        a.mov(eax, edx)?;
+        a.shl(eax, calls.call_len_bits())?;
+        a.mov(r8, r9)?;
+        if is_on_fiber(role) {
+            a.mov(r9, last_call(calls, call_slot::CALL_OWNER))?;
+        }
+        a.set_label(&mut over)?;
+        // A label needs an instruction.
+        a.nop()
+    }
+}
