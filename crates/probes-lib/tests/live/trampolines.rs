@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use probes_lib::{Events, Observation, Observer, Selector, Target};
+use probes_lib::{Events, Keys, Observation, Observer, Selector, Target};
 use test_support::process::Image;
 use test_support::{Talker, eventually, fixture_forms};
 
@@ -56,6 +56,47 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
             "{met:?}"
         );
         assert!(unseen <= met["jumped"], "{unseen}: {met:?}");
+        target.clean(options()).unwrap();
+        before.assert_same(&Image::of(talker.pid()).text(), "the program");
+        assert_eq!(anonymous_code(talker.pid()), [""; 0]);
+        talker.hits();
+    }
+}
+
+// promise: Observations: Handlers of signals received while a hit is counted by its key, or its time is, return there, jump out and
+//    reach the same sites (2 × 25 observations)
+#[test]
+fn keys_stay_whole_while_signals_hit_trampolines() {
+    let key = |text: &str| text.parse::<Keys>().unwrap();
+    for file in fixture_forms("interrupted_trampolines") {
+        let mut talker = Talker::start(&file);
+        let before = Image::of(talker.pid()).text();
+        let target = Target::open(talker.pid()).unwrap();
+        let observation = Observation::new()
+            .count(Selector::All)
+            .by(key("tid, probe"))
+            .time("pong", "ping")
+            .match_by(key("tid"));
+        talker.ask("storm", "storming");
+        let (mut hits, mut pairs) = (0, 0);
+        for _ in 0..25 {
+            let mut observer = target.observe(&observation, options()).unwrap();
+            eventually("pairs are timed", || {
+                (observer.latencies().unwrap()[0].count() > 0).then_some(())
+            });
+            let observed = observer.remove().unwrap();
+            let keyed = observed.keyed_counts.unwrap();
+            // Of four threads and two probes.
+            assert!(keyed.keys().len() <= 8, "{keyed:?}");
+            assert_eq!((keyed.other(), keyed.untyped()), (0, 0));
+            hits += keyed.total();
+            let latency = &observed.latencies[0];
+            assert_eq!((latency.dropped(), latency.untyped()), (0, 0));
+            pairs += latency.count();
+        }
+        let met = numbers(&talker.ask("calm", "calm"));
+        assert!(met["in_trampolines"] > 0 && met["jumped"] > 0, "{met:?}");
+        assert!(hits > pairs && pairs > 0, "{hits} {pairs}");
         target.clean(options()).unwrap();
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
         assert_eq!(anonymous_code(talker.pid()), [""; 0]);
