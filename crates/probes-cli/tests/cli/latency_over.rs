@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use test_support::{Scratch, Talker, fixture_forms, program_forms};
+use test_support::{Scratch, Talker, eventually, fixture_forms, program_forms};
 
 use crate::count::{end, observing, observing_with};
 use crate::count_functions;
@@ -121,15 +121,25 @@ fn slow_pairs_that_interleave_are_untrusted() {
 fn slow_pairs_that_are_dropped_are_counted() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
-        let mut tool = observing("latency -json -pair start,stop -over 0", pid);
+        // A pipe that nobody reads would be full.
+        let scratch = Scratch::new();
+        let file = scratch.file("said");
+        let line = "latency -json -pair start,stop -over 0 -o";
+        let words = line.split(' ').map(OsStr::new);
+        let tool = observing_with(words.chain([file.as_os_str()]), pid);
         // The tool does not read meanwhile.
         kill(Pid::from_raw(tool.pid()), Signal::SIGSTOP).unwrap();
+        let status = format!("/proc/{}/status", tool.pid());
+        eventually("the tool is stopped", || {
+            let status = std::fs::read_to_string(&status).unwrap();
+            status.contains("State:\tT").then_some(())
+        });
         target.ask("pairs 4 20000", "pairs");
         kill(Pid::from_raw(tool.pid()), Signal::SIGCONT).unwrap();
-        kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
+        end(tool, Signal::SIGINT);
         let (mut shown, mut lost, mut count) = (0, 0, None);
-        for line in std::iter::from_fn(|| tool.line()) {
-            let line = object(&line);
+        for line in std::fs::read_to_string(&file).unwrap().lines() {
+            let line = object(line);
             match line["type"].as_str().unwrap() {
                 "slow_pair" => shown += 1,
                 "missing" => lost += line["lost"].as_u64().unwrap(),
