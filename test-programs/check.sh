@@ -3,7 +3,7 @@
 set -eu
 cd "$1"
 
-for program in terminating service handlers init threads newborn overflow interleaved requests waiting shown parked twolibs many calls backtraces; do
+for program in terminating service handlers init threads newborn overflow interleaved requests waiting shown compound parked twolibs many calls backtraces; do
   readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
   readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
 done
@@ -11,7 +11,7 @@ done
 for suffix in .exe _nopie.exe; do
   ./terminating$suffix
   ./service$suffix 1 2
-  for program in handlers init twolibs many; do
+  for program in handlers init compound twolibs many; do
     printf 'run\nnonsense\n' | ./$program$suffix
   done
   printf 'report\nquit\n' | ./threads$suffix 2

@@ -18,6 +18,8 @@ mod bad_files; // files without probes, and damaged ones
 mod bad_processes; // exited processes, processes of other users, traced processes, kernel threads
 #[path = "cli/closures.rs"]
 mod closures; // closures that other processes of a program refuse
+#[path = "cli/compound.rs"]
+mod compound; // values that are made of others
 #[path = "cli/confined.rs"]
 mod confined; // what a container lacks: capabilities, ptrace, namespaces
 #[path = "cli/containers.rs"]

@@ -13,6 +13,8 @@
 // results.
 #[path = "matrix/chroot.rs"]
 mod chroot;
+#[path = "cli/compound.rs"]
+mod compound;
 #[path = "chaos/observations.rs"]
 mod observations;
 #[path = "cli/support.rs"]

@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Guard, Talker, eventually, program_forms};
 
+use crate::compound::assert_shown;
 use crate::count::{end, observing};
 use crate::support::{both_forms, command, image, is_observed, object, run};
 
@@ -109,6 +110,54 @@ fn ocaml_values_are_shown_as_in_ocaml() {
         assert!(of("naked").starts_with("0x0 0x10 "), "{lines:#?}");
         assert_eq!(of("nothing"), "");
         program.ask("hit 1", "done");
+    }
+}
+
+// promise: Observations: Values that are made of others are shown one level deep: exceptions, Bigarrays, lists, also one in a circle (2)
+#[test]
+fn compound_values_are_shown_one_level_deep() {
+    for file in program_forms("compound") {
+        let mut program = Talker::start(&file);
+        let pid = program.pid();
+        assert_shown(&mut program, pid);
+    }
+}
+
+// promise: Observations: Values one level deep are those of the hit, though they are collected and moved all the time (2 programs,
+//    20,000 hits of 4 threads, 200 compactions)
+#[test]
+fn fields_are_those_of_the_hit() {
+    for file in program_forms("shown") {
+        let mut command = Command::new(&file);
+        // Small minor heaps, so that values are moved all the time.
+        command.env("OCAMLRUNPARAM", "v=0,s=4k");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = Talker::of(Guard::spawn(&mut command));
+        let line = "watch -quiet -json -probe numbered -sample 1/50";
+        let tool = observing(line, program.pid());
+        program.ask("threads 4 5000", "done");
+        program.ask("collect 200", "done");
+        let lines = end(tool, Signal::SIGINT);
+        let (mut compared, mut lost) = (0, 0);
+        for line in &lines {
+            let hit = object(line);
+            lost += hit["lost"].as_u64().unwrap_or(0);
+            let arguments = &hit["arguments"];
+            let (Some(thread), Some(number)) =
+                (arguments[0]["int"].as_i64(), arguments[1]["int"].as_i64())
+            else {
+                continue;
+            };
+            let list = &arguments[4];
+            // Memory that was just mapped is not read yet.
+            if list["unread"].is_string() {
+                continue;
+            }
+            let expected = serde_json::json!([{"int": number}, {"int": thread}]);
+            assert_eq!(list["list"]["elements"], expected, "{line}");
+            compared += 1;
+        }
+        assert!(compared > 0 && compared + lost <= 404, "{compared} {lost}");
     }
 }
 

@@ -6,10 +6,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Action, Actions, FunctionSelector, Observation, Options, Selector, Target};
+use probes_lib::{
+    Action, Actions, FunctionSelector, Observation, Options, Selector, Target, Value,
+};
 use test_support::{DEADLINE, Guard, Talker, eventually, program_forms, test_name};
 
 use crate::chroot::{ChrootProgram, Isolation};
+use crate::compound::assert_shown;
 use crate::observations::{check, everything};
 
 /// How often domains are observed, and system threads in domains: in both forms of the program
@@ -313,6 +316,80 @@ fn self_times_are_those_of_a_fiber() {
     assert_eq!((root.doubtful(), fiber.doubtful()), (0, 0));
     let minor = of("caml_empty_minor_heaps_once");
     assert!(calls.is_on_fiber() && !minor.is_on_fiber());
+}
+
+// promise: Observations: Values that are made of others are shown one level deep with OCaml 5 (2 programs in each chroot)
+#[test]
+fn compound_values_are_shown_one_level_deep() {
+    for file in program_forms("compound") {
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        assert_shown(&mut talker, pid);
+        talker.close_input();
+        assert!(talker.guard().wait().success());
+    }
+}
+
+// promise: Observations: Fields of values are those of the hit, in domains while one collects and compacts all the time (2 programs
+//    of 4 domains in each chroot)
+#[test]
+fn fields_are_those_of_the_hit() {
+    for file in program_forms("ocaml5/domains") {
+        let args = ["4", "1", "collect"];
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start_with(Isolation::Chroot, &file, &args, OCAMLRUNPARAM);
+        let target = Target::open(pid).unwrap();
+        let observation = Observation::new().watch(Selector::name("hit"));
+        let mut observer = target.observe(&observation, options()).unwrap();
+        let mut compared = 0;
+        eventually("there are many hits", || {
+            for event in observer.events().unwrap().events {
+                let (number, fields) = match &event.arguments[..] {
+                    [Value::Int(number), Value::Block { fields, .. }] => (number, fields),
+                    // Memory that was just mapped is not read yet.
+                    [Value::Int(_), Value::Unread(_)] => continue,
+                    _ => panic!("{event:?}"),
+                };
+                let [
+                    seed,
+                    Value::Block {
+                        tag: 0, size: 2, ..
+                    },
+                    text,
+                    floats,
+                ] = &fields[..]
+                else {
+                    let is_unread = |it: &Value| matches!(it, Value::Unread(_));
+                    assert!(
+                        fields.is_empty() || fields.iter().any(is_unread),
+                        "{event:?}"
+                    );
+                    continue;
+                };
+                assert_eq!(*seed, Value::Int(*number), "{event:?}");
+                if let Value::String { bytes, is_whole } = text {
+                    assert_eq!((&**bytes, *is_whole), (number.to_string().as_bytes(), true));
+                    compared += 1;
+                }
+                let is_expected = matches!(
+                    floats,
+                    Value::Block {
+                        tag: 254,
+                        size: 5,
+                        ..
+                    } | Value::Unread(_)
+                );
+                assert!(is_expected, "{event:?}");
+            }
+            (compared > 20_000).then_some(())
+        });
+        observer.remove().unwrap();
+        assert!(rounds(&mut talker, "report") > 0);
+        talker.close_input();
+        assert!(talker.guard().wait().success());
+    }
 }
 
 // promise: Observations: Counts of system threads in domains agree to the last hit (6 observations

@@ -358,3 +358,6 @@ impl FieldCode<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -741,4 +741,4 @@ fn inverse(relation: Relation) -> Relation {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -34,14 +34,14 @@ use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
 
 /// Where the code is, behind the address of the shared data.
-const CODE: u64 = 0x10_0000_0000;
+pub(in super::super) const CODE: u64 = 0x10_0000_0000;
 const CODE_LEN: u64 = 1 << 16;
 /// Some words; the pages before and after them are not mapped.
-const MEMORY: u64 = 0x10_1000_0000;
-const PAGES: u64 = 3;
-const STACK: u64 = MEMORY + PAGE + 0x800;
-const SHARED: u64 = 0x10_2000_0000;
-const LAYOUT: SharedLayout = SharedLayout {
+pub(in super::super) const MEMORY: u64 = 0x10_1000_0000;
+pub(in super::super) const PAGES: u64 = 3;
+pub(in super::super) const STACK: u64 = MEMORY + PAGE + 0x800;
+pub(in super::super) const SHARED: u64 = 0x10_2000_0000;
+pub(in super::super) const LAYOUT: SharedLayout = SharedLayout {
     pairs: 0,
     record_len: 0,
     has_large_rings: false,
@@ -63,7 +63,7 @@ const LAYOUT: SharedLayout = SharedLayout {
 };
 
 /// The table of a runtime, and its entries.
-const RUNTIMES: u64 = 0x10_3000_0000;
+pub(in super::super) const RUNTIMES: u64 = 0x10_3000_0000;
 const ENTRIES: u64 = RUNTIMES + 0x100;
 const ENTRY_BITS: u32 = 4;
 
@@ -97,15 +97,15 @@ fn scope() -> Scope {
 }
 
 /// A process that executes code.
-struct Puppet {
+pub(in super::super) struct Puppet {
     _guard: Guard,
-    pid: Pid,
-    registers: user_regs_struct,
+    pub(in super::super) pid: Pid,
+    pub(in super::super) registers: user_regs_struct,
     vectors: user_fpregs_struct,
 }
 
 impl Puppet {
-    fn new() -> Puppet {
+    pub(in super::super) fn new() -> Puppet {
         let mut command = Command::new("sleep");
         command.arg("1000").stdin(Stdio::null());
         let guard = Guard::spawn(&mut command);
@@ -160,7 +160,10 @@ impl Puppet {
     }
 
     /// Runs until a breakpoint; returns the registers there, or the signal that arrived instead and the program counter.
-    fn run(&self, with: user_regs_struct) -> Result<user_regs_struct, (Signal, u64)> {
+    pub(in super::super) fn run(
+        &self,
+        with: user_regs_struct,
+    ) -> Result<user_regs_struct, (Signal, u64)> {
         ptrace::setregs(self.pid, with).unwrap();
         ptrace::cont(self.pid, None).unwrap();
         let status = waitpid(self.pid, Some(WaitPidFlag::__WALL)).unwrap();
@@ -173,7 +176,7 @@ impl Puppet {
     }
 
     /// Writes the table of a runtime, in which the readable pages of a hit are, others that are not of values, and some elsewhere.
-    fn poke_runtimes_table(&self, hit: &RecordedHit) {
+    pub(in super::super) fn poke_runtimes_table(&self, hit: &RecordedHit) {
         let mut entries = [0_u64; 1 << ENTRY_BITS];
         let mut add = |page: u64, of: u64| {
             let hash = (page / PAGE).wrapping_mul(runtime_pages::HASH_FACTOR) >> (64 - ENTRY_BITS);
@@ -247,8 +250,8 @@ impl Puppet {
         after
     }
 
-    /// Executes the code of an expression at a hit; returns the registers at its end.
-    fn execute(&self, code: &[u8], of: &impl Debug, hit: &RecordedHit) -> user_regs_struct {
+    /// Writes code, and the memory of a hit.
+    pub(in super::super) fn prepare(&self, code: &[u8], hit: &RecordedHit) {
         let pid = self.pid.as_raw();
         assert!((code.len() as u64) < CODE_LEN - 64);
         poke(pid, CODE + 64, code);
@@ -265,6 +268,12 @@ impl Puppet {
         let ticks: u64 = if hit.is_valid { u64::MAX } else { 0 };
         poke(pid, validity + validity::SINCE, &0_u64.to_le_bytes());
         poke(pid, validity + validity::TICKS, &ticks.to_le_bytes());
+    }
+
+    /// Executes the code of an expression at a hit; returns the registers at its end.
+    fn execute(&self, code: &[u8], of: &impl Debug, hit: &RecordedHit) -> user_regs_struct {
+        self.prepare(code, hit);
+        let pid = self.pid.as_raw();
         let [in_rax, in_rcx, in_r12, vector, in_rdx, _, in_rbx] = hit.arguments;
         let mut vectors = self.vectors;
         vectors.xmm_space[12] = vector as u32;
@@ -394,17 +403,17 @@ fn changes(code: &[u8], register: Register) -> bool {
 
 /// A hit as the interpreter sees it.
 #[derive(Debug)]
-struct RecordedHit {
+pub(in super::super) struct RecordedHit {
     /// What is in the places of [`SOURCES`].
-    arguments: [u64; 7],
-    words: BTreeMap<u64, u64>,
+    pub(in super::super) arguments: [u64; 7],
+    pub(in super::super) words: BTreeMap<u64, u64>,
     /// A bit for each page that the table has.
-    readable: u8,
-    is_valid: bool,
+    pub(in super::super) readable: u8,
+    pub(in super::super) is_valid: bool,
 }
 
 impl RecordedHit {
-    fn bytes(&self) -> Vec<u8> {
+    pub(in super::super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; (PAGES * PAGE) as usize];
         let stack = (STACK + 8 + 24, self.arguments[5]);
         for (at, word) in self
