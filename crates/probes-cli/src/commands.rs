@@ -9,6 +9,7 @@ mod failed;
 mod failures;
 mod follow;
 mod gaps;
+mod gc;
 mod hist;
 mod holds;
 mod info;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Latency(latency::Args),
     /// Show the hits of a running process one by one, with their arguments
     Watch(watch::Args),
+    /// Show the pauses of the garbage collector of a running process, and what it allocates
+    Gc(gc::Args),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
     /// Show how often probes are hit or functions called, updated continuously; enable and disable probes by key
@@ -82,6 +85,7 @@ impl Command {
             Command::Hist(args) => args.output.messages,
             Command::Latency(args) => args.output.messages,
             Command::Watch(args) => args.output.messages,
+            Command::Gc(args) => args.output.messages,
             Command::Observe(args) => args.output.messages,
             Command::Top(args) => *args.messages,
             Command::Ps(args) => args.output.messages,
@@ -100,7 +104,11 @@ impl Command {
             | Command::Watch(_)
             | Command::Observe(_)
             | Command::Top(_) => true,
-            Command::Info(_) | Command::List(_) | Command::Ps(_) | Command::Version(_) => false,
+            Command::Info(_)
+            | Command::List(_)
+            | Command::Gc(_)
+            | Command::Ps(_)
+            | Command::Version(_) => false,
         }
     }
 
@@ -118,6 +126,7 @@ impl Command {
             Command::Hist(args) => hist::run(&args),
             Command::Latency(args) => latency::run(&args),
             Command::Watch(args) => watch::run(&args),
+            Command::Gc(args) => gc::run(&args),
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),

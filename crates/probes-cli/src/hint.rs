@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use probes_lib::{
     CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind, ExpressionProblem, FileError,
     FunctionError, LaunchError, MemoryError, ObserveError, ProbeError, ProcessError, Refusal,
-    SystemError, UnreadableFilter,
+    RuntimeEventsError, SystemError, UnreadableFilter,
 };
 
 use crate::text::join_first_few;
@@ -91,8 +91,26 @@ pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
         ErrorKind::Process(kind) => of_process(kind, error.pid(), operand.is_attach()),
         ErrorKind::Memory(kind) => of_memory(kind, error.pid(), operand.is_attach()),
         ErrorKind::Observe(kind) => of_observe(kind, error.pid(), operand),
+        ErrorKind::RuntimeEvents(kind) => of_runtime_events(kind, error.pid()),
         ErrorKind::Launch(kind) => of_launch(kind, error.subject()),
         ErrorKind::System(kind) => of_system(kind),
+        _ => None,
+    }
+}
+
+/// The hint about events that a process does not write, or that are not known.
+fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<String> {
+    let pid = pid?;
+    let instead = format!(
+        "`ocaml-probes latency -pid {pid} -gc minor,slice,major` times the collector without them"
+    );
+    match kind {
+        RuntimeEventsError::NotOn => Some(format!(
+            "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment; {instead}"
+        )),
+        RuntimeEventsError::Ocaml4
+        | RuntimeEventsError::UnknownVersion { .. }
+        | RuntimeEventsError::NoVersion => Some(instead),
         _ => None,
     }
 }

@@ -42,6 +42,8 @@ mod documents; // the documents agree with the tests, and JSON output with its p
 mod follow; // -follow: fork, exec, dlopen
 #[path = "cli/functions.rs"]
 mod functions; // functions of files and processes
+#[path = "cli/gc.rs"]
+mod gc; // errors of `gc`
 #[path = "cli/help.rs"]
 mod help; // help and version, word for word
 #[path = "cli/hist.rs"]

@@ -36,5 +36,7 @@ mod domains;
 mod effects;
 #[path = "matrix/events.rs"]
 mod events;
+#[path = "matrix/gc.rs"]
+mod gc;
 #[path = "matrix/observe.rs"]
 mod observe;

@@ -142,7 +142,10 @@ pub use observe::{
 pub use observer::{ObservationReport, Observer};
 
 // The events that the runtime of OCaml 5 writes itself.
-pub use runtime_events::{CustomBytes, RingEntry, RuntimeEventKind, RuntimeEvents, UserValue};
+pub use runtime_events::{
+    CustomBytes, DomainPauses, GcPause, GcPauses, GcTimes, PausePhase, RingEntry, RuntimeEventKind,
+    RuntimeEvents, UserValue,
+};
 
 // Patches: where a jump to a trampoline can be put in any code.
 pub use patch_plan::code::Code;

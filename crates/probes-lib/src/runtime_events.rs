@@ -9,6 +9,7 @@
 mod header;
 mod item;
 mod names;
+mod pauses;
 mod ring;
 mod source;
 
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use crate::elf::ElfFile;
 use crate::error::{Error, Operation, Result, RuntimeEventsError, Subject};
 use crate::process::Process;
+use crate::process::image::open_executable;
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::objects::elf_of;
 
@@ -28,6 +30,7 @@ use self::ring::{Copied, RingBytes, RingError, RingReader, tails};
 use self::source::Source;
 
 pub use self::item::{CustomBytes, RuntimeEventKind, UserValue};
+pub use self::pauses::{DomainPauses, GcPause, GcPauses, GcTimes, PausePhase};
 
 /// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4.
 const OF_OCAML_5: &str = "caml_init_domains";
@@ -280,8 +283,12 @@ fn is_ring(mapping: &Mapping, name: &str) -> bool {
     mapping.shared && mapping.is_readable() && mapping.offset == 0 && file == Some(name.as_bytes())
 }
 
-/// The files that a process has mapped with code: the executable first, as a rule.
+/// The executable of a process, and then all files that it has mapped with code.
 fn elf_files(process: &Process, maps: &[Mapping]) -> impl Iterator<Item = ElfFile> {
+    // By its link, which leads there even where its path does not.
+    let executable = open_executable(process)
+        .ok()
+        .and_then(|(path, file)| ElfFile::read(file, path).ok());
     let mut seen = Vec::new();
     let code = maps.iter().filter(move |mapping| {
         let file = (mapping.device, mapping.inode);
@@ -289,7 +296,8 @@ fn elf_files(process: &Process, maps: &[Mapping]) -> impl Iterator<Item = ElfFil
         seen.extend(is_new.then_some(file));
         is_new
     });
-    code.filter_map(|mapping| elf_of(process, maps, mapping))
+    let others = code.filter_map(|mapping| elf_of(process, maps, mapping));
+    executable.into_iter().chain(others)
 }
 
 /// Returns the version of OCaml that a file was compiled by.

@@ -43,6 +43,8 @@ pub(crate) enum WarningKind {
     NoObserver,
     /// Hits came faster than they could be read.
     LostHits,
+    /// Runtime events were overwritten before they were read: the figures are those of the others.
+    LostEvents,
     /// Functions that were selected cannot be counted.
     Uncounted,
     /// Calls of functions that are timed were not recorded: their figures are those of the others.

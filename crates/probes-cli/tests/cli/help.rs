@@ -6,7 +6,8 @@ use crate::support::{golden, run};
 fn help_equals_the_golden_files() {
     golden("help.txt", &run("help").answer());
     for subcommand in [
-        "trace", "attach", "info", "list", "hist", "latency", "observe", "top", "watch", "version",
+        "trace", "attach", "info", "list", "hist", "gc", "latency", "observe", "top", "watch",
+        "version",
     ] {
         let text = run(&format!("help {subcommand}")).answer();
         golden(&format!("help-{subcommand}.txt"), &text);
@@ -50,8 +51,8 @@ fn version_can_be_requested_in_every_spelling() {
 #[test]
 fn every_flag_is_described_in_the_help() {
     for subcommand in [
-        "trace", "attach", "info", "list", "count", "hist", "latency", "observe", "top", "watch",
-        "ps",
+        "trace", "attach", "info", "list", "count", "hist", "gc", "latency", "observe", "top",
+        "watch", "ps",
     ] {
         let text = run(&format!("help {subcommand}")).answer();
         for line in text

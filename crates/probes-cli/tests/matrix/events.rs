@@ -14,7 +14,7 @@ fn start(isolation: Isolation, file: &Path, runtime: &str) -> ChrootProgram {
 }
 
 /// What the program's own consumer reads.
-fn own_lines(program: &mut ChrootProgram) -> Vec<String> {
+pub(crate) fn own_lines(program: &mut ChrootProgram) -> Vec<String> {
     program.talker.send("print");
     let mut lines = Vec::new();
     loop {

@@ -370,7 +370,7 @@ pub(super) fn read_auxv(process: &Process) -> Result<Vec<u8>> {
 }
 
 /// Opens the executable; returns its path as the kernel names it, too.
-pub(super) fn open_executable(process: &Process) -> io::Result<(PathBuf, File)> {
+pub(crate) fn open_executable(process: &Process) -> io::Result<(PathBuf, File)> {
     process.with_thread_folder(|folder| {
         let exe = format!("{folder}/exe");
         let path = process.read_link(&exe)?;

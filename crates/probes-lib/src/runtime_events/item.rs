@@ -12,8 +12,8 @@ pub enum RuntimeEventKind<'w> {
     End(&'static str),
     /// A counter of the collector, such as `minor_allocated`, and its value.
     Counter(&'static str, u64),
-    /// Something has happened to the ring or a domain, such as `domain_spawn`; what the number is depends on it.
-    Lifecycle(&'static str, i64),
+    /// Something has happened to the ring or a domain, such as `domain_spawn`; what the number is, if there is one, depends on it.
+    Lifecycle(&'static str, Option<i64>),
     /// How many blocks were allocated, by their sizes; only runtimes that were built for it write these.
     Allocations(&'w [u64]),
     /// An event that the program itself has written, with the number of its name.
@@ -110,8 +110,9 @@ pub(super) fn parse<'w>(words: &'w [u64], names: &Names) -> Result<Item<'w>, Str
     } else {
         let phase = || names.phase(id).ok_or_else(wrong);
         match (kind, first) {
-            (LIFECYCLE, Some(data)) => {
-                RuntimeEventKind::Lifecycle(lifecycle(id).ok_or_else(wrong)?, data as i64)
+            (LIFECYCLE, data) => {
+                let name = lifecycle(id).ok_or_else(wrong)?;
+                RuntimeEventKind::Lifecycle(name, data.map(|data| data as i64))
             }
             (BEGIN, _) => RuntimeEventKind::Begin(phase()?),
             (END, _) => RuntimeEventKind::End(phase()?),
@@ -162,7 +163,10 @@ pub(super) mod tests {
         );
         let counter = RuntimeEventKind::Counter("minor_allocated", 99);
         event(&[header(3, false, COUNTER, 5), 7, 99], counter);
-        let spawn = RuntimeEventKind::Lifecycle("domain_spawn", 2);
+        // At the exit of a process, without a number.
+        let stop = RuntimeEventKind::Lifecycle("ring_stop", None);
+        event(&[header(2, false, LIFECYCLE, 1), 7], stop);
+        let spawn = RuntimeEventKind::Lifecycle("domain_spawn", Some(2));
         event(&[header(3, false, LIFECYCLE, 6), 7, 2], spawn);
         let sizes = RuntimeEventKind::Allocations(&[1, 2]);
         event(&[header(4, false, ALLOCATIONS, 0), 7, 1, 2], sizes);
@@ -208,7 +212,7 @@ pub(super) mod tests {
             vec![header(2, false, BEGIN, 48), 7],
             vec![header(2, false, COUNTER, 0), 7],
             vec![header(3, false, COUNTER, 26), 7, 0],
-            vec![header(2, false, LIFECYCLE, 0), 7],
+            vec![header(2, false, LIFECYCLE, 8), 7],
             vec![header(3, false, LIFECYCLE, 8), 7, 0],
             vec![header(2, false, 7, 0), 7],
             vec![header(2, true, 5, 0), 7],

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
 
@@ -70,7 +71,14 @@ impl RingBytes for Source {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         match self {
             Source::File(file, _) => file.read_exact_at(bytes, at),
-            Source::Memory(memory, mapping) => memory.read(LiveAddr(mapping.start.0 + at), bytes),
+            Source::Memory(memory, mapping) => {
+                let read = memory.read(LiveAddr(mapping.start.0 + at), bytes);
+                read.map_err(|error| match error.kind() {
+                    // The process has exited, or executed another program.
+                    io::ErrorKind::UnexpectedEof => Errno::ESRCH.into(),
+                    _ => error,
+                })
+            }
         }
     }
 }

@@ -1,0 +1,305 @@
+//! What the garbage collector of a process does, in one shape for all formats. The field names are those of the JSON output.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use probes_lib::{GcPause, GcPauses, GcTimes};
+use serde::Serialize;
+
+use super::format::{Format, VERSION, json, seconds, seconds_or_null};
+use super::latencies::with_unit;
+use super::table::table;
+use crate::failure::Failure;
+
+/// The pauses of a process, by domain and by phase, and what it allocates.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "gc")]
+pub(crate) struct GcReport<'g> {
+    version: u32,
+    pid: i32,
+    program: String,
+    /// The version of OCaml.
+    ocaml: &'g str,
+    /// The time since the beginning; `None` once it has ended.
+    #[serde(serialize_with = "seconds_or_null")]
+    at: Option<Duration>,
+    #[serde(serialize_with = "seconds")]
+    seconds: Duration,
+    pauses: Times,
+    allocated_bytes: u64,
+    promoted_bytes: u64,
+    heap_bytes: Option<u64>,
+    lost_words: u64,
+    domains: Vec<Domain>,
+    phases: Vec<Phase>,
+}
+
+#[derive(Debug, Serialize)]
+struct Times {
+    count: u64,
+    total_ns: u64,
+    p50_ns: u64,
+    p90_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    max_ns: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Domain {
+    domain: u32,
+    #[serde(flatten)]
+    pauses: Times,
+    /// Of the time, from 0 to 1.
+    share: f64,
+    allocated_bytes: u64,
+    promoted_bytes: u64,
+    lost_words: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Phase {
+    phase: &'static str,
+    #[serde(flatten)]
+    times: Times,
+}
+
+impl Times {
+    fn of(times: &GcTimes) -> Times {
+        let part = |part| nanoseconds(times.per_mille(part));
+        Times {
+            count: times.count(),
+            total_ns: nanoseconds(times.total()),
+            p50_ns: part(500),
+            p90_ns: part(900),
+            p99_ns: part(990),
+            p999_ns: part(999),
+            max_ns: nanoseconds(times.max()),
+        }
+    }
+
+    fn plain(&self) -> String {
+        format!(
+            "count {} total {} p50 {} p90 {} p99 {} p99.9 {} max {}",
+            self.count,
+            self.total_ns,
+            self.p50_ns,
+            self.p90_ns,
+            self.p99_ns,
+            self.p999_ns,
+            self.max_ns
+        )
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let times = [
+            self.total_ns,
+            self.p50_ns,
+            self.p90_ns,
+            self.p99_ns,
+            self.p999_ns,
+            self.max_ns,
+        ];
+        let times = times.map(|time| with_unit(Duration::from_nanos(time)));
+        [self.count.to_string()].into_iter().chain(times).collect()
+    }
+}
+
+const COLUMNS: [&str; 7] = ["count", "total", "p50", "p90", "p99", "p99.9", "max"];
+
+impl<'g> GcReport<'g> {
+    pub(crate) fn new(
+        pid: i32,
+        program: &Path,
+        ocaml: &'g str,
+        seconds: Duration,
+        pauses: &GcPauses,
+    ) -> GcReport<'g> {
+        let domains = pauses.domains().map(|(number, domain)| Domain {
+            domain: number,
+            pauses: Times::of(&domain.pauses),
+            share: domain.pauses.total().as_secs_f64() / seconds.as_secs_f64().max(1e-9),
+            allocated_bytes: domain.allocated,
+            promoted_bytes: domain.promoted,
+            lost_words: domain.lost_words,
+        });
+        let domains: Vec<Domain> = domains.collect();
+        let phases = pauses.phases().map(|(phase, times)| Phase {
+            phase,
+            times: Times::of(times),
+        });
+        let mut phases: Vec<Phase> = phases.collect();
+        phases.sort_by_key(|it| std::cmp::Reverse(it.times.total_ns));
+        let sum = |of: fn(&Domain) -> u64| domains.iter().map(of).fold(0, u64::saturating_add);
+        GcReport {
+            version: VERSION,
+            pid,
+            program: program.to_string_lossy().into_owned(),
+            ocaml,
+            at: None,
+            seconds,
+            pauses: Times::of(&pauses.all()),
+            allocated_bytes: sum(|it| it.allocated_bytes),
+            promoted_bytes: sum(|it| it.promoted_bytes),
+            heap_bytes: pauses.heap(),
+            lost_words: sum(|it| it.lost_words),
+            domains,
+            phases,
+        }
+    }
+
+    /// The same, while it goes on.
+    pub(crate) fn so_far(mut self) -> GcReport<'g> {
+        self.at = Some(self.seconds);
+        self
+    }
+
+    /// How many words of events were lost in which domains; `None` if there are none.
+    pub(crate) fn lost(&self) -> Option<String> {
+        let losers = self.domains.iter().filter(|it| it.lost_words > 0);
+        let losers: Vec<String> = losers
+            .map(|it| format!("{} of domain {}", it.lost_words, it.domain))
+            .collect();
+        (!losers.is_empty()).then(|| losers.join(", "))
+    }
+
+    pub(crate) fn text(&self, format: Format) -> Result<String, Failure> {
+        match format {
+            Format::Plain => Ok(self.plain()),
+            Format::Table => Ok(self.tables()),
+            Format::Json => json(self),
+        }
+    }
+
+    fn plain(&self) -> String {
+        let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
+        let at = at.unwrap_or_default();
+        let heap = self
+            .heap_bytes
+            .map_or("-".to_owned(), |heap| heap.to_string());
+        let mut text = format!(
+            "{at}all {} seconds {:.3} allocated {} promoted {} heap {heap} lost {}\n",
+            self.pauses.plain(),
+            self.seconds.as_secs_f64(),
+            self.allocated_bytes,
+            self.promoted_bytes,
+            self.lost_words
+        );
+        for it in &self.domains {
+            // Writing to a String does not fail.
+            let _ = writeln!(
+                text,
+                "{at}domain {} {} share {:.4} allocated {} promoted {} lost {}",
+                it.domain,
+                it.pauses.plain(),
+                it.share,
+                it.allocated_bytes,
+                it.promoted_bytes,
+                it.lost_words
+            );
+        }
+        for it in &self.phases {
+            let _ = writeln!(text, "{at}phase {} {}", it.phase, it.times.plain());
+        }
+        text
+    }
+
+    fn tables(&self) -> String {
+        let rate = |bytes: u64| {
+            let rate = bytes as f64 / self.seconds.as_secs_f64().max(1e-9);
+            format!("{:.1} MB/s", rate / 1e6)
+        };
+        let domains = self.domains.iter().map(|it| {
+            let mut row = vec![it.domain.to_string()];
+            row.extend(it.pauses.cells());
+            row.push(format!("{:.2} %", it.share * 100.0));
+            row.extend([rate(it.allocated_bytes), rate(it.promoted_bytes)]);
+            row.push(it.lost_words.to_string());
+            row
+        });
+        let phases = self.phases.iter().map(|it| {
+            let mut row = vec![it.phase.to_owned()];
+            row.extend(it.times.cells());
+            row
+        });
+        let shares = ["share", "allocated", "promoted", "lost words"];
+        let head = [&["domain"], COLUMNS.as_slice(), &shares].concat();
+        let mut text = table(&head, domains);
+        text += "\n";
+        text += &table(&[&["phase"], COLUMNS.as_slice()].concat(), phases);
+        let heap = self.heap_bytes.map_or_else(
+            || "not known before a major collection ends".to_owned(),
+            |heap| format!("{:.1} MB", heap as f64 / 1e6),
+        );
+        let seconds = self.seconds.as_secs_f64();
+        text + &format!("\nOCaml {}, {seconds:.1} s, heap {heap}\n", self.ocaml)
+    }
+}
+
+/// A pause that was longer than asked for.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "gc_pause")]
+pub(crate) struct LongPause {
+    version: u32,
+    pid: i32,
+    domain: u32,
+    /// When it began, in nanoseconds of CLOCK_MONOTONIC.
+    began_ns: u64,
+    ns: u64,
+    phases: Vec<InnerPhase>,
+}
+
+#[derive(Debug, Serialize)]
+struct InnerPhase {
+    phase: &'static str,
+    depth: usize,
+    ns: u64,
+}
+
+impl LongPause {
+    pub(crate) fn new(pid: i32, pause: GcPause) -> LongPause {
+        let phases = pause.phases.iter().map(|it| InnerPhase {
+            phase: it.name,
+            depth: it.depth,
+            ns: nanoseconds(it.time),
+        });
+        LongPause {
+            version: VERSION,
+            pid,
+            domain: pause.domain,
+            began_ns: pause.began,
+            ns: nanoseconds(pause.time),
+            phases: phases.collect(),
+        }
+    }
+
+    pub(crate) fn text(&self, format: Format) -> Result<String, Failure> {
+        match format {
+            Format::Plain => {
+                let inner = self.phases.iter().map(|it| {
+                    let depth = ">".repeat(it.depth);
+                    format!(" {depth}{} {}", it.phase, it.ns)
+                });
+                let (domain, began, ns) = (self.domain, self.began_ns, self.ns);
+                let inner: String = inner.collect();
+                Ok(format!("pause {ns} domain {domain} began {began}{inner}\n"))
+            }
+            Format::Table => {
+                let inner = self.phases.iter().map(|it| {
+                    let depth = "  ".repeat(it.depth + 1);
+                    let time = with_unit(Duration::from_nanos(it.ns));
+                    format!("{depth}{} {time}\n", it.phase)
+                });
+                let time = with_unit(Duration::from_nanos(self.ns));
+                let inner: String = inner.collect();
+                Ok(format!("domain {} paused for {time}\n{inner}", self.domain))
+            }
+            Format::Json => json(self),
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,448 @@
+//! [`GcPauses`]: what runtime events say of the collector's work: pauses, phases, allocation. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{RingEntry, RuntimeEventKind};
+
+/// How long the collector has worked, by domain and by phase, and how much was allocated.
+#[derive(Clone, Debug, Default)]
+pub struct GcPauses {
+    domains: BTreeMap<u32, DomainPauses>,
+    phases: BTreeMap<&'static str, GcTimes>,
+}
+
+/// The same of one domain, or of those that have had its number one after another.
+#[derive(Clone, Debug, Default)]
+pub struct DomainPauses {
+    /// Its pauses: the times from when it begins work of the collector until it goes on with its own.
+    pub pauses: GcTimes,
+    /// What was allocated in its minor heap, in bytes.
+    pub allocated: u64,
+    /// What survived there and was moved to the major heap, in bytes.
+    pub promoted: u64,
+    /// How many words of events were lost.
+    pub lost_words: u64,
+    /// The words of its pools and of its large blocks in the major heap, when it said so last.
+    pool_words: Option<u64>,
+    large_words: Option<u64>,
+    /// The phases that have begun and have not ended, the outermost first.
+    open: Vec<OpenPhase>,
+    /// The phases of the pause so far, in the order in which they have begun.
+    inner: Vec<PausePhase>,
+}
+
+/// A pause that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GcPause {
+    /// The domain.
+    pub domain: u32,
+    /// When it began, in nanoseconds of CLOCK_MONOTONIC.
+    pub began: u64,
+    /// How long it was.
+    pub time: Duration,
+    /// Its phases in the order in which they began. The first is all of it.
+    pub phases: Vec<PausePhase>,
+}
+
+/// A phase in a pause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PausePhase {
+    /// Its name.
+    pub name: &'static str,
+    /// In how many other phases it is.
+    pub depth: usize,
+    /// How long it was, with those in it.
+    pub time: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OpenPhase {
+    name: &'static str,
+    began: u64,
+    /// Its index in the phases of the pause; `None` if there are too many.
+    index: Option<usize>,
+}
+
+/// In this phase, a domain waits to be used, and no OCaml code for the collector.
+const IDLE: &str = "domain_condition_wait";
+
+/// More phases in each other than any runtime has: ends of some were not written.
+const MOST_OPEN: usize = 64;
+
+/// How many phases of a pause are kept.
+const MOST_KEPT: usize = 1024;
+
+impl GcPauses {
+    /// Adds what a ring has next; returns the pause that ends with it.
+    pub fn add(&mut self, entry: &RingEntry<'_>) -> Option<GcPause> {
+        match *entry {
+            RingEntry::Lost { domain, words } => {
+                let domain = self.domains.entry(domain).or_default();
+                domain.lost_words += words;
+                domain.forget_open();
+                None
+            }
+            RingEntry::Event { domain, time, kind } => self.add_event(domain, time, kind),
+        }
+    }
+
+    fn add_event(&mut self, number: u32, time: u64, kind: RuntimeEventKind<'_>) -> Option<GcPause> {
+        let domain = self.domains.entry(number).or_default();
+        match kind {
+            RuntimeEventKind::Begin(name) if name != IDLE => domain.begin(name, time),
+            RuntimeEventKind::End(name) if name != IDLE => {
+                let phase = domain.end(name, time)?;
+                self.phases.entry(name).or_default().add(phase.time);
+                if phase.depth > 0 {
+                    return None;
+                }
+                domain.pauses.add(phase.time);
+                return Some(GcPause {
+                    domain: number,
+                    began: time - phase.time.as_nanos() as u64,
+                    time: phase.time,
+                    phases: std::mem::take(&mut domain.inner),
+                });
+            }
+            RuntimeEventKind::Counter("minor_allocated", bytes) => {
+                domain.allocated = domain.allocated.saturating_add(bytes);
+            }
+            RuntimeEventKind::Counter("minor_promoted", bytes) => {
+                domain.promoted = domain.promoted.saturating_add(bytes);
+            }
+            RuntimeEventKind::Counter("major_heap_pool_words", words) => {
+                domain.pool_words = Some(words);
+            }
+            RuntimeEventKind::Counter("major_heap_large_words", words) => {
+                domain.large_words = Some(words);
+            }
+            RuntimeEventKind::Lifecycle("domain_terminate", _) => {
+                domain.forget_open();
+                (domain.pool_words, domain.large_words) = (None, None);
+            }
+            // While events are paused, ends are not written in any domain.
+            RuntimeEventKind::Lifecycle("ring_pause" | "ring_resume", _) => {
+                self.domains
+                    .values_mut()
+                    .for_each(DomainPauses::forget_open);
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Returns the domains that have written anything, by their numbers.
+    pub fn domains(&self) -> impl ExactSizeIterator<Item = (u32, &DomainPauses)> {
+        self.domains
+            .iter()
+            .map(|(number, domain)| (*number, domain))
+    }
+
+    /// Returns the times of each phase in all domains, with the phases in it.
+    pub fn phases(&self) -> impl ExactSizeIterator<Item = (&'static str, &GcTimes)> {
+        self.phases.iter().map(|(name, times)| (*name, times))
+    }
+
+    /// Returns the pauses of all domains.
+    pub fn all(&self) -> GcTimes {
+        let mut all = GcTimes::default();
+        for domain in self.domains.values() {
+            all.add_all(&domain.pauses);
+        }
+        all
+    }
+
+    /// Returns the bytes of the major heap, as far as its domains have said how large it is, which they do when a major collection
+    /// ends; `None` if none has.
+    pub fn heap(&self) -> Option<u64> {
+        let words = self
+            .domains
+            .values()
+            .filter_map(|domain| Some(domain.pool_words?.saturating_add(domain.large_words?)));
+        words.reduce(u64::saturating_add)?.checked_mul(8)
+    }
+}
+
+impl DomainPauses {
+    fn begin(&mut self, name: &'static str, time: u64) {
+        if self.open.is_empty() {
+            self.inner.clear();
+        }
+        if self.open.len() >= MOST_OPEN {
+            self.forget_open();
+        }
+        let index = (self.inner.len() < MOST_KEPT).then_some(self.inner.len());
+        if index.is_some() {
+            let (depth, time) = (self.open.len(), Duration::ZERO);
+            self.inner.push(PausePhase { name, depth, time });
+        }
+        self.open.push(OpenPhase {
+            name,
+            began: time,
+            index,
+        });
+    }
+
+    /// Ends a phase; `None` if its beginning, or the end of one in it, was not read, or the times make no sense.
+    fn end(&mut self, name: &'static str, time: u64) -> Option<PausePhase> {
+        let phase = self.open.pop()?;
+        if phase.name != name || time < phase.began {
+            self.forget_open();
+            return None;
+        }
+        let time = Duration::from_nanos(time - phase.began);
+        let depth = self.open.len();
+        if let Some(kept) = phase.index.and_then(|index| self.inner.get_mut(index)) {
+            kept.time = time;
+        }
+        Some(PausePhase { name, depth, time })
+    }
+
+    fn forget_open(&mut self) {
+        self.open.clear();
+        self.inner.clear();
+    }
+}
+
+/// Times, with their quantiles.
+#[derive(Clone, Debug, Default)]
+pub struct GcTimes {
+    count: u64,
+    total: u64,
+    max: u64,
+    /// How many times are in each bucket, by the beginning of the bucket in nanoseconds.
+    buckets: BTreeMap<u64, u64>,
+}
+
+/// The binary digits of a time that are kept: a quantile is at most 0.1 % too low.
+const DIGITS: u32 = 10;
+
+impl GcTimes {
+    fn add(&mut self, time: Duration) {
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.count += 1;
+        self.total = self.total.saturating_add(time);
+        self.max = self.max.max(time);
+        let dropped = (u64::BITS - time.leading_zeros()).saturating_sub(DIGITS);
+        *self.buckets.entry(time >> dropped << dropped).or_default() += 1;
+    }
+
+    fn add_all(&mut self, other: &GcTimes) {
+        self.count += other.count;
+        self.total = self.total.saturating_add(other.total);
+        self.max = self.max.max(other.max);
+        for (bucket, count) in &other.buckets {
+            *self.buckets.entry(*bucket).or_default() += count;
+        }
+    }
+
+    /// Returns how many there are.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Returns their sum.
+    pub fn total(&self) -> Duration {
+        Duration::from_nanos(self.total)
+    }
+
+    /// Returns the longest; zero if there are none.
+    pub fn max(&self) -> Duration {
+        Duration::from_nanos(self.max)
+    }
+
+    /// Returns the time that so many of a thousand do not exceed, at most 0.1 % too low; zero if there are none.
+    pub fn per_mille(&self, part: u64) -> Duration {
+        let rank = (u128::from(self.count) * u128::from(part))
+            .div_ceil(1000)
+            .max(1);
+        let mut sum = 0;
+        let found = self.buckets.iter().find(|(_, count)| {
+            sum += u128::from(**count);
+            sum >= rank
+        });
+        Duration::from_nanos(found.map_or(0, |(bucket, _)| *bucket))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGIN: fn(&'static str) -> RuntimeEventKind<'static> = RuntimeEventKind::Begin;
+    const END: fn(&'static str) -> RuntimeEventKind<'static> = RuntimeEventKind::End;
+
+    fn add(
+        pauses: &mut GcPauses,
+        domain: u32,
+        time: u64,
+        kind: RuntimeEventKind<'_>,
+    ) -> Option<GcPause> {
+        pauses.add(&RingEntry::Event { domain, time, kind })
+    }
+
+    fn ns(time: u64) -> Duration {
+        Duration::from_nanos(time)
+    }
+
+    #[test]
+    fn pause_is_the_outermost_phase() {
+        let mut pauses = GcPauses::default();
+        for (time, kind) in [
+            (100, BEGIN("stw_leader")),
+            (110, BEGIN("minor")),
+            (150, END("minor")),
+            (150, BEGIN("minor")),
+            (155, END("minor")),
+        ] {
+            assert_eq!(add(&mut pauses, 3, time, kind), None);
+        }
+        let pause = add(&mut pauses, 3, 200, END("stw_leader")).unwrap();
+        let phase = |name, depth, time| PausePhase {
+            name,
+            depth,
+            time: ns(time),
+        };
+        let phases = vec![
+            phase("stw_leader", 0, 100),
+            phase("minor", 1, 40),
+            phase("minor", 1, 5),
+        ];
+        assert_eq!(
+            pause,
+            GcPause {
+                domain: 3,
+                began: 100,
+                time: ns(100),
+                phases
+            }
+        );
+        let all = pauses.all();
+        assert_eq!((all.count(), all.total(), all.max()), (1, ns(100), ns(100)));
+        let phases: Vec<_> = pauses
+            .phases()
+            .map(|(name, it)| (name, it.count(), it.total()))
+            .collect();
+        assert_eq!(phases, [("minor", 2, ns(45)), ("stw_leader", 1, ns(100))]);
+    }
+
+    #[test]
+    fn phases_of_domains_do_not_mix() {
+        let mut pauses = GcPauses::default();
+        add(&mut pauses, 0, 10, BEGIN("minor"));
+        add(&mut pauses, 1, 11, BEGIN("minor"));
+        assert_eq!(add(&mut pauses, 0, 20, END("minor")).unwrap().time, ns(10));
+        assert_eq!(add(&mut pauses, 1, 31, END("minor")).unwrap().time, ns(20));
+        let counts: Vec<_> = pauses
+            .domains()
+            .map(|(number, it)| (number, it.pauses.count()))
+            .collect();
+        assert_eq!(counts, [(0, 1), (1, 1)]);
+    }
+
+    #[test]
+    fn phases_that_lost_an_end_are_dropped() {
+        let mut pauses = GcPauses::default();
+        // The beginning was before the first event.
+        assert_eq!(add(&mut pauses, 0, 5, END("minor")), None);
+        add(&mut pauses, 0, 10, BEGIN("major"));
+        add(&mut pauses, 0, 11, BEGIN("minor"));
+        pauses.add(&RingEntry::Lost {
+            domain: 0,
+            words: 7,
+        });
+        assert_eq!(add(&mut pauses, 0, 30, END("major")), None);
+        add(&mut pauses, 0, 40, BEGIN("major"));
+        add(&mut pauses, 0, 41, BEGIN("minor"));
+        // The end of the inner one is missing.
+        assert_eq!(add(&mut pauses, 0, 50, END("major")), None);
+        for what in ["domain_terminate", "ring_pause", "ring_resume"] {
+            add(&mut pauses, 0, 60, BEGIN("major"));
+            add(&mut pauses, 0, 61, RuntimeEventKind::Lifecycle(what, None));
+            assert_eq!(add(&mut pauses, 0, 62, END("major")), None, "{what}");
+        }
+        // Time does not go back.
+        add(&mut pauses, 0, 70, BEGIN("major"));
+        assert_eq!(add(&mut pauses, 0, 69, END("major")), None);
+        assert_eq!(pauses.all().count(), 0);
+        let (_, domain) = pauses.domains().next().unwrap();
+        assert_eq!(domain.lost_words, 7);
+        add(&mut pauses, 0, 80, BEGIN("major"));
+        assert_eq!(add(&mut pauses, 0, 90, END("major")).unwrap().time, ns(10));
+    }
+
+    #[test]
+    fn waiting_for_work_is_no_pause() {
+        let mut pauses = GcPauses::default();
+        add(&mut pauses, 0, 10, BEGIN(IDLE));
+        assert_eq!(add(&mut pauses, 0, 9_999, END(IDLE)), None);
+        assert_eq!(pauses.all().count(), 0);
+    }
+
+    #[test]
+    fn hostile_phases_take_bounded_memory() {
+        let mut pauses = GcPauses::default();
+        for time in 0..100_000 {
+            add(&mut pauses, 0, time, BEGIN("major"));
+            add(&mut pauses, 0, time, BEGIN("minor"));
+            add(&mut pauses, 0, time, END("minor"));
+        }
+        let (_, domain) = pauses.domains().next().unwrap();
+        assert!(domain.open.len() <= MOST_OPEN && domain.inner.len() <= MOST_KEPT);
+    }
+
+    #[test]
+    fn allocation_is_summed_and_heap_is_the_last() {
+        let mut pauses = GcPauses::default();
+        assert_eq!(pauses.heap(), None);
+        let counter = RuntimeEventKind::Counter;
+        for domain in [0, 1] {
+            for value in [5, 100] {
+                for name in [
+                    "minor_allocated",
+                    "minor_promoted",
+                    "major_heap_pool_words",
+                    "major_heap_large_words",
+                ] {
+                    add(&mut pauses, domain, 1, counter(name, value));
+                }
+            }
+        }
+        let sums: Vec<_> = pauses
+            .domains()
+            .map(|(_, it)| (it.allocated, it.promoted))
+            .collect();
+        assert_eq!(sums, [(105, 105), (105, 105)]);
+        assert_eq!(pauses.heap(), Some(2 * 200 * 8));
+        add(
+            &mut pauses,
+            1,
+            2,
+            RuntimeEventKind::Lifecycle("domain_terminate", Some(1)),
+        );
+        assert_eq!(pauses.heap(), Some(200 * 8));
+    }
+
+    #[test]
+    fn quantiles_are_close_and_maximum_exact() {
+        let mut times = GcTimes::default();
+        assert_eq!((times.per_mille(500), times.max()), (ns(0), ns(0)));
+        (1..=100_000).for_each(|time| times.add(ns(time * 1_000)));
+        assert_eq!(times.max(), ns(100_000_000));
+        for part in [1, 500, 900, 990, 999, 1000] {
+            let exact = (part * 100_000_u64).div_ceil(1000) * 1_000;
+            let found = times.per_mille(part).as_nanos() as u64;
+            assert!(
+                found <= exact && exact - found <= exact / 500,
+                "{part}: {found} {exact}"
+            );
+        }
+        let mut both = times.clone();
+        both.add_all(&times);
+        assert_eq!(
+            (both.count(), both.per_mille(500)),
+            (200_000, times.per_mille(500))
+        );
+    }
+}
