@@ -21,6 +21,7 @@ mod open_target;
 mod picture_file;
 mod ps;
 mod redraw;
+mod several;
 mod slow_pairs;
 mod top;
 mod trace;

@@ -32,6 +32,8 @@ mod count_by; // hits by keys
 mod count_functions; // calls of functions, in programs with and without probes
 #[path = "cli/count_lines.rs"]
 mod count_lines; // executions of source lines
+#[path = "cli/count_several.rs"]
+mod count_several; // hits of several processes in one answer
 #[path = "cli/count_where.rs"]
 mod count_where; // hits for which an expression is true
 #[path = "cli/discarded.rs"]

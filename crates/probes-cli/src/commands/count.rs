@@ -4,16 +4,18 @@ mod keyed;
 
 use std::time::Duration;
 
-use probes_lib::{Counts, Functions, Target};
+use probes_lib::{Counts, Functions, Observation, Target};
 
+use super::failures::Failures;
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::{open_to_observe, sources};
+use super::several::SeveralObservations;
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, CountedFlags, DurationFlag, FilterFlags, KeyFlags, OneProcess, OutputFlags, PathFlags,
-    SeccompFlag, TakeOver, duration, with_regexp_help,
+    Checked, CountedBy, CountedFlags, DurationFlag, FilterFlags, KeyFlags, OutputFlags, PathFlags,
+    SeccompFlag, TakeOver, TargetSelection, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, CountReport, Detail, FunctionSources};
@@ -53,6 +55,9 @@ most hits first, -top N of them, then lines for the keys that are not shown, for
 found no room (about 4,096 are distinguished), and for `untyped` ones. All lines add up to all hits. Of a string
 that is longer than 64 bytes, the first 64 are the key.
 
+With several processes, of -pid and -name, the hits of all of them are counted by name, in one answer; those of each
+by itself with -by pid or -by pid,EXPR,... A process that exits keeps its hits, and the others go on.
+
 With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
 far; on a terminal, it redraws a table. With -json there is one line for each interval. The last interval
 may be shorter.
@@ -61,11 +66,15 @@ If it is killed, the process goes on counting, which does no harm: `info` report
 or `observe -clean`, removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes count -pid N [FLAGS]", after_help = with_regexp_help(HELP))]
+#[command(override_usage = "\
+    ocaml-probes count -pid N [FLAGS]
+       ocaml-probes count -pid N -pid M [FLAGS]
+       ocaml-probes count -name RE [FLAGS]")]
+#[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    process: OneProcess,
+    selection: Checked<TargetSelection>,
     #[command(flatten)]
     counted: Checked<CountedFlags>,
     #[command(flatten)]
@@ -95,13 +104,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let message = "-sites is not possible with -by: hits of all sites are counted together";
         return Err(Failure::Usage(UsageError::new(Some("count"), message)));
     }
-    let output = &args.output.open()?.with_pid(args.process.pid);
-    let (pid, messages) = (args.process.pid, &output.messages);
+    let output = &args.output.open()?;
+    let pids = args.selection.pids(&output.messages)?;
+    let (&[pid], false) = (&pids[..], is_of_several(args)) else {
+        return run_of_several(args, &pids, output);
+    };
+    let output = &output.clone().with_pid(pid);
+    let messages = &output.messages;
     let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
-    let mut observation = args.filter.of(args.counted.observation());
-    if let Some(by) = &*args.by {
-        observation = by.of(observation);
-    }
+    let observation = observation(args);
     let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
@@ -114,7 +125,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         warn_of_uncounted(messages, active.observer(), "counted");
     }
     if let Some(by) = &*args.by {
-        return keyed::run(args, by, active, display, &target, output);
+        return keyed::run(by, active, display, &target, output);
     }
     let mut counting = Counting::new(args, output, &target, display.table.is_some());
     let mut outcome = active.run(
@@ -138,6 +149,49 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         output.sum_up(messages, many, || sum(&counts));
     }
     outcome.finish(messages)
+}
+
+fn observation(args: &Args) -> Observation {
+    let observation = args.filter.of(args.counted.observation());
+    match &*args.by {
+        Some(by) => by.of(observation),
+        None => observation,
+    }
+}
+
+/// Whether the answer has the form of one about several processes, even if there is only one.
+fn is_of_several(args: &Args) -> bool {
+    let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
+    args.selection.is_by_name() || by_pid
+}
+
+/// Counts hits of several processes.
+fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
+    let one = |message| Err(Failure::Usage(UsageError::new(Some("count"), message)));
+    if args.sites {
+        return one("-sites is for one process: sites of several processes differ");
+    }
+    let by = args.by.clone().unwrap_or_else(CountedBy::name);
+    if by.has_caller() {
+        return one("-by caller is for one process: the addresses of several processes differ");
+    }
+    let mut failures = Failures::new(&args.selection, pids.len(), output.messages);
+    let mut targets = Vec::new();
+    for &pid in pids {
+        let messages = failures.messages(pid);
+        let opened = open_to_observe(pid, args.counted.needs_probes(), &messages);
+        targets.extend(failures.record(pid, opened));
+    }
+    let display = Display::new(output, args.interval)?;
+    let active = SeveralObservations::begin(
+        targets,
+        &observation(args),
+        args.seccomp.options(args.take_over.options()),
+        args.until.duration,
+        failures,
+        output,
+    )?;
+    keyed::run_of_several(&by, active, display, output)
 }
 
 /// `30 probes, 1600 functions (12 of them called), 4711 hits`.

@@ -10,27 +10,42 @@ use crate::output::WarningKind;
 use crate::text::{join_first_few, number_of};
 
 /// What an observation misses.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Gaps {
-    discarded: DiscardedPatches,
+    /// Of each process.
+    discarded: Vec<DiscardedPatches>,
     loaded_later: Vec<PathBuf>,
 }
 
 impl Gaps {
     pub(super) fn of(observer: &Observer) -> Gaps {
-        Gaps {
-            discarded: observer.discarded(),
-            loaded_later: observer.loaded_later(),
+        Gaps::of_all([observer])
+    }
+
+    /// What the observations of several processes miss.
+    pub(super) fn of_all<'o>(observers: impl IntoIterator<Item = &'o Observer>) -> Gaps {
+        let mut gaps = Gaps::default();
+        for observer in observers {
+            gaps.discarded.push(observer.discarded());
+            gaps.loaded_later.extend(observer.loaded_later());
         }
+        gaps
+    }
+
+    /// How many sites and functions record nothing any more.
+    fn sites(&self) -> usize {
+        self.discarded.iter().map(DiscardedPatches::sites).sum()
+    }
+
+    fn discarded_cautions(&self) -> impl Iterator<Item = String> {
+        self.discarded.iter().filter_map(discarded_caution)
     }
 
     /// Why figures are wrong, if any are.
     pub(super) fn caution(&self) -> Option<String> {
-        let cautions = [
-            discarded_caution(&self.discarded),
-            loaded_caution(&self.loaded_later),
-        ];
-        let cautions: Vec<String> = cautions.into_iter().flatten().collect();
+        let cautions = self.discarded_cautions();
+        let cautions = cautions.chain(loaded_caution(&self.loaded_later));
+        let cautions: Vec<String> = cautions.collect();
         (!cautions.is_empty()).then(|| cautions.join("; "))
     }
 }
@@ -55,11 +70,11 @@ impl GapWarning {
                 "run the command again to observe them, too",
             );
         }
-        if gaps.discarded.sites() <= self.sites {
+        if gaps.sites() <= self.sites {
             return;
         }
-        self.sites = gaps.discarded.sites();
-        if let Some(caution) = discarded_caution(&gaps.discarded) {
+        self.sites = gaps.sites();
+        for caution in gaps.discarded_cautions() {
             messages.warning(
                 WarningKind::Discarded,
                 &caution,

@@ -12,17 +12,24 @@ const SHOWN: usize = 20;
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyFlags {
     /// Count by what EXPR is at each hit, such as arg0, caller; up to 4
-    #[arg(id = "by", long, value_name = "EXPR,...", value_parser = keys, allow_hyphen_values = true)]
-    keys: Option<Keys>,
+    #[arg(id = "by", long, value_name = "EXPR,...", value_parser = counted_by, allow_hyphen_values = true)]
+    by: Option<By>,
     /// Show the N keys with most hits; 20 by default; JSON has all
     #[arg(long, value_name = "N", value_parser = positive)]
     top: Option<u64>,
 }
 
+/// A value of `-by`: maybe the pid, and maybe what is asked at each hit.
+#[derive(Clone, Debug)]
+struct By {
+    by_pid: bool,
+    keys: Option<Keys>,
+}
+
 /// What hits are counted by, and how many are shown.
 #[derive(Clone, Debug)]
 pub(crate) struct CountedBy {
-    keys: Keys,
+    by: By,
     shown: usize,
 }
 
@@ -31,24 +38,52 @@ impl Flags for KeyFlags {
     type Value = Option<CountedBy>;
 
     fn check(self) -> Result<Option<CountedBy>, String> {
-        if self.top.is_some() && self.keys.is_none() {
+        if self.top.is_some() && self.by.is_none() {
             return Err("-top needs -by: it says how many keys are shown".to_owned());
         }
         let shown = self
             .top
             .map_or(SHOWN, |many| many.try_into().unwrap_or(usize::MAX));
-        Ok(self.keys.map(|keys| CountedBy { keys, shown }))
+        Ok(self.by.map(|by| CountedBy { by, shown }))
     }
 }
 
 impl CountedBy {
-    pub(crate) fn of(&self, observation: Observation) -> Observation {
-        observation.by(self.keys.clone())
+    /// Of several processes: by name, and all are shown.
+    pub(crate) fn name() -> CountedBy {
+        CountedBy {
+            by: By {
+                by_pid: false,
+                keys: None,
+            },
+            shown: usize::MAX,
+        }
     }
 
-    /// The expressions, as they were typed.
+    pub(crate) fn of(&self, observation: Observation) -> Observation {
+        match &self.by.keys {
+            Some(keys) => observation.by(keys.clone()),
+            None => observation,
+        }
+    }
+
+    /// Whether processes are distinguished.
+    pub(crate) fn has_pid(&self) -> bool {
+        self.by.by_pid
+    }
+
+    /// Whether anything is asked at each hit.
+    pub(crate) fn has_keys(&self) -> bool {
+        self.by.keys.is_some()
+    }
+
+    /// The keys, as they were typed; if nothing is asked at each hit, names are the last one.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
-        self.keys.expressions().map(|it| it.as_str())
+        let pid = self.by.by_pid.then_some("pid");
+        let keys = self.by.keys.iter();
+        let keys = keys.flat_map(|it| it.expressions().map(|it| it.as_str()));
+        let name = (!self.has_keys()).then_some("probe");
+        pid.into_iter().chain(keys).chain(name)
     }
 
     pub(crate) fn has_caller(&self) -> bool {
@@ -59,6 +94,20 @@ impl CountedBy {
     pub(crate) fn shown(&self) -> usize {
         self.shown
     }
+}
+
+/// Reads what hits are counted by. The pid comes first: it is no expression, but known outside of the process.
+fn counted_by(typed: &str) -> Result<By, BadExpression> {
+    let (first, rest) = typed.split_once(',').unwrap_or((typed, ""));
+    if first.trim() != "pid" {
+        let keys = Some(keys(typed)?);
+        return Ok(By {
+            by_pid: false,
+            keys,
+        });
+    }
+    let keys = (!rest.is_empty()).then(|| keys(rest)).transpose()?;
+    Ok(By { by_pid: true, keys })
 }
 
 /// Reads keys.

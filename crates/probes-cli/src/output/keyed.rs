@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use probes_lib::{Key, KeyedCounts, LiveAddr, Observer, RefusedFunction, Target};
+use probes_lib::{Counts, Key, KeyedCounts, LiveAddr, Observer, RefusedFunction, Target};
 use serde::Serialize;
 
 use super::FunctionSources;
@@ -32,6 +32,20 @@ impl KeyedReading {
         ))
     }
 
+    /// The hits of a process by the names of its probes and functions.
+    pub(crate) fn by_name(counts: &Counts) -> KeyedReading {
+        KeyedReading::last(Some(KeyedCounts::by_name(counts)), counts.refused())
+    }
+
+    /// The hits of several processes, by their pids.
+    pub(crate) fn of_processes(each: &[(i32, KeyedReading)], distinguished: bool) -> KeyedReading {
+        let counts = each.iter().map(|(pid, reading)| (*pid, &reading.counts));
+        KeyedReading {
+            counts: KeyedCounts::of_processes(counts, distinguished),
+            refused: each.iter().flat_map(|(_, it)| it.refused.clone()).collect(),
+        }
+    }
+
     /// What it had counted when it ended.
     pub(crate) fn last(counts: Option<KeyedCounts>, refused: &[RefusedFunction]) -> KeyedReading {
         KeyedReading {
@@ -46,8 +60,11 @@ impl KeyedReading {
 #[serde(tag = "type", rename = "keyed_count")]
 pub(crate) struct KeyedReport<'k> {
     version: u32,
-    pid: i32,
-    program: Cow<'k, str>,
+    /// `None` of several processes.
+    pid: Option<i32>,
+    program: Option<Cow<'k, str>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    processes: Vec<ProcessView<'k>>,
     /// The time since the observation began; `None` unless it still goes on.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
@@ -66,6 +83,9 @@ pub(crate) struct KeyedReport<'k> {
     refused: Vec<RefusedView<'k>>,
     #[serde(skip)]
     shown: usize,
+    /// Whether there may be hits of other keys, or without one.
+    #[serde(skip)]
+    has_others: bool,
 }
 
 #[derive(Serialize)]
@@ -84,6 +104,14 @@ enum KeyView<'k> {
     Thread(u32),
     Caller(CallerView),
     Probe(&'k str),
+    Process(i32),
+}
+
+/// One of several processes.
+#[derive(Serialize)]
+struct ProcessView<'k> {
+    pid: i32,
+    program: Cow<'k, str>,
 }
 
 #[derive(Serialize)]
@@ -97,7 +125,7 @@ struct CallerView {
 impl<'k> KeyedReport<'k> {
     /// The hits since `before`, which was `seconds` ago; `sources` name callers.
     pub(crate) fn new(
-        target: &'k Target,
+        targets: &'k [Target],
         reading: &'k KeyedReading,
         before: Option<&KeyedReading>,
         seconds: Duration,
@@ -127,10 +155,21 @@ impl<'k> KeyedReport<'k> {
             let before = before.map_or(0, |before| of(&before.counts));
             of(&reading.counts).saturating_sub(before)
         };
-        KeyedReport {
-            version: VERSION,
+        let processes = targets.iter().map(|target| ProcessView {
             pid: target.pid(),
             program: target.program().to_string_lossy(),
+        });
+        let mut processes: Vec<ProcessView<'k>> = processes.collect();
+        let only = if processes.len() == 1 {
+            processes.pop()
+        } else {
+            None
+        };
+        KeyedReport {
+            version: VERSION,
+            pid: only.as_ref().map(|it| it.pid),
+            program: only.map(|it| it.program),
+            processes,
             at: None,
             seconds,
             by: by.texts().collect(),
@@ -139,6 +178,7 @@ impl<'k> KeyedReport<'k> {
             untyped: since(KeyedCounts::untyped),
             refused: reading.refused.iter().map(RefusedView::of).collect(),
             shown: by.shown(),
+            has_others: by.has_keys(),
         }
     }
 
@@ -168,8 +208,12 @@ impl<'k> KeyedReport<'k> {
             let keys = format!("of {} more", number_of(hidden.len(), "key"));
             rest.push((hits.fold(0, u64::saturating_add), keys));
         }
-        rest.push((self.other, "other".to_owned()));
-        rest.push((self.untyped, "untyped".to_owned()));
+        if self.has_others {
+            rest.push((self.other, "other".to_owned()));
+        }
+        if self.has_others || self.untyped > 0 {
+            rest.push((self.untyped, "untyped".to_owned()));
+        }
         rest
     }
 
@@ -229,6 +273,7 @@ impl<'k> KeyView<'k> {
                 site: sources.call_site(*address),
             }),
             Key::Probe(name) => KeyView::Probe(name),
+            Key::Process(pid) => KeyView::Process(*pid),
             // Not made by this version.
             _ => KeyView::Probe("?"),
         }
@@ -242,6 +287,7 @@ impl<'k> KeyView<'k> {
                 ocaml_string(&text.raw) + more
             }
             KeyView::Thread(tid) => tid.to_string(),
+            KeyView::Process(pid) => pid.to_string(),
             KeyView::Caller(caller) => {
                 let site = caller.site.as_ref().and_then(CallSite::short);
                 site.unwrap_or_else(|| caller.address.to_string())

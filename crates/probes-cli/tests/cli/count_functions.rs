@@ -27,12 +27,17 @@ pub(crate) fn counting(flags: &str, pid: i32) -> Observing {
 
 /// Starts a command, and waits until it observes.
 pub(crate) fn observing(name: &str, flags: &str, pid: i32) -> Observing {
+    observing_several(name, flags, pid, 1)
+}
+
+/// The same with so many processes, of which this is one.
+pub(crate) fn observing_several(name: &str, flags: &str, pid: i32, many: usize) -> Observing {
     let mut command = command([name, "-pid", &pid.to_string()]);
     let mut tool = Talker::spawn(command.args(flags.split(' ')).stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
     let mut errors = BufReader::new(stderr);
     let mut said = String::new();
-    while !said.contains("stopped ") {
+    while said.matches("stopped ").count() < many {
         assert!(errors.read_line(&mut said).unwrap() > 0, "{flags}: {said}");
     }
     Observing { tool, errors }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use probes_lib::{Functions, Target};
 
-use super::Args;
 use crate::commands::observe_loop::{ActiveObservation, Display, Shown};
+use crate::commands::several::{SeveralObservations, SeveralOutcome};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::CountedBy;
@@ -14,7 +14,6 @@ use crate::output::{self, FunctionSources, KeyedReading, KeyedReport};
 
 /// Counts until the end, and prints what was counted.
 pub(super) fn run(
-    args: &Args,
     by: &CountedBy,
     active: ActiveObservation<'_>,
     display: Display,
@@ -24,7 +23,7 @@ pub(super) fn run(
     // If it has exited meanwhile, its callers are not known.
     let functions = by
         .has_caller()
-        .then(|| Functions::of_process(args.process.pid).ok());
+        .then(|| Functions::of_process(target.pid()).ok());
     let mut counting = Counting {
         target,
         output,
@@ -61,6 +60,116 @@ pub(super) fn run(
         output.sum_up(&output.messages, many, || sum);
     }
     outcome.finish(&output.messages)
+}
+
+/// Counts the hits of several processes together until the end, and prints what was counted.
+pub(super) fn run_of_several(
+    by: &CountedBy,
+    active: SeveralObservations<'_>,
+    display: Display,
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut counting = CountingSeveral {
+        output,
+        by,
+        sources: FunctionSources::default(),
+        is_redrawn: display.table.is_some(),
+        shown: None,
+    };
+    let outcome = active.run(
+        display,
+        |observer| {
+            if by.has_keys() {
+                return KeyedReading::of(observer);
+            }
+            Ok(KeyedReading::by_name(&observer.counts()?))
+        },
+        |report| {
+            if by.has_keys() {
+                return KeyedReading::last(report.keyed_counts, report.counts.refused());
+            }
+            KeyedReading::by_name(&report.counts)
+        },
+        |targets, each, shown, interruptible| counting.show(targets, each, shown, interruptible),
+    );
+    let text = counting.rest_and_total(&outcome);
+    outcome.finish(output, text)
+}
+
+/// Shows counts of several processes together.
+struct CountingSeveral<'o> {
+    output: &'o Output,
+    by: &'o CountedBy,
+    /// None: an address has no meaning for several.
+    sources: FunctionSources,
+    is_redrawn: bool,
+    /// The last reading that was shown, and when that was.
+    shown: Option<(KeyedReading, Duration)>,
+}
+
+impl CountingSeveral<'_> {
+    /// Shows the hits since the last time; in the redrawn table, all hits so far.
+    fn show(
+        &mut self,
+        targets: &[Target],
+        each: &[(i32, KeyedReading)],
+        shown: Shown<'_, ()>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let (reading, at) = (
+            KeyedReading::of_processes(each, self.by.has_pid()),
+            shown.at,
+        );
+        let next = if let Some(table) = shown.table {
+            let text = self.report(targets, &reading, None, at).table();
+            table.redraw(&text, &shown.gaps, interruptible)
+        } else {
+            let text = self.since_last(targets, &reading, at);
+            text.and_then(|text| interruptible.write(&text))
+        };
+        // Kept even if it could not be written.
+        self.shown = Some((reading, at));
+        next
+    }
+
+    /// The hits since the last time that some were shown.
+    fn since_last(
+        &self,
+        targets: &[Target],
+        reading: &KeyedReading,
+        at: Duration,
+    ) -> Result<String, Failure> {
+        let last = self.shown.as_ref();
+        let since = last.map_or(at, |(_, last)| at.saturating_sub(*last));
+        let report = self.report(targets, reading, last.map(|(before, _)| before), since);
+        output::keyed(self.output.format, &report.at(at))
+    }
+
+    fn rest_and_total(&self, outcome: &SeveralOutcome<KeyedReading>) -> Result<String, Failure> {
+        if outcome.last.is_empty() {
+            return Ok(String::new());
+        }
+        let reading = KeyedReading::of_processes(&outcome.last, self.by.has_pid());
+        let mut text = String::new();
+        if self.shown.is_some() && outcome.was_read && !self.is_redrawn {
+            text = self.since_last(&outcome.targets, &reading, outcome.lasted)?;
+        }
+        let total = self.report(&outcome.targets, &reading, None, outcome.lasted);
+        let (many, sum) = total.sum();
+        text += &output::keyed(self.output.format, &total)?;
+        self.output.sum_up(&self.output.messages, many, || sum);
+        Ok(text)
+    }
+
+    fn report<'r>(
+        &'r self,
+        targets: &'r [Target],
+        reading: &'r KeyedReading,
+        before: Option<&KeyedReading>,
+        seconds: Duration,
+    ) -> KeyedReport<'r> {
+        KeyedReport::new(targets, reading, before, seconds, self.by, &self.sources)
+    }
 }
 
 /// Shows counts.
@@ -104,7 +213,7 @@ impl Counting<'_> {
         seconds: Duration,
     ) -> KeyedReport<'r> {
         KeyedReport::new(
-            self.target,
+            std::slice::from_ref(self.target),
             reading,
             before,
             seconds,

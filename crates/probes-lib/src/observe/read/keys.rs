@@ -11,7 +11,7 @@ use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::keys::{self, slot, text};
 use crate::observe::plan::ObservationPlan;
 use crate::observe::point::KeyKind;
-use crate::observe::read::counts::read_hits;
+use crate::observe::read::counts::{Counts, read_hits};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 
@@ -65,9 +65,75 @@ pub enum Key {
     Caller(LiveAddr),
     /// The name of a probe or function.
     Probe(String),
+    /// The pid of a process, if the hits of several are counted together ([`KeyedCounts::of_processes`]).
+    Process(i32),
 }
 
 impl KeyedCounts {
+    /// Returns the hits by the names of probes and functions.
+    ///
+    /// ```no_run
+    /// # let observer: probes_lib::Observer = unimplemented!();
+    /// let by_name = probes_lib::KeyedCounts::by_name(&observer.counts()?);
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    pub fn by_name(counts: &Counts) -> KeyedCounts {
+        let functions = counts.functions().map(|it| (it.name, it.hits));
+        let mut hits: HashMap<Vec<Key>, u64> = HashMap::new();
+        for (name, many) in counts.probes().chain(functions) {
+            let sum = hits.entry(vec![Key::Probe(name.to_owned())]).or_default();
+            *sum = sum.saturating_add(many);
+        }
+        KeyedCounts {
+            untyped: counts.total_untyped().unwrap_or(0),
+            ..KeyedCounts::of(hits)
+        }
+    }
+
+    /// Returns the hits of several processes, by their pids. If they are not `distinguished`, hits of the same key in several processes
+    /// add up; else the pid is the first part of each key.
+    ///
+    /// ```no_run
+    /// # let counts: Vec<(i32, probes_lib::KeyedCounts)> = unimplemented!();
+    /// let each = counts.iter().map(|(pid, counts)| (*pid, counts));
+    /// let all = probes_lib::KeyedCounts::of_processes(each, false);
+    /// ```
+    pub fn of_processes<'c>(
+        each: impl IntoIterator<Item = (i32, &'c KeyedCounts)>,
+        distinguished: bool,
+    ) -> KeyedCounts {
+        let mut hits: HashMap<Vec<Key>, u64> = HashMap::new();
+        let (mut other, mut untyped) = (0_u64, 0_u64);
+        for (pid, counts) in each {
+            other = other.saturating_add(counts.other);
+            untyped = untyped.saturating_add(counts.untyped);
+            for counted in &counts.keys {
+                let process = distinguished.then_some(Key::Process(pid));
+                let key = process.into_iter().chain(counted.key.iter().cloned());
+                let sum = hits.entry(key.collect()).or_default();
+                *sum = sum.saturating_add(counted.hits);
+            }
+        }
+        KeyedCounts {
+            other,
+            untyped,
+            ..KeyedCounts::of(hits)
+        }
+    }
+
+    fn of(hits: HashMap<Vec<Key>, u64>) -> KeyedCounts {
+        let keys = hits.into_iter().filter(|(_, hits)| *hits > 0);
+        let keys = keys.map(|(key, hits)| KeyedCount { key, hits });
+        let mut keys: Vec<KeyedCount> = keys.collect();
+        keys.sort_by(|one, other| {
+            (Reverse(one.hits), &one.key).cmp(&(Reverse(other.hits), &other.key))
+        });
+        KeyedCounts {
+            keys,
+            ..KeyedCounts::default()
+        }
+    }
+
     /// Returns the keys, those with most hits first.
     pub fn keys(&self) -> &[KeyedCount] {
         &self.keys
@@ -122,12 +188,7 @@ impl KeyedCounts {
                 }
             }
         }
-        let keys = hits.into_iter().filter(|(_, hits)| *hits > 0);
-        let keys = keys.map(|(key, hits)| KeyedCount { key, hits });
-        counts.keys = keys.collect();
-        counts.keys.sort_by(|one, other| {
-            (Reverse(one.hits), &one.key).cmp(&(Reverse(other.hits), &other.key))
-        });
+        counts.keys = KeyedCounts::of(hits).keys;
         Ok(Some(counts))
     }
 }
@@ -175,6 +236,30 @@ fn string(many: u64, words: &[u8]) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hits_of_processes_add_up_or_are_distinguished() {
+        let counts = |hits: &[(&str, u64)], other| KeyedCounts {
+            other,
+            ..KeyedCounts::of(
+                hits.iter()
+                    .map(|(name, hits)| (vec![Key::Probe((*name).to_owned())], *hits))
+                    .collect(),
+            )
+        };
+        let (one, two) = (counts(&[("a", 3), ("b", 1)], 5), counts(&[("b", 4)], 6));
+        let both = [(7, &one), (8, &two)];
+        let sum = KeyedCounts::of_processes(both, false);
+        assert_eq!(sum.keys(), counts(&[("b", 5), ("a", 3)], 0).keys());
+        assert_eq!((sum.other(), sum.total()), (11, 19));
+        let by_pid = KeyedCounts::of_processes(both, true);
+        let first = &by_pid.keys()[0];
+        let key = [Key::Process(8), Key::Probe("b".to_owned())];
+        assert_eq!(
+            (&first.key[..], first.hits, by_pid.keys().len()),
+            (&key[..], 4, 3)
+        );
+    }
 
     #[test]
     fn strings_end_before_their_last_bytes() {

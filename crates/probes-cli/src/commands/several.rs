@@ -1,0 +1,250 @@
+//! Several processes that are observed together, and give one answer.
+
+use std::time::{Duration, Instant};
+
+use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
+
+use super::closures::warn_of_refused_closures;
+use super::failures::Failures;
+use super::gaps::{GapWarning, Gaps};
+use super::observe_loop::{Display, READ_INTERVAL, Shown, next_reading, warn_of_still_mapped};
+use super::undo::retry;
+use crate::destination::{Output, print_result_without_waiting};
+use crate::failure::{Failure, exit_or_exec};
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::signals::{TerminationSignals, WaitEnd};
+
+/// What failures of some processes mean for the others.
+const OTHERS: &str = "the others were observed";
+
+/// Processes that are observed.
+pub(super) struct SeveralObservations<'o> {
+    each: Vec<One>,
+    /// Of the same processes, in the same order.
+    targets: Vec<Target>,
+    failures: Failures,
+    begun: Instant,
+    duration: Option<Duration>,
+    interruptible: InterruptibleOutput,
+    output: &'o Output,
+}
+
+/// One of them.
+struct One {
+    observer: Observer,
+    /// Whether it can be read no more.
+    has_ended: bool,
+    warning: GapWarning,
+}
+
+/// The end of an observation of several processes.
+pub(super) struct SeveralOutcome<T> {
+    pub(super) targets: Vec<Target>,
+    /// What was read last of each process of which anything was read, by its pid.
+    pub(super) last: Vec<(i32, T)>,
+    pub(super) lasted: Duration,
+    /// False if a blocked write to standard output was interrupted by a signal.
+    pub(super) was_read: bool,
+    failures: Failures,
+    shown: Result<(), Failure>,
+}
+
+impl<'o> SeveralObservations<'o> {
+    /// Begins to observe processes, for `duration` or until a signal comes. A process that cannot be observed is a failure, and
+    /// the others are observed.
+    pub(super) fn begin(
+        targets: Vec<Target>,
+        observation: &Observation,
+        options: Options,
+        duration: Option<Duration>,
+        mut failures: Failures,
+        output: &'o Output,
+    ) -> Result<SeveralObservations<'o>, Failure> {
+        // Signals are blocked before anything is changed, so that none can keep an observation from being removed.
+        let signals = TerminationSignals::block()?;
+        let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+        let (mut each, mut observed) = (Vec::new(), Vec::new());
+        for target in targets {
+            let pid = target.pid();
+            let messages = failures.messages(pid);
+            // If it has exited meanwhile, that is reported later.
+            let is_stopped = target.is_stopped().unwrap_or(false);
+            let observer = target.observe(observation, options);
+            let observer = observer.map_err(Failure::of_process(pid));
+            let Some(observer) = failures.record(pid, observer) else {
+                continue;
+            };
+            warn_of_refused_closures(&messages, pid, observer.code_digest());
+            messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
+            if is_stopped {
+                messages.note(&format!(
+                    "process {pid} is stopped (state T): it executes nothing until `kill -CONT {pid}`"
+                ));
+            }
+            each.push(One {
+                observer,
+                has_ended: false,
+                warning: GapWarning::default(),
+            });
+            observed.push(target);
+        }
+        let begun = Instant::now();
+        interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
+        Ok(SeveralObservations {
+            each,
+            targets: observed,
+            failures,
+            begun,
+            duration,
+            interruptible,
+            output,
+        })
+    }
+
+    /// Has `show` show the readings at the intervals of `display`, until the observation is over or all
+    /// processes have exited; then removes it. Each process is read in between, too, in case it exits. Whatever fails, what was
+    /// observed until then is returned.
+    pub(super) fn run<T>(
+        mut self,
+        mut display: Display,
+        read: impl Fn(&mut Observer) -> probes_lib::Result<T>,
+        last_of: impl Fn(ObservationReport) -> T,
+        mut show: impl FnMut(
+            &[Target],
+            &[(i32, T)],
+            Shown<'_, ()>,
+            &mut InterruptibleOutput,
+        ) -> Result<Next, Failure>,
+    ) -> SeveralOutcome<T> {
+        let mut last: Vec<(i32, T)> = Vec::new();
+        let mut shown = self.output.begin();
+        if shown.is_ok() && !self.each.is_empty() {
+            shown = self.read_repeatedly(&mut display, &mut last, &read, &mut show);
+        }
+        let lasted = self.begun.elapsed();
+        let signals = self.interruptible.signals();
+        // Removed from all, whatever has failed so far.
+        for (one, target) in self.each.iter_mut().zip(&self.targets) {
+            let pid = target.pid();
+            let messages = self.failures.messages(pid);
+            match retry(signals, &messages, || one.observer.remove()) {
+                Ok(report) => {
+                    warn_of_still_mapped(&messages, pid, report.still_mapped);
+                    one.warning.update(&messages, &Gaps::of(&one.observer));
+                    keep(&mut last, pid, last_of(report));
+                }
+                Err(error) => match exit_or_exec(&error) {
+                    Some(exit_or_exec) => messages.note(&format!(
+                        "process {pid} {exit_or_exec}: its last reading counts, and hits since then are missing"
+                    )),
+                    None => self.failures.add(pid, Failure::of_removal(pid, error)),
+                },
+            }
+        }
+        let was_read = self.interruptible.was_read();
+        let rest = self.interruptible.take_rest();
+        self.interruptible.into_signals().unblock();
+        shown = shown.and(self.output.destination.print(&rest));
+        if let Some(table) = display.table.as_mut().filter(|_| was_read) {
+            shown = shown.and(self.output.print(&table.erase_sequence()));
+        }
+        SeveralOutcome {
+            targets: self.targets,
+            last,
+            lasted,
+            was_read,
+            failures: self.failures,
+            shown,
+        }
+    }
+
+    /// Reads and shows until the observation is over.
+    fn read_repeatedly<T>(
+        &mut self,
+        display: &mut Display,
+        last: &mut Vec<(i32, T)>,
+        read: &impl Fn(&mut Observer) -> probes_lib::Result<T>,
+        show: &mut impl FnMut(
+            &[Target],
+            &[(i32, T)],
+            Shown<'_, ()>,
+            &mut InterruptibleOutput,
+        ) -> Result<Next, Failure>,
+    ) -> Result<(), Failure> {
+        let interval = display.interval.unwrap_or(Duration::MAX);
+        let end = self.duration.unwrap_or(Duration::MAX);
+        let mut next = interval;
+        let mut reading_at = interval.min(next_reading(Duration::ZERO));
+        loop {
+            let left = end.min(next).min(reading_at);
+            let left = left.saturating_sub(self.begun.elapsed());
+            let running = self.each.iter().zip(&self.targets);
+            let running = running.filter(|(one, _)| !one.has_ended);
+            let running = running.map(|(_, target)| target);
+            let wait_end = self.interruptible.signals().wait(running, left)?;
+            let at = self.begun.elapsed();
+            if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
+                return Ok(());
+            }
+            for (one, target) in self.each.iter_mut().zip(&self.targets) {
+                if one.has_ended {
+                    continue;
+                }
+                let pid = target.pid();
+                match read(&mut one.observer) {
+                    Ok(reading) => keep(last, pid, reading),
+                    Err(error) => {
+                        one.has_ended = true;
+                        if exit_or_exec(&error).is_none() {
+                            self.failures.add(pid, Failure::of_process(pid)(error));
+                        }
+                    }
+                }
+            }
+            if at >= next {
+                let shown = Shown {
+                    reading: (),
+                    at,
+                    gaps: Gaps::of_all(self.each.iter().map(|one| &one.observer)),
+                    table: display.table.as_mut(),
+                };
+                if let Next::Stop = show(&self.targets, last, shown, &mut self.interruptible)? {
+                    return Ok(());
+                }
+                next = interval
+                    .saturating_mul((at.as_nanos() / interval.as_nanos().max(1)) as u32 + 1);
+            }
+            reading_at = if interval > READ_INTERVAL {
+                next_reading(at)
+            } else {
+                next
+            };
+        }
+    }
+}
+
+impl<T> SeveralOutcome<T> {
+    /// Prints the results, and reports what has failed.
+    pub(super) fn finish(
+        mut self,
+        output: &Output,
+        text: Result<String, Failure>,
+    ) -> Result<(), Failure> {
+        let printed = text.and_then(|text| {
+            if self.was_read {
+                output.print_result(&text)
+            } else {
+                print_result_without_waiting(&text)
+            }
+        });
+        self.shown.and(printed).and(self.failures.finish(OTHERS))
+    }
+}
+
+/// Keeps the reading of a process in place of the one before.
+fn keep<T>(last: &mut Vec<(i32, T)>, pid: i32, reading: T) {
+    match last.iter_mut().find(|(of, _)| *of == pid) {
+        Some((_, kept)) => *kept = reading,
+        None => last.push((pid, reading)),
+    }
+}

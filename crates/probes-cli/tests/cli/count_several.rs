@@ -1,0 +1,150 @@
+//! `count` of several processes: one answer.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use test_support::{Talker, program_forms};
+
+use crate::count_functions::observing_several;
+use crate::support::{is_observed, object, run};
+
+/// The flags for these processes, but the first, which follows `-pid` anyway.
+fn others(targets: &[Talker]) -> String {
+    let others = targets[1..].iter();
+    others.map(|it| format!(" -pid {}", it.pid())).collect()
+}
+
+fn targets(name: &str) -> Vec<Talker> {
+    let files = program_forms(name).into_iter().chain(program_forms(name));
+    files.take(3).map(|file| Talker::start(&file)).collect()
+}
+
+/// The hits of each key, each part of which is shown as JSON.
+fn hits(json: &Value) -> BTreeMap<String, u64> {
+    let keys = json["keys"].as_array().unwrap().iter();
+    let one = |it: &Value| {
+        let parts = it["key"].as_array().unwrap().iter();
+        let parts = parts.map(|part| {
+            part.as_object()
+                .unwrap()
+                .values()
+                .next()
+                .unwrap()
+                .to_string()
+        });
+        (
+            parts.collect::<Vec<_>>().join(" "),
+            it["hits"].as_u64().unwrap(),
+        )
+    };
+    keys.map(one).collect()
+}
+
+fn run_all(targets: &mut [Talker]) {
+    for (rounds, target) in (1..).zip(targets) {
+        target.ask(&format!("run 2 {}", 100 * rounds), "calls");
+    }
+}
+
+// promise: Functions: Calls of several processes are counted in one answer, to the last one, together and by process (3 processes, 4
+//    ways)
+#[test]
+fn calls_of_several_processes_add_up() {
+    let mut targets = targets("calls");
+    let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
+    // 100, 200 and 300 rounds of 2 threads; a round calls `leaf` once or twice, and `raises` once.
+    let (leaves, raises) = ([300, 600, 900], [200, 400, 600]);
+    let of = |by_pid: [u64; 3], name: &str| -> Vec<(String, u64)> {
+        let each = pids.iter().zip(by_pid);
+        each.map(|(pid, hits)| (format!("{pid} {name}"), hits))
+            .collect()
+    };
+    let names = ["\"Calls.leaf\"", "\"Calls.raises\""];
+    // Of `leaf`, two thirds of the arguments are even, and half of those of `raises`.
+    let expected: [BTreeMap<String, u64>; 4] = [
+        [(names[0].to_owned(), 1800), (names[1].to_owned(), 1200)].into(),
+        of(leaves, names[0])
+            .into_iter()
+            .chain(of(raises, names[1]))
+            .collect(),
+        of([300, 600, 900], "0")
+            .into_iter()
+            .chain(of([200, 400, 600], "1"))
+            .collect(),
+        [("0".to_owned(), 1800), ("1".to_owned(), 1200)].into(),
+    ];
+    let ways = ["", "-by pid ", "-by pid,arg0&1 ", "-by arg0&1 "];
+    for (way, expected) in ways.into_iter().zip(expected) {
+        let flags = format!("{way}-json -fn Calls.leaf,Calls.raises{}", others(&targets));
+        let tool = observing_several("count", &flags, pids[0], 3);
+        run_all(&mut targets);
+        let json = object(&tool.end().answer());
+        assert_eq!(hits(&json), expected, "{flags}");
+        let processes = json["processes"].as_array().unwrap();
+        assert_eq!((&json["pid"], processes.len()), (&Value::Null, 3));
+        assert!(!pids.iter().any(|pid| is_observed(*pid)));
+    }
+}
+
+#[test]
+fn exited_and_missing_processes_keep_others_counted() {
+    let mut targets = targets("calls");
+    let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
+    let flags = format!(
+        "-by pid -json -fn Calls.raises{} -pid 4194305",
+        others(&targets)
+    );
+    let tool = observing_several("count", &flags, pids[0], 3);
+    run_all(&mut targets);
+    // Its hits have been read by then, or are missing.
+    let mut gone = targets.remove(1);
+    gone.close_input();
+    assert!(gone.guard().wait().success());
+    let again = targets[1].ask("run 1 50", "calls");
+    assert!(again.starts_with("calls "));
+    let run = tool.end();
+    assert_eq!(run.code, Some(1), "{run:?}");
+    assert!(run.stderr.contains("the others were observed"), "{run:?}");
+    let json: Value = run.stdout.lines().last().unwrap().parse().unwrap();
+    let found = hits(&json);
+    let of = |pid: i32| {
+        found
+            .get(&format!("{pid} \"Calls.raises\""))
+            .copied()
+            .unwrap_or(0)
+    };
+    assert_eq!([of(pids[0]), of(pids[2])], [200, 650]);
+    assert!([0, 400].contains(&of(pids[1])), "{found:?}");
+    assert!(![pids[0], pids[2]].iter().any(|pid| is_observed(*pid)));
+}
+
+#[test]
+fn what_is_about_one_process_is_refused() {
+    let targets = targets("calls");
+    let pids = format!("-pid {}{}", targets[0].pid(), others(&targets));
+    for (flags, why) in [
+        ("-sites", "-sites is for one process"),
+        ("-fn Calls.leaf -by caller", "-by caller is for one process"),
+    ] {
+        let refused = run(&format!("count {pids} {flags}"));
+        assert!(refused.stderr.contains(why), "{refused:?}");
+        assert_eq!(refused.code, Some(2));
+    }
+    assert!(!targets.iter().any(|it| is_observed(it.pid())));
+}
+
+// promise: Death of the tool: A tool that is killed while it counts several processes leaves them running; the next one counts all
+//    (3 processes)
+#[test]
+fn killed_counts_of_several_are_taken_over() {
+    let mut targets = targets("calls");
+    let flags = format!("-json -fn Calls.raises{}", others(&targets));
+    let pid = targets[0].pid();
+    observing_several("count", &flags, pid, 3).kill();
+    run_all(&mut targets);
+    let tool = observing_several("count", &flags, pid, 3);
+    run_all(&mut targets);
+    let json = object(&tool.end().answer());
+    assert_eq!(hits(&json)["\"Calls.raises\""], 1200);
+    assert!(!targets.iter().any(|it| is_observed(it.pid())));
+}
