@@ -130,7 +130,7 @@ fn little_memory_is_left_to_the_process() {
         let used = mapped(pid);
         for (line, needed) in [
             ("count", 36),
-            ("watch -probe plain", 24_000),
+            ("watch -probe plain", 41_000),
             ("latency -pair plain,watched", 4_600),
         ] {
             let line = format!("{line} -for 1ms -pid {pid}");

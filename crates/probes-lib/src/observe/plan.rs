@@ -141,7 +141,7 @@ impl ObservationPlan {
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
             record_len: most_arguments.map_or(0, record::len).max(2 * kept_len),
-            has_large_rings: most_arguments.is_some() || kept_arguments.is_some(),
+            has_large_rings: most_arguments > Some(0) || kept_arguments.is_some(),
             filters_memory: points.iter().any(|it| it.role.filters_memory()),
             value_pages: ValuePages::default(),
             calls: CallsLayout {

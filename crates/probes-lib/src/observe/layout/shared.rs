@@ -218,7 +218,7 @@ pub(crate) struct SharedLayout {
     pub(crate) pairs: u32,
     /// The bytes of a record; 0 if no point is watched.
     pub(crate) record_len: u32,
-    /// Whether rings are large: always, but for those of earlier versions.
+    /// Whether rings are large: if records have arguments, but for those of earlier versions.
     pub(crate) has_large_rings: bool,
     /// Whether filters read memory.
     pub(crate) filters_memory: bool,
