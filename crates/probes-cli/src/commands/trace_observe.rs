@@ -27,14 +27,14 @@ use super::watch::{self, Watching, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
-    CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionFlags, HistogramFlags,
-    Histogrammed, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags, by_name,
+    CallFlags, Checked, CountedBy, FieldFlags, FilterFlags, Flags, FunctionFlags, HistogramFlags,
+    Histogrammed, KeyFlags, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags, by_name,
     each_once, pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
     self, CountReport, Detail, Field, FunctionSources, HistogramReading, Histograms, Hits,
-    Latencies, LatencyReading, PathForm,
+    KeyedReading, KeyedReport, Latencies, LatencyReading, PathForm,
 };
 
 // What to observe of a program that is started.
@@ -43,6 +43,8 @@ pub(super) struct ObserveFlags {
     /// Count the hits of all probes, or with -fn the calls of functions
     #[arg(long)]
     count: bool,
+    #[command(flatten)]
+    by: Checked<KeyFlags>,
     #[command(flatten)]
     filter: FilterFlags,
     #[command(flatten)]
@@ -114,10 +116,25 @@ fn names(values: &[Watched]) -> Vec<String> {
     names.flatten().cloned().collect()
 }
 
+/// Returns what hits are counted by.
+fn by(counts: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, String> {
+    let why = match given {
+        Some(_) if !counts => "-by needs -count: it says what hits are counted by",
+        Some(by) if by.has_pid() => "-by pid is for `count`: the hits of one program are counted",
+        Some(by) if by.has_caller() => {
+            "-by caller is for `count`: when the program has ended, it is not known any more what is at an address"
+        }
+        _ => return Ok(given.clone()),
+    };
+    Err(why.to_owned())
+}
+
 /// The checked form of [`ObserveFlags`]: what to observe of a program that is started, if anything.
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
     counts: bool,
+    /// By what hits are counted, if not by probe and function.
+    by: Option<CountedBy>,
     /// Which hits are counted and shown.
     filter: FilterFlags,
     /// If there are none, all probes are counted.
@@ -164,6 +181,7 @@ impl Flags for ObserveFlags {
         if self.sample.is_given() && self.watch.is_empty() {
             return Err("-sample needs -watch: it chooses the hits that are recorded".to_owned());
         }
+        let by = by(self.count, &self.by)?;
         let asks = self.count || !self.hist.is_empty() || !self.watch.is_empty();
         if self.filter.is_given() && !asks {
             let why = "-where needs -count, -hist or -watch: it chooses the hits that are counted, in a histogram, or shown";
@@ -239,6 +257,7 @@ impl Flags for ObserveFlags {
         };
         Ok(ProgramObservation {
             counts: self.count,
+            by,
             filter: self.filter,
             functions: chosen(self.count),
             timed_functions: chosen(times_functions),
@@ -280,6 +299,9 @@ impl ProgramObservation {
         let mut observation = self.sample.of(self.filter.of(Observation::new()));
         if self.counts && self.functions.is_empty() {
             observation = observation.count(Selector::All);
+        }
+        if let Some(by) = &self.by {
+            observation = by.of(observation);
         }
         if let Some(histogram) = &self.histogram {
             observation = histogram.of(observation);
@@ -450,7 +472,13 @@ impl<'l> Recorder<'l> {
         let print = |text: String| self.output.print_result(&text);
         failures.add(self.show(observed.events));
         failures.add(self.watching.report_missing());
-        if self.wanted.counts {
+        if let Some(by) = &self.wanted.by {
+            let reading = KeyedReading::last(observed.keyed_counts, observed.counts.refused());
+            let sources = FunctionSources::default();
+            let targets = std::slice::from_ref(self.target);
+            let report = KeyedReport::new(targets, &reading, None, lasted, by, &sources);
+            failures.add(output::keyed(format, &report).and_then(print));
+        } else if self.wanted.counts {
             let detail = Detail::default();
             let counted =
                 CountReport::new(self.target, &observed.counts, &detail).hits_since(None, lasted);

@@ -54,6 +54,44 @@ fn hits_are_counted_from_first_to_last() {
     }
 }
 
+// promise: Observations: `trace -count -by` has the keys of all hits from the first instruction to the last, beside times (2 programs)
+#[test]
+fn keys_are_counted_from_first_to_last() {
+    for file in fixture_forms("timed") {
+        let words = "do (.)(.)\ndo (\nquit\n";
+        let flags = "-count -by probe,arg0 -latency start,stop";
+        let run = trace(&file, flags, words);
+        let lines: Vec<&str> = run.stderr.lines().collect();
+        let [keys @ .., other, untyped, times] = &lines[..] else {
+            panic!("{}", run.stderr);
+        };
+        let names = keys.iter().map(|line| {
+            let mut words = line.split(' ');
+            let hits: u64 = words.next().unwrap().parse().unwrap();
+            (words.nth(1).unwrap(), hits)
+        });
+        let names: Vec<(&str, u64)> = names.collect();
+        let sum = |name| -> u64 {
+            let of_name = names.iter().filter(|(other, _)| *other == name);
+            of_name.map(|(_, hits)| hits).sum()
+        };
+        assert_eq!((sum("start"), sum("stop")), (3, 2), "{}", run.stderr);
+        assert!(
+            other.starts_with("0 ") && other.ends_with(" other"),
+            "{other}"
+        );
+        assert!(
+            untyped.starts_with("0 ") && untyped.ends_with(" untyped"),
+            "{untyped}"
+        );
+        assert!(times.starts_with("2 "), "{times}");
+        let json = trace(&file, &format!("{flags} -json"), words);
+        let objects: Vec<_> = json.stderr.lines().map(object).collect();
+        let counted = objects.iter().find(|it| it["type"] == "keyed_count");
+        assert_eq!(counted.unwrap()["by"], serde_json::json!(["probe", "arg0"]));
+    }
+}
+
 #[test]
 fn results_of_an_exited_program_are_printed() {
     for file in fixture_forms("timed") {

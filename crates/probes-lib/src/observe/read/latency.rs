@@ -117,7 +117,7 @@ impl Latency {
     /// Returns the latency of each pair, from its bytes.
     pub(crate) fn of_pairs(
         names: &[(String, String)],
-        pairs: &[Vec<u8>],
+        pairs: &[PairData],
         ticks: &TickMeasurement,
     ) -> Vec<Latency> {
         if pairs.is_empty() {
@@ -130,7 +130,8 @@ impl Latency {
     }
 
     /// Returns the latency of a pair, from its bytes; `nanoseconds` is the length of a tick.
-    fn of((start, stop): &(String, String), pair: &[u8], nanoseconds: f64) -> Latency {
+    fn of((start, stop): &(String, String), data: &PairData, nanoseconds: f64) -> Latency {
+        let pair = &data.bytes[..];
         let word = |at: usize| {
             let bytes = pair.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
             bytes.map_or(0, u64::from_le_bytes)
@@ -145,7 +146,7 @@ impl Latency {
         let histograms_offset = (PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN) as usize;
         let mut counts = vec![0_u64; BUCKETS as usize];
         for group in pair
-            .get(histograms_offset..pair.len().min(PAIR_LEN as usize))
+            .get(histograms_offset..)
             .into_iter()
             .flat_map(|all| all.chunks(HISTOGRAM_LEN as usize))
         {
@@ -154,8 +155,7 @@ impl Latency {
             }
         }
         let sum_of_times = total(each(slot::SUM));
-        let by_key = pair.get(PAIR_LEN as usize..).unwrap_or_default();
-        let (waiting, replaced) = (keyed_starts::waiting(by_key), sum(slot::REPLACED_STARTS));
+        let (waiting, replaced) = (data.waiting.unwrap_or(0), sum(slot::REPLACED_STARTS));
         Latency {
             start: start.clone(),
             stop: stop.clone(),
@@ -189,7 +189,7 @@ impl Latency {
             .interleaved(),
             doubtful: sum(slot::DOUBTFUL).saturating_add(replaced),
             untyped: sum(slot::UNTYPED),
-            by_key: !by_key.is_empty(),
+            by_key: data.waiting.is_some(),
         }
     }
 }
@@ -237,16 +237,24 @@ impl Crossings {
     }
 }
 
-/// Reads the bytes of each pair; of pairs by key, those of the starts that wait follow.
+/// What was read of a pair.
+pub(crate) struct PairData {
+    /// Its header, its slots, and its histograms.
+    bytes: Vec<u8>,
+    /// Of a pair by key, how many starts wait.
+    waiting: Option<u64>,
+}
+
+/// Reads each pair.
 ///
 /// # Errors
 ///
-/// If they cannot be read, or the process has exited.
+/// If one cannot be read, or the process has exited.
 pub(crate) fn read_pairs(
     pid: i32,
     source: &impl ReadMemory,
     arenas: &[Arena],
-) -> Result<Vec<Vec<u8>>> {
+) -> Result<Vec<PairData>> {
     let Some(first_arena) = arenas.first() else {
         return Ok(Vec::new());
     };
@@ -256,15 +264,26 @@ pub(crate) fn read_pairs(
     let pairs = 0..layout.pairs;
     pairs
         .map(|pair| {
-            let mut bytes = read(layout.pair(pair), PAIR_LEN)?;
-            if layout.pairs_by_key {
+            let bytes = read(layout.pair(pair), PAIR_LEN)?;
+            let waiting = if layout.pairs_by_key {
+                // In parts: memory that the allocator has used before costs no faults.
                 let table = layout.keyed_starts(pair);
-                bytes.extend(read(table, keyed_starts::TABLE_LEN)?);
-            }
-            Ok(bytes)
+                let parts = (0..keyed_starts::TABLE_LEN).step_by(PART_LEN as usize);
+                let waiting = parts.map(|at| {
+                    let part = read(table + at, PART_LEN)?;
+                    Ok(keyed_starts::waiting(&part))
+                });
+                Some(waiting.sum::<Result<u64>>()?)
+            } else {
+                None
+            };
+            Ok(PairData { bytes, waiting })
         })
         .collect()
 }
+
+/// How much of a table of starts is read at a time.
+const PART_LEN: u64 = 1 << 16;
 
 /// Returns the sum of numbers that were read from a process. They can have any value, so the sum
 /// saturates.
@@ -281,6 +300,13 @@ mod tests {
 
     fn put(pair: &mut [u8], at: u64, word: u64) {
         pair[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
+    }
+
+    fn data(bytes: &[u8]) -> PairData {
+        PairData {
+            bytes: bytes.to_vec(),
+            waiting: None,
+        }
     }
 
     #[test]
@@ -308,7 +334,7 @@ mod tests {
         }
         put(&mut pair, SLOT_OVERFLOWS, 6);
         let names = ("a".to_owned(), "b".to_owned());
-        let latency = Latency::of(&names, &pair, 0.5);
+        let latency = Latency::of(&names, &data(&pair), 0.5);
         assert_eq!((latency.start(), latency.stop()), ("a", "b"));
         assert_eq!(latency.count(), 101);
         assert_eq!(latency.mean(), Duration::from_nanos(3_100_000 / 101 / 2));
@@ -337,7 +363,7 @@ mod tests {
             put(&mut pair, at + slot::UNKNOWN_NUMBER, 9);
         }
         let names = ("a".to_owned(), "b".to_owned());
-        assert_eq!(Latency::of(&names, &pair, 1.0).interleaved(), 56);
+        assert_eq!(Latency::of(&names, &data(&pair), 1.0).interleaved(), 56);
     }
 
     #[test]
@@ -347,7 +373,7 @@ mod tests {
             for field in fields {
                 put(&mut pair, HEADER_LEN + field, 1);
             }
-            Latency::of(&Default::default(), &pair, 1.0).is_trusted()
+            Latency::of(&Default::default(), &data(&pair), 1.0).is_trusted()
         };
         assert_eq!(trusted(&[]), Some(true));
         assert_eq!(trusted(&[slot::DOUBTFUL]), None);
@@ -384,7 +410,7 @@ mod tests {
     fn no_times_give_zeroes() {
         let names = (String::new(), String::new());
         for bytes in [&[] as &[u8], &vec![0; PAIR_LEN as usize]] {
-            let latency = Latency::of(&names, bytes, 1.0);
+            let latency = Latency::of(&names, &data(bytes), 1.0);
             assert_eq!((latency.count(), latency.times().count()), (0, 0));
             assert_eq!(
                 (latency.mean(), latency.max()),
@@ -399,7 +425,7 @@ mod tests {
         let pair = vec![0xff; PAIR_LEN as usize];
         let names = (String::new(), String::new());
         for len in [1000, pair.len()] {
-            Latency::of(&names, &pair[..len], 1.0).quantile(0.5);
+            Latency::of(&names, &data(&pair[..len]), 1.0).quantile(0.5);
         }
     }
 }

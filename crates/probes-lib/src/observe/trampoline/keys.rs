@@ -304,3 +304,6 @@ pub(super) fn holders(many: usize) -> &'static [AsmRegister64] {
     const BOTH: [AsmRegister64; 2] = [r8, rcx];
     &BOTH[BOTH.len().saturating_sub(many)..]
 }
+
+#[cfg(test)]
+mod tests;

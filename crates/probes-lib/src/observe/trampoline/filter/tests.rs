@@ -57,7 +57,8 @@ pub(in super::super) const LAYOUT: SharedLayout = SharedLayout {
         histograms: 2,
         steps: 0,
     },
-    keys: KeysLayout::of_number(1),
+    // For the longest keys of the tests.
+    keys: KeysLayout::of_number(6),
     pairs_by_key: false,
     kept_len: 0,
 };
@@ -68,7 +69,7 @@ const ENTRIES: u64 = RUNTIMES + 0x100;
 const ENTRY_BITS: u32 = 4;
 
 /// Where the arguments are: of OCaml, of C, a float, a number of 16 bits, on the stack, in registers that are not saved.
-const SOURCES: [ArgumentSource; 7] = [
+pub(in super::super) const SOURCES: [ArgumentSource; 7] = [
     ArgumentSource::Register(Register::RAX),
     ArgumentSource::Register(Register::RCX),
     ArgumentSource::Register(Register::R12),
@@ -78,7 +79,7 @@ const SOURCES: [ArgumentSource; 7] = [
     ArgumentSource::Register(Register::RBX),
 ];
 
-fn scope() -> Scope {
+pub(in super::super) fn scope() -> Scope {
     let number = ParameterKind::Number {
         bits: 16,
         signed: true,
@@ -271,7 +272,12 @@ impl Puppet {
     }
 
     /// Executes the code of an expression at a hit; returns the registers at its end.
-    fn execute(&self, code: &[u8], of: &impl Debug, hit: &RecordedHit) -> user_regs_struct {
+    pub(in super::super) fn execute(
+        &self,
+        code: &[u8],
+        of: &impl Debug,
+        hit: &RecordedHit,
+    ) -> user_regs_struct {
         self.prepare(code, hit);
         let pid = self.pid.as_raw();
         let [in_rax, in_rcx, in_r12, vector, in_rdx, _, in_rbx] = hit.arguments;
@@ -339,7 +345,7 @@ fn code_of_integer(integer: &IntegerExpression, pages: ValuePages) -> Vec<u8> {
 }
 
 /// Returns what is emitted, and behind it what sets rax.
-fn finished(
+pub(in super::super) fn finished(
     saved: &'static [Saved],
     of: &impl Debug,
     value_pages: ValuePages,
@@ -523,7 +529,7 @@ fn blocks() -> impl Strategy<Value = (u64, Vec<u64>)> {
     ]
 }
 
-fn hits() -> impl Strategy<Value = RecordedHit> {
+pub(in super::super) fn hits() -> impl Strategy<Value = RecordedHit> {
     let float = proptest::sample::select(&FLOATS[..]).prop_map(f64::to_bits);
     let arguments = (
         values(),
@@ -558,7 +564,7 @@ fn hits() -> impl Strategy<Value = RecordedHit> {
 }
 
 /// A number, as text.
-fn numbers() -> impl Strategy<Value = String> {
+pub(in super::super) fn numbers() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         4 => proptest::sample::select(&["arg0", "arg1", "arg2", "arg4", "arg5", "arg6", "int(arg2)"][..])
             .prop_map(str::to_owned),
@@ -628,16 +634,18 @@ thread_local! {
     static PUPPET: RefCell<Option<Puppet>> = const { RefCell::new(None) };
 }
 
+/// Lends the process of this thread.
+pub(in super::super) fn with_puppet<T>(use_it: impl FnOnce(&Puppet) -> T) -> T {
+    PUPPET.with_borrow_mut(|puppet| use_it(puppet.get_or_insert_with(Puppet::new)))
+}
+
 fn assert_same(expression: &str, hit: &RecordedHit) -> Option<Answer> {
     let expression: Expression = expression.parse().unwrap();
     let Ok(filter) = expression.filter(&scope()) else {
         // Too many numbers at a time.
         return None;
     };
-    let answer = PUPPET.with_borrow_mut(|puppet| {
-        let puppet = puppet.get_or_insert_with(Puppet::new);
-        puppet.answer(&filter, hit)
-    });
+    let answer = with_puppet(|puppet| puppet.answer(&filter, hit));
     assert_eq!(
         answer,
         filter.answer(hit),
@@ -696,10 +704,7 @@ fn compiled_and_interpreted_integers_agree() {
                 // Too many numbers at a time.
                 return Ok(());
             };
-            let compiled = PUPPET.with_borrow_mut(|puppet| {
-                let puppet = puppet.get_or_insert_with(Puppet::new);
-                puppet.integer(&integer, &hit)
-            });
+            let compiled = with_puppet(|puppet| puppet.integer(&integer, &hit));
             assert_eq!(compiled, integer.value(&hit), "{text} with {hit:x?}");
             let seen = if compiled.is_some() { &typed } else { &untyped };
             seen.set(seen.get() + 1);

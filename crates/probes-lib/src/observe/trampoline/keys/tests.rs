@@ -1,0 +1,208 @@
+//! The compiled code finds the keys of a model, and counts each in a slot of its own: a stopped process executes it, with random arguments
+//! and memory.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use test_support::process::{peek, poke};
+
+use super::super::SAVED_IF_TIMED;
+use super::super::filter::tests::{
+    LAYOUT, Puppet, RecordedHit, SHARED, SOURCES, finished, hits, numbers, scope, with_puppet,
+};
+use super::*;
+use crate::expression::typed::{STRING_TAG, Word};
+use crate::expression::{Expression, Hit, Keys};
+use crate::observe::layout::groups::GROUPS;
+use crate::observe::value_pages::ValuePages;
+
+/// The number of the point's name.
+const NAME: u32 = 7;
+
+/// A list of keys, as text.
+fn lists() -> impl Strategy<Value = String> {
+    const STRINGS: &[&str] = &["str(arg0)", "str(arg1)", "str(arg5)", "str(arg6.1)"];
+    let held = prop_oneof![
+        2 => numbers(),
+        1 => numbers().prop_map(|number| format!("u64({number})")),
+        2 => proptest::sample::select(STRINGS).prop_map(str::to_owned),
+    ];
+    let held = proptest::collection::vec(held, 1..=Keys::MOST_HELD);
+    (held, 0..4_usize).prop_map(|(mut parts, probe_at)| {
+        if probe_at <= parts.len() {
+            parts.insert(probe_at, "probe".to_owned());
+        }
+        parts.join(",")
+    })
+}
+
+/// Returns the words of a key at a hit, as they are in a slot. `None` is untyped.
+fn expected(role: &KeyRole, keys: &Keys, hit: &RecordedHit) -> Option<Vec<Vec<u64>>> {
+    let parts = role.parts.iter().zip(keys.expressions());
+    let parts = parts.map(|(part, expression)| match part {
+        KeyPart::Number(..) => Some(vec![number(expression, hit)?]),
+        KeyPart::Text(word) => string(word, hit),
+        KeyPart::Probe => Some(vec![NAME.into()]),
+        KeyPart::Thread | KeyPart::Caller => panic!("{part:?}"),
+    });
+    parts.collect()
+}
+
+fn number(expression: &Expression, hit: &RecordedHit) -> Option<u64> {
+    expression.integer(&scope()).unwrap().value(hit)
+}
+
+/// Returns how many words a string has, and the first of them. All that a key may need have to be readable.
+fn string(word: &Word, hit: &RecordedHit) -> Option<Vec<u64>> {
+    let at = address(word, hit)?;
+    let (tag, size) = header(at, hit)?;
+    if tag != STRING_TAG || size == 0 {
+        return None;
+    }
+    let read = |index: u64| hit.word_at(at.wrapping_add(8 * index));
+    let last = read(size.min(text::WHOLE) - 1)?;
+    let many = match size {
+        0..=text::WORDS => size,
+        text::WHOLE if last == LAST_OF_WHOLE => text::WHOLE,
+        _ => text::LONGER,
+    };
+    let words: Option<Vec<u64>> = (0..many.min(text::WORDS)).map(read).collect();
+    let mut all = vec![many];
+    all.extend(words?);
+    Some(all)
+}
+
+fn address(word: &Word, hit: &RecordedHit) -> Option<u64> {
+    match word {
+        Word::Argument(index) => hit.argument((*index).into()),
+        Word::Field(of, field) => {
+            let at = address(of, hit)?;
+            let (tag, size) = header(at, hit)?;
+            let field = u64::from(*field);
+            // What a block of a greater tag holds are no values.
+            let has_it = tag < 246 && field < size;
+            has_it.then(|| hit.word_at(at.wrapping_add(8 * field)))?
+        }
+    }
+}
+
+/// Returns tag and size in words of a block.
+fn header(at: u64, hit: &RecordedHit) -> Option<(u64, u64)> {
+    if at % 8 != 0 {
+        return None;
+    }
+    let header = hit.word_at(at.wrapping_sub(8))?;
+    Some((header & 0xff, header << 8 >> 18))
+}
+
+/// Returns code that counts a hit, and leaves the address of its slot in rbx, and 1 in rax; or 2 there if there is no room, or 3 if it is untyped.
+fn code(role: &KeyRole) -> Vec<u8> {
+    let saved = &SAVED_IF_TIMED;
+    finished(
+        saved,
+        role,
+        ValuePages::Observers,
+        |a, context, other, untyped| super::count(a, role, context, untyped, other),
+    )
+}
+
+/// Slots that hold keys; they are free again in the end, whatever fails.
+struct Slots<'p> {
+    puppet: &'p Puppet,
+    at: BTreeSet<u64>,
+}
+
+impl Drop for Slots<'_> {
+    fn drop(&mut self) {
+        let free = vec![0; LAYOUT.keys.slot_len() as usize];
+        for at in &self.at {
+            poke(self.puppet.pid.as_raw(), *at, &free);
+        }
+    }
+}
+
+// promise: Observations: Compiled keys are those of a model, and each has a slot of its own with its exact hits (300 random lists of
+//    expressions, with random arguments and memory)
+#[test]
+fn compiled_keys_are_those_of_a_model() {
+    let cases = std::env::var("EXPRESSION_CASES").map_or(300, |many| many.parse().unwrap());
+    let mut runner = TestRunner::new(Config {
+        failure_persistence: None,
+        ..Config::with_cases(cases)
+    });
+    let (typed, untyped, together) = (Cell::new(0_u32), Cell::new(0_u32), Cell::new(0_u32));
+    let add = |to: &Cell<u32>| to.set(to.get() + 1);
+    let inputs = (lists(), proptest::collection::vec(hits(), 1..6));
+    runner
+        .run(&inputs, |(list, hits)| {
+            let keys: Keys = list.parse().unwrap();
+            let Ok(parts) = keys.parts(&scope()) else {
+                // Too many numbers at a time.
+                return Ok(());
+            };
+            let role = KeyRole {
+                parts,
+                arguments: SOURCES.to_vec(),
+                name: NAME,
+            };
+            let code = code(&role);
+            let places: Vec<_> = super::keys::parts(&role.kinds()).collect();
+            // Of each key, its slot and its hits.
+            let mut found: BTreeMap<Vec<Vec<u64>>, (u64, u64)> = BTreeMap::new();
+            with_puppet(|puppet| {
+                let pid = puppet.pid.as_raw();
+                let mut slots = Slots {
+                    puppet,
+                    at: BTreeSet::new(),
+                };
+                for hit in hits.iter().chain(&hits) {
+                    let after = puppet.execute(&code, &role, hit);
+                    let Some(key) = expected(&role, &keys, hit) else {
+                        assert_eq!(after.rax, 3, "{list} with {hit:x?}");
+                        add(&untyped);
+                        continue;
+                    };
+                    assert_eq!(after.rax, 1, "{list} with {hit:x?}");
+                    add(&typed);
+                    slots.at.insert(after.rbx);
+                    let table = SHARED + LAYOUT.keys();
+                    let offset = after.rbx - table;
+                    assert!(offset < LAYOUT.keys.copy_len() * GROUPS as u64);
+                    assert_eq!(offset % LAYOUT.keys.copy_len() % LAYOUT.keys.slot_len(), 0);
+                    let slot = peek(pid, after.rbx, LAYOUT.keys.slot_len() as usize);
+                    let word =
+                        |at: u64| u64::from_le_bytes(slot[at as usize..][..8].try_into().unwrap());
+                    let (slot_of_key, hits) = found.entry(key.clone()).or_insert((after.rbx, 0));
+                    *hits += 1;
+                    if *hits == 3 {
+                        add(&together);
+                    }
+                    assert_eq!(
+                        (*slot_of_key, *hits),
+                        (after.rbx, word(slot::HITS)),
+                        "{list}"
+                    );
+                    let state = word(slot::STATE) & 0xff;
+                    assert_eq!(
+                        state,
+                        u64::from(role.signs()) << slot::SIGNS_AT | slot::HELD
+                    );
+                    for (place, words) in places.iter().zip(&key) {
+                        let held: Vec<u64> = (0..words.len() as u64)
+                            .map(|index| word(place.start + 8 * index))
+                            .collect();
+                        assert_eq!(&held, words, "{list} with {hit:x?}");
+                    }
+                }
+                assert_eq!(slots.at.len(), found.len(), "{list}: {found:x?}");
+            });
+            Ok(())
+        })
+        .unwrap();
+    let seen = [typed.get(), untyped.get()];
+    assert!(seen.iter().all(|many| *many > cases), "{seen:?}");
+    // Different hits with the same key.
+    assert!(together.get() > cases / 20, "{}", together.get());
+}
