@@ -105,6 +105,11 @@ impl Expression {
         integer.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
     }
 
+    /// Returns whether it asks for the thread of a hit.
+    pub(crate) fn asks_for_thread(&self) -> bool {
+        self.tree.has_name("tid")
+    }
+
     /// Returns what it is as a key of the hits of a point.
     fn key(&self, scope: &Scope) -> Result<KeyPart, BadExpression> {
         let key = types::key(&self.tree, &self.text, scope);

@@ -259,6 +259,37 @@ fn naked_pointers_are_untyped() {
     }
 }
 
+// promise: Functions: `-where` knows the thread of a call and where it returns to: calls of one thread, and of one caller, are exactly those
+//    that `-by` has (2 programs)
+#[test]
+fn threads_and_callers_choose_calls() {
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let tool = counting("-fn Calls.leaf -by tid,caller -json", pid);
+        target.ask("run 2 100", "calls");
+        let json = object(&tool.end().answer());
+        let keys = json["keys"].as_array().unwrap();
+        assert!(keys.len() > 2, "{json}");
+        for caller in keys.iter().map(|it| &it["key"][1]["caller"]["address"]) {
+            let caller = caller.as_str().unwrap();
+            let of_caller = keys
+                .iter()
+                .filter(|it| it["key"][1]["caller"]["address"] == *caller);
+            let hits: u64 = of_caller.map(|it| it["hits"].as_u64().unwrap()).sum();
+            let flags = format!("-fn Calls.leaf -where caller=={caller}&&tid!={pid}");
+            let tool = counting(&flags, pid);
+            target.ask("run 2 100", "calls");
+            let answer = tool.end().answer();
+            assert_eq!(counted(&answer), [(hits, "Calls.leaf", 0)], "{json}");
+        }
+        let tool = counting(&format!("-fn Calls.leaf -where tid=={pid}"), pid);
+        target.ask("run 2 100", "calls");
+        let answer = tool.end().answer();
+        assert_eq!(counted(&answer), [(0, "Calls.leaf", 0)]);
+    }
+}
+
 #[test]
 fn programs_are_filtered_from_their_start() {
     let file = program("calls");

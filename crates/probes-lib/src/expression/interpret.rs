@@ -16,6 +16,16 @@ pub trait Hit {
 
     /// Returns the eight bytes at an address.
     fn word_at(&self, address: u64) -> Option<u64>;
+
+    /// Returns the id of the thread.
+    fn thread(&self) -> Option<u32> {
+        None
+    }
+
+    /// Returns where the function that is called returns to, an address in the process.
+    fn caller(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What an expression says of a hit.
@@ -129,6 +139,8 @@ pub(super) fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
                 header(at, hit)?.0
             }
         }
+        Number::Thread => hit.thread()?.into(),
+        Number::Caller => hit.caller()?,
         Number::Calculated(calculation, one, other) => {
             calculation.of(number(one, hit)?, number(other, hit)?)
         }

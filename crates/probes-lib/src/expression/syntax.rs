@@ -31,6 +31,12 @@ pub(super) enum NodeKind {
 }
 
 impl Node {
+    /// Returns whether a name is used somewhere in it.
+    pub(super) fn has_name(&self, name: &str) -> bool {
+        let is_it = matches!(&self.kind, NodeKind::Name(it) if it == name);
+        is_it || self.parts().any(|part| part.has_name(name))
+    }
+
     fn parts(&self) -> impl Iterator<Item = &Node> {
         let (one, other) = match &self.kind {
             NodeKind::Call(_, part)

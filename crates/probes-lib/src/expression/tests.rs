@@ -267,8 +267,8 @@ fn messages_are_golden() {
         "arg7 == 1",
         "arg10 == 1",
         "arg5 == 1",
-        "tid == 1",
         "caller == 1",
+        "tid == 1.5",
         "retval == 1",
         "elapsed > 10ms",
         "arg0 > 10ms",
@@ -331,7 +331,7 @@ fn messages_are_golden() {
         "arg7",
         "requst",
         "arg5",
-        "tid",
+        "caller",
         &tree,
     ] {
         let parsed: Expression = expression.parse().unwrap();

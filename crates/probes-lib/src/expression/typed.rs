@@ -101,6 +101,10 @@ pub(crate) enum Number {
     Len(Word),
     /// The tag of a block, or 1000 of an `int`, as OCaml's `Obj.tag` says.
     Tag(Word),
+    /// The id of the thread.
+    Thread,
+    /// The return address of the function that is called.
+    Caller,
     Calculated(Calculation, Box<Number>, Box<Number>),
     Shifted(Box<Number>, u8, Signs),
 }
@@ -109,7 +113,7 @@ impl Number {
     /// Returns whether it needs memory to be read, apart from arguments that are there.
     pub(crate) fn reads_memory(&self) -> bool {
         match self {
-            Number::Literal(_) => false,
+            Number::Literal(_) | Number::Thread | Number::Caller => false,
             Number::Word(word) | Number::Int(word) | Number::Narrow(word, ..) => word.is_in_block(),
             Number::Len(_) | Number::Tag(_) => true,
             Number::Calculated(_, one, other) => one.reads_memory() || other.reads_memory(),
@@ -120,7 +124,7 @@ impl Number {
     /// Returns whether it asks for this argument.
     pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
         match self {
-            Number::Literal(_) => false,
+            Number::Literal(_) | Number::Thread | Number::Caller => false,
             Number::Word(word)
             | Number::Int(word)
             | Number::Narrow(word, ..)
@@ -136,7 +140,8 @@ impl Number {
     /// Returns how many registers it takes to calculate it, if of two parts the one that takes more is calculated first.
     pub(crate) fn registers(&self) -> usize {
         match self {
-            Number::Len(_) => 2,
+            // With one to calculate an address.
+            Number::Len(_) | Number::Thread => 2,
             Number::Calculated(_, one, other) => Number::registers_of_both(one, other),
             Number::Shifted(of, ..) => of.registers(),
             _ => 1,

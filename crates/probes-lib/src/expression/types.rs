@@ -210,13 +210,6 @@ pub(super) fn key(tree: &Node, text: &str, scope: &Scope) -> Result<KeyPart, Wro
         NodeKind::Name(name) if name == "probe" => return Ok(KeyPart::Probe),
         NodeKind::Name(name) if name == "tid" => return Ok(KeyPart::Thread),
         NodeKind::Name(name) if name == "caller" && scope.has_caller => return Ok(KeyPart::Caller),
-        NodeKind::Name(name) if name == "caller" => {
-            let problem = Problem::NotHere {
-                name: "caller",
-                why: "only the entry of a function has one",
-            };
-            return Err((tree.place.clone(), problem));
-        }
         _ => {}
     }
     let typing = Typing { text, scope };
@@ -308,8 +301,11 @@ impl Typing<'_> {
         let not_here = |name, why| wrong(Problem::NotHere { name, why });
         match name {
             "probe" => return Ok(Part::Literal(self.scope.name.clone().into_bytes())),
-            "tid" => return not_here("tid", "it can only be a key by itself"),
-            "caller" => return not_here("caller", "it can only be a key by itself"),
+            "tid" => return Ok(Part::Number(Number::Thread, Sign::Signed)),
+            "caller" if self.scope.has_caller => {
+                return Ok(Part::Number(Number::Caller, Sign::Unsigned));
+            }
+            "caller" => return not_here("caller", "only the entry of a function has one"),
             "retval" => return not_here("retval", "a result is known at an exit"),
             "elapsed" => {
                 return not_here("elapsed", "a time is known at the end of a pair or call");

@@ -316,6 +316,15 @@ impl Observation {
         self.sample.is_some() || self.filter.is_some()
     }
 
+    /// Returns whether something is asked of the thread of a hit.
+    pub(crate) fn asks_for_threads(&self) -> bool {
+        let asked = [&self.filter, &self.histogram, &self.start_filter];
+        let keys = [&self.keys, &self.pair_key].into_iter().flatten();
+        let keys = keys.flat_map(|keys| keys.expressions());
+        let mut all = asked.into_iter().flatten().chain(keys);
+        all.any(Expression::asks_for_thread)
+    }
+
     /// Returns whether it can only observe a program with probes: it selects probes, or nothing at
     /// all.
     pub(crate) fn needs_probes(&self) -> bool {

@@ -154,6 +154,7 @@ impl ObservationPlan {
             values,
             keys: KeysLayout::of(&key_kinds),
             pairs_by_key: observation.pair_key.is_some() && !observation.pairs.is_empty(),
+            asks_for_threads: observation.asks_for_threads(),
             kept_len,
         };
         let mut plan = ObservationPlan {
@@ -266,11 +267,6 @@ impl ObservationPlan {
     pub(crate) fn is_sampled(&self) -> bool {
         let mut watched = self.points.iter().filter_map(|it| it.role.watched.as_ref());
         watched.any(|watched| watched.sample.is_some())
-    }
-
-    /// Returns whether hits are counted by the ids of their threads.
-    pub(crate) fn counts_by_thread(&self) -> bool {
-        self.key_kinds.contains(&KeyKind::Thread)
     }
 
     /// Returns the name of a probe or function that is counted by keys.

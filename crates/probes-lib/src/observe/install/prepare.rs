@@ -341,8 +341,8 @@ impl Prepared {
         // read the base of `fs`.
         let needs_control_blocks = is_running || !self.claims_rows;
         let has_timed = self.plan.functions.timed().next().is_some();
-        let by_thread = self.plan.counts_by_thread();
-        let reads_them = self.plan.watches_functions() || has_timed || by_thread;
+        let asks_for_threads = self.plan.shared.asks_for_threads;
+        let reads_them = self.plan.watches_functions() || has_timed || asks_for_threads;
         if reads_them && needs_control_blocks {
             refuse_without_control_block(injector.process, injector.memory, &stopped)?;
         }
@@ -450,12 +450,12 @@ impl Prepared {
     fn write_shared_data(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
         let (process, memory) = (injector.process, injector.memory);
         let mut tid_offset = None;
-        if self.plan.is_timed() || self.plan.counts_by_thread() {
+        if self.plan.is_timed() || self.plan.shared.asks_for_threads {
             tid_offset = stopped.tid_offset(process, memory);
         }
         // They are read by the base of `fs`, if that may be read.
         let knows_threads = tid_offset.is_some() && self.claims_rows;
-        if self.plan.counts_by_thread() && !knows_threads {
+        if self.plan.shared.asks_for_threads && !knows_threads {
             return Err(Error::of_process(process.pid(), ObserveError::NoThreadIds));
         }
         self.thread_ids = match tid_offset {

@@ -85,6 +85,8 @@ const OBSERVER_AT: usize = BASE_LEN;
 const KEYS_BIT: u32 = 4;
 const PAIRS_BY_KEY_BIT: u32 = 1;
 const LARGE_RINGS_BIT: u32 = 2;
+/// The bit that says whether expressions ask for the ids of threads.
+const ASKS_FOR_THREADS_BIT: u32 = 3;
 const _: () = assert!(KEYS_BIT + KeysLayout::NUMBER_BITS <= 8);
 
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
@@ -345,7 +347,11 @@ impl Arena {
         let filters_memory = u8::from(self.shared.filters_memory);
         let by_key = u8::from(self.shared.pairs_by_key) << PAIRS_BY_KEY_BIT;
         let large = u8::from(self.shared.has_large_rings) << LARGE_RINGS_BIT;
-        put(FILTERS_MEMORY_AT, &[filters_memory | by_key | large]);
+        let threads = u8::from(self.shared.asks_for_threads) << ASKS_FOR_THREADS_BIT;
+        put(
+            FILTERS_MEMORY_AT,
+            &[filters_memory | by_key | large | threads],
+        );
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
             HeaderVersion::Grouped(record) => {
@@ -448,6 +454,7 @@ impl Arena {
                 values: ValuesLayout::of_number(number(&header, PAIRS_AT) >> PAIRS_BITS),
                 keys: KeysLayout::of_number(header[FILTERED_AT] >> KEYS_BIT),
                 pairs_by_key: header[FILTERS_MEMORY_AT] >> PAIRS_BY_KEY_BIT & 1 == 1,
+                asks_for_threads: header[FILTERS_MEMORY_AT] >> ASKS_FOR_THREADS_BIT & 1 == 1,
                 kept_len: number(&header, RECORD_LEN_AT) >> KEPT_LEN_BIT,
             },
             is_filtered: header[FILTERED_AT] & 1 == 1,
@@ -709,6 +716,7 @@ mod tests {
                 shared: SharedLayout {
                     filters_memory: is_filtered,
                     has_large_rings: is_sampled,
+                    asks_for_threads: is_filtered != is_sampled,
                     ..arena.shared
                 },
                 ..arena.clone()

@@ -230,6 +230,8 @@ pub(crate) struct SharedLayout {
     pub(crate) keys: KeysLayout,
     /// Whether stops belong to the starts of the same key, in any thread.
     pub(crate) pairs_by_key: bool,
+    /// Whether expressions ask for the ids of threads.
+    pub(crate) asks_for_threads: bool,
     /// The bytes of what is kept of a start; 0 if slow pairs are not reported.
     pub(crate) kept_len: u32,
 }

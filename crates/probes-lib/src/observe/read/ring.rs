@@ -199,6 +199,7 @@ mod tests {
         values: ValuesLayout::of_number(0),
         keys: KeysLayout::of_number(0),
         pairs_by_key: false,
+        asks_for_threads: false,
         kept_len: 0,
     };
     const BASE: LiveAddr = LiveAddr(0x10000);

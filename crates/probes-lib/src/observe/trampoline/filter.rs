@@ -23,7 +23,7 @@ use crate::expression::typed::{
     Relation, STRING_TAG, Signs, Test, Word, block_of, words_of,
 };
 use crate::observe::layout::keys::text;
-use crate::observe::layout::shared::{SharedLayout, validity};
+use crate::observe::layout::shared::{SharedLayout, TID_AT, validity};
 use crate::observe::point::{
     ArgumentSource, FilterRole, IntegerRole, KeyRole, MemorySource, STACK_OFFSET_LIMIT,
 };
@@ -343,6 +343,8 @@ impl FilterCode<'_, '_> {
             }
             Number::Len(word) => self.len(word, to, pool[1]),
             Number::Tag(word) => self.tag(word, to),
+            Number::Thread => self.thread(to, pool[1]),
+            Number::Caller => self.a.mov(to, qword_ptr(rsp + self.context.pushed)),
             Number::Calculated(calculation, one, other) => {
                 if let Some(literal) = immediate(other) {
                     self.number(one, pool)?;
@@ -370,6 +372,18 @@ impl FilterCode<'_, '_> {
                 self.shift_right(to, u32::from(*by), *signs)
             }
         }
+    }
+
+    /// Emits the code that loads the id of the thread; `other` is changed, too.
+    fn thread(&mut self, to: AsmRegister64, other: AsmRegister64) -> Result<(), IcedError> {
+        // There may be no thread control block.
+        self.a.rdfsbase(to)?;
+        self.a.test(to, to)?;
+        self.a.je(self.untyped)?;
+        load(self.a, other, self.context.shared)?;
+        let at = dword_ptr(other + offset(TID_AT));
+        self.a.mov(low(other), at)?;
+        self.a.mov(low(to), dword_ptr(to + other))
     }
 
     fn shift_right(

@@ -60,6 +60,7 @@ pub(in super::super) const LAYOUT: SharedLayout = SharedLayout {
     // For the longest keys of the tests.
     keys: KeysLayout::of_number(6),
     pairs_by_key: false,
+    asks_for_threads: false,
     kept_len: 0,
 };
 
@@ -94,8 +95,13 @@ pub(in super::super) fn scope() -> Scope {
         ParameterKind::Value,
     ];
     let parameters = kinds.map(|kind| Parameter { name: None, kind });
-    Scope::of("probe p", "p", parameters.to_vec())
+    Scope::of("function p", "p", parameters.to_vec()).of_entry()
 }
+
+/// The thread control block, and where in it the id of the thread is, and what it is.
+const THREAD: u64 = RUNTIMES + 0x200;
+const TID_OFFSET: u32 = 0x40;
+pub(in super::super) const TID: u32 = 4711;
 
 /// A process that executes code.
 pub(in super::super) struct Puppet {
@@ -122,6 +128,7 @@ impl Puppet {
         let mut registers = ptrace::getregs(pid).unwrap();
         // Whatever call it was in is not restarted.
         registers.orig_rax = u64::MAX;
+        registers.fs_base = THREAD;
         let vectors = ptrace::getregset::<regset::NT_PRFPREG>(pid).unwrap();
         let puppet = Puppet {
             _guard: guard,
@@ -138,6 +145,9 @@ impl Puppet {
             puppet.map(at, len);
         }
         poke(pid.as_raw(), CODE, &SHARED.to_le_bytes());
+        poke(pid.as_raw(), SHARED + TID_AT, &TID_OFFSET.to_le_bytes());
+        let tid_at = THREAD + u64::from(TID_OFFSET);
+        poke(pid.as_raw(), tid_at, &TID.to_le_bytes());
         puppet
     }
 
@@ -435,6 +445,16 @@ impl RecordedHit {
 }
 
 impl Hit for RecordedHit {
+    fn thread(&self) -> Option<u32> {
+        Some(TID)
+    }
+
+    fn caller(&self) -> Option<u64> {
+        let at = (STACK + 8 - MEMORY) as usize;
+        let word = self.bytes()[at..][..8].try_into().unwrap();
+        Some(u64::from_le_bytes(word))
+    }
+
     fn argument(&self, index: usize) -> Option<u64> {
         match SOURCES.get(index)? {
             ArgumentSource::Stack(depth) => self.word_at(STACK + 8 + u64::from(*depth)),
@@ -572,6 +592,7 @@ pub(in super::super) fn numbers() -> impl Strategy<Value = String> {
             .prop_map(str::to_owned),
         2 => proptest::sample::select(&["len(arg0)", "len(arg1.0)", "len(str(arg5))", "len(arg6)"][..])
             .prop_map(str::to_owned),
+        1 => proptest::sample::select(&["tid", "caller", "u64(tid)"][..]).prop_map(str::to_owned),
         3 => (-3..10_i64).prop_map(|it| it.to_string()),
         1 => any::<i64>().prop_map(|it| it.to_string()),
     ];

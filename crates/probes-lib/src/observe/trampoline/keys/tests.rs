@@ -10,7 +10,7 @@ use test_support::process::{peek, poke};
 
 use super::super::SAVED_IF_TIMED;
 use super::super::filter::tests::{
-    LAYOUT, Puppet, RecordedHit, SHARED, SOURCES, finished, hits, numbers, scope, with_puppet,
+    LAYOUT, Puppet, RecordedHit, SHARED, SOURCES, TID, finished, hits, numbers, scope, with_puppet,
 };
 use super::*;
 use crate::expression::typed::{STRING_TAG, Word};
@@ -30,9 +30,10 @@ fn lists() -> impl Strategy<Value = String> {
         2 => proptest::sample::select(STRINGS).prop_map(str::to_owned),
     ];
     let held = proptest::collection::vec(held, 1..=Keys::MOST_HELD);
-    (held, 0..4_usize).prop_map(|(mut parts, probe_at)| {
-        if probe_at <= parts.len() {
-            parts.insert(probe_at, "probe".to_owned());
+    let others = proptest::sample::select(&["probe", "tid", "caller"][..]);
+    (held, others, 0..4_usize).prop_map(|(mut parts, other, at)| {
+        if at <= parts.len() {
+            parts.insert(at, other.to_owned());
         }
         parts.join(",")
     })
@@ -45,7 +46,8 @@ fn expected(role: &KeyRole, keys: &Keys, hit: &RecordedHit) -> Option<Vec<Vec<u6
         KeyPart::Number(..) => Some(vec![number(expression, hit)?]),
         KeyPart::Text(word) => string(word, hit),
         KeyPart::Probe => Some(vec![NAME.into()]),
-        KeyPart::Thread | KeyPart::Caller => panic!("{part:?}"),
+        KeyPart::Thread => Some(vec![TID.into()]),
+        KeyPart::Caller => Some(vec![hit.caller()?]),
     });
     parts.collect()
 }
