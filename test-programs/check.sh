@@ -21,6 +21,6 @@ for suffix in .exe _nopie.exe; do
   printf 'wait\nlonger\n' | ./backtraces$suffix
   printf 'run 3 10\nrun 1 2\nrun 1\n' | ./calls$suffix
   printf 'tasks 2\nspans 2\n' | ./interleaved$suffix
-  printf 'start 1 3\nstop\nflight 3 5\nmoving 2\n' | ./requests$suffix | sed 's,\(.* [0-9]*\) [0-9]*$,\1 N,'
+  printf 'start 1 3\nstop\nflight 3 5\nmoving 2\n' | ./requests$suffix | sed 's,\(.* [0-9]*\) [0-9]* [0-9]*$,\1 N,'
   printf 'run\nhit 2\nhit texts 3\ncollect 2\nthreads 3 100\nhit no 1\n' | ./shown$suffix
 done | sed 's/ready pid=[0-9]*/ready pid=N/;s/iterations=[0-9]*/iterations=N/;s/rounds=[0-9]*/rounds=N/;s,_short=0/0/[0-9]*,_short=0/0/N,g'

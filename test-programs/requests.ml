@@ -1,5 +1,6 @@
 (* Requests that are under way at the same time: `start` and `stop` have the number of the request, and a text
-   with the number. The answers have the sum of their times by the program's own clock. *)
+   with the number. The answers have the sum of their times by the program's own clock: from before `start` to after
+   `stop`, and from after `start` to before `stop`. *)
 
 let handled = ref 0
 
@@ -15,38 +16,44 @@ type request =
   { number : int
   ; text : string
   ; began : float
+  ; started : float
   }
 
 let[@inline never] start number =
   let text = "request " ^ string_of_int number in
   let began = now () in
   [%probe "start" (incr handled) [@probe.args number, text]];
-  { number; text; began }
+  { number; text; began; started = now () }
 
-let[@inline never] stop { number; text; began } =
+let[@inline never] stop { number; text; began; started } =
+  let stopped = now () in
   [%probe "stop" (incr handled) [@probe.args number, text]];
-  now () -. began
+  now () -. began, stopped -. started
 
-let say name count sum = Printf.printf "%s %d %.0f\n" name count (sum *. 1e9)
+let add (outer, inner) request =
+  let from_before, from_after = stop request in
+  outer +. from_before, inner +. from_after
+
+let say name count (outer, inner) =
+  Printf.printf "%s %d %.0f %.0f\n" name count (outer *. 1e9) (inner *. 1e9)
 
 (* So many at a time in one thread; any of them ends next. *)
 let flight width count =
   let random = Random.State.make [| width |] in
   let under_way = Array.init width start in
-  let sum = ref 0. in
+  let sums = ref (0., 0.) in
   for number = width to width + count - 1 do
     let index = Random.State.int random width in
     pause ();
-    sum := !sum +. stop under_way.(index);
+    sums := add !sums under_way.(index);
     under_way.(index) <- start number
   done;
-  Array.iter (fun request -> sum := !sum +. stop request) under_way;
-  say "flight" (count + width) !sum
+  say "flight" (count + width) (Array.fold_left add !sums under_way)
 
 (* Each begins in one of four threads, and ends in another of four. *)
 let moving count =
   let lock = Mutex.create () and filled = Condition.create () in
-  let queue = Queue.create () and sum = ref 0. in
+  let queue = Queue.create () and sums = ref (0., 0.) in
   let begin_some first () =
     for number = first to first + count - 1 do
       let request = start number in
@@ -65,9 +72,9 @@ let moving count =
       let request = Queue.pop queue in
       Mutex.unlock lock;
       pause ();
-      let time = stop request in
+      let outer, inner = stop request in
       Mutex.lock lock;
-      sum := !sum +. time;
+      sums := fst !sums +. outer, snd !sums +. inner;
       Mutex.unlock lock
     done
   in
@@ -75,7 +82,7 @@ let moving count =
     [ Thread.create (begin_some (index * count)) (); Thread.create end_some () ]
   in
   List.iter Thread.join (List.concat_map threads [ 0; 1; 2; 3 ]);
-  say "moving" (4 * count) !sum
+  say "moving" (4 * count) !sums
 
 (* Those that `start` has begun. *)
 let opened = ref []
@@ -91,8 +98,8 @@ let () =
         opened := List.init (int_of_string count) (fun i -> start (first + i)) @ !opened;
         print_endline "start"
       | [ "stop" ] ->
-        let sum = List.fold_left (fun sum request -> sum +. stop request) 0. !opened in
+        let sums = List.fold_left add (0., 0.) !opened in
         let count = List.length !opened in
         opened := [];
-        say "stop" count sum
+        say "stop" count sums
       | _ -> Rounds.unknown command)

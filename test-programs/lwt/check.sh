@@ -6,4 +6,4 @@ readelf -h lwt_requests_nopie.exe | grep -q 'Type: *EXEC ' || echo "lwt_requests
 
 for suffix in .exe _nopie.exe; do
   printf 'flight 3 4\nmoving 2\nnonsense\n' | ./lwt_requests$suffix
-done | sed 's/ready pid=[0-9]*/ready pid=N/;s,\(.* [0-9]*\) [0-9]*$,\1 N,'
+done | sed 's/ready pid=[0-9]*/ready pid=N/;s,\(.* [0-9]*\) [0-9]* [0-9]*$,\1 N,'

@@ -13,5 +13,5 @@ for suffix in .exe _nopie.exe; do
   printf 'run\npark\nresume\nnonsense\n' | ./effects$suffix
   printf 'work 2 3\nnonsense\n' | ./events$suffix
   printf 'overlapping 2\nnested 2\ngrowing 1\n' | ./fibers$suffix
-  printf 'moving 20\n' | ./moving$suffix | sed 's/^\(moving [0-9]*\) [0-9]*$/\1 N/'
+  printf 'moving 20\n' | ./moving$suffix | sed 's/^\(moving [0-9]*\) [0-9]* [0-9]*$/\1 N/'
 done | sed 's/ready pid=[0-9]*/ready pid=N/;s/rounds=[0-9]*/rounds=N/'

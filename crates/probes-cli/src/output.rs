@@ -19,6 +19,7 @@ mod plain;
 mod refused;
 mod released;
 mod slow_pairs;
+mod subjects;
 mod svg;
 mod table;
 mod usdt;

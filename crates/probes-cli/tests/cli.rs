@@ -50,6 +50,8 @@ mod gc; // errors of `gc`
 mod help; // help and version, word for word
 #[path = "cli/hist.rs"]
 mod hist; // histograms of values of hits
+#[path = "cli/hist_several.rs"]
+mod hist_several; // of several processes together
 #[path = "cli/holds.rs"]
 mod holds; // what a killed `attach -for` holds
 #[path = "cli/info.rs"]

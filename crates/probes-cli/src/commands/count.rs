@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use probes_lib::{Counts, Functions, Observation, Target};
 
-use super::failures::Failures;
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::{open_to_observe, sources};
-use super::several::SeveralObservations;
+use super::several::{self, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -175,13 +174,8 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     if by.has_caller() {
         return one("-by caller is for one process: the addresses of several processes differ");
     }
-    let mut failures = Failures::new(&args.selection, pids.len(), output.messages);
-    let mut targets = Vec::new();
-    for &pid in pids {
-        let messages = failures.messages(pid);
-        let opened = open_to_observe(pid, args.counted.needs_probes(), &messages);
-        targets.extend(failures.record(pid, opened));
-    }
+    let needs_probes = args.counted.needs_probes();
+    let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
     let display = Display::new(output, args.interval)?;
     let active = SeveralObservations::begin(
         targets,

@@ -3,17 +3,18 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes_lib::Target;
+use probes_lib::{Observation, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
 use super::picture_file::PictureFile;
+use super::several::{self, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, CountedFlags, DurationFlag, FilterFlags, HistogramFlags, Histogrammed, OneProcess,
-    OutputFlags, SeccompFlag, TakeOver, duration, with_regexp_help,
+    ByPidFlag, Checked, CountedFlags, DurationFlag, FilterFlags, HistogramFlags, Histogrammed,
+    OutputFlags, SeccompFlag, TakeOver, TargetSelection, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, HistogramReading, Histograms};
@@ -36,15 +37,25 @@ what is not below HI. Quantiles are as precise as the steps then.
 
 Hits are selected by -probe, -regexp, -fn and -usdt, as for `count`, and by -where.
 
+With several processes, of -pid and -name, there is one histogram of each name, of the values of all of
+them; with -by pid one of each process and name, whose line ends with PID NAME. A process that exits
+keeps its values, and the others go on.
+
 With -interval it also prints the histograms so far, where the line of figures begins with the seconds so
 far; on a terminal, it redraws a table of the figures. JSON has every bucket that has values.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes hist -pid N -of EXPR [FLAGS]", after_help = with_regexp_help(HELP))]
+#[command(override_usage = "\
+    ocaml-probes hist -pid N -of EXPR [FLAGS]
+       ocaml-probes hist -pid N -pid M -of EXPR [FLAGS]
+       ocaml-probes hist -name RE -of EXPR [FLAGS]")]
+#[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    process: OneProcess,
+    selection: Checked<TargetSelection>,
+    #[command(flatten)]
+    by: ByPidFlag,
     #[command(flatten)]
     histogram: Checked<HistogramFlags>,
     #[command(flatten)]
@@ -71,16 +82,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(svg) = &args.svg {
         args.output.refuse_to_overwrite("-svg", svg)?;
     }
-    let output = &args.output.open()?.with_pid(args.process.pid);
-    let (pid, messages) = (args.process.pid, &output.messages);
+    let output = &args.output.open()?;
+    let pids = args.selection.pids(&output.messages)?;
+    let (&[pid], false) = (&pids[..], args.selection.is_by_name() || args.by.is_given()) else {
+        return run_of_several(args, &pids, output);
+    };
+    let output = &output.clone().with_pid(pid);
+    let messages = &output.messages;
     let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
-    let observation = args.filter.of(args.counted.observation());
     let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
-        &args.histogram.of(observation),
+        &observation(args),
         args.seccomp.options(args.take_over.options()),
         args.until.duration,
         output,
@@ -105,7 +120,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => outcome.last.take().or_else(|| showing.last.take()),
     };
     if let Some((reading, lasted)) = total {
-        let histograms = Histograms::new(&target, &reading, lasted, &args.histogram);
+        let targets = std::slice::from_ref(&target);
+        let histograms = Histograms::new(targets, &reading, lasted, &args.histogram);
         outcome.print(output, output::histograms(output.format, &histograms));
         if let Some(picture_file) = picture_file {
             let written = picture_file.write(&histograms.picture());
@@ -115,6 +131,53 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         output.sum_up(messages, many, || sum);
     }
     outcome.finish(messages)
+}
+
+fn observation(args: &Args) -> Observation {
+    let observation = args.filter.of(args.counted.observation());
+    args.histogram.of(observation)
+}
+
+/// Makes histograms of several processes.
+fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
+    let needs_probes = args.counted.needs_probes();
+    let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
+    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let display = Display::new(output, args.interval)?;
+    let active = SeveralObservations::begin(
+        targets,
+        &observation(args),
+        args.seccomp.options(args.take_over.options()),
+        args.until.duration,
+        failures,
+        output,
+    )?;
+    let of_all = |each: &[_]| HistogramReading::of_processes(each, args.by.is_given());
+    let outcome = active.run(
+        display,
+        HistogramReading::of,
+        |report| HistogramReading::last(report.histograms, &report.counts),
+        |targets, each, shown, interruptible| {
+            let reading = of_all(each);
+            let so_far = Histograms::new(targets, &reading, shown.at, &args.histogram).so_far();
+            if let Some(table) = shown.table {
+                return table.redraw(&so_far.table(), &shown.gaps, interruptible);
+            }
+            let text = output::histograms(output.format, &so_far);
+            text.and_then(|text| interruptible.write(&text))
+        },
+    );
+    if outcome.last.is_empty() {
+        return outcome.finish(output, Ok(String::new()));
+    }
+    let (reading, lasted) = (of_all(&outcome.last), outcome.lasted);
+    let targets = outcome.targets.clone();
+    let histograms = Histograms::new(&targets, &reading, lasted, &args.histogram);
+    let text = output::histograms(output.format, &histograms);
+    let written = picture_file.map_or(Ok(()), |file| file.write(&histograms.picture()));
+    let (many, sum) = histograms.sum();
+    output.sum_up(&output.messages, many, || sum);
+    outcome.finish(output, text).and(written)
 }
 
 /// Shows histograms.
@@ -134,7 +197,8 @@ impl Showing<'_> {
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (reading, at) = (shown.reading, shown.at);
-        let so_far = Histograms::new(self.target, &reading, at, self.wanted).so_far();
+        let targets = std::slice::from_ref(self.target);
+        let so_far = Histograms::new(targets, &reading, at, self.wanted).so_far();
         let next = if let Some(table) = shown.table {
             table.redraw(&so_far.table(), &shown.gaps, interruptible)
         } else {

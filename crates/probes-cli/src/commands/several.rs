@@ -8,9 +8,11 @@ use super::closures::warn_of_refused_closures;
 use super::failures::Failures;
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{Display, READ_INTERVAL, Shown, next_reading, warn_of_still_mapped};
+use super::open_target::open_to_observe;
 use super::undo::retry;
 use crate::destination::{Output, print_result_without_waiting};
 use crate::failure::{Failure, exit_or_exec};
+use crate::flags::TargetSelection;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::signals::{TerminationSignals, WaitEnd};
 
@@ -35,6 +37,23 @@ struct One {
     /// Whether it can be read no more.
     has_ended: bool,
     warning: GapWarning,
+}
+
+/// Opens the processes that are selected. One that cannot be opened is a failure, and the others are observed.
+pub(super) fn open(
+    selection: &TargetSelection,
+    pids: &[i32],
+    needs_probes: bool,
+    output: &Output,
+) -> (Vec<Target>, Failures) {
+    let mut failures = Failures::new(selection, pids.len(), output.messages);
+    let mut targets = Vec::new();
+    for &pid in pids {
+        let messages = failures.messages(pid);
+        let opened = open_to_observe(pid, needs_probes, &messages);
+        targets.extend(failures.record(pid, opened));
+    }
+    (targets, failures)
 }
 
 /// The end of an observation of several processes.

@@ -486,7 +486,8 @@ impl<'l> Recorder<'l> {
         }
         if let Some(wanted) = &self.wanted.histogram {
             let reading = HistogramReading::last(observed.histograms, &observed.counts);
-            let histograms = Histograms::new(self.target, &reading, lasted, wanted);
+            let targets = std::slice::from_ref(self.target);
+            let histograms = Histograms::new(targets, &reading, lasted, wanted);
             failures.add(output::histograms(format, &histograms).and_then(print));
         }
         if self.wanted.times() {

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::bars;
 use super::format::{VERSION, seconds, seconds_or_null};
 use super::refused::RefusedView;
+use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
 use super::view::text;
@@ -20,34 +21,62 @@ use crate::text::{Escaped, TERMINAL_LINES, number_of};
 
 /// What an observer has recorded so far.
 pub(crate) struct HistogramReading {
-    histograms: Vec<ValueHistogram>,
+    /// If processes are distinguished, each with its pid.
+    histograms: Vec<(Option<i32>, ValueHistogram)>,
     refused: Vec<RefusedFunction>,
 }
 
 impl HistogramReading {
     pub(crate) fn of(observer: &mut Observer) -> Result<HistogramReading, probes_lib::Error> {
-        Ok(HistogramReading {
-            histograms: observer.histograms()?,
-            refused: observer.refused().to_vec(),
-        })
+        let histograms = observer.histograms()?;
+        Ok(HistogramReading::new(histograms, observer.refused()))
+    }
+
+    fn new(histograms: Vec<ValueHistogram>, refused: &[RefusedFunction]) -> HistogramReading {
+        HistogramReading {
+            histograms: histograms.into_iter().map(|it| (None, it)).collect(),
+            refused: refused.to_vec(),
+        }
+    }
+
+    /// The histograms of several processes, by their pids: of each by itself if they are `distinguished`, else together.
+    pub(crate) fn of_processes(
+        each: &[(i32, HistogramReading)],
+        distinguished: bool,
+    ) -> HistogramReading {
+        let of = |reading: &HistogramReading| -> Vec<ValueHistogram> {
+            let histograms = reading.histograms.iter();
+            histograms.map(|(_, it)| it.clone()).collect()
+        };
+        let refused = each.iter().flat_map(|(_, it)| it.refused.clone()).collect();
+        let histograms: Vec<_> = if distinguished {
+            let each = each.iter();
+            each.flat_map(|(pid, it)| of(it).into_iter().map(|it| (Some(*pid), it)))
+                .collect()
+        } else {
+            let each: Vec<Vec<ValueHistogram>> = each.iter().map(|(_, it)| of(it)).collect();
+            let all = ValueHistogram::of_processes(each.iter().map(|it| &it[..]));
+            all.into_iter().map(|it| (None, it)).collect()
+        };
+        HistogramReading {
+            histograms,
+            refused,
+        }
     }
 
     /// What it had recorded when it ended.
     pub(crate) fn last(histograms: Vec<ValueHistogram>, counts: &Counts) -> HistogramReading {
-        HistogramReading {
-            histograms,
-            refused: counts.refused().to_vec(),
-        }
+        HistogramReading::new(histograms, counts.refused())
     }
 }
 
-/// The histograms of a process.
+/// The histograms of a process, or of several.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "histogram")]
 pub(crate) struct Histograms<'h> {
     version: u32,
-    pid: i32,
-    program: Cow<'h, str>,
+    #[serde(flatten)]
+    subjects: Subjects<'h>,
     /// The time since the observation began; `None` once it has ended.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
@@ -69,6 +98,9 @@ pub(crate) struct Histograms<'h> {
 /// The values of a probe or function.
 #[derive(Serialize)]
 struct Row<'h> {
+    /// If processes are distinguished.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
     name: &'h str,
     #[serde(flatten)]
     function: Option<Function<'h>>,
@@ -110,12 +142,14 @@ struct Bucket {
 impl<'h> Histograms<'h> {
     /// The histograms that were recorded in the time `seconds`.
     pub(crate) fn new(
-        target: &'h Target,
+        targets: &'h [Target],
         reading: &'h HistogramReading,
         seconds: Duration,
         wanted: &'h Histogrammed,
     ) -> Histograms<'h> {
-        let mut histograms: Vec<Row<'h>> = reading.histograms.iter().map(Row::of).collect();
+        let rows = reading.histograms.iter();
+        let rows = rows.map(|(pid, histogram)| Row::of(*pid, histogram));
+        let mut histograms: Vec<Row<'h>> = rows.collect();
         let total = histograms.len();
         if total > TERMINAL_LINES {
             histograms.retain(|it| it.count + it.untyped > 0);
@@ -124,8 +158,7 @@ impl<'h> Histograms<'h> {
         histograms.sort_by_key(|row| std::cmp::Reverse(row.count));
         Histograms {
             version: VERSION,
-            pid: target.pid(),
-            program: target.program().to_string_lossy(),
+            subjects: Subjects::of(targets),
             at: None,
             seconds,
             of: wanted.expression.as_str().to_owned(),
@@ -167,7 +200,7 @@ impl<'h> Histograms<'h> {
                 // Writing to a string does not fail.
                 let _ = write!(text, "{:.1} ", at.as_secs_f64());
             }
-            let _ = writeln!(text, "{} {}", row.figures(), Escaped(row.name));
+            let _ = writeln!(text, "{} {}", row.figures(), row.title());
             text += &bars::chart(&self.bars(row));
         }
         text
@@ -180,7 +213,7 @@ impl<'h> Histograms<'h> {
         ];
         let rows = self.histograms.iter().map(|row| {
             let mut cells = vec![
-                Escaped(row.name).to_string(),
+                row.title(),
                 row.count.to_string(),
                 row.untyped.to_string(),
                 row.mean.map_or("-".to_owned(), |mean| format!("{mean:.1}")),
@@ -198,7 +231,7 @@ impl<'h> Histograms<'h> {
         let mut text = self.table();
         for row in self.histograms.iter().filter(|it| it.count > 0) {
             // Writing to a string does not fail.
-            let _ = writeln!(text, "\n{}, {}:", Escaped(row.name), Escaped(&self.of));
+            let _ = writeln!(text, "\n{}, {}:", row.title(), Escaped(&self.of));
             text += &bars::chart(&self.bars(row));
         }
         text
@@ -207,7 +240,10 @@ impl<'h> Histograms<'h> {
     /// A picture of each.
     pub(crate) fn picture(&self) -> String {
         let charts = self.histograms.iter().map(|row| Chart {
-            title: format!("{}, {}", row.name, self.of),
+            title: match row.pid {
+                Some(pid) => format!("{pid} {}, {}", row.name, self.of),
+                None => format!("{}, {}", row.name, self.of),
+            },
             figures: row.figures(),
             caution: None,
             bars: self.bars(row),
@@ -225,13 +261,14 @@ impl<'h> Histograms<'h> {
 }
 
 impl<'h> Row<'h> {
-    fn of(histogram: &'h ValueHistogram) -> Row<'h> {
+    fn of(pid: Option<i32>, histogram: &'h ValueHistogram) -> Row<'h> {
         let quantile = |share| histogram.quantile(share).map(Range::of);
         let function = histogram.function().map(|(object, address)| Function {
             object: object.to_string_lossy(),
             address,
         });
         Row {
+            pid,
             name: histogram.name(),
             function,
             count: histogram.count(),
@@ -245,6 +282,15 @@ impl<'h> Row<'h> {
             p99: quantile(0.99),
             p999: quantile(0.999),
             buckets: histogram.buckets().iter().map(Bucket::of).collect(),
+        }
+    }
+
+    /// The name, with the pid before it if processes are distinguished.
+    fn title(&self) -> String {
+        let name = Escaped(self.name);
+        match self.pid {
+            Some(pid) => format!("{pid} {name}"),
+            None => name.to_string(),
         }
     }
 

@@ -1,6 +1,5 @@
 //! Hits by keys, in one shape for all formats. The field names are those of the JSON output.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use super::format::{VERSION, seconds, seconds_or_null};
 use super::function_sources::CallSite;
 use super::hits::Text;
 use super::refused::RefusedView;
+use super::subjects::Subjects;
 use super::table;
 use super::view::text;
 use crate::flags::CountedBy;
@@ -60,11 +60,8 @@ impl KeyedReading {
 #[serde(tag = "type", rename = "keyed_count")]
 pub(crate) struct KeyedReport<'k> {
     version: u32,
-    /// `None` of several processes.
-    pid: Option<i32>,
-    program: Option<Cow<'k, str>>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    processes: Vec<ProcessView<'k>>,
+    #[serde(flatten)]
+    subjects: Subjects<'k>,
     /// The time since the observation began; `None` unless it still goes on.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
@@ -105,13 +102,6 @@ enum KeyView<'k> {
     Caller(CallerView),
     Probe(&'k str),
     Process(i32),
-}
-
-/// One of several processes.
-#[derive(Serialize)]
-struct ProcessView<'k> {
-    pid: i32,
-    program: Cow<'k, str>,
 }
 
 #[derive(Serialize)]
@@ -155,21 +145,9 @@ impl<'k> KeyedReport<'k> {
             let before = before.map_or(0, |before| of(&before.counts));
             of(&reading.counts).saturating_sub(before)
         };
-        let processes = targets.iter().map(|target| ProcessView {
-            pid: target.pid(),
-            program: target.program().to_string_lossy(),
-        });
-        let mut processes: Vec<ProcessView<'k>> = processes.collect();
-        let only = if processes.len() == 1 {
-            processes.pop()
-        } else {
-            None
-        };
         KeyedReport {
             version: VERSION,
-            pid: only.as_ref().map(|it| it.pid),
-            program: only.map(|it| it.program),
-            processes,
+            subjects: Subjects::of(targets),
             at: None,
             seconds,
             by: by.texts().collect(),

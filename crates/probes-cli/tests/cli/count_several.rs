@@ -9,12 +9,12 @@ use crate::count_functions::observing_several;
 use crate::support::{is_observed, object, run};
 
 /// The flags for these processes, but the first, which follows `-pid` anyway.
-fn others(targets: &[Talker]) -> String {
+pub(crate) fn others(targets: &[Talker]) -> String {
     let others = targets[1..].iter();
     others.map(|it| format!(" -pid {}", it.pid())).collect()
 }
 
-fn targets(name: &str) -> Vec<Talker> {
+pub(crate) fn targets(name: &str) -> Vec<Talker> {
     let files = program_forms(name).into_iter().chain(program_forms(name));
     files.take(3).map(|file| Talker::start(&file)).collect()
 }
@@ -40,7 +40,7 @@ fn hits(json: &Value) -> BTreeMap<String, u64> {
     keys.map(one).collect()
 }
 
-fn run_all(targets: &mut [Talker]) {
+pub(crate) fn run_all(targets: &mut [Talker]) {
     for (rounds, target) in (1..).zip(targets) {
         target.ask(&format!("run 2 {}", 100 * rounds), "calls");
     }

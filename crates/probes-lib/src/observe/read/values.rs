@@ -1,6 +1,6 @@
 //! [`ValueHistogram`]: what an expression was at the hits of a probe or function, from what the trampolines have recorded of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use crate::address::LiveAddr;
@@ -77,6 +77,64 @@ impl Quantile {
 }
 
 impl ValueHistogram {
+    /// Returns the histograms of several processes together: those of one name are added up, and of functions, it is not said where they
+    /// are. Where processes have buckets of different widths, the wider ones are kept.
+    ///
+    /// ```no_run
+    /// # let (one, other): (probes_lib::Observer, probes_lib::Observer) = unimplemented!();
+    /// let (one, other) = (one.histograms()?, other.histograms()?);
+    /// let both = probes_lib::ValueHistogram::of_processes([&one[..], &other[..]]);
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    pub fn of_processes<'h>(
+        each: impl IntoIterator<Item = &'h [ValueHistogram]>,
+    ) -> Vec<ValueHistogram> {
+        let mut all: Vec<ValueHistogram> = Vec::new();
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        for histogram in each.into_iter().flatten() {
+            let place = *places.entry(&histogram.name).or_insert(all.len());
+            match all.get_mut(place) {
+                Some(sum) => sum.add(histogram),
+                None => all.push(ValueHistogram {
+                    function: None,
+                    ..histogram.clone()
+                }),
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, other: &ValueHistogram) {
+        self.untyped = self.untyped.saturating_add(other.untyped);
+        self.sum = self.sum.and_then(|sum| sum.checked_add(other.sum?));
+        self.extremes = match (self.extremes, other.extremes) {
+            (Some((least, most)), Some((low, high))) => Some((least.min(low), most.max(high))),
+            (one, other) => one.or(other),
+        };
+        self.buckets.extend(&other.buckets);
+        // What is below a range comes first, as `None` does.
+        self.buckets.sort_by_key(|it| it.least);
+        let mut joined: Vec<ValueBucket> = Vec::new();
+        for bucket in self.buckets.drain(..) {
+            match joined.last_mut() {
+                Some(last)
+                    if last
+                        .most
+                        .is_none_or(|most| bucket.least.is_none_or(|it| it <= most)) =>
+                {
+                    // What is above a range has no end.
+                    last.most = last
+                        .most
+                        .zip(bucket.most)
+                        .map(|(one, other)| one.max(other));
+                    last.count = last.count.saturating_add(bucket.count);
+                }
+                _ => joined.push(bucket),
+            }
+        }
+        self.buckets = joined;
+    }
+
     /// Returns the name of the probe or function.
     pub fn name(&self) -> &str {
         &self.name
@@ -399,6 +457,44 @@ mod tests {
         let all = histogram(&[most, most - 5, 12], true, range);
         assert_eq!((all.sum(), all.count()), (None, 3));
         assert!(all.mean().is_some());
+    }
+
+    #[test]
+    fn histograms_of_processes_add_up() {
+        let range: Option<Linear> = "0,100,10".parse().ok();
+        for linear in [None, range] {
+            let (one, other) = ([-5000, 7, 12, 1 << 20], [7, 13, 99, (1 << 20) + 5, 1 << 33]);
+            let each = [&one[..], &other].map(|it| [histogram(it, true, linear)]);
+            let sum = ValueHistogram::of_processes(each.iter().map(|it| &it[..]));
+            let both: Vec<i128> = one.into_iter().chain(other).collect();
+            let expected = histogram(&both, true, linear);
+            assert_eq!(sum.len(), 1);
+            assert_eq!(sum[0].buckets(), expected.buckets());
+            assert_eq!((sum[0].sum(), sum[0].count()), (expected.sum(), 9));
+            assert_eq!(sum[0].extremes, expected.extremes);
+        }
+    }
+
+    #[test]
+    fn wider_buckets_of_a_process_are_kept() {
+        let with = |buckets: &[(i128, i128, u64)]| ValueHistogram {
+            buckets: buckets
+                .iter()
+                .map(|(least, most, count)| ValueBucket {
+                    least: Some(*least),
+                    most: Some(*most),
+                    count: *count,
+                })
+                .collect(),
+            ..histogram(&[], true, None)
+        };
+        let narrow = [with(&[(0, 0, 1), (2, 3, 2), (6, 7, 3), (8, 9, 4)])];
+        let wide = [with(&[(0, 0, 10), (4, 7, 20), (8, 11, 30)])];
+        let both = with(&[(0, 0, 11), (2, 3, 2), (4, 7, 23), (8, 11, 34)]);
+        for each in [[&narrow[..], &wide], [&wide, &narrow]] {
+            let sum = ValueHistogram::of_processes(each);
+            assert_eq!(sum[0].buckets(), both.buckets());
+        }
     }
 
     #[test]

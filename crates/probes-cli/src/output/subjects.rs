@@ -1,0 +1,45 @@
+//! Which processes an answer is about, in the shape of the JSON output.
+
+use std::borrow::Cow;
+
+use probes_lib::Target;
+use serde::Serialize;
+
+/// One process, or several.
+#[derive(Serialize)]
+pub(super) struct Subjects<'t> {
+    /// `None` of several processes.
+    pub(super) pid: Option<i32>,
+    program: Option<Cow<'t, str>>,
+    /// Empty of one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    processes: Vec<Subject<'t>>,
+}
+
+/// One of several processes.
+#[derive(Serialize)]
+struct Subject<'t> {
+    pid: i32,
+    program: Cow<'t, str>,
+}
+
+impl<'t> Subjects<'t> {
+    pub(super) fn of(targets: &'t [Target]) -> Subjects<'t> {
+        if let [target] = targets {
+            return Subjects {
+                pid: Some(target.pid()),
+                program: Some(target.program().to_string_lossy()),
+                processes: Vec::new(),
+            };
+        }
+        let processes = targets.iter().map(|target| Subject {
+            pid: target.pid(),
+            program: target.program().to_string_lossy(),
+        });
+        Subjects {
+            pid: None,
+            program: None,
+            processes: processes.collect(),
+        }
+    }
+}
