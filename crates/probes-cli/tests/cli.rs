@@ -62,6 +62,8 @@ mod job_control; // trace on a terminal, with and without -wait
 mod latency; // times between probes of running programs
 #[path = "cli/latency_over.rs"]
 mod latency_over; // slow ones of them, one by one
+#[path = "cli/latency_several.rs"]
+mod latency_several; // of several processes together
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
 #[path = "cli/list_usdt.rs"]

@@ -9,17 +9,20 @@ use probes_lib::{Functions, Observer, Target};
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
 use super::picture_file::PictureFile;
+use super::several::{self, SeveralObservations};
 use super::slow_pairs::SlowPairs;
 use super::uncounted::warn_of_uncounted;
 use super::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OneProcess, OutputFlags, SeccompFlag, TakeOver, TimedFlags, duration,
+    Checked, DurationFlag, OutputFlags, SeccompFlag, TakeOver, TargetSelection, TimedFlags,
+    duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{self, FunctionSources, Latencies, LatencyReading, WarningKind};
+use crate::usage::UsageError;
 
 const HELP: &str = "\
 Measures latencies inside the process, whether the probes are enabled or not: a STOP ends the last
@@ -53,6 +56,10 @@ be read, some are not shown; a warning says how many. With -fn, so is each call,
 with the arguments as far as their number is known: ints, and of anything else its address at that time. If it ends
 with a jump to another function in tail position, there is no RESULT. With -self, too, it is the whole call that takes so long.
 
+With several processes, of -pid and -name, the times of each pair in all of them are together; with -by pid,
+those of each process by itself, in lines that end with PID START,STOP. A process that exits keeps its times,
+and the others go on. -fn, -gc and -over are for one process.
+
 With -fn it times the calls of functions of any native program, with or without probes, from entry to
 exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those without
 calls are left out. In plain format,
@@ -80,11 +87,13 @@ which there was no room are those of `other`. After a tail call, CALLER is that 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
     ocaml-probes latency -pid N -pair START,STOP [FLAGS]
+       ocaml-probes latency -pid N -pid M -pair START,STOP [FLAGS]
+       ocaml-probes latency -name RE -pair START,STOP [FLAGS]
        ocaml-probes latency -pid N -fn GLOBS [FLAGS]")]
 #[command(after_help = HELP, next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    process: OneProcess,
+    selection: Checked<TargetSelection>,
     #[command(flatten)]
     timed: Checked<TimedFlags>,
     #[command(flatten)]
@@ -107,8 +116,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(svg) = &args.svg {
         args.output.refuse_to_overwrite("-svg", svg)?;
     }
-    let output = &args.output.open()?.with_pid(args.process.pid);
-    let (pid, messages) = (args.process.pid, &output.messages);
+    let output = &args.output.open()?;
+    let pids = args.selection.pids(&output.messages)?;
+    let (&[pid], false) = (
+        &pids[..],
+        args.selection.is_by_name() || args.timed.by_pid(),
+    ) else {
+        return run_of_several(args, &pids, output);
+    };
+    let output = &output.clone().with_pid(pid);
+    let messages = &output.messages;
     let target = open_to_observe(pid, args.timed.needs_probes(), messages)?;
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
@@ -182,7 +199,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     if let Some((latencies, lasted)) = total {
         let slow = slow_pairs.as_mut().map(|it| it.text(&latencies));
-        let latencies = Latencies::new(&target, &latencies, lasted, &sources);
+        let targets = std::slice::from_ref(&target);
+        let latencies = Latencies::new(targets, &latencies, lasted, &sources);
         let figures = output::latencies(output.format, &latencies);
         let text = slow.unwrap_or_else(|| Ok(String::new()));
         outcome.print(output, text.and_then(|text| Ok(text + &figures?)));
@@ -199,6 +217,64 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     outcome.finish(&output.messages)
+}
+
+/// Times pairs of several processes.
+fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
+    let one = |message| Err(Failure::Usage(UsageError::new(Some("latency"), message)));
+    if args.timed.has_functions() {
+        return one(
+            "-fn and -gc are for one process: functions of several processes are not timed together",
+        );
+    }
+    if args.timed.shows_slow_pairs() {
+        return one(
+            "-over is for one process: slow pairs of several processes are not shown together",
+        );
+    }
+    let (targets, failures) = several::open(&args.selection, pids, true, output);
+    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let display = Display::new(output, args.interval)?;
+    let active = SeveralObservations::begin(
+        targets,
+        &args.timed.observation(),
+        args.seccomp.options(args.take_over.options()),
+        args.until.duration,
+        failures,
+        output,
+    )?;
+    let sources = FunctionSources::default();
+    let of_all = |each: &[_]| LatencyReading::of_processes(each, args.timed.by_pid());
+    let outcome = active.run(
+        display,
+        LatencyReading::of,
+        |report| LatencyReading::last(report.latencies, Vec::new(), &report.counts),
+        |targets, each, shown, interruptible| {
+            let reading = of_all(each);
+            let so_far = Latencies::new(targets, &reading, shown.at, &sources).so_far();
+            if let Some(table) = shown.table {
+                return table.redraw(&so_far.table(), &shown.gaps, interruptible);
+            }
+            let text = output::latencies(output.format, &so_far);
+            text.and_then(|text| interruptible.write(&text))
+        },
+    );
+    if outcome.last.is_empty() {
+        return outcome.finish(output, Ok(String::new()));
+    }
+    let (reading, lasted) = (of_all(&outcome.last), outcome.lasted);
+    let targets = outcome.targets.clone();
+    let latencies = Latencies::new(&targets, &reading, lasted, &sources);
+    let text = output::latencies(output.format, &latencies);
+    let written = picture_file.map_or(Ok(()), |file| file.write(&latencies.picture()));
+    let (lines, sum) = latencies.sum();
+    output.sum_up(&output.messages, lines, || sum);
+    let was_read = outcome.was_read;
+    let finished = outcome.finish(output, text);
+    if was_read {
+        warn_of_interleaved(&output.messages, &latencies);
+    }
+    finished.and(written)
 }
 
 /// Warns of calls that were not timed, which may be most of them.
@@ -242,7 +318,11 @@ struct Timing<'t> {
     shown_at: Duration,
 }
 
-impl Timing<'_> {
+impl<'t> Timing<'t> {
+    fn targets(&self) -> &'t [Target] {
+        std::slice::from_ref(self.target)
+    }
+
     /// Shows a reading, and keeps it, even if it could not be written.
     fn show(
         &mut self,
@@ -250,7 +330,7 @@ impl Timing<'_> {
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (latencies, at) = (shown.reading, shown.at);
-        let so_far = Latencies::new(self.target, &latencies, at, self.sources).so_far();
+        let so_far = Latencies::new(self.targets(), &latencies, at, self.sources).so_far();
         let next = if let Some(table) = shown.table {
             table.redraw(&so_far.table(), &shown.gaps, interruptible)
         } else {
@@ -275,7 +355,7 @@ impl Timing<'_> {
         let mut text = slow_pairs.text(&latencies)?;
         if interval.is_some_and(|interval| at >= self.shown_at.saturating_add(interval)) {
             self.shown_at = at;
-            let so_far = Latencies::new(self.target, &latencies, at, self.sources).so_far();
+            let so_far = Latencies::new(self.targets(), &latencies, at, self.sources).so_far();
             text += &output::latencies(self.output.format, &so_far)?;
         }
         self.last = Some((latencies, at));

@@ -499,8 +499,12 @@ impl<'l> Recorder<'l> {
             if self.wanted.over.is_given() {
                 failures.add(self.slow_pairs.text(&reading).and_then(print));
             }
-            let latencies =
-                Latencies::new(self.target, &reading, lasted, &FunctionSources::default());
+            let latencies = Latencies::new(
+                std::slice::from_ref(self.target),
+                &reading,
+                lasted,
+                &FunctionSources::default(),
+            );
             failures.add(output::latencies(format, &latencies).and_then(print));
             warn_of_interleaved(&self.output.messages, &latencies);
             warn_of_lost_calls(&self.output.messages, &latencies);

@@ -22,15 +22,16 @@ pub(crate) struct TimedFlags {
     /// Time functions without the calls that they make of other timed ones
     #[arg(id = "self", long)]
     of_self: bool,
-    /// Tell the callers of timed functions apart
-    #[arg(id = "by", long, value_name = "caller")]
+    /// Distinguish callers, or processes
+    #[arg(id = "by", long, value_name = "KEY")]
     by: Option<Key>,
 }
 
-/// By what the calls of a function are distinguished.
+/// By what calls or pairs are distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Key {
     Caller,
+    Pid,
 }
 
 /// The checked form of [`TimedFlags`].
@@ -43,6 +44,7 @@ pub(crate) struct Timed {
     functions: Vec<FunctionSelector>,
     of_self: bool,
     by_caller: bool,
+    by_pid: bool,
 }
 
 impl Flags for TimedFlags {
@@ -56,12 +58,17 @@ impl Flags for TimedFlags {
             functions: self.functions.selectors()?,
             of_self: self.of_self,
             by_caller: self.by == Some(Key::Caller),
+            by_pid: self.by == Some(Key::Pid),
         };
         if timed.pairs.is_empty() && timed.functions.is_empty() {
             return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
         }
         if timed.of_self && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
+        }
+        if timed.by_pid && !timed.functions.is_empty() {
+            let why = "-by pid is for -pair: functions of several processes are not timed together";
+            return Err(why.to_owned());
         }
         if timed.by_caller && timed.functions.is_empty() {
             return Err("-by caller is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
@@ -84,6 +91,11 @@ impl Timed {
     /// Whether the callers of functions are distinguished.
     pub(crate) fn by_caller(&self) -> bool {
         self.by_caller
+    }
+
+    /// Whether processes are distinguished.
+    pub(crate) fn by_pid(&self) -> bool {
+        self.by_pid
     }
 
     /// Whether slow pairs are shown one by one.

@@ -3,7 +3,6 @@
 
 mod functions;
 
-use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use self::functions::TimedFunctions;
 use super::bars;
 use super::format::{VERSION, seconds, seconds_or_null};
 use super::function_sources::FunctionSources;
+use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
 use crate::text::{Escaped, join_first_few, number_of};
@@ -23,8 +23,8 @@ use crate::text::{Escaped, join_first_few, number_of};
 #[serde(tag = "type", rename = "latency")]
 pub(crate) struct Latencies<'l> {
     version: u32,
-    pid: i32,
-    program: Cow<'l, str>,
+    #[serde(flatten)]
+    processes: Subjects<'l>,
     /// The time since the observation began; `None` once it has ended.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
@@ -38,7 +38,8 @@ pub(crate) struct Latencies<'l> {
 
 /// What an observer has measured so far.
 pub(crate) struct LatencyReading {
-    pairs: Vec<Latency>,
+    /// If processes are distinguished, each with its pid.
+    pairs: Vec<(Option<i32>, Latency)>,
     functions: Vec<FunctionLatency>,
     refused: Vec<RefusedFunction>,
 }
@@ -46,15 +47,40 @@ pub(crate) struct LatencyReading {
 impl LatencyReading {
     pub(crate) fn of(observer: &mut Observer) -> Result<LatencyReading, probes_lib::Error> {
         Ok(LatencyReading {
-            pairs: observer.latencies()?,
+            pairs: of_one(observer.latencies()?),
             functions: observer.function_latencies()?,
             refused: observer.refused().to_vec(),
         })
     }
 
+    /// The pairs of several processes, by their pids: of each by itself if they are `distinguished`, else together.
+    pub(crate) fn of_processes(
+        each: &[(i32, LatencyReading)],
+        distinguished: bool,
+    ) -> LatencyReading {
+        let pairs = if distinguished {
+            let all = each.iter().flat_map(|(pid, reading)| {
+                let pairs = reading.pairs.iter();
+                pairs.map(|(_, pair)| (Some(*pid), pair.clone()))
+            });
+            all.collect()
+        } else {
+            let each = each.iter().map(|(_, reading)| -> Vec<Latency> {
+                reading.pairs.iter().map(|(_, it)| it.clone()).collect()
+            });
+            let each: Vec<Vec<Latency>> = each.collect();
+            of_one(Latency::of_processes(each.iter().map(|it| &it[..])))
+        };
+        LatencyReading {
+            pairs,
+            functions: Vec::new(),
+            refused: Vec::new(),
+        }
+    }
+
     /// The times of the pair with this index.
     pub(super) fn pair(&self, index: usize) -> Option<&Latency> {
-        self.pairs.get(index)
+        self.pairs.get(index).map(|(_, pair)| pair)
     }
 
     /// What it had measured when it ended.
@@ -64,11 +90,15 @@ impl LatencyReading {
         counts: &Counts,
     ) -> LatencyReading {
         LatencyReading {
-            pairs,
+            pairs: of_one(pairs),
             functions,
             refused: counts.refused().to_vec(),
         }
     }
+}
+
+fn of_one(pairs: Vec<Latency>) -> Vec<(Option<i32>, Latency)> {
+    pairs.into_iter().map(|pair| (None, pair)).collect()
 }
 
 /// A pair or a function, with its times.
@@ -101,6 +131,9 @@ pub(super) struct Summary {
 /// The times of a pair.
 #[derive(Debug, Serialize)]
 pub(super) struct Pair<'l> {
+    /// If processes are distinguished.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
     pub(super) start: &'l str,
     pub(super) stop: &'l str,
     #[serde(flatten)]
@@ -191,18 +224,21 @@ pub(super) struct Bucket {
 impl<'l> Latencies<'l> {
     /// The latencies that were measured in the time `seconds`; `sources` name the callers of functions.
     pub(crate) fn new(
-        target: &'l Target,
+        targets: &'l [Target],
         reading: &'l LatencyReading,
         seconds: Duration,
         sources: &FunctionSources,
     ) -> Latencies<'l> {
         Latencies {
             version: VERSION,
-            pid: target.pid(),
-            program: target.program().to_string_lossy(),
+            processes: Subjects::of(targets),
             at: None,
             seconds,
-            pairs: reading.pairs.iter().map(Pair::of).collect(),
+            pairs: reading
+                .pairs
+                .iter()
+                .map(|(pid, latency)| Pair::of(*pid, latency))
+                .collect(),
             functions: TimedFunctions::of(&reading.functions, &reading.refused, sources),
         }
     }
@@ -217,8 +253,10 @@ impl<'l> Latencies<'l> {
     pub(crate) fn cautions(&self) -> impl Iterator<Item = (String, &'static str)> {
         self.pairs.iter().filter_map(|pair| {
             let caution = pair.caution()?;
-            let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
-            Some((format!("{start},{stop}: {caution}"), pair.evidence.advice()))
+            Some((
+                format!("{}: {caution}", pair.name()),
+                pair.evidence.advice(),
+            ))
         })
     }
 
@@ -257,8 +295,7 @@ impl<'l> Latencies<'l> {
             }
             let _ = write!(text, "{}", pair.summary);
             let [starts, stops, lost] = pair.unmatched_and_lost();
-            let (start, stop) = (Escaped(pair.start), Escaped(pair.stop));
-            let _ = write!(text, " {starts} {stops} {lost} {start},{stop}");
+            let _ = write!(text, " {starts} {stops} {lost} {}", pair.name());
             match pair.trusted {
                 Some(true) => {}
                 Some(false) => {
@@ -295,7 +332,9 @@ impl<'l> Latencies<'l> {
             .iter()
             .all(|pair| pair.unmatched_and_lost() == [0; 3]);
         let are_trusted = self.pairs.iter().all(|pair| pair.trusted == Some(true));
-        let mut head = vec!["start", "stop", "count"];
+        let by_pid = self.pairs.iter().any(|pair| pair.pid.is_some());
+        let mut head = if by_pid { vec!["pid"] } else { Vec::new() };
+        head.extend(["start", "stop", "count"]);
         // Before the times: a narrow terminal cuts off the last columns.
         if !are_trusted {
             head.push("trusted");
@@ -309,11 +348,12 @@ impl<'l> Latencies<'l> {
             head.push("untyped");
         }
         let rows = self.pairs.iter().map(|pair| {
-            let mut cells = vec![
+            let mut cells: Vec<String> = pair.pid.iter().map(i32::to_string).collect();
+            cells.extend([
                 Escaped(pair.start).to_string(),
                 Escaped(pair.stop).to_string(),
                 pair.summary.count.to_string(),
-            ];
+            ]);
             if !are_trusted {
                 cells.push(match pair.trusted {
                     Some(true) => "yes".to_owned(),
@@ -365,7 +405,10 @@ impl<'l> Latencies<'l> {
     /// What has times: the pairs, then the functions.
     pub(super) fn subjects(&self) -> impl Iterator<Item = Subject<'_>> {
         let pairs = self.pairs.iter().map(|pair| Subject {
-            title: format!("{} to {}", pair.start, pair.stop),
+            title: match pair.pid {
+                Some(pid) => format!("{pid} {} to {}", pair.start, pair.stop),
+                None => format!("{} to {}", pair.start, pair.stop),
+            },
             summary: &pair.summary,
             caution: pair.caution(),
             buckets: &pair.buckets,
@@ -375,8 +418,9 @@ impl<'l> Latencies<'l> {
 }
 
 impl<'l> Pair<'l> {
-    fn of(latency: &'l Latency) -> Pair<'l> {
+    fn of(pid: Option<i32>, latency: &'l Latency) -> Pair<'l> {
         Pair {
+            pid,
             start: latency.start(),
             stop: latency.stop(),
             summary: Summary::of(latency),
@@ -387,6 +431,15 @@ impl<'l> Pair<'l> {
             trusted: latency.is_trusted(),
             untyped: latency.untyped(),
             buckets: buckets(latency.times()),
+        }
+    }
+
+    /// `req_start,req_end`, with the pid before it if processes are distinguished.
+    fn name(&self) -> String {
+        let (start, stop) = (Escaped(self.start), Escaped(self.stop));
+        match self.pid {
+            Some(pid) => format!("{pid} {start},{stop}"),
+            None => format!("{start},{stop}"),
         }
     }
 

@@ -6,7 +6,7 @@ use probes_lib::Target;
 use serde::Serialize;
 
 /// One process, or several.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 pub(super) struct Subjects<'t> {
     /// `None` of several processes.
     pub(super) pid: Option<i32>,
@@ -17,7 +17,7 @@ pub(super) struct Subjects<'t> {
 }
 
 /// One of several processes.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 struct Subject<'t> {
     pid: i32,
     program: Cow<'t, str>,

@@ -42,6 +42,39 @@ pub struct Latency {
 }
 
 impl Latency {
+    /// Returns the latencies of several processes together: those of each pair are added up. An event that starts in one process and
+    /// stops in another is in none.
+    ///
+    /// ```no_run
+    /// # let (one, other): (probes_lib::Observer, probes_lib::Observer) = unimplemented!();
+    /// let (one, other) = (one.latencies()?, other.latencies()?);
+    /// let both = probes_lib::Latency::of_processes([&one[..], &other[..]]);
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    pub fn of_processes<'l>(each: impl IntoIterator<Item = &'l [Latency]>) -> Vec<Latency> {
+        let mut all: Vec<Latency> = Vec::new();
+        for latency in each.into_iter().flatten() {
+            let is_it =
+                |it: &&mut Latency| (&it.start, &it.stop) == (&latency.start, &latency.stop);
+            match all.iter_mut().find(is_it) {
+                Some(sum) => sum.add(latency),
+                None => all.push(latency.clone()),
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, other: &Latency) {
+        self.times.add(&other.times);
+        let add = |to: &mut u64, number: u64| *to = to.saturating_add(number);
+        add(&mut self.unmatched_starts, other.unmatched_starts);
+        add(&mut self.unmatched_stops, other.unmatched_stops);
+        add(&mut self.dropped, other.dropped);
+        add(&mut self.interleaved, other.interleaved);
+        add(&mut self.doubtful, other.doubtful);
+        add(&mut self.untyped, other.untyped);
+    }
+
     /// Returns the name of the probe at which times start.
     pub fn start(&self) -> &str {
         &self.start
@@ -364,6 +397,56 @@ mod tests {
         }
         let names = ("a".to_owned(), "b".to_owned());
         assert_eq!(Latency::of(&names, &data(&pair), 1.0).interleaved(), 56);
+    }
+
+    #[test]
+    fn latencies_of_processes_add_up() {
+        let of = |ticks: &[u64], stop: &str| {
+            let mut pair = vec![0; PAIR_LEN as usize];
+            let histograms_offset = PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN;
+            for ticks in ticks {
+                let at = histograms_offset + 8 * histogram::bucket(*ticks);
+                let before = pair[at as usize];
+                put(&mut pair, at, u64::from(before) + 1);
+            }
+            let fields = [
+                (slot::SUM, ticks.iter().sum()),
+                (slot::MAX, ticks.iter().copied().max().unwrap_or(0)),
+                (slot::DEPTH, 1),
+                (slot::UNMATCHED_STOPS, 2),
+                (slot::OVERWRITTEN_STARTS, 3),
+                (slot::DOUBTFUL, 4),
+                (slot::OTHER_FRAME, 5),
+                (slot::UNTYPED, 6),
+            ];
+            for (field, number) in fields {
+                put(&mut pair, HEADER_LEN + field, number);
+            }
+            Latency::of(&("a".to_owned(), stop.to_owned()), &data(&pair), 1.0)
+        };
+        let one = [of(&[100, 100, 7], "b"), of(&[], "c")];
+        let other = [of(&[5_000_000, 100], "b"), of(&[9], "c")];
+        for each in [[&one[..], &other], [&other, &one]] {
+            let [b, c] = &Latency::of_processes(each)[..] else {
+                panic!("{each:?}");
+            };
+            assert_eq!((b.count(), b.sum().as_nanos()), (5, 5_000_307));
+            let times: Vec<_> = b
+                .times()
+                .map(|(time, many)| (time.as_nanos(), many))
+                .collect();
+            assert_eq!(times, [(7, 1), (100, 3), (5_000_000, 1)]);
+            assert_eq!((c.count(), c.max().as_nanos()), (1, 9));
+            let figures = [
+                b.unmatched_starts,
+                b.unmatched_stops,
+                b.dropped,
+                b.doubtful,
+                b.interleaved,
+                b.untyped,
+            ];
+            assert_eq!(figures, [2, 4, 6, 8, 10, 12]);
+        }
     }
 
     #[test]

@@ -62,6 +62,24 @@ impl Times {
         })
     }
 
+    /// Adds other times.
+    pub(super) fn add(&mut self, other: &Times) {
+        let (mut all, fewer) = if self.longest < other.longest {
+            (other.histogram.clone(), &self.histogram)
+        } else {
+            (self.histogram.clone(), &other.histogram)
+        };
+        // There is room for the longest.
+        for it in fewer.iter_recorded() {
+            all.saturating_record_n(it.value_iterated_to(), it.count_at_value());
+        }
+        *self = Times {
+            histogram: all,
+            sum: self.sum.saturating_add(other.sum),
+            longest: self.longest.max(other.longest),
+        };
+    }
+
     /// Returns the times that are counted in buckets of this `precision` ([`histogram::times_of`]), given as bucket and count;
     /// `longest` and `sum` are in ticks, which are `nanoseconds` long. Without a sum, it is that of the middles of the buckets.
     pub(super) fn of(
