@@ -35,18 +35,18 @@ pub(crate) fn observing_with<W: AsRef<OsStr>>(
 }
 
 fn observing_by(tool: &mut Command, pid: i32) -> Talker {
-    let tool = Talker::spawn(tool.args(["-pid", &pid.to_string()]));
-    until_observed(pid);
-    tool
-}
-
-/// Waits until a process is observed.
-pub(crate) fn until_observed(pid: i32) {
+    let mut tool = Talker::spawn(tool.args(["-pid", &pid.to_string()]));
     // Sites are patched last, after memory is mapped: once `info` reports them, the tool observes.
     eventually("its sites are observed", || {
         let info = run(&format!("info -pid {pid}"));
-        info.stderr.contains("observed").then_some(())
+        if info.stderr.contains("observed") {
+            return Some(());
+        }
+        let ended = tool.guard().child().try_wait().unwrap();
+        assert_eq!(ended, None, "the tool ended; `info` says {}", info.stderr);
+        None
     });
+    tool
 }
 
 pub(crate) fn end(mut tool: Talker, signal: Signal) -> Vec<String> {

@@ -8,7 +8,6 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Talker, eventually, fixture_forms, program_forms};
 
-use crate::count::until_observed;
 use crate::count_functions::{Observing, observing, trace};
 use crate::support::{command, is_observed, object, run};
 
@@ -343,19 +342,11 @@ fn program_outlives_its_killed_watcher() {
     for file in fixture_forms("passing") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let mut tool = Talker::spawn(command(["watch", "-pid", &pid.to_string()]).args([
-            "-args",
-            "6",
-            "-fn",
-            "numbers,texts,scales",
-            "-fields",
-            "name",
-        ]));
-        until_observed(pid);
+        let flags = "-args 6 -fn numbers,texts,scales -fields name";
+        let mut tool = observing("watch", flags, pid);
         target.ask("pass 1 1", "passed");
         assert_eq!(tool.line().unwrap(), "numbers");
-        kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
-        tool.guard().wait();
+        tool.kill();
         target.ask("pass 4 2000", "passed");
         let info = run(&format!("info -pid {pid}"));
         assert!(info.stderr.contains("3 functions"), "{info:?}");
