@@ -3,7 +3,7 @@
 set -eu
 cd "$1"
 
-for program in terminating service handlers init threads newborn overflow interleaved requests waiting shown compound parked twolibs many calls backtraces; do
+for program in terminating service handlers init threads newborn overflow interleaved requests waiting shown compound parked twolibs many calls backtraces stacks; do
   readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
   readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
 done

@@ -23,6 +23,7 @@ mod ps;
 mod redraw;
 mod several;
 mod slow_pairs;
+mod stack;
 mod top;
 mod trace;
 mod trace_observe;
@@ -64,6 +65,8 @@ pub(crate) enum Command {
     Watch(watch::Args),
     /// Show the pauses of the garbage collector of a running process, and what it allocates
     Gc(gc::Args),
+    /// Show what all threads of a running process do now: their stacks, and what they wait for
+    Stack(stack::Args),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
     /// Show how often probes are hit or functions called, updated continuously; enable and disable probes by key
@@ -87,6 +90,7 @@ impl Command {
             Command::Latency(args) => args.output.messages,
             Command::Watch(args) => args.output.messages,
             Command::Gc(args) => args.output.messages,
+            Command::Stack(args) => args.output.messages,
             Command::Observe(args) => args.output.messages,
             Command::Top(args) => *args.messages,
             Command::Ps(args) => args.output.messages,
@@ -103,6 +107,7 @@ impl Command {
             | Command::Hist(_)
             | Command::Latency(_)
             | Command::Watch(_)
+            | Command::Stack(_)
             | Command::Observe(_)
             | Command::Top(_) => true,
             Command::Info(_)
@@ -128,6 +133,7 @@ impl Command {
             Command::Latency(args) => latency::run(&args),
             Command::Watch(args) => watch::run(&args),
             Command::Gc(args) => gc::run(&args),
+            Command::Stack(args) => stack::run(&args),
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),

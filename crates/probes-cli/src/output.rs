@@ -19,6 +19,7 @@ mod plain;
 mod refused;
 mod released;
 mod slow_pairs;
+mod stacks;
 mod subjects;
 mod svg;
 mod table;
@@ -43,6 +44,7 @@ pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
 pub(crate) use released::Released;
 pub(crate) use slow_pairs::SlowPairs;
+pub(crate) use stacks::ThreadStacks;
 pub(crate) use usdt::{SiteSources, UsdtListing};
 pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
 

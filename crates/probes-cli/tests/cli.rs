@@ -86,6 +86,10 @@ mod release_build; // no injection of faults without its feature
 mod restore; // `attach -for` and `attach -live`
 #[path = "cli/several_processes.rs"]
 mod several_processes; // several processes at once
+#[path = "cli/stack.rs"]
+mod stack; // stacks of all threads
+#[path = "cli/stacks.rs"]
+mod stacks; // what `stack -json` says
 #[path = "cli/streams.rs"]
 mod streams; // stdout and stderr: closed pipes, terminals, colours, -quiet, -verbose
 #[path = "cli/system_calls.rs"]

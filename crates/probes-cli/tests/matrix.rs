@@ -38,5 +38,10 @@ mod effects;
 mod events;
 #[path = "matrix/gc.rs"]
 mod gc;
+#[path = "cli/stacks.rs"]
+#[allow(dead_code, reason = "some of it is only for the tests in tests/cli")]
+mod json_stacks;
 #[path = "matrix/observe.rs"]
 mod observe;
+#[path = "matrix/stacks.rs"]
+mod stacks;

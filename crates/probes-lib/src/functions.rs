@@ -514,6 +514,19 @@ impl Functions {
         })
     }
 
+    /// Returns the file of a process that has code at this address, and where it is loaded.
+    pub(crate) fn object_at(&self, address: LiveAddr) -> Option<(&FunctionObject, LoadBias)> {
+        self.objects.iter().find_map(|object| {
+            let bias = object.bias?;
+            let FileAddr(at) = bias.file(address);
+            let mut segments = object.elf.loaded();
+            let has_it = segments.any(|segment| {
+                segment.executable && at.wrapping_sub(segment.start.0) < segment.len
+            });
+            has_it.then_some((object, bias))
+        })
+    }
+
     /// Returns the files whose notes were needed and could not be read. Their functions are known nevertheless.
     pub(crate) fn unreadable_notes(&self) -> Vec<UnreadableObject> {
         let mut named = HashSet::new();

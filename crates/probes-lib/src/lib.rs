@@ -82,12 +82,14 @@ mod process;
 mod runtime_events;
 mod select;
 mod site;
+mod stacks;
 mod survey;
 mod sys;
 mod target;
 #[cfg(test)]
 mod testing;
 mod trace;
+mod unwind;
 mod update;
 mod usdt;
 
@@ -146,6 +148,12 @@ pub use runtime_events::{
     CustomBytes, DomainPauses, GcPause, GcPauses, GcTimes, PausePhase, RingEntry, RuntimeEventKind,
     RuntimeEvents, UserValue,
 };
+
+// Stacks: what the threads of a process do now.
+pub use stacks::{
+    StackFrame, StackReport, Stacks, SystemCall, ThreadRole, ThreadStack, ThreadState, WaitsFor,
+};
+pub use unwind::StackEnd;
 
 // Patches: where a jump to a trampoline can be put in any code.
 pub use patch_plan::code::Code;

@@ -217,7 +217,7 @@ impl Process {
         self.is_exiting_in(&format!("task/{tid}"))
     }
 
-    fn is_exiting_in(&self, folder: &str) -> bool {
+    pub(crate) fn is_exiting_in(&self, folder: &str) -> bool {
         match self.read(&format!("{folder}/stat")) {
             Ok(stat) => status::is_exiting(&stat),
             Err(error) => is_gone(&error),

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{Flock, FlockArg};
 
 pub mod container;
+pub mod gdb;
 mod inherited;
 pub mod process;
 mod scratch;

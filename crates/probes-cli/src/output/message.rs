@@ -59,6 +59,10 @@ pub(crate) enum WarningKind {
     UnreadableHold,
     /// It cannot be recorded that this command holds probes.
     UnrecordedHold,
+    /// Stacks of threads were not read.
+    UnreadStacks,
+    /// Stacks end before their outermost frames, or frames were guessed.
+    CutStacks,
 }
 
 #[derive(Serialize)]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::support::golden_file;
 
 /// The sections of docs/promises.md, in order.
-const SECTIONS: [&str; 21] = [
+const SECTIONS: [&str; 22] = [
     "Stopping and resuming",
     "Signals",
     "All or nothing",
@@ -34,6 +34,7 @@ const SECTIONS: [&str; 21] = [
     "Bad input",
     "Functions",
     "Runtime events",
+    "Stacks",
 ];
 
 const INTRODUCTION: &str = "\

@@ -3,13 +3,11 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Talker, eventually, fixture_forms, program_forms};
 
 use crate::count_functions::{Observing, observing, trace};
-use crate::support::{command, is_observed, object, run};
+use crate::support::{is_observed, object, run};
 
 /// Starts `watch` with these fields: the name, and the arguments.
 fn watching(flags: &str, pid: i32) -> Observing {

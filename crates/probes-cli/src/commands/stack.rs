@@ -1,0 +1,97 @@
+//! `stack`: what all threads of a process do now.
+
+use probes_lib::{StackReport, Stacks};
+
+use crate::failure::Failure;
+use crate::flags::{Checked, OneProcess, OutputFlags};
+use crate::output::{ThreadStacks, WarningKind};
+use crate::text::number_of;
+
+const HELP: &str = "\
+Reads the stacks of blocked threads while they are blocked, and stops the process once for those that run: for
+about 50 us each, not at all with -live. Nothing has to be compiled in: no frame pointers, no debugging information.
+In plain format, it prints for each thread
+    thread TID ROLE running|blocked|waiting|stopped SYSTEM_CALL KERNEL_FUNCTION complete|guessed|cut|unread NAME
+and then its frames, the innermost first, `-` for what is not known:
+    frame ADDRESS FUNCTION OBJECT FILE:LINE
+ROLE is main, domain, systhread, tick (has systhreads take turns), backup (of a domain) or other. Of a blocked thread
+    waits for file descriptor 5 (/tmp/fifo)
+may follow. A stack is complete if it reaches to the code that the thread began with; if it is cut, its last line says
+why; if it is guessed, a frame was found by searching the stack, because a register was not known. docs/profile.md
+says more.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes stack -pid N [FLAGS]", after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    process: OneProcess,
+    /// Stop nothing: threads that are running are shown without frames
+    #[arg(long)]
+    live: bool,
+    #[command(flatten)]
+    pub(super) output: Checked<OutputFlags>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let pid = args.process.pid;
+    let output = &args.output.open()?.with_pid(pid);
+    let of_process = Failure::of_process(pid);
+    let mut stacks = Stacks::of_process(pid).map_err(&of_process)?;
+    let report = stacks.read(args.live).map_err(&of_process)?;
+    output.begin()?;
+    if let Some(stopped) = report.stopped {
+        let time = stopped.as_micros();
+        output.messages.note(&format!("stopped {time} us"));
+    }
+    let shown = ThreadStacks::new(pid, stacks.program(), &report);
+    output.print_result(&shown.text(output.format)?)?;
+    let unreadable: Vec<String> = stacks
+        .unreadable()
+        .map(|path| path.display().to_string())
+        .collect();
+    warn(&report, args.live, &unreadable, output);
+    Ok(())
+}
+
+/// Says which stacks are not what they should be, and why.
+fn warn(
+    report: &StackReport,
+    is_live: bool,
+    unreadable: &[String],
+    output: &crate::destination::Output,
+) {
+    let count = |is_so: &dyn Fn(&probes_lib::ThreadStack) -> bool| {
+        let threads = report.threads.iter();
+        threads.filter(|thread| is_so(thread)).count()
+    };
+    let unread = count(&|thread| thread.end.is_none());
+    if unread > 0 {
+        let (why, remedy) = match &report.not_stopped {
+            Some(error) => (error.to_string(), "try again, or stop what traces it"),
+            None if is_live => (
+                "they were running, and -live stops nothing".to_owned(),
+                "without -live, they are stopped for some 50 us",
+            ),
+            None => ("they have exited meanwhile".to_owned(), "try again"),
+        };
+        let threads = number_of(unread, "thread");
+        let text = format!("{threads} without frames: {why}");
+        output
+            .messages
+            .warning(WarningKind::UnreadStacks, &text, remedy);
+    }
+    let cut = count(&|thread| thread.end.is_some() && !thread.is_complete());
+    if cut > 0 {
+        let stacks = number_of(cut, "stack");
+        let why = match unreadable {
+            [] => String::new(),
+            paths => format!("; these files could not be read: {}", paths.join(", ")),
+        };
+        output.messages.warning(
+            WarningKind::CutStacks,
+            &format!("{stacks} cut or guessed{why}"),
+            "the last line of each says why",
+        );
+    }
+}

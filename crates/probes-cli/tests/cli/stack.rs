@@ -1,0 +1,188 @@
+//! `stack`: the stacks of all threads of a process, and what they wait for.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::{
+    Guard, Scratch, Talker, eventually, fixture, fixture_forms, gdb, program_forms,
+};
+
+use crate::stacks::{addresses, functions, read, read_when};
+use crate::support::run;
+
+/// The threads that wait in `blocked.c`, and what each calls last.
+const BLOCKED: [(&str, &str); 7] = [
+    ("waits", "waits"),
+    ("in_alloca", "waits"),
+    ("leaf_in_alloca", "leaf_in_alloca"),
+    ("in_handler", "waits"),
+    ("on_other_stack", "waits"),
+    ("sorts", "waits"),
+    ("sleeps", "sleeps"),
+];
+
+/// Starts its threads; returns them by their names once they wait.
+fn blocked(target: &mut Talker, flags: &str) -> BTreeMap<String, Value> {
+    target.ask("block", "blocked");
+    let waits = |thread: &Value| {
+        let calls = ["read", "clock_nanosleep"].map(Value::from);
+        calls.contains(&thread["system_call"]["name"])
+    };
+    let threads = read_when(target.pid(), flags, |threads| {
+        let waiting = threads.iter().filter(|thread| waits(thread));
+        waiting.count() == BLOCKED.len() + 1
+    });
+    let name = |thread: Value| (thread["name"].as_str().unwrap().to_owned(), thread);
+    threads.into_iter().map(name).collect()
+}
+
+// promise: Stacks: The stacks of threads of a C program without frame pointers are those of gdb, to their outermost frames, whatever
+//    they wait in: in signal handlers, on other stacks, in frames with alloca(3), or running (2 × 9 threads)
+#[test]
+fn stacks_of_c_are_those_of_gdb() {
+    for file in fixture_forms("blocked") {
+        let mut target = Talker::start(&file);
+        let threads = blocked(&mut target, "");
+        let expected = gdb::stacks(target.pid());
+        assert_eq!(threads.len(), 9);
+        for (name, innermost) in BLOCKED {
+            let thread = &threads[name];
+            assert_eq!(thread["stack"], "complete", "{name}");
+            let functions = functions(thread);
+            let own = functions.iter().position(|it| it == innermost).unwrap();
+            let rest = &functions[own..];
+            assert_eq!(rest.iter().filter(|it| *it == "deep").count(), 5, "{name}");
+            assert!(rest.contains(&name.to_owned()) && rest.contains(&"begin".to_owned()));
+            let tid = thread["tid"].as_i64().unwrap() as i32;
+            assert_eq!(addresses(thread), expected[&tid], "{name}");
+        }
+        let spins = &threads["spins"];
+        assert_eq!(
+            (&spins["state"], &spins["stack"]),
+            (&"running".into(), &"complete".into())
+        );
+        assert_eq!(functions(spins)[..2], ["spins", "deep"]);
+        assert_eq!(threads["in_handler"]["system_call"]["descriptor"], 3);
+        assert_eq!(threads["sleeps"]["system_call"]["waits_for"], "the time");
+    }
+}
+
+// promise: Stacks: With -live, nothing is stopped, and what is guessed or not read for that reason is said to be so (2 × 9 threads)
+#[test]
+fn live_stacks_say_what_they_lack() {
+    for file in fixture_forms("blocked") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let threads = blocked(&mut target, " -live");
+        let expected = gdb::stacks(pid);
+        for (name, _) in BLOCKED {
+            let thread = &threads[name];
+            let stack = if name.ends_with("alloca") {
+                "guessed"
+            } else {
+                "complete"
+            };
+            assert_eq!(thread["stack"], stack, "{name}");
+            let tid = thread["tid"].as_i64().unwrap() as i32;
+            assert_eq!(addresses(thread), expected[&tid], "{name}");
+        }
+        assert_eq!(threads["spins"]["stack"], "unread");
+        let said = run(&format!("stack -live -pid {pid} -format table")).stderr;
+        assert_eq!(
+            said,
+            "ocaml-probes: warning: 1 thread without frames: they were running, and -live stops nothing\n\
+             hint: without -live, they are stopped for some 50 us\n\
+             ocaml-probes: warning: 2 stacks cut or guessed\n\
+             hint: the last line of each says why\n"
+        );
+    }
+}
+
+// promise: Stacks: The stacks of OCaml 4 are those of gdb through callbacks, exceptions, finalisers, signal handlers and the C code of
+//    the runtime, and have names and lines in stripped programs too (3 programs of 9 threads)
+#[test]
+fn stacks_of_ocaml_are_those_of_gdb() {
+    let scratch = Scratch::new();
+    let mut files = program_forms("stacks").to_vec();
+    let stripped = scratch.file("stripped");
+    let mut strip = Command::new("strip");
+    let strip = strip.arg("-o").arg(&stripped).arg(&files[0]);
+    assert!(strip.status().unwrap().success());
+    files.push(stripped);
+    for file in files {
+        let mut target = Talker::start(&file);
+        target.ask("wait", "waits");
+        crate::stacks::check_waiting(
+            target.pid(),
+            &[
+                "plain",
+                "callback",
+                "in_alloca",
+                "arguments",
+                "raised",
+                "library",
+                "finaliser",
+            ],
+            "Stacks",
+            |_| true,
+        );
+    }
+}
+
+fn state(pid: i32) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("State:\t"));
+    line.unwrap()[..1].to_owned()
+}
+
+// promise: Stacks: A process that is stopped by a signal has stacks, and stays stopped
+#[test]
+fn stopped_process_has_stacks() {
+    let mut target = Talker::start(&fixture("blocked.pie"));
+    let pid = target.pid();
+    blocked(&mut target, "");
+    kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+    eventually("it is stopped", || (state(pid) == "T").then_some(()));
+    let threads = read(pid, "");
+    assert_eq!(threads.len(), 9);
+    for thread in &threads {
+        assert_eq!(thread["stack"], "complete", "{thread}");
+        assert_eq!(thread["state"], "stopped");
+    }
+    assert_eq!(state(pid), "T");
+    kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
+    target.ask("nonsense", "unknown");
+}
+
+// promise: Stacks: A process that cannot be stopped has the stacks of its blocked threads, and the others are said to be missing
+#[test]
+fn traced_process_has_stacks_of_blocked_threads() {
+    let mut target = Talker::start(&fixture("blocked.pie"));
+    let pid = target.pid();
+    blocked(&mut target, "");
+    let mut tracer = Command::new("strace");
+    tracer.args(["-f", "-o", "/dev/null", "-p", &pid.to_string()]);
+    let _tracer = Guard::spawn(&mut tracer);
+    eventually("it is traced", || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        (!status.contains("TracerPid:\t0")).then_some(())
+    });
+    let said = run(&format!("stack -pid {pid}"));
+    assert!(said.stderr.contains("without frames"), "{}", said.stderr);
+    assert!(said.stderr.contains("strace"), "{}", said.stderr);
+    assert!(said.stdout.contains("frame 0x"), "{}", said.stdout);
+}
+
+#[test]
+fn processes_without_stacks_are_refused() {
+    let error = run("stack -pid 2").failure();
+    assert!(error.contains("kernel thread"), "{error}");
+    let error = run("stack -pid 2147483647").failure();
+    assert!(error.contains("2147483647"), "{error}");
+}

@@ -1,0 +1,87 @@
+//! What `stack -json` says, for the tests here and in the matrix.
+
+use serde_json::Value;
+use test_support::{eventually, gdb};
+
+use crate::support::run;
+
+/// The threads of a process.
+pub(crate) fn read(pid: i32, flags: &str) -> Vec<Value> {
+    let answer = run(&format!("stack -json -pid {pid}{flags}")).json();
+    answer["threads"].as_array().unwrap().clone()
+}
+
+/// The same, once they are as wanted.
+pub(crate) fn read_when(pid: i32, flags: &str, is_wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    eventually("its threads wait", || {
+        let threads = read(pid, flags);
+        is_wanted(&threads).then_some(threads)
+    })
+}
+
+/// The addresses of the frames of a thread.
+pub(crate) fn addresses(thread: &Value) -> Vec<u64> {
+    let frames = thread["frames"].as_array().unwrap().iter();
+    let address = |frame: &Value| {
+        let text = frame["address"].as_str().unwrap();
+        u64::from_str_radix(text.strip_prefix("0x").unwrap(), 16).unwrap()
+    };
+    frames.map(address).collect()
+}
+
+/// The functions of the frames of a thread that have names.
+pub(crate) fn functions(thread: &Value) -> Vec<String> {
+    let frames = thread["frames"].as_array().unwrap().iter();
+    let name = |frame: &Value| frame["function"].as_str().map(str::to_owned);
+    frames.filter_map(name).collect()
+}
+
+/// Waits until a thread waits in each of these functions of a module, and checks that all stacks are complete, and those of gdb if it `knows` that of
+/// the function; else gdb's is the beginning.
+pub(crate) fn check_waiting(
+    pid: i32,
+    ways: &[&str],
+    module: &str,
+    gdb_knows: impl Fn(Option<&str>) -> bool,
+) {
+    let names: Vec<String> = ways.iter().map(|way| format!("{module}.{way}")).collect();
+    let threads = read_when(pid, "", |threads| {
+        let waits = |name: &String| {
+            let mut of_way = threads.iter().filter(|it| functions(it).contains(name));
+            of_way.any(|it| it["system_call"]["name"] == "read")
+        };
+        names.iter().all(waits) && threads[0]["system_call"]["name"] == "read"
+    });
+    let expected = gdb::stacks(pid);
+    for thread in &threads {
+        assert_eq!(thread["stack"], "complete", "{thread}");
+        let functions = functions(thread);
+        let (tid, found) = (thread["tid"].as_i64().unwrap() as i32, addresses(thread));
+        let of_gdb = &expected[&tid];
+        let way = ways
+            .iter()
+            .find(|way| functions.contains(&format!("{module}.{way}")));
+        if gdb_knows(way.copied()) {
+            assert_eq!(&found, of_gdb, "{thread}");
+        } else {
+            assert!(found.starts_with(of_gdb), "{thread}");
+        }
+        if let Some(way) = way.filter(|_| thread["role"] == "systhread") {
+            // Where it waits, and the functions that lead there.
+            let last = functions
+                .iter()
+                .rposition(|it| *it == format!("{module}.{way}"));
+            assert!(
+                last.unwrap() >= 2 && functions.contains(&"caml_thread_start".to_owned()),
+                "{thread}"
+            );
+        }
+    }
+    let role = |thread: &Value| thread["role"].as_str().unwrap().to_owned();
+    let roles: Vec<String> = threads.iter().map(role).collect();
+    assert_eq!(roles[0], "main");
+    let ticks = roles.iter().any(|role| role == "tick");
+    // Without symbols, nothing tells.
+    let known = roles.iter().any(|role| role == "systhread");
+    assert_eq!(ticks, known, "{roles:?}");
+}

@@ -1,0 +1,338 @@
+//! [`Stacks`]: what all threads of a process do now: their stacks, and what they wait for.
+//!
+//! ```text
+//! thread   /proc/PID/task/TID: system call, stack pointer and program counter of a blocked thread; no stop
+//! wait     system call + arguments → what it waits for
+//! name     addresses → functions and source lines
+//! ```
+//!
+//! A blocked thread is read while the process runs. Whether it has run meanwhile, the kernel's count of its time slices
+//! says: then what was read is of several moments, and is read again.
+
+mod name;
+mod thread;
+mod wait;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+
+use crate::address::LiveAddr;
+use crate::error::{Error, Operation, Result};
+use crate::functions::Functions;
+use crate::process::memory::ProcessMemory;
+use crate::process::{Process, denial};
+use crate::trace::tracer::with_tracer;
+use crate::unwind::memory::CachedPages;
+use crate::unwind::registers::Registers;
+use crate::unwind::{RawStack, StackEnd, Unwinder};
+use name::FrameNames;
+pub use name::{StackFrame, ThreadRole};
+use thread::{Moment, ThreadFiles};
+pub use wait::{SystemCall, WaitsFor};
+
+/// How often a thread is read that runs again and again, before it is taken for a running one.
+const ATTEMPTS: usize = 5;
+
+/// How long stopping the threads may take.
+const STOP_LIMIT: Duration = Duration::from_millis(500);
+
+/// Reads the stacks of a process.
+///
+/// ```no_run
+/// use probes_lib::Stacks;
+///
+/// let mut stacks = Stacks::of_process(4242)?;
+/// for thread in stacks.read(true)?.threads {
+///     println!("{} {} is {}", thread.tid, thread.name, thread.state);
+///     for frame in &thread.frames {
+///         println!("    {}", frame.function.as_deref().unwrap_or("?"));
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+pub struct Stacks {
+    process: Process,
+    memory: ProcessMemory,
+    functions: Functions,
+    unwinder: Unwinder,
+    names: FrameNames,
+}
+
+/// What all threads did when they were read.
+#[derive(Debug)]
+pub struct StackReport {
+    /// In the order of their ids, the main thread first.
+    pub threads: Vec<ThreadStack>,
+    /// How long the process was stopped, if it was: threads that run have to be.
+    pub stopped: Option<Duration>,
+    /// Why it could not be stopped, though threads of it were running. They have no frames then, or those that could be
+    /// found otherwise.
+    pub not_stopped: Option<Error>,
+}
+
+/// What a thread did.
+#[derive(Clone, Debug)]
+pub struct ThreadStack {
+    /// Its id.
+    pub tid: i32,
+    /// Its name, as the kernel has it (prctl(2), `PR_SET_NAME`).
+    pub name: String,
+    /// What it is for the runtime of OCaml, as far as its outermost frames tell.
+    pub role: ThreadRole,
+    /// What it was doing.
+    pub state: ThreadState,
+    /// The function of the kernel that it waits in (`/proc/PID/wchan`), if that is told.
+    pub kernel_function: Option<String>,
+    /// Its frames, the innermost first.
+    pub frames: Vec<Arc<StackFrame>>,
+    /// Why there are no more; `None` if its frames were not read: it was running.
+    pub end: Option<StackEnd>,
+    /// Whether a frame was found by searching the stack, because a register was not known.
+    pub is_guessed: bool,
+}
+
+/// What a thread was doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ThreadState {
+    /// It was executing, or was about to.
+    Running,
+    /// It waits in a system call.
+    Blocked {
+        /// Which.
+        call: SystemCall,
+        /// What it waits for, if the system call says.
+        waits_for: Option<WaitsFor>,
+    },
+    /// It waits in the kernel, and in no system call: for a page of memory, for example.
+    Waiting,
+    /// It is stopped by a signal or a debugger.
+    Stopped,
+}
+
+impl std::fmt::Display for ThreadState {
+    /// Continues a sentence that begins with the thread and "is".
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ThreadState::Running => f.write_str("running"),
+            ThreadState::Waiting => f.write_str("waiting in the kernel"),
+            ThreadState::Stopped => f.write_str("stopped"),
+            ThreadState::Blocked { call, waits_for } => {
+                write!(f, "blocked in {call}")?;
+                match waits_for {
+                    Some(waits_for) => write!(f, ", waits for {waits_for}"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl ThreadStack {
+    /// Returns whether its frames reach to the code that the thread began with, and none was guessed.
+    pub fn is_complete(&self) -> bool {
+        self.end == Some(StackEnd::Outermost) && !self.is_guessed
+    }
+}
+
+/// What was read of a thread.
+struct Reading {
+    tid: i32,
+    name: String,
+    state: ThreadState,
+    kernel_function: Option<String>,
+    stack: Option<RawStack>,
+}
+
+impl Reading {
+    /// Whether its registers are needed to know more.
+    fn lacks_registers(&self) -> bool {
+        match &self.stack {
+            None => true,
+            Some(stack) => stack.end != StackEnd::Outermost || stack.is_guessed,
+        }
+    }
+}
+
+impl Stacks {
+    /// Reads the functions and unwind tables of a process and its libraries. Does not stop it.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, or it, or its executable, may not be read.
+    pub fn of_process(pid: i32) -> Result<Stacks> {
+        let process = Process::open(pid)?;
+        process.refuse_without_program()?;
+        let memory = ProcessMemory::open(&process, OFlag::O_RDONLY);
+        let memory =
+            memory.map_err(|source| denial::denied_or_exited(&process, Operation::Read, source))?;
+        let functions = Functions::of_process(pid)?;
+        let objects = functions.objects().iter();
+        let files = objects.filter_map(|object| Some((object.elf(), object.load_bias()?)));
+        let unwinder = Unwinder::of(files);
+        Ok(Stacks {
+            process,
+            memory,
+            functions,
+            unwinder,
+            names: FrameNames::default(),
+        })
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// The path of its program, as the kernel names it.
+    pub fn program(&self) -> &Path {
+        self.functions.program()
+    }
+
+    /// The files that are mapped with code in them, and could not be read: stacks end at their code.
+    pub fn unreadable(&self) -> impl Iterator<Item = PathBuf> {
+        self.functions.unreadable().iter().map(|it| it.path.clone())
+    }
+
+    /// Reads the stacks of all threads. Those of blocked threads are read while they are blocked. For the others, unless
+    /// `is_live`, the process is stopped once, for as long as it takes to find their frames (some 50 µs each).
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited, or executed another program, or may not be read.
+    pub fn read(&mut self, is_live: bool) -> Result<StackReport> {
+        let mut readings = Vec::new();
+        let tids = self.process.threads().and_then(|mut list| list.read());
+        let mut tids = tids.map_err(|source| self.process.exited_or(source))?;
+        tids.sort_unstable_by_key(|&tid| (tid != self.process.pid(), tid));
+        for tid in tids {
+            readings.extend(self.read_thread(tid)?);
+        }
+        if readings.is_empty() {
+            return Err(self.process.exited_or(nix::errno::Errno::ESRCH.into()));
+        }
+        let lacking = readings.iter_mut().filter(|it| it.lacks_registers());
+        let lacking: Vec<&mut Reading> = lacking.collect();
+        let (mut stopped, mut not_stopped) = (None, None);
+        if !is_live && !lacking.is_empty() {
+            match self.read_stopped(lacking) {
+                Ok(time) => stopped = Some(time),
+                Err(error) if self.process.has_exited() => return Err(error),
+                Err(error) => not_stopped = Some(error),
+            }
+        }
+        let threads = readings.into_iter().map(|reading| self.named(reading));
+        Ok(StackReport {
+            threads: threads.collect(),
+            stopped,
+            not_stopped,
+        })
+    }
+
+    /// Reads a thread without stopping it; `None` if it has exited.
+    fn read_thread(&mut self, tid: i32) -> Result<Option<Reading>> {
+        let Some(files) = ThreadFiles::open(&self.process, tid)? else {
+            return Ok(None);
+        };
+        let mut reading = Reading {
+            tid,
+            name: files.name(),
+            state: ThreadState::Running,
+            kernel_function: None,
+            stack: None,
+        };
+        for _ in 0..ATTEMPTS {
+            let Some(moment) = files.moment()? else {
+                return Ok(None);
+            };
+            let Some(place) = moment.place() else {
+                break;
+            };
+            let state = self.state_at(&files, &moment);
+            let kernel_function = files.kernel_function();
+            let mut memory = CachedPages::new(&self.memory);
+            let registers = Registers::new(place.program_counter, place.stack_pointer);
+            let stack = self.unwinder.unwind(registers, &mut memory);
+            if files.moment()?.as_ref() == Some(&moment) {
+                reading.state = state;
+                reading.kernel_function = kernel_function;
+                reading.stack = Some(stack);
+                break;
+            }
+        }
+        Ok(Some(reading))
+    }
+
+    fn state_at(&self, files: &ThreadFiles<'_>, moment: &Moment) -> ThreadState {
+        if files.is_stopped() {
+            return ThreadState::Stopped;
+        }
+        match moment.place().and_then(|place| place.call) {
+            Some(call) => ThreadState::Blocked {
+                waits_for: wait::waits_for(&self.process, &call),
+                call,
+            },
+            None => ThreadState::Waiting,
+        }
+    }
+
+    /// Stops the process and reads these threads; returns how long it was stopped.
+    fn read_stopped(&mut self, readings: Vec<&mut Reading>) -> Result<Duration> {
+        let (process, memory, unwinder) = (&self.process, &self.memory, &mut self.unwinder);
+        process.refuse_self_and_ancestors()?;
+        let mut readings: HashMap<i32, &mut Reading> =
+            readings.into_iter().map(|it| (it.tid, it)).collect();
+        with_tracer(&[process], |tracer| {
+            let since = Instant::now();
+            let stopped = tracer.stop(process, STOP_LIMIT)?;
+            let mut pages = CachedPages::new(memory);
+            for tid in stopped.tids() {
+                let Some(reading) = readings.get_mut(&tid) else {
+                    continue;
+                };
+                let Ok(registers) = stopped.calls().registers(tid) else {
+                    continue;
+                };
+                let stack = unwinder.unwind(Registers::of_thread(&registers), &mut pages);
+                reading.stack = Some(stack);
+            }
+            stopped.refuse_lost()?;
+            drop(stopped);
+            Ok(since.elapsed())
+        })
+    }
+
+    fn named(&mut self, reading: Reading) -> ThreadStack {
+        let (frames, end, is_guessed) = match reading.stack {
+            Some(stack) => (stack.frames, Some(stack.end), stack.is_guessed),
+            None => (Vec::new(), None, false),
+        };
+        let frames: Vec<Arc<StackFrame>> = frames
+            .into_iter()
+            .map(|frame| self.names.of(&self.functions, frame))
+            .collect();
+        ThreadStack {
+            role: ThreadRole::of(&frames, reading.tid == self.process.pid()),
+            tid: reading.tid,
+            name: reading.name,
+            state: reading.state,
+            kernel_function: reading.kernel_function,
+            frames,
+            end,
+            is_guessed,
+        }
+    }
+
+    /// Returns the function and the source line of the code at an address.
+    pub fn name(&mut self, address: LiveAddr) -> Arc<StackFrame> {
+        let frame = crate::unwind::RawFrame {
+            address,
+            within: address,
+        };
+        self.names.of(&self.functions, frame)
+    }
+}

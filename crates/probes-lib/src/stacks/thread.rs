@@ -1,0 +1,208 @@
+//! What /proc says of one thread: where it is blocked, and whether it has run since.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use nix::fcntl::OFlag;
+
+use super::wait::SystemCall;
+use crate::error::{Operation, Result};
+use crate::process::status::Status;
+use crate::process::{Process, denial, is_gone};
+
+/// The open files of a thread.
+pub(super) struct ThreadFiles<'p> {
+    process: &'p Process,
+    folder: String,
+    syscall: File,
+    /// `None` if the kernel does not count time slices: then its counts of switches are used.
+    schedstat: Option<File>,
+}
+
+/// A thread at one moment. If two of them are equal, it has not run in between.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    /// The line of `/proc/PID/task/TID/syscall`: proc_pid_syscall(5).
+    syscall: Vec<u8>,
+    /// How often it has been switched to, and how long it has run.
+    slices: Vec<u8>,
+}
+
+/// Where a thread has entered the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// `None` if not by a system call.
+    pub(super) call: Option<SystemCall>,
+    pub(super) stack_pointer: u64,
+    pub(super) program_counter: u64,
+}
+
+/// No file of a thread that is read here is longer, but `status`.
+const MOST_BYTES: usize = 256;
+
+impl<'p> ThreadFiles<'p> {
+    /// Opens the files of a thread; `None` if it has exited.
+    ///
+    /// # Errors
+    ///
+    /// If they may not be read.
+    pub(super) fn open(process: &'p Process, tid: i32) -> Result<Option<ThreadFiles<'p>>> {
+        let folder = format!("task/{tid}");
+        let open = |name: &str| process.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY);
+        let Some(syscall) = unless_gone(process, &folder, open("syscall"))? else {
+            return Ok(None);
+        };
+        let schedstat = open("schedstat").ok();
+        // The kernel writes zeros there if it does not count them.
+        let schedstat = schedstat.filter(counts_slices);
+        Ok(Some(ThreadFiles {
+            process,
+            syscall,
+            schedstat,
+            folder,
+        }))
+    }
+
+    /// Returns what it does now; `None` if it has exited.
+    ///
+    /// # Errors
+    ///
+    /// If that may not be read.
+    pub(super) fn moment(&self) -> Result<Option<Moment>> {
+        // In this order: a thread that runs after the first and is blocked again before the second has a new slice then.
+        let slices = match &self.schedstat {
+            Some(file) => read(file),
+            None => self.switches(),
+        };
+        let Some(slices) = unless_gone(self.process, &self.folder, slices)? else {
+            return Ok(None);
+        };
+        let syscall = unless_gone(self.process, &self.folder, read(&self.syscall))?;
+        Ok(syscall.map(|syscall| Moment { syscall, slices }))
+    }
+
+    fn switches(&self) -> io::Result<Vec<u8>> {
+        let status = self.process.read(&format!("{}/status", self.folder))?;
+        let lines = status.split(|&byte| byte == b'\n');
+        let switches = lines.filter(|line| memchr::memmem::find(line, b"ctxt_switches").is_some());
+        Ok(switches.collect::<Vec<_>>().join(&b' '))
+    }
+
+    /// Its name; empty if it has exited.
+    pub(super) fn name(&self) -> String {
+        let name = self.process.read(&format!("{}/comm", self.folder));
+        let name = name.unwrap_or_default();
+        String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned()
+    }
+
+    /// The function of the kernel that it waits in.
+    pub(super) fn kernel_function(&self) -> Option<String> {
+        let name = self.process.read(&format!("{}/wchan", self.folder)).ok()?;
+        let name = String::from_utf8(name).ok()?;
+        (!name.is_empty() && name != "0").then_some(name)
+    }
+
+    /// Returns whether it is stopped by a signal or a debugger.
+    pub(super) fn is_stopped(&self) -> bool {
+        let status = self.process.read(&format!("{}/status", self.folder));
+        let status = status.map(|bytes| Status::parse(&bytes));
+        status.is_ok_and(|status| matches!(status.state, 'T' | 't'))
+    }
+}
+
+/// Returns `None` instead of an error if the thread has exited.
+fn unless_gone<T>(process: &Process, folder: &str, found: io::Result<T>) -> Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_gone(&error) || process.is_exiting_in(folder) => Ok(None),
+        Err(error) => Err(denial::denied_or_exited(process, Operation::Read, error)),
+    }
+}
+
+fn read(file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; MOST_BYTES];
+    let len = file.read_at(&mut bytes, 0)?;
+    bytes.truncate(len);
+    Ok(bytes)
+}
+
+/// proc_pid_schedstat(5): its third number counts the time slices.
+fn counts_slices(file: &File) -> bool {
+    let bytes = read(file).unwrap_or_default();
+    let mut numbers = bytes.split(|&byte| byte == b' ');
+    numbers
+        .nth(2)
+        .is_some_and(|slices| slices.trim_ascii() != b"0")
+}
+
+impl Moment {
+    /// Where it is blocked; `None` if it was running.
+    pub(super) fn place(&self) -> Option<Place> {
+        Place::parse(&self.syscall)
+    }
+}
+
+impl Place {
+    /// Parses the line of `/proc/PID/task/TID/syscall`: the number of the system call and its six arguments, or -1; then the
+    /// stack pointer and the program counter. `None` if it says `running`, or something else.
+    fn parse(line: &[u8]) -> Option<Place> {
+        let line = std::str::from_utf8(line).ok()?;
+        let mut words = line.split_ascii_whitespace();
+        let number: i64 = words.next()?.parse().ok()?;
+        let hex = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+        let values: Vec<u64> = words.map(hex).collect::<Option<_>>()?;
+        let (arguments, place) = values.split_at_checked(values.len().checked_sub(2)?)?;
+        let [stack_pointer, program_counter] = *place else {
+            return None;
+        };
+        let call = match u32::try_from(number) {
+            Ok(number) => Some(SystemCall {
+                number,
+                arguments: arguments.try_into().ok()?,
+            }),
+            Err(_) => None,
+        };
+        Some(Place {
+            call,
+            stack_pointer,
+            program_counter,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_kernel_are_parsed() {
+        let place = |line: &str| Place::parse(line.as_bytes());
+        assert_eq!(
+            place("230 0x0 0x1 0x7ffe 0x0 0x0 0x8 0x7ffc1000 0x7f01\n"),
+            Some(Place {
+                call: Some(SystemCall {
+                    number: 230,
+                    arguments: [0, 1, 0x7ffe, 0, 0, 8]
+                }),
+                stack_pointer: 0x7ffc_1000,
+                program_counter: 0x7f01,
+            })
+        );
+        let faulting = place("-1 0x7ffc1000 0x7f01\n").unwrap();
+        assert_eq!((faulting.call, faulting.stack_pointer), (None, 0x7ffc_1000));
+        for other in [
+            "running\n",
+            "",
+            "230\n",
+            "230 0x1\n",
+            "230 0x1 0x2 0x3\n",
+            "x 0x1 0x2\n",
+            "-1 1 2\n",
+            "-1 0x1 0xg\n",
+        ] {
+            assert_eq!(place(other), None, "{other}");
+        }
+        assert_eq!(Place::parse(b"\xff\n"), None);
+    }
+}

@@ -1,0 +1,139 @@
+//! What a blocked system call waits for, by its number and arguments.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use syscalls::Sysno;
+
+use crate::address::LiveAddr;
+use crate::process::Process;
+
+/// A system call that a thread is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SystemCall {
+    /// Its number on x86-64.
+    pub number: u32,
+    /// Its arguments; it need not have six.
+    pub arguments: [u64; 6],
+}
+
+/// What a system call waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WaitsFor {
+    /// A file, pipe, terminal or socket.
+    File {
+        /// The descriptor in the process.
+        descriptor: i32,
+        /// What it is, as /proc names it: a path, or `socket:[1234]`; `None` if that cannot be read.
+        path: Option<PathBuf>,
+    },
+    /// One of several files.
+    Files {
+        /// How many, if the system call says.
+        count: Option<u64>,
+    },
+    /// A word in memory to be changed, and another thread to say so: a lock, or a condition (futex(2)).
+    Futex {
+        /// Where.
+        address: LiveAddr,
+    },
+    /// The time.
+    Time,
+    /// A child process.
+    Child,
+    /// A signal.
+    Signal,
+}
+
+impl SystemCall {
+    /// Its name; `None` if it is newer than those that are known here.
+    pub fn name(&self) -> Option<&'static str> {
+        let number = usize::try_from(self.number).ok()?;
+        Some(Sysno::new(number)?.name())
+    }
+}
+
+impl fmt::Display for SystemCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "system call {}", self.number),
+        }
+    }
+}
+
+impl fmt::Display for WaitsFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaitsFor::File { descriptor, path } => {
+                write!(f, "file descriptor {descriptor}")?;
+                match path {
+                    Some(path) => write!(f, " ({})", path.display()),
+                    None => Ok(()),
+                }
+            }
+            WaitsFor::Files { count: Some(1) } => f.write_str("1 file descriptor"),
+            WaitsFor::Files { count: Some(count) } => write!(f, "{count} file descriptors"),
+            WaitsFor::Files { count: None } => f.write_str("file descriptors"),
+            WaitsFor::Futex { address } => write!(f, "the futex at {address}"),
+            WaitsFor::Time => f.write_str("the time"),
+            WaitsFor::Child => f.write_str("a child process"),
+            WaitsFor::Signal => f.write_str("a signal"),
+        }
+    }
+}
+
+/// Returns what a system call of a thread of `process` waits for; `None` if that is not known of it.
+pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor> {
+    let [first, second, ..] = call.arguments;
+    Some(match Sysno::new(call.number as usize)? {
+        Sysno::read
+        | Sysno::write
+        | Sysno::readv
+        | Sysno::writev
+        | Sysno::pread64
+        | Sysno::pwrite64
+        | Sysno::recvfrom
+        | Sysno::recvmsg
+        | Sysno::recvmmsg
+        | Sysno::sendto
+        | Sysno::sendmsg
+        | Sysno::sendmmsg
+        | Sysno::accept
+        | Sysno::accept4
+        | Sysno::connect
+        | Sysno::flock
+        | Sysno::fcntl
+        | Sysno::fsync
+        | Sysno::fdatasync
+        | Sysno::ioctl
+        | Sysno::sendfile
+        | Sysno::splice => {
+            // A descriptor is an int: the upper half of the register may hold anything.
+            let descriptor = first as i32;
+            WaitsFor::File {
+                descriptor,
+                path: process.read_link(&format!("fd/{descriptor}")).ok(),
+            }
+        }
+        Sysno::poll | Sysno::ppoll => match second {
+            0 => WaitsFor::Time,
+            count => WaitsFor::Files { count: Some(count) },
+        },
+        Sysno::select | Sysno::pselect6 => match first {
+            0 => WaitsFor::Time,
+            _ => WaitsFor::Files { count: None },
+        },
+        Sysno::epoll_wait | Sysno::epoll_pwait | Sysno::epoll_pwait2 => {
+            WaitsFor::Files { count: None }
+        }
+        Sysno::futex => WaitsFor::Futex {
+            address: LiveAddr(first),
+        },
+        Sysno::nanosleep | Sysno::clock_nanosleep => WaitsFor::Time,
+        Sysno::wait4 | Sysno::waitid => WaitsFor::Child,
+        Sysno::pause | Sysno::rt_sigsuspend | Sysno::rt_sigtimedwait => WaitsFor::Signal,
+        _ => return None,
+    })
+}

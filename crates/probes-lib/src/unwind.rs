@@ -1,0 +1,259 @@
+//! Stacks, by the unwind tables that every OCaml and C program has (`.eh_frame`): no frame pointers are needed, and no
+//! debugging information.
+//!
+//! ```text
+//! tables  file → the rule for an address: where its frame's caller is found             pure
+//! step    rule + registers + memory → the registers of the caller                       pure
+//! fibers  OCaml 5: the parent of a fiber while C code has called back into OCaml        pure
+//! guess   a frame that is addressed by a register which nothing on the stack has saved  pure
+//! ```
+//!
+//! The tables of OCaml 5 need what most unwinders do not do: expressions that read memory (`caml_c_call`,
+//! `caml_start_program`, `caml_runstack`, each signal frame), a stack pointer that goes down where C code was called on
+//! another stack, and all registers that a callee saves, each known or not (DWARF 5, section 6.4).
+
+mod fibers;
+mod guess;
+pub(crate) mod memory;
+pub(crate) mod registers;
+mod step;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::address::{LiveAddr, LoadBias};
+use crate::elf::ElfFile;
+use memory::StackMemory;
+use registers::{RBP, RSP, Registers};
+use tables::{Cfa, Rule, UnwindTables};
+
+/// The most frames of a stack that are looked at.
+const MOST_FRAMES: usize = 1 << 16;
+
+/// How many rules are kept.
+const KEPT_RULES: usize = 1 << 15;
+
+/// One frame of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RawFrame {
+    /// The instruction that is executed next: of the innermost frame, or of a caller when the call returns.
+    pub(crate) address: LiveAddr,
+    /// An address within the instruction that is executing: for a caller, that of its call.
+    pub(crate) within: LiveAddr,
+}
+
+/// Why no more frames follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
+#[non_exhaustive]
+pub enum StackEnd {
+    /// The last frame is that of the code that a thread begins with: the stack is complete.
+    #[error("complete")]
+    Outermost,
+    /// No file that is mapped has code there: it was generated, or its file cannot be read.
+    #[error("no file is known that has the code at {0}")]
+    UnknownCode(LiveAddr),
+    /// The file has no unwind table, or the table says nothing, or nothing usable, of this code.
+    #[error("no unwind table describes the code at {0}")]
+    NoUnwindInfo(LiveAddr),
+    /// The frame is addressed by a register whose value is not known.
+    #[error("the frame of the code at {0} is addressed by a register that is not known")]
+    UnknownRegister(LiveAddr),
+    /// What the stack holds is not readable.
+    #[error("the memory at {0} cannot be read")]
+    Unreadable(LiveAddr),
+    /// A frame is its own caller.
+    #[error("the frame of the code at {0} is its own caller")]
+    Loop(LiveAddr),
+    /// It has more than 65,536 frames.
+    #[error("it has more than {MOST_FRAMES} frames")]
+    TooDeep,
+}
+
+/// The frames of one stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RawStack {
+    /// The innermost first.
+    pub(crate) frames: Vec<RawFrame>,
+    pub(crate) end: StackEnd,
+    /// Whether a frame was found by searching the stack, because a register was not known.
+    pub(crate) is_guessed: bool,
+}
+
+/// What is needed of the files of a process to find the frames of its stacks.
+pub(crate) struct Unwinder {
+    /// In the order of their addresses.
+    objects: Vec<UnwindObject>,
+    rules: HashMap<u64, Option<Arc<Rule>>>,
+}
+
+struct UnwindObject {
+    start: u64,
+    end: u64,
+    bias: LoadBias,
+    tables: Arc<UnwindTables>,
+}
+
+/// What unwinding from one frame leads to.
+enum Next {
+    Caller,
+    End(StackEnd),
+    Guessed(RawStack),
+}
+
+impl Unwinder {
+    /// Reads the unwind tables of the files that are loaded at these places. A file without one is known, and its code
+    /// cannot be unwound.
+    pub(crate) fn of<'e>(files: impl Iterator<Item = (&'e ElfFile, LoadBias)>) -> Unwinder {
+        let mut known: HashMap<*const ElfFile, Arc<UnwindTables>> = HashMap::new();
+        let mut objects = Vec::new();
+        for (elf, bias) in files {
+            let tables = known
+                .entry(std::ptr::from_ref(elf))
+                .or_insert_with(|| Arc::new(UnwindTables::of(elf)));
+            for segment in elf.loaded().filter(|segment| segment.executable) {
+                let start = bias.live(segment.start).0;
+                objects.push(UnwindObject {
+                    start,
+                    end: start.saturating_add(segment.len),
+                    bias,
+                    tables: tables.clone(),
+                });
+            }
+        }
+        objects.sort_by_key(|object| object.start);
+        Unwinder {
+            objects,
+            rules: HashMap::new(),
+        }
+    }
+
+    /// Returns whether a file is known that has code there.
+    pub(crate) fn has_code(&self, address: LiveAddr) -> bool {
+        self.object(address.0).is_some()
+    }
+
+    fn object(&self, address: u64) -> Option<&UnwindObject> {
+        let after = self.objects.partition_point(|it| it.start <= address);
+        let object = self.objects.get(after.checked_sub(1)?)?;
+        (address < object.end).then_some(object)
+    }
+
+    /// Returns the rule for an address; an error if there is none.
+    fn rule(&mut self, within: LiveAddr) -> Result<Arc<Rule>, StackEnd> {
+        if let Some(rule) = self.rules.get(&within.0) {
+            return rule.clone().ok_or(StackEnd::NoUnwindInfo(within));
+        }
+        let object = self.object(within.0);
+        let object = object.ok_or(StackEnd::UnknownCode(within))?;
+        let rule = object.tables.rule(object.bias.file(within));
+        let rule = rule.map(Arc::new);
+        if self.rules.len() >= KEPT_RULES {
+            self.rules.clear();
+        }
+        self.rules.insert(within.0, rule.clone());
+        rule.ok_or(StackEnd::NoUnwindInfo(within))
+    }
+
+    /// Returns the frames of the stack of a thread that has these registers.
+    pub(crate) fn unwind(
+        &mut self,
+        registers: Registers,
+        memory: &mut impl StackMemory,
+    ) -> RawStack {
+        self.unwind_from(registers, true, true, memory)
+    }
+
+    /// The same for a frame whose address may be that of the instruction after its call.
+    fn unwind_from(
+        &mut self,
+        mut registers: Registers,
+        mut is_exact: bool,
+        may_guess: bool,
+        memory: &mut impl StackMemory,
+    ) -> RawStack {
+        let mut stack = RawStack {
+            frames: Vec::new(),
+            end: StackEnd::TooDeep,
+            is_guessed: false,
+        };
+        // The stack pointers of the frames that the last two changes of the stack have led to.
+        let mut switches = fibers::Switches::default();
+        while stack.frames.len() < MOST_FRAMES {
+            let address = LiveAddr(registers.ip);
+            let within = match is_exact {
+                true => address,
+                false => LiveAddr(registers.ip.wrapping_sub(1)),
+            };
+            stack.frames.push(RawFrame { address, within });
+            let next = self.next(
+                &mut registers,
+                within,
+                &mut is_exact,
+                may_guess,
+                &mut switches,
+                memory,
+            );
+            match next {
+                Next::Caller => {}
+                Next::End(end) => {
+                    stack.end = end;
+                    break;
+                }
+                Next::Guessed(rest) => {
+                    stack.frames.extend(rest.frames);
+                    stack.end = rest.end;
+                    stack.is_guessed = true;
+                    break;
+                }
+            }
+        }
+        stack
+    }
+
+    /// Replaces the registers of a frame by those of its caller.
+    fn next(
+        &mut self,
+        registers: &mut Registers,
+        within: LiveAddr,
+        is_exact: &mut bool,
+        may_guess: bool,
+        switches: &mut fibers::Switches,
+        memory: &mut impl StackMemory,
+    ) -> Next {
+        let rule = match self.rule(within) {
+            Ok(rule) => rule,
+            Err(end) => return Next::End(end),
+        };
+        let stack_pointer = registers.get(RSP).unwrap_or(0);
+        let mut stepped = step::step(&rule, registers, within, memory, None);
+        if stepped == Err(StackEnd::Unreadable(LiveAddr(0))) {
+            if let Some(cfa) = switches.cleared_parent(memory) {
+                stepped = step::step(&rule, registers, within, memory, Some(cfa));
+            }
+        }
+        if matches!(rule.cfa, Cfa::Expression(_)) {
+            switches.add(stack_pointer, registers.get(RSP).unwrap_or(0));
+        }
+        match stepped {
+            Ok(()) => {
+                // OCaml 5 says of the functions that switch stacks that they are signal frames. Their callers have made
+                // ordinary calls; a real signal frame has its return address elsewhere.
+                *is_exact = rule.is_signal_frame && !rule.returns_to_the_word_below_cfa();
+                Next::Caller
+            }
+            Err(StackEnd::UnknownRegister(_))
+                if may_guess && rule.is_addressed_by(RBP) && registers.get(RBP).is_none() =>
+            {
+                match guess::caller(self, &rule, *registers, *is_exact, memory) {
+                    Some(rest) => Next::Guessed(rest),
+                    None => Next::End(StackEnd::UnknownRegister(within)),
+                }
+            }
+            Err(end) => Next::End(end),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! A frame that is addressed by rbp, whose value nothing on the stack tells: one that has called alloca(3), say, in a
+//! blocked thread, of which only the stack pointer is known.
+
+use super::memory::StackMemory;
+use super::registers::{RBP, RSP, Registers};
+use super::tables::{Cfa, Rule};
+use super::{RawStack, StackEnd, Unwinder};
+use crate::address::{FileAddr, LiveAddr};
+
+/// How many bytes above the stack pointer the return address is searched in.
+const SEARCHED: u64 = 64 << 10;
+
+/// The most return addresses that are tried.
+const MOST_TRIED: usize = 64;
+
+/// Returns the frames of the callers: it takes the first word that is a return address behind a call of this very
+/// function, from which the stack is complete; else the first behind any call.
+pub(super) fn caller(
+    unwinder: &mut Unwinder,
+    rule: &Rule,
+    registers: Registers,
+    is_exact: bool,
+    memory: &mut impl StackMemory,
+) -> Option<RawStack> {
+    let Cfa::Register(_, offset) = rule.cfa else {
+        return None;
+    };
+    let stack_pointer = registers.get(RSP)?;
+    let end = stack_pointer.saturating_add(SEARCHED);
+    let mut tried = 0;
+    for is_strict in [true, false] {
+        for at in (stack_pointer..end).step_by(8) {
+            let Some(word) = memory.word(at) else {
+                break;
+            };
+            if !unwinder.has_code(LiveAddr(word)) || tried == MOST_TRIED {
+                continue;
+            }
+            if !follows_call(unwinder, word, is_strict.then_some(rule), memory) {
+                continue;
+            }
+            tried += 1;
+            let mut with_base = registers;
+            with_base.set(RBP, Some(at.wrapping_add(8).wrapping_add_signed(-offset)));
+            let mut rest = unwinder.unwind_from(with_base, is_exact, false, memory);
+            if rest.end == StackEnd::Outermost {
+                rest.frames.remove(0);
+                return Some(rest);
+            }
+        }
+    }
+    None
+}
+
+/// Returns whether the instruction before `at` is a call, and one of this function as far as that is asked.
+fn follows_call(
+    unwinder: &Unwinder,
+    at: u64,
+    callee: Option<&Rule>,
+    memory: &mut impl StackMemory,
+) -> bool {
+    let mut code = [0; 8];
+    if memory.read(at.wrapping_sub(8), &mut code).is_none() {
+        return false;
+    }
+    if code[3] == 0xe8 {
+        let distance = i32::from_le_bytes([code[4], code[5], code[6], code[7]]);
+        let target = LiveAddr(at.wrapping_add_signed(distance.into()));
+        return callee.is_none_or(|rule| {
+            let object = unwinder.object(target.0);
+            let target = object.map(|object| object.bias.file(target));
+            target.is_some_and(|FileAddr(target)| rule.function.contains(&target))
+        });
+    }
+    // call by a register or through memory: ff /2, of 2 to 7 bytes.
+    callee.is_none() && (2..=7).any(|len| code[8 - len] == 0xff && (code[9 - len] >> 3) & 7 == 2)
+}

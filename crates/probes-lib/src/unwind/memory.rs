@@ -1,0 +1,92 @@
+//! [`StackMemory`]: the memory that stacks are read from.
+
+use std::collections::HashMap;
+
+use crate::address::{LiveAddr, PAGE};
+use crate::memory::ReadMemory;
+
+/// The memory that stacks are read from.
+pub(crate) trait StackMemory {
+    /// Fills `bytes` from `at`; `None` if that cannot be read.
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()>;
+
+    /// Returns the word at `at`.
+    fn word(&mut self, at: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.read(at, &mut bytes)?;
+        Some(u64::from_le_bytes(bytes))
+    }
+}
+
+/// How many pages are kept.
+const KEPT_PAGES: usize = 1 << 12;
+
+/// How many pages are read at once where they are there.
+const AT_ONCE: usize = 4;
+
+const PAGE_LEN: usize = PAGE as usize;
+
+/// Where no process has memory of its own: the kernel's half.
+const FIRST_OF_KERNEL: u64 = 1 << 47;
+
+/// Pages of a process, each read once.
+pub(crate) struct CachedPages<'m, M> {
+    memory: &'m M,
+    /// `None` if the page cannot be read.
+    pages: HashMap<u64, Option<Box<[u8; PAGE_LEN]>>>,
+}
+
+impl<'m, M: ReadMemory> CachedPages<'m, M> {
+    pub(crate) fn new(memory: &'m M) -> CachedPages<'m, M> {
+        CachedPages {
+            memory,
+            pages: HashMap::new(),
+        }
+    }
+
+    fn page(&mut self, at: u64) -> Option<&[u8; PAGE_LEN]> {
+        let start = at - at % PAGE;
+        if !self.pages.contains_key(&start) {
+            if self.pages.len() >= KEPT_PAGES {
+                self.pages.clear();
+            }
+            self.load(start);
+        }
+        self.pages.get(&start)?.as_deref()
+    }
+
+    /// Reads a page, and those after it if they are there.
+    fn load(&mut self, start: u64) {
+        let mut several = [0; AT_ONCE * PAGE_LEN];
+        let has_all = start < FIRST_OF_KERNEL - several.len() as u64
+            && self.memory.read(LiveAddr(start), &mut several).is_ok();
+        if has_all {
+            for (page, bytes) in (0..).zip(several.chunks_exact(PAGE_LEN)) {
+                let page = start + page * PAGE;
+                self.pages
+                    .entry(page)
+                    .or_insert_with(|| bytes.try_into().ok().map(Box::new));
+            }
+            return;
+        }
+        let mut one = [0; PAGE_LEN];
+        let is_there =
+            start < FIRST_OF_KERNEL && self.memory.read(LiveAddr(start), &mut one).is_ok();
+        self.pages.insert(start, is_there.then(|| Box::new(one)));
+    }
+}
+
+impl<M: ReadMemory> StackMemory for CachedPages<'_, M> {
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let from = at.checked_add(done as u64)?;
+            let offset = (from % PAGE) as usize;
+            let page = self.page(from)?;
+            let len = (bytes.len() - done).min(PAGE_LEN - offset);
+            bytes[done..done + len].copy_from_slice(&page[offset..offset + len]);
+            done += len;
+        }
+        Some(())
+    }
+}

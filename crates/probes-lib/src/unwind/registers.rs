@@ -1,0 +1,54 @@
+//! [`Registers`]: those of one frame, each known or not.
+
+/// DWARF's numbers of registers (System V ABI, AMD64 supplement, figure 3.36).
+pub(crate) const RBX: usize = 3;
+pub(crate) const RBP: usize = 6;
+pub(crate) const RSP: usize = 7;
+const COUNT: usize = 16;
+
+/// Those that a function leaves to its caller as they were.
+pub(super) const CALLEE_SAVED: [usize; 6] = [RBX, RBP, 12, 13, 14, 15];
+
+/// The registers of one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Registers {
+    /// The program counter.
+    pub(crate) ip: u64,
+    general: [Option<u64>; COUNT],
+}
+
+impl Registers {
+    /// Only the program counter and the stack pointer are known.
+    pub(crate) fn new(ip: u64, stack_pointer: u64) -> Registers {
+        let mut registers = Registers {
+            ip,
+            general: [None; COUNT],
+        };
+        registers.set(RSP, Some(stack_pointer));
+        registers
+    }
+
+    /// Those of a stopped thread.
+    pub(crate) fn of_thread(all: &libc::user_regs_struct) -> Registers {
+        let in_order = [
+            all.rax, all.rdx, all.rcx, all.rbx, all.rsi, all.rdi, all.rbp, all.rsp, all.r8, all.r9,
+            all.r10, all.r11, all.r12, all.r13, all.r14, all.r15,
+        ];
+        Registers {
+            ip: all.rip,
+            general: in_order.map(Some),
+        }
+    }
+
+    /// The value of a register, if it is known.
+    pub(crate) fn get(&self, register: usize) -> Option<u64> {
+        self.general.get(register).copied().flatten()
+    }
+
+    /// Changes a register; one that does not exist is ignored.
+    pub(crate) fn set(&mut self, register: usize, value: Option<u64>) {
+        if let Some(place) = self.general.get_mut(register) {
+            *place = value;
+        }
+    }
+}

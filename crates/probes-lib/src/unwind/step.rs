@@ -1,0 +1,136 @@
+//! One step: from a frame to its caller.
+
+use gimli::{EndianSlice, Evaluation, EvaluationResult, LittleEndian, Location, Value, X86_64};
+
+use super::StackEnd;
+use super::memory::StackMemory;
+use super::registers::{CALLEE_SAVED, RSP, Registers};
+use super::tables::{Cfa, Expression, Rule, Saved};
+use crate::address::LiveAddr;
+
+/// How far below the stack pointer a register may have been saved that the function has restored already.
+const MOST_POPPED: u64 = 64;
+
+/// The most operations of an expression that are executed.
+const MOST_OPERATIONS: u32 = 1000;
+
+/// Replaces the registers of a frame by those of its caller; `cfa` is where its frame ends, if that is known otherwise.
+///
+/// # Errors
+///
+/// Why it has no caller, or none that can be found. The registers are as they were.
+pub(super) fn step(
+    rule: &Rule,
+    registers: &mut Registers,
+    within: LiveAddr,
+    memory: &mut impl StackMemory,
+    cfa: Option<u64>,
+) -> Result<(), StackEnd> {
+    let Some(return_address) = &rule.return_address else {
+        return Err(StackEnd::Outermost);
+    };
+    let mut frame = Frame {
+        registers,
+        within,
+        memory,
+    };
+    let cfa = match (&rule.cfa, cfa) {
+        (_, Some(cfa)) => cfa,
+        (Cfa::Register(register, offset), None) => {
+            frame.register(*register)?.wrapping_add_signed(*offset)
+        }
+        (Cfa::Expression(expression), None) => frame.evaluate(expression, None)?,
+    };
+    let ip = frame.saved(return_address, cfa)?;
+    let ip = ip.ok_or(StackEnd::UnknownRegister(within))?;
+    let mut caller = Registers::new(ip, cfa);
+    let stack_pointer = frame.registers.get(RSP).unwrap_or(0);
+    for register in CALLEE_SAVED {
+        caller.set(register, frame.registers.get(register));
+    }
+    for (register, saved) in &rule.registers {
+        let is_popped = saved.is_below(cfa, stack_pointer, MOST_POPPED);
+        let value = match is_popped {
+            // What lies below the stack pointer was restored already.
+            true => frame.registers.get(*register),
+            false => frame.saved(saved, cfa).unwrap_or(None),
+        };
+        caller.set(*register, value);
+    }
+    if ip == 0 {
+        return Err(StackEnd::Outermost);
+    }
+    if ip == registers.ip && caller.get(RSP) == registers.get(RSP) {
+        return Err(StackEnd::Loop(within));
+    }
+    *registers = caller;
+    Ok(())
+}
+
+struct Frame<'f, M> {
+    registers: &'f Registers,
+    within: LiveAddr,
+    memory: &'f mut M,
+}
+
+impl<M: StackMemory> Frame<'_, M> {
+    fn register(&self, register: usize) -> Result<u64, StackEnd> {
+        let value = self.registers.get(register);
+        value.ok_or(StackEnd::UnknownRegister(self.within))
+    }
+
+    fn word(&mut self, at: u64) -> Result<u64, StackEnd> {
+        let word = self.memory.word(at);
+        word.ok_or(StackEnd::Unreadable(LiveAddr(at)))
+    }
+
+    fn saved(&mut self, saved: &Saved, cfa: u64) -> Result<Option<u64>, StackEnd> {
+        Ok(match saved {
+            Saved::Unknown => None,
+            Saved::At(offset) => Some(self.word(cfa.wrapping_add_signed(*offset))?),
+            Saved::Value(offset) => Some(cfa.wrapping_add_signed(*offset)),
+            Saved::Register(register) => self.registers.get(*register),
+            Saved::AtExpression(expression) => {
+                let at = self.evaluate(expression, Some(cfa))?;
+                Some(self.word(at)?)
+            }
+            Saved::ValueExpression(expression) => Some(self.evaluate(expression, Some(cfa))?),
+        })
+    }
+
+    fn evaluate(&mut self, expression: &Expression, initial: Option<u64>) -> Result<u64, StackEnd> {
+        let bytes = EndianSlice::new(&expression.bytes, LittleEndian);
+        let mut evaluation = Evaluation::new(bytes, expression.encoding);
+        evaluation.set_max_iterations(MOST_OPERATIONS);
+        if let Some(value) = initial {
+            evaluation.set_initial_value(value);
+        }
+        let bad = |_| StackEnd::NoUnwindInfo(self.within);
+        let mut result = evaluation.evaluate().map_err(bad)?;
+        loop {
+            result = match result {
+                EvaluationResult::Complete => break,
+                EvaluationResult::RequiresRegister { register, .. } => {
+                    let value = match register {
+                        X86_64::RA => self.registers.ip,
+                        other => self.register(other.0.into())?,
+                    };
+                    evaluation.resume_with_register(Value::Generic(value))
+                }
+                EvaluationResult::RequiresMemory { address, size, .. } => {
+                    let word = self.memory.word(address);
+                    let word = word.ok_or(StackEnd::Unreadable(LiveAddr(address)))?;
+                    let unused = 64 - 8 * u32::from(size.clamp(1, 8));
+                    evaluation.resume_with_memory(Value::Generic(word << unused >> unused))
+                }
+                _ => return Err(StackEnd::NoUnwindInfo(self.within)),
+            }
+            .map_err(bad)?;
+        }
+        let pieces = evaluation.result();
+        match pieces.last().map(|piece| &piece.location) {
+            Some(Location::Address { address }) => Ok(*address),
+            _ => Err(StackEnd::NoUnwindInfo(self.within)),
+        }
+    }
+}

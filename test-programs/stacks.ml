@@ -1,0 +1,73 @@
+(* A program without probes. Its threads wait, each below other kinds of frames: of OCaml, of C, of exception handlers,
+   finalisers and signal handlers. The name of the function says which. *)
+
+external call_back : (int -> int) -> int -> int = "stacks_call_back"
+
+external wait_in_alloca : Unix.file_descr -> int -> int = "stacks_wait_in_alloca"
+
+external wait_noalloc : (int[@untagged]) -> (int[@untagged])
+  = "stacks_no_bytecode" "stacks_wait_noalloc"
+  [@@noalloc]
+
+external many :
+  (int -> int) -> int -> int -> int -> int -> int -> int -> int -> int -> int
+  = "stacks_no_bytecode" "stacks_many"
+
+let never = fst (Unix.pipe ~cloexec:true ())
+let sink = ref 0
+let[@inline never] wait n = Unix.read never (Bytes.create 1) 0 1 + n
+
+let[@inline never] rec deep n f =
+  if n = 0 then f 1 + 1 else 1 + (try deep (n - 1) f with Exit -> n)
+
+let[@inline never] plain n = deep 3 wait + n
+let[@inline never] callback n = call_back (fun n -> deep 2 wait + n) n + 1
+let[@inline never] in_alloca n = wait_in_alloca never n + 1
+let[@inline never] arguments n = many wait n 2 3 4 5 6 7 8 + 1
+
+let[@inline never] raised n =
+  try
+    ignore (Sys.opaque_identity (deep 2 (fun _ -> raise Not_found)));
+    n
+  with Not_found -> ( try deep 2 wait with Exit -> n)
+
+let[@inline never] library n =
+  let table = Hashtbl.create 1 in
+  Hashtbl.replace table n n;
+  List.length
+    (List.sort
+       (fun a b ->
+         Hashtbl.iter (fun _ n -> Array.iter (fun n -> sink := wait n) [| n |]) table;
+         compare a b)
+       [ 2; 1 ])
+
+let[@inline never] finaliser n =
+  let finalised = ref (Bytes.create 100) in
+  Gc.finalise_last (fun () -> sink := wait n) finalised;
+  sink := Bytes.length !finalised;
+  while true do
+    Gc.full_major ()
+  done;
+  n
+
+let ways = [ plain; callback; in_alloca; arguments; raised; library; finaliser ]
+
+let[@inline never] callback_noalloc n = call_back (fun n -> deep 2 wait_noalloc + n) n + 1
+
+(* The last to wait, as it keeps the lock of the runtime. *)
+let[@inline never] in_signal n =
+  Sys.set_signal Sys.sigusr1 (Sys.Signal_handle (fun _ -> sink := callback_noalloc n));
+  Unix.kill (Unix.getpid ()) Sys.sigusr1;
+  while true do
+    sink := List.length (Sys.opaque_identity (List.init 3 Fun.id))
+  done
+
+let () =
+  Rounds.ready ();
+  Rounds.commands (function
+    | "wait" ->
+      List.iter (fun way -> ignore (Thread.create (fun n -> sink := way n) 1)) ways;
+      Thread.delay 0.05;
+      print_endline "waits";
+      in_signal 1
+    | line -> Rounds.unknown line)
