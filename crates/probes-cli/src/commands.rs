@@ -19,6 +19,7 @@ mod observe;
 mod observe_loop;
 mod open_target;
 mod picture_file;
+mod profile;
 mod ps;
 mod redraw;
 mod several;
@@ -67,6 +68,8 @@ pub(crate) enum Command {
     Gc(gc::Args),
     /// Show what all threads of a running process do now: their stacks, and what they wait for
     Stack(stack::Args),
+    /// Show where the time of a running process goes: on the processor, and waiting
+    Profile(profile::Args),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
     /// Show how often probes are hit or functions called, updated continuously; enable and disable probes by key
@@ -91,6 +94,7 @@ impl Command {
             Command::Watch(args) => args.output.messages,
             Command::Gc(args) => args.output.messages,
             Command::Stack(args) => args.output.messages,
+            Command::Profile(args) => args.output.messages,
             Command::Observe(args) => args.output.messages,
             Command::Top(args) => *args.messages,
             Command::Ps(args) => args.output.messages,
@@ -108,6 +112,7 @@ impl Command {
             | Command::Latency(_)
             | Command::Watch(_)
             | Command::Stack(_)
+            | Command::Profile(_)
             | Command::Observe(_)
             | Command::Top(_) => true,
             Command::Info(_)
@@ -134,6 +139,7 @@ impl Command {
             Command::Watch(args) => watch::run(&args),
             Command::Gc(args) => gc::run(&args),
             Command::Stack(args) => stack::run(&args),
+            Command::Profile(args) => profile::run(&args),
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),

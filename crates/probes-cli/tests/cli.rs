@@ -80,6 +80,8 @@ mod observed_functions; // programs compute the same while their functions are o
 mod observers; // one observer per process: refusal, take-over
 #[path = "cli/postgresql.rs"]
 mod postgresql; // real PostgreSQL, and its queries
+#[path = "cli/profile.rs"]
+mod profile; // where the time goes
 #[path = "cli/release_build.rs"]
 mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]

@@ -79,6 +79,7 @@ mod observe;
 mod observer;
 mod patch_plan;
 mod process;
+mod profile;
 mod runtime_events;
 mod select;
 mod site;
@@ -154,6 +155,9 @@ pub use stacks::{
     StackFrame, StackReport, Stacks, SystemCall, ThreadRole, ThreadStack, ThreadState, WaitsFor,
 };
 pub use unwind::StackEnd;
+
+// Profiles: where the time goes.
+pub use profile::{Activity, Profile, ProfiledStack, Profiler, ThreadTimes};
 
 // Patches: where a jump to a trampoline can be put in any code.
 pub use patch_plan::code::Code;

@@ -13,25 +13,26 @@ mod name;
 mod thread;
 mod wait;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::address::LiveAddr;
 use crate::error::{Error, Operation, Result};
 use crate::functions::Functions;
+use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{Process, denial};
 use crate::trace::tracer::with_tracer;
 use crate::unwind::memory::CachedPages;
 use crate::unwind::registers::Registers;
-use crate::unwind::{RawStack, StackEnd, Unwinder};
+use crate::unwind::{RawFrame, RawStack, StackEnd, Unwinder};
 use name::FrameNames;
 pub use name::{StackFrame, ThreadRole};
-use thread::{Moment, ThreadFiles};
+use thread::Moment;
+pub(crate) use thread::{Slices, ThreadFiles};
 pub use wait::{SystemCall, WaitsFor};
 
 /// How often a thread is read that runs again and again, before it is taken for a running one.
@@ -55,7 +56,7 @@ const STOP_LIMIT: Duration = Duration::from_millis(500);
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
 pub struct Stacks {
-    process: Process,
+    process: Arc<Process>,
     memory: ProcessMemory,
     functions: Functions,
     unwinder: Unwinder,
@@ -148,6 +149,22 @@ struct Reading {
     stack: Option<RawStack>,
 }
 
+/// What a thread does.
+pub(crate) enum Look {
+    Exited,
+    Running,
+    Blocked(Blocked),
+}
+
+/// A thread that does not run.
+pub(crate) struct Blocked {
+    pub(crate) state: ThreadState,
+    kernel_function: Option<String>,
+    pub(crate) stack: RawStack,
+    /// As long as they stay the same, it does not run.
+    pub(crate) slices: Slices,
+}
+
 impl Reading {
     /// Whether its registers are needed to know more.
     fn lacks_registers(&self) -> bool {
@@ -175,7 +192,7 @@ impl Stacks {
         let files = objects.filter_map(|object| Some((object.elf(), object.load_bias()?)));
         let unwinder = Unwinder::of(files);
         Ok(Stacks {
-            process,
+            process: Arc::new(process),
             memory,
             functions,
             unwinder,
@@ -215,12 +232,18 @@ impl Stacks {
         if readings.is_empty() {
             return Err(self.process.exited_or(nix::errno::Errno::ESRCH.into()));
         }
-        let lacking = readings.iter_mut().filter(|it| it.lacks_registers());
-        let lacking: Vec<&mut Reading> = lacking.collect();
+        let lacking = readings.iter().filter(|it| it.lacks_registers());
+        let lacking: HashSet<i32> = lacking.map(|it| it.tid).collect();
         let (mut stopped, mut not_stopped) = (None, None);
         if !is_live && !lacking.is_empty() {
-            match self.read_stopped(lacking) {
-                Ok(time) => stopped = Some(time),
+            match self.read_stopped(&lacking) {
+                Ok((mut stacks, time)) => {
+                    stopped = Some(time);
+                    for reading in &mut readings {
+                        let found = stacks.remove(&reading.tid);
+                        reading.stack = found.or(reading.stack.take());
+                    }
+                }
                 Err(error) if self.process.has_exited() => return Err(error),
                 Err(error) => not_stopped = Some(error),
             }
@@ -245,29 +268,45 @@ impl Stacks {
             kernel_function: None,
             stack: None,
         };
-        for _ in 0..ATTEMPTS {
-            let Some(moment) = files.moment()? else {
-                return Ok(None);
-            };
-            let Some(place) = moment.place() else {
-                break;
-            };
-            let state = self.state_at(&files, &moment);
-            let kernel_function = files.kernel_function();
-            let mut memory = CachedPages::new(&self.memory);
-            let registers = Registers::new(place.program_counter, place.stack_pointer);
-            let stack = self.unwinder.unwind(registers, &mut memory);
-            if files.moment()?.as_ref() == Some(&moment) {
-                reading.state = state;
-                reading.kernel_function = kernel_function;
-                reading.stack = Some(stack);
-                break;
+        match self.look(&files)? {
+            Look::Exited => return Ok(None),
+            Look::Running => {}
+            Look::Blocked(blocked) => {
+                reading.state = blocked.state;
+                reading.kernel_function = blocked.kernel_function;
+                reading.stack = Some(blocked.stack);
             }
         }
         Ok(Some(reading))
     }
 
-    fn state_at(&self, files: &ThreadFiles<'_>, moment: &Moment) -> ThreadState {
+    /// Returns what a thread does, without stopping it.
+    pub(crate) fn look(&mut self, files: &ThreadFiles) -> Result<Look> {
+        for _ in 0..ATTEMPTS {
+            let Some(moment) = files.moment()? else {
+                return Ok(Look::Exited);
+            };
+            let Some(place) = moment.place() else {
+                break;
+            };
+            let state = self.state_at(files, &moment);
+            let kernel_function = files.kernel_function();
+            let mut memory = CachedPages::new(&self.memory);
+            let registers = Registers::new(place.program_counter, place.stack_pointer);
+            let stack = self.unwinder.unwind(registers, &mut memory);
+            if files.moment()?.as_ref() == Some(&moment) {
+                return Ok(Look::Blocked(Blocked {
+                    state,
+                    kernel_function,
+                    stack,
+                    slices: moment.slices,
+                }));
+            }
+        }
+        Ok(Look::Running)
+    }
+
+    fn state_at(&self, files: &ThreadFiles, moment: &Moment) -> ThreadState {
         if files.is_stopped() {
             return ThreadState::Stopped;
         }
@@ -280,29 +319,27 @@ impl Stacks {
         }
     }
 
-    /// Stops the process and reads these threads; returns how long it was stopped.
-    fn read_stopped(&mut self, readings: Vec<&mut Reading>) -> Result<Duration> {
-        let (process, memory, unwinder) = (&self.process, &self.memory, &mut self.unwinder);
+    /// Stops the process and reads these threads; returns their stacks, and how long it was stopped.
+    pub(crate) fn read_stopped(
+        &mut self,
+        tids: &HashSet<i32>,
+    ) -> Result<(HashMap<i32, RawStack>, Duration)> {
+        let (process, memory, unwinder) = (&*self.process, &self.memory, &mut self.unwinder);
         process.refuse_self_and_ancestors()?;
-        let mut readings: HashMap<i32, &mut Reading> =
-            readings.into_iter().map(|it| (it.tid, it)).collect();
         with_tracer(&[process], |tracer| {
             let since = Instant::now();
             let stopped = tracer.stop(process, STOP_LIMIT)?;
             let mut pages = CachedPages::new(memory);
-            for tid in stopped.tids() {
-                let Some(reading) = readings.get_mut(&tid) else {
-                    continue;
-                };
-                let Ok(registers) = stopped.calls().registers(tid) else {
-                    continue;
-                };
-                let stack = unwinder.unwind(Registers::of_thread(&registers), &mut pages);
-                reading.stack = Some(stack);
+            let mut stacks = HashMap::new();
+            for tid in stopped.tids().filter(|tid| tids.contains(tid)) {
+                if let Ok(registers) = stopped.calls().registers(tid) {
+                    let stack = unwinder.unwind(Registers::of_thread(&registers), &mut pages);
+                    stacks.insert(tid, stack);
+                }
             }
             stopped.refuse_lost()?;
             drop(stopped);
-            Ok(since.elapsed())
+            Ok((stacks, since.elapsed()))
         })
     }
 
@@ -327,12 +364,24 @@ impl Stacks {
         }
     }
 
-    /// Returns the function and the source line of the code at an address.
-    pub fn name(&mut self, address: LiveAddr) -> Arc<StackFrame> {
-        let frame = crate::unwind::RawFrame {
-            address,
-            within: address,
-        };
+    /// Returns the function and the source line of a frame.
+    pub(crate) fn name(&mut self, frame: RawFrame) -> Arc<StackFrame> {
         self.names.of(&self.functions, frame)
+    }
+
+    pub(crate) fn process(&self) -> &Arc<Process> {
+        &self.process
+    }
+
+    /// Returns whether the process has executed another program.
+    pub(crate) fn has_executed(&self) -> bool {
+        matches!(self.memory.random_bytes(&self.process), Ok(None)) && !self.process.has_exited()
+    }
+
+    /// Returns whether code of a file is mapped that was not when the files were read.
+    pub(crate) fn has_loaded_more(&self) -> bool {
+        let mut mapped = self.functions.mapped().clone();
+        let maps = read_maps(&self.process).unwrap_or_default();
+        maps.iter().any(|mapping| mapped.insert(mapping))
     }
 }

@@ -124,7 +124,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let histograms = Histograms::new(targets, &reading, lasted, &args.histogram);
         outcome.print(output, output::histograms(output.format, &histograms));
         if let Some(picture_file) = picture_file {
-            let written = picture_file.write(&histograms.picture());
+            let written = picture_file.write(histograms.picture());
             outcome.failures.add(written);
         }
         let (many, sum) = histograms.sum();
@@ -174,7 +174,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let targets = outcome.targets.clone();
     let histograms = Histograms::new(&targets, &reading, lasted, &args.histogram);
     let text = output::histograms(output.format, &histograms);
-    let written = picture_file.map_or(Ok(()), |file| file.write(&histograms.picture()));
+    let written = picture_file.map_or(Ok(()), |file| file.write(histograms.picture()));
     let (many, sum) = histograms.sum();
     output.sum_up(&output.messages, many, || sum);
     outcome.finish(output, text).and(written)

@@ -205,7 +205,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let text = slow.unwrap_or_else(|| Ok(String::new()));
         outcome.print(output, text.and_then(|text| Ok(text + &figures?)));
         if let Some(picture_file) = picture_file {
-            let written = picture_file.write(&latencies.picture());
+            let written = picture_file.write(latencies.picture());
             outcome.failures.add(written);
         }
         let (lines, sum) = latencies.sum();
@@ -266,7 +266,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let targets = outcome.targets.clone();
     let latencies = Latencies::new(&targets, &reading, lasted, &sources);
     let text = output::latencies(output.format, &latencies);
-    let written = picture_file.map_or(Ok(()), |file| file.write(&latencies.picture()));
+    let written = picture_file.map_or(Ok(()), |file| file.write(latencies.picture()));
     let (lines, sum) = latencies.sum();
     output.sum_up(&output.messages, lines, || sum);
     let was_read = outcome.was_read;

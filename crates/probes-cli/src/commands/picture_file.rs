@@ -1,4 +1,4 @@
-//! [`PictureFile`]: the file of `-svg`.
+//! [`PictureFile`]: the file of `-svg`, and that of `profile -o`.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -23,10 +23,10 @@ impl PictureFile {
         }
     }
 
-    pub(super) fn write(mut self, picture: &str) -> Result<(), Failure> {
+    pub(super) fn write(mut self, picture: impl AsRef<[u8]>) -> Result<(), Failure> {
         // A pipe or a terminal has no length.
         let _ = self.file.set_len(0);
-        let written = self.file.write_all(picture.as_bytes());
+        let written = self.file.write_all(picture.as_ref());
         written.map_err(|error| Failure::WriteFile(self.path, error))
     }
 }

@@ -66,6 +66,24 @@ impl OutputOptions {
         Ok(output)
     }
 
+    /// The file that the answer is written to.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Opens standard output even if there is a file.
+    pub(crate) fn open_stdout(&self) -> Output {
+        Output {
+            format: match self.is_default_format {
+                true => default_format(&stdout()),
+                false => self.format,
+            },
+            messages: self.messages,
+            destination: Destination::Stdout,
+            reports_changes: self.reports_changes,
+        }
+    }
+
     /// Fails if the answer would overwrite `path`, the file that `flag` names.
     pub(crate) fn refuse_to_overwrite(&self, flag: &str, path: &Path) -> Result<(), Failure> {
         match &self.file {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::support::golden_file;
 
 /// The sections of docs/promises.md, in order.
-const SECTIONS: [&str; 22] = [
+const SECTIONS: [&str; 23] = [
     "Stopping and resuming",
     "Signals",
     "All or nothing",
@@ -35,6 +35,7 @@ const SECTIONS: [&str; 22] = [
     "Functions",
     "Runtime events",
     "Stacks",
+    "Profiles",
 ];
 
 const INTRODUCTION: &str = "\

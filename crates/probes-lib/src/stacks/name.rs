@@ -75,7 +75,7 @@ const OUTERMOST: usize = 8;
 
 impl ThreadRole {
     /// Finds out by the outermost frames.
-    pub(super) fn of(frames: &[Arc<StackFrame>], is_first: bool) -> ThreadRole {
+    pub(crate) fn of(frames: &[Arc<StackFrame>], is_first: bool) -> ThreadRole {
         if is_first {
             return ThreadRole::Main;
         }

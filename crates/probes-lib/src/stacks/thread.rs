@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 
@@ -12,8 +14,9 @@ use crate::process::status::Status;
 use crate::process::{Process, denial, is_gone};
 
 /// The open files of a thread.
-pub(super) struct ThreadFiles<'p> {
-    process: &'p Process,
+#[derive(Debug)]
+pub(crate) struct ThreadFiles {
+    process: Arc<Process>,
     folder: String,
     syscall: File,
     /// `None` if the kernel does not count time slices: then its counts of switches are used.
@@ -22,11 +25,27 @@ pub(super) struct ThreadFiles<'p> {
 
 /// A thread at one moment. If two of them are equal, it has not run in between.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Moment {
+pub(crate) struct Moment {
     /// The line of `/proc/PID/task/TID/syscall`: proc_pid_syscall(5).
     syscall: Vec<u8>,
     /// How often it has been switched to, and how long it has run.
-    slices: Vec<u8>,
+    pub(crate) slices: Slices,
+}
+
+/// How often a thread has been switched to, and how long it has run, as the kernel writes it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Slices(Vec<u8>);
+
+impl Slices {
+    /// Returns how long the thread has run, and how long it has waited for a processor; `None` if the kernel does not count that.
+    pub(crate) fn times(&self) -> Option<(Duration, Duration)> {
+        let text = std::str::from_utf8(&self.0).ok()?;
+        let mut numbers = text
+            .split_ascii_whitespace()
+            .map(|number| number.parse().ok());
+        let (run, wait) = (numbers.next()??, numbers.next()??);
+        Some((Duration::from_nanos(run), Duration::from_nanos(wait)))
+    }
 }
 
 /// Where a thread has entered the kernel.
@@ -41,13 +60,13 @@ pub(super) struct Place {
 /// No file of a thread that is read here is longer, but `status`.
 const MOST_BYTES: usize = 256;
 
-impl<'p> ThreadFiles<'p> {
+impl ThreadFiles {
     /// Opens the files of a thread; `None` if it has exited.
     ///
     /// # Errors
     ///
     /// If they may not be read.
-    pub(super) fn open(process: &'p Process, tid: i32) -> Result<Option<ThreadFiles<'p>>> {
+    pub(crate) fn open(process: &Arc<Process>, tid: i32) -> Result<Option<ThreadFiles>> {
         let folder = format!("task/{tid}");
         let open = |name: &str| process.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY);
         let Some(syscall) = unless_gone(process, &folder, open("syscall"))? else {
@@ -57,7 +76,7 @@ impl<'p> ThreadFiles<'p> {
         // The kernel writes zeros there if it does not count them.
         let schedstat = schedstat.filter(counts_slices);
         Ok(Some(ThreadFiles {
-            process,
+            process: process.clone(),
             syscall,
             schedstat,
             folder,
@@ -69,17 +88,26 @@ impl<'p> ThreadFiles<'p> {
     /// # Errors
     ///
     /// If that may not be read.
-    pub(super) fn moment(&self) -> Result<Option<Moment>> {
+    pub(crate) fn moment(&self) -> Result<Option<Moment>> {
         // In this order: a thread that runs after the first and is blocked again before the second has a new slice then.
+        let Some(slices) = self.slices()? else {
+            return Ok(None);
+        };
+        let syscall = unless_gone(&self.process, &self.folder, read(&self.syscall))?;
+        Ok(syscall.map(|syscall| Moment { syscall, slices }))
+    }
+
+    /// Returns what tells whether it has run between two calls; `None` if it has exited.
+    ///
+    /// # Errors
+    ///
+    /// If that may not be read.
+    pub(crate) fn slices(&self) -> Result<Option<Slices>> {
         let slices = match &self.schedstat {
             Some(file) => read(file),
             None => self.switches(),
         };
-        let Some(slices) = unless_gone(self.process, &self.folder, slices)? else {
-            return Ok(None);
-        };
-        let syscall = unless_gone(self.process, &self.folder, read(&self.syscall))?;
-        Ok(syscall.map(|syscall| Moment { syscall, slices }))
+        Ok(unless_gone(&self.process, &self.folder, slices)?.map(Slices))
     }
 
     fn switches(&self) -> io::Result<Vec<u8>> {
@@ -90,7 +118,7 @@ impl<'p> ThreadFiles<'p> {
     }
 
     /// Its name; empty if it has exited.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let name = self.process.read(&format!("{}/comm", self.folder));
         let name = name.unwrap_or_default();
         String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned()

@@ -1,0 +1,204 @@
+//! `profile`: where the time of a process goes.
+
+use std::iter;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use probes_lib::{Activity, Profile, Profiler, Target};
+
+use super::picture_file::PictureFile;
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::flags::{Checked, DurationFlag, OneProcess, OutputFlags, positive};
+use crate::output::{PictureKind, ProfileBy, ProfileReport, WarningKind};
+use crate::signals::{TerminationSignals, WaitEnd};
+use crate::text::number_of;
+
+const HELP: &str = "\
+Looks at all threads 99 times a second, and adds the time in between to what each of them does: on the processor, or
+waiting, and where. Blocked threads are not stopped; for those that run, the process is stopped for some 50 us each
+time, not at all with -live: then it is not known where they run. When the duration is over, on Ctrl-C, or when the
+process exits, it prints in plain format, times in seconds:
+    all SECONDS samples N threads N running S runnable S off S stopped S
+    SELF TOTAL FUNCTION
+running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel counts them. SELF is
+the time in the function itself, TOTAL also that in what it calls; the most SELF first. A system call that waits is a
+function in brackets: [read]. With -by stack, each line is TIME and the functions from the outermost to the innermost,
+with ; between them; with -by thread, TIME TID NAME; with -by syscall, TIME and the system call.
+
+Threads that only work for the runtime (tick, backup) count as idle; they are left out, except in the totals.
+With -o FILE, what is written depends on the name: a flame graph (.svg), folded stacks (.folded), a file for
+speedscope.app (.speedscope.json) or pprof (.pb.gz); anything else gets the answer. docs/profile.md says more.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ocaml-probes profile -pid N [FLAGS]", after_help = HELP)]
+#[command(next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    process: OneProcess,
+    #[command(flatten)]
+    until: DurationFlag,
+    /// Only the time on the processor
+    #[arg(long, group = "times")]
+    on_cpu: bool,
+    /// Only the time off the processor; stops nothing
+    #[arg(long, group = "times")]
+    off_cpu: bool,
+    /// Both; this is the default
+    #[arg(long, group = "times")]
+    wall: bool,
+    /// function, stack, thread or syscall
+    #[arg(long, value_name = "KEY", value_parser = ProfileBy::parse, default_value = "function")]
+    by: ProfileBy,
+    /// How often to look, in times a second, 1 to 1000
+    #[arg(long, value_name = "N", value_parser = frequency, default_value = "99")]
+    hz: u32,
+    /// Stop nothing
+    #[arg(long)]
+    live: bool,
+    #[command(flatten)]
+    pub(super) output: Checked<OutputFlags>,
+}
+
+fn frequency(typed: &str) -> Result<u32, String> {
+    match positive(typed) {
+        Ok(hz @ 1..=1000) => Ok(hz as u32),
+        _ => Err(format!("\"{typed}\" is not a number from 1 to 1000")),
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let pid = args.process.pid;
+    let picture = args.output.file().and_then(PictureKind::of);
+    let output = match picture {
+        Some(_) => args.output.open_stdout(),
+        None => args.output.open()?,
+    };
+    let output = &output.with_pid(pid);
+    let of_process = Failure::of_process(pid);
+    let target = Target::open_any(pid).map_err(&of_process)?;
+    // Threads that run are of no interest off the processor.
+    let is_live = args.live || args.off_cpu;
+    let mut profiler = Profiler::of_process(pid, is_live).map_err(&of_process)?;
+    let picture_file = match (picture, args.output.file()) {
+        (Some(kind), Some(path)) => Some((kind, PictureFile::create(path)?)),
+        _ => None,
+    };
+    let signals = TerminationSignals::block()?;
+    output.begin()?;
+    let ended = sample(args, &target, &mut profiler, &signals);
+    signals.unblock();
+    let (profile, program) = (profiler.profile(), profiler.program().to_owned());
+    let is_wanted = |activity| match activity {
+        Activity::Running => !args.off_cpu,
+        _ => !args.on_cpu,
+    };
+    let report = ProfileReport::new(pid, &program, &profile, args.by, is_wanted);
+    if let Some((kind, file)) = picture_file {
+        file.write(&report.picture(kind, &title(args, &program))?)?;
+    }
+    output.print_result(&report.text(output.format)?)?;
+    warn(args, &profile, &profiler.unreadable(), output);
+    ended.map_err(of_process)
+}
+
+fn title(args: &Args, program: &Path) -> String {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let what = match (args.on_cpu, args.off_cpu) {
+        (true, _) => "on the processor",
+        (_, true) => "off the processor",
+        _ => "all threads, on and off the processor",
+    };
+    format!("{name}, process {}: {what}", args.process.pid)
+}
+
+/// Samples until the time is over, a signal comes, or the process has exited.
+///
+/// # Errors
+///
+/// If the process cannot be sampled any more for another reason.
+fn sample(
+    args: &Args,
+    target: &Target,
+    profiler: &mut Profiler,
+    signals: &TerminationSignals,
+) -> Result<(), probes_lib::Error> {
+    let begun = Instant::now();
+    let end = args.until.duration.unwrap_or(Duration::MAX);
+    let period = Duration::from_secs(1) / args.hz;
+    let mut next = period;
+    loop {
+        let at = begun.elapsed();
+        let wait = next.min(end).saturating_sub(at);
+        let waited = signals.wait(iter::once(target), wait);
+        let is_over = begun.elapsed() >= end || !matches!(waited, Ok(WaitEnd::Timeout));
+        if let Ok(WaitEnd::Exited) = waited {
+            return Ok(());
+        }
+        match profiler.sample() {
+            Err(error) if error.is_gone() => return Ok(()),
+            sampled => sampled?,
+        }
+        if is_over {
+            return Ok(());
+        }
+        // A sample that took longer than the period is followed by one at once, not by several.
+        next = (next + period).max(begun.elapsed());
+    }
+}
+
+/// Says what may mislead.
+fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], output: &Output) {
+    let messages = output.messages;
+    let time_of = |is_so: &dyn Fn(&probes_lib::ProfiledStack) -> bool| -> Duration {
+        let stacks = profile.stacks.iter();
+        stacks.filter(|it| is_so(it)).map(|it| it.time).sum()
+    };
+    if let Some(why) = &profile.not_stopped {
+        let text = format!(
+            "the process could not be stopped, so that it is not known where it ran: {why}"
+        );
+        messages.warning(
+            WarningKind::UnreadStacks,
+            &text,
+            "end what traces it, or use -off-cpu",
+        );
+    } else if args.live && !args.off_cpu {
+        let unread = time_of(&|it| it.activity == Activity::Running);
+        if !unread.is_zero() {
+            let seconds = unread.as_secs_f64();
+            let text =
+                format!("where threads ran for {seconds:.1} s is not known: -live stops nothing");
+            messages.warning(
+                WarningKind::UnreadStacks,
+                &text,
+                "without -live, they are stopped for some 50 us",
+            );
+        }
+    }
+    let cut = time_of(&|it| it.end.is_some() && !it.is_complete());
+    if !cut.is_zero() {
+        let all = time_of(&|it| it.end.is_some()).as_secs_f64();
+        let share = 100.0 * cut.as_secs_f64() / all.max(1e-9);
+        let files = match unreadable {
+            [] => String::new(),
+            paths => {
+                let paths: Vec<String> = paths.iter().map(|it| it.display().to_string()).collect();
+                format!(
+                    "; {} could not be read: {}",
+                    number_of(paths.len(), "file"),
+                    paths.join(", ")
+                )
+            }
+        };
+        messages.warning(
+            WarningKind::CutStacks,
+            &format!("{share:.1} % of the time is of stacks that are cut or guessed{files}"),
+            "`ocaml-probes stack` shows why",
+        );
+    }
+    if profile.stops > 0 {
+        let mean = profile.stopped.as_micros() / u128::from(profile.stops);
+        messages.note(&format!("stopped {} times, {mean} us each", profile.stops));
+    }
+}

@@ -1,0 +1,239 @@
+//! `profile`: where the time of a process goes.
+
+use std::fs;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output, program};
+
+use crate::support::{command, object, run};
+
+/// Starts the tool with these flags, and waits until it has begun.
+fn profiling(flags: &[&str], pid: i32) -> Talker {
+    let tool = Talker::spawn(command(["profile", "-pid", &pid.to_string()]).args(flags));
+    eventually("it samples", || {
+        // Signals that would end it are blocked from when it begins.
+        let status = fs::read_to_string(format!("/proc/{}/status", tool.pid())).ok()?;
+        let blocked = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigBlk:\t"));
+        let blocked = u64::from_str_radix(blocked?.trim(), 16).unwrap();
+        (blocked & 2 != 0).then_some(())
+    });
+    tool
+}
+
+/// Interrupts it; returns its lines.
+fn lines(mut tool: Talker) -> Vec<String> {
+    kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
+    let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
+    assert_eq!(tool.guard().wait().code(), Some(0));
+    lines
+}
+
+fn profile_of_turns(target: &mut Talker, flags: &[&str], rounds: u32) -> (Vec<String>, [f64; 2]) {
+    let tool = profiling(flags, target.pid());
+    let answer = target.ask(&format!("turns {rounds}"), "turned");
+    let lines = lines(tool);
+    let mut times = answer
+        .split(' ')
+        .skip(1)
+        .map(|it| it.parse::<f64>().unwrap() / 1e9);
+    (lines, [times.next().unwrap(), times.next().unwrap()])
+}
+
+/// Asserts that a sampled time is near one that a program has measured: samples are few in a short test.
+#[track_caller]
+fn assert_near(found: f64, expected: f64) {
+    assert!(
+        (found - expected).abs() < 0.3 * expected,
+        "{found} {expected}"
+    );
+}
+
+fn function(profile: &Value, name: &str) -> (f64, f64) {
+    let mut functions = profile["functions"].as_array().unwrap().iter();
+    let function = functions.find(|it| it["function"] == name);
+    let function = function.unwrap_or_else(|| panic!("{name}: {profile}"));
+    let time = |field: &str| function[field].as_f64().unwrap();
+    (time("self_seconds"), time("total_seconds"))
+}
+
+// promise: Profiles: The kernel's times on and off the processor are those of the program's own clocks, and those of functions are near
+//    them (2 programs, 40 turns)
+#[test]
+fn times_are_those_of_the_program() {
+    for file in fixture_forms("turns") {
+        let mut target = Talker::start(&file);
+        let (lines, [computed, napped]) = profile_of_turns(&mut target, &["-json"], 40);
+        let [line] = &lines[..] else {
+            panic!("{lines:?}");
+        };
+        let profile = object(line);
+        let time = |field: &str| profile["times"][field].as_f64().unwrap();
+        // What the program does besides, and what the tool costs it: the stops.
+        let extra = time("running_seconds") - computed;
+        assert!(
+            (-0.001..0.05 * computed).contains(&extra),
+            "{extra} of {computed}"
+        );
+        assert!(time("off_seconds") >= 0.98 * napped, "{profile}");
+        assert_near(
+            function(&profile, "computes").1,
+            computed + time("runnable_seconds"),
+        );
+        assert_near(function(&profile, "naps").1, napped);
+        let total = function(&profile, "main").1;
+        assert!(total >= function(&profile, "naps").1 + function(&profile, "computes").1);
+        let stacks = profile["stacks"].as_array().unwrap();
+        let is_complete = |stack: &&Value| stack["stack"] == "complete";
+        let complete = stacks.iter().filter(is_complete).count();
+        assert_eq!(complete, stacks.len(), "{profile}");
+        let in_naps = stacks
+            .iter()
+            .find(|it| it["system_call"] == "clock_nanosleep");
+        assert_eq!(in_naps.unwrap()["state"], "blocked");
+    }
+}
+
+// promise: Profiles: -off-cpu stops nothing, and has only the time off the processor; -on-cpu has only the other
+#[test]
+fn time_on_and_off_processor_is_told_apart() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let (lines, [_, napped]) = profile_of_turns(&mut target, &["-off-cpu", "-by", "syscall"], 20);
+    let (head, rest) = lines.split_first().unwrap();
+    assert!(head.ends_with(" stopped 0.000000"), "{head}");
+    let times = rest.iter().map(|line| line.split_once(' ').unwrap());
+    let slept: f64 = times
+        .filter(|(_, call)| ["clock_nanosleep", "restart_syscall"].contains(call))
+        .map(|(time, _)| time.parse::<f64>().unwrap())
+        .sum();
+    assert_near(slept, napped);
+    assert!(
+        !lines
+            .iter()
+            .any(|line| line.contains("running") && line != head),
+        "{lines:?}"
+    );
+    let (lines, [computed, _]) = profile_of_turns(&mut target, &["-on-cpu"], 20);
+    let of = |name: &str| {
+        lines
+            .iter()
+            .find(|line| line.ends_with(&format!(" {name}")))
+    };
+    assert!(of("[clock_nanosleep]").is_none(), "{lines:?}");
+    let computes = of("computes").unwrap().split(' ').nth(1).unwrap().parse();
+    // Where the processor is shared, it also waits for one.
+    assert!(computes.unwrap_or(0.0) > 0.7 * computed, "{lines:?}");
+}
+
+// promise: Profiles: With -live, nothing is stopped, and how much is not known for that reason is said
+#[test]
+fn live_profile_says_what_it_lacks() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    target.send("turns 12");
+    let said = run(&format!("profile -live -pid {pid} -for 500ms"));
+    assert!(
+        said.stderr.contains("is not known: -live stops nothing"),
+        "{}",
+        said.stderr
+    );
+    assert!(
+        said.stdout.contains(" stopped 0.000000\n"),
+        "{}",
+        said.stdout
+    );
+    assert!(said.stdout.contains(" [not read]\n"), "{}", said.stdout);
+    target.expect("turned");
+}
+
+// promise: Profiles: The same stacks are in a flame graph, in folded stacks, and in the files of speedscope and pprof
+#[test]
+fn pictures_have_the_same_stacks() {
+    let scratch = Scratch::new();
+    let mut target = Talker::start(&fixture("turns.pie"));
+    for name in ["a.svg", "a.folded", "a.speedscope.json", "a.pb.gz"] {
+        let file = scratch.file(name);
+        let flags = ["-o", file.to_str().unwrap(), "-by", "thread"];
+        let (lines, _) = profile_of_turns(&mut target, &flags, 6);
+        assert!(lines[0].starts_with("all "), "{lines:?}");
+        let bytes = fs::read(&file).unwrap();
+        let text = match name {
+            "a.pb.gz" => {
+                let mut gzip = Command::new("gzip");
+                output(gzip.arg("-dc").arg(&file)).stdout
+            }
+            _ => bytes,
+        };
+        let text = String::from_utf8_lossy(&text);
+        for function in ["computes", "naps", "[clock_nanosleep]", "turns.pie "] {
+            assert!(text.contains(function), "{name}: {function}");
+        }
+        match name {
+            "a.folded" => {
+                let is_path = |line: &str| {
+                    let (path, time) = line.rsplit_once(' ').unwrap();
+                    path.starts_with("turns.pie ") && time.parse::<u64>().is_ok()
+                };
+                assert!(text.lines().all(is_path), "{text}");
+            }
+            "a.speedscope.json" => {
+                let file: Value = serde_json::from_str(&text).unwrap();
+                let profile = &file["profiles"][0];
+                let many = profile["samples"].as_array().unwrap().len();
+                assert_eq!(profile["weights"].as_array().unwrap().len(), many);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn idle_threads_of_the_runtime_are_left_out() {
+    let mut target = Talker::start(&program("stacks"));
+    let pid = target.pid();
+    target.ask("wait", "waits");
+    let profile = run(&format!("profile -json -pid {pid} -for 300ms")).json();
+    assert!(profile["idle_seconds"].as_f64().unwrap() > 0.0, "{profile}");
+    let stacks = profile["stacks"].as_array().unwrap();
+    assert!(
+        !stacks
+            .iter()
+            .any(|it| it.to_string().contains("caml_thread_tick"))
+    );
+    for way in ["plain", "callback", "finaliser"] {
+        assert!(function(&profile, &format!("Stacks.{way}")).1 > 0.0);
+    }
+}
+
+// promise: Profiles: A profile ends with what is known when the process exits, and says so when it executes another program
+#[test]
+fn profile_ends_with_the_process() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let mut tool = profiling(&[], target.pid());
+    target.ask("turns 2", "turned");
+    target.close_input();
+    assert!(target.guard().wait().success());
+    let first = tool.line().unwrap();
+    assert!(first.starts_with("all "), "{first}");
+    assert_eq!(tool.guard().wait().code(), Some(0));
+}
+
+#[test]
+fn flags_of_profiles_are_checked() {
+    for (flags, why) in [
+        ("-hz 0", "is not a number from 1 to 1000"),
+        ("-hz 1001", "is not a number from 1 to 1000"),
+        ("-by file", "there are function, stack, thread and syscall"),
+        ("-on-cpu -off-cpu", "-off-cpu"),
+    ] {
+        let said = run(&format!("profile -pid 1 {flags}"));
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.stderr.contains(why), "{}", said.stderr);
+    }
+    let error = run("profile -pid 2").failure();
+    assert!(error.contains("kernel thread"), "{error}");
+}
