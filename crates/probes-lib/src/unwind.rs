@@ -15,6 +15,7 @@
 mod fibers;
 mod guess;
 pub(crate) mod memory;
+mod ocaml;
 pub(crate) mod registers;
 mod step;
 mod tables;
@@ -181,7 +182,8 @@ impl Unwinder {
             is_guessed: false,
         };
         // The stack pointers of the frames that the last two changes of the stack have led to.
-        let mut switches = fibers::Switches::default();
+        let top = registers.get(RSP).unwrap_or(0);
+        let mut switches = fibers::Switches::beginning_at(top);
         while stack.frames.len() < MOST_FRAMES {
             let address = LiveAddr(registers.ip);
             let within = match is_exact {
@@ -189,6 +191,13 @@ impl Unwinder {
                 false => LiveAddr(registers.ip.wrapping_sub(1)),
             };
             stack.frames.push(RawFrame { address, within });
+            if is_exact && stack.frames.len() == 1 {
+                let handler = ocaml::handler_of_raised(&registers, memory);
+                if let Some(handler) = handler.filter(|it| self.has_code(LiveAddr(it.ip))) {
+                    registers = handler;
+                    continue;
+                }
+            }
             let next = self.next(
                 &mut registers,
                 within,
@@ -214,6 +223,24 @@ impl Unwinder {
         stack
     }
 
+    /// Returns the registers of the caller if the frame is a word longer than its rule says.
+    fn above_pushed(
+        &self,
+        rule: &Rule,
+        frame: Registers,
+        within: LiveAddr,
+        memory: &mut impl StackMemory,
+    ) -> Option<Registers> {
+        let Cfa::Register(RSP, offset) = rule.cfa else {
+            return None;
+        };
+        let cfa = frame.get(RSP)?.checked_add_signed(offset)?.checked_add(8)?;
+        let mut caller = frame;
+        step::step(rule, &mut caller, within, memory, Some(cfa)).ok()?;
+        let is_caller = guess::follows_call(self, caller.ip, None, memory);
+        (is_caller && self.has_code(LiveAddr(caller.ip))).then_some(caller)
+    }
+
     /// Replaces the registers of a frame by those of its caller.
     fn next(
         &mut self,
@@ -229,7 +256,14 @@ impl Unwinder {
             Err(end) => return Next::End(end),
         };
         let stack_pointer = registers.get(RSP).unwrap_or(0);
+        let before = *registers;
         let mut stepped = step::step(&rule, registers, within, memory, None);
+        if registers.ip < ocaml::LOWEST_CODE && stepped.is_ok() {
+            // Code of OCaml 5 has pushed a size, which the table does not know, to call `caml_call_realloc_stack`.
+            if let Some(caller) = self.above_pushed(&rule, before, within, memory) {
+                *registers = caller;
+            }
+        }
         if stepped == Err(StackEnd::Unreadable(LiveAddr(0))) {
             if let Some(cfa) = switches.cleared_parent(memory) {
                 stepped = step::step(&rule, registers, within, memory, Some(cfa));

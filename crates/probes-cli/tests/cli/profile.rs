@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output, program};
 
+use crate::stacks::check_complete;
 use crate::support::{command, object, run};
 
 /// Starts the tool with these flags, and waits until it has begun.
@@ -44,12 +45,13 @@ fn profile_of_turns(target: &mut Talker, flags: &[&str], rounds: u32) -> (Vec<St
     (lines, [times.next().unwrap(), times.next().unwrap()])
 }
 
-/// Asserts that a sampled time is near one that a program has measured: samples are few in a short test.
+/// Asserts that a sampled time is near one that a program has measured, from `least` to `most`: samples are few in a short test.
+/// Where processors are shared, a program measures also the time that it waits for one.
 #[track_caller]
-fn assert_near(found: f64, expected: f64) {
+fn assert_near(found: f64, least: f64, most: f64) {
     assert!(
-        (found - expected).abs() < 0.3 * expected,
-        "{found} {expected}"
+        0.7 * least < found && found < 1.3 * most,
+        "{found}: {least} to {most}"
     );
 }
 
@@ -79,12 +81,11 @@ fn times_are_those_of_the_program() {
             (-0.001..0.05 * computed).contains(&extra),
             "{extra} of {computed}"
         );
-        assert!(time("off_seconds") >= 0.98 * napped, "{profile}");
-        assert_near(
-            function(&profile, "computes").1,
-            computed + time("runnable_seconds"),
-        );
-        assert_near(function(&profile, "naps").1, napped);
+        let runnable = time("runnable_seconds");
+        assert!(time("off_seconds") + runnable >= 0.98 * napped, "{profile}");
+        let computes = function(&profile, "computes").1;
+        assert_near(computes, computed, computed + runnable);
+        assert_near(function(&profile, "naps").1, napped - runnable, napped);
         let total = function(&profile, "main").1;
         assert!(total >= function(&profile, "naps").1 + function(&profile, "computes").1);
         let stacks = profile["stacks"].as_array().unwrap();
@@ -110,7 +111,12 @@ fn time_on_and_off_processor_is_told_apart() {
         .filter(|(_, call)| ["clock_nanosleep", "restart_syscall"].contains(call))
         .map(|(time, _)| time.parse::<f64>().unwrap())
         .sum();
-    assert_near(slept, napped);
+    let runnable = head
+        .split(' ')
+        .skip_while(|word| *word != "runnable")
+        .nth(1);
+    let runnable: f64 = runnable.unwrap().parse().unwrap();
+    assert_near(slept, napped - runnable, napped);
     assert!(
         !lines
             .iter()
@@ -189,6 +195,16 @@ fn pictures_have_the_same_stacks() {
             _ => {}
         }
     }
+}
+
+// promise: Profiles: Stacks of running OCaml code are complete wherever it is interrupted, also where exceptions are raised (99 %
+//    of some 1,000)
+#[test]
+fn stacks_of_running_code_are_complete() {
+    let mut target = Talker::start(&program("calls"));
+    let pid = target.pid();
+    target.send("run 1 100000000");
+    check_complete(pid);
 }
 
 #[test]

@@ -85,3 +85,18 @@ pub(crate) fn check_waiting(
     let known = roles.iter().any(|role| role == "systhread");
     assert_eq!(ticks, known, "{roles:?}");
 }
+
+/// Profiles a process that is busy; checks that its stacks are complete.
+pub(crate) fn check_complete(pid: i32) {
+    let line = format!("profile -json -on-cpu -hz 997 -for 1s -pid {pid}");
+    let profile = run(&line).json();
+    let stacks = profile["stacks"].as_array().unwrap();
+    let samples = |stack: &Value| stack["samples"].as_u64().unwrap();
+    let all: u64 = stacks.iter().map(samples).sum();
+    let cut: Vec<&Value> = stacks
+        .iter()
+        .filter(|it| it["stack"] != "complete")
+        .collect();
+    let many: u64 = cut.iter().map(|it| samples(it)).sum();
+    assert!(all > 10 && 100 * many <= all, "{many} of {all}: {cut:?}");
+}

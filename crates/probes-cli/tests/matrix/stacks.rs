@@ -3,7 +3,7 @@
 use test_support::program_forms;
 
 use crate::chroot::{ChrootProgram, Isolation};
-use crate::json_stacks::check_waiting;
+use crate::json_stacks::{check_complete, check_waiting};
 
 // promise: Stacks: The stacks of OCaml 5 are those of gdb in its fibers, in the handlers of effects, through callbacks from C within fibers, where gdb stops early,
 //    and in domains; also in other namespaces (4 programs of 9 to 20 threads)
@@ -42,5 +42,19 @@ fn stacks_reach_through_fibers_and_callbacks() {
         check_waiting(program.pid, &ways, "Suspended", |way| {
             way.is_none_or(|way| !cut_by_gdb.contains(&way))
         });
+    }
+}
+
+// promise: Profiles: Stacks of running OCaml 5 are complete wherever it is interrupted, also where the runtime moves a stack (2 programs in each chroot, 99 % of some 1,000)
+#[test]
+fn stacks_of_running_code_are_complete() {
+    for (name, work) in [
+        ("calls", "run 1 100000000"),
+        ("ocaml5/fibers", "growing 100000000"),
+    ] {
+        let [file, _] = program_forms(name);
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        program.talker.send(work);
+        check_complete(program.pid);
     }
 }

@@ -11,7 +11,7 @@ const CONTINUATION_TAG: u64 = 245;
 const MOST_SEARCHED: u64 = 1 << 20;
 
 /// The stack pointers below and above each frame that has changed the stack.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Switches {
     /// Where the frames are that lie between the last two changes: those of C code, if there is a fiber on each side.
     above_last_but_one: u64,
@@ -20,6 +20,15 @@ pub(super) struct Switches {
 }
 
 impl Switches {
+    /// The innermost frames may be those of C code.
+    pub(super) fn beginning_at(stack_pointer: u64) -> Switches {
+        Switches {
+            above_last_but_one: stack_pointer,
+            below_last: stack_pointer,
+            above_last: stack_pointer,
+        }
+    }
+
     pub(super) fn add(&mut self, below: u64, above: u64) {
         self.above_last_but_one = self.above_last;
         self.below_last = below;

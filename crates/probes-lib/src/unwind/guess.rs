@@ -53,7 +53,7 @@ pub(super) fn caller(
 }
 
 /// Returns whether the instruction before `at` is a call, and one of this function as far as that is asked.
-fn follows_call(
+pub(super) fn follows_call(
     unwinder: &Unwinder,
     at: u64,
     callee: Option<&Rule>,
