@@ -70,4 +70,9 @@ let () =
       Thread.delay 0.05;
       print_endline "waits";
       in_signal 1
+    | "collect" ->
+      print_endline "collects";
+      while true do
+        Gc.full_major ()
+      done
     | line -> Rounds.unknown line)

@@ -139,7 +139,7 @@ impl Command {
             Command::Watch(args) => watch::run(&args),
             Command::Gc(args) => gc::run(&args),
             Command::Stack(args) => stack::run(&args),
-            Command::Profile(args) => profile::run(&args),
+            Command::Profile(args) => return profile::run(&args),
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),

@@ -45,6 +45,8 @@ pub(crate) enum Failure {
     NotRemoved(i32, Error),
     /// A file that was to be written cannot be.
     WriteFile(PathBuf, io::Error),
+    /// A program that was to be profiled cannot be started.
+    StartProgram(PathBuf, io::Error),
     /// There is no terminal to show a process on: why.
     NoTerminal(String, i32),
     /// The tool has too little memory to begin: how many bytes have to be free.
@@ -153,6 +155,7 @@ impl Failure {
             | Failure::Output(_)
             | Failure::DoneUnwritten(..)
             | Failure::WriteFile(..)
+            | Failure::StartProgram(..)
             | Failure::System(..) => None,
         }
     }
@@ -198,6 +201,9 @@ impl fmt::Display for Failure {
             }
             Failure::WriteFile(path, error) => {
                 write!(f, "cannot write {}: {}", path.display(), reason(error))
+            }
+            Failure::StartProgram(path, error) => {
+                write!(f, "cannot start {}: {}", path.display(), reason(error))
             }
             Failure::NoTerminal(why, _) => write!(f, "top needs a terminal, but {why}"),
             Failure::NoMemory { needed } => write!(

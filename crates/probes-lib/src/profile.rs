@@ -10,6 +10,7 @@
 //! exact. How long each thread has run, and waited for a processor, the kernel counts exactly.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,8 +28,11 @@ const MOST_FRAMES: usize = 1 << 22;
 /// How many threads have their files open; those of others are opened for each sample.
 const MOST_OPEN: usize = 256;
 
-/// How often it is checked whether the process has executed another program or loaded libraries.
+/// How often it is checked whether the process has executed another program.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How often, at most, it is checked whether libraries were loaded; only if there is code that is not known.
+const RELOAD_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Samples a process.
 ///
@@ -49,11 +53,14 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Profiler {
     stacks: Stacks,
     is_live: bool,
+    /// Where the functions of the collector are, if it is told apart whether they are at work.
+    collector: Vec<Range<u64>>,
     threads: HashMap<i32, Watched>,
     found: Found,
     begun: Instant,
     last: Instant,
     checked: Instant,
+    reloaded: Instant,
     samples: u64,
     stops: u64,
     stopped: Duration,
@@ -81,6 +88,7 @@ struct Key {
     tid: i32,
     name: Arc<str>,
     activity: Activity,
+    in_collection: bool,
     /// `None` if it is not known.
     stack: Option<Arc<(Vec<RawFrame>, StackEnd, bool)>>,
 }
@@ -180,6 +188,8 @@ pub struct ProfiledStack {
     pub role: ThreadRole,
     /// What it was doing.
     pub activity: Activity,
+    /// Whether some thread of the process was working for the garbage collector; see [`Profiler::tell_collections_apart`].
+    pub in_collection: bool,
     /// The innermost first; none if they could not be read.
     pub frames: Vec<Arc<StackFrame>>,
     /// Why there are no more.
@@ -214,11 +224,13 @@ impl Profiler {
         let mut profiler = Profiler {
             stacks,
             is_live,
+            collector: Vec::new(),
             threads: HashMap::new(),
             found: Found::default(),
             begun: now,
             last: now,
             checked: now,
+            reloaded: now,
             samples: 0,
             stops: 0,
             stopped: Duration::ZERO,
@@ -228,6 +240,16 @@ impl Profiler {
         // Threads that wait already are known to have waited until the first sample.
         profiler.look_at_all(Duration::ZERO, now)?;
         Ok(profiler)
+    }
+
+    /// From now on, tells apart whether some thread works for the garbage collector: whether a function of it is on a stack.
+    ///
+    /// # Errors
+    ///
+    /// If no function of the collector is known in the process: it has none of OCaml's, or no symbols.
+    pub fn tell_collections_apart(&mut self) -> Result<()> {
+        self.collector = self.stacks.code_of_collector()?;
+        Ok(())
     }
 
     /// The path of its program, as the kernel names it.
@@ -253,22 +275,35 @@ impl Profiler {
         self.samples += 1;
         if now.saturating_duration_since(self.checked) >= CHECK_INTERVAL {
             self.checked = now;
-            self.check()?;
+            self.refuse_executed()?;
         }
         Ok(())
     }
 
-    fn check(&mut self) -> Result<()> {
-        let pid = self.stacks.pid();
-        if self.stacks.has_executed() {
-            return Err(Error::of_process(pid, ProcessError::Executed));
+    fn refuse_executed(&self) -> Result<()> {
+        if !self.stacks.has_executed() {
+            return Ok(());
         }
-        let is_unknown = |key: &Key| {
-            let stack = key.stack.as_ref();
-            stack.is_some_and(|stack| matches!(stack.1, StackEnd::UnknownCode(_)))
-        };
-        if self.found.sums.keys().any(is_unknown) && self.stacks.has_loaded_more() {
-            self.stacks = Stacks::of_process(pid)?;
+        let pid = self.stacks.pid();
+        Err(Error::of_process(pid, ProcessError::Executed))
+    }
+
+    /// Reads the files of the process again if it has loaded some since.
+    fn reload(&mut self, now: Instant) -> Result<()> {
+        if now.saturating_duration_since(self.reloaded) < RELOAD_INTERVAL {
+            return Ok(());
+        }
+        self.reloaded = now;
+        self.refuse_executed()?;
+        if !self.stacks.has_loaded_more() {
+            return Ok(());
+        }
+        self.stacks = Stacks::of_process(self.stacks.pid())?;
+        if !self.collector.is_empty() {
+            self.collector = self.stacks.code_of_collector()?;
+        }
+        for thread in self.threads.values_mut() {
+            thread.blocked = None;
         }
         Ok(())
     }
@@ -287,11 +322,13 @@ impl Profiler {
             is_there
         });
         let mut running = HashSet::new();
-        let mut any = false;
+        let mut seen = Vec::new();
         for tid in tids {
             match self.look_at(tid, elapsed)? {
-                Some(Activity::Running) => any |= running.insert(tid),
-                Some(_) => any = true,
+                Some(key) if key.activity == Activity::Running => {
+                    running.insert(tid);
+                }
+                Some(key) => seen.push(key),
                 None => {
                     if let Some(thread) = self.threads.remove(&tid) {
                         self.ended.add(thread.times());
@@ -299,17 +336,39 @@ impl Profiler {
                 }
             }
         }
-        if !any {
+        if running.is_empty() && seen.is_empty() {
             return Err(process.exited_or(nix::errno::Errno::ESRCH.into()));
         }
-        self.add_running(&running, elapsed);
+        if !elapsed.is_zero() {
+            self.look_at_running(&running, &mut seen);
+        }
+        let is_unknown = |key: &Key| {
+            let stack = key.stack.as_ref();
+            stack.is_some_and(|stack| matches!(stack.1, StackEnd::UnknownCode(_)))
+        };
+        if seen.iter().any(is_unknown) {
+            self.reload(now)?;
+        }
+        let in_collection = seen.iter().any(|key| self.is_of_collector(key));
+        for mut key in seen {
+            key.in_collection = in_collection;
+            self.found.add(key, elapsed);
+        }
         // Stopping takes time, too.
         self.last = now;
         Ok(())
     }
 
-    /// Looks at a thread, and adds the time if it does not run; `None` if it has exited.
-    fn look_at(&mut self, tid: i32, elapsed: Duration) -> Result<Option<Activity>> {
+    /// Returns whether a thread works for the collector.
+    fn is_of_collector(&self, key: &Key) -> bool {
+        let frames = key.stack.iter().flat_map(|stack| &stack.0);
+        let mut addresses = frames.map(|frame| frame.within.0);
+        !self.collector.is_empty()
+            && addresses.any(|at| self.collector.iter().any(|code| code.contains(&at)))
+    }
+
+    /// Looks at a thread without stopping it; `None` if it has exited.
+    fn look_at(&mut self, tid: i32, elapsed: Duration) -> Result<Option<Key>> {
         let mut opened = None;
         if !self.threads.contains_key(&tid) {
             let Some(files) = ThreadFiles::open(self.stacks.process(), tid)? else {
@@ -347,41 +406,36 @@ impl Profiler {
         }
         if let Some((since, key)) = &thread.blocked {
             if *since == slices {
-                let activity = key.activity;
-                self.found.add(key, elapsed);
-                return Ok(Some(activity));
+                return Ok(Some(key.clone()));
             }
         }
         thread.blocked = None;
-        let activity = match self.stacks.look(files)? {
-            Look::Exited => return Ok(None),
-            Look::Running => Activity::Running,
-            Look::Blocked(blocked) => {
-                let key = Key {
-                    tid,
-                    name: thread.name.clone(),
-                    activity: Activity::of(&blocked.state),
-                    stack: Some(shared(blocked.stack)),
-                };
-                let activity = key.activity;
-                self.found.add(&key, elapsed);
-                thread.blocked = Some((blocked.slices, key));
-                activity
-            }
+        let mut key = Key {
+            tid,
+            name: thread.name.clone(),
+            activity: Activity::Running,
+            in_collection: false,
+            stack: None,
         };
+        match self.stacks.look(files)? {
+            Look::Exited => return Ok(None),
+            Look::Running => {}
+            Look::Blocked(blocked) => {
+                key.activity = Activity::of(&blocked.state);
+                key.stack = Some(shared(blocked.stack));
+                thread.blocked = Some((blocked.slices, key.clone()));
+            }
+        }
         if is_many {
             thread.files = None;
         }
-        Ok(Some(activity))
+        Ok(Some(key))
     }
 
-    /// Adds the time to the stacks of the threads that run.
-    fn add_running(&mut self, running: &HashSet<i32>, elapsed: Duration) {
-        if running.is_empty() || elapsed.is_zero() {
-            return;
-        }
+    /// Adds what the threads do that run.
+    fn look_at_running(&mut self, running: &HashSet<i32>, seen: &mut Vec<Key>) {
         let mut stacks = HashMap::new();
-        if !self.is_live {
+        if !self.is_live && !running.is_empty() {
             match self.stacks.read_stopped(running) {
                 Ok((found, time)) => {
                     stacks = found;
@@ -395,13 +449,13 @@ impl Profiler {
             let Some(thread) = self.threads.get(&tid) else {
                 continue;
             };
-            let key = Key {
+            seen.push(Key {
                 tid,
                 name: thread.name.clone(),
                 activity: Activity::Running,
+                in_collection: false,
                 stack: stacks.remove(&tid).map(shared),
-            };
-            self.found.add(&key, elapsed);
+            });
         }
     }
 
@@ -425,6 +479,7 @@ impl Profiler {
                 thread_name: key.name.to_string(),
                 role: ThreadRole::of(&frames, key.tid == self.stacks.pid()),
                 activity: key.activity,
+                in_collection: key.in_collection,
                 frames,
                 end,
                 is_guessed,
@@ -485,11 +540,10 @@ struct Found {
 
 impl Found {
     /// Adds time; once there are too many stacks, that of new ones is added to a stack without frames.
-    fn add(&mut self, key: &Key, time: Duration) {
-        if let Some(sum) = self.sums.get_mut(key) {
+    fn add(&mut self, mut key: Key, time: Duration) {
+        if let Some(sum) = self.sums.get_mut(&key) {
             return sum.add(time);
         }
-        let mut key = key.clone();
         let frames = key.stack.as_ref().map_or(0, |stack| stack.0.len());
         if self.sums.len() >= MOST_STACKS || self.frames + frames > MOST_FRAMES {
             key.stack = None;

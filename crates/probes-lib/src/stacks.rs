@@ -14,6 +14,7 @@ mod thread;
 mod wait;
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use crate::functions::Functions;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{Process, denial};
+use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::trace::tracer::with_tracer;
 use crate::unwind::memory::CachedPages;
 use crate::unwind::registers::Registers;
@@ -361,6 +363,25 @@ impl Stacks {
             frames,
             end,
             is_guessed,
+        }
+    }
+
+    /// Returns where the functions are that do the work of the collector.
+    pub(crate) fn code_of_collector(&self) -> Result<Vec<Range<u64>>> {
+        let mut code = Vec::new();
+        let mut missing = None;
+        for work in CollectorWork::ALL {
+            match self.functions.select(&[FunctionSelector::Collector(work)]) {
+                Ok(found) => code.extend(found.iter().filter_map(|it| {
+                    let start = it.address()?.0;
+                    Some(start..start.saturating_add(it.function.len()))
+                })),
+                Err(error) => missing = missing.or(Some(error)),
+            }
+        }
+        match missing {
+            Some(error) if code.is_empty() => Err(error),
+            _ => Ok(code),
         }
     }
 

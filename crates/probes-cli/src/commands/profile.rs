@@ -1,7 +1,10 @@
 //! `profile`: where the time of a process goes.
 
+use std::ffi::OsString;
 use std::iter;
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use probes_lib::{Activity, Profile, Profiler, Target};
@@ -9,7 +12,7 @@ use probes_lib::{Activity, Profile, Profiler, Target};
 use super::picture_file::PictureFile;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, DurationFlag, OneProcess, OutputFlags, positive};
+use crate::flags::{Checked, DurationFlag, OutputFlags, pid, positive};
 use crate::output::{PictureKind, ProfileBy, ProfileReport, WarningKind};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::number_of;
@@ -27,15 +30,23 @@ function in brackets: [read]. With -by stack, each line is TIME and the function
 with ; between them; with -by thread, TIME TID NAME; with -by syscall, TIME and the system call.
 
 Threads that only work for the runtime (tick, backup) count as idle; they are left out, except in the totals.
+With -gc, `collection running S off S` says how much of the time some thread worked for the garbage collector, and
+stacks begin with [collection] or [no collection].
 With -o FILE, what is written depends on the name: a flame graph (.svg), folded stacks (.folded), a file for
-speedscope.app (.speedscope.json) or pprof (.pb.gz); anything else gets the answer. docs/profile.md says more.";
+speedscope.app (.json) or pprof (.pb.gz); anything else gets the answer.
+
+With -prog FILE it starts the program, and exits with its status, or 128 plus the number of the signal that ended it. The
+answer is on standard error then, unless -o names a file. docs/profile.md says more.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes profile -pid N [FLAGS]", after_help = HELP)]
+#[command(override_usage = "\
+    ocaml-probes profile -pid N [FLAGS]
+       ocaml-probes profile -prog FILE [FLAGS] [-- ARGS]")]
+#[command(after_help = HELP)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    process: OneProcess,
+    profiled: Profiled,
     #[command(flatten)]
     until: DurationFlag,
     /// Only the time on the processor
@@ -56,8 +67,32 @@ pub(crate) struct Args {
     /// Stop nothing
     #[arg(long)]
     live: bool,
+    /// Tell apart what happens while the garbage collector is at work
+    #[arg(long)]
+    gc: bool,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
+    /// Arguments of the program
+    #[arg(
+        last = true,
+        id = "argument",
+        value_name = "ARGS",
+        help_heading = "Arguments",
+        requires = "prog"
+    )]
+    arguments: Vec<OsString>,
+}
+
+// A process, or a program to start.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct Profiled {
+    /// The process
+    #[arg(short, long, value_name = "N", value_parser = pid)]
+    pid: Option<i32>,
+    /// The program to start; with no slash in it, it is looked up in PATH
+    #[arg(long, value_name = "FILE")]
+    prog: Option<PathBuf>,
 }
 
 fn frequency(typed: &str) -> Result<u32, String> {
@@ -67,22 +102,59 @@ fn frequency(typed: &str) -> Result<u32, String> {
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let pid = args.process.pid;
-    let picture = args.output.file().and_then(PictureKind::of);
-    let output = match picture {
-        Some(_) => args.output.open_stdout(),
-        None => args.output.open()?,
+pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if let Some(pid) = args.profiled.pid {
+        let output = match picture_path(args) {
+            Some(_) => args.output.open_stdout(),
+            None => args.output.open()?,
+        };
+        return profile(args, pid, &output).map(|()| ExitCode::SUCCESS);
+    }
+    let Some(program) = &args.profiled.prog else {
+        // The flags are checked: there is one of them.
+        return Ok(ExitCode::FAILURE);
     };
-    let output = &output.with_pid(pid);
+    args.output.refuse_to_overwrite("-prog", program)?;
+    let output = match picture_path(args) {
+        Some(_) => args.output.open_stderr(),
+        None => args.output.open_beside_program()?,
+    };
+    let mut command = Command::new(program);
+    let mut child = command
+        .args(&args.arguments)
+        .spawn()
+        .map_err(|source| Failure::StartProgram(program.clone(), source))?;
+    let profiled = profile(args, child.id() as i32, &output);
+    // Its status is ours, whatever has become of the profile.
+    if let Err(failure) = &profiled {
+        output.messages.failure(failure);
+    }
+    let status = child
+        .wait()
+        .map_err(|source| Failure::System("wait for the program", source))?;
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    Ok(ExitCode::from(code.unwrap_or(1) as u8))
+}
+
+/// The file of a picture, if -o asks for one.
+fn picture_path(args: &Args) -> Option<(PictureKind, &Path)> {
+    let path = args.output.file()?;
+    Some((PictureKind::of(path)?, path))
+}
+
+fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
+    let output = &output.clone().with_pid(pid);
     let of_process = Failure::of_process(pid);
     let target = Target::open_any(pid).map_err(&of_process)?;
     // Threads that run are of no interest off the processor.
     let is_live = args.live || args.off_cpu;
     let mut profiler = Profiler::of_process(pid, is_live).map_err(&of_process)?;
-    let picture_file = match (picture, args.output.file()) {
-        (Some(kind), Some(path)) => Some((kind, PictureFile::create(path)?)),
-        _ => None,
+    if args.gc {
+        profiler.tell_collections_apart().map_err(&of_process)?;
+    }
+    let picture_file = match picture_path(args) {
+        Some((kind, path)) => Some((kind, PictureFile::create(path)?)),
+        None => None,
     };
     let signals = TerminationSignals::block()?;
     output.begin()?;
@@ -93,23 +165,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Activity::Running => !args.off_cpu,
         _ => !args.on_cpu,
     };
-    let report = ProfileReport::new(pid, &program, &profile, args.by, is_wanted);
+    let report = ProfileReport::new(pid, &program, &profile, args.by, args.gc, is_wanted);
     if let Some((kind, file)) = picture_file {
-        file.write(&report.picture(kind, &title(args, &program))?)?;
+        file.write(report.picture(kind, &title(args, pid, &program))?)?;
     }
     output.print_result(&report.text(output.format)?)?;
     warn(args, &profile, &profiler.unreadable(), output);
     ended.map_err(of_process)
 }
 
-fn title(args: &Args, program: &Path) -> String {
+fn title(args: &Args, pid: i32, program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let what = match (args.on_cpu, args.off_cpu) {
         (true, _) => "on the processor",
         (_, true) => "off the processor",
         _ => "all threads, on and off the processor",
     };
-    format!("{name}, process {}: {what}", args.process.pid)
+    format!("{name}, process {pid}: {what}")
 }
 
 /// Samples until the time is over, a signal comes, or the process has exited.

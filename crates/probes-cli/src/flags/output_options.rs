@@ -73,13 +73,20 @@ impl OutputOptions {
 
     /// Opens standard output even if there is a file.
     pub(crate) fn open_stdout(&self) -> Output {
+        self.open_stream(Destination::Stdout, &stdout())
+    }
+
+    /// The same of standard error.
+    pub(crate) fn open_stderr(&self) -> Output {
+        self.open_stream(Destination::Stderr, &stderr())
+    }
+
+    fn open_stream(&self, destination: Destination, stream: &impl IsTerminal) -> Output {
+        let default = self.is_default_format.then(|| default_format(stream));
         Output {
-            format: match self.is_default_format {
-                true => default_format(&stdout()),
-                false => self.format,
-            },
+            format: default.unwrap_or(self.format),
             messages: self.messages,
-            destination: Destination::Stdout,
+            destination,
             reports_changes: self.reports_changes,
         }
     }

@@ -58,7 +58,7 @@ impl PictureKind {
             PictureKind::Svg
         } else if name.ends_with(".folded") {
             PictureKind::Folded
-        } else if name.ends_with(".speedscope.json") {
+        } else if name.ends_with(".json") {
             PictureKind::Speedscope
         } else if name.ends_with(".pb.gz") {
             PictureKind::Pprof
@@ -84,6 +84,9 @@ pub(crate) struct ProfileReport {
     stopped_seconds: f64,
     /// The time of threads that only work for the runtime.
     idle_seconds: f64,
+    /// The times while some thread worked for the collector; only if that is told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_collection: Option<Split>,
     #[serde(skip)]
     by: ProfileBy,
     functions: Vec<Function>,
@@ -94,6 +97,13 @@ pub(crate) struct ProfileReport {
 struct Times {
     running_seconds: f64,
     runnable_seconds: f64,
+    off_seconds: f64,
+}
+
+/// Sampled times.
+#[derive(Debug, Serialize)]
+struct Split {
+    running_seconds: f64,
     off_seconds: f64,
 }
 
@@ -118,12 +128,15 @@ struct Stack {
     stack: &'static str,
     /// The innermost first.
     frames: Vec<String>,
+    /// Only if that is told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_collection: Option<bool>,
     #[serde(skip)]
     time: Duration,
 }
 
 impl Stack {
-    fn of(stack: &ProfiledStack) -> Stack {
+    fn of(stack: &ProfiledStack, tells_collections: bool) -> Stack {
         let (state, system_call) = match stack.activity {
             Activity::Running => ("running", None),
             Activity::Blocked(_) => ("blocked", stack.activity.leaf()),
@@ -160,15 +173,21 @@ impl Stack {
             } else {
                 frames
             },
+            in_collection: tells_collections.then_some(stack.in_collection),
             time: stack.time,
         }
     }
 
-    /// Its functions, the outermost first, with the thread before them if that is asked for.
+    /// Its functions, the outermost first; before them the thread, and whether there was a collection, if that is asked for.
     fn path(&self, by: ProfileBy) -> Vec<String> {
+        let collection = self.in_collection.map(|it| match it {
+            true => "[collection]".to_owned(),
+            false => "[no collection]".to_owned(),
+        });
         let thread = (by == ProfileBy::Thread).then(|| format!("{} {}", self.thread, self.tid));
         let frames = self.frames.iter().rev().cloned();
-        thread.into_iter().chain(frames).collect()
+        let roots = collection.into_iter().chain(thread);
+        roots.chain(frames).collect()
     }
 }
 
@@ -178,6 +197,7 @@ impl ProfileReport {
         program: &Path,
         profile: &Profile,
         by: ProfileBy,
+        tells_collections: bool,
         is_wanted: impl Fn(Activity) -> bool,
     ) -> ProfileReport {
         let is_idle =
@@ -185,7 +205,13 @@ impl ProfileReport {
         let wanted = profile.stacks.iter().filter(|it| is_wanted(it.activity));
         let (idle, busy): (Vec<_>, Vec<_>) = wanted.partition(is_idle);
         let idle: Duration = idle.iter().map(|it| it.time).sum();
-        let stacks: Vec<Stack> = busy.into_iter().map(Stack::of).collect();
+        let stacks = busy.into_iter();
+        let stacks: Vec<Stack> = stacks.map(|it| Stack::of(it, tells_collections)).collect();
+        let in_collection = |is_running: bool| -> f64 {
+            let stacks = stacks.iter().filter(|it| it.in_collection == Some(true));
+            let stacks = stacks.filter(|it| (it.state == "running") == is_running);
+            stacks.map(|it| it.seconds).sum()
+        };
         let seconds =
             |of: fn(&ThreadTimes) -> Duration| move |it: &ThreadTimes| of(it).as_secs_f64();
         ProfileReport {
@@ -203,6 +229,10 @@ impl ProfileReport {
             stops: profile.stops,
             stopped_seconds: profile.stopped.as_secs_f64(),
             idle_seconds: idle.as_secs_f64(),
+            in_collection: tells_collections.then(|| Split {
+                running_seconds: in_collection(true),
+                off_seconds: in_collection(false),
+            }),
             by,
             functions: functions(&stacks),
             stacks,
@@ -261,8 +291,15 @@ impl ProfileReport {
             or_not(|it| it.off_seconds),
             self.stopped_seconds,
         );
-        for (time, total, name) in self.rows() {
+        if let Some(split) = &self.in_collection {
             // Writing to a String does not fail.
+            let _ = writeln!(
+                text,
+                "collection running {:.3} off {:.3}",
+                split.running_seconds, split.off_seconds
+            );
+        }
+        for (time, total, name) in self.rows() {
             let _ = match total {
                 Some(total) => writeln!(text, "{time:.3} {total:.3} {name}"),
                 None => writeln!(text, "{time:.3} {name}"),
@@ -302,6 +339,13 @@ impl ProfileReport {
                 text,
                 ": {:.2} s on the processor, {:.2} s waiting for one, {:.2} s off it",
                 times.running_seconds, times.runnable_seconds, times.off_seconds
+            );
+        }
+        if let Some(split) = &self.in_collection {
+            let _ = write!(
+                text,
+                "; during collections {:.2} s on the processor, {:.2} s off it (sampled)",
+                split.running_seconds, split.off_seconds
             );
         }
         if self.idle_seconds > 0.0 {

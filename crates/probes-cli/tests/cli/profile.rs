@@ -1,19 +1,20 @@
 //! `profile`: where the time of a process goes.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output, program};
 
-use crate::stacks::check_complete;
+use crate::stacks::{check_collections, check_complete};
 use crate::support::{command, object, run};
 
 /// Starts the tool with these flags, and waits until it has begun.
 fn profiling(flags: &[&str], pid: i32) -> Talker {
-    let tool = Talker::spawn(command(["profile", "-pid", &pid.to_string()]).args(flags));
+    let mut tool = command(["profile", "-pid", &pid.to_string()]);
+    let tool = Talker::spawn(tool.args(flags).stderr(Stdio::piped()));
     eventually("it samples", || {
         // Signals that would end it are blocked from when it begins.
         let status = fs::read_to_string(format!("/proc/{}/status", tool.pid())).ok()?;
@@ -161,7 +162,7 @@ fn live_profile_says_what_it_lacks() {
 fn pictures_have_the_same_stacks() {
     let scratch = Scratch::new();
     let mut target = Talker::start(&fixture("turns.pie"));
-    for name in ["a.svg", "a.folded", "a.speedscope.json", "a.pb.gz"] {
+    for name in ["a.svg", "a.folded", "a.json", "a.pb.gz"] {
         let file = scratch.file(name);
         let flags = ["-o", file.to_str().unwrap(), "-by", "thread"];
         let (lines, _) = profile_of_turns(&mut target, &flags, 6);
@@ -186,7 +187,7 @@ fn pictures_have_the_same_stacks() {
                 };
                 assert!(text.lines().all(is_path), "{text}");
             }
-            "a.speedscope.json" => {
+            "a.json" => {
                 let file: Value = serde_json::from_str(&text).unwrap();
                 let profile = &file["profiles"][0];
                 let many = profile["samples"].as_array().unwrap().len();
@@ -239,6 +240,19 @@ fn profile_ends_with_the_process() {
 }
 
 #[test]
+fn profile_ends_when_another_program_is_executed() {
+    let mut target = Talker::start(&fixture("exec_self.pie"));
+    let pid = target.pid();
+    let tool = profiling(&[], pid);
+    target.send("exec");
+    target.expect("ready");
+    let (lines, said, status) = crate::observers::rest(tool);
+    assert!(lines[0].starts_with("all "), "{lines:?}");
+    assert!(said.contains("executed a new program"), "{said}");
+    assert_eq!(status, Some(1));
+}
+
+#[test]
 fn flags_of_profiles_are_checked() {
     for (flags, why) in [
         ("-hz 0", "is not a number from 1 to 1000"),
@@ -252,4 +266,61 @@ fn flags_of_profiles_are_checked() {
     }
     let error = run("profile -pid 2").failure();
     assert!(error.contains("kernel thread"), "{error}");
+}
+
+/// Runs `profile -prog` on a program that takes its commands from a file.
+fn profile_program(flags: &[&str], commands: &str) -> (i32, String, String) {
+    let scratch = Scratch::new();
+    let input = scratch.file("input");
+    fs::write(&input, commands).unwrap();
+    let mut tool = command(["profile", "-prog"]);
+    tool.arg(fixture("turns.pie")).args(flags);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$@\" < \"$0\""]).arg(&input);
+    shell.arg(tool.get_program()).args(tool.get_args());
+    let said = output(&mut shell);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (
+        said.status.code().unwrap(),
+        text(said.stdout),
+        text(said.stderr),
+    )
+}
+
+// promise: Profiles: A program that is started is profiled until it exits, and its output and status are its own
+#[test]
+fn started_program_is_profiled_until_it_exits() {
+    let (status, stdout, stderr) = profile_program(&[], "turns 10\nquit\n");
+    assert_eq!(status, 0, "{stderr}");
+    assert!(stdout.starts_with("ready\nturned "), "{stdout}");
+    assert!(
+        stderr.starts_with("all ") && stderr.contains(" computes\n"),
+        "{stderr}"
+    );
+    let scratch = Scratch::new();
+    let file = scratch.file("flame.svg");
+    let flags = ["-o", file.to_str().unwrap()];
+    let (status, stdout, stderr) = profile_program(&flags, "turns 4\nquit\n");
+    assert!(
+        status == 0 && stdout.starts_with("ready\nturned "),
+        "{stderr}"
+    );
+    assert!(stderr.starts_with("all "), "{stderr}");
+    assert!(fs::read_to_string(&file).unwrap().contains("naps"));
+    let error = run("profile -prog /nonexistent/program").failure();
+    assert_eq!(
+        error,
+        "ocaml-probes: cannot start /nonexistent/program: No such file or directory\n"
+    );
+}
+
+// promise: Profiles: With -gc, time during collections is told apart, also in the stacks
+#[test]
+fn collections_are_told_apart() {
+    let mut target = Talker::start(&program("stacks"));
+    target.ask("collect", "collects");
+    check_collections(target.pid());
+    let target = Talker::start(&fixture("turns.pie"));
+    let error = run(&format!("profile -gc -pid {}", target.pid())).failure();
+    assert!(error.contains("runtime"), "{error}");
 }

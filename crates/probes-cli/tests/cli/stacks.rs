@@ -100,3 +100,32 @@ pub(crate) fn check_complete(pid: i32) {
     let many: u64 = cut.iter().map(|it| samples(it)).sum();
     assert!(all > 10 && 100 * many <= all, "{many} of {all}: {cut:?}");
 }
+
+/// Profiles a process that does nothing but collect garbage; checks that nearly all its time is of collections.
+pub(crate) fn check_collections(pid: i32) {
+    let profile = run(&format!("profile -gc -json -on-cpu -pid {pid} -for 500ms")).json();
+    let stacks = profile["stacks"].as_array().unwrap().iter();
+    let seconds = |stack: &Value| stack["seconds"].as_f64().unwrap();
+    let all: f64 = stacks.clone().map(seconds).sum();
+    let told: f64 = stacks
+        .filter(|it| it["in_collection"] == true)
+        .map(seconds)
+        .sum();
+    let running = profile["in_collection"]["running_seconds"]
+        .as_f64()
+        .unwrap();
+    assert!(
+        (running - told).abs() < 0.001 && told > 0.8 * all,
+        "{profile}"
+    );
+    let lines = run(&format!("profile -gc -pid {pid} -by stack -for 200ms")).answer();
+    assert!(
+        lines
+            .lines()
+            .nth(1)
+            .unwrap()
+            .starts_with("collection running "),
+        "{lines}"
+    );
+    assert!(lines.contains(" [collection];"), "{lines}");
+}

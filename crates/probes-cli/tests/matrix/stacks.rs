@@ -3,7 +3,7 @@
 use test_support::program_forms;
 
 use crate::chroot::{ChrootProgram, Isolation};
-use crate::json_stacks::{check_complete, check_waiting};
+use crate::json_stacks::{check_collections, check_complete, check_waiting};
 
 // promise: Stacks: The stacks of OCaml 5 are those of gdb in its fibers, in the handlers of effects, through callbacks from C within fibers, where gdb stops early,
 //    and in domains; also in other namespaces (4 programs of 9 to 20 threads)
@@ -57,4 +57,12 @@ fn stacks_of_running_code_are_complete() {
         program.talker.send(work);
         check_complete(program.pid);
     }
+}
+
+#[test]
+fn collections_of_ocaml_5_are_told_apart() {
+    let [file, _] = program_forms("stacks");
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    program.talker.ask("collect", "collects");
+    check_collections(program.pid);
 }

@@ -66,6 +66,15 @@ pub enum CollectorWork {
 }
 
 impl CollectorWork {
+    /// All there is.
+    pub(crate) const ALL: [CollectorWork; 5] = [
+        CollectorWork::Minor,
+        CollectorWork::Slice,
+        CollectorWork::Major,
+        CollectorWork::Compact,
+        CollectorWork::StopTheWorld,
+    ];
+
     /// Returns the word that [`FromStr`] reads.
     pub(crate) fn word(self) -> &'static str {
         match self {
