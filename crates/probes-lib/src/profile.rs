@@ -64,6 +64,7 @@ pub struct Profiler {
     samples: u64,
     stops: u64,
     stopped: Duration,
+    last_stop: Duration,
     not_stopped: Option<Error>,
     ended: ThreadTimes,
 }
@@ -234,6 +235,7 @@ impl Profiler {
             samples: 0,
             stops: 0,
             stopped: Duration::ZERO,
+            last_stop: Duration::ZERO,
             not_stopped: None,
             ended: ThreadTimes::default(),
         };
@@ -260,6 +262,12 @@ impl Profiler {
     /// The files that are mapped with code in them, and could not be read: stacks end at their code.
     pub fn unreadable(&self) -> Vec<PathBuf> {
         self.stacks.unreadable().collect()
+    }
+
+    /// Returns how long to wait until the next sample at least, so that the process is stopped for no more than 2 % of the time. Where
+    /// processors are shared, a stop takes longer.
+    pub fn least_pause(&self) -> Duration {
+        self.last_stop.saturating_mul(49)
     }
 
     /// Looks at all threads, and adds the time since the last call to what they do.
@@ -435,12 +443,14 @@ impl Profiler {
     /// Adds what the threads do that run.
     fn look_at_running(&mut self, running: &HashSet<i32>, seen: &mut Vec<Key>) {
         let mut stacks = HashMap::new();
+        self.last_stop = Duration::ZERO;
         if !self.is_live && !running.is_empty() {
             match self.stacks.read_stopped(running) {
                 Ok((found, time)) => {
                     stacks = found;
                     self.stops += 1;
                     self.stopped += time;
+                    self.last_stop = time;
                 }
                 Err(error) => self.not_stopped = Some(error),
             }

@@ -17,6 +17,9 @@ use crate::output::{PictureKind, ProfileBy, ProfileReport, WarningKind};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::number_of;
 
+/// How long a program that was started may take until its memory is set up.
+const EXECUTING: Duration = Duration::from_secs(1);
+
 const HELP: &str = "\
 Looks at all threads 99 times a second, and adds the time in between to what each of them does: on the processor, or
 waiting, and where. Blocked threads are not stopped; for those that run, the process is stopped for some 50 us each
@@ -126,8 +129,14 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         .map_err(|source| Failure::StartProgram(program.clone(), source))?;
     let profiled = profile(args, child.id() as i32, &output);
     // Its status is ours, whatever has become of the profile.
-    if let Err(failure) = &profiled {
-        output.messages.failure(failure);
+    match &profiled {
+        Err(_) if matches!(child.try_wait(), Ok(Some(_))) => output.messages.warning(
+            WarningKind::UnreadStacks,
+            "the program exited before its profile could begin",
+            "profile a longer run of it",
+        ),
+        Err(failure) => output.messages.failure(failure),
+        Ok(()) => {}
     }
     let status = child
         .wait()
@@ -145,10 +154,7 @@ fn picture_path(args: &Args) -> Option<(PictureKind, &Path)> {
 fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let output = &output.clone().with_pid(pid);
     let of_process = Failure::of_process(pid);
-    let target = Target::open_any(pid).map_err(&of_process)?;
-    // Threads that run are of no interest off the processor.
-    let is_live = args.live || args.off_cpu;
-    let mut profiler = Profiler::of_process(pid, is_live).map_err(&of_process)?;
+    let (target, mut profiler) = open(args, pid).map_err(&of_process)?;
     if args.gc {
         profiler.tell_collections_apart().map_err(&of_process)?;
     }
@@ -172,6 +178,27 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     output.print_result(&report.text(output.format)?)?;
     warn(args, &profile, &profiler.unreadable(), output);
     ended.map_err(of_process)
+}
+
+fn open(args: &Args, pid: i32) -> Result<(Target, Profiler), probes_lib::Error> {
+    // Threads that run are of no interest off the processor.
+    let is_live = args.live || args.off_cpu;
+    let begun = Instant::now();
+    loop {
+        let target = Target::open_any(pid);
+        let opened = target.and_then(|it| Ok((it, Profiler::of_process(pid, is_live)?)));
+        match opened {
+            // The kernel says that a program was started before it has set up its memory.
+            Err(error)
+                if error.is_executed()
+                    && args.profiled.prog.is_some()
+                    && begun.elapsed() < EXECUTING =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            opened => return opened,
+        }
+    }
 }
 
 fn title(args: &Args, pid: i32, program: &Path) -> String {
@@ -215,7 +242,7 @@ fn sample(
             return Ok(());
         }
         // A sample that took longer than the period is followed by one at once, not by several.
-        next = (next + period).max(begun.elapsed());
+        next = (next + period).max(begun.elapsed() + profiler.least_pause());
     }
 }
 

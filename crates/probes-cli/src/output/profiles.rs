@@ -16,6 +16,9 @@ use super::format::{Format, VERSION, json};
 use super::table::table;
 use crate::failure::Failure;
 
+/// What has less of the time is not drawn, in percent.
+const LEAST_DRAWN: f64 = 0.2;
+
 /// What times are added up by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProfileBy {
@@ -371,15 +374,17 @@ impl ProfileReport {
 
     /// The lines of other tools: functions with ; between them, and the microseconds.
     fn folded_lines(&self) -> Vec<String> {
-        let folded = self.folded().into_iter();
-        let line = |(path, time): (Vec<String>, u64)| {
-            let path: Vec<String> = path
-                .iter()
-                .map(|name| name.replace([';', '\n'], ":"))
-                .collect();
-            format!("{} {time}", path.join(";"))
-        };
-        folded.map(line).collect()
+        lines(self.folded())
+    }
+
+    /// The same without the calls of a function by itself: recursion may be thousands of frames deep.
+    fn drawn_lines(&self) -> Vec<String> {
+        let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
+        for (mut path, time) in self.folded() {
+            path.dedup();
+            *sums.entry(path).or_default() += time;
+        }
+        lines(sums)
     }
 
     pub(crate) fn picture(&self, kind: PictureKind, title: &str) -> Result<Vec<u8>, Failure> {
@@ -396,7 +401,7 @@ impl ProfileReport {
     }
 
     fn svg(&self, title: &str) -> Result<Vec<u8>, Failure> {
-        let lines = self.folded_lines();
+        let lines = self.drawn_lines();
         let lines: Vec<&str> = match lines.is_empty() {
             true => vec!["[nothing] 1"],
             false => lines.iter().map(|line| &**line).collect(),
@@ -404,13 +409,14 @@ impl ProfileReport {
         let mut options = flamegraph::Options::default();
         options.title = title.to_owned();
         options.count_name = "us".to_owned();
+        options.min_width = LEAST_DRAWN;
         options.deterministic = true;
         let mut svg = Vec::new();
         let drawn = flamegraph::from_lines(&mut options, lines, &mut svg);
         drawn.map(|()| svg).map_err(Failure::Output)
     }
 
-    /// The format of speedscope.app: https://www.speedscope.app/file-format-schema.json
+    /// The format of speedscope.app: <https://www.speedscope.app/file-format-schema.json>
     fn speedscope(&self, title: &str) -> String {
         let (mut indexes, mut frames): (HashMap<String, usize>, Vec<_>) = Default::default();
         let (mut samples, mut weights) = (Vec::new(), Vec::new());
@@ -437,6 +443,14 @@ impl ProfileReport {
         });
         format!("{file}\n")
     }
+}
+
+fn lines(folded: impl IntoIterator<Item = (Vec<String>, u64)>) -> Vec<String> {
+    let line = |(path, time): (Vec<String>, u64)| {
+        let names = path.iter().map(|name| name.replace([';', '\n'], ":"));
+        format!("{} {time}", names.collect::<Vec<_>>().join(";"))
+    };
+    folded.into_iter().map(line).collect()
 }
 
 /// The times of each function, in itself and with what it calls; most time in itself first.
