@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit};
+use nix::time::{ClockId, clock_gettime};
+
 use crate::error::{Error, ProcessError, Result};
 use crate::stacks::{
     Look, Slices, StackFrame, Stacks, SystemCall, ThreadFiles, ThreadRole, ThreadState,
@@ -25,8 +28,9 @@ use crate::unwind::{RawFrame, RawStack, StackEnd};
 const MOST_STACKS: usize = 1 << 16;
 const MOST_FRAMES: usize = 1 << 22;
 
-/// How many threads have their files open; those of others are opened for each sample.
-const MOST_OPEN: usize = 256;
+/// How many descriptors are left to others. As long as there are more, two files of each thread stay open; those of other threads
+/// are opened for each sample, which takes four times as long.
+const LEFT_TO_OTHERS: u64 = 128;
 
 /// How often it is checked whether the process has executed another program.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -53,6 +57,8 @@ const RELOAD_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Profiler {
     stacks: Stacks,
     is_live: bool,
+    /// How many threads have their files open at most.
+    most_open: usize,
     /// Where the functions of the collector are, if it is told apart whether they are at work.
     collector: Vec<Range<u64>>,
     threads: HashMap<i32, Watched>,
@@ -65,6 +71,7 @@ pub struct Profiler {
     stops: u64,
     stopped: Duration,
     last_stop: Duration,
+    last_look: Duration,
     not_stopped: Option<Error>,
     ended: ThreadTimes,
 }
@@ -225,6 +232,7 @@ impl Profiler {
         let mut profiler = Profiler {
             stacks,
             is_live,
+            most_open: most_open(),
             collector: Vec::new(),
             threads: HashMap::new(),
             found: Found::default(),
@@ -236,6 +244,7 @@ impl Profiler {
             stops: 0,
             stopped: Duration::ZERO,
             last_stop: Duration::ZERO,
+            last_look: Duration::ZERO,
             not_stopped: None,
             ended: ThreadTimes::default(),
         };
@@ -264,10 +273,11 @@ impl Profiler {
         self.stacks.unreadable().collect()
     }
 
-    /// Returns how long to wait until the next sample at least, so that the process is stopped for no more than 2 % of the time. Where
-    /// processors are shared, a stop takes longer.
+    /// Returns how long to wait until the next sample at least, so that the process is stopped for no more than 2 % of the time, and
+    /// looking at its threads takes no more than 5 % of a processor. Where processors are shared, a stop takes longer.
     pub fn least_pause(&self) -> Duration {
-        self.last_stop.saturating_mul(49)
+        let (stop, look) = (self.last_stop, self.last_look);
+        stop.saturating_mul(49).max(look.saturating_mul(19))
     }
 
     /// Looks at all threads, and adds the time since the last call to what they do.
@@ -277,9 +287,11 @@ impl Profiler {
     /// If the process has exited, or executed another program, or may not be read. What was found is still there.
     pub fn sample(&mut self) -> Result<()> {
         let now = Instant::now();
+        let begun = processor_time();
         let elapsed = now.saturating_duration_since(self.last);
         self.look_at_all(elapsed, now)?;
         self.last = now;
+        self.last_look = processor_time().saturating_sub(begun);
         self.samples += 1;
         if now.saturating_duration_since(self.checked) >= CHECK_INTERVAL {
             self.checked = now;
@@ -392,7 +404,7 @@ impl Profiler {
             };
             self.threads.insert(tid, watched);
         }
-        let is_many = self.threads.len() > MOST_OPEN;
+        let is_many = self.threads.len() > self.most_open;
         let Some(thread) = self.threads.get_mut(&tid) else {
             return Ok(None);
         };
@@ -534,6 +546,17 @@ impl Watched {
                 .saturating_sub(running.saturating_add(runnable)),
         }
     }
+}
+
+/// Returns how long this thread has run.
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Returns how many threads may have their files open.
+fn most_open() -> usize {
+    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
+    usize::try_from(limit.saturating_sub(LEFT_TO_OTHERS) / 2).unwrap_or(usize::MAX)
 }
 
 fn shared(stack: RawStack) -> Arc<(Vec<RawFrame>, StackEnd, bool)> {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use probes_lib::{Activity, Profile, Profiler, Target};
 
 use super::picture_file::PictureFile;
@@ -154,6 +156,10 @@ fn picture_path(args: &Args) -> Option<(PictureKind, &Path)> {
 fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let output = &output.clone().with_pid(pid);
     let of_process = Failure::of_process(pid);
+    // For the files of many threads. Not before a program is started, which inherits the limit.
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
     let (target, mut profiler) = open(args, pid).map_err(&of_process)?;
     if args.gc {
         profiler.tell_collections_apart().map_err(&of_process)?;
@@ -226,6 +232,7 @@ fn sample(
     let end = args.until.duration.unwrap_or(Duration::MAX);
     let period = Duration::from_secs(1) / args.hz;
     let mut next = period;
+    let mut random = Rng::new();
     loop {
         let at = begun.elapsed();
         let wait = next.min(end).saturating_sub(at);
@@ -241,8 +248,10 @@ fn sample(
         if is_over {
             return Ok(());
         }
-        // A sample that took longer than the period is followed by one at once, not by several.
-        next = (next + period).max(begun.elapsed() + profiler.least_pause());
+        // Not in step with anything that the process does periodically; and a sample that took longer than the period is
+        // followed by one, not by several.
+        let pause = profiler.least_pause().mul_f64(1.0 + random.f64());
+        next = (next + period.mul_f64(0.5 + random.f64())).max(begun.elapsed() + pause);
     }
 }
 

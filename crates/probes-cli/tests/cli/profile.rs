@@ -46,14 +46,21 @@ fn profile_of_turns(target: &mut Talker, flags: &[&str], rounds: u32) -> (Vec<St
     (lines, [times.next().unwrap(), times.next().unwrap()])
 }
 
-/// Asserts that a sampled time is near one that a program has measured, from `least` to `most`: samples are few in a short test.
-/// Where processors are shared, a program measures also the time that it waits for one.
+/// Asserts that a sampled time is near one that a program has measured, from `least` to `most`, by five standard deviations of
+/// so many samples. Where processors are shared, samples are few, and a program measures also the time that it waits for a processor.
 #[track_caller]
-fn assert_near(found: f64, least: f64, most: f64) {
+fn assert_near((samples, seconds): (f64, f64), found: f64, least: f64, most: f64) {
+    let error = seconds * (0.02 + 5.0 * 0.5 / samples.sqrt());
     assert!(
-        0.7 * least < found && found < 1.3 * most,
-        "{found}: {least} to {most}"
+        least - error < found && found < most + error,
+        "{found} of {samples} samples: {least} to {most}, error {error}"
     );
+}
+
+/// A number of the first line, behind its name.
+fn number(line: &str, name: &str) -> f64 {
+    let mut words = line.split(' ').skip_while(|word| *word != name);
+    words.nth(1).unwrap().parse().unwrap()
 }
 
 fn function(profile: &Value, name: &str) -> (f64, f64) {
@@ -85,8 +92,11 @@ fn times_are_those_of_the_program() {
         let runnable = time("runnable_seconds");
         assert!(time("off_seconds") + runnable >= 0.98 * napped, "{profile}");
         let computes = function(&profile, "computes").1;
-        assert_near(computes, computed, computed + runnable);
-        assert_near(function(&profile, "naps").1, napped - runnable, napped);
+        let of_all = |field: &str| profile[field].as_f64().unwrap();
+        let all = (of_all("samples"), of_all("seconds"));
+        assert_near(all, computes, computed, computed + runnable);
+        let naps = function(&profile, "naps").1;
+        assert_near(all, naps, napped - runnable, napped);
         let total = function(&profile, "main").1;
         assert!(total >= function(&profile, "naps").1 + function(&profile, "computes").1);
         let stacks = profile["stacks"].as_array().unwrap();
@@ -112,12 +122,8 @@ fn time_on_and_off_processor_is_told_apart() {
         .filter(|(_, call)| ["clock_nanosleep", "restart_syscall"].contains(call))
         .map(|(time, _)| time.parse::<f64>().unwrap())
         .sum();
-    let runnable = head
-        .split(' ')
-        .skip_while(|word| *word != "runnable")
-        .nth(1);
-    let runnable: f64 = runnable.unwrap().parse().unwrap();
-    assert_near(slept, napped - runnable, napped);
+    let all = (number(head, "samples"), number(head, "all"));
+    assert_near(all, slept, napped - number(head, "runnable"), napped);
     assert!(
         !lines
             .iter()
@@ -132,8 +138,10 @@ fn time_on_and_off_processor_is_told_apart() {
     };
     assert!(of("[clock_nanosleep]").is_none(), "{lines:?}");
     let computes = of("computes").unwrap().split(' ').nth(1).unwrap().parse();
-    // Where the processor is shared, it also waits for one.
-    assert!(computes.unwrap_or(0.0) > 0.7 * computed, "{lines:?}");
+    let head = &lines[0];
+    let all = (number(head, "samples"), number(head, "all"));
+    let most = computed + number(head, "runnable");
+    assert_near(all, computes.unwrap_or(0.0), computed, most);
 }
 
 // promise: Profiles: With -live, nothing is stopped, and how much is not known for that reason is said

@@ -3,7 +3,7 @@
 //!
 //! It is a lock on one byte (fcntl(2), "Open file description locks") of the `status` of the observed
 //! process in /proc: a random byte, which the header of each arena names. It is released when its
-//! holder closes the file or dies, however it dies. (A child that the holder has forked keeps it
+//! holder drops it or dies, however it dies. (A child that a dead holder has forked keeps it
 //! until it exits or calls execve.) A pid would not do: it may be that of another process by now,
 //! it means nothing in another pid namespace, and /proc may hide its process.
 //!
@@ -39,9 +39,15 @@ const LISTINGS: usize = 5;
 /// Shows that an observation has a live observer, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ObserverLock {
-    _file: File,
+    file: File,
     device: u64,
     byte: u64,
+}
+
+impl Drop for ObserverLock {
+    fn drop(&mut self) {
+        file_lock::unlock(&self.file, self.byte..self.byte + 1);
+    }
 }
 
 impl ObserverLock {
@@ -59,11 +65,7 @@ impl ObserverLock {
         // To be seen, a shared lock is enough, for which the file need not be writable.
         file_lock::lock(&file, LockKind::Shared, byte..byte + 1)
             .map_err(|errno| failed(errno.into()))?;
-        Ok(ObserverLock {
-            _file: file,
-            device,
-            byte,
-        })
+        Ok(ObserverLock { file, device, byte })
     }
 
     /// Returns the record of the observer that the arenas keep: of us, with this lock.

@@ -28,6 +28,14 @@ pub(crate) fn lock(file: &File, kind: LockKind, bytes: Range<u64>) -> nix::Resul
     fcntl(file, FcntlArg::F_OFD_SETLK(&flock(kind, bytes))).map(drop)
 }
 
+/// Releases a lock, also one that a child which was forked has a copy of.
+pub(crate) fn unlock(file: &File, bytes: Range<u64>) {
+    let mut lock = flock(LockKind::Shared, bytes);
+    lock.l_type = libc::F_UNLCK as i16;
+    // It is released all the same when the last copy of the file is closed.
+    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&lock));
+}
+
 /// Returns whether another open file has a lock that excludes this one.
 ///
 /// # Errors
