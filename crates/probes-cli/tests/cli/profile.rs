@@ -172,8 +172,8 @@ fn pictures_have_the_same_stacks() {
     let mut target = Talker::start(&fixture("turns.pie"));
     for name in ["a.svg", "a.folded", "a.json", "a.pb.gz"] {
         let file = scratch.file(name);
-        let flags = ["-o", file.to_str().unwrap(), "-by", "thread"];
-        let (lines, _) = profile_of_turns(&mut target, &flags, 6);
+        let flags = ["-off-cpu", "-o", file.to_str().unwrap(), "-by", "thread"];
+        let (lines, _) = profile_of_turns(&mut target, &flags, 10);
         assert!(lines[0].starts_with("all "), "{lines:?}");
         let bytes = fs::read(&file).unwrap();
         let text = match name {
@@ -184,7 +184,7 @@ fn pictures_have_the_same_stacks() {
             _ => bytes,
         };
         let text = String::from_utf8_lossy(&text);
-        for function in ["computes", "naps", "[clock_nanosleep]", "turns.pie "] {
+        for function in ["naps", "[clock_nanosleep]", "turns.pie "] {
             assert!(text.contains(function), "{name}: {function}");
         }
         match name {
@@ -206,8 +206,8 @@ fn pictures_have_the_same_stacks() {
     }
 }
 
-// promise: Profiles: Stacks of running OCaml code are complete wherever it is interrupted, also where exceptions are raised (99 %
-//    of some 1,000)
+// promise: Profiles: Stacks of running OCaml code are complete wherever it is interrupted, also where exceptions are raised (all
+//    but one of 20 or more)
 #[test]
 fn stacks_of_running_code_are_complete() {
     let mut target = Talker::start(&program("calls"));
@@ -307,8 +307,8 @@ fn started_program_is_profiled_until_it_exits() {
     );
     let scratch = Scratch::new();
     let file = scratch.file("flame.svg");
-    let flags = ["-o", file.to_str().unwrap()];
-    let (status, stdout, stderr) = profile_program(&flags, "turns 4\nquit\n");
+    let flags = ["-off-cpu", "-o", file.to_str().unwrap()];
+    let (status, stdout, stderr) = profile_program(&flags, "turns 10\nquit\n");
     assert!(
         status == 0 && stdout.starts_with("ready\nturned "),
         "{stderr}"

@@ -45,12 +45,13 @@ fn stacks_reach_through_fibers_and_callbacks() {
     }
 }
 
-// promise: Profiles: Stacks of running OCaml 5 are complete wherever it is interrupted, also where the runtime moves a stack (2 programs in each chroot, 99 % of some 1,000)
+// promise: Profiles: Stacks of running OCaml 5 are complete wherever it is interrupted, also in nested fibers (2 programs in each
+//    chroot, all but one of 20 or more)
 #[test]
 fn stacks_of_running_code_are_complete() {
     for (name, work) in [
         ("calls", "run 1 100000000"),
-        ("ocaml5/fibers", "growing 100000000"),
+        ("ocaml5/fibers", "nested 100000000"),
     ] {
         let [file, _] = program_forms(name);
         let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
