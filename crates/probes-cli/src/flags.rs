@@ -42,4 +42,4 @@ pub(crate) use take_over::TakeOver;
 pub(crate) use target_selection::{OneProcess, TargetSelection, pid};
 pub(crate) use timed::TimedFlags;
 pub(crate) use usdt::{ProviderArgument, UsdtFlags, provider, usdt_name};
-pub(crate) use watched::{CallFlags, WatchedFlags};
+pub(crate) use watched::{CallFlags, Watched, WatchedFlags};

@@ -38,7 +38,7 @@ pub(crate) use function_sources::FunctionSources;
 pub(crate) use functions::FunctionListing;
 pub(crate) use gc::{GcReport, LongPause};
 pub(crate) use histograms::{HistogramReading, Histograms};
-pub(crate) use hits::{Field, Hits, Missing, missing};
+pub(crate) use hits::{Field, Hits, Missing, ProcessHit, missing};
 pub(crate) use keyed::{KeyedReading, KeyedReport};
 pub(crate) use latencies::{Evidence, Latencies, LatencyReading, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};

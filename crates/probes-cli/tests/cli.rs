@@ -118,6 +118,8 @@ mod watch; // hits of running programs, one by one
 mod watch_functions; // calls of functions, one by one
 #[path = "cli/watch_sample.rs"]
 mod watch_sample; // every Nth hit
+#[path = "cli/watch_several.rs"]
+mod watch_several; // hits of several processes
 #[path = "cli/watch_usdt.rs"]
 mod watch_usdt; // sites of USDT probes of other providers, one by one
 #[path = "cli/watch_where.rs"]

@@ -155,8 +155,8 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let of_all = |each: &[_]| HistogramReading::of_processes(each, args.by.is_given());
     let outcome = active.run(
         display,
-        HistogramReading::of,
-        |report| HistogramReading::last(report.histograms, &report.counts),
+        |_, observer| HistogramReading::of(observer).map(Some),
+        |_, report| HistogramReading::last(report.histograms, &report.counts),
         |targets, each, shown, interruptible| {
             let reading = of_all(each);
             let so_far = Histograms::new(targets, &reading, shown.at, &args.histogram).so_far();

@@ -1,10 +1,11 @@
 //! `latency`: how long it takes from one probe to another, and how long calls of functions last.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::mem::take;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes_lib::{Functions, Observer, Target};
+use probes_lib::{Functions, ObservationReport, Observer, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
@@ -57,8 +58,9 @@ with the arguments as far as their number is known: ints, and of anything else i
 with a jump to another function in tail position, there is no RESULT. With -self, too, it is the whole call that takes so long.
 
 With several processes, of -pid and -name, the times of each pair in all of them are together; with -by pid,
-those of each process by itself, in lines that end with PID START,STOP. A process that exits keeps its times,
-and the others go on. -fn, -gc and -over are for one process.
+those of each process by itself, in lines that end with PID START,STOP. So are the calls of each function, by its
+name. -over shows the PID before THREAD. A process that exits keeps its times, and the others go on. With
+several processes, callers are not distinguished.
 
 With -fn it times the calls of functions of any native program, with or without probes, from entry to
 exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those without
@@ -89,7 +91,8 @@ which there was no room are those of `other`. After a tail call, CALLER is that 
     ocaml-probes latency -pid N -pair START,STOP [FLAGS]
        ocaml-probes latency -pid N -pid M -pair START,STOP [FLAGS]
        ocaml-probes latency -name RE -pair START,STOP [FLAGS]
-       ocaml-probes latency -pid N -fn GLOBS [FLAGS]")]
+       ocaml-probes latency -pid N -fn GLOBS [FLAGS]
+       ocaml-probes latency -name RE -fn GLOBS [FLAGS]")]
 #[command(after_help = HELP, next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -190,15 +193,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let (pairs, functions) = (report.latencies, report.function_latencies);
             let reading = LatencyReading::last(pairs, functions, &report.counts);
             if let Some(slow_pairs) = &mut slow_pairs {
-                slow_pairs.add(report.events.slow_pairs);
-                slow_pairs.add_dropped(report.events.dropped);
+                slow_pairs.add_events(None, report.events);
             }
             Some((reading, outcome.lasted))
         }
         None => outcome.last.take().or_else(|| timing.last.take()),
     };
     if let Some((latencies, lasted)) = total {
-        let slow = slow_pairs.as_mut().map(|it| it.text(&latencies));
+        let slow = slow_pairs.as_mut().map(|it| it.text(|_| Some(&latencies)));
         let targets = std::slice::from_ref(&target);
         let latencies = Latencies::new(targets, &latencies, lasted, &sources);
         let figures = output::latencies(output.format, &latencies);
@@ -219,22 +221,24 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     outcome.finish(&output.messages)
 }
 
-/// Times pairs of several processes.
+/// Times pairs and functions of several processes.
 fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
-    let one = |message| Err(Failure::Usage(UsageError::new(Some("latency"), message)));
-    if args.timed.has_functions() {
-        return one(
-            "-fn and -gc are for one process: functions of several processes are not timed together",
-        );
+    if args.timed.by_caller() {
+        let why = "-by caller is for one process: the addresses of several processes differ";
+        return Err(Failure::Usage(UsageError::new(Some("latency"), why)));
     }
-    if args.timed.shows_slow_pairs() {
-        return one(
-            "-over is for one process: slow pairs of several processes are not shown together",
-        );
-    }
-    let (targets, failures) = several::open(&args.selection, pids, true, output);
+    let needs_probes = args.timed.needs_probes();
+    let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
-    let display = Display::new(output, args.interval)?;
+    let slow_pairs = args.timed.shows_slow_pairs();
+    let mut slow_pairs = slow_pairs.then(|| SlowPairs::new(output, args.interval).of_several());
+    let display = match slow_pairs {
+        Some(_) => Display {
+            interval: Some(watch::READ_INTERVAL),
+            table: None,
+        },
+        None => Display::new(output, args.interval)?,
+    };
     let active = SeveralObservations::begin(
         targets,
         &args.timed.observation(),
@@ -243,29 +247,69 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
         failures,
         output,
     )?;
-    let sources = FunctionSources::default();
-    let of_all = |each: &[_]| LatencyReading::of_processes(each, args.timed.by_pid());
-    let outcome = active.run(
-        display,
-        LatencyReading::of,
-        |report| LatencyReading::last(report.latencies, Vec::new(), &report.counts),
-        |targets, each, shown, interruptible| {
-            let reading = of_all(each);
-            let so_far = Latencies::new(targets, &reading, shown.at, &sources).so_far();
-            if let Some(table) = shown.table {
-                return table.redraw(&so_far.table(), &shown.gaps, interruptible);
-            }
-            let text = output::latencies(output.format, &so_far);
-            text.and_then(|text| interruptible.write(&text))
-        },
-    );
+    for (messages, observer) in active.each() {
+        if args.timed.has_functions() {
+            warn_of_uncounted(&messages, observer, "timed");
+        }
+        if args.timed.of_self() {
+            warn_of_separate_stacks(&messages, observer);
+        }
+    }
+    let mut timing = TimingSeveral {
+        output,
+        by_pid: args.timed.by_pid(),
+        interval: args.interval,
+        shown_at: Duration::ZERO,
+    };
+    let outcome = match &mut slow_pairs {
+        None => active.run(
+            display,
+            |_, observer| LatencyReading::of(observer).map(Some),
+            |_, report| last_reading(report),
+            |targets, each, shown, interruptible| timing.show(targets, each, shown, interruptible),
+        ),
+        Some(slow_pairs) => {
+            let slow_pairs = RefCell::new(slow_pairs);
+            // All processes or none, so that none is shown by an older reading than its pairs.
+            let are_read = Cell::new(true);
+            active.run(
+                display,
+                |pid, observer| {
+                    let events = observer.events()?;
+                    slow_pairs.borrow_mut().add_events(Some(pid), events);
+                    let reading = are_read.get().then(|| LatencyReading::of(observer));
+                    reading.transpose()
+                },
+                |pid, mut report| {
+                    let events = take(&mut report.events);
+                    slow_pairs.borrow_mut().add_events(Some(pid), events);
+                    last_reading(report)
+                },
+                |targets, each, shown, interruptible| {
+                    let slow_pairs = &mut slow_pairs.borrow_mut();
+                    let next = if are_read.get() {
+                        timing.show_slow(targets, each, shown.at, slow_pairs, interruptible)
+                    } else {
+                        Ok(Next::Continue)
+                    };
+                    are_read.set(slow_pairs.are_due());
+                    next
+                },
+            )
+        }
+    };
     if outcome.last.is_empty() {
         return outcome.finish(output, Ok(String::new()));
     }
-    let (reading, lasted) = (of_all(&outcome.last), outcome.lasted);
-    let targets = outcome.targets.clone();
+    let slow = slow_pairs.map_or(Ok(String::new()), |mut it| {
+        it.text(|pid| reading_of(&outcome.last, pid))
+    });
+    let reading = LatencyReading::of_processes(&outcome.last, args.timed.by_pid());
+    let (targets, lasted) = (outcome.targets.clone(), outcome.lasted);
+    let sources = FunctionSources::default();
     let latencies = Latencies::new(&targets, &reading, lasted, &sources);
-    let text = output::latencies(output.format, &latencies);
+    let figures = output::latencies(output.format, &latencies);
+    let text = slow.and_then(|slow| Ok(slow + &figures?));
     let written = picture_file.map_or(Ok(()), |file| file.write(latencies.picture()));
     let (lines, sum) = latencies.sum();
     output.sum_up(&output.messages, lines, || sum);
@@ -273,8 +317,77 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let finished = outcome.finish(output, text);
     if was_read {
         warn_of_interleaved(&output.messages, &latencies);
+        warn_of_lost_calls(&output.messages, &latencies);
     }
     finished.and(written)
+}
+
+fn last_reading(report: ObservationReport) -> LatencyReading {
+    LatencyReading::last(report.latencies, report.function_latencies, &report.counts)
+}
+
+/// The reading of the process `pid`.
+fn reading_of(each: &[(i32, LatencyReading)], pid: Option<i32>) -> Option<&LatencyReading> {
+    let mut each = each.iter();
+    each.find(|(of, _)| Some(*of) == pid).map(|(_, it)| it)
+}
+
+/// Shows the times of pairs and functions of several processes.
+struct TimingSeveral<'o> {
+    output: &'o Output,
+    by_pid: bool,
+    interval: Option<Duration>,
+    /// When a reading was shown last, together with slow pairs.
+    shown_at: Duration,
+}
+
+impl TimingSeveral<'_> {
+    /// Shows the readings of all processes.
+    fn show(
+        &self,
+        targets: &[Target],
+        each: &[(i32, LatencyReading)],
+        shown: Shown<'_, ()>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let Some(table) = shown.table else {
+            return interruptible.write(&self.text(targets, each, shown.at)?);
+        };
+        let reading = LatencyReading::of_processes(each, self.by_pid);
+        let sources = FunctionSources::default();
+        let so_far = Latencies::new(targets, &reading, shown.at, &sources).so_far();
+        table.redraw(&so_far.table(), &shown.gaps, interruptible)
+    }
+
+    /// Shows slow pairs, and if an interval is over the readings, too.
+    fn show_slow(
+        &mut self,
+        targets: &[Target],
+        each: &[(i32, LatencyReading)],
+        at: Duration,
+        slow_pairs: &mut SlowPairs,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let mut text = slow_pairs.text(|pid| reading_of(each, pid))?;
+        let interval = self.interval.unwrap_or(Duration::MAX);
+        if at >= self.shown_at.saturating_add(interval) {
+            self.shown_at = at;
+            text += &self.text(targets, each, at)?;
+        }
+        interruptible.write(&text)
+    }
+
+    fn text(
+        &self,
+        targets: &[Target],
+        each: &[(i32, LatencyReading)],
+        at: Duration,
+    ) -> Result<String, Failure> {
+        let reading = LatencyReading::of_processes(each, self.by_pid);
+        let sources = FunctionSources::default();
+        let so_far = Latencies::new(targets, &reading, at, &sources).so_far();
+        output::latencies(self.output.format, &so_far)
+    }
 }
 
 /// Warns of calls that were not timed, which may be most of them.
@@ -352,7 +465,7 @@ impl<'t> Timing<'t> {
         let (Some(latencies), at) = (shown.reading, shown.at) else {
             return Ok(Next::Continue);
         };
-        let mut text = slow_pairs.text(&latencies)?;
+        let mut text = slow_pairs.text(|_| Some(&latencies))?;
         if interval.is_some_and(|interval| at >= self.shown_at.saturating_add(interval)) {
             self.shown_at = at;
             let so_far = Latencies::new(self.targets(), &latencies, at, self.sources).so_far();

@@ -14,6 +14,7 @@ use crate::destination::{Output, print_result_without_waiting};
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::TargetSelection;
 use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::messages::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// What failures of some processes mean for the others.
@@ -120,14 +121,21 @@ impl<'o> SeveralObservations<'o> {
         })
     }
 
+    /// The observations, each with what is said about its process.
+    pub(super) fn each(&self) -> impl Iterator<Item = (Messages, &Observer)> {
+        let each = self.each.iter().zip(&self.targets);
+        each.map(|(one, target)| (self.failures.messages(target.pid()), &one.observer))
+    }
+
+    /// `read` and `last_of` are given the pid of what they read; what `read` returns takes the place of the reading before, if it is any.
     /// Has `show` show the readings at the intervals of `display`, until the observation is over or all
     /// processes have exited; then removes it. Each process is read in between, too, in case it exits. Whatever fails, what was
     /// observed until then is returned.
     pub(super) fn run<T>(
         mut self,
         mut display: Display,
-        read: impl Fn(&mut Observer) -> probes_lib::Result<T>,
-        last_of: impl Fn(ObservationReport) -> T,
+        mut read: impl FnMut(i32, &mut Observer) -> probes_lib::Result<Option<T>>,
+        mut last_of: impl FnMut(i32, ObservationReport) -> T,
         mut show: impl FnMut(
             &[Target],
             &[(i32, T)],
@@ -138,7 +146,7 @@ impl<'o> SeveralObservations<'o> {
         let mut last: Vec<(i32, T)> = Vec::new();
         let mut shown = self.output.begin();
         if shown.is_ok() && !self.each.is_empty() {
-            shown = self.read_repeatedly(&mut display, &mut last, &read, &mut show);
+            shown = self.read_repeatedly(&mut display, &mut last, &mut read, &mut show);
         }
         let lasted = self.begun.elapsed();
         let signals = self.interruptible.signals();
@@ -150,7 +158,7 @@ impl<'o> SeveralObservations<'o> {
                 Ok(report) => {
                     warn_of_still_mapped(&messages, pid, report.still_mapped);
                     one.warning.update(&messages, &Gaps::of(&one.observer));
-                    keep(&mut last, pid, last_of(report));
+                    keep(&mut last, pid, last_of(pid, report));
                 }
                 Err(error) => match exit_or_exec(&error) {
                     Some(exit_or_exec) => messages.note(&format!(
@@ -182,7 +190,7 @@ impl<'o> SeveralObservations<'o> {
         &mut self,
         display: &mut Display,
         last: &mut Vec<(i32, T)>,
-        read: &impl Fn(&mut Observer) -> probes_lib::Result<T>,
+        read: &mut impl FnMut(i32, &mut Observer) -> probes_lib::Result<Option<T>>,
         show: &mut impl FnMut(
             &[Target],
             &[(i32, T)],
@@ -210,8 +218,9 @@ impl<'o> SeveralObservations<'o> {
                     continue;
                 }
                 let pid = target.pid();
-                match read(&mut one.observer) {
-                    Ok(reading) => keep(last, pid, reading),
+                match read(pid, &mut one.observer) {
+                    Ok(Some(reading)) => keep(last, pid, reading),
+                    Ok(None) => {}
                     Err(error) => {
                         one.has_ended = true;
                         if exit_or_exec(&error).is_none() {

@@ -3,7 +3,7 @@
 use std::mem::take;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Observer, SlowPair};
+use probes_lib::{Events, Observer, SlowPair};
 
 use super::observe_loop::next_reading;
 use crate::destination::Output;
@@ -22,7 +22,8 @@ pub(super) struct SlowPairs {
     interval: Option<Duration>,
     /// When all times are to be read next, since the beginning.
     due: Duration,
-    waiting: Vec<SlowPair>,
+    /// If there are several processes, each with its pid.
+    waiting: Vec<(Option<i32>, SlowPair)>,
     dropped: u64,
 }
 
@@ -39,14 +40,18 @@ impl SlowPairs {
         }
     }
 
+    /// The same, of several processes.
+    pub(super) fn of_several(mut self) -> SlowPairs {
+        self.lines = self.lines.with_pids();
+        self
+    }
+
     /// Reads the slow pairs since the last reading, and also all times if it is time for that.
     pub(super) fn read(
         &mut self,
         observer: &mut Observer,
     ) -> probes_lib::Result<Option<LatencyReading>> {
-        let events = observer.events()?;
-        self.add(events.slow_pairs);
-        self.add_dropped(events.dropped);
+        self.add_events(None, observer.events()?);
         if !self.are_due() {
             return Ok(None);
         }
@@ -54,27 +59,39 @@ impl SlowPairs {
     }
 
     /// Whether it is time to read all times, and to show those that wait.
-    pub(super) fn are_due(&mut self) -> bool {
-        let now = self.begun.elapsed();
-        if now < self.due && self.waiting.len() < MOST_WAITING {
-            return false;
-        }
-        let interval = self.interval.unwrap_or(Duration::MAX);
-        self.due = next_reading(now).min(now.saturating_add(interval));
-        true
+    pub(super) fn are_due(&self) -> bool {
+        self.begun.elapsed() >= self.due || self.waiting.len() >= MOST_WAITING
     }
 
-    pub(super) fn add(&mut self, pairs: Vec<SlowPair>) {
-        self.waiting.extend(pairs);
+    /// Adds those that were recorded; if there are several processes, in the one with this pid.
+    pub(super) fn add_events(&mut self, pid: Option<i32>, events: Events) {
+        self.add(pid, events.slow_pairs);
+        self.add_dropped(events.dropped);
+    }
+
+    pub(super) fn add(&mut self, pid: Option<i32>, pairs: Vec<SlowPair>) {
+        self.waiting
+            .extend(pairs.into_iter().map(|pair| (pid, pair)));
     }
 
     pub(super) fn add_dropped(&mut self, dropped: u64) {
         self.dropped = self.dropped.saturating_add(dropped);
     }
 
-    /// The lines of those that wait, and of how many were dropped if it is JSON; else a warning says that.
-    pub(super) fn text(&mut self, reading: &LatencyReading) -> Result<String, Failure> {
-        let text = self.lines.lines(&take(&mut self.waiting), reading)?;
+    /// The lines of those that wait, and of how many were dropped if it is JSON; else a warning says that. `reading` is what was measured
+    /// until now in the process.
+    pub(super) fn text<'r>(
+        &mut self,
+        reading: impl Fn(Option<i32>) -> Option<&'r LatencyReading>,
+    ) -> Result<String, Failure> {
+        let now = self.begun.elapsed();
+        let interval = self.interval.unwrap_or(Duration::MAX);
+        self.due = next_reading(now).min(now.saturating_add(interval));
+        let mut waiting = take(&mut self.waiting);
+        // Those of several processes were read one process after the other.
+        waiting.sort_by_key(|(_, pair)| pair.stop.time);
+        let (text, unknown) = self.lines.lines(&waiting, reading)?;
+        self.add_dropped(unknown);
         let dropped = take(&mut self.dropped);
         if dropped == 0 {
             return Ok(text);

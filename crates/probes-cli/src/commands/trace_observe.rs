@@ -425,11 +425,14 @@ impl<'l> Recorder<'l> {
         // Not read if no hits are shown, because it takes long.
         let sources = wanted.watches().then(|| sources(target));
         let sources = sources.unwrap_or_default();
-        let mut hits = Hits::new(output.format, target, sources, wanted.paths);
-        if let Some(functions) = functions {
-            hits = hits.with_functions(functions, wanted.watched.is_empty());
+        let mut hits = Hits::new(output.format, wanted.paths);
+        if functions.is_some() && wanted.watched.is_empty() {
+            hits = hits.of_functions_only();
         }
-        let hits = hits.of_fields(wanted.fields.as_deref());
+        let functions = functions.unwrap_or_default();
+        let hits = hits
+            .with_process(target, sources, functions)
+            .of_fields(wanted.fields.as_deref());
         Recorder {
             target,
             wanted,
@@ -497,7 +500,7 @@ impl<'l> Recorder<'l> {
                 &observed.counts,
             );
             if self.wanted.over.is_given() {
-                failures.add(self.slow_pairs.text(&reading).and_then(print));
+                failures.add(self.slow_pairs.text(|_| Some(&reading)).and_then(print));
             }
             let latencies = Latencies::new(
                 std::slice::from_ref(self.target),
@@ -561,7 +564,7 @@ impl<'l> Recorder<'l> {
         self.show(events)?;
         if self.wanted.over.is_given() && self.slow_pairs.are_due() {
             if let Ok(reading) = LatencyReading::of(observer) {
-                let text = self.slow_pairs.text(&reading)?;
+                let text = self.slow_pairs.text(|_| Some(&reading))?;
                 return self.output.print(&text);
             }
         }
@@ -571,10 +574,10 @@ impl<'l> Recorder<'l> {
     /// Shows hits; slow pairs wait for a reading of all times.
     fn show(&mut self, mut events: Events) -> Result<(), Failure> {
         if self.wanted.over.is_given() {
-            self.slow_pairs.add(take(&mut events.slow_pairs));
+            self.slow_pairs.add(None, take(&mut events.slow_pairs));
         }
         if self.wanted.watches() {
-            return self.watching.show_at_once(events);
+            return self.watching.show_at_once(self.target.pid(), events);
         }
         self.slow_pairs.add_dropped(events.dropped);
         Ok(())

@@ -2,24 +2,26 @@
 
 mod sample;
 
+use std::cell::RefCell;
 use std::mem::take;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Event, Events, Functions, Observer};
+use probes_lib::{Events, Functions, Observer, Target};
 
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open_to_observe, sources};
+use super::several::{self, SeveralObservations};
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    CallFlags, Checked, DurationFlag, FieldFlags, OneProcess, OutputFlags, PathFlags, SeccompFlag,
-    TakeOver, WatchedFlags, positive, refuse_fields_in_json, with_regexp_help,
+    CallFlags, Checked, DurationFlag, FieldFlags, OutputFlags, PathFlags, SeccompFlag, TakeOver,
+    TargetSelection, Watched, WatchedFlags, positive, refuse_fields_in_json, with_regexp_help,
 };
 use crate::interruptible_output::Next;
 use crate::messages::Messages;
-use crate::output::{self, Format, FunctionSources, Hits, Missing, WarningKind};
+use crate::output::{self, Format, FunctionSources, Hits, Missing, ProcessHit, WarningKind};
 use crate::text::number_of;
 use sample::Sample;
 
@@ -70,6 +72,10 @@ With -sample 1/1000, the program records only every 1000th hit of each site and 
 its threads: so many can be watched that are hit more often than can be printed. It chooses after -where, and
 before -rate.
 
+With several processes, of -pid and -name, the hits of all are shown in the order of their times, as far as they are
+read together, and each with the PID before THREAD; -limit and -rate are about all of them. A process that exits
+shows the hits that were read of it, and the others go on.
+
 Hits that come faster than they can be read are dropped. Their number, and that of the hits that -sample
 and -rate skip, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
 when the command ends.";
@@ -78,12 +84,13 @@ when the command ends.";
 #[command(override_usage = "\
     ocaml-probes watch -pid N -probe NAMES [FLAGS]
        ocaml-probes watch -pid N -fn GLOBS [FLAGS]
-       ocaml-probes watch -pid N -usdt GLOBS [FLAGS]")]
+       ocaml-probes watch -pid N -usdt GLOBS [FLAGS]
+       ocaml-probes watch -name RE -probe NAMES [FLAGS]")]
 #[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    process: OneProcess,
+    selection: Checked<TargetSelection>,
     #[command(flatten)]
     watched: Checked<WatchedFlags>,
     /// Stop after K hits
@@ -108,49 +115,109 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     refuse_fields_in_json("watch", args.fields.as_deref(), args.output.format)?;
-    let output = args.output.open()?.with_pid(args.process.pid);
-    let (pid, watched) = (args.process.pid, &args.watched);
+    let output = args.output.open()?;
+    let pids = args.selection.pids(&output.messages)?;
+    let (&[pid], false) = (&pids[..], args.selection.is_by_name()) else {
+        return run_of_several(args, &pids, &output);
+    };
+    let (output, watched) = (output.with_pid(pid), &args.watched);
     let target = open_to_observe(pid, watched.needs_probes(), &output.messages)?;
-    let observation = watched.observation();
     // Before anything is observed, because it may take long.
-    let mut hits = Hits::new(output.format, &target, sources(&target), args.paths.form());
-    if watched.has_functions() {
-        // If it has exited meanwhile, their source lines are not known.
-        let functions = Functions::of_process(pid).ok();
-        let functions = functions.map(FunctionSources::of).unwrap_or_default();
-        hits = hits.with_functions(functions, !watched.needs_probes());
-    }
-    let hits = hits.of_fields(args.fields.as_deref());
+    let hits = Hits::new(output.format, args.paths.form());
+    let hits = of_processes(hits, args, std::slice::from_ref(&target));
     let active = ActiveObservation::begin(
         &target,
-        &observation,
+        &watched.observation(),
         args.seccomp.options(args.take_over.options()),
         args.until.duration,
         &output,
     )?;
-    if watched.has_functions() {
-        warn_of_uncounted(&output.messages, active.observer(), "watched");
-        warn_of_missing_results(&output.messages, active.observer());
-        note_unknown_arguments(&output.messages, active.observer(), watched.calls());
-    }
-    let mut watching = Watching::new(hits, output.clone());
-    watching.limit = args.limit;
-    watching.sample = args.rate.map(|rate| Sample::new(rate, Rng::new()));
+    say_unwatched(&output.messages, active.observer(), watched);
+    let mut watching = Watching::of(args, hits, &output);
     let mut outcome = active.run(
-        Display {
-            interval: Some(READ_INTERVAL),
-            table: None,
-        },
+        DISPLAY,
         |observer| observer.events(),
-        |shown, interruptible| watching.show(shown.reading, |text| interruptible.write(text)),
+        |shown, interruptible| {
+            watching.add(pid, shown.reading);
+            watching.show(|text| interruptible.write(text))
+        },
     );
     if outcome.was_read {
         let observed = outcome.observed.take().map(|observed| observed.events);
+        watching.add(pid, observed.unwrap_or_default());
         let failures = &mut outcome.failures;
-        failures.add(watching.show_rest(observed.unwrap_or_default()));
+        failures.add(watching.show_rest());
         failures.add(watching.report_missing());
     }
     outcome.finish(&output.messages)
+}
+
+/// Hits are shown as they are read, below each other.
+const DISPLAY: Display = Display {
+    interval: Some(READ_INTERVAL),
+    table: None,
+};
+
+/// Shows the hits of several processes.
+fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
+    let watched = &args.watched;
+    let needs_probes = watched.needs_probes();
+    let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
+    let hits = Hits::new(output.format, args.paths.form()).of_several();
+    let hits = of_processes(hits, args, &targets);
+    let active = SeveralObservations::begin(
+        targets,
+        &watched.observation(),
+        args.seccomp.options(args.take_over.options()),
+        args.until.duration,
+        failures,
+        output,
+    )?;
+    for (messages, observer) in active.each() {
+        say_unwatched(&messages, observer, watched);
+    }
+    let watching = RefCell::new(Watching::of(args, hits, output));
+    let outcome = active.run(
+        DISPLAY,
+        |pid, observer| {
+            let events = observer.events()?;
+            watching.borrow_mut().add(pid, events);
+            Ok(None)
+        },
+        |pid, report| watching.borrow_mut().add(pid, report.events),
+        |_, _, _, interruptible| watching.borrow_mut().show(|text| interruptible.write(text)),
+    );
+    let mut watching = watching.into_inner();
+    let mut shown = Ok(());
+    if outcome.was_read {
+        let rest = watching.show_rest();
+        shown = rest.and(watching.report_missing());
+    }
+    shown.and(outcome.finish(output, Ok(String::new())))
+}
+
+/// The same, of the hits of these processes, as the flags say.
+fn of_processes(mut hits: Hits, args: &Args, targets: &[Target]) -> Hits {
+    if args.watched.has_functions() && !args.watched.needs_probes() {
+        hits = hits.of_functions_only();
+    }
+    for target in targets {
+        // If it has exited meanwhile, their source lines are not known.
+        let functions = args.watched.has_functions();
+        let functions = functions.then(|| Functions::of_process(target.pid()).ok());
+        let functions = functions.flatten().map(FunctionSources::of);
+        hits = hits.with_process(target, sources(target), functions.unwrap_or_default());
+    }
+    hits.of_fields(args.fields.as_deref())
+}
+
+/// Says what of functions is not shown.
+fn say_unwatched(messages: &Messages, observer: &Observer, watched: &Watched) {
+    if watched.has_functions() {
+        warn_of_uncounted(messages, observer, "watched");
+        warn_of_missing_results(messages, observer);
+        note_unknown_arguments(messages, observer, watched.calls());
+    }
 }
 
 /// Says of how many functions no arguments are shown, because it is not known how many they have.
@@ -173,8 +240,10 @@ pub(super) struct Watching {
     /// How many hits are shown at most; `None`: all.
     limit: Option<u64>,
     /// The hits of the second that began at `second`; `None`: all are shown at once.
-    sample: Option<Sample<Event>>,
+    sample: Option<Sample<ProcessHit>>,
     second: Instant,
+    /// Those that are to be shown next.
+    waiting: Vec<ProcessHit>,
     shown: u64,
     reported: Instant,
     missing: Missing,
@@ -188,70 +257,78 @@ impl Watching {
             limit: None,
             sample: None,
             second: Instant::now(),
+            waiting: Vec::new(),
             shown: 0,
             reported: Instant::now(),
             missing: Missing::default(),
         }
     }
 
-    /// Shows hits by `write`; [`Next::Stop`] if the limit is reached.
-    pub(super) fn show(
-        &mut self,
-        events: Events,
-        write: impl FnOnce(&str) -> Result<Next, Failure>,
-    ) -> Result<Next, Failure> {
-        let is_over = self.second.elapsed() >= SECOND;
-        let chosen = self.choose(events, is_over);
-        self.show_chosen(&chosen, write)
+    fn of(args: &Args, hits: Hits, output: &Output) -> Watching {
+        let mut watching = Watching::new(hits, output.clone());
+        watching.limit = args.limit;
+        watching.sample = args.rate.map(|rate| Sample::new(rate, Rng::new()));
+        watching
     }
 
-    /// Same as [`Watching::show`], but blocks until the hits are written, even if a signal comes.
-    pub(super) fn show_at_once(&mut self, events: Events) -> Result<(), Failure> {
-        let output = self.output.clone();
-        self.show(events, |text| output.print(text).map(|()| Next::Continue))
-            .map(drop)
-    }
-
-    /// The same for the last hits, although their second is not over.
-    fn show_rest(&mut self, events: Events) -> Result<(), Failure> {
-        let chosen = self.choose(events, true);
-        let output = self.output.clone();
-        self.show_chosen(&chosen, |text| output.print(text).map(|()| Next::Continue))
-            .map(drop)
-    }
-
-    /// Which hits are shown now; once the second is over, some of those that came in it.
-    fn choose(&mut self, events: Events, is_over: bool) -> Vec<Event> {
+    /// Adds what was read of the process `pid`, to be shown next; of a sample, what is chosen once its second is over.
+    fn add(&mut self, pid: i32, events: Events) {
         self.missing.lost = self.missing.lost.saturating_add(events.dropped);
         self.missing.skipped = self.missing.skipped.saturating_add(events.skipped);
         if let Some(more) = events.untyped {
             let untyped = self.missing.untyped.get_or_insert(0);
             *untyped = untyped.saturating_add(more);
         }
-        let Some(sample) = &mut self.sample else {
-            return events.events;
-        };
-        if self.limit.is_some_and(|limit| self.shown >= limit) {
-            return Vec::new();
+        let events = events.events.into_iter();
+        let hits = events.map(|event| ProcessHit { pid, event });
+        let has_enough = self.has_enough();
+        match &mut self.sample {
+            None => self.waiting.extend(hits),
+            Some(_) if has_enough => {}
+            Some(sample) => hits.for_each(|hit| sample.offer(hit)),
         }
-        events
-            .events
-            .into_iter()
-            .for_each(|event| sample.offer(event));
-        if !is_over {
-            return Vec::new();
-        }
-        self.second = Instant::now();
-        let (chosen, left_out) = sample.take();
-        self.missing.skipped += left_out;
-        chosen
     }
 
+    /// Shows hits by `write`; [`Next::Stop`] if the limit is reached.
+    fn show(&mut self, write: impl FnOnce(&str) -> Result<Next, Failure>) -> Result<Next, Failure> {
+        let is_over = self.second.elapsed() >= SECOND;
+        self.show_chosen(is_over, write)
+    }
+
+    /// Shows what was read, but blocks until the hits are written, even if a signal comes.
+    pub(super) fn show_at_once(&mut self, pid: i32, events: Events) -> Result<(), Failure> {
+        self.add(pid, events);
+        let output = self.output.clone();
+        self.show(|text| output.print(text).map(|()| Next::Continue))
+            .map(drop)
+    }
+
+    /// The same for the last hits, although their second is not over.
+    fn show_rest(&mut self) -> Result<(), Failure> {
+        let output = self.output.clone();
+        self.show_chosen(true, |text| output.print(text).map(|()| Next::Continue))
+            .map(drop)
+    }
+
+    fn has_enough(&self) -> bool {
+        self.limit.is_some_and(|limit| self.shown >= limit)
+    }
+
+    /// Shows those that wait; once the second of a sample `is_over`, those of them that are chosen.
     fn show_chosen(
         &mut self,
-        chosen: &[Event],
+        is_over: bool,
         write: impl FnOnce(&str) -> Result<Next, Failure>,
     ) -> Result<Next, Failure> {
+        if let (Some(sample), true) = (&mut self.sample, is_over) {
+            self.second = Instant::now();
+            let (chosen, left_out) = sample.take();
+            self.missing.skipped += left_out;
+            self.waiting = chosen;
+        }
+        let mut chosen = take(&mut self.waiting);
+        // Those of several processes were read one process after the other.
+        chosen.sort_by_key(|hit| hit.event.time);
         let left = self.limit.map_or(u64::MAX, |limit| limit - self.shown);
         let count = chosen
             .len()
@@ -268,8 +345,7 @@ impl Watching {
             // Below the hits, and so below the head of their table.
             self.say_missing();
         }
-        let has_enough = self.limit.is_some_and(|limit| self.shown >= limit);
-        Ok(if has_enough { Next::Stop } else { next })
+        Ok(if self.has_enough() { Next::Stop } else { next })
     }
 
     /// Reports what was not shown since the last report.

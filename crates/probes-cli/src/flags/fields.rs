@@ -10,7 +10,7 @@ use crate::usage::UsageError;
 // The fields of a hit.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FieldFlags {
-    /// Columns of a hit: time,thread,name,address,function,source,args
+    /// Columns of a hit: time,pid,thread,name,address,function,source,args
     #[arg(id = "fields", long, value_name = "FIELDS", value_delimiter = ',', value_parser = field)]
     chosen: Vec<Field>,
 }

@@ -66,10 +66,6 @@ impl Flags for TimedFlags {
         if timed.of_self && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }
-        if timed.by_pid && !timed.functions.is_empty() {
-            let why = "-by pid is for -pair: functions of several processes are not timed together";
-            return Err(why.to_owned());
-        }
         if timed.by_caller && timed.functions.is_empty() {
             return Err("-by caller is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }

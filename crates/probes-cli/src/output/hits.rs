@@ -36,6 +36,7 @@ use crate::text::Escaped;
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Field {
     Time,
+    Pid,
     Thread,
     Name,
     Address,
@@ -75,48 +76,80 @@ struct Location {
 pub(crate) struct Hits {
     format: Format,
     fields: Vec<Field>,
-    /// The source lines of each object.
-    sources: Vec<Option<SourceMap>>,
-    paths: ShownPaths,
     form: PathForm,
-    functions: FunctionSources,
-    /// The location of each site or function that was hit.
-    locations: HashMap<LiveAddr, Location>,
+    /// Whether they are of several processes, which are told apart in JSON, too.
+    are_of_several: bool,
+    /// By their pids.
+    processes: HashMap<i32, HitProcess>,
     table: StreamedTable,
 }
 
+/// A process that has hits, and what is known of its source.
+#[derive(Default)]
+struct HitProcess {
+    /// The source lines of each object.
+    sources: Vec<Option<SourceMap>>,
+    paths: ShownPaths,
+    functions: FunctionSources,
+    /// The location of each site or function that was hit.
+    locations: HashMap<LiveAddr, Location>,
+}
+
+/// A hit in the process with this pid.
+pub(crate) struct ProcessHit {
+    pub(crate) pid: i32,
+    pub(crate) event: Event,
+}
+
 impl Hits {
-    /// Formats the hits of a process: all fields.
-    pub(crate) fn new(
-        format: Format,
-        target: &Target,
-        sources: Vec<Option<SourceMap>>,
-        paths: PathForm,
-    ) -> Hits {
-        let form = paths;
-        let paths = if format == Format::Json {
-            ShownPaths::default()
-        } else {
-            ShownPaths::new(form, source_files(target, &sources))
-        };
+    /// Formats the hits of processes: all fields but the pid.
+    pub(crate) fn new(format: Format, paths: PathForm) -> Hits {
+        let fields = Field::VARIANTS.iter().copied();
         Hits {
             format,
-            form,
-            functions: FunctionSources::default(),
-            fields: Field::VARIANTS.to_vec(),
-            sources,
-            paths,
-            locations: HashMap::new(),
+            form: paths,
+            fields: fields.filter(|field| *field != Field::Pid).collect(),
+            are_of_several: false,
+            processes: HashMap::new(),
             table: StreamedTable::default(),
         }
     }
 
-    /// The same, also of functions. If there are only functions, their names are shown once.
-    pub(crate) fn with_functions(mut self, functions: FunctionSources, are_alone: bool) -> Hits {
-        if are_alone {
-            self.fields.retain(|field| *field != Field::Function);
+    /// The same, of several processes: the pid, too.
+    pub(crate) fn of_several(self) -> Hits {
+        Hits {
+            fields: Field::VARIANTS.to_vec(),
+            are_of_several: true,
+            ..self
         }
-        Hits { functions, ..self }
+    }
+
+    /// The same, if there are only functions: their names are shown once.
+    pub(crate) fn of_functions_only(mut self) -> Hits {
+        self.fields.retain(|field| *field != Field::Function);
+        self
+    }
+
+    /// The same, also of this process; `sources` are the source lines of its objects.
+    pub(crate) fn with_process(
+        mut self,
+        target: &Target,
+        sources: Vec<Option<SourceMap>>,
+        functions: FunctionSources,
+    ) -> Hits {
+        let paths = if self.format == Format::Json {
+            ShownPaths::default()
+        } else {
+            ShownPaths::new(self.form, source_files(target, &sources))
+        };
+        let process = HitProcess {
+            sources,
+            paths,
+            functions,
+            locations: HashMap::new(),
+        };
+        self.processes.insert(target.pid(), process);
+        self
     }
 
     /// The same, of these fields in their order, if there are any.
@@ -128,22 +161,24 @@ impl Hits {
     }
 
     /// The lines of hits, in a table after those that were formatted before.
-    pub(crate) fn lines(&mut self, events: &[Event]) -> Result<String, Failure> {
+    pub(crate) fn lines(&mut self, hits: &[ProcessHit]) -> Result<String, Failure> {
         let mut lines = String::new();
         let mut rows = Vec::new();
-        for event in events {
-            let located = self.locations.entry(event.address());
+        for ProcessHit { pid, event } in hits {
+            let process = self.processes.entry(*pid).or_default();
+            let located = process.locations.entry(event.address());
             let locate = || match event.site() {
-                Some(_) => of_site(&self.sources, &self.paths, event),
-                None => of_function(&self.functions, self.form, event),
+                Some(_) => of_site(&process.sources, &process.paths, event),
+                None => of_function(&process.functions, self.form, event),
             };
             let location = located.or_insert_with(locate);
             if self.format == Format::Json {
-                lines += &json::hit(event, location)?;
+                let pid = self.are_of_several.then_some(*pid);
+                lines += &json::hit(pid, event, location)?;
                 continue;
             }
             let fields = self.fields.iter();
-            let row = fields.map(|&field| field_text(field, event, location));
+            let row = fields.map(|&field| field_text(field, *pid, event, location));
             if self.format == Format::Table {
                 rows.push(row.collect());
             } else {
@@ -207,9 +242,10 @@ fn of_function(functions: &FunctionSources, paths: PathForm, event: &Event) -> L
 }
 
 /// A field as text, which is empty only for a hit without arguments.
-fn field_text(field: Field, event: &Event, location: &Location) -> String {
+fn field_text(field: Field, pid: i32, event: &Event, location: &Location) -> String {
     match field {
         Field::Time => time_of_day(event.time),
+        Field::Pid => pid.to_string(),
         Field::Thread => thread_text(event),
         Field::Name => Escaped(event.name()).to_string(),
         Field::Address => event.address().to_string(),

@@ -40,7 +40,9 @@ pub(crate) struct Latencies<'l> {
 pub(crate) struct LatencyReading {
     /// If processes are distinguished, each with its pid.
     pairs: Vec<(Option<i32>, Latency)>,
-    functions: Vec<FunctionLatency>,
+    functions: Vec<(Option<i32>, FunctionLatency)>,
+    /// Whether functions are those of several processes together, and have no address.
+    are_together: bool,
     refused: Vec<RefusedFunction>,
 }
 
@@ -48,33 +50,44 @@ impl LatencyReading {
     pub(crate) fn of(observer: &mut Observer) -> Result<LatencyReading, probes_lib::Error> {
         Ok(LatencyReading {
             pairs: of_one(observer.latencies()?),
-            functions: observer.function_latencies()?,
+            functions: of_one(observer.function_latencies()?),
+            are_together: false,
             refused: observer.refused().to_vec(),
         })
     }
 
-    /// The pairs of several processes, by their pids: of each by itself if they are `distinguished`, else together.
+    /// The pairs and functions of several processes, by their pids: of each by itself if they are `distinguished`, else together.
     pub(crate) fn of_processes(
         each: &[(i32, LatencyReading)],
         distinguished: bool,
     ) -> LatencyReading {
-        let pairs = if distinguished {
-            let all = each.iter().flat_map(|(pid, reading)| {
-                let pairs = reading.pairs.iter();
-                pairs.map(|(_, pair)| (Some(*pid), pair.clone()))
-            });
-            all.collect()
+        let (pairs, functions) = if distinguished {
+            let pairs = each
+                .iter()
+                .flat_map(|(pid, reading)| of_process(*pid, &reading.pairs));
+            let functions = each
+                .iter()
+                .flat_map(|(pid, reading)| of_process(*pid, &reading.functions));
+            (pairs.collect(), functions.collect())
         } else {
-            let each = each.iter().map(|(_, reading)| -> Vec<Latency> {
-                reading.pairs.iter().map(|(_, it)| it.clone()).collect()
-            });
-            let each: Vec<Vec<Latency>> = each.collect();
-            of_one(Latency::of_processes(each.iter().map(|it| &it[..])))
+            let pairs: Vec<_> = each.iter().map(|(_, it)| without_pid(&it.pairs)).collect();
+            let functions: Vec<_> = each
+                .iter()
+                .map(|(_, it)| without_pid(&it.functions))
+                .collect();
+            (
+                of_one(Latency::of_processes(pairs.iter().map(|it| &it[..]))),
+                of_one(FunctionLatency::of_processes(
+                    functions.iter().map(|it| &it[..]),
+                )),
+            )
         };
+        let refused = each.iter().flat_map(|(_, reading)| &reading.refused);
         LatencyReading {
             pairs,
-            functions: Vec::new(),
-            refused: Vec::new(),
+            functions,
+            are_together: !distinguished,
+            refused: refused.cloned().collect(),
         }
     }
 
@@ -91,14 +104,26 @@ impl LatencyReading {
     ) -> LatencyReading {
         LatencyReading {
             pairs: of_one(pairs),
-            functions,
+            functions: of_one(functions),
+            are_together: false,
             refused: counts.refused().to_vec(),
         }
     }
 }
 
-fn of_one(pairs: Vec<Latency>) -> Vec<(Option<i32>, Latency)> {
-    pairs.into_iter().map(|pair| (None, pair)).collect()
+fn of_one<T>(measured: Vec<T>) -> Vec<(Option<i32>, T)> {
+    measured.into_iter().map(|it| (None, it)).collect()
+}
+
+fn of_process<T: Clone>(
+    pid: i32,
+    measured: &[(Option<i32>, T)],
+) -> impl Iterator<Item = (Option<i32>, T)> {
+    measured.iter().map(move |(_, it)| (Some(pid), it.clone()))
+}
+
+fn without_pid<T: Clone>(measured: &[(Option<i32>, T)]) -> Vec<T> {
+    measured.iter().map(|(_, it)| it.clone()).collect()
 }
 
 /// A pair or a function, with its times.
@@ -239,7 +264,12 @@ impl<'l> Latencies<'l> {
                 .iter()
                 .map(|(pid, latency)| Pair::of(*pid, latency))
                 .collect(),
-            functions: TimedFunctions::of(&reading.functions, &reading.refused, sources),
+            functions: TimedFunctions::of(
+                &reading.functions,
+                reading.are_together,
+                &reading.refused,
+                sources,
+            ),
         }
     }
 

@@ -16,6 +16,8 @@ use crate::text::Escaped;
 /// Formats slow pairs.
 pub(crate) struct SlowPairs {
     format: Format,
+    /// Whether each line says which process it is about.
+    shows_pid: bool,
     table: StreamedTable,
 }
 
@@ -24,6 +26,9 @@ pub(crate) struct SlowPairs {
 #[serde(tag = "type", rename = "slow_pair")]
 struct SlowPairLine<'p> {
     version: u32,
+    /// If there are several processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
     time: String,
     thread: Option<i32>,
     start: &'p str,
@@ -56,9 +61,10 @@ impl<'p> EndView<'p> {
 }
 
 impl<'p> SlowPairLine<'p> {
-    fn of(pair: &'p SlowPair, measured: &'p Latency) -> SlowPairLine<'p> {
+    fn of(pid: Option<i32>, pair: &'p SlowPair, measured: &'p Latency) -> SlowPairLine<'p> {
         SlowPairLine {
             version: VERSION,
+            pid,
             time: humantime::format_rfc3339_nanos(pair.stop.time).to_string(),
             thread: pair.stop.thread,
             start: measured.start(),
@@ -76,6 +82,9 @@ impl<'p> SlowPairLine<'p> {
 #[serde(tag = "type", rename = "slow_call")]
 struct SlowCallLine<'p> {
     version: u32,
+    /// If there are several processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
     time: String,
     thread: Option<i32>,
     name: &'p str,
@@ -88,11 +97,12 @@ struct SlowCallLine<'p> {
 }
 
 impl<'p> SlowCallLine<'p> {
-    fn of(call: &'p SlowPair) -> SlowCallLine<'p> {
+    fn of(pid: Option<i32>, call: &'p SlowPair) -> SlowCallLine<'p> {
         let (entry, exit) = (call.start.as_ref(), &call.stop);
         let arguments = entry.into_iter().flat_map(|entry| &entry.arguments);
         SlowCallLine {
             version: VERSION,
+            pid,
             time: humantime::format_rfc3339_nanos(exit.time).to_string(),
             thread: exit.thread,
             name: exit.name(),
@@ -111,31 +121,50 @@ impl SlowPairs {
     pub(crate) fn new(format: Format) -> SlowPairs {
         SlowPairs {
             format,
+            shows_pid: false,
             table: StreamedTable::default(),
         }
     }
 
-    /// The lines of slow pairs, in a table after those that were formatted before; `reading` is what was measured until now.
-    pub(crate) fn lines(
+    /// The same, of several processes: each line says which it is about.
+    pub(crate) fn with_pids(self) -> SlowPairs {
+        SlowPairs {
+            shows_pid: true,
+            ..self
+        }
+    }
+
+    /// The lines of slow pairs, each of a process if there are several, in a table after those that were formatted before, and how many
+    /// are left out, because nothing else is known of their pairs; `reading` is what was measured in the process until now.
+    pub(crate) fn lines<'r>(
         &mut self,
-        pairs: &[SlowPair],
-        reading: &LatencyReading,
-    ) -> Result<String, Failure> {
+        pairs: &[(Option<i32>, SlowPair)],
+        reading: impl Fn(Option<i32>) -> Option<&'r LatencyReading>,
+    ) -> Result<(String, u64), Failure> {
         let mut lines = String::new();
         let mut rows = Vec::new();
-        for pair in pairs {
-            let measured = match pair.pair.map(|index| reading.pair(index)) {
-                Some(None) => continue,
+        let mut unknown = 0;
+        for (pid, pair) in pairs {
+            let pid = *pid;
+            let measured = pair
+                .pair
+                .map(|index| reading(pid).and_then(|reading| reading.pair(index)));
+            let measured = match measured {
+                Some(None) => {
+                    unknown += 1;
+                    continue;
+                }
                 Some(Some(measured)) => Some(measured),
                 None => None,
             };
             if self.format == Format::Json {
                 lines += &match measured {
-                    Some(measured) => json(&SlowPairLine::of(pair, measured))?,
-                    None => json(&SlowCallLine::of(pair))?,
+                    Some(measured) => json(&SlowPairLine::of(pid, pair, measured))?,
+                    None => json(&SlowCallLine::of(pid, pair))?,
                 };
                 continue;
             }
+            let process = pid.map(|pid| pid.to_string()).unwrap_or_default();
             let names = measured.map_or_else(
                 || Escaped(pair.stop.name()).to_string(),
                 |it| format!("{},{}", Escaped(it.start()), Escaped(it.stop())),
@@ -153,11 +182,23 @@ impl SlowPairs {
             if self.format == Format::Table {
                 let mut names = vec![names];
                 names.extend((!caution.is_empty()).then(|| format!("({caution})")));
-                let cells = [time, thread, with_unit(pair.duration), names.join(" ")];
-                rows.push([&cells[..], &[at_start, at_stop]].concat());
+                let mut cells = vec![time, thread, with_unit(pair.duration), names.join(" ")];
+                cells.extend([at_start, at_stop]);
+                if self.shows_pid {
+                    cells.insert(1, process);
+                }
+                rows.push(cells);
             } else {
                 let nanoseconds = pair.duration.as_nanos().to_string();
-                let words = ["slow", &time, &thread, &nanoseconds, &names, caution];
+                let words = [
+                    "slow",
+                    &time,
+                    &process,
+                    &thread,
+                    &nanoseconds,
+                    &names,
+                    caution,
+                ];
                 let ends = [&at_start, "->", &at_stop];
                 let words = words.iter().chain(&ends).filter(|word| !word.is_empty());
                 let words: Vec<&str> = words.copied().collect();
@@ -165,8 +206,12 @@ impl SlowPairs {
             }
         }
         if !rows.is_empty() {
-            lines += &self.table.rows(&HEAD, &rows);
+            let mut head = HEAD.to_vec();
+            if self.shows_pid {
+                head.insert(1, "pid");
+            }
+            lines += &self.table.rows(&head, &rows);
         }
-        Ok(lines)
+        Ok((lines, unknown))
     }
 }

@@ -78,13 +78,13 @@ pub(super) fn run_of_several(
     };
     let outcome = active.run(
         display,
-        |observer| {
+        |_, observer| {
             if by.has_keys() {
-                return KeyedReading::of(observer);
+                return KeyedReading::of(observer).map(Some);
             }
-            Ok(KeyedReading::by_name(&observer.counts()?))
+            Ok(Some(KeyedReading::by_name(&observer.counts()?)))
         },
-        |report| {
+        |_, report| {
             if by.has_keys() {
                 return KeyedReading::last(report.keyed_counts, report.counts.refused());
             }

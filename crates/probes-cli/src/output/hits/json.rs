@@ -11,9 +11,9 @@ use crate::failure::Failure;
 use crate::output::format::{VERSION, json};
 use crate::output::function_sources::CallView;
 
-/// The line of a hit.
-pub(super) fn hit(event: &Event, location: &Location) -> Result<String, Failure> {
-    let hit = HitFields::of(event, location);
+/// The line of a hit, with the pid of its process if there are several.
+pub(super) fn hit(pid: Option<i32>, event: &Event, location: &Location) -> Result<String, Failure> {
+    let hit = HitFields::of(pid, event, location);
     match (event.kind, event.arguments.first()) {
         (EventKind::Return, Some(result)) => json(&Return {
             hit,
@@ -57,6 +57,9 @@ struct Return<'h> {
 #[derive(Serialize)]
 struct HitFields<'h> {
     version: u32,
+    /// If there are several processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
     time: String,
     thread: Option<i32>,
     name: &'h str,
@@ -151,9 +154,10 @@ struct MissingLine {
 }
 
 impl<'h> HitFields<'h> {
-    fn of(event: &'h Event, location: &'h Location) -> HitFields<'h> {
+    fn of(pid: Option<i32>, event: &'h Event, location: &'h Location) -> HitFields<'h> {
         HitFields {
             version: VERSION,
+            pid,
             time: humantime::format_rfc3339_nanos(event.time).to_string(),
             thread: event.thread,
             name: event.name(),

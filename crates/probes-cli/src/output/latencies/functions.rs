@@ -11,7 +11,7 @@ use super::{Bucket, Subject, Summary, buckets, nanoseconds, with_unit};
 use crate::output::function_sources::{CallSite, FunctionSources};
 use crate::output::refused::RefusedView;
 use crate::output::table;
-use crate::output::view::{text, text_or_null};
+use crate::output::view::text_or_null;
 use crate::text::{Escaped, TERMINAL_LINES};
 
 /// The functions that are timed.
@@ -29,10 +29,14 @@ pub(in crate::output) struct TimedFunctions<'l> {
 /// The times of the calls of a function.
 #[derive(Debug, Serialize)]
 struct FunctionRow<'l> {
+    /// If processes are distinguished.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
     name: &'l str,
-    object: Cow<'l, str>,
-    #[serde(serialize_with = "text")]
-    address: LiveAddr,
+    /// Where it is; `None` of several processes together.
+    object: Option<Cow<'l, str>>,
+    #[serde(serialize_with = "text_or_null")]
+    address: Option<LiveAddr>,
     #[serde(flatten)]
     summary: Summary,
     running: u64,
@@ -96,11 +100,17 @@ enum StackKind {
 
 impl<'l> TimedFunctions<'l> {
     pub(super) fn of(
-        functions: &'l [FunctionLatency],
+        functions: &'l [(Option<i32>, FunctionLatency)],
+        are_together: bool,
         refused: &'l [RefusedFunction],
         sources: &FunctionSources,
     ) -> TimedFunctions<'l> {
-        let rows = functions.iter().map(|it| FunctionRow::of(it, sources));
+        let rows = functions.iter().map(|(pid, function)| FunctionRow {
+            pid: *pid,
+            object: (!are_together).then(|| function.object().to_string_lossy()),
+            address: (!are_together).then(|| function.address()),
+            ..FunctionRow::of(function, sources)
+        });
         let mut rows: Vec<FunctionRow<'l>> = rows.collect();
         // Stable: of equal ones the first by address.
         rows.sort_by_key(|row| std::cmp::Reverse((row.time(), row.unwound, row.running)));
@@ -155,7 +165,7 @@ impl<'l> TimedFunctions<'l> {
                 let (sum, total) = (own.sum.as_nanos(), own.total.as_nanos());
                 let _ = write!(text, " {sum} {total}");
             }
-            let _ = write!(text, " {}", Escaped(row.name));
+            let _ = write!(text, " {}", row.title());
             if self.has_separate_stacks() {
                 let _ = write!(text, " on {}", row.stack());
             }
@@ -185,11 +195,15 @@ impl<'l> TimedFunctions<'l> {
         const OTHERS: [&str; 5] = ["running", "unmatched exits", "lost", "unwound", "doubtful"];
         let of_self = self.rows.iter().any(|row| row.own.is_some());
         let has_separate_stacks = self.has_separate_stacks();
+        let by_pid = self.rows.iter().any(|row| row.pid.is_some());
         if of_self {
             head.splice(2..2, ["self", "total"]);
         }
         if has_separate_stacks {
             head.insert(1, "stack");
+        }
+        if by_pid {
+            head.insert(0, "pid");
         }
         let other = |row: &FunctionRow<'_>, index: usize| row.others().nth(index).unwrap_or(0);
         let is_shown = |index: usize| self.rows.iter().any(|row| other(row, index) > 0);
@@ -200,7 +214,8 @@ impl<'l> TimedFunctions<'l> {
             head.push("untyped");
         }
         let rows = self.rows.iter().map(|row| {
-            let mut cells = vec![Escaped(row.name).to_string()];
+            let mut cells: Vec<String> = row.pid.iter().map(i32::to_string).collect();
+            cells.push(Escaped(row.name).to_string());
             if has_separate_stacks {
                 cells.push(row.stack().to_owned());
             }
@@ -250,9 +265,11 @@ impl<'l> TimedFunctions<'l> {
 
     pub(super) fn subjects(&self) -> impl Iterator<Item = Subject<'_>> {
         self.rows.iter().map(|row| Subject {
-            title: match row.own {
-                Some(_) => format!("{}, self time", row.name),
-                None => row.name.to_owned(),
+            title: match (row.pid, &row.own) {
+                (Some(pid), Some(_)) => format!("{pid} {}, self time", row.name),
+                (Some(pid), None) => format!("{pid} {}", row.name),
+                (None, Some(_)) => format!("{}, self time", row.name),
+                (None, None) => row.name.to_owned(),
             },
             summary: &row.summary,
             caution: row.caution(),
@@ -268,9 +285,10 @@ impl<'l> FunctionRow<'l> {
             rows.collect()
         };
         FunctionRow {
+            pid: None,
             name: function.name(),
-            object: function.object().to_string_lossy(),
-            address: function.address(),
+            object: Some(function.object().to_string_lossy()),
+            address: Some(function.address()),
             summary: Summary::of(function),
             running: function.running(),
             unmatched_exits: function.unmatched_exits(),
@@ -289,6 +307,14 @@ impl<'l> FunctionRow<'l> {
             }),
             callers: function.callers().map(callers),
             buckets: buckets(function.times()),
+        }
+    }
+
+    /// Its name, with the pid before it if processes are distinguished.
+    fn title(&self) -> String {
+        match self.pid {
+            Some(pid) => format!("{pid} {}", Escaped(self.name)),
+            None => Escaped(self.name).to_string(),
         }
     }
 

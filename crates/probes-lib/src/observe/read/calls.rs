@@ -1,6 +1,7 @@
 //! [`FunctionLatency`]: how long the calls of a function lasted, from what the trampolines have recorded of them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
@@ -60,6 +61,63 @@ struct Figures {
 }
 
 impl FunctionLatency {
+    /// Adds up what was measured in several processes, by the names of functions, in the order in which they come first. Of several
+    /// functions of a process that have one name, the first is taken for the first of the others, and so on. What it says of
+    /// [objects](FunctionLatency::object), addresses and stacks is that of the first process that has it; callers are not
+    /// distinguished, because their addresses differ.
+    ///
+    /// ```no_run
+    /// # fn add(one: &mut probes_lib::Observer, other: &mut probes_lib::Observer) -> probes_lib::Result<()> {
+    /// let (one, other) = (one.function_latencies()?, other.function_latencies()?);
+    /// for function in probes_lib::FunctionLatency::of_processes([&one[..], &other[..]]) {
+    ///     println!("{}: {} calls", function.name(), function.count());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn of_processes<'l>(
+        each: impl IntoIterator<Item = &'l [FunctionLatency]>,
+    ) -> Vec<FunctionLatency> {
+        let mut all: Vec<FunctionLatency> = Vec::new();
+        // There may be thousands.
+        let mut indexes: HashMap<(&str, usize), usize> = HashMap::new();
+        for process in each {
+            let mut seen: HashMap<&str, usize> = HashMap::new();
+            for function in process {
+                let nth = seen.entry(function.name()).or_default();
+                match indexes.entry((function.name(), *nth)) {
+                    Entry::Occupied(index) => all[*index.get()].add(function),
+                    Entry::Vacant(vacant) => {
+                        vacant.insert(all.len());
+                        all.push(FunctionLatency {
+                            callers: None,
+                            ..function.clone()
+                        });
+                    }
+                }
+                *nth += 1;
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, other: &FunctionLatency) {
+        self.times.add(&other.times);
+        let total = self.total.zip(other.total);
+        self.total = total.map(|(one, other)| one.saturating_add(other));
+        let (figures, others) = (&mut self.figures, other.figures);
+        for (to, number) in [
+            (&mut figures.running, others.running),
+            (&mut figures.unwound, others.unwound),
+            (&mut figures.unmatched, others.unmatched),
+            (&mut figures.lost, others.lost),
+            (&mut figures.doubtful, others.doubtful),
+            (&mut figures.untyped, others.untyped),
+        ] {
+            *to = to.saturating_add(number);
+        }
+    }
+
     /// Returns its name as in the source, or its address if it has none.
     pub fn name(&self) -> &str {
         &self.functions.functions[self.index].wanted.name
