@@ -3,56 +3,59 @@
 # The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup demo test test-long test-all ci chaos adversary mutants lint sanitize bench fmt clean
+.PHONY: all setup setup-tests demo test test-long test-all ci chaos adversary mutants lint sanitize bench fmt clean
 
 # Builds with fault injection have a folder of their own, so that none is mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
 CHAOS = $(FAULTS) -p probes-cli --test chaos -- --nocapture --test-threads=1
 
-all: setup
+all: setup-tests
 	cargo build --release
 	dune build
 
 setup:
 	@scripts/setup
 
+setup-tests:
+	@scripts/setup --tests
+
 demo: setup
 	@scripts/demo
 
 # What a person runs after a change. `interface` is alone: before it runs other tests, cargo writes the library again that it links.
-test: setup
+test: setup-tests
 	@scripts/suites unit doc live+readme cli+ocaml interface
 
 # What takes longer: faults and kills; programs that check themselves, and all tests, as an ordinary user; other compilers and C libraries.
-test-long: setup
+test-long: setup-tests
 	@scripts/suites chaos+user matrix
 
 test-all: test test-long
 
 # What .ci/run calls after `make test`.
-ci: setup
+ci: setup-tests
 	@scripts/suites chaos+user matrix+lint
 
 # An hour, half of it as an ordinary user.
-chaos: setup
+chaos: setup-tests
 	dune build
 	cargo test $(FAULTS) -p probes-lib --lib faults
 	CHAOS_SECONDS=1800 cargo test $(CHAOS)
 	CHAOS_SECONDS=1800 scripts/test-as-user $(CHAOS)
 
 # Each program that checks itself, for ten minutes: four hours with this machine's OCaml, four with two others.
-adversary: setup
+adversary: setup-tests
 	dune build ./test-programs
 	ADVERSARY_SECONDS=600 cargo test --workspace --test adversary -- --nocapture --test-threads=1
 	ADVERSARY_SECONDS=600 scripts/matrix adversary
 
 # Takes hours. SHARD=0/18 tests every 18th mutant. Needs cargo-mutants: `cargo install cargo-mutants --locked`.
-mutants: setup
+mutants: setup-tests
 	dune build ./test-programs
 	OCAML_PROBES_TARGETS=$(CURDIR)/_build/default/test-programs \
 		cargo mutants $(if $(SHARD),--shard $(SHARD) --sharding round-robin) --output target
 
-lint: setup
+lint: setup-tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --workspace --test matrix -- -D warnings
@@ -61,10 +64,10 @@ lint: setup
 	dune build @check
 
 # Needs a nightly Rust and valgrind; fails with a hint without them.
-sanitize: setup
+sanitize: setup-tests
 	scripts/sanitize
 
-bench: setup
+bench: setup-tests
 	scripts/bench
 
 fmt:
