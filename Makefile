@@ -3,7 +3,7 @@
 # The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup setup-tests demo test test-long test-all ci chaos adversary mutants lint sanitize bench fmt clean
+.PHONY: all setup setup-tests demo test test-long test-all ci chaos adversary mutants lint sanitize bench docs fmt clean
 
 # Builds with fault injection have a folder of their own, so that none is mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
@@ -69,6 +69,10 @@ sanitize: setup-tests
 
 bench: setup-tests
 	scripts/bench
+
+# The book, of all pages; needs mdbook.
+docs:
+	scripts/docs
 
 fmt:
 	cargo fmt --all

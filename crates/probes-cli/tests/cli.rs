@@ -16,6 +16,8 @@ mod attach; // changes of running programs: counters, kinds of actions, -force, 
 mod bad_files; // files without probes, and damaged ones
 #[path = "cli/bad_processes.rs"]
 mod bad_processes; // exited processes, processes of other users, traced processes, kernel threads
+#[path = "cli/book.rs"]
+mod book; // the commands of the tutorial and of the pages by task, typed along
 #[path = "cli/closures.rs"]
 mod closures; // closures that other processes of a program refuse
 #[path = "cli/compound.rs"]

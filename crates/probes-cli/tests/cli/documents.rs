@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::support::golden_file;
 
 /// The sections of docs/promises.md, in order.
-const SECTIONS: [&str; 23] = [
+const SECTIONS: [&str; 24] = [
     "Stopping and resuming",
     "Signals",
     "All or nothing",
@@ -36,6 +36,7 @@ const SECTIONS: [&str; 23] = [
     "Runtime events",
     "Stacks",
     "Profiles",
+    "Documents",
 ];
 
 const INTRODUCTION: &str = "\
@@ -205,4 +206,80 @@ fn test_names_have_at_most_eight_words() {
         .filter_map(|test| test.name.rsplit("::").next());
     let long: Vec<&str> = names.filter(|it| it.split('_').count() > 8).collect();
     assert!(long.is_empty(), "{long:#?}");
+}
+
+/// All pages: at the top of the repository, and in the folders that have some.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = Vec::new();
+    for folder in ["docs", "ocaml", "fuzz"] {
+        collect_files(&root().join(folder), "md", &mut pages);
+    }
+    for entry in fs::read_dir(root()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|it| it == "md") {
+            pages.push(path);
+        }
+    }
+    pages
+}
+
+/// What the headings of a page can be linked by.
+fn anchors(page: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(page).unwrap();
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let letters = heading.trim_start_matches('#').trim().chars();
+        let kept = letters.filter(|it| it.is_alphanumeric() || " -_".contains(*it));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    };
+    headings.map(anchor).collect()
+}
+
+// promise: Documents: Every link of a page leads to a file that exists, and to a heading in it
+#[test]
+fn links_lead_to_files_and_headings() {
+    let mut broken = Vec::new();
+    let mut links = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        for (at, _) in text.match_indices("](") {
+            let link = text[at + 2..].split(')').next().unwrap();
+            if link.contains("://") || link.contains(char::is_whitespace) {
+                continue;
+            }
+            links += 1;
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match path {
+                "" => page.clone(),
+                _ => page.parent().unwrap().join(path),
+            };
+            let is_page = target.extension().is_some_and(|it| it == "md");
+            let is_found = target.exists()
+                && (anchor.is_empty() || is_page && anchors(&target).contains(anchor));
+            if !is_found {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(links > 100, "{links}");
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn every_page_is_in_the_book() {
+    let summary = root().join("docs/SUMMARY.md");
+    let text = fs::read_to_string(&summary).unwrap();
+    let chapters = text.split("](").skip(1);
+    let chapters = chapters.map(|it| it.split(')').next().unwrap().replace("../", ""));
+    let chapters: BTreeSet<String> = chapters.collect();
+    let mut pages = Vec::new();
+    collect_files(&root().join("docs"), "md", &mut pages);
+    for page in pages.iter().filter(|it| **it != summary) {
+        let name = page.strip_prefix(root().join("docs")).unwrap();
+        let name = name.to_str().unwrap();
+        assert!(
+            chapters.contains(name),
+            "docs/SUMMARY.md does not have {name}"
+        );
+    }
 }
