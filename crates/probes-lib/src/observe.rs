@@ -23,7 +23,7 @@ pub(crate) mod install;
 pub(crate) mod installed;
 pub(crate) mod layout;
 pub(crate) mod loaded_later;
-mod observation;
+pub(crate) mod observation;
 pub(crate) mod observer_lock;
 mod placement;
 pub(crate) mod plan;

@@ -20,7 +20,8 @@ use crate::memory::{ReadMemory, runs};
 use crate::observe::fibers::{self, ProcessStacks};
 use crate::observe::frame::has_runtime;
 use crate::observe::layout::calls::MAX_TIMED;
-use crate::observe::observation::Observation;
+use crate::observe::layout::semaphores::{ChangedWord, WordChange};
+use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::point::{
     ArgumentSource, FilterRole, IntegerRole, Island, KeyRole, PATCH_LEN, PatchBytes, Point,
     PointKind, StackKind,
@@ -55,6 +56,8 @@ pub(crate) struct ObservedFunctions {
     pub(crate) are_from_start: bool,
     /// All functions of the process, if calls are recorded.
     pub(crate) all: Option<Arc<Functions>>,
+    /// What the first call of any of them calls before.
+    pub(crate) calls_once: Option<CallOnce>,
 }
 
 /// A function that is observed.
@@ -64,8 +67,8 @@ pub(crate) struct ObservedFunction {
     /// Whether it is known to be OCaml code: it has a name of OCaml's, in a process with OCaml's runtime.
     pub(crate) is_ocaml: bool,
     bias: LoadBias,
-    /// That of the USDT probe that it is a site of.
-    pub(crate) semaphore: Option<LiveAddr>,
+    /// That of the USDT probe that it is a site of, or what is changed while something is called once.
+    pub(crate) semaphore: Option<ChangedWord>,
     /// Whether it is in the executable, which stays mapped.
     is_in_executable: bool,
     best: Candidate,
@@ -266,6 +269,11 @@ impl ObservedFunctions {
         observed
             .functions
             .sort_unstable_by_key(|function| function.wanted.address);
+        observed.calls_once = observation.calls_once;
+        for function in &mut observed.functions {
+            let word = observation.calls_once.map(|once| once.word);
+            function.semaphore = word.or(function.semaphore);
+        }
         let records_calls = !observation.watched_functions.is_empty();
         observed.all = records_calls.then(|| Arc::new(all));
         Ok(observed)
@@ -397,7 +405,10 @@ impl ObservedFunctions {
                         wanted,
                         is_ocaml,
                         bias,
-                        semaphore: place.selected_by.semaphore().map(|at| bias.live(at)),
+                        semaphore: place.selected_by.semaphore().map(|at| ChangedWord {
+                            at: bias.live(at),
+                            change: WordChange::Count,
+                        }),
                         is_in_executable: false,
                         best: planned.best,
                         others: planned.others,

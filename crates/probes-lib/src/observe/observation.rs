@@ -3,8 +3,10 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use crate::address::LiveAddr;
 use crate::expression::{Expression, Keys};
 use crate::observe::buckets::Linear;
+use crate::observe::layout::semaphores::ChangedWord;
 use crate::select::Selector;
 use crate::select::function::FunctionSelector;
 
@@ -49,6 +51,20 @@ pub struct Observation {
     pub(crate) slow_from: Option<Duration>,
     /// Which starts of pairs, and which calls that are timed, are meant.
     pub(crate) start_filter: Option<Expression>,
+    /// What the first call of a counted function calls before.
+    pub(crate) calls_once: Option<CallOnce>,
+}
+
+/// A C function without arguments that the process is to call once, before it executes a counted C function without arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CallOnce {
+    pub(crate) callee: LiveAddr,
+    /// Some `ret` instruction in the code of the process.
+    pub(crate) ret: LiveAddr,
+    /// The process, as getpid(2) returns it there: children that are forked call nothing.
+    pub(crate) pid: i32,
+    /// What is changed while it is observed.
+    pub(crate) word: ChangedWord,
 }
 
 impl Observation {

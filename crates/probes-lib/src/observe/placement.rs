@@ -8,7 +8,7 @@ use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, ObserveError, Result};
 use crate::observe::layout::arena::{Arena, HeaderVersion};
 use crate::observe::layout::observer_record::ObserverRecord;
-use crate::observe::layout::semaphores::SemaphoreRecord;
+use crate::observe::layout::semaphores::{ChangedWord, SemaphoreRecord};
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::process::maps::Mapping;
@@ -165,8 +165,8 @@ impl Placing<'_> {
         let mut planned: Vec<&PlannedPoint> = planned.iter().collect();
         planned.sort_unstable_by_key(|planned| planned.point.address);
         let semaphore = |(point, planned): (usize, &&PlannedPoint)| {
-            let at = planned.semaphore?;
-            Some(SemaphoreRecord { at, point })
+            let ChangedWord { at, change } = planned.semaphore?;
+            Some(SemaphoreRecord { at, point, change })
         };
         let semaphores = planned.iter().enumerate().filter_map(semaphore).collect();
         Arena {

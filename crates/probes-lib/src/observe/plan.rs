@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::address::{LiveAddr, LoadBias};
+use crate::address::LoadBias;
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
 use crate::expression::{Expression, Parameter, ParameterKind, Scope};
 use crate::observe::buckets::Linear;
@@ -12,6 +12,7 @@ use crate::observe::frame::{Frame, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::keys::KeysLayout;
+use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::Observation;
@@ -65,8 +66,8 @@ pub(crate) struct PlannedPoint {
     pub(crate) of: PointOf,
     /// Which of the places of its function it is: the entry, 0, or an exit.
     pub(crate) part: usize,
-    /// The semaphore that is raised while it is observed.
-    pub(crate) semaphore: Option<LiveAddr>,
+    /// The semaphore, or the other word, that is changed while it is observed.
+    pub(crate) semaphore: Option<ChangedWord>,
 }
 
 /// What a point belongs to.

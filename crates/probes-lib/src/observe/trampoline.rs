@@ -17,6 +17,7 @@
 //! trampoline   save registers, count, restore registers; or, in functions that use the x87 unit, add one to a counter
 //!              that all threads share; or, in OCaml code, to one of the domain (trampoline/template.rs)
 //!              or begin or end a call (trampoline/call.rs); an end just before the function is left
+//!              or call another function before the first call of this one (trampoline/call_once.rs)
 //!              or write a record of the call (trampoline/function_record.rs)
 //!              the displaced instructions; jmp to what follows them
 //! ```
@@ -32,6 +33,7 @@
 //! use it, it is empty everywhere ([`PatchSite::mmx_is_free`]).
 
 mod call;
+mod call_once;
 mod callers;
 mod count;
 mod fields;
@@ -201,6 +203,9 @@ pub(crate) fn arena_code(
             };
             let counter = arena.locked_counter(index);
             of_filtered_function(at, (site, bias), role, &pointers, locked, counter)
+        } else if let Some(once) = &plan.functions.calls_once {
+            let entry = planned.point.address;
+            call_once::code(at, (site, bias), entry, once, arena.locked_counter(index))
         } else {
             let template = templates.of_function(plan.is_of_ocaml(planned));
             of_function(at, index, site, bias, arena, template)
@@ -492,6 +497,9 @@ pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
     let of_functions = plan.points.iter().filter_map(|planned| {
         let (site, bias) = plan.patch_site(planned)?;
         let role = &planned.role;
+        if plan.functions.calls_once.is_some() {
+            return Some(call_once::LEN);
+        }
         let template = templates.of_function(plan.is_of_ocaml(planned));
         Some(len_of_function(site, bias, role, plan.shared, template))
     });

@@ -10,7 +10,7 @@ use crate::error::{Error, MemoryPart, ObserveError, Result};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::installed::find_points;
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::semaphores::{PROGRESS_LEN, Progress};
+use crate::observe::layout::semaphores::{PROGRESS_LEN, Progress, WordChange};
 use crate::process::Process;
 
 /// Checks that all semaphores can be raised.
@@ -21,7 +21,8 @@ use crate::process::Process;
 pub(super) fn refuse_full(pid: i32, memory: &impl ReadMemory, arenas: &[Arena]) -> Result<()> {
     // Each is raised once for each site of its probe.
     let mut sites: HashMap<LiveAddr, u16> = HashMap::new();
-    for semaphore in arenas.iter().flat_map(|arena| &arena.semaphores) {
+    let semaphores = arenas.iter().flat_map(|arena| &arena.semaphores);
+    for semaphore in semaphores.filter(|it| it.change == WordChange::Count) {
         let sites = sites.entry(semaphore.at).or_default();
         *sites = sites.saturating_add(1);
     }
@@ -82,11 +83,15 @@ fn change(
                 continue;
             }
             let (during, new, after) = if is_to_be_raised {
-                let new = value.saturating_add(1);
+                if semaphore.change == WordChange::ClearAtEnd {
+                    write_progress(pid, memory, progress_at, Progress::Raised)?;
+                }
+                let Some(new) = semaphore.change.changed(value) else {
+                    continue;
+                };
                 (Progress::Raising(value), new, Progress::Raised)
             } else {
-                // Another tool may have set it to 0.
-                let new = value.saturating_sub(1);
+                let new = semaphore.change.restored(value);
                 (Progress::Lowering(value), new, Progress::Lowered)
             };
             write_progress(pid, memory, progress_at, during)?;

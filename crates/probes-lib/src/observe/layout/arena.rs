@@ -576,6 +576,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::observe::layout::semaphores::WordChange;
     use crate::observe::layout::shared::record;
     use crate::process::tool::new_id;
 
@@ -850,6 +851,7 @@ mod tests {
         let semaphore = |index: u64| SemaphoreRecord {
             at: LiveAddr(0x5555_0400_0000 + 2 * index),
             point: 3 * index as usize + 1,
+            change: WordChange::Count,
         };
         arena.semaphores = (0..7).map(semaphore).collect();
         let bytes = bytes_of(&arena);

@@ -1,7 +1,8 @@
-//! [`SemaphoreRecord`]: what the code part of an arena says of a semaphore that is raised while a USDT probe is observed. Pure.
+//! [`SemaphoreRecord`]: what the code part of an arena says of a semaphore that is raised while a USDT probe is observed, or of
+//! another word of the program that is changed as long. Pure.
 //!
 //! ```text
-//! +0 address   +8 index of the point   +12 value before the last change   +14 state
+//! +0 address   +8 index of the point   +11 how it is changed   +12 value before the last change   +14 state
 //! ```
 //!
 //! Value and state are written together before the semaphore is, and the state once more afterwards. So a tool that finds the
@@ -22,6 +23,67 @@ pub(crate) struct SemaphoreRecord {
     pub(crate) at: LiveAddr,
     /// The index of the point in its arena.
     pub(crate) point: usize,
+    pub(crate) change: WordChange,
+}
+
+/// How a word is changed while its point is observed, and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum WordChange {
+    /// A semaphore: one more.
+    Count,
+    /// A flag that is clear: set.
+    Set,
+    /// A flag that is set: cleared.
+    Clear,
+    /// A flag that the process itself sets meanwhile: cleared at the end.
+    ClearAtEnd,
+}
+
+/// A word that is changed while a point is observed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChangedWord {
+    pub(crate) at: LiveAddr,
+    pub(crate) change: WordChange,
+}
+
+impl WordChange {
+    /// Returns what it is while it is changed, if it has this value; `None` if that is not to be changed.
+    pub(crate) fn changed(self, value: u16) -> Option<u16> {
+        match (self, value) {
+            (WordChange::Count, value) => Some(value.saturating_add(1)),
+            (WordChange::Set, 0) => Some(1),
+            (WordChange::Clear, 1) => Some(0),
+            _ => None,
+        }
+    }
+
+    /// Returns what it is afterwards, if it has this value while it is changed.
+    pub(crate) fn restored(self, value: u16) -> u16 {
+        match self {
+            // Another tool may have set it to 0.
+            WordChange::Count => value.saturating_sub(1),
+            WordChange::Clear => 1,
+            WordChange::Set | WordChange::ClearAtEnd => 0,
+        }
+    }
+
+    fn to_byte(self) -> u8 {
+        match self {
+            WordChange::Count => 0,
+            WordChange::Set => 1,
+            WordChange::Clear => 2,
+            WordChange::ClearAtEnd => 3,
+        }
+    }
+
+    fn parse(byte: u8) -> WordChange {
+        match byte {
+            1 => WordChange::Set,
+            2 => WordChange::Clear,
+            3 => WordChange::ClearAtEnd,
+            _ => WordChange::Count,
+        }
+    }
 }
 
 /// How far a semaphore has been changed.
@@ -41,15 +103,18 @@ impl SemaphoreRecord {
         let mut bytes = [0; SEMAPHORE_RECORD_LEN];
         bytes[..8].copy_from_slice(&self.at.0.to_le_bytes());
         bytes[8..12].copy_from_slice(&(self.point as u32).to_le_bytes());
+        // An arena has less than 2^24 points.
+        bytes[11] = self.change.to_byte();
         bytes
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> SemaphoreRecord {
         let at = bytes[..8].try_into().map_or(0, u64::from_le_bytes);
-        let point = bytes[8..12].try_into().map_or(0, u32::from_le_bytes);
+        let point = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], 0]);
         SemaphoreRecord {
             at: LiveAddr(at),
             point: point as usize,
+            change: WordChange::parse(bytes[11]),
         }
     }
 }
@@ -91,6 +156,31 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changes_are_undone_from_any_value() {
+        use WordChange::{Clear, ClearAtEnd, Count, Set};
+        for (change, before, during) in [
+            (Count, 3, Some(4)),
+            (Set, 0, Some(1)),
+            (Set, 1, None),
+            (Clear, 1, Some(0)),
+            (Clear, 0, None),
+            (ClearAtEnd, 0, None),
+        ] {
+            assert_eq!(change.changed(before), during, "{change:?}");
+            if let Some(during) = during {
+                assert_eq!(change.restored(during), before, "{change:?}");
+            }
+            let record = SemaphoreRecord {
+                at: LiveAddr(0x1234_5678),
+                point: 0x12_3456,
+                change,
+            };
+            assert_eq!(SemaphoreRecord::parse(&record.to_bytes()), record);
+        }
+        assert_eq!((Count.restored(0), ClearAtEnd.restored(1)), (0, 0));
+    }
 
     #[test]
     fn progress_tells_whether_a_semaphore_is_raised() {
