@@ -111,15 +111,12 @@ impl Command {
             | Command::Hist(_)
             | Command::Latency(_)
             | Command::Watch(_)
+            | Command::Gc(_)
             | Command::Stack(_)
             | Command::Profile(_)
             | Command::Observe(_)
             | Command::Top(_) => true,
-            Command::Info(_)
-            | Command::List(_)
-            | Command::Gc(_)
-            | Command::Ps(_)
-            | Command::Version(_) => false,
+            Command::Info(_) | Command::List(_) | Command::Ps(_) | Command::Version(_) => false,
         }
     }
 
@@ -137,7 +134,7 @@ impl Command {
             Command::Hist(args) => hist::run(&args),
             Command::Latency(args) => latency::run(&args),
             Command::Watch(args) => watch::run(&args),
-            Command::Gc(args) => gc::run(&args),
+            Command::Gc(args) => return gc::run(&args),
             Command::Stack(args) => stack::run(&args),
             Command::Profile(args) => return profile::run(&args),
             Command::Observe(args) => observe::run(&args),

@@ -45,6 +45,8 @@ pub(crate) enum Failure {
     NotRemoved(i32, Error),
     /// A file that was to be written cannot be.
     WriteFile(PathBuf, io::Error),
+    /// A program that was started has written no runtime events.
+    NoRuntimeEvents(PathBuf),
     /// A program that was to be profiled cannot be started.
     StartProgram(PathBuf, io::Error),
     /// There is no terminal to show a process on: why.
@@ -150,6 +152,7 @@ impl Failure {
                 "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
             )),
             Failure::NoMemory { .. } => Some(hint::LIMITED.to_owned()),
+            Failure::NoRuntimeEvents(path) => Some(hint::without_events(path)),
             Failure::Several { .. }
             | Failure::NotSet(_)
             | Failure::Output(_)
@@ -201,6 +204,9 @@ impl fmt::Display for Failure {
             }
             Failure::WriteFile(path, error) => {
                 write!(f, "cannot write {}: {}", path.display(), reason(error))
+            }
+            Failure::NoRuntimeEvents(path) => {
+                write!(f, "{} has written no runtime events", path.display())
             }
             Failure::StartProgram(path, error) => {
                 write!(f, "cannot start {}: {}", path.display(), reason(error))

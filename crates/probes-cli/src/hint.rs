@@ -98,6 +98,14 @@ pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
     }
 }
 
+/// What to do about a program that writes no runtime events when it is started.
+pub(crate) fn without_events(program: &Path) -> String {
+    format!(
+        "only programs of OCaml 5 write them; `ocaml-probes trace -prog {} -latency -gc minor,slice,major` times the collector of any",
+        program.display()
+    )
+}
+
 /// The hint about events that a process does not write, or that are not known.
 fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<String> {
     let pid = pid?;
@@ -105,9 +113,13 @@ fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<Stri
         "`ocaml-probes latency -pid {pid} -gc minor,slice,major` times the collector without them"
     );
     match kind {
-        RuntimeEventsError::NotOn => Some(format!(
+        RuntimeEventsError::NotOn | RuntimeEventsError::CannotSwitchOn { .. } => Some(format!(
             "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment; {instead}"
         )),
+        RuntimeEventsError::Idle => Some(
+            "a program that does not run, or is in C code all the time, does not collect either: nothing was changed"
+                .to_owned(),
+        ),
         RuntimeEventsError::Ocaml4
         | RuntimeEventsError::UnknownVersion { .. }
         | RuntimeEventsError::NoVersion => Some(instead),

@@ -85,6 +85,7 @@ mod select;
 mod site;
 mod stacks;
 mod survey;
+mod switched_events;
 mod sys;
 mod target;
 #[cfg(test)]
@@ -146,9 +147,10 @@ pub use observer::{ObservationReport, Observer};
 
 // The events that the runtime of OCaml 5 writes itself.
 pub use runtime_events::{
-    CustomBytes, DomainPauses, GcPause, GcPauses, GcTimes, PausePhase, RingEntry, RuntimeEventKind,
-    RuntimeEvents, UserValue,
+    CustomBytes, DomainPauses, DomainRequests, GcPause, GcPauses, GcTimes, PausePhase, RingEntry,
+    RuntimeEventKind, RuntimeEvents, UserValue,
 };
+pub use switched_events::SwitchedEvents;
 
 // Stacks: what the threads of a process do now.
 pub use stacks::{

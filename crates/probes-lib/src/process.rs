@@ -167,6 +167,14 @@ impl Process {
         Err(refusal)
     }
 
+    /// Returns how many files the process has open.
+    pub(crate) fn count_files(&self) -> io::Result<u64> {
+        let folder = self.open_file("fd", OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
+        let names = Dir::from_fd(OwnedFd::from(folder))?.into_iter().flatten();
+        // Without `.` and `..`.
+        Ok(names.count().saturating_sub(2) as u64)
+    }
+
     /// Opens the regular file that is `wanted` among those that the process has open.
     pub(crate) fn open_held(&self, wanted: impl Fn(&File) -> io::Result<bool>) -> Option<File> {
         let folder = self.open_file("fd", OFlag::O_RDONLY | OFlag::O_DIRECTORY);

@@ -10,7 +10,9 @@ mod header;
 mod item;
 mod names;
 mod pauses;
+mod requests;
 mod ring;
+pub(crate) mod ring_file;
 mod source;
 
 use std::collections::BTreeMap;
@@ -21,7 +23,7 @@ use crate::elf::ElfFile;
 use crate::error::{Error, Operation, Result, RuntimeEventsError, Subject};
 use crate::process::Process;
 use crate::process::image::open_executable;
-use crate::process::maps::{self, Mapping, read_maps};
+use crate::process::maps::{Mapping, read_maps};
 use crate::process::objects::elf_of;
 
 use self::header::{HEADER_LEN, Header, NAME_LEN, USER_EVENTS};
@@ -31,12 +33,13 @@ use self::source::Source;
 
 pub use self::item::{CustomBytes, RuntimeEventKind, UserValue};
 pub use self::pauses::{DomainPauses, GcPause, GcPauses, GcTimes, PausePhase};
+pub use self::requests::DomainRequests;
 
 /// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4.
-const OF_OCAML_5: &str = "caml_init_domains";
+pub(crate) const OF_OCAML_5: &str = "caml_init_domains";
 
 /// A function of the runtime of every OCaml.
-const OF_OCAML: &str = "caml_garbage_collection";
+pub(crate) const OF_OCAML: &str = "caml_garbage_collection";
 
 /// The events that the runtime of a process writes.
 ///
@@ -244,9 +247,14 @@ impl RuntimeEvents {
         let Some((process, mapping)) = &self.mapped else {
             return Ok(true);
         };
-        match maps::still_mapped(process, std::slice::from_ref(mapping)) {
+        // Its name may have been removed.
+        let same = |it: &Mapping| {
+            (it.start, it.end, it.device, it.inode)
+                == (mapping.start, mapping.end, mapping.device, mapping.inode)
+        };
+        match read_maps(process) {
             Err(error) if error.is_gone() => Ok(false),
-            answer => answer,
+            maps => Ok(maps?.iter().any(same)),
         }
     }
 
@@ -273,6 +281,15 @@ fn error_of(subject: &Subject, error: RingError) -> Error {
         },
     };
     Error::new(subject.clone(), RuntimeEventsError::Malformed { why })
+}
+
+/// Returns the mapping of the file of the events of a process.
+pub(crate) fn ring_mapping(process: &Process) -> Result<Option<Mapping>> {
+    let status = process.status();
+    let status = status.map_err(|source| process.exited_or(source))?;
+    let name = format!("{}.events", status.innermost);
+    let maps = read_maps(process)?;
+    Ok(maps.into_iter().find(|it| is_ring(it, &name)))
 }
 
 /// Returns whether a mapping is the file of the events of the process that names it so.

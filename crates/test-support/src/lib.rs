@@ -253,6 +253,15 @@ impl Talker {
         }
     }
 
+    /// The next line, if it comes within `limit`, while the output goes on.
+    pub fn line_within(&mut self, limit: Duration) -> Option<String> {
+        match self.lines.recv_timeout(limit) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("{} prints no more", self.name),
+        }
+    }
+
     /// The next line that begins with `start`; lines before it are skipped.
     pub fn expect(&mut self, start: &str) -> String {
         let started = Instant::now();

@@ -4,13 +4,14 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use probes_lib::{GcPause, GcPauses, GcTimes};
+use probes_lib::{DomainPauses, GcPause, GcPauses, GcTimes};
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json, seconds, seconds_or_null};
 use super::latencies::with_unit;
 use super::table::table;
 use crate::failure::Failure;
+use crate::text::number_of;
 
 /// The pauses of a process, by domain and by phase, and what it allocates.
 #[derive(Debug, Serialize)]
@@ -31,6 +32,7 @@ pub(crate) struct GcReport<'g> {
     promoted_bytes: u64,
     heap_bytes: Option<u64>,
     lost_words: u64,
+    compactions: u64,
     domains: Vec<Domain>,
     phases: Vec<Phase>,
 }
@@ -56,6 +58,17 @@ struct Domain {
     allocated_bytes: u64,
     promoted_bytes: u64,
     lost_words: u64,
+    stop_the_world: Requests,
+}
+
+/// What a domain had to do with stop-the-world requests.
+#[derive(Debug, Serialize)]
+struct Requests {
+    led: u64,
+    /// How many others have waited for it.
+    last: u64,
+    late: Times,
+    waits: Times,
 }
 
 #[derive(Debug, Serialize)]
@@ -116,6 +129,15 @@ impl<'g> GcReport<'g> {
         seconds: Duration,
         pauses: &GcPauses,
     ) -> GcReport<'g> {
+        let requests = |number, domain: &DomainPauses| {
+            let requests = pauses.requests(number);
+            Requests {
+                led: requests.led,
+                last: requests.last,
+                late: Times::of(&requests.late),
+                waits: Times::of(&domain.waits),
+            }
+        };
         let domains = pauses.domains().map(|(number, domain)| Domain {
             domain: number,
             pauses: Times::of(&domain.pauses),
@@ -123,6 +145,7 @@ impl<'g> GcReport<'g> {
             allocated_bytes: domain.allocated,
             promoted_bytes: domain.promoted,
             lost_words: domain.lost_words,
+            stop_the_world: requests(number, domain),
         });
         let domains: Vec<Domain> = domains.collect();
         let phases = pauses.phases().map(|(phase, times)| Phase {
@@ -144,6 +167,7 @@ impl<'g> GcReport<'g> {
             promoted_bytes: sum(|it| it.promoted_bytes),
             heap_bytes: pauses.heap(),
             lost_words: sum(|it| it.lost_words),
+            compactions: pauses.compactions(),
             domains,
             phases,
         }
@@ -179,12 +203,13 @@ impl<'g> GcReport<'g> {
             .heap_bytes
             .map_or("-".to_owned(), |heap| heap.to_string());
         let mut text = format!(
-            "{at}all {} seconds {:.3} allocated {} promoted {} heap {heap} lost {}\n",
+            "{at}all {} seconds {:.3} allocated {} promoted {} heap {heap} lost {} compactions {}\n",
             self.pauses.plain(),
             self.seconds.as_secs_f64(),
             self.allocated_bytes,
             self.promoted_bytes,
-            self.lost_words
+            self.lost_words,
+            self.compactions
         );
         for it in &self.domains {
             // Writing to a String does not fail.
@@ -197,6 +222,15 @@ impl<'g> GcReport<'g> {
                 it.allocated_bytes,
                 it.promoted_bytes,
                 it.lost_words
+            );
+        }
+        for it in &self.domains {
+            let (stw, domain) = (&it.stop_the_world, it.domain);
+            let (late, waits) = (stw.late.plain(), stw.waits.plain());
+            let _ = writeln!(
+                text,
+                "{at}stw domain {domain} led {} last {} joined {late} waits {waits}",
+                stw.led, stw.last
             );
         }
         for it in &self.phases {
@@ -227,13 +261,43 @@ impl<'g> GcReport<'g> {
         let head = [&["domain"], COLUMNS.as_slice(), &shares].concat();
         let mut text = table(&head, domains);
         text += "\n";
+        let time = |time| with_unit(Duration::from_nanos(time));
+        let requests = self.domains.iter().map(|it| {
+            let stw = &it.stop_the_world;
+            vec![
+                it.domain.to_string(),
+                stw.led.to_string(),
+                stw.late.count.to_string(),
+                stw.last.to_string(),
+                time(stw.late.p50_ns),
+                time(stw.late.max_ns),
+                time(stw.waits.total_ns),
+                time(stw.waits.max_ns),
+            ]
+        });
+        let head = [
+            "stop the world",
+            "led",
+            "joined",
+            "as last",
+            "late p50",
+            "late max",
+            "waited",
+            "wait max",
+        ];
+        text += &table(&head, requests);
+        text += "\n";
         text += &table(&[&["phase"], COLUMNS.as_slice()].concat(), phases);
         let heap = self.heap_bytes.map_or_else(
             || "not known before a major collection ends".to_owned(),
             |heap| format!("{:.1} MB", heap as f64 / 1e6),
         );
         let seconds = self.seconds.as_secs_f64();
-        text + &format!("\nOCaml {}, {seconds:.1} s, heap {heap}\n", self.ocaml)
+        let compactions = number_of(self.compactions as usize, "compaction");
+        text + &format!(
+            "\nOCaml {}, {seconds:.1} s, heap {heap}, {compactions}\n",
+            self.ocaml
+        )
     }
 }
 

@@ -45,6 +45,8 @@ pub(crate) enum WarningKind {
     LostHits,
     /// Runtime events were overwritten before they were read: the figures are those of the others.
     LostEvents,
+    /// The file of runtime events that were switched on is left.
+    LeftFile,
     /// Functions that were selected cannot be counted.
     Uncounted,
     /// Calls of functions that are timed were not recorded: their figures are those of the others.

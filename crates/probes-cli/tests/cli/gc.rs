@@ -2,7 +2,7 @@
 
 use test_support::{Talker, fixture, program};
 
-use crate::support::run;
+use crate::support::{command, run, run_command};
 
 #[test]
 fn ocaml_4_is_told_what_times_its_collector() {
@@ -41,4 +41,23 @@ fn program_without_runtime_of_ocaml_is_refused() {
     );
     let gone = run("gc -pid 2147483647").failure();
     assert!(gone.contains("2147483647"), "{gone}");
+}
+
+#[test]
+fn status_of_a_started_program_is_ours() {
+    let said = run_command(&mut command(["gc", "-prog", "sh", "--", "-c", "exit 7"]));
+    assert_eq!(said.code, Some(7));
+    assert!(
+        said.stderr.contains("sh has written no runtime events"),
+        "{said:?}"
+    );
+    assert!(
+        said.stderr.contains("hint: only programs of OCaml 5"),
+        "{said:?}"
+    );
+    let missing = run("gc -prog /none").failure();
+    assert!(
+        missing.contains("cannot start /none: No such file"),
+        "{missing}"
+    );
 }

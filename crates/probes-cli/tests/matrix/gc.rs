@@ -1,7 +1,10 @@
 //! `gc`, compared with what the program's own consumer of runtime events reads.
 
 use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::time::Duration;
 
+use probes_lib::RuntimeEvents;
 use test_support::{Talker, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
@@ -104,19 +107,235 @@ fn figures_equal_sums_of_the_own_consumer() {
     }
 }
 
+/// Lets a program collect until the tool has exited; returns what this has printed.
+fn collect_until_exit(program: &mut ChrootProgram, mut tool: Talker) -> Output {
+    while tool.guard().child().try_wait().unwrap().is_none() {
+        program.talker.ask("work 2 5", "worked");
+    }
+    let mut out = String::new();
+    while let Some(line) = tool.line() {
+        out += &(line + "\n");
+    }
+    let errors = tool.guard().child().stderr.take().unwrap();
+    let err = std::io::read_to_string(errors).unwrap();
+    let is_success = tool.guard().wait().success();
+    Output {
+        is_success,
+        out,
+        err,
+    }
+}
+
+struct Output {
+    is_success: bool,
+    out: String,
+    err: String,
+}
+
+fn gc(pid: i32, flags: &str) -> Talker {
+    let line = format!("gc -pid {pid} {flags}");
+    let mut command = command(line.split_ascii_whitespace());
+    Talker::spawn(command.stderr(Stdio::piped()))
+}
+
+/// Whether a program writes events while it collects, and whether their file has a name.
+fn writes_events(program: &mut ChrootProgram) -> (bool, bool) {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid)).unwrap();
+    let ring = maps.lines().find(|line| line.contains(".events"));
+    let has_name = ring.is_some_and(|line| !line.ends_with("(deleted)"));
+    let Ok(mut events) = RuntimeEvents::of_process(program.pid) else {
+        assert_eq!(ring, None);
+        return (false, false);
+    };
+    program.talker.ask("work 2 5", "worked");
+    let mut found = false;
+    events.read(|_| found = true).unwrap();
+    (found, has_name)
+}
+
+// promise: Runtime events: `gc` switches them on in a program that collects in several domains, and off again, however it ends
+//    (4 programs × 3 ends in each chroot)
 #[test]
-fn error_says_how_to_switch_events_on() {
+fn events_are_switched_on_and_off() {
+    for isolation in Isolation::ALL {
+        for file in program_forms("ocaml5/events") {
+            let mut program = ChrootProgram::start(isolation, &file, &[]);
+            let pid = program.pid;
+            for round in 0..2 {
+                let tool = gc(pid, "-json -for 100ms");
+                let output = collect_until_exit(&mut program, tool);
+                assert!(output.is_success, "{}", output.err);
+                let on = "to switch runtime events on";
+                assert!(output.err.contains(on), "{round}: {}", output.err);
+                let report = crate::support::object(&output.out);
+                let count = report["pauses"]["count"].as_u64().unwrap();
+                assert!(count > 0 && report["allocated_bytes"].as_u64().unwrap() > 0);
+                let domains = report["domains"].as_array().unwrap().iter();
+                let stw: Vec<_> = domains.map(|it| &it["stop_the_world"]).collect();
+                let sum =
+                    |of: fn(&serde_json::Value) -> u64| stw.iter().map(|it| of(it)).sum::<u64>();
+                assert!(sum(|it| it["led"].as_u64().unwrap()) > 0);
+                let joined = sum(|it| it["late"]["count"].as_u64().unwrap());
+                let last = sum(|it| it["last"].as_u64().unwrap());
+                assert!(joined >= last && last > 0, "{joined} {last}");
+                assert_eq!(writes_events(&mut program), (false, false));
+            }
+            for end in ["INT", "KILL"] {
+                let mut tool = gc(pid, "-interval 10ms");
+                let first = collect_until_line(&mut program, &mut tool);
+                assert!(first.contains(" all count "), "{first}");
+                signal(tool.pid(), end);
+                assert_eq!(tool.guard().wait().success(), end == "INT");
+                if end == "KILL" {
+                    assert_eq!(writes_events(&mut program), (true, false));
+                    let next = format!("count -pid {pid} -fn caml_garbage_collection -for 1ms");
+                    run(&next).answer();
+                }
+                assert_eq!(writes_events(&mut program), (false, false), "{end}");
+            }
+            program.end();
+        }
+    }
+}
+
+/// Lets a program collect until the tool has printed a line.
+fn collect_until_line(program: &mut ChrootProgram, tool: &mut Talker) -> String {
+    loop {
+        if let Some(line) = tool.line_within(Duration::from_millis(1)) {
+            return line;
+        }
+        program.talker.ask("work 2 5", "worked");
+    }
+}
+
+#[test]
+fn paused_events_are_paused_again() {
     let [file, _] = program_forms("ocaml5/events");
-    let program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
-    let pid = program.pid;
-    let error = run(&format!("gc -pid {pid}")).failure();
-    let lines = format!(
-        "ocaml-probes: process {pid} writes no runtime events: they are not switched on\n\
-         hint: start it with OCAML_RUNTIME_EVENTS_START=1 in its environment; \
-         `ocaml-probes latency -pid {pid} -gc minor,slice,major` times the collector without them\n"
-    );
-    assert_eq!(error, lines);
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    program.talker.ask("start", "started");
+    // It pauses them before.
+    own_lines(&mut program);
+    assert_eq!(writes_events(&mut program), (false, true));
+    let tool = gc(program.pid, "-json -for 100ms");
+    let output = collect_until_exit(&mut program, tool);
+    assert!(output.is_success, "{}", output.err);
+    let report = crate::support::object(&output.out);
+    assert!(report["pauses"]["count"].as_u64().unwrap() > 0);
+    assert_eq!(writes_events(&mut program), (false, true));
     program.end();
+}
+
+#[test]
+fn idle_program_is_waited_for() {
+    let [file, _] = program_forms("ocaml5/events");
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    let pid = program.pid;
+    let mut tool = gc(pid, "-for 400ms");
+    assert_eq!(tool.line(), None);
+    assert!(!tool.guard().wait().success());
+    let errors = tool.guard().child().stderr.take().unwrap();
+    let error = std::io::read_to_string(errors).unwrap();
+    let why = format!(
+        "process {pid} writes no runtime events: they are switched on when it allocates or collects, \
+         which it has not done meanwhile"
+    );
+    assert!(error.contains(&why), "{error}");
+    assert!(
+        error.contains("waiting for the process to allocate"),
+        "{error}"
+    );
+    assert!(error.contains("hint: "), "{error}");
+    program.talker.ask("work 2 5", "worked");
+    assert_eq!(writes_events(&mut program), (false, false));
+    program.end();
+}
+
+// promise: Runtime events: A program whose runtime could not create the file is refused, and runs on
+//    (5 reasons in each chroot)
+#[test]
+fn program_that_cannot_create_the_file_is_refused() {
+    let [file, _] = program_forms("ocaml5/events");
+    let inside = crate::chroot::inside(&file);
+    let inside = inside.display();
+    let chroot = std::env::var("OCAML_PROBES_CHROOT").unwrap();
+    for (setup, variable, why) in [
+        ("", "/none", "cannot be opened"),
+        (
+            "mount -t tmpfs -o size=1m none $0/mnt",
+            "/mnt",
+            "has 1048576 free",
+        ),
+        ("mount -t tmpfs -o ro none $0/mnt", "/mnt", "read-only"),
+        ("ulimit -f 1000", "/tmp", "RLIMIT_FSIZE is 512000"),
+        (
+            "mount -t tmpfs none $0/mnt; for i in 1 2 3 4 5 6 7 8 9; do touch $0/mnt/$i.events; done",
+            "/mnt",
+            "already has a file",
+        ),
+    ] {
+        let mut unshare = test_support::container::unshare();
+        let line = format!("{setup}; exec chroot $0 {inside}");
+        unshare.args(["sh", "-ec", line.trim_start_matches("; "), &chroot]);
+        unshare.env("OCAML_RUNTIME_EVENTS_DIR", variable);
+        let mut talker = Talker::spawn(&mut unshare);
+        talker.expect("ready");
+        let pid = test_support::container::only_child(talker.pid());
+        let error = run(&format!("gc -pid {pid} -for 10s")).failure();
+        assert!(
+            error.contains("cannot be switched on while it runs: "),
+            "{error}"
+        );
+        assert!(error.contains(why), "{why}: {error}");
+        assert!(error.contains("OCAML_RUNTIME_EVENTS_START=1"), "{error}");
+        talker.ask("work 2 5", "worked");
+        talker.close_input();
+        assert!(talker.guard().wait().success(), "{why}");
+    }
+}
+
+// promise: Runtime events: `gc -prog` reads the events of a program from the first, and exits with its status
+//    (2 programs in each chroot)
+#[test]
+fn program_is_read_from_its_start() {
+    let chroot = std::env::var("OCAML_PROBES_CHROOT").unwrap();
+    for file in program_forms("ocaml5/events") {
+        // Its folder for temporary files has to be in the chroot as well.
+        let script = "mkdir -p \"$0$OCAML_RUNTIME_EVENTS_DIR\" && chroot \"$0\" \"$1\" && \
+                      rm -r \"$0$OCAML_RUNTIME_EVENTS_DIR\"; exit 7";
+        let exec = script.replace("&& chroot", "&& exec chroot");
+        for (script, code) in [(script, 7), (&exec, 0)] {
+            let mut tool = command(["gc", "-json", "-prog", "sh", "--", "-c", script, &chroot]);
+            tool.arg(crate::chroot::inside(&file));
+            let mut tool = Talker::spawn(tool.stderr(Stdio::piped()));
+            tool.expect("ready");
+            tool.ask("work 2 5", "worked");
+            tool.close_input();
+            assert_eq!(tool.guard().wait().code(), Some(code));
+            let errors = tool.guard().child().stderr.take().unwrap();
+            let said = std::io::read_to_string(errors).unwrap();
+            if code == 7 {
+                // It is a child of the program.
+                assert!(said.contains("sh has written no runtime events"), "{said}");
+                continue;
+            }
+            let report = crate::support::object(&said);
+            assert!(report["pauses"]["count"].as_u64().unwrap() > 0, "{said}");
+            assert!(report["allocated_bytes"].as_u64().unwrap() > 0, "{said}");
+            // The program preserves its file, for a tool that is too late to open it.
+            let name = said_folder(&chroot);
+            std::fs::remove_dir_all(name).unwrap();
+        }
+    }
+}
+
+/// The folder of events that is left in a chroot.
+fn said_folder(chroot: &str) -> std::path::PathBuf {
+    let temporary = std::env::temp_dir();
+    let folder = std::path::Path::new(chroot).join(temporary.strip_prefix("/").unwrap());
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names = entries.map(|entry| entry.unwrap().path());
+    let found = names.find(|path| path.to_string_lossy().contains("ocaml-probes-gc."));
+    found.expect("the folder of the events")
 }
 
 // promise: Runtime events: Words that were lost are in every form of the output of `gc` (rings of 1,024 words)

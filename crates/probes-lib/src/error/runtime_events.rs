@@ -8,6 +8,17 @@ pub enum RuntimeEventsError {
     /// It has the runtime of OCaml 5, and its events are not switched on.
     #[error("writes no runtime events: they are not switched on")]
     NotOn,
+    /// Its events cannot be switched on while it runs.
+    #[error("writes no runtime events, and they cannot be switched on while it runs: {why}")]
+    CannotSwitchOn {
+        /// Why.
+        why: String,
+    },
+    /// Its events were to be switched on, and no domain has got to where that is possible.
+    #[error(
+        "writes no runtime events: they are switched on when it allocates or collects, which it has not done meanwhile"
+    )]
+    Idle,
     /// It has the runtime of OCaml 4, which has no such events.
     #[error("has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events")]
     Ocaml4,

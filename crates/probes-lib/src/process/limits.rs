@@ -43,12 +43,18 @@ pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()
     check("RLIMIT_DATA", b"Max data size", status.data, needed.data)
 }
 
+/// Returns a soft limit as `/proc/PID/limits` names it; `None` if there is none, or it cannot be read.
+pub(crate) fn limit_of(process: &Process, name: &str) -> Option<u64> {
+    let limits = process.read_of_living_thread("limits").ok()?;
+    soft_limit(&limits, name.as_bytes())
+}
+
 /// Returns whether less than `needed` would be left of a limit once `needed` is mapped.
 fn leaves_little(limit: u64, used: u64, needed: u64) -> bool {
     limit.saturating_sub(used) / 2 < needed
 }
 
-/// Returns a soft limit, in bytes, of `/proc/PID/limits`; `None` if there is none.
+/// Returns a soft limit, in the unit of its line, of `/proc/PID/limits`; `None` if there is none.
 fn soft_limit(limits: &[u8], name: &[u8]) -> Option<u64> {
     let mut lines = limits.split(|&byte| byte == b'\n');
     let rest = lines.find_map(|line| line.strip_prefix(name))?;

@@ -26,6 +26,10 @@ pub(crate) struct Status {
     pub(crate) ppid: i32,
     pub(crate) tracer: i32,
     pub(crate) uid: u32,
+    /// Whose files it may access: credentials(7).
+    pub(crate) file_uid: u32,
+    pub(crate) file_gid: u32,
+    pub(crate) groups: Vec<u32>,
     pub(crate) threads: usize,
     /// In how many pid namespaces it has an id, counted inwards from the namespace of this /proc.
     pub(crate) levels: usize,
@@ -70,7 +74,15 @@ impl Status {
                     status.innermost = last.and_then(|id| id.parse().ok()).unwrap_or(0);
                 }
                 b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
-                b"Uid" => status.uid = first.parse().unwrap_or(0),
+                b"Uid" => {
+                    status.uid = first.parse().unwrap_or(0);
+                    status.file_uid = last_of(&value);
+                }
+                b"Gid" => status.file_gid = last_of(&value),
+                b"Groups" => {
+                    let groups = value.split_ascii_whitespace();
+                    status.groups = groups.filter_map(|it| it.parse().ok()).collect();
+                }
                 b"Threads" => status.threads = first.parse().unwrap_or(0),
                 b"Seccomp" => status.seccomp = first.parse().unwrap_or(0),
                 b"Seccomp_filters" => status.filters = first.parse().unwrap_or(0),
@@ -84,6 +96,12 @@ impl Status {
         }
         status
     }
+}
+
+/// The last of four ids: that for the file system.
+fn last_of(ids: &str) -> u32 {
+    let last = ids.split_ascii_whitespace().next_back();
+    last.and_then(|id| id.parse().ok()).unwrap_or(u32::MAX)
 }
 
 /// proc(5): "To parse this file, look for the last ')' character before parsing the remaining

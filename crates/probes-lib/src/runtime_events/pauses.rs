@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::requests::{DomainRequests, StwRequests};
 use super::{RingEntry, RuntimeEventKind};
 
 /// How long the collector has worked, by domain and by phase, and how much was allocated.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct GcPauses {
     domains: BTreeMap<u32, DomainPauses>,
     phases: BTreeMap<&'static str, GcTimes>,
+    requests: StwRequests,
 }
 
 /// The same of one domain, or of those that have had its number one after another.
@@ -17,6 +19,10 @@ pub struct GcPauses {
 pub struct DomainPauses {
     /// Its pauses: the times from when it begins work of the collector until it goes on with its own.
     pub pauses: GcTimes,
+    /// How long it has waited for other domains, at barriers.
+    pub waits: GcTimes,
+    /// How many compactions of the heap it took part in.
+    pub compactions: u64,
     /// What was allocated in its minor heap, in bytes.
     pub allocated: u64,
     /// What survived there and was moved to the major heap, in bytes.
@@ -67,6 +73,16 @@ struct OpenPhase {
 /// In this phase, a domain waits to be used, and no OCaml code for the collector.
 const IDLE: &str = "domain_condition_wait";
 
+/// What the domain does that has made a stop-the-world request, and what the others do.
+const LEADER: &str = "stw_leader";
+const HANDLER: &str = "stw_handler";
+
+/// How the names of phases end in which domains wait for each other.
+const BARRIER: &str = "_barrier";
+
+/// All of a compaction.
+const COMPACTION: &str = "compact";
+
 /// More phases in each other than any runtime has: ends of some were not written.
 const MOST_OPEN: usize = 64;
 
@@ -81,6 +97,7 @@ impl GcPauses {
                 let domain = self.domains.entry(domain).or_default();
                 domain.lost_words += words;
                 domain.forget_open();
+                self.requests.forget();
                 None
             }
             RingEntry::Event { domain, time, kind } => self.add_event(domain, time, kind),
@@ -90,10 +107,25 @@ impl GcPauses {
     fn add_event(&mut self, number: u32, time: u64, kind: RuntimeEventKind<'_>) -> Option<GcPause> {
         let domain = self.domains.entry(number).or_default();
         match kind {
-            RuntimeEventKind::Begin(name) if name != IDLE => domain.begin(name, time),
+            RuntimeEventKind::Begin(name) if name != IDLE => {
+                match name {
+                    LEADER => self.requests.led(number, time),
+                    HANDLER => self.requests.joined(number, time),
+                    _ => {}
+                }
+                domain.begin(name, time);
+            }
             RuntimeEventKind::End(name) if name != IDLE => {
                 let phase = domain.end(name, time)?;
                 self.phases.entry(name).or_default().add(phase.time);
+                if name == LEADER {
+                    let began = time.saturating_sub(phase.time.as_nanos() as u64);
+                    self.requests.ended(began, time);
+                }
+                if name.ends_with(BARRIER) {
+                    domain.waits.add(phase.time);
+                }
+                domain.compactions += u64::from(name == COMPACTION);
                 if phase.depth > 0 {
                     return None;
                 }
@@ -130,6 +162,27 @@ impl GcPauses {
             _ => {}
         }
         None
+    }
+
+    /// To be called when all rings were read once more: brings together which domains took part in the same stop-the-world request.
+    pub fn settle(&mut self) {
+        self.requests.settle();
+    }
+
+    /// To be called when no more is read.
+    pub fn finish(&mut self) {
+        self.requests.finish();
+    }
+
+    /// Returns what a domain had to do with stop-the-world requests, as far as these are known ([`GcPauses::settle`]).
+    pub fn requests(&self, domain: u32) -> DomainRequests {
+        self.requests.of(domain)
+    }
+
+    /// Returns how often the heap was compacted.
+    pub fn compactions(&self) -> u64 {
+        let of_domains = self.domains.values().map(|domain| domain.compactions);
+        of_domains.max().unwrap_or(0)
     }
 
     /// Returns the domains that have written anything, by their numbers.
@@ -219,7 +272,7 @@ pub struct GcTimes {
 const DIGITS: u32 = 10;
 
 impl GcTimes {
-    fn add(&mut self, time: Duration) {
+    pub(super) fn add(&mut self, time: Duration) {
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.count += 1;
         self.total = self.total.saturating_add(time);

@@ -1,0 +1,131 @@
+//! The events of a process that runs, switched on if they are not.
+
+use std::iter;
+use std::time::{Duration, Instant};
+
+use probes_lib::{Error, RuntimeEvents, SwitchedEvents, Target};
+
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::flags::TakeOver;
+use crate::output::WarningKind;
+use crate::signals::{TerminationSignals, WaitEnd};
+
+/// How often it is checked whether they are on.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// After which time it is said that the process is waited for.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Events that are on, and what switches them off again.
+pub(super) struct OpenedEvents {
+    pub(super) events: RuntimeEvents,
+    switched: Option<SwitchedEvents>,
+}
+
+impl OpenedEvents {
+    /// Switches events on, if they are not; waits for at most `end` until they are.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be switched on or read, or the time is over, or a signal comes. They are as they were then.
+    pub(super) fn of_process(
+        target: &Target,
+        take_over: &TakeOver,
+        end: Duration,
+        output: &Output,
+        signals: &TerminationSignals,
+    ) -> Result<OpenedEvents, Failure> {
+        let of_process = Failure::of_process(target.pid());
+        let open = || RuntimeEvents::of_process(target.pid());
+        let Some(mut switched) = target
+            .switch_on_events(take_over.options())
+            .map_err(&of_process)?
+        else {
+            return open().map_err(&of_process).map(OpenedEvents::always_on);
+        };
+        let messages = &output.messages;
+        let stopped = switched.stopped().as_micros();
+        messages.note(&format!(
+            "stopped {stopped} us, to switch runtime events on"
+        ));
+        let opened = wait(target, &switched, end, output, signals)
+            .and_then(|()| open().map_err(&of_process))
+            .and_then(|events| Ok((events, switched.remove_file().map_err(&of_process)?)));
+        match opened {
+            Ok((events, left)) => {
+                if let Some((path, error)) = left {
+                    messages.warning(
+                        WarningKind::LeftFile,
+                        &format!("the file of the events was not removed: {error}"),
+                        &format!("remove {} when the process has exited", path.display()),
+                    );
+                }
+                let switched = Some(switched);
+                Ok(OpenedEvents { events, switched })
+            }
+            Err(failure) => {
+                switch_off(target.pid(), &mut switched)?;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Events that are on without us.
+    pub(super) fn always_on(events: RuntimeEvents) -> OpenedEvents {
+        OpenedEvents {
+            events,
+            switched: None,
+        }
+    }
+
+    /// Switches the events off, if they were switched on.
+    pub(super) fn close(&mut self, pid: i32) -> Result<(), Failure> {
+        match &mut self.switched.take() {
+            Some(switched) => switch_off(pid, switched),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that nobody else has switched off what we have switched on.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match &self.switched {
+            Some(switched) => switched.is_on().map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+fn switch_off(pid: i32, switched: &mut SwitchedEvents) -> Result<(), Failure> {
+    match switched.switch_off() {
+        Err(error) if !(error.is_gone() || error.is_executed()) => {
+            Err(Failure::of_removal(pid, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Waits until they are on. If a signal comes, or the time is over, they are not.
+fn wait(
+    target: &Target,
+    switched: &SwitchedEvents,
+    end: Duration,
+    output: &Output,
+    signals: &TerminationSignals,
+) -> Result<(), Failure> {
+    let (begun, pid) = (Instant::now(), target.pid());
+    let mut was_said = false;
+    while !switched.is_on().map_err(Failure::of_process(pid))? {
+        let left = end.saturating_sub(begun.elapsed());
+        let wait_end = signals.wait(iter::once(target), left.min(CHECK_INTERVAL))?;
+        if !matches!(wait_end, WaitEnd::Timeout) || left.is_zero() {
+            return Err(Failure::of_process(pid)(switched.why_not_on()));
+        }
+        if !was_said && begun.elapsed() > PATIENCE {
+            was_said = true;
+            let note = "waiting for the process to allocate: its events are switched on then";
+            output.messages.note(note);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! [`StwRequests`]: the stop-the-world requests of a process: which domain has made each, and how late the others joined. Pure.
+//!
+//! ```text
+//! domain 0   stw_leader ├──────────────────────┤
+//! domain 1      stw_handler ├──────────────────┤     joined early, waits for domain 2
+//! domain 2                     stw_handler ├───┤     joined last: the others waited for it
+//! ```
+//!
+//! Rings are read one by one: what belongs together is only known once all of them were read up to there, which is so with the read
+//! after the next one at the latest.
+
+use std::collections::BTreeMap;
+use std::mem::take;
+use std::time::Duration;
+
+use super::pauses::GcTimes;
+
+/// How many requests and joins are kept that are not yet brought together.
+const MOST_KEPT: usize = 1 << 16;
+
+/// The stop-the-world requests of a process.
+#[derive(Debug, Default)]
+pub(super) struct StwRequests {
+    /// By when they began.
+    open: BTreeMap<u64, Request>,
+    /// Which domain joined when: of this read, and of the one before.
+    joins: [Vec<(u64, u32)>; 2],
+    /// The last request of the last read, and of the one before.
+    newest: [u64; 2],
+    domains: BTreeMap<u32, DomainRequests>,
+}
+
+#[derive(Debug)]
+struct Request {
+    /// When its leader went on; `None` if it has not.
+    ended: Option<u64>,
+    /// Which domain joined last, and how late.
+    last: Option<(u64, u32)>,
+}
+
+/// What a domain had to do with stop-the-world requests.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct DomainRequests {
+    /// How many it has made.
+    pub led: u64,
+    /// How many of those of others it was the last to join: they have waited for it.
+    pub last: u64,
+    /// How long after they were made it joined those of others, before these went on.
+    pub late: GcTimes,
+}
+
+impl StwRequests {
+    /// A domain has made one.
+    pub(super) fn led(&mut self, domain: u32, time: u64) {
+        self.domains.entry(domain).or_default().led += 1;
+        if self.open.len() >= MOST_KEPT {
+            self.open.pop_first();
+        }
+        let (ended, last) = (None, None);
+        self.open.insert(time, Request { ended, last });
+    }
+
+    /// The domain that has made one goes on.
+    pub(super) fn ended(&mut self, began: u64, time: u64) {
+        if let Some(request) = self.open.get_mut(&began) {
+            request.ended = Some(time);
+        }
+    }
+
+    /// A domain has joined that of another.
+    pub(super) fn joined(&mut self, domain: u32, time: u64) {
+        if self.joins[0].len() < MOST_KEPT {
+            self.joins[0].push((time, domain));
+        }
+    }
+
+    /// Events were lost: what was not yet brought together cannot be any more.
+    pub(super) fn forget(&mut self) {
+        self.open.clear();
+        self.joins = Default::default();
+    }
+
+    /// All rings were read once more.
+    pub(super) fn settle(&mut self) {
+        let [these, before] = &mut self.joins;
+        let ready = std::mem::replace(before, take(these));
+        for (time, domain) in ready {
+            let Some((began, request)) = self.open.range_mut(..=time).next_back() else {
+                continue;
+            };
+            // Its leader has not waited.
+            if request.ended.is_some_and(|ended| ended < time) {
+                continue;
+            }
+            let late = time - began;
+            let joined = self.domains.entry(domain).or_default();
+            joined.late.add(Duration::from_nanos(late));
+            request.last = request.last.max(Some((late, domain)));
+        }
+        let newest = self.open.last_key_value().map_or(0, |(began, _)| *began);
+        let complete = self.newest[1];
+        self.newest = [newest, self.newest[0]];
+        let still_open = self.open.split_off(&complete);
+        let closed = std::mem::replace(&mut self.open, still_open);
+        self.close(closed);
+    }
+
+    /// No more is read.
+    pub(super) fn finish(&mut self) {
+        self.settle();
+        self.settle();
+        let closed = take(&mut self.open);
+        self.close(closed);
+    }
+
+    fn close(&mut self, requests: BTreeMap<u64, Request>) {
+        let last = requests.values().filter_map(|request| request.last);
+        for (_, domain) in last {
+            self.domains.entry(domain).or_default().last += 1;
+        }
+    }
+
+    pub(super) fn of(&self, domain: u32) -> DomainRequests {
+        self.domains.get(&domain).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(requests: &StwRequests, domain: u32) -> (u64, u64, u64, u128) {
+        let of = requests.of(domain);
+        let late = of.late.total().as_nanos();
+        (of.led, of.late.count(), of.last, late)
+    }
+
+    #[test]
+    fn last_to_join_is_the_one_waited_for() {
+        let mut requests = StwRequests::default();
+        // In the order of the rings: the handlers of domain 0 come before their leader.
+        requests.joined(0, 215);
+        requests.led(0, 100);
+        requests.ended(100, 150);
+        requests.joined(1, 110);
+        requests.led(1, 200);
+        requests.settle();
+        requests.joined(2, 130);
+        requests.joined(2, 205);
+        requests.finish();
+        assert_eq!(counts(&requests, 0), (1, 1, 1, 15));
+        assert_eq!(counts(&requests, 1), (1, 1, 0, 10));
+        assert_eq!(counts(&requests, 2), (0, 2, 1, 35));
+    }
+
+    #[test]
+    fn joins_without_their_request_are_dropped() {
+        let mut requests = StwRequests::default();
+        requests.joined(1, 50);
+        requests.led(0, 100);
+        requests.ended(100, 120);
+        requests.joined(1, 121);
+        requests.finish();
+        assert_eq!(counts(&requests, 1), (0, 0, 0, 0));
+        requests.led(0, 200);
+        requests.joined(1, 201);
+        requests.forget();
+        requests.finish();
+        assert_eq!(counts(&requests, 1), (0, 0, 0, 0));
+        assert_eq!(counts(&requests, 0), (2, 0, 0, 0));
+    }
+
+    #[test]
+    fn requests_are_closed_as_reads_go_on() {
+        let mut requests = StwRequests::default();
+        for round in 0..100_u64 {
+            requests.led(0, 10 * round + 1);
+            requests.joined(1, 10 * round + 2);
+            requests.settle();
+            assert!(requests.open.len() <= 4 && requests.joins[1].len() <= 1);
+        }
+        requests.finish();
+        assert_eq!(counts(&requests, 1), (0, 100, 100, 100));
+        for time in 0..200_000 {
+            requests.led(0, time);
+            requests.joined(1, time);
+        }
+        assert!(requests.open.len() <= MOST_KEPT && requests.joins[0].len() <= MOST_KEPT);
+    }
+}

@@ -1,0 +1,274 @@
+//! [`RingFile`]: the file that a runtime would create for its events. The runtime aborts its program if it cannot create it, or dies of
+//! SIGBUS if the disk is full: so it is checked before whether it can (runtime/runtime_events.c).
+
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::sys::stat::{Mode, SFlag, fstatat, major, minor};
+use nix::sys::statvfs::{FsFlags, fstatvfs};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::header::{NAME_LEN, USER_EVENTS};
+use crate::process::Process;
+use crate::process::limits::{self, NeededMemory};
+use crate::process::maps::Mapping;
+use crate::process::status::Status;
+
+/// `CAP_DAC_OVERRIDE` of capability.h.
+const CAP_DAC_OVERRIDE: u64 = 1 << 1;
+
+/// How many domains a program may have, unless OCAMLRUNPARAM says otherwise.
+const MAX_DOMAINS: u64 = 128;
+
+/// What the file has beside rings and names, and for each ring.
+const HEADER: u64 = 64;
+const RING_HEADER: u64 = 80;
+
+/// How many files a process must still be able to open.
+const SPARE_FILES: u64 = 8;
+
+/// The file of the events of a process, which may exist or not.
+#[derive(Debug)]
+pub(crate) struct RingFile {
+    folder: File,
+    path: PathBuf,
+    name: String,
+    owner: u32,
+    len: u64,
+}
+
+impl RingFile {
+    /// Finds where a process creates the file: in `folder`, or where it is none, in the folder that it works in; and how long it is,
+    /// with rings of `words`.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be found.
+    pub(crate) fn of(
+        process: &Process,
+        folder: Option<&[u8]>,
+        words: u64,
+    ) -> Result<RingFile, String> {
+        let status = process.status();
+        let status = status.map_err(|error| format!("its status cannot be read: {error}"))?;
+        let path = Path::new(OsStr::from_bytes(folder.unwrap_or(b".")));
+        let opened = open_folder(process, path);
+        let path = match path.strip_prefix(".") {
+            Ok(_) => process.read_link("cwd").unwrap_or_else(|_| path.to_owned()),
+            Err(_) => path.to_owned(),
+        };
+        let folder = opened.map_err(|error| {
+            format!(
+                "the folder of their file, {}, cannot be opened: {error}",
+                path.display()
+            )
+        })?;
+        let parameters = process.read_of_living_thread("environ").unwrap_or_default();
+        let domains = max_domains(&parameters).max(MAX_DOMAINS);
+        let ring = words.saturating_mul(8).saturating_add(RING_HEADER);
+        let rings = domains.saturating_mul(ring);
+        Ok(RingFile {
+            folder,
+            path,
+            name: format!("{}.events", status.innermost),
+            owner: status.file_uid,
+            len: rings.saturating_add(USER_EVENTS * NAME_LEN + HEADER),
+        })
+    }
+
+    /// Checks that the process can create the file, and write all of it.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot.
+    pub(crate) fn refuse(&self, process: &Process) -> Result<(), String> {
+        let (path, len) = (self.path.display(), self.len);
+        let unknown = |error: io::Error| format!("the folder of their file, {path}: {error}");
+        let status = process.status().map_err(unknown)?;
+        let folder = self.folder.metadata().map_err(unknown)?;
+        if !may_create(&folder, &status, is_in_our_user_namespace(process)) {
+            let user = status.file_uid;
+            return Err(format!(
+                "it runs as user {user}, who may not write to {path}, where their file is"
+            ));
+        }
+        let has_link = fstatat(
+            &self.folder,
+            self.name.as_str(),
+            AtFlags::AT_SYMLINK_NOFOLLOW,
+        );
+        if has_link != Err(Errno::ENOENT) {
+            return Err(format!("{path} already has a file {}", self.name));
+        }
+        let volume = fstatvfs(&self.folder).map_err(|errno| unknown(errno.into()))?;
+        if volume.flags().contains(FsFlags::ST_RDONLY) {
+            return Err(format!("{path}, where their file is, is mounted read-only"));
+        }
+        let free = volume
+            .blocks_available()
+            .saturating_mul(volume.fragment_size());
+        if free < len || (volume.files() > 0 && volume.files_available() == 0) {
+            return Err(format!(
+                "their file may need {len} bytes, and {path} has {free} free"
+            ));
+        }
+        if let Some(most) = limits::limit_of(process, "Max file size").filter(|it| *it < len) {
+            return Err(format!(
+                "their file needs {len} bytes, and RLIMIT_FSIZE is {most}"
+            ));
+        }
+        let files = process.count_files().map_err(unknown)?;
+        let most = limits::limit_of(process, "Max open files").unwrap_or(u64::MAX);
+        if files.saturating_add(SPARE_FILES) > most {
+            return Err(format!(
+                "it has {files} files open, and RLIMIT_NOFILE is {most}"
+            ));
+        }
+        let needed = NeededMemory { all: len, data: 0 };
+        limits::refuse_tight(process, needed).map_err(|error| error.to_string())
+    }
+
+    /// Removes its name, if it is that of the mapping: the process and we still have the file.
+    ///
+    /// # Errors
+    ///
+    /// If another file has the name, or it cannot be removed.
+    pub(crate) fn remove(&self, mapping: &Mapping) -> io::Result<()> {
+        let found = match fstatat(
+            &self.folder,
+            self.name.as_str(),
+            AtFlags::AT_SYMLINK_NOFOLLOW,
+        ) {
+            Err(Errno::ENOENT) => return Ok(()),
+            found => found?,
+        };
+        let device = (major(found.st_dev) as u32, minor(found.st_dev) as u32);
+        let is_mapped =
+            (device, found.st_ino) == ((mapping.device.0, mapping.device.1), mapping.inode);
+        // Some file systems have other numbers in the maps. There was no file of the name before.
+        let is_alike = found.st_uid == self.owner
+            && found.st_size as u64 == self.len
+            && SFlag::from_bits_truncate(found.st_mode).contains(SFlag::S_IFREG);
+        if !(is_mapped || is_alike) {
+            return Err(io::Error::other("another file has that name now"));
+        }
+        unlinkat(&self.folder, self.name.as_str(), UnlinkatFlags::NoRemoveDir)?;
+        Ok(())
+    }
+
+    /// Returns the file's path, as the process knows it.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.path.join(&self.name)
+    }
+}
+
+/// Opens a folder as a process sees it.
+fn open_folder(process: &Process, path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let Ok(below) = path.strip_prefix("/") else {
+        let start = process.open_file("cwd", flags)?;
+        return Ok(openat(&start, path, flags, Mode::empty())?.into());
+    };
+    let root = process.open_file("root", flags)?;
+    let below = if below.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        below
+    };
+    // Absolute links lead to where they lead to for the process.
+    let how = OpenHow::new()
+        .flags(flags)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT);
+    match openat2(&root, below, how) {
+        // Some seccomp filters do not know it.
+        Err(Errno::ENOSYS | Errno::EPERM) => Ok(openat(&root, below, flags, Mode::empty())?.into()),
+        opened => Ok(opened?.into()),
+    }
+}
+
+fn is_in_our_user_namespace(process: &Process) -> bool {
+    let own = std::fs::metadata("/proc/self/ns/user");
+    let own = own.map(|it| (it.dev(), it.ino())).ok();
+    own.is_some() && process.identity_of("ns/user").ok() == own
+}
+
+/// Returns whether a process may create files in a folder, by mode bits and capabilities (path_resolution(7)).
+fn may_create(folder: &Metadata, status: &Status, has_our_capabilities: bool) -> bool {
+    const WRITE_AND_SEARCH: u32 = 0o3;
+    if has_our_capabilities && status.effective & CAP_DAC_OVERRIDE != 0 {
+        return true;
+    }
+    let is_in_group = status.file_gid == folder.gid() || status.groups.contains(&folder.gid());
+    let shift = if status.file_uid == folder.uid() {
+        6
+    } else if is_in_group {
+        3
+    } else {
+        0
+    };
+    folder.mode() >> shift & WRITE_AND_SEARCH == WRITE_AND_SEARCH
+}
+
+/// Returns `d=` of OCAMLRUNPARAM or CAMLRUNPARAM; 0 if it has none.
+fn max_domains(environment: &[u8]) -> u64 {
+    let variables = environment.split(|&byte| byte == 0);
+    let parameters = variables.filter_map(|variable| {
+        let value = variable.strip_prefix(b"OCAMLRUNPARAM=");
+        value.or_else(|| variable.strip_prefix(b"CAMLRUNPARAM="))
+    });
+    let parts = parameters.flat_map(|it| it.split(|&byte| byte == b','));
+    let numbers = parts.filter_map(|part| {
+        let digits = std::str::from_utf8(part.strip_prefix(b"d=")?).ok()?;
+        digits.parse().ok()
+    });
+    numbers.max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_domains_is_that_of_the_environment() {
+        for (environment, domains) in [
+            (&b""[..], 0),
+            (b"A=d=7\0OCAMLRUNPARAM=b,e=10,d=300\0B=1\0", 300),
+            (b"CAMLRUNPARAM=d=2", 2),
+            (b"OCAMLRUNPARAM=d=-3,d=x\xff", 0),
+        ] {
+            assert_eq!(max_domains(environment), domains);
+        }
+    }
+
+    #[test]
+    fn mode_bits_of_the_first_class_decide() {
+        let folder = File::open(std::env::temp_dir())
+            .unwrap()
+            .metadata()
+            .unwrap();
+        let (owner, group) = (folder.uid(), folder.gid());
+        let status = |file_uid, file_gid, effective| Status {
+            file_uid,
+            file_gid,
+            effective,
+            ..Status::default()
+        };
+        let bits = |shift: u32| folder.mode() >> shift & 3 == 3;
+        let other = owner.wrapping_add(1);
+        assert_eq!(may_create(&folder, &status(owner, group, 0), true), bits(6));
+        assert_eq!(may_create(&folder, &status(other, group, 0), true), bits(3));
+        let in_none = status(other, group.wrapping_add(1), 0);
+        assert_eq!(may_create(&folder, &in_none, true), bits(0));
+        assert!(may_create(
+            &folder,
+            &status(other, group, CAP_DAC_OVERRIDE),
+            true
+        ));
+    }
+}
