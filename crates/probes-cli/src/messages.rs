@@ -66,6 +66,11 @@ impl Messages {
         }
     }
 
+    /// Whether people read them, who like to see how far it is.
+    pub(crate) fn may_show_progress(&self) -> bool {
+        self.level > Level::Errors && self.form == MessageForm::Text
+    }
+
     /// Why a command failed, and what to do about it.
     pub(crate) fn failure(&self, failure: &Failure) {
         let about = Messages {

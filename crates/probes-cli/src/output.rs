@@ -43,7 +43,7 @@ pub(crate) use keyed::{KeyedReading, KeyedReport};
 pub(crate) use latencies::{Evidence, Latencies, LatencyReading, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
-pub(crate) use profiles::{PictureKind, ProfileBy, ProfileReport};
+pub(crate) use profiles::{PictureKind, ProfileBy, ProfileOptions, ProfileReport};
 pub(crate) use released::Released;
 pub(crate) use slow_pairs::SlowPairs;
 pub(crate) use stacks::ThreadStacks;

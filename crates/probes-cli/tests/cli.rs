@@ -114,6 +114,8 @@ mod usage; // spellings that mean the same, and usage errors
 mod usdt; // USDT probes of other providers, and their semaphores
 #[path = "cli/wait.rs"]
 mod wait; // trace -wait: exit status, signals, what the program inherits
+#[path = "cli/waits.rs"]
+mod waits; // waits of a profile: recorded, or sampled
 #[path = "cli/watch.rs"]
 mod watch; // hits of running programs, one by one
 #[path = "cli/watch_functions.rs"]

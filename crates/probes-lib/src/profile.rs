@@ -7,9 +7,22 @@
 //! ```
 //!
 //! A thread that has not run since the last sample has waited all the time: its stack need not be read again, and its time is
-//! exact. How long each thread has run, and waited for a processor, the kernel counts exactly.
+//! exact. How long each thread has run, and waited for a processor, the kernel counts exactly. Where it permits, it records each wait, too:
+//!
+//! ```text
+//! records    bytes of the kernel's rings → switches in and out                                  pure
+//! switches   the rings of all threads
+//! waits      switches → waits, with the stack that was read while they lasted, if there was time   pure
+//! found      times and waits, added up by stack
+//! ```
 
-use std::collections::{HashMap, HashSet};
+mod answer;
+mod found;
+mod records;
+mod switches;
+mod waits;
+
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,14 +32,13 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, ProcessError, Result};
-use crate::stacks::{
-    Look, Slices, StackFrame, Stacks, SystemCall, ThreadFiles, ThreadRole, ThreadState,
-};
-use crate::unwind::{RawFrame, RawStack, StackEnd};
-
-/// How many different stacks are told apart, and how many frames they have in all.
-const MOST_STACKS: usize = 1 << 16;
-const MOST_FRAMES: usize = 1 << 22;
+use crate::stacks::{Look, Slices, StackFrame, Stacks, ThreadFiles, ThreadRole, monotonic_now};
+use crate::unwind::StackEnd;
+pub use answer::{Activity, Profile, ProfiledStack, ThreadTimes, WaitMethod};
+pub use found::WaitTimes;
+use found::{Found, Key, shared};
+use switches::Switches;
+use waits::{Wait, Waits};
 
 /// How many descriptors are left to others. As long as there are more, two files of each thread stay open; those of other threads
 /// are opened for each sample, which takes four times as long.
@@ -35,8 +47,14 @@ const LEFT_TO_OTHERS: u64 = 128;
 /// How often it is checked whether the process has executed another program.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How many threads that have exited are known at most, besides.
+const MOST_ENDED: usize = 1 << 10;
+
 /// How often, at most, it is checked whether libraries were loaded; only if there is code that is not known.
 const RELOAD_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often waits are looked at, at most.
+const WAIT_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Samples a process.
 ///
@@ -74,6 +92,21 @@ pub struct Profiler {
     last_look: Duration,
     not_stopped: Option<Error>,
     ended: ThreadTimes,
+    recorded: Option<Recorded>,
+    not_recorded: Option<String>,
+}
+
+/// The waits that the kernel records.
+struct Recorded {
+    switches: Switches,
+    waits: Waits<Key>,
+    /// The samples of threads that seemed to run, until the records of that time are there.
+    samples: VecDeque<(Duration, Key, Duration)>,
+    /// When the process was stopped, until the records of that time are there.
+    stops: VecDeque<Range<Duration>>,
+    /// How long this thread had run when they were last looked at, and how long it has run since the time before.
+    ran_until: Duration,
+    ran: Duration,
 }
 
 /// A thread between two samples.
@@ -83,138 +116,9 @@ struct Watched {
     files: Option<ThreadFiles>,
     /// What it does as long as its slices stay the same.
     blocked: Option<(Slices, Key)>,
-    /// When it was first seen, and when last.
-    first: Option<(Duration, Duration)>,
-    last: Option<(Duration, Duration)>,
-    /// How long it was there.
-    present: Duration,
-}
-
-/// What times are added up for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    tid: i32,
-    name: Arc<str>,
-    activity: Activity,
-    in_collection: bool,
-    /// `None` if it is not known.
-    stack: Option<Arc<(Vec<RawFrame>, StackEnd, bool)>>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    time: Duration,
-    samples: u64,
-}
-
-/// What a thread was doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Activity {
-    /// It was on a processor, or about to be.
-    Running,
-    /// It waited in this system call, by its number.
-    Blocked(u32),
-    /// It waited in the kernel, and in no system call.
-    Waiting,
-    /// It was stopped by a signal or a debugger.
-    Stopped,
-}
-
-impl Activity {
-    fn of(state: &ThreadState) -> Activity {
-        match state {
-            ThreadState::Running => Activity::Running,
-            ThreadState::Blocked { call, .. } => Activity::Blocked(call.number),
-            ThreadState::Waiting => Activity::Waiting,
-            ThreadState::Stopped => Activity::Stopped,
-        }
-    }
-
-    /// Returns the name of the system call, in brackets, or what else it was doing; `None` if it was running.
-    pub fn leaf(self) -> Option<String> {
-        match self {
-            Activity::Running => None,
-            Activity::Blocked(number) => {
-                let arguments = [0; 6];
-                Some(format!("[{}]", SystemCall { number, arguments }))
-            }
-            Activity::Waiting => Some("[kernel]".to_owned()),
-            Activity::Stopped => Some("[stopped]".to_owned()),
-        }
-    }
-}
-
-/// The times of a process or thread, as the kernel counts them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ThreadTimes {
-    /// How long it was on a processor.
-    pub running: Duration,
-    /// How long it waited for one.
-    pub runnable: Duration,
-    /// How long it was off the processor for other reasons.
-    pub off: Duration,
-}
-
-impl ThreadTimes {
-    fn add(&mut self, other: ThreadTimes) {
-        self.running = self.running.saturating_add(other.running);
-        self.runnable = self.runnable.saturating_add(other.runnable);
-        self.off = self.off.saturating_add(other.off);
-    }
-}
-
-/// Where the time has gone.
-#[derive(Debug)]
-pub struct Profile {
-    /// Each stack of each thread that was seen, most time first.
-    pub stacks: Vec<ProfiledStack>,
-    /// How long the process was watched.
-    pub seconds: Duration,
-    /// How often it was looked at.
-    pub samples: u64,
-    /// How many threads there were.
-    pub threads: usize,
-    /// The times of all threads, as the kernel counts them; `None` if it does not.
-    pub times: Option<ThreadTimes>,
-    /// How often, and how long in all, the process was stopped.
-    pub stops: u64,
-    /// See `stops`.
-    pub stopped: Duration,
-    /// Why it could not be stopped once.
-    pub not_stopped: Option<String>,
-}
-
-/// How long a thread had one stack.
-#[derive(Clone, Debug)]
-pub struct ProfiledStack {
-    /// The thread.
-    pub tid: i32,
-    /// Its name, as the kernel has it.
-    pub thread_name: String,
-    /// What it is for the runtime of OCaml.
-    pub role: ThreadRole,
-    /// What it was doing.
-    pub activity: Activity,
-    /// Whether some thread of the process was working for the garbage collector; see [`Profiler::tell_collections_apart`].
-    pub in_collection: bool,
-    /// The innermost first; none if they could not be read.
-    pub frames: Vec<Arc<StackFrame>>,
-    /// Why there are no more.
-    pub end: Option<StackEnd>,
-    /// Whether a frame was found by searching the stack.
-    pub is_guessed: bool,
-    /// The time between samples that it stands for.
-    pub time: Duration,
-    /// In how many samples it was seen.
-    pub samples: u64,
-}
-
-impl ProfiledStack {
-    /// Returns whether its frames reach to the code that the thread began with, and none was guessed.
-    pub fn is_complete(&self) -> bool {
-        self.end == Some(StackEnd::Outermost) && !self.is_guessed
-    }
+    /// When it was first seen, and when last, and how long it had run and waited for a processor.
+    first: Option<(Instant, (Duration, Duration))>,
+    last: Option<(Instant, (Duration, Duration))>,
 }
 
 impl Profiler {
@@ -232,7 +136,7 @@ impl Profiler {
         let mut profiler = Profiler {
             stacks,
             is_live,
-            most_open: most_open(),
+            most_open: most_open(0),
             collector: Vec::new(),
             threads: HashMap::new(),
             found: Found::default(),
@@ -247,6 +151,8 @@ impl Profiler {
             last_look: Duration::ZERO,
             not_stopped: None,
             ended: ThreadTimes::default(),
+            recorded: None,
+            not_recorded: None,
         };
         // Threads that wait already are known to have waited until the first sample.
         profiler.look_at_all(Duration::ZERO, now)?;
@@ -260,7 +166,116 @@ impl Profiler {
     /// If no function of the collector is known in the process: it has none of OCaml's, or no symbols.
     pub fn tell_collections_apart(&mut self) -> Result<()> {
         self.collector = self.stacks.code_of_collector()?;
+        self.recorded = None;
         Ok(())
+    }
+
+    /// Begins anew, and has the kernel record each wait, so that the times of waits are exact: with its stack if
+    /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are sampled, and
+    /// [`Profile::waits`] says why. Waits are not told apart by collections.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited, or may not be read.
+    pub fn record_waits(&mut self) -> Result<()> {
+        self.collector.clear();
+        let (switches, tids) = match Switches::of_process(self.stacks.process()) {
+            Ok(recorded) => recorded,
+            Err(why) => {
+                self.not_recorded = Some(match why.raw_os_error() {
+                    Some(_) => format!("perf_event_open is refused: {why}"),
+                    None => format!("perf_event_open is not used: {why}"),
+                });
+                return Ok(());
+            }
+        };
+        let mut waits = Waits::of_process(self.stacks.pid(), monotonic_now());
+        for tid in tids {
+            waits.begin(tid);
+        }
+        self.most_open = most_open(switches.descriptors());
+        let ran_until = processor_time();
+        self.recorded = Some(Recorded {
+            switches,
+            waits,
+            samples: VecDeque::new(),
+            stops: VecDeque::new(),
+            ran_until,
+            ran: Duration::ZERO,
+        });
+        self.threads.clear();
+        let now = Instant::now();
+        (self.begun, self.last) = (now, now);
+        self.look_at_all(Duration::ZERO, now)
+    }
+
+    /// Reads the stacks of the threads that have begun to wait, if waits are recorded.
+    ///
+    /// # Errors
+    ///
+    /// If the process may not be read.
+    pub fn look_at_waits(&mut self) -> Result<()> {
+        let tids = self.collect(false);
+        let now = Instant::now();
+        for tid in tids {
+            let recorded = self.recorded.as_ref();
+            if recorded.is_some_and(|it| it.waits.is_unseen(tid)) {
+                self.look_at(tid, now)?;
+            }
+        }
+        if let Some(recorded) = &mut self.recorded {
+            let ran = processor_time();
+            recorded.ran = ran.saturating_sub(recorded.ran_until);
+            recorded.ran_until = ran;
+        }
+        Ok(())
+    }
+
+    /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor; less if records
+    /// would be lost, as there are so many. `None` if waits are not recorded.
+    pub fn wait_pause(&self) -> Option<Duration> {
+        let recorded = self.recorded.as_ref()?;
+        let pause = recorded.ran.saturating_mul(39).max(WAIT_INTERVAL);
+        Some(pause.min(recorded.switches.read_within()))
+    }
+
+    /// Adds the waits that have ended; returns the threads that were switched since the last call.
+    fn collect(&mut self, is_last: bool) -> HashSet<i32> {
+        let mut tids = HashSet::new();
+        let Some(recorded) = &mut self.recorded else {
+            return tids;
+        };
+        let threads = &self.threads;
+        let name = |tid: i32| {
+            let thread = threads.get(&tid);
+            thread.map_or_else(|| "".into(), |thread| thread.name.clone())
+        };
+        let (records, until) = recorded.switches.read(is_last);
+        for record in records {
+            recorded.settle(record.at, &mut self.found);
+            tids.insert(record.tid);
+            if let Some(wait) = recorded.waits.add(record) {
+                let tid = wait.tid;
+                if !recorded.is_of_stop(&wait) {
+                    self.found.add_wait(wait, || name(tid));
+                }
+            }
+        }
+        recorded.settle(until, &mut self.found);
+        recorded.stops.retain(|stop| stop.end >= until);
+        if is_last {
+            self.last = Instant::now();
+            for wait in recorded.waits.lasting(monotonic_now()) {
+                let tid = wait.tid;
+                self.found.add_wait(wait, || name(tid));
+            }
+        }
+        tids
+    }
+
+    /// How often it was looked at.
+    pub fn samples(&self) -> u64 {
+        self.samples
     }
 
     /// The path of its program, as the kernel names it.
@@ -277,7 +292,9 @@ impl Profiler {
     /// looking at its threads takes no more than 5 % of a processor. Where processors are shared, a stop takes longer.
     pub fn least_pause(&self) -> Duration {
         let (stop, look) = (self.last_stop, self.last_look);
-        stop.saturating_mul(49).max(look.saturating_mul(19))
+        // The other half is for the looks at waits.
+        let share = if self.recorded.is_some() { 39 } else { 19 };
+        stop.saturating_mul(49).max(look.saturating_mul(share))
     }
 
     /// Looks at all threads, and adds the time since the last call to what they do.
@@ -289,6 +306,7 @@ impl Profiler {
         let now = Instant::now();
         let begun = processor_time();
         let elapsed = now.saturating_duration_since(self.last);
+        self.collect(false);
         self.look_at_all(elapsed, now)?;
         self.last = now;
         self.last_look = processor_time().saturating_sub(begun);
@@ -328,11 +346,8 @@ impl Profiler {
         Ok(())
     }
 
-    fn look_at_all(&mut self, elapsed: Duration, now: Instant) -> Result<()> {
-        let process = self.stacks.process().clone();
-        let tids = process.threads().and_then(|mut list| list.read());
-        let tids = tids.map_err(|source| process.exited_or(source))?;
-        let there: HashSet<i32> = tids.iter().copied().collect();
+    /// Forgets the threads that have exited; their times stay.
+    fn forget_ended(&mut self, there: &HashSet<i32>) {
         let ended = &mut self.ended;
         self.threads.retain(|tid, thread| {
             let is_there = there.contains(tid);
@@ -341,14 +356,28 @@ impl Profiler {
             }
             is_there
         });
+        // The kernel records the end of a thread, but such records may be lost, too.
+        if let Some(recorded) = &mut self.recorded {
+            if recorded.waits.len() > 2 * there.len() + MOST_ENDED {
+                recorded.waits.retain(|tid| there.contains(&tid));
+            }
+        }
+    }
+
+    fn look_at_all(&mut self, elapsed: Duration, now: Instant) -> Result<()> {
+        let process = self.stacks.process().clone();
+        let tids = process.threads().and_then(|mut list| list.read());
+        let tids = tids.map_err(|source| process.exited_or(source))?;
+        self.forget_ended(&tids.iter().copied().collect());
+        let looked = monotonic_now();
         let mut running = HashSet::new();
         let mut seen = Vec::new();
         for tid in tids {
-            match self.look_at(tid, elapsed)? {
-                Some(key) if key.activity == Activity::Running => {
+            match self.look_at(tid, now)? {
+                Some((key, _)) if key.activity == Activity::Running => {
                     running.insert(tid);
                 }
-                Some(key) => seen.push(key),
+                Some(found) => seen.push(found),
                 None => {
                     if let Some(thread) = self.threads.remove(&tid) {
                         self.ended.add(thread.times());
@@ -366,13 +395,19 @@ impl Profiler {
             let stack = key.stack.as_ref();
             stack.is_some_and(|stack| matches!(stack.1, StackEnd::UnknownCode(_)))
         };
-        if seen.iter().any(is_unknown) {
+        if seen.iter().any(|(key, _)| is_unknown(key)) {
             self.reload(now)?;
         }
-        let in_collection = seen.iter().any(|key| self.is_of_collector(key));
-        for mut key in seen {
+        let in_collection = seen.iter().any(|(key, _)| self.is_of_collector(key));
+        for (mut key, is_exact) in seen {
             key.in_collection = in_collection;
-            self.found.add(key, elapsed);
+            match &mut self.recorded {
+                None => self.found.add_sample(key, elapsed, is_exact),
+                Some(recorded) if key.activity == Activity::Running => {
+                    recorded.samples.push_back((looked, key, elapsed));
+                }
+                Some(_) => {}
+            }
         }
         // Stopping takes time, too.
         self.last = now;
@@ -387,8 +422,8 @@ impl Profiler {
             && addresses.any(|at| self.collector.iter().any(|code| code.contains(&at)))
     }
 
-    /// Looks at a thread without stopping it; `None` if it has exited.
-    fn look_at(&mut self, tid: i32, elapsed: Duration) -> Result<Option<Key>> {
+    /// Looks at a thread without stopping it; `None` if it has exited. Returns also whether it has done the same since the last time.
+    fn look_at(&mut self, tid: i32, now: Instant) -> Result<Option<(Key, bool)>> {
         let mut opened = None;
         if !self.threads.contains_key(&tid) {
             let Some(files) = ThreadFiles::open(self.stacks.process(), tid)? else {
@@ -400,7 +435,6 @@ impl Profiler {
                 blocked: None,
                 first: None,
                 last: None,
-                present: Duration::ZERO,
             };
             self.threads.insert(tid, watched);
         }
@@ -417,16 +451,12 @@ impl Profiler {
         let Some(slices) = files.slices()? else {
             return Ok(None);
         };
-        let times = slices.times();
-        let is_new = thread.first.is_none();
+        let times = slices.times().map(|times| (now, times));
         thread.first = thread.first.or(times);
         thread.last = times;
-        if !is_new {
-            thread.present += elapsed;
-        }
         if let Some((since, key)) = &thread.blocked {
             if *since == slices {
-                return Ok(Some(key.clone()));
+                return Ok(Some((key.clone(), true)));
             }
         }
         thread.blocked = None;
@@ -443,21 +473,29 @@ impl Profiler {
             Look::Blocked(blocked) => {
                 key.activity = Activity::of(&blocked.state);
                 key.stack = Some(shared(blocked.stack));
+                if let Some(recorded) = &mut self.recorded {
+                    recorded.waits.looked(tid, blocked.at, key.clone());
+                }
                 thread.blocked = Some((blocked.slices, key.clone()));
             }
         }
         if is_many {
             thread.files = None;
         }
-        Ok(Some(key))
+        Ok(Some((key, false)))
     }
 
     /// Adds what the threads do that run.
-    fn look_at_running(&mut self, running: &HashSet<i32>, seen: &mut Vec<Key>) {
+    fn look_at_running(&mut self, running: &HashSet<i32>, seen: &mut Vec<(Key, bool)>) {
         let mut stacks = HashMap::new();
         self.last_stop = Duration::ZERO;
         if !self.is_live && !running.is_empty() {
-            match self.stacks.read_stopped(running) {
+            let begun = monotonic_now();
+            let read = self.stacks.read_stopped(running);
+            if let Some(recorded) = &mut self.recorded {
+                recorded.stops.push_back(begun..monotonic_now());
+            }
+            match read {
                 Ok((found, time)) => {
                     stacks = found;
                     self.stops += 1;
@@ -471,18 +509,20 @@ impl Profiler {
             let Some(thread) = self.threads.get(&tid) else {
                 continue;
             };
-            seen.push(Key {
+            let key = Key {
                 tid,
                 name: thread.name.clone(),
                 activity: Activity::Running,
                 in_collection: false,
                 stack: stacks.remove(&tid).map(shared),
-            });
+            };
+            seen.push((key, false));
         }
     }
 
     /// Returns what was found so far.
     pub fn profile(&mut self) -> Profile {
+        self.collect(true);
         let mut stacks = Vec::new();
         for (key, sum) in &self.found.sums {
             if sum.time.is_zero() {
@@ -507,6 +547,8 @@ impl Profiler {
                 is_guessed,
                 time: sum.time,
                 samples: sum.samples,
+                variance: sum.variance,
+                waits: sum.waits.clone(),
             });
         }
         // In an order that does not change from run to run.
@@ -527,23 +569,52 @@ impl Profiler {
             stops: self.stops,
             stopped: self.stopped,
             not_stopped: self.not_stopped.as_ref().map(ToString::to_string),
+            waits: match &self.recorded {
+                Some(recorded) => WaitMethod::Recorded {
+                    lost: recorded.waits.lost,
+                },
+                None => WaitMethod::Sampled {
+                    because: self.not_recorded.clone(),
+                },
+            },
         }
+    }
+}
+
+impl Recorded {
+    /// Adds the samples up to `until` of the threads that were running. A thread that was woken, and waited for a processor
+    /// after its wait, seemed to run, too: that is a part of its wait.
+    fn settle(&mut self, until: Duration, found: &mut Found) {
+        while self.samples.front().is_some_and(|(at, _, _)| *at < until) {
+            let Some((_, key, elapsed)) = self.samples.pop_front() else {
+                return;
+            };
+            if !self.waits.is_off(key.tid) {
+                found.add_sample(key, elapsed, false);
+            }
+        }
+    }
+
+    /// Returns whether a thread that ran was off the processor because we had stopped it. Threads that waited are woken for a stop.
+    fn is_of_stop(&self, wait: &Wait<Key>) -> bool {
+        let mut stops = self.stops.iter();
+        let stop = stops.find(|stop| stop.contains(&wait.from));
+        stop.is_some_and(|stop| wait.on_since.is_none_or(|since| since < stop.start))
     }
 }
 
 impl Watched {
     fn times(&self) -> ThreadTimes {
-        let (Some(first), Some(last)) = (self.first, self.last) else {
+        let (Some((begun, first)), Some((ended, last))) = (self.first, self.last) else {
             return ThreadTimes::default();
         };
         let running = last.0.saturating_sub(first.0);
         let runnable = last.1.saturating_sub(first.1);
+        let present = ended.saturating_duration_since(begun);
         ThreadTimes {
             running,
             runnable,
-            off: self
-                .present
-                .saturating_sub(running.saturating_add(runnable)),
+            off: present.saturating_sub(running.saturating_add(runnable)),
         }
     }
 }
@@ -553,43 +624,9 @@ fn processor_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Returns how many threads may have their files open.
-fn most_open() -> usize {
+/// Returns how many threads may have their files open, beside so many others.
+fn most_open(others: usize) -> usize {
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
-    usize::try_from(limit.saturating_sub(LEFT_TO_OTHERS) / 2).unwrap_or(usize::MAX)
-}
-
-fn shared(stack: RawStack) -> Arc<(Vec<RawFrame>, StackEnd, bool)> {
-    Arc::new((stack.frames, stack.end, stack.is_guessed))
-}
-
-/// The times that were found.
-#[derive(Default)]
-struct Found {
-    sums: HashMap<Key, Sum>,
-    /// How many frames all stacks have.
-    frames: usize,
-}
-
-impl Found {
-    /// Adds time; once there are too many stacks, that of new ones is added to a stack without frames.
-    fn add(&mut self, mut key: Key, time: Duration) {
-        if let Some(sum) = self.sums.get_mut(&key) {
-            return sum.add(time);
-        }
-        let frames = key.stack.as_ref().map_or(0, |stack| stack.0.len());
-        if self.sums.len() >= MOST_STACKS || self.frames + frames > MOST_FRAMES {
-            key.stack = None;
-        } else {
-            self.frames += frames;
-        }
-        self.sums.entry(key).or_default().add(time);
-    }
-}
-
-impl Sum {
-    fn add(&mut self, time: Duration) {
-        self.time = self.time.saturating_add(time);
-        self.samples += 1;
-    }
+    let left = limit.saturating_sub(LEFT_TO_OTHERS.saturating_add(others as u64));
+    usize::try_from(left / 2).unwrap_or(usize::MAX)
 }

@@ -34,7 +34,7 @@ use crate::unwind::{RawFrame, RawStack, StackEnd, Unwinder};
 use name::FrameNames;
 pub use name::{StackFrame, ThreadRole};
 use thread::Moment;
-pub(crate) use thread::{Slices, ThreadFiles};
+pub(crate) use thread::{Slices, ThreadFiles, monotonic_now};
 pub use wait::{SystemCall, WaitsFor};
 
 /// How often a thread is read that runs again and again, before it is taken for a running one.
@@ -165,6 +165,8 @@ pub(crate) struct Blocked {
     pub(crate) stack: RawStack,
     /// As long as they stay the same, it does not run.
     pub(crate) slices: Slices,
+    /// When it did not run, by `CLOCK_MONOTONIC`.
+    pub(crate) at: Duration,
 }
 
 impl Reading {
@@ -291,6 +293,8 @@ impl Stacks {
             let Some(place) = moment.place() else {
                 break;
             };
+            // If both moments are the same, it has not run from the one to the other.
+            let at = monotonic_now();
             let state = self.state_at(files, &moment);
             let kernel_function = files.kernel_function();
             let mut memory = CachedPages::new(&self.memory);
@@ -302,6 +306,7 @@ impl Stacks {
                     kernel_function,
                     stack,
                     slices: moment.slices,
+                    at,
                 }));
             }
         }

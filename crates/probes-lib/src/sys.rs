@@ -8,6 +8,7 @@ pub(crate) mod fork;
 pub(crate) mod heap;
 pub(crate) mod loaded;
 pub(crate) mod packet_socket;
+pub(crate) mod perf;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;
 pub(crate) mod signals;

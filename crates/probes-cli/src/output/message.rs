@@ -65,6 +65,8 @@ pub(crate) enum WarningKind {
     UnreadStacks,
     /// Stacks end before their outermost frames, or frames were guessed.
     CutStacks,
+    /// The kernel has lost records of switches, so that waits are missing.
+    LostSwitches,
 }
 
 #[derive(Serialize)]

@@ -1,19 +1,21 @@
 //! Where the time of a process goes, in one shape for all formats, and as pictures and files for other tools.
 
 mod pprof;
+mod rows;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
 use inferno::flamegraph;
-use probes_lib::{Activity, Profile, ProfiledStack, ThreadRole, ThreadTimes};
+use probes_lib::{
+    Activity, Profile, ProfiledStack, ThreadRole, ThreadTimes, WaitMethod, WaitTimes,
+};
 use serde::Serialize;
 use serde_json::json;
 
 use super::format::{Format, VERSION, json};
-use super::table::table;
 use crate::failure::Failure;
 
 /// What has less of the time is not drawn, in percent.
@@ -90,10 +92,129 @@ pub(crate) struct ProfileReport {
     /// The times while some thread worked for the collector; only if that is told apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_collection: Option<Split>,
+    waits: Waits,
     #[serde(skip)]
-    by: ProfileBy,
+    how: ProfileOptions,
     functions: Vec<Function>,
     stacks: Vec<Stack>,
+}
+
+/// How the answer is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProfileOptions {
+    pub(crate) by: ProfileBy,
+    /// Whether collections are told apart.
+    pub(crate) tells_collections: bool,
+    /// Whether it is of waits alone.
+    pub(crate) is_off_cpu: bool,
+    /// Whether there are none.
+    pub(crate) is_on_cpu: bool,
+}
+
+/// How the waits were found.
+#[derive(Debug, Serialize)]
+struct Waits {
+    /// recorded or sampled
+    method: &'static str,
+    /// Why they were not recorded.
+    because: Option<String>,
+    lost_records: u64,
+    count: Option<u64>,
+    seconds: f64,
+    /// The time of those that were not looked at.
+    unseen_seconds: f64,
+    /// Two standard deviations of `seconds`.
+    error_seconds: f64,
+}
+
+impl Waits {
+    fn of(profile: &Profile, stacks: &[&ProfiledStack], how: ProfileOptions) -> Waits {
+        let waits = || stacks.iter().filter(|it| it.activity != Activity::Running);
+        let unseen = waits().filter(|it| it.activity == Activity::Unseen);
+        let (method, because, lost_records) = match &profile.waits {
+            WaitMethod::Recorded { lost } => ("recorded", None, *lost),
+            WaitMethod::Sampled { because: None } if how.tells_collections => {
+                let why = "with -gc, collections are told apart by samples";
+                ("sampled", Some(why.to_owned()), 0)
+            }
+            WaitMethod::Sampled { because } => ("sampled", because.clone(), 0),
+            _ => ("unknown", None, 0),
+        };
+        let count = waits().filter_map(|it| it.waits.as_ref());
+        let variance: f64 = waits().map(|it| it.variance).sum();
+        Waits {
+            method,
+            because,
+            lost_records,
+            // Stops wake the threads that wait, and so make two waits of one.
+            count: (method == "recorded" && how.is_off_cpu)
+                .then(|| count.map(|it| it.times().count()).sum()),
+            seconds: waits().map(|it| it.time).sum::<Duration>().as_secs_f64(),
+            unseen_seconds: unseen.map(|it| it.time).sum::<Duration>().as_secs_f64(),
+            error_seconds: 2.0 * variance.sqrt(),
+        }
+    }
+
+    fn plain(&self) -> String {
+        if self.method != "recorded" {
+            let why = self.because.as_deref().unwrap_or("-");
+            return format!("waits sampled error {:.3} {why}\n", self.error_seconds);
+        }
+        let count = self.count.map_or("-".to_owned(), |count| count.to_string());
+        let (unseen, lost) = (self.unseen_seconds, self.lost_records);
+        format!("waits recorded {count} unseen {unseen:.3} lost {lost}\n")
+    }
+
+    /// A sentence below a table.
+    fn sentence(&self) -> String {
+        if self.method != "recorded" {
+            let (seconds, error) = (self.seconds, self.error_seconds);
+            let why = self.because.iter().map(|why| format!("; {why}"));
+            let why: String = why.collect();
+            return format!("waits are sampled: {seconds:.2} s, +- {error:.2} s (95 %){why}\n");
+        }
+        let count = self.count.map(|count| format!("{count} "));
+        let count = count.unwrap_or_default();
+        let unseen = self.unseen_seconds;
+        let mut text = format!("{count}waits, each recorded");
+        if unseen > 0.0 {
+            let _ = write!(text, "; too short to be looked at: {unseen:.3} s");
+        }
+        if self.lost_records > 0 {
+            let _ = write!(text, "; {} records of switches lost", self.lost_records);
+        }
+        text + "\n"
+    }
+}
+
+/// How long the waits of a function or a stack were.
+#[derive(Debug, Serialize)]
+struct Distribution {
+    count: u64,
+    p50_ns: u64,
+    p90_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    max_ns: u64,
+}
+
+impl Distribution {
+    fn of(waits: &WaitTimes) -> Distribution {
+        let times = waits.times();
+        let part = |share| nanoseconds(times.quantile(share));
+        Distribution {
+            count: times.count(),
+            p50_ns: part(0.5),
+            p90_ns: part(0.9),
+            p99_ns: part(0.99),
+            p999_ns: part(0.999),
+            max_ns: nanoseconds(times.max()),
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[derive(Debug, Serialize)]
@@ -115,6 +236,10 @@ struct Function {
     function: String,
     self_seconds: f64,
     total_seconds: f64,
+    /// Two standard deviations of `total_seconds`.
+    error_seconds: f64,
+    /// Of the waits in it and in what it calls, if they were recorded.
+    waits: Option<Distribution>,
 }
 
 #[derive(Debug, Serialize)]
@@ -127,6 +252,10 @@ struct Stack {
     system_call: Option<String>,
     seconds: f64,
     samples: u64,
+    /// Two standard deviations of `seconds`.
+    error_seconds: f64,
+    /// How long its waits were, if they were recorded.
+    waits: Option<Distribution>,
     /// complete, guessed, cut or unread
     stack: &'static str,
     /// The innermost first.
@@ -136,14 +265,20 @@ struct Stack {
     in_collection: Option<bool>,
     #[serde(skip)]
     time: Duration,
+    #[serde(skip)]
+    variance: f64,
+    #[serde(skip)]
+    lengths: Option<WaitTimes>,
 }
 
 impl Stack {
-    fn of(stack: &ProfiledStack, tells_collections: bool) -> Stack {
+    fn of(stack: &ProfiledStack, how: ProfileOptions) -> Stack {
+        let lengths = stack.waits.as_ref().filter(|_| how.is_off_cpu);
         let (state, system_call) = match stack.activity {
             Activity::Running => ("running", None),
             Activity::Blocked(_) => ("blocked", stack.activity.leaf()),
             Activity::Stopped => ("stopped", None),
+            Activity::Unseen => ("unseen", None),
             _ => ("waiting", None),
         };
         let names = stack
@@ -165,19 +300,23 @@ impl Stack {
             system_call: system_call.map(|name| name.trim_matches(['[', ']']).to_owned()),
             seconds: stack.time.as_secs_f64(),
             samples: stack.samples,
+            error_seconds: 2.0 * stack.variance.sqrt(),
+            waits: lengths.map(Distribution::of),
             stack: match stack.end {
                 None => "unread",
                 Some(_) if stack.is_complete() => "complete",
                 Some(_) if stack.is_guessed => "guessed",
                 Some(_) => "cut",
             },
-            frames: if stack.end.is_none() {
+            frames: if stack.end.is_none() && stack.activity != Activity::Unseen {
                 vec!["[not read]".to_owned()]
             } else {
                 frames
             },
-            in_collection: tells_collections.then_some(stack.in_collection),
+            in_collection: how.tells_collections.then_some(stack.in_collection),
             time: stack.time,
+            variance: stack.variance,
+            lengths: lengths.cloned(),
         }
     }
 
@@ -199,8 +338,7 @@ impl ProfileReport {
         pid: i32,
         program: &Path,
         profile: &Profile,
-        by: ProfileBy,
-        tells_collections: bool,
+        how: ProfileOptions,
         is_wanted: impl Fn(Activity) -> bool,
     ) -> ProfileReport {
         let is_idle =
@@ -208,8 +346,10 @@ impl ProfileReport {
         let wanted = profile.stacks.iter().filter(|it| is_wanted(it.activity));
         let (idle, busy): (Vec<_>, Vec<_>) = wanted.partition(is_idle);
         let idle: Duration = idle.iter().map(|it| it.time).sum();
+        let tells_collections = how.tells_collections;
+        let waits = Waits::of(profile, &busy, how);
         let stacks = busy.into_iter();
-        let stacks: Vec<Stack> = stacks.map(|it| Stack::of(it, tells_collections)).collect();
+        let stacks: Vec<Stack> = stacks.map(|it| Stack::of(it, how)).collect();
         let in_collection = |is_running: bool| -> f64 {
             let stacks = stacks.iter().filter(|it| it.in_collection == Some(true));
             let stacks = stacks.filter(|it| (it.state == "running") == is_running);
@@ -236,8 +376,9 @@ impl ProfileReport {
                 running_seconds: in_collection(true),
                 off_seconds: in_collection(false),
             }),
-            by,
-            functions: functions(&stacks),
+            waits,
+            how,
+            functions: rows::functions(&stacks),
             stacks,
         }
     }
@@ -250,122 +391,11 @@ impl ProfileReport {
         }
     }
 
-    /// The times by what was asked for, most first; the time in the function itself first.
-    fn rows(&self) -> Vec<(f64, Option<f64>, String)> {
-        let sums = |key: &dyn Fn(&Stack) -> String| {
-            let mut sums: BTreeMap<String, f64> = BTreeMap::new();
-            for stack in &self.stacks {
-                *sums.entry(key(stack)).or_default() += stack.seconds;
-            }
-            let mut rows: Vec<_> = sums
-                .into_iter()
-                .map(|(key, sum)| (sum, None, key))
-                .collect();
-            rows.sort_by(|one, other| other.0.total_cmp(&one.0));
-            rows
-        };
-        match self.by {
-            ProfileBy::Function => self
-                .functions
-                .iter()
-                .map(|it| (it.self_seconds, Some(it.total_seconds), it.function.clone()))
-                .collect(),
-            ProfileBy::Stack => sums(&|stack| stack.path(self.by).join(";")),
-            ProfileBy::Thread => sums(&|stack| format!("{} {}", stack.tid, stack.thread)),
-            ProfileBy::Syscall => sums(&|stack| match &stack.system_call {
-                Some(call) => call.clone(),
-                None => stack.state.to_owned(),
-            }),
-        }
-    }
-
-    fn plain(&self) -> String {
-        let or_not = |of: fn(&Times) -> f64| {
-            let time = self.times.as_ref().map(of);
-            time.map_or("-".to_owned(), |time| format!("{time:.3}"))
-        };
-        let mut text = format!(
-            "all {:.3} samples {} threads {} running {} runnable {} off {} stopped {:.6}\n",
-            self.seconds,
-            self.samples,
-            self.threads,
-            or_not(|it| it.running_seconds),
-            or_not(|it| it.runnable_seconds),
-            or_not(|it| it.off_seconds),
-            self.stopped_seconds,
-        );
-        if let Some(split) = &self.in_collection {
-            // Writing to a String does not fail.
-            let _ = writeln!(
-                text,
-                "collection running {:.3} off {:.3}",
-                split.running_seconds, split.off_seconds
-            );
-        }
-        for (time, total, name) in self.rows() {
-            let _ = match total {
-                Some(total) => writeln!(text, "{time:.3} {total:.3} {name}"),
-                None => writeln!(text, "{time:.3} {name}"),
-            };
-        }
-        text
-    }
-
-    fn tables(&self) -> String {
-        const FEW: usize = 30;
-        let all: f64 = self.stacks.iter().map(|it| it.seconds).sum();
-        let share = |time: f64| format!("{:.1} %", 100.0 * time / all.max(1e-9));
-        let rows = self.rows();
-        let many = rows.len();
-        let cells = rows.into_iter().take(FEW).map(|(time, total, name)| {
-            let mut cells = vec![share(time), format!("{time:.3} s")];
-            cells.extend(total.map(share));
-            cells.push(name);
-            cells
-        });
-        let mut text = match self.by {
-            ProfileBy::Function => table(&["self", "time", "total", "function"], cells),
-            ProfileBy::Stack => table(&["share", "time", "stack"], cells),
-            ProfileBy::Thread => table(&["share", "time", "thread"], cells),
-            ProfileBy::Syscall => table(&["share", "time", "system call"], cells),
-        };
-        if many > FEW {
-            let _ = writeln!(text, "\nand {} more; -format plain shows all", many - FEW);
-        }
-        let _ = write!(
-            text,
-            "\n{:.1} s, {} samples, {} threads",
-            self.seconds, self.samples, self.threads
-        );
-        if let Some(times) = &self.times {
-            let _ = write!(
-                text,
-                ": {:.2} s on the processor, {:.2} s waiting for one, {:.2} s off it",
-                times.running_seconds, times.runnable_seconds, times.off_seconds
-            );
-        }
-        if let Some(split) = &self.in_collection {
-            let _ = write!(
-                text,
-                "; during collections {:.2} s on the processor, {:.2} s off it (sampled)",
-                split.running_seconds, split.off_seconds
-            );
-        }
-        if self.idle_seconds > 0.0 {
-            let _ = write!(
-                text,
-                "; {:.2} s idle threads of the runtime left out",
-                self.idle_seconds
-            );
-        }
-        text + "\n"
-    }
-
     /// The times in microseconds of each stack, the outermost function first.
     fn folded(&self) -> Vec<(Vec<String>, u64)> {
         let mut sums: BTreeMap<Vec<String>, Duration> = BTreeMap::new();
         for stack in &self.stacks {
-            *sums.entry(stack.path(self.by)).or_default() += stack.time;
+            *sums.entry(stack.path(self.how.by)).or_default() += stack.time;
         }
         let sums = sums.into_iter();
         sums.map(|(path, time)| (path, time.as_micros() as u64))
@@ -451,37 +481,4 @@ fn lines(folded: impl IntoIterator<Item = (Vec<String>, u64)>) -> Vec<String> {
         format!("{} {time}", names.collect::<Vec<_>>().join(";"))
     };
     folded.into_iter().map(line).collect()
-}
-
-/// The times of each function, in itself and with what it calls; most time in itself first.
-fn functions(stacks: &[Stack]) -> Vec<Function> {
-    let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-    for stack in stacks {
-        // A function that calls itself counts once.
-        let mut seen = HashSet::new();
-        for (depth, name) in stack.frames.iter().enumerate() {
-            let sum = sums.entry(name).or_default();
-            if depth == 0 {
-                sum.0 += stack.seconds;
-            }
-            if seen.insert(name) {
-                sum.1 += stack.seconds;
-            }
-        }
-    }
-    let mut functions: Vec<Function> = sums
-        .into_iter()
-        .map(|(function, (self_seconds, total_seconds))| Function {
-            function: function.to_owned(),
-            self_seconds,
-            total_seconds,
-        })
-        .collect();
-    functions.sort_by(|one, other| {
-        let keys = [one, other].map(|it| (it.self_seconds, it.total_seconds));
-        keys[1]
-            .partial_cmp(&keys[0])
-            .unwrap_or(std::cmp::Ordering::Equal)
-    });
-    functions
 }

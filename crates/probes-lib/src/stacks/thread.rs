@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
+use nix::time::{ClockId, clock_gettime};
 
 use super::wait::SystemCall;
 use crate::error::{Operation, Result};
@@ -55,6 +56,11 @@ pub(super) struct Place {
     pub(super) call: Option<SystemCall>,
     pub(super) stack_pointer: u64,
     pub(super) program_counter: u64,
+}
+
+/// Returns the time by `CLOCK_MONOTONIC`.
+pub(crate) fn monotonic_now() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
 /// No file of a thread that is read here is longer, but `status`.

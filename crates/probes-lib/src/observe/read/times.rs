@@ -82,7 +82,7 @@ impl Times {
 
     /// Returns the times that are counted in buckets of this `precision` ([`histogram::times_of`]), given as bucket and count;
     /// `longest` and `sum` are in ticks, which are `nanoseconds` long. Without a sum, it is that of the middles of the buckets.
-    pub(super) fn of(
+    pub(crate) fn of(
         counts: impl Iterator<Item = (u64, u64)>,
         precision: u32,
         longest: u64,

@@ -1,0 +1,276 @@
+//! The times of a profile by function, stack, thread or system call, as lines and as a table.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use probes_lib::WaitTimes;
+
+use super::super::latencies::with_unit;
+use super::super::table::table;
+use super::{Distribution, Function, ProfileBy, ProfileReport, Stack, Times};
+
+/// How many rows a table has.
+const FEW: usize = 30;
+
+/// What was added up for one key.
+struct Row<'r> {
+    name: String,
+    seconds: f64,
+    /// Also in what the function calls.
+    total: Option<f64>,
+    error: f64,
+    waits: Option<&'r Distribution>,
+}
+
+/// The sums of some stacks.
+#[derive(Default)]
+struct Sums {
+    seconds: f64,
+    total: f64,
+    variance: f64,
+    waits: Option<WaitTimes>,
+}
+
+impl Sums {
+    fn add(&mut self, stack: &Stack, is_innermost: bool) {
+        self.total += stack.seconds;
+        if is_innermost {
+            self.seconds += stack.seconds;
+        }
+        self.variance += stack.variance;
+        if let Some(lengths) = &stack.lengths {
+            self.waits.get_or_insert_default().merge(lengths);
+        }
+    }
+
+    fn error(&self) -> f64 {
+        2.0 * self.variance.sqrt()
+    }
+
+    fn distribution(&self) -> Option<Distribution> {
+        self.waits.as_ref().map(Distribution::of)
+    }
+}
+
+/// The times of each function, in itself and with what it calls; most time in itself first.
+pub(super) fn functions(stacks: &[Stack]) -> Vec<Function> {
+    let mut sums: BTreeMap<&str, Sums> = BTreeMap::new();
+    for stack in stacks {
+        // A function that calls itself counts once.
+        let mut seen = HashSet::new();
+        for (depth, name) in stack.frames.iter().enumerate() {
+            if seen.insert(name) {
+                sums.entry(name).or_default().add(stack, depth == 0);
+            }
+        }
+    }
+    let mut functions: Vec<Function> = sums
+        .into_iter()
+        .map(|(function, sums)| Function {
+            function: function.to_owned(),
+            self_seconds: sums.seconds,
+            total_seconds: sums.total,
+            error_seconds: sums.error(),
+            waits: sums.distribution(),
+        })
+        .collect();
+    functions.sort_by(|one, other| {
+        let keys = [one, other].map(|it| (it.self_seconds, it.total_seconds));
+        keys[1]
+            .partial_cmp(&keys[0])
+            .unwrap_or(std::cmp::Ordering::Equal)
+    });
+    functions
+}
+
+impl ProfileReport {
+    /// Calls `each` with the rows, most time first; the time in the function itself counts first.
+    fn with_rows<T>(&self, each: impl FnOnce(Vec<Row<'_>>) -> T) -> T {
+        let key: &dyn Fn(&Stack) -> String = match self.how.by {
+            ProfileBy::Function => {
+                let rows = self.functions.iter().map(|it| Row {
+                    name: it.function.clone(),
+                    seconds: it.self_seconds,
+                    total: Some(it.total_seconds),
+                    error: it.error_seconds,
+                    waits: it.waits.as_ref(),
+                });
+                return each(rows.collect());
+            }
+            ProfileBy::Stack => &|stack| stack.path(self.how.by).join(";"),
+            ProfileBy::Thread => &|stack| format!("{} {}", stack.tid, stack.thread),
+            ProfileBy::Syscall => &|stack| match &stack.system_call {
+                Some(call) => call.clone(),
+                None => stack.state.to_owned(),
+            },
+        };
+        let mut sums: BTreeMap<String, Sums> = BTreeMap::new();
+        for stack in &self.stacks {
+            sums.entry(key(stack)).or_default().add(stack, true);
+        }
+        let sums: Vec<(String, Sums, Option<Distribution>)> = sums
+            .into_iter()
+            .map(|(name, sums)| {
+                let waits = sums.distribution();
+                (name, sums, waits)
+            })
+            .collect();
+        let rows = sums.iter().map(|(name, sums, waits)| Row {
+            name: name.clone(),
+            seconds: sums.seconds,
+            total: None,
+            error: sums.error(),
+            waits: waits.as_ref(),
+        });
+        let mut rows: Vec<Row<'_>> = rows.collect();
+        rows.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+        each(rows)
+    }
+
+    pub(super) fn plain(&self) -> String {
+        let or_not = |of: fn(&Times) -> f64| {
+            let time = self.times.as_ref().map(of);
+            time.map_or("-".to_owned(), |time| format!("{time:.3}"))
+        };
+        let mut text = format!(
+            "all {:.3} samples {} threads {} running {} runnable {} off {} stopped {:.6}\n",
+            self.seconds,
+            self.samples,
+            self.threads,
+            or_not(|it| it.running_seconds),
+            or_not(|it| it.runnable_seconds),
+            or_not(|it| it.off_seconds),
+            self.stopped_seconds,
+        );
+        if let Some(split) = &self.in_collection {
+            // Writing to a String does not fail.
+            let _ = writeln!(
+                text,
+                "collection running {:.3} off {:.3}",
+                split.running_seconds, split.off_seconds
+            );
+        }
+        if self.shows_waits() {
+            text.push_str(&self.waits.plain());
+        }
+        self.with_rows(|rows| {
+            for row in rows {
+                let _ = write!(text, "{:.3} ", row.seconds);
+                if let Some(total) = row.total {
+                    let _ = write!(text, "{total:.3} ");
+                }
+                if self.how.is_off_cpu {
+                    let waits = match row.waits {
+                        Some(waits) => waits.plain(),
+                        None => "- - - - -".to_owned(),
+                    };
+                    let _ = write!(text, "{waits} ");
+                }
+                let _ = writeln!(text, "{}", row.name);
+            }
+        });
+        text
+    }
+
+    /// Whether there are waits in the answer.
+    fn shows_waits(&self) -> bool {
+        !self.how.is_on_cpu
+    }
+
+    pub(super) fn tables(&self) -> String {
+        let all: f64 = self.stacks.iter().map(|it| it.seconds).sum();
+        let share = |time: f64| format!("{:.1} %", 100.0 * time / all.max(1e-9));
+        let is_by_function = self.how.by == ProfileBy::Function;
+        let shows_lengths = self.how.is_off_cpu && self.waits.count.is_some();
+        let mut head = vec![if is_by_function { "self" } else { "share" }, "time"];
+        if !shows_lengths {
+            head.push("+-");
+        }
+        if is_by_function {
+            head.push("total");
+        }
+        if shows_lengths {
+            head.extend(["waits", "p50", "p90", "p99", "max"]);
+        }
+        head.push(match self.how.by {
+            ProfileBy::Function => "function",
+            ProfileBy::Stack => "stack",
+            ProfileBy::Thread => "thread",
+            ProfileBy::Syscall => "system call",
+        });
+        let mut text = self.with_rows(|rows| {
+            let many = rows.len();
+            let cells = rows.into_iter().take(FEW).map(|row| {
+                let mut cells = vec![share(row.seconds), format!("{:.3} s", row.seconds)];
+                if !shows_lengths {
+                    cells.push(format!("{:.3} s", row.error));
+                }
+                cells.extend(row.total.map(share));
+                if shows_lengths {
+                    let none = || vec![String::new(); 5];
+                    cells.extend(row.waits.map_or_else(none, Distribution::cells));
+                }
+                cells.push(row.name);
+                cells
+            });
+            let mut text = table(&head, cells);
+            if many > FEW {
+                let _ = writeln!(text, "\nand {} more; -format plain shows all", many - FEW);
+            }
+            text
+        });
+        let _ = write!(
+            text,
+            "\n{:.1} s, {} samples, {} threads",
+            self.seconds, self.samples, self.threads
+        );
+        if let Some(times) = &self.times {
+            let _ = write!(
+                text,
+                ": {:.2} s on the processor, {:.2} s waiting for one, {:.2} s off it",
+                times.running_seconds, times.runnable_seconds, times.off_seconds
+            );
+        }
+        if let Some(split) = &self.in_collection {
+            let _ = write!(
+                text,
+                "; during collections {:.2} s on the processor, {:.2} s off it (sampled)",
+                split.running_seconds, split.off_seconds
+            );
+        }
+        if self.idle_seconds > 0.0 {
+            let _ = write!(
+                text,
+                "; {:.2} s idle threads of the runtime left out",
+                self.idle_seconds
+            );
+        }
+        text.push('\n');
+        if self.shows_waits() {
+            text.push_str(&self.waits.sentence());
+        }
+        text
+    }
+}
+
+impl Distribution {
+    /// Their number, and in seconds p50, p90, p99 and the longest.
+    fn plain(&self) -> String {
+        let seconds = |time: u64| time as f64 / 1e9;
+        format!(
+            "{} {:.6} {:.6} {:.6} {:.6}",
+            self.count,
+            seconds(self.p50_ns),
+            seconds(self.p90_ns),
+            seconds(self.p99_ns),
+            seconds(self.max_ns)
+        )
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let times = [self.p50_ns, self.p90_ns, self.p99_ns, self.max_ns];
+        let times = times.map(|time| with_unit(Duration::from_nanos(time)));
+        [self.count.to_string()].into_iter().chain(times).collect()
+    }
+}

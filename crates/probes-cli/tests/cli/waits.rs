@@ -1,0 +1,285 @@
+//! `profile`: waits that the kernel records, each, and what is said where it does not.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use test_support::tmux::Terminal;
+use test_support::{Scratch, Talker, fixture, fixture_forms, output_within};
+
+use crate::profile::{lines, profiling};
+use crate::support::{command, object, run, run_command};
+
+const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
+
+/// Its number on x86-64, and the error of what is not permitted.
+const PERF_EVENT_OPEN: u32 = 298;
+const EACCES: u32 = 13;
+
+/// Profiles a process while it answers a command; returns the profile, and the number of the answer, in seconds.
+fn profile_of(target: &mut Talker, line: &str, start: &str) -> (Value, f64) {
+    let tool = profiling(&["-off-cpu", "-json"], target.pid());
+    let answer = target.ask(line, start);
+    let lines = lines(tool);
+    let number = answer.split(' ').next_back().unwrap();
+    (object(&lines[0]), number.parse::<f64>().unwrap() / 1e9)
+}
+
+fn number(value: &Value, field: &str) -> f64 {
+    let number = value[field].as_f64();
+    number.unwrap_or_else(|| panic!("{field}: {value}"))
+}
+
+/// The number of waits in stacks that are as wanted, and their time.
+fn waits(profile: &Value, is_wanted: impl Fn(&Value) -> bool) -> (f64, f64) {
+    let stacks = profile["stacks"].as_array().unwrap().iter();
+    let wanted = stacks.filter(|it| is_wanted(it));
+    wanted.fold((0.0, 0.0), |(count, seconds), it| {
+        (
+            count + number(&it["waits"], "count"),
+            seconds + number(it, "seconds"),
+        )
+    })
+}
+
+/// Waits in a system call that sleeps, and those that were not looked at.
+fn is_nap(stack: &Value) -> bool {
+    stack["state"] == "unseen" || stack["system_call"] == "clock_nanosleep"
+}
+
+// promise: Profiles: Each wait is recorded, and their sum is that of the program's own clock within 2 % (2 programs, 30 naps)
+#[test]
+fn waits_are_those_of_the_program() {
+    const NAPS: f64 = 30.0;
+    for file in fixture_forms("turns") {
+        let mut target = Talker::start(&file);
+        let (profile, napped) = profile_of(&mut target, &format!("turns {NAPS}"), "turned");
+        assert_eq!(profile["waits"]["method"], "recorded", "{profile}");
+        assert_eq!(profile["waits"]["lost_records"], 0, "{profile}");
+        let (count, seconds) = waits(&profile, is_nap);
+        // It may have been woken to read its command.
+        assert!((NAPS..NAPS + 4.0).contains(&count), "{profile}");
+        // What it waits for a processor once it has been woken, and preempted again, is no wait.
+        let runnable = number(&profile["times"], "runnable_seconds");
+        let of_program = 0.98 * napped - runnable..1.02 * napped + 0.01;
+        assert!(of_program.contains(&seconds), "{napped}: {profile}");
+        let all = profile["stacks"].as_array().unwrap().iter();
+        let nap = all
+            .filter(|it| it["system_call"] == "clock_nanosleep")
+            .max_by(|one, other| number(one, "seconds").total_cmp(&number(other, "seconds")));
+        let lengths = &nap.unwrap()["waits"];
+        assert!(number(lengths, "p50_ns") >= 29_000_000.0, "{lengths}");
+        assert!(number(lengths, "p50_ns") <= number(lengths, "p90_ns"));
+        assert!(number(lengths, "p999_ns") <= number(lengths, "max_ns"));
+    }
+}
+
+// promise: Profiles: Waits that are too short to be looked at are counted, each, and said to be so (2,000 of some 60 us)
+#[test]
+fn short_waits_are_counted_and_told() {
+    const NODS: f64 = 2000.0;
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let (profile, nodded) = profile_of(&mut target, &format!("nods {NODS}"), "nodded");
+    let (count, seconds) = waits(&profile, is_nap);
+    assert!((NODS..NODS + 4.0).contains(&count), "{profile}");
+    assert!(seconds > 0.01 && seconds < nodded + 0.01, "{profile}");
+    assert!(number(&profile["waits"], "unseen_seconds") > 0.0);
+    let (unseen, _) = waits(&profile, |it| it["state"] == "unseen");
+    assert!(unseen > 0.0, "{profile}");
+    let names = |it: &Value| it["frames"][0] == "[unseen waits]";
+    let stacks = profile["stacks"].as_array().unwrap().iter();
+    assert!(stacks.filter(|it| it["state"] == "unseen").all(names));
+}
+
+// promise: Profiles: Waits of threads that begin and exit between two samples are recorded (20 threads)
+#[test]
+fn waits_of_new_threads_are_recorded() {
+    const THREADS: f64 = 20.0;
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    let (profile, napped) = profile_of(&mut target, &format!("threads {THREADS}"), "exited");
+    let (count, seconds) = waits(&profile, |it| it["tid"] != pid);
+    assert!((THREADS..=2.0 * THREADS).contains(&count), "{profile}");
+    let runnable = number(&profile["times"], "runnable_seconds");
+    let of_program = 0.98 * napped - runnable..1.02 * napped + 0.01;
+    assert!(of_program.contains(&seconds), "{napped}: {profile}");
+}
+
+/// Writes a seccomp filter that refuses a system call with an error.
+fn filter_against(call: u32, error: u32, path: &Path) {
+    // struct sock_filter: load the number; is it this one? then the error, else go on.
+    let instructions: [(u16, u8, u8, u32); 4] = [
+        (0x20, 0, 0, 0),
+        (0x15, 0, 1, call),
+        (0x06, 0, 0, 0x0005_0000 | error),
+        (0x06, 0, 0, 0x7fff_0000),
+    ];
+    let bytes = instructions.into_iter().flat_map(|(code, yes, no, value)| {
+        let mut bytes = code.to_le_bytes().to_vec();
+        bytes.extend([yes, no]);
+        bytes.extend(value.to_le_bytes());
+        bytes
+    });
+    fs::write(path, bytes.collect::<Vec<u8>>()).unwrap();
+}
+
+// promise: Profiles: Where perf_event_open is refused, waits are sampled, and the answer says so, why, and how large the error may be
+#[test]
+fn refused_records_are_replaced_by_samples() {
+    let scratch = Scratch::new();
+    let filter = scratch.file("no_perf.bpf");
+    filter_against(PERF_EVENT_OPEN, EACCES, &filter);
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid().to_string();
+    let refused = |flags: &[&str]| {
+        let mut tool = Command::new(fixture("under_filters.exe"));
+        tool.arg(&filter)
+            .args(["--", TOOL, "profile", "-pid", &pid]);
+        run_command(tool.args(["-for", "500ms"]).args(flags))
+    };
+    target.send("turns 20");
+    let profile = refused(&["-json"]).json();
+    assert_eq!(profile["waits"]["method"], "sampled", "{profile}");
+    let because = profile["waits"]["because"].as_str().unwrap();
+    assert!(
+        because.contains("perf_event_open is refused: "),
+        "{because}"
+    );
+    assert!(because.contains("Permission denied"), "{because}");
+    assert!(profile["waits"]["count"].is_null());
+    let margins = |it: &Value| number(it, "error_seconds");
+    let stacks = profile["stacks"].as_array().unwrap().iter();
+    assert!(stacks.map(margins).sum::<f64>() > 0.0, "{profile}");
+    target.expect("turned");
+    target.send("turns 20");
+    let lines = refused(&["-off-cpu"]).answer();
+    let said = lines.lines().nth(1).unwrap();
+    assert!(said.starts_with("waits sampled error "), "{said}");
+    assert!(said.contains("Permission denied"), "{said}");
+    let naps = lines
+        .lines()
+        .find(|line| line.ends_with(" [clock_nanosleep]"));
+    assert!(naps.unwrap().contains(" - - - - - "), "{lines}");
+    target.expect("turned");
+}
+
+// promise: Profiles: A terminal shows how far a profile is; nothing else does, nor with -quiet
+#[test]
+fn progress_is_shown_on_terminals_alone() {
+    let target = Talker::start(&fixture("turns.pie"));
+    let line = format!("profile -off-cpu -pid {}", target.pid());
+    let terminal = Terminal::open(100, 24);
+    terminal.line(&format!("{TOOL} {line} >/dev/null"));
+    terminal.wait_until("it shows its samples", |screen| {
+        let mut shown = screen.lines().filter(|it| it.starts_with("profiling "));
+        shown.any(|it| it.contains(" samples; Ctrl-C ends it"))
+    });
+    terminal.press(&["C-c"]);
+    terminal.wait_until("it is gone", |screen| !screen.contains("samples; Ctrl-C"));
+    terminal.line(&format!("{TOOL} {line} -for 60s >/dev/null"));
+    terminal.wait_until("it shows how far it is", |screen| {
+        let mut shown = screen.lines().filter(|it| it.starts_with("profiling "));
+        shown.any(|it| it.contains(" of 60 s, "))
+    });
+    terminal.press(&["C-c"]);
+    terminal.wait_until("it is gone", |screen| !screen.contains(" of 60 s, "));
+    let said = run(&format!("{line} -for 300ms"));
+    assert_eq!(said.stderr, "");
+}
+
+/// Opens a page in a browser, and returns what it has made of it.
+fn in_browser(address: &str) -> String {
+    let scratch = Scratch::new();
+    let mut browser = Command::new("chromium");
+    browser.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--dump-dom",
+    ]);
+    let profile = scratch.file("profile");
+    browser.arg(format!("--user-data-dir={}", profile.display()));
+    // It writes to the home directory otherwise.
+    browser.env("HOME", scratch.path());
+    let shown = output_within(BROWSER_LIMIT, browser.arg(address), || {});
+    let said = String::from_utf8_lossy(&shown.stderr);
+    assert!(
+        shown.status.success(),
+        "{:?}: {said}",
+        shown.status.signal()
+    );
+    String::from_utf8(shown.stdout).unwrap()
+}
+
+/// A browser takes a few seconds to start; more beside other load.
+const BROWSER_LIMIT: Duration = Duration::from_secs(120);
+
+// promise: Profiles: A browser shows the flame graph: its frames have titles, and its search finds them
+#[test]
+fn browser_shows_the_flame_graph() {
+    let scratch = Scratch::new();
+    let file = scratch.file("flame.svg");
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let tool = profiling(&["-off-cpu", "-o", file.to_str().unwrap()], target.pid());
+    target.ask("turns 10", "turned");
+    lines(tool);
+    let page = in_browser(&format!("file://{}?s=clock_nanosleep", file.display()));
+    let title = |name: &str| format!("<title>{name} (");
+    for name in ["naps", "main", "_start", "[clock_nanosleep]"] {
+        assert!(page.contains(&title(name)), "{name}: {page}");
+    }
+    // The script of the page has searched for the name, and added up the widths.
+    let matched = page.split("Matched: ").find_map(|rest| {
+        let share = rest.split('%').next()?;
+        share.parse::<f64>().ok()
+    });
+    assert!(matched.is_some_and(|it| it > 10.0), "{page}");
+    let absent = in_browser(&format!("file://{}?s=no_such_function", file.display()));
+    let is_matched = |rest: &str| {
+        rest.split('%')
+            .next()
+            .is_some_and(|it| it.parse::<f64>().is_ok_and(|it| it > 0.0))
+    };
+    assert!(!absent.split("Matched: ").any(is_matched), "{absent}");
+}
+
+// promise: Profiles: A process that is stopped is profiled: it waits, and that is said
+#[test]
+fn stopped_processes_are_profiled() {
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+    test_support::eventually("it is stopped", || {
+        (test_support::process::state(pid) == Some('T')).then_some(())
+    });
+    let mut tool = command([
+        "profile",
+        "-json",
+        "-for",
+        "300ms",
+        "-pid",
+        &pid.to_string(),
+    ]);
+    let profile = run_command(&mut tool).json();
+    let stacks = profile["stacks"].as_array().unwrap();
+    assert!(
+        !stacks.is_empty() && stacks.iter().all(|it| it["state"] == "stopped"),
+        "{profile}"
+    );
+    assert_eq!(stacks[0]["frames"][0], "[stopped]");
+    assert_eq!(test_support::process::state(pid), Some('T'));
+    kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
+    target.ask("turns 1", "turned");
+}

@@ -1,0 +1,145 @@
+//! [`Profile`]: what a profiler has found.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::stacks::{StackFrame, SystemCall, ThreadRole, ThreadState};
+use crate::unwind::StackEnd;
+
+use super::found::WaitTimes;
+
+/// What a thread was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activity {
+    /// It was on a processor, or about to be.
+    Running,
+    /// It waited in this system call, by its number.
+    Blocked(u32),
+    /// It waited in the kernel, and in no system call.
+    Waiting,
+    /// It was stopped by a signal or a debugger.
+    Stopped,
+    /// It waited, for too short a time to be looked at: its stack is that of its last wait that was.
+    Unseen,
+}
+
+impl Activity {
+    pub(super) fn of(state: &ThreadState) -> Activity {
+        match state {
+            ThreadState::Running => Activity::Running,
+            ThreadState::Blocked { call, .. } => Activity::Blocked(call.number),
+            ThreadState::Waiting => Activity::Waiting,
+            ThreadState::Stopped => Activity::Stopped,
+        }
+    }
+
+    /// Returns the name of the system call, in brackets, or what else it was doing; `None` if it was running.
+    pub fn leaf(self) -> Option<String> {
+        match self {
+            Activity::Running => None,
+            Activity::Blocked(number) => {
+                let arguments = [0; 6];
+                Some(format!("[{}]", SystemCall { number, arguments }))
+            }
+            Activity::Waiting => Some("[kernel]".to_owned()),
+            Activity::Stopped => Some("[stopped]".to_owned()),
+            Activity::Unseen => Some("[unseen waits]".to_owned()),
+        }
+    }
+}
+
+/// The times of a process or thread, as the kernel counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadTimes {
+    /// How long it was on a processor.
+    pub running: Duration,
+    /// How long it waited for one.
+    pub runnable: Duration,
+    /// How long it was off the processor for other reasons.
+    pub off: Duration,
+}
+
+impl ThreadTimes {
+    pub(super) fn add(&mut self, other: ThreadTimes) {
+        self.running = self.running.saturating_add(other.running);
+        self.runnable = self.runnable.saturating_add(other.runnable);
+        self.off = self.off.saturating_add(other.off);
+    }
+}
+
+/// Where the time has gone.
+#[derive(Debug)]
+pub struct Profile {
+    /// Each stack of each thread that was seen, most time first.
+    pub stacks: Vec<ProfiledStack>,
+    /// How long the process was watched.
+    pub seconds: Duration,
+    /// How often it was looked at.
+    pub samples: u64,
+    /// How many threads there were.
+    pub threads: usize,
+    /// The times of all threads, as the kernel counts them; `None` if it does not.
+    pub times: Option<ThreadTimes>,
+    /// How often, and how long in all, the process was stopped.
+    pub stops: u64,
+    /// See `stops`.
+    pub stopped: Duration,
+    /// Why it could not be stopped once.
+    pub not_stopped: Option<String>,
+    /// How the waits were found.
+    pub waits: WaitMethod,
+}
+
+/// How waits are found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WaitMethod {
+    /// Each by the kernel's records of switches.
+    Recorded {
+        /// How many records the kernel has lost because it was not kept up with: waits are missing then, or too long.
+        lost: u64,
+    },
+    /// By samples.
+    Sampled {
+        /// Why they were not recorded; `None` if that was not asked for.
+        because: Option<String>,
+    },
+}
+
+/// How long a thread had one stack.
+#[derive(Clone, Debug)]
+pub struct ProfiledStack {
+    /// The thread.
+    pub tid: i32,
+    /// Its name, as the kernel has it.
+    pub thread_name: String,
+    /// What it is for the runtime of OCaml.
+    pub role: ThreadRole,
+    /// What it was doing.
+    pub activity: Activity,
+    /// Whether some thread of the process was working for the garbage collector; see [`Profiler::tell_collections_apart`].
+    pub in_collection: bool,
+    /// The innermost first; none if they could not be read.
+    pub frames: Vec<Arc<StackFrame>>,
+    /// Why there are no more.
+    pub end: Option<StackEnd>,
+    /// Whether a frame was found by searching the stack.
+    pub is_guessed: bool,
+    /// The time of the waits, if they were recorded; else that between samples that it stands for.
+    pub time: Duration,
+    /// In how many samples it was seen; none if it is of waits that were recorded.
+    pub samples: u64,
+    /// The variance of the time, in seconds squared, that is due to sampling: zero if it is exact. 95 % of all times are within two standard
+    /// deviations, the square roots of sums of it.
+    pub variance: f64,
+    /// How long each wait was, if they were recorded.
+    pub waits: Option<WaitTimes>,
+}
+
+impl ProfiledStack {
+    /// Returns whether its frames reach to the code that the thread began with, and none was guessed.
+    pub fn is_complete(&self) -> bool {
+        self.end == Some(StackEnd::Outermost) && !self.is_guessed
+    }
+}

@@ -1,0 +1,159 @@
+//! What times are added up for, and the times that were found.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::observe::Times;
+use crate::observe::layout::histogram;
+use crate::unwind::{RawFrame, RawStack, StackEnd};
+
+use super::answer::Activity;
+use super::waits::Wait;
+
+/// How many different stacks are told apart, and how many frames they have in all.
+const MOST_STACKS: usize = 1 << 16;
+const MOST_FRAMES: usize = 1 << 22;
+
+/// How precisely it is counted how long waits were: to 1/64.
+const PRECISION: u32 = 6;
+
+/// What times are added up for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) tid: i32,
+    pub(super) name: Arc<str>,
+    pub(super) activity: Activity,
+    pub(super) in_collection: bool,
+    /// `None` if it is not known.
+    pub(super) stack: Option<Arc<(Vec<RawFrame>, StackEnd, bool)>>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sum {
+    pub(super) time: Duration,
+    pub(super) samples: u64,
+    /// In seconds squared.
+    pub(super) variance: f64,
+    /// Of waits that were recorded.
+    pub(super) waits: Option<WaitTimes>,
+}
+
+/// How long each of some waits was.
+#[derive(Clone, Debug, Default)]
+pub struct WaitTimes {
+    /// By the bucket of the nanoseconds: waits of a stack are of few lengths.
+    counts: BTreeMap<u64, u64>,
+    sum: Duration,
+    longest: Duration,
+}
+
+impl WaitTimes {
+    fn add(&mut self, time: Duration) {
+        let bucket = histogram::bucket_of(nanoseconds(time), PRECISION);
+        *self.counts.entry(bucket).or_default() += 1;
+        self.sum = self.sum.saturating_add(time);
+        self.longest = self.longest.max(time);
+    }
+
+    /// Adds other waits.
+    pub fn merge(&mut self, other: &WaitTimes) {
+        for (bucket, count) in &other.counts {
+            *self.counts.entry(*bucket).or_default() += count;
+        }
+        self.sum = self.sum.saturating_add(other.sum);
+        self.longest = self.longest.max(other.longest);
+    }
+
+    /// Returns their number, sum, longest and quantiles: these are accurate to 2 %.
+    pub fn times(&self) -> Times {
+        let counts = self.counts.iter().map(|(bucket, count)| (*bucket, *count));
+        let (longest, sum) = (nanoseconds(self.longest), nanoseconds(self.sum));
+        Times::of(counts, PRECISION, longest, Some(sum), 1.0)
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn shared(stack: RawStack) -> Arc<(Vec<RawFrame>, StackEnd, bool)> {
+    Arc::new((stack.frames, stack.end, stack.is_guessed))
+}
+
+/// The times that were found.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) sums: HashMap<Key, Sum>,
+    /// How many frames all stacks have.
+    frames: usize,
+}
+
+impl Found {
+    /// Adds the time since the last sample; if the thread has run meanwhile, it may have done something else for a part of it.
+    pub(super) fn add_sample(&mut self, key: Key, time: Duration, is_exact: bool) {
+        let sum = self.sum(key);
+        sum.time = sum.time.saturating_add(time);
+        sum.samples += 1;
+        if !is_exact {
+            sum.variance += time.as_secs_f64().powi(2);
+        }
+    }
+
+    /// Adds a wait that was recorded.
+    pub(super) fn add_wait(&mut self, wait: Wait<Key>, name: impl FnOnce() -> Arc<str>) {
+        let key = match (wait.seen, wait.before) {
+            (Some(seen), _) => seen,
+            (None, Some(before)) => Key {
+                activity: Activity::Unseen,
+                ..before
+            },
+            (None, None) => Key {
+                tid: wait.tid,
+                name: name(),
+                activity: Activity::Unseen,
+                in_collection: false,
+                stack: None,
+            },
+        };
+        let sum = self.sum(key);
+        sum.time = sum.time.saturating_add(wait.time);
+        sum.waits.get_or_insert_default().add(wait.time);
+    }
+
+    /// Once there are too many stacks, new ones are those of a stack without frames.
+    fn sum(&mut self, mut key: Key) -> &mut Sum {
+        if !self.sums.contains_key(&key) {
+            let frames = key.stack.as_ref().map_or(0, |stack| stack.0.len());
+            if self.sums.len() >= MOST_STACKS || self.frames + frames > MOST_FRAMES {
+                key.stack = None;
+            } else {
+                self.frames += frames;
+            }
+        }
+        self.sums.entry(key).or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_waits_are_counted_closely() {
+        let mut waits = WaitTimes::default();
+        for milliseconds in 1..=1000 {
+            waits.add(Duration::from_millis(milliseconds));
+        }
+        let mut all = WaitTimes::default();
+        all.merge(&waits);
+        all.merge(&waits);
+        let times = all.times();
+        assert_eq!(times.count(), 2000);
+        assert_eq!(times.sum(), Duration::from_millis(1001 * 1000));
+        assert_eq!(times.max(), Duration::from_secs(1));
+        let median = times.quantile(0.5).as_secs_f64();
+        assert!((0.49..0.51).contains(&median), "{median}");
+        assert_eq!(WaitTimes::default().times().count(), 0);
+    }
+}

@@ -1,0 +1,203 @@
+//! [`Switches`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)).
+//!
+//! ```text
+//! thread × processor   an event each; threads that are created later have theirs from the thread that creates them
+//! processor            a ring, which the events of all threads on this processor write to
+//! ```
+//!
+//! The rings are read from time to time; nobody is woken. So memory depends on the number of processors, and the target pays for the
+//! record alone.
+
+use std::collections::HashSet;
+use std::io;
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit};
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::records::{self, Record};
+use crate::process::Process;
+use crate::stacks::monotonic_now;
+use crate::sys::perf::{Event, Ring};
+
+/// The length of a ring, a power of two. Half of it is what an ordinary user may lock for each processor.
+const RING_LEN: usize = 1 << 20;
+const LEAST_RING_LEN: usize = 1 << 14;
+
+/// The most bytes of all rings.
+const MOST_BYTES: usize = 64 << 20;
+
+/// How long after its time a record may become readable: it is written after its time is taken, and the processor may be a
+/// virtual one that is suspended in between.
+const LATE: Duration = Duration::from_micros(500);
+
+/// How many descriptors are left to others.
+const LEFT_TO_OTHERS: u64 = 256;
+
+/// How often it is looked for threads that were created meanwhile, until none is found.
+const ATTEMPTS: usize = 20;
+
+/// Records the switches of a process.
+#[derive(Debug)]
+pub(super) struct Switches {
+    /// With their processors.
+    rings: Vec<(i32, Ring)>,
+    /// The events that write to the ring of another one.
+    events: Vec<Event>,
+    bytes: Vec<u8>,
+    /// In the order of their times, as far as they are known.
+    held_back: Vec<Record>,
+    /// When they were last read, and in what time the fullest ring would fill up if records came as fast as before that.
+    read_at: Duration,
+    fills_up_in: Duration,
+}
+
+impl Switches {
+    /// Begins to record the switches of all threads; returns the threads.
+    ///
+    /// # Errors
+    ///
+    /// Why the kernel does not permit it; or that there are too many threads.
+    pub(super) fn of_process(process: &Process) -> io::Result<(Switches, Vec<i32>)> {
+        let processors = processors()?;
+        let mut switches = Switches {
+            rings: Vec::new(),
+            events: Vec::new(),
+            bytes: Vec::new(),
+            held_back: Vec::new(),
+            read_at: Duration::ZERO,
+            fills_up_in: Duration::MAX,
+        };
+        let (mut begun, mut known) = (Vec::new(), HashSet::new());
+        for _ in 0..ATTEMPTS {
+            let tids = process.threads().and_then(|mut list| list.read())?;
+            let new: Vec<i32> = tids.into_iter().filter(|tid| known.insert(*tid)).collect();
+            if new.is_empty() {
+                break;
+            }
+            let events = known.len().saturating_mul(processors.len());
+            refuse_too_many(events)?;
+            for tid in new {
+                let is_there = match switches.rings.is_empty() {
+                    true => switches.open_first(tid, &processors)?,
+                    false => switches.open(tid)?,
+                };
+                if is_there {
+                    begun.push(tid);
+                }
+            }
+        }
+        if switches.rings.is_empty() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok((switches, begun))
+    }
+
+    /// Returns how many descriptors are open for it.
+    pub(super) fn descriptors(&self) -> usize {
+        self.rings.len() + self.events.len()
+    }
+
+    /// Returns when to read them, at the latest, so that none is lost: when a quarter of a ring is full.
+    pub(super) fn read_within(&self) -> Duration {
+        self.fills_up_in / 4
+    }
+
+    /// Opens the events of the first thread, and their rings; returns false if it has exited.
+    fn open_first(&mut self, tid: i32, processors: &[i32]) -> io::Result<bool> {
+        let mut rings = Vec::new();
+        for &processor in processors {
+            let event = match Event::of_switches(tid, processor) {
+                Err(error) if is_exited(&error) => return Ok(false),
+                // It is offline, or does not exist.
+                Err(error) if is_offline(&error) && processor > 0 => continue,
+                opened => opened?,
+            };
+            rings.push((processor, map(event, processors.len())?));
+        }
+        self.rings = rings;
+        Ok(true)
+    }
+
+    /// Opens the events of another thread; returns false if it has exited.
+    fn open(&mut self, tid: i32) -> io::Result<bool> {
+        for (processor, ring) in &self.rings {
+            let event = match Event::of_switches(tid, *processor) {
+                Err(error) if is_exited(&error) => return Ok(false),
+                Err(error) if is_offline(&error) => continue,
+                opened => opened?,
+            };
+            event.write_to(ring)?;
+            self.events.push(event);
+        }
+        Ok(true)
+    }
+
+    /// Returns the records that were written since the last call, in the order of their times, and the time until which there are
+    /// all: not those of the last 500 µs when more are to come.
+    pub(super) fn read(&mut self, is_last: bool) -> (Vec<Record>, Duration) {
+        let now = monotonic_now();
+        let until = match is_last {
+            true => Duration::MAX,
+            false => now.saturating_sub(LATE),
+        };
+        let since = now.saturating_sub(self.read_at);
+        (self.read_at, self.fills_up_in) = (now, Duration::MAX);
+        for (_, ring) in &mut self.rings {
+            self.bytes.clear();
+            ring.read(&mut self.bytes);
+            if !self.bytes.is_empty() {
+                let fills_up = ring.len() as f64 / self.bytes.len() as f64;
+                self.fills_up_in = self.fills_up_in.min(since.mul_f64(fills_up));
+            }
+            records::parse(&self.bytes, &mut self.held_back);
+        }
+        self.held_back.sort_by_key(|record| record.at);
+        let many = self.held_back.partition_point(|record| record.at <= until);
+        (self.held_back.drain(..many).collect(), until)
+    }
+}
+
+fn is_exited(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
+}
+
+fn is_offline(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL))
+}
+
+fn processors() -> io::Result<Vec<i32>> {
+    let many = sysconf(SysconfVar::_NPROCESSORS_CONF)?.unwrap_or(1);
+    Ok((0..many.max(1))
+        .filter_map(|it| i32::try_from(it).ok())
+        .collect())
+}
+
+fn refuse_too_many(events: usize) -> io::Result<()> {
+    let (most, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if events as u64 <= most.saturating_sub(LEFT_TO_OTHERS) / 2 {
+        return Ok(());
+    }
+    let why = format!("it would need {events} open files, of which there may be {most}");
+    Err(io::Error::other(why))
+}
+
+/// Maps a ring, a shorter one if that may not be locked.
+fn map(mut event: Event, processors: usize) -> io::Result<Ring> {
+    let mut len = RING_LEN;
+    while len > LEAST_RING_LEN && len.saturating_mul(processors) > MOST_BYTES {
+        len /= 2;
+    }
+    loop {
+        let (refused, error) = match Ring::map(event, len) {
+            Ok(ring) => return Ok(ring),
+            Err(refused) => refused,
+        };
+        let may_be_shorter = matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM));
+        if !may_be_shorter || len <= LEAST_RING_LEN {
+            return Err(error);
+        }
+        event = refused;
+        len /= 2;
+    }
+}

@@ -1,0 +1,317 @@
+//! Records of switches → waits, each with what its thread was seen to do. Pure.
+//!
+//! ```text
+//! out ├─────────── look ───────┤ in      the wait has the stack that was read while it lasted
+//! out ├──┤ in                            too short to be looked at: unseen
+//! ```
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::time::Duration;
+
+use super::records::{Record, RecordKind};
+
+/// The waits of the threads of a process; `L` is what a look at a thread tells.
+#[derive(Debug)]
+pub(super) struct Waits<L> {
+    pid: i32,
+    /// What was recorded before this time is ignored.
+    begun: Duration,
+    threads: HashMap<i32, Thread<L>>,
+    /// How many records were lost.
+    pub(super) lost: u64,
+}
+
+/// A thread that was off the processor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wait<L> {
+    pub(super) tid: i32,
+    pub(super) from: Duration,
+    pub(super) time: Duration,
+    /// When it was switched to before, if that is recorded.
+    pub(super) on_since: Option<Duration>,
+    /// What the thread was seen to do meanwhile.
+    pub(super) seen: Option<L>,
+    /// If it was not seen, what it was last seen to do.
+    pub(super) before: Option<L>,
+}
+
+#[derive(Debug)]
+struct Thread<L> {
+    state: State,
+    look: Option<(Duration, L)>,
+    on_since: Option<Duration>,
+    /// Whether records were lost since its last one.
+    is_doubtful: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing is recorded yet since this time.
+    Unknown(Duration),
+    On,
+    /// It waits for a processor.
+    Ready,
+    /// It waits since then.
+    Off(Duration),
+}
+
+impl<L: Clone> Waits<L> {
+    pub(super) fn of_process(pid: i32, begun: Duration) -> Waits<L> {
+        Waits {
+            pid,
+            begun,
+            threads: HashMap::new(),
+            lost: 0,
+        }
+    }
+
+    /// The switches of a thread that is there already are recorded.
+    pub(super) fn begin(&mut self, tid: i32) {
+        let at = self.begun;
+        let begun = || Thread {
+            state: State::Unknown(at),
+            look: None,
+            on_since: None,
+            is_doubtful: false,
+        };
+        self.threads.entry(tid).or_insert_with(begun);
+    }
+
+    /// A thread was seen to wait: it did at this time.
+    pub(super) fn looked(&mut self, tid: i32, at: Duration, look: L) {
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.look = Some((at, look));
+        }
+    }
+
+    /// Returns whether a thread waits, and was not looked at since it does, as far as is known.
+    pub(super) fn is_unseen(&self, tid: i32) -> bool {
+        self.threads.get(&tid).is_some_and(|thread| {
+            let State::Off(since) = thread.state else {
+                return false;
+            };
+            thread.look.as_ref().is_none_or(|(at, _)| *at < since)
+        })
+    }
+
+    /// Returns how many threads are known.
+    pub(super) fn len(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Forgets the threads that are not there.
+    pub(super) fn retain(&mut self, is_there: impl Fn(i32) -> bool) {
+        self.threads.retain(|&tid, _| is_there(tid));
+    }
+
+    /// Adds the next record; they are given in the order of their times. Returns the wait that it ends.
+    pub(super) fn add(&mut self, record: Record) -> Option<Wait<L>> {
+        if let RecordKind::Lost(many) = record.kind {
+            self.lost = self.lost.saturating_add(many);
+            for thread in self.threads.values_mut() {
+                thread.is_doubtful = true;
+            }
+            return None;
+        }
+        // Before Linux 5.13, those of child processes are recorded, too.
+        if record.pid != self.pid {
+            return None;
+        }
+        let (tid, at) = (record.tid, record.at);
+        if at < self.begun && record.kind != RecordKind::Exited {
+            return None;
+        }
+        let entry = match self.threads.entry(tid) {
+            Entry::Occupied(entry) if record.kind == RecordKind::Exited => {
+                entry.remove();
+                return None;
+            }
+            Entry::Vacant(_) if record.kind == RecordKind::Exited => return None,
+            // It was created by a thread whose switches are recorded.
+            entry => entry.or_insert(Thread {
+                state: State::On,
+                look: None,
+                on_since: None,
+                is_doubtful: false,
+            }),
+        };
+        // A thread may have an event twice: of the process, and of the thread that has created it.
+        let (state, since) = match (record.kind, entry.state) {
+            (RecordKind::In, State::Off(since) | State::Unknown(since)) => (State::On, Some(since)),
+            (RecordKind::In, _) => (State::On, None),
+            (RecordKind::Out, State::Off(since)) if !entry.is_doubtful => (State::Off(since), None),
+            (RecordKind::Out, _) => (State::Off(at), None),
+            (_, State::Off(since)) if !entry.is_doubtful => (State::Off(since), None),
+            (_, _) => (State::Ready, None),
+        };
+        entry.state = state;
+        entry.is_doubtful = false;
+        let wait = since.map(|since| entry.wait(tid, since, at));
+        if record.kind == RecordKind::In {
+            entry.on_since = Some(at);
+        }
+        wait
+    }
+
+    /// Returns whether a thread waits, as far as is known.
+    pub(super) fn is_off(&self, tid: i32) -> bool {
+        let thread = self.threads.get(&tid);
+        thread.is_some_and(|thread| matches!(thread.state, State::Off(_)))
+    }
+
+    /// Returns the waits that last, up to now. They go on from there.
+    pub(super) fn lasting(&mut self, now: Duration) -> Vec<Wait<L>> {
+        let mut waits = Vec::new();
+        for (&tid, thread) in &mut self.threads {
+            let since = match (thread.state, &thread.look) {
+                (State::Off(since), _) => since,
+                // It was seen to wait, and nothing was recorded since.
+                (State::Unknown(since), Some((at, _))) if *at >= since => since,
+                _ => continue,
+            };
+            waits.push(thread.wait(tid, since, now));
+            thread.state = State::Off(now);
+        }
+        waits
+    }
+}
+
+impl<L: Clone> Thread<L> {
+    fn wait(&self, tid: i32, since: Duration, until: Duration) -> Wait<L> {
+        let look = self.look.clone();
+        let is_meanwhile = |at: Duration| since <= at && at <= until;
+        let (seen, before) = match look {
+            Some((at, look)) if is_meanwhile(at) => (Some(look), None),
+            look => (None, look.map(|(_, look)| look)),
+        };
+        Wait {
+            tid,
+            from: since,
+            on_since: self.on_since,
+            time: until.saturating_sub(since),
+            seen,
+            before,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use RecordKind::{Exited, In, Lost, Out, Preempted};
+
+    const PID: i32 = 1;
+
+    fn at(microseconds: u64) -> Duration {
+        Duration::from_micros(microseconds)
+    }
+
+    fn record(time: u64, kind: RecordKind) -> Record {
+        Record {
+            at: at(time),
+            pid: PID,
+            tid: PID,
+            kind,
+        }
+    }
+
+    /// Returns the lengths of the waits, and what was seen of them.
+    fn add(
+        waits: &mut Waits<&'static str>,
+        records: &[(u64, RecordKind)],
+    ) -> Vec<(u64, Option<&'static str>)> {
+        let found = records
+            .iter()
+            .filter_map(|(time, kind)| waits.add(record(*time, *kind)));
+        let found = found.map(|wait| (wait.time.as_micros() as u64, wait.seen));
+        found.collect()
+    }
+
+    #[test]
+    fn waits_have_what_was_seen_meanwhile() {
+        let mut waits = Waits::of_process(PID, at(0));
+        waits.begin(PID);
+        assert_eq!(add(&mut waits, &[(10, Out)]), []);
+        assert!(waits.is_unseen(PID));
+        waits.looked(PID, at(15), "read");
+        assert!(!waits.is_unseen(PID));
+        assert_eq!(add(&mut waits, &[(20, In)]), [(10, Some("read"))]);
+        // The next is not seen, but who it was last is known.
+        add(&mut waits, &[(30, Out)]);
+        let unseen = waits.add(record(31, In)).unwrap();
+        assert_eq!((unseen.seen, unseen.before), (None, Some("read")));
+        add(&mut waits, &[(40, Out)]);
+        waits.looked(PID, at(44), "poll");
+        let lasting = waits.lasting(at(45));
+        assert_eq!((lasting[0].time, lasting[0].seen), (at(5), Some("poll")));
+        assert_eq!(add(&mut waits, &[(50, In)])[0].0, 5);
+    }
+
+    #[test]
+    fn threads_that_wait_from_the_beginning_are_known() {
+        let mut waits = Waits::of_process(PID, at(100));
+        waits.begin(PID);
+        waits.looked(PID, at(101), "read");
+        // What was recorded while others were not yet is ignored.
+        assert_eq!(
+            add(&mut waits, &[(99, In), (150, In)]),
+            [(50, Some("read"))]
+        );
+        // One that waits all the time, one that runs all the time, and one that ran at first.
+        let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
+        for tid in 1..=3 {
+            waits.begin(tid);
+        }
+        waits.looked(1, at(101), "read");
+        waits.looked(3, at(140), "read");
+        let out = Record {
+            tid: 3,
+            ..record(130, Out)
+        };
+        assert_eq!(waits.add(out), None);
+        let mut lasting = waits.lasting(at(160));
+        lasting.sort_by_key(|wait| wait.tid);
+        let times = lasting.iter().map(|wait| (wait.tid, wait.time));
+        assert_eq!(times.collect::<Vec<_>>(), [(1, at(60)), (3, at(30))]);
+    }
+
+    #[test]
+    fn waiting_for_a_processor_is_no_wait() {
+        let mut waits = Waits::of_process(PID, at(0));
+        waits.begin(PID);
+        let records = [(10, Preempted), (20, In), (30, Out), (40, In)];
+        assert_eq!(add(&mut waits, &records), [(10, None)]);
+    }
+
+    #[test]
+    fn records_that_come_twice_count_once() {
+        let mut waits = Waits::of_process(PID, at(0));
+        let records = [(10, In), (10, In), (20, Out), (21, Out), (30, In), (31, In)];
+        assert_eq!(add(&mut waits, &records), [(10, None)]);
+        let records = [(40, Out), (40, Out), (60, In), (60, In)];
+        assert_eq!(add(&mut waits, &records), [(20, None)]);
+    }
+
+    #[test]
+    fn lost_records_are_counted_and_join_no_waits() {
+        let mut waits = Waits::of_process(PID, at(0));
+        let records = [(10, Out), (15, Lost(3)), (20, Out), (30, In)];
+        assert_eq!(add(&mut waits, &records), [(10, None)]);
+        assert_eq!(waits.lost, 3);
+    }
+
+    #[test]
+    fn threads_that_exit_and_other_processes_are_forgotten() {
+        let mut waits = Waits::of_process(PID, at(0));
+        let records = [(10, Out), (20, In), (30, Exited), (40, In), (50, Exited)];
+        assert_eq!(add(&mut waits, &records), [(10, None)]);
+        assert!(waits.threads.is_empty());
+        let other = Record {
+            pid: 2,
+            ..record(60, Out)
+        };
+        assert_eq!(waits.add(other), None);
+        assert!(waits.threads.is_empty());
+    }
+}

@@ -1,0 +1,167 @@
+//! Events of the threads of other processes (perf_event_open(2)), and the rings that the kernel writes their records to.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libc::c_void;
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use perf_event_open_sys::bindings::{
+    self, PERF_COUNT_SW_DUMMY, PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE,
+    perf_event_attr, perf_event_mmap_page,
+};
+use perf_event_open_sys::{ioctls, perf_event_open};
+
+use crate::address::PAGE;
+
+/// An event of a thread on one processor. Threads that it creates later have the same.
+#[derive(Debug)]
+pub(crate) struct Event(OwnedFd);
+
+impl Event {
+    /// Opens an event that records when the thread is switched to and from, and the end of it and of the threads that it
+    /// creates, with times of `CLOCK_MONOTONIC`.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH if there is no such thread, ENODEV if the processor is offline, EINVAL if there is none with this number; and what
+    /// forbids the event.
+    pub(crate) fn of_switches(tid: i32, processor: i32) -> io::Result<Event> {
+        let mut attributes = perf_event_attr {
+            size: size_of::<perf_event_attr>() as u32,
+            type_: PERF_TYPE_SOFTWARE,
+            config: PERF_COUNT_SW_DUMMY.into(),
+            sample_type: (PERF_SAMPLE_TID | PERF_SAMPLE_TIME).into(),
+            clockid: libc::CLOCK_MONOTONIC,
+            ..perf_event_attr::default()
+        };
+        attributes.set_context_switch(1);
+        attributes.set_task(1);
+        attributes.set_sample_id_all(1);
+        attributes.set_use_clockid(1);
+        attributes.set_exclude_kernel(1);
+        attributes.set_exclude_hv(1);
+        attributes.set_inherit(1);
+        // Without it, child processes have the event, too; before Linux 5.13 it is not known.
+        attributes.set_inherit_thread(1);
+        // Nobody is woken: the rings are read from time to time.
+        attributes.set_watermark(1);
+        attributes.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+        match open(&mut attributes, tid, processor) {
+            Err(error) if is_unknown_to_kernel(&error) => {
+                attributes.set_inherit_thread(0);
+                open(&mut attributes, tid, processor)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Has the kernel write its records to the ring of another event, of the same processor.
+    ///
+    /// # Errors
+    ///
+    /// Those of the kernel.
+    pub(crate) fn write_to(&self, ring: &Ring) -> io::Result<()> {
+        let (event, of_ring) = (self.0.as_raw_fd(), ring.event.0.as_raw_fd());
+        // SAFETY: both are descriptors of events, and open; no memory is passed.
+        Errno::result(unsafe { ioctls::SET_OUTPUT(event, of_ring) })?;
+        Ok(())
+    }
+}
+
+fn is_unknown_to_kernel(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::E2BIG))
+}
+
+fn open(attributes: &mut perf_event_attr, tid: i32, processor: i32) -> io::Result<Event> {
+    const ALONE: i32 = -1;
+    let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
+    // SAFETY: the attributes are as long as their size says, and the kernel does not keep the pointer.
+    let fd = Errno::result(unsafe { perf_event_open(attributes, tid, processor, ALONE, flags) })?;
+    // SAFETY: the kernel has just opened it for us, and no other code has it.
+    Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// The ring that the kernel writes the records of events of one processor to: a page that says where it writes and we read, and
+/// behind it the records.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    event: Event,
+    start: NonNull<c_void>,
+    /// The bytes of the records; a power of two.
+    len: usize,
+}
+
+// SAFETY: the mapping is ours alone, and is used by one thread at a time: reading takes `&mut`.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// Maps the ring of an event, with so many bytes: a power of two, a page at least.
+    ///
+    /// # Errors
+    ///
+    /// The event, and EPERM if it is more than may be locked (`kernel.perf_event_mlock_kb`), and those of mmap(2).
+    pub(crate) fn map(event: Event, len: usize) -> Result<Ring, (Event, io::Error)> {
+        let is_whole = len.is_power_of_two() && len >= PAGE as usize;
+        let whole = NonZeroUsize::new(len.saturating_add(PAGE as usize));
+        let Some(whole) = whole.filter(|_| is_whole) else {
+            return Err((event, io::ErrorKind::InvalidInput.into()));
+        };
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_SHARED;
+        // SAFETY: the kernel chooses an address where nothing is mapped.
+        let start = unsafe { mmap(None, whole, access, flags, event.0.as_fd(), 0) };
+        match start {
+            Ok(start) => Ok(Ring { event, start, len }),
+            Err(errno) => Err((event, errno.into())),
+        }
+    }
+
+    /// How many bytes it has room for.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn head(&self) -> &AtomicU64 {
+        let page = self.start.cast::<perf_event_mmap_page>();
+        // SAFETY: the page is mapped as long as `self` is; the field is aligned, and is accessed atomically by us and the kernel.
+        unsafe { AtomicU64::from_ptr(&raw mut (*page.as_ptr()).data_head) }
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        let page = self.start.cast::<perf_event_mmap_page>();
+        // SAFETY: as above; the kernel only reads it.
+        unsafe { AtomicU64::from_ptr(&raw mut (*page.as_ptr()).data_tail) }
+    }
+
+    /// Appends what the kernel has written since the last call, and gives it the room.
+    pub(crate) fn read(&mut self, records: &mut Vec<u8>) {
+        // What is before the head was written before the head was: linux/perf_event.h asks for this order.
+        let head = self.head().load(Ordering::Acquire);
+        let tail = self.tail().load(Ordering::Relaxed);
+        let unread = usize::try_from(head.wrapping_sub(tail)).unwrap_or(usize::MAX);
+        let unread = unread.min(self.len);
+        let from = (tail % self.len as u64) as usize;
+        let to_end = unread.min(self.len - from);
+        for (at, len) in [(from, to_end), (0, unread - to_end)] {
+            // SAFETY: `at + len` is at most the length of the records, which are mapped behind the first page, and the kernel does not
+            // write between tail and head.
+            let part = unsafe {
+                let start = self.start.cast::<u8>().add(PAGE as usize + at);
+                std::slice::from_raw_parts(start.as_ptr(), len)
+            };
+            records.extend_from_slice(part);
+        }
+        self.tail().store(head, Ordering::Release);
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.start, self.len + PAGE as usize) };
+    }
+}
