@@ -84,7 +84,8 @@ fn short_waits_are_counted_and_told() {
     let mut target = Talker::start(&fixture("turns.pie"));
     let (profile, nodded) = profile_of(&mut target, &format!("nods {NODS}"), "nodded");
     let (count, seconds) = waits(&profile, is_nap);
-    assert!((NODS..NODS + 4.0).contains(&count), "{profile}");
+    // On a busy machine, the time of some is over before the thread has left the processor: that is no wait.
+    assert!((0.95 * NODS..NODS + 4.0).contains(&count), "{profile}");
     assert!(seconds > 0.01 && seconds < nodded + 0.01, "{profile}");
     assert!(number(&profile["waits"], "unseen_seconds") > 0.0);
     let (unseen, _) = waits(&profile, |it| it["state"] == "unseen");
