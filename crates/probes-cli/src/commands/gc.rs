@@ -1,5 +1,6 @@
 //! `gc`: the pauses of the garbage collector, from the events that the runtime of OCaml 5 writes itself.
 
+mod functions;
 mod program;
 mod switched;
 
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use probes_lib::{GcPauses, RuntimeEvents, Target};
+use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
 use self::program::StartedProgram;
 use self::switched::OpenedEvents;
@@ -40,6 +41,9 @@ these, and how long it waited for other domains.
 
 With -over it also prints each pause that is longer, with its phases, those inside others after more >:
     pause NS domain D began NS stw_leader NS >minor NS
+Of OCaml 4, and where the events cannot be had, the calls of the collector's functions are timed instead, each without those
+in it: minor, slice, major, compact. What is not known is - then.
+
 With -interval it also prints the figures so far, each line after the seconds so far.
 
 With -prog FILE it starts the program with its events on, and exits with its status, or 128 plus the number of the
@@ -102,7 +106,13 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         let open = |end, signals: &TerminationSignals| {
             OpenedEvents::of_process(&target, &args.take_over, end, &output, signals)
         };
-        return read(args, &target, &output, open).map(|()| ExitCode::SUCCESS);
+        let done = match read(args, &target, &output, open) {
+            Err(Failure::Target(_, why)) if is_without_events(&why) => {
+                functions::run(args, &target, why, &output)
+            }
+            done => done,
+        };
+        return done.map(|()| ExitCode::SUCCESS);
     }
     let Some(program) = &args.observed.prog else {
         // The flags are checked: there is one of them.
@@ -127,6 +137,19 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         output.messages.failure(failure);
     }
     started.wait()
+}
+
+/// Whether the collector of a process is shown by its functions: it has no events, or they cannot be had.
+fn is_without_events(why: &Error) -> bool {
+    matches!(
+        why.kind(),
+        ErrorKind::RuntimeEvents(
+            RuntimeEventsError::Ocaml4
+                | RuntimeEventsError::CannotSwitchOn { .. }
+                | RuntimeEventsError::NoVersion
+                | RuntimeEventsError::UnknownVersion { .. }
+        )
+    )
 }
 
 /// Opens the events of a process with `open`, reads them until the end, and prints what they add up to.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use probes_lib::{DomainPauses, GcPause, GcPauses, GcTimes};
+use probes_lib::{DomainPauses, FunctionLatency, GcPause, GcPauses, GcTimes};
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json, seconds, seconds_or_null};
@@ -20,21 +20,35 @@ pub(crate) struct GcReport<'g> {
     version: u32,
     pid: i32,
     program: String,
-    /// The version of OCaml.
-    ocaml: &'g str,
+    /// The version of OCaml, if that is known.
+    ocaml: Option<&'g str>,
+    /// What the figures are of.
+    from: FiguresOf,
     /// The time since the beginning; `None` once it has ended.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     pauses: Times,
-    allocated_bytes: u64,
-    promoted_bytes: u64,
+    /// `None` if there are no events, here and below.
+    allocated_bytes: Option<u64>,
+    promoted_bytes: Option<u64>,
     heap_bytes: Option<u64>,
-    lost_words: u64,
-    compactions: u64,
+    lost_words: Option<u64>,
+    /// `None` if compactions are not timed.
+    compactions: Option<u64>,
     domains: Vec<Domain>,
     phases: Vec<Phase>,
+}
+
+/// What the figures are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum FiguresOf {
+    /// The events of the runtime.
+    Events,
+    /// The calls of the collector's functions.
+    Functions,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,10 +69,10 @@ struct Domain {
     pauses: Times,
     /// Of the time, from 0 to 1.
     share: f64,
-    allocated_bytes: u64,
-    promoted_bytes: u64,
-    lost_words: u64,
-    stop_the_world: Requests,
+    allocated_bytes: Option<u64>,
+    promoted_bytes: Option<u64>,
+    lost_words: Option<u64>,
+    stop_the_world: Option<Requests>,
 }
 
 /// What a domain had to do with stop-the-world requests.
@@ -119,6 +133,13 @@ impl Times {
     }
 }
 
+/// The phase that is a compaction.
+const COMPACT: &str = "compact";
+
+/// What tables say of figures that are not of events.
+const FROM_FUNCTIONS: &str =
+    "from the calls of the collector's functions: what is allocated is not known";
+
 const COLUMNS: [&str; 7] = ["count", "total", "p50", "p90", "p99", "p99.9", "max"];
 
 impl<'g> GcReport<'g> {
@@ -142,10 +163,10 @@ impl<'g> GcReport<'g> {
             domain: number,
             pauses: Times::of(&domain.pauses),
             share: domain.pauses.total().as_secs_f64() / seconds.as_secs_f64().max(1e-9),
-            allocated_bytes: domain.allocated,
-            promoted_bytes: domain.promoted,
-            lost_words: domain.lost_words,
-            stop_the_world: requests(number, domain),
+            allocated_bytes: Some(domain.allocated),
+            promoted_bytes: Some(domain.promoted),
+            lost_words: Some(domain.lost_words),
+            stop_the_world: Some(requests(number, domain)),
         });
         let domains: Vec<Domain> = domains.collect();
         let phases = pauses.phases().map(|(phase, times)| Phase {
@@ -154,12 +175,16 @@ impl<'g> GcReport<'g> {
         });
         let mut phases: Vec<Phase> = phases.collect();
         phases.sort_by_key(|it| std::cmp::Reverse(it.times.total_ns));
-        let sum = |of: fn(&Domain) -> u64| domains.iter().map(of).fold(0, u64::saturating_add);
+        let sum = |of: fn(&Domain) -> Option<u64>| {
+            let all = domains.iter().filter_map(of);
+            Some(all.fold(0, u64::saturating_add))
+        };
         GcReport {
             version: VERSION,
             pid,
             program: program.to_string_lossy().into_owned(),
-            ocaml,
+            ocaml: Some(ocaml),
+            from: FiguresOf::Events,
             at: None,
             seconds,
             pauses: Times::of(&pauses.all()),
@@ -167,8 +192,54 @@ impl<'g> GcReport<'g> {
             promoted_bytes: sum(|it| it.promoted_bytes),
             heap_bytes: pauses.heap(),
             lost_words: sum(|it| it.lost_words),
-            compactions: pauses.compactions(),
+            compactions: Some(pauses.compactions()),
             domains,
+            phases,
+        }
+    }
+
+    /// The same from the calls of the collector's functions, given with the phases that they are.
+    pub(crate) fn of_functions(
+        pid: i32,
+        program: &Path,
+        seconds: Duration,
+        functions: &[(&'static str, &FunctionLatency)],
+    ) -> GcReport<'g> {
+        let mut all = GcTimes::default();
+        let mut phases: Vec<Phase> = Vec::new();
+        for (phase, function) in functions {
+            let times = GcTimes::of(function.times(), function.sum(), function.max());
+            all.add_all(&times);
+            let times = Times::of(&times);
+            phases.push(Phase { phase, times });
+        }
+        let compactions = phases.iter().find(|it| it.phase == COMPACT);
+        let compactions = compactions.map(|it| it.times.count);
+        phases.sort_by_key(|it| std::cmp::Reverse(it.times.total_ns));
+        let domain = Domain {
+            domain: 0,
+            pauses: Times::of(&all),
+            share: all.total().as_secs_f64() / seconds.as_secs_f64().max(1e-9),
+            allocated_bytes: None,
+            promoted_bytes: None,
+            lost_words: None,
+            stop_the_world: None,
+        };
+        GcReport {
+            version: VERSION,
+            pid,
+            program: program.to_string_lossy().into_owned(),
+            ocaml: None,
+            from: FiguresOf::Functions,
+            at: None,
+            seconds,
+            pauses: Times::of(&all),
+            allocated_bytes: None,
+            promoted_bytes: None,
+            heap_bytes: None,
+            lost_words: None,
+            compactions,
+            domains: vec![domain],
             phases,
         }
     }
@@ -181,10 +252,11 @@ impl<'g> GcReport<'g> {
 
     /// How many words of events were lost in which domains; `None` if there are none.
     pub(crate) fn lost(&self) -> Option<String> {
-        let losers = self.domains.iter().filter(|it| it.lost_words > 0);
-        let losers: Vec<String> = losers
-            .map(|it| format!("{} of domain {}", it.lost_words, it.domain))
-            .collect();
+        let losers = self.domains.iter().filter_map(|it| {
+            let lost = it.lost_words.filter(|lost| *lost > 0)?;
+            Some(format!("{lost} of domain {}", it.domain))
+        });
+        let losers: Vec<String> = losers.collect();
         (!losers.is_empty()).then(|| losers.join(", "))
     }
 
@@ -199,17 +271,16 @@ impl<'g> GcReport<'g> {
     fn plain(&self) -> String {
         let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
         let at = at.unwrap_or_default();
-        let heap = self
-            .heap_bytes
-            .map_or("-".to_owned(), |heap| heap.to_string());
+        let known = |number: Option<u64>| number.map_or("-".to_owned(), |it| it.to_string());
+        let heap = known(self.heap_bytes);
         let mut text = format!(
             "{at}all {} seconds {:.3} allocated {} promoted {} heap {heap} lost {} compactions {}\n",
             self.pauses.plain(),
             self.seconds.as_secs_f64(),
-            self.allocated_bytes,
-            self.promoted_bytes,
-            self.lost_words,
-            self.compactions
+            known(self.allocated_bytes),
+            known(self.promoted_bytes),
+            known(self.lost_words),
+            known(self.compactions)
         );
         for it in &self.domains {
             // Writing to a String does not fail.
@@ -219,13 +290,15 @@ impl<'g> GcReport<'g> {
                 it.domain,
                 it.pauses.plain(),
                 it.share,
-                it.allocated_bytes,
-                it.promoted_bytes,
-                it.lost_words
+                known(it.allocated_bytes),
+                known(it.promoted_bytes),
+                known(it.lost_words)
             );
         }
         for it in &self.domains {
-            let (stw, domain) = (&it.stop_the_world, it.domain);
+            let (Some(stw), domain) = (&it.stop_the_world, it.domain) else {
+                continue;
+            };
             let (late, waits) = (stw.late.plain(), stw.waits.plain());
             let _ = writeln!(
                 text,
@@ -240,7 +313,10 @@ impl<'g> GcReport<'g> {
     }
 
     fn tables(&self) -> String {
-        let rate = |bytes: u64| {
+        let rate = |bytes: Option<u64>| {
+            let Some(bytes) = bytes else {
+                return "-".to_owned();
+            };
             let rate = bytes as f64 / self.seconds.as_secs_f64().max(1e-9);
             format!("{:.1} MB/s", rate / 1e6)
         };
@@ -249,7 +325,7 @@ impl<'g> GcReport<'g> {
             row.extend(it.pauses.cells());
             row.push(format!("{:.2} %", it.share * 100.0));
             row.extend([rate(it.allocated_bytes), rate(it.promoted_bytes)]);
-            row.push(it.lost_words.to_string());
+            row.push(it.lost_words.map_or("-".to_owned(), |it| it.to_string()));
             row
         });
         let phases = self.phases.iter().map(|it| {
@@ -262,9 +338,9 @@ impl<'g> GcReport<'g> {
         let mut text = table(&head, domains);
         text += "\n";
         let time = |time| with_unit(Duration::from_nanos(time));
-        let requests = self.domains.iter().map(|it| {
-            let stw = &it.stop_the_world;
-            vec![
+        let requests = self.domains.iter().filter_map(|it| {
+            let stw = it.stop_the_world.as_ref()?;
+            Some(vec![
                 it.domain.to_string(),
                 stw.led.to_string(),
                 stw.late.count.to_string(),
@@ -273,7 +349,7 @@ impl<'g> GcReport<'g> {
                 time(stw.late.max_ns),
                 time(stw.waits.total_ns),
                 time(stw.waits.max_ns),
-            ]
+            ])
         });
         let head = [
             "stop the world",
@@ -285,18 +361,24 @@ impl<'g> GcReport<'g> {
             "waited",
             "wait max",
         ];
-        text += &table(&head, requests);
-        text += "\n";
+        if self.from == FiguresOf::Events {
+            text += &table(&head, requests);
+            text += "\n";
+        }
         text += &table(&[&["phase"], COLUMNS.as_slice()].concat(), phases);
+        if self.from == FiguresOf::Functions {
+            let seconds = self.seconds.as_secs_f64();
+            return text + &format!("\n{seconds:.1} s, {FROM_FUNCTIONS}\n");
+        }
         let heap = self.heap_bytes.map_or_else(
             || "not known before a major collection ends".to_owned(),
             |heap| format!("{:.1} MB", heap as f64 / 1e6),
         );
         let seconds = self.seconds.as_secs_f64();
-        let compactions = number_of(self.compactions as usize, "compaction");
+        let compactions = number_of(self.compactions.unwrap_or(0) as usize, "compaction");
         text + &format!(
             "\nOCaml {}, {seconds:.1} s, heap {heap}, {compactions}\n",
-            self.ocaml
+            self.ocaml.unwrap_or("of an unknown version")
         )
     }
 }

@@ -1,32 +1,85 @@
 //! `gc` with programs that write no runtime events; the matrix has those that do.
 
-use test_support::{Talker, fixture, program};
+use serde_json::Value;
+use test_support::{Talker, fixture, program, program_forms};
 
-use crate::support::{command, run, run_command};
+use crate::count_functions::observing;
+use crate::support::{command, object, run, run_command};
 
+/// Whether the test programs have runtime events.
+fn is_built_by_ocaml_5() -> bool {
+    let events = program("terminating").with_file_name("ocaml5");
+    events.join("events.exe").exists()
+}
+
+// promise: Runtime events: The collector of a program of OCaml 4 is shown by the calls of its functions, in the same form
+//    (2 programs)
 #[test]
-fn ocaml_4_is_told_what_times_its_collector() {
-    if program("terminating")
-        .with_file_name("ocaml5")
-        .join("events.exe")
-        .exists()
-    {
-        // Built by OCaml 5.
+fn ocaml_4_is_shown_by_functions() {
+    if is_built_by_ocaml_5() {
         return;
     }
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let tool = observing("gc", "-json -interval 20ms", target.pid());
+        target.ask("run 4 200000", "calls");
+        let ended = tool.end();
+        let last = object(ended.stdout.lines().last().unwrap());
+        assert_eq!(
+            (&last["at"], &last["from"]),
+            (&Value::Null, &"functions".into())
+        );
+        for unknown in [
+            "ocaml",
+            "allocated_bytes",
+            "promoted_bytes",
+            "heap_bytes",
+            "lost_words",
+        ] {
+            assert_eq!(last[unknown], Value::Null, "{unknown}");
+        }
+        let phases = last["phases"].as_array().unwrap();
+        let sum = |what: &str| {
+            phases
+                .iter()
+                .map(|it| it[what].as_u64().unwrap())
+                .sum::<u64>()
+        };
+        let count = |phase: &str| {
+            let found = phases.iter().find(|it| it["phase"] == phase).unwrap();
+            found["count"].as_u64().unwrap()
+        };
+        assert!(count("minor") > 0 && count("slice") > 0, "{last}");
+        assert_eq!(last["pauses"]["count"], sum("count"));
+        assert_eq!(last["pauses"]["total_ns"], sum("total_ns"));
+        let domain = &last["domains"][0];
+        assert_eq!(domain["count"], last["pauses"]["count"]);
+        assert!(domain["share"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn figures_of_functions_say_what_is_unknown() {
     let target = Talker::start(&program("service"));
-    let pid = target.pid();
-    let expected = format!(
-        "ocaml-probes: process {pid} has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events\n\
-         hint: `ocaml-probes latency -pid {pid} -gc minor,slice,major` times the collector without them\n"
-    );
-    assert_eq!(run(&format!("gc -pid {pid}")).failure(), expected);
-    // The command of the hint.
-    let timed = run(&format!(
-        "latency -pid {pid} -gc minor,slice,major -for 10ms"
-    ))
-    .answer();
-    assert!(!timed.is_empty());
+    let plain = run(&format!("gc -pid {} -for 10ms", target.pid()));
+    if !is_built_by_ocaml_5() {
+        let why = "has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events: its functions are timed";
+        assert!(plain.stderr.contains(why), "{plain:?}");
+        let answer = plain.answer();
+        assert!(
+            answer.contains(" allocated - promoted - heap - lost - compactions "),
+            "{answer}"
+        );
+        assert!(!answer.contains("stw domain"), "{answer}");
+        let table = run(&format!("gc -pid {} -for 10ms -format table", target.pid())).answer();
+        assert!(table.contains("what is allocated is not known"), "{table}");
+        let over = run(&format!("gc -pid {} -over 5ms", target.pid()));
+        assert_eq!(over.code, Some(2));
+        assert!(
+            over.stderr.contains("-over needs runtime events"),
+            "{over:?}"
+        );
+    }
 }
 
 #[test]

@@ -297,13 +297,13 @@ fn program_that_cannot_create_the_file_is_refused() {
         let mut talker = Talker::spawn(&mut unshare);
         talker.expect("ready");
         let pid = test_support::container::only_child(talker.pid());
-        let error = run(&format!("gc -pid {pid} -for 10s")).failure();
-        assert!(
-            error.contains("cannot be switched on while it runs: "),
-            "{error}"
-        );
+        let shown = run(&format!("gc -json -pid {pid} -for 10ms"));
+        let error = shown.stderr.clone();
+        let cannot = "cannot be switched on while it runs: ";
+        assert!(error.contains(cannot), "{error}");
         assert!(error.contains(why), "{why}: {error}");
-        assert!(error.contains("OCAML_RUNTIME_EVENTS_START=1"), "{error}");
+        let report = crate::support::object(&shown.answer());
+        assert_eq!(report["from"], "functions");
         talker.ask("work 2 5", "worked");
         talker.close_input();
         assert!(talker.guard().wait().success(), "{why}");

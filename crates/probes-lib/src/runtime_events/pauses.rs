@@ -271,17 +271,40 @@ pub struct GcTimes {
 /// The binary digits of a time that are kept: a quantile is at most 0.1 % too low.
 const DIGITS: u32 = 10;
 
+/// Returns where the bucket begins that a time is in.
+fn bucket_of(time: u64) -> u64 {
+    let dropped = (u64::BITS - time.leading_zeros()).saturating_sub(DIGITS);
+    time >> dropped << dropped
+}
+
 impl GcTimes {
     pub(super) fn add(&mut self, time: Duration) {
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.count += 1;
         self.total = self.total.saturating_add(time);
         self.max = self.max.max(time);
-        let dropped = (u64::BITS - time.leading_zeros()).saturating_sub(DIGITS);
-        *self.buckets.entry(time >> dropped << dropped).or_default() += 1;
+        *self.buckets.entry(bucket_of(time)).or_default() += 1;
     }
 
-    fn add_all(&mut self, other: &GcTimes) {
+    /// Returns times of which some are alike, as many as is said, whose exact sum and maximum are known.
+    pub fn of(
+        times: impl IntoIterator<Item = (Duration, u64)>,
+        total: Duration,
+        max: Duration,
+    ) -> GcTimes {
+        let mut all = GcTimes::default();
+        for (time, count) in times {
+            let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            all.count += count;
+            *all.buckets.entry(bucket_of(time)).or_default() += count;
+        }
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        (all.total, all.max) = (nanoseconds(total), nanoseconds(max));
+        all
+    }
+
+    /// Adds other times.
+    pub fn add_all(&mut self, other: &GcTimes) {
         self.count += other.count;
         self.total = self.total.saturating_add(other.total);
         self.max = self.max.max(other.max);
@@ -491,6 +514,9 @@ mod tests {
                 "{part}: {found} {exact}"
             );
         }
+        let alike = GcTimes::of([(ns(7), 3), (ns(9), 1)], ns(30), ns(9));
+        let figures = (alike.count(), alike.total(), alike.per_mille(500));
+        assert_eq!((figures, alike.max()), ((4, ns(30), ns(7)), ns(9)));
         let mut both = times.clone();
         both.add_all(&times);
         assert_eq!(
