@@ -22,6 +22,7 @@ mod picture_file;
 mod profile;
 mod ps;
 mod redraw;
+mod serve;
 mod several;
 mod slow_pairs;
 mod stack;
@@ -70,6 +71,8 @@ pub(crate) enum Command {
     Stack(stack::Args),
     /// Show where the time of a running process goes: on the processor, and waiting
     Profile(profile::Args),
+    /// Serve the figures of running processes to Prometheus, until Ctrl-C
+    Serve(Box<serve::Args>),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
     /// Show how often probes are hit or functions called, updated continuously; enable and disable probes by key
@@ -95,6 +98,7 @@ impl Command {
             Command::Gc(args) => args.output.messages,
             Command::Stack(args) => args.output.messages,
             Command::Profile(args) => args.output.messages,
+            Command::Serve(args) => args.output.messages,
             Command::Observe(args) => args.output.messages,
             Command::Top(args) => *args.messages,
             Command::Ps(args) => args.output.messages,
@@ -114,6 +118,7 @@ impl Command {
             | Command::Gc(_)
             | Command::Stack(_)
             | Command::Profile(_)
+            | Command::Serve(_)
             | Command::Observe(_)
             | Command::Top(_) => true,
             Command::Info(_) | Command::List(_) | Command::Ps(_) | Command::Version(_) => false,
@@ -137,6 +142,7 @@ impl Command {
             Command::Gc(args) => return gc::run(&args),
             Command::Stack(args) => stack::run(&args),
             Command::Profile(args) => return profile::run(&args),
+            Command::Serve(args) => serve::run(&args),
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),

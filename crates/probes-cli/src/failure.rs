@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -49,6 +50,10 @@ pub(crate) enum Failure {
     NoRuntimeEvents(PathBuf),
     /// A program that was to be profiled cannot be started.
     StartProgram(PathBuf, io::Error),
+    /// More processes are to be observed than is possible: how many are.
+    TooManyProcesses(usize),
+    /// No client can be served at this address.
+    Listen(SocketAddr, io::Error),
     /// There is no terminal to show a process on: why.
     NoTerminal(String, i32),
     /// The tool has too little memory to begin: how many bytes have to be free.
@@ -153,6 +158,11 @@ impl Failure {
             )),
             Failure::NoMemory { .. } => Some(hint::LIMITED.to_owned()),
             Failure::NoRuntimeEvents(path) => Some(hint::without_events(path)),
+            Failure::TooManyProcesses(_) => Some(
+                "a longer -name, or several `serve` at ports of their own, observe fewer each"
+                    .to_owned(),
+            ),
+            Failure::Listen(address, error) => hint::of_listen(*address, error),
             Failure::Several { .. }
             | Failure::NotSet(_)
             | Failure::Output(_)
@@ -217,6 +227,15 @@ impl fmt::Display for Failure {
                 "too little memory: {} MiB have to be free to begin; nothing was changed",
                 needed >> 20
             ),
+            Failure::TooManyProcesses(most) => {
+                write!(
+                    f,
+                    "not observed: {most} processes are observed already, and no more are possible"
+                )
+            }
+            Failure::Listen(address, error) => {
+                write!(f, "cannot listen at {address}: {}", reason(error))
+            }
             Failure::System(what, error) => write!(f, "cannot {what}: {}", reason(error)),
         }
     }

@@ -5,6 +5,7 @@ mod mistaken;
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -521,6 +522,26 @@ fn listing(operand: &Operand) -> String {
     match operand {
         Operand::Process(pid) | Operand::Attached(pid) => format!("ocaml-probes info -pid {pid}"),
         Operand::Program(_) | Operand::File(_) => operand.to_list(),
+    }
+}
+
+/// What to do if no client can be served at an address.
+pub(crate) fn of_listen(address: SocketAddr, error: &io::Error) -> Option<String> {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            let port = address.port();
+            Some(format!(
+                "`ss -ltnp sport = {port}` shows which process listens there; -listen {} takes any port that is free",
+                SocketAddr::new(address.ip(), 0)
+            ))
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            Some("`ip address` shows the addresses of this machine".to_owned())
+        }
+        io::ErrorKind::PermissionDenied => Some(
+            "ports below 1024 are for root, and for processes with CAP_NET_BIND_SERVICE".to_owned(),
+        ),
+        _ => None,
     }
 }
 

@@ -28,6 +28,7 @@ mod usdt;
 mod view;
 
 use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
 
 use probes_lib::CleanReport;
 
@@ -185,6 +186,34 @@ pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<
             pid,
             sites,
             still_mapped: cleaned.still_mapped,
+        }),
+    }
+}
+
+/// Where clients are served, and the figures of how many processes.
+pub(crate) fn serving(
+    format: Format,
+    address: SocketAddr,
+    processes: usize,
+) -> Result<String, Failure> {
+    #[derive(serde::Serialize)]
+    #[serde(tag = "type", rename = "serving")]
+    struct View<'v> {
+        version: u32,
+        url: &'v str,
+        address: IpAddr,
+        port: u16,
+        processes: usize,
+    }
+    let url = format!("http://{address}/metrics");
+    match format {
+        Format::Plain | Format::Table => Ok(url + "\n"),
+        Format::Json => json(&View {
+            version: VERSION,
+            url: &url,
+            address: address.ip(),
+            port: address.port(),
+            processes,
         }),
     }
 }

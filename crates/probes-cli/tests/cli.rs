@@ -8,6 +8,9 @@
 #[path = "cli/support.rs"]
 mod support; // running the program, golden files, looking into targets
 
+#[path = "cli/serving.rs"]
+mod serving; // a running exporter
+
 #[path = "cli/ask.rs"]
 mod ask; // the twenty questions of docs/ask.md
 #[path = "cli/attach.rs"]
@@ -88,6 +91,8 @@ mod profile; // where the time goes
 mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]
 mod restore; // `attach -for` and `attach -live`
+#[path = "cli/serve.rs"]
+mod serve; // an exporter, and what Prometheus makes of it
 #[path = "cli/several_processes.rs"]
 mod several_processes; // several processes at once
 #[path = "cli/stack.rs"]

@@ -43,5 +43,10 @@ mod gc;
 mod json_stacks;
 #[path = "matrix/observe.rs"]
 mod observe;
+#[path = "matrix/serve.rs"]
+mod serve;
+#[path = "cli/serving.rs"]
+#[allow(dead_code, reason = "some of it is only for the tests in tests/cli")]
+mod serving;
 #[path = "matrix/stacks.rs"]
 mod stacks;

@@ -35,6 +35,10 @@ mod objects;
 #[path = "live/functions.rs"]
 mod functions;
 
+// What is written on the library, as an example.
+#[path = "live/exporter.rs"]
+mod exporter;
+
 // All processes of the machine.
 #[path = "live/survey.rs"]
 mod survey;

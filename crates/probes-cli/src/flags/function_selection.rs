@@ -4,12 +4,19 @@ use probes_lib::{CollectorWork, FunctionSelector, Glob, LiveAddr};
 
 use super::checked::each_once;
 
-// Some functions.
+// Some functions, by what they are called or where they are.
 #[derive(Debug, clap::Args)]
-pub(crate) struct FunctionFlags {
+pub(crate) struct NamedFunctionFlags {
     /// Observe functions: globs, 0xADDRESS, FILE:LINE; may be repeated
     #[arg(id = "fn", long, value_name = "GLOBS", value_parser = functions)]
     lists: Vec<FunctionList>,
+}
+
+// Some functions.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FunctionFlags {
+    #[command(flatten)]
+    named: NamedFunctionFlags,
     /// Observe OCaml's GC, a comma list: minor, slice, major, compact, stw
     #[arg(id = "gc", long, value_name = "WORK", value_delimiter = ',', value_parser = work)]
     collector: Vec<CollectorWork>,
@@ -26,7 +33,7 @@ pub(crate) struct FunctionArgument {
     pub(crate) selector: FunctionSelector,
 }
 
-impl FunctionFlags {
+impl NamedFunctionFlags {
     /// The functions, each glob or address once.
     pub(crate) fn selectors(self) -> Result<Vec<FunctionSelector>, String> {
         let lists = self.lists.into_iter();
@@ -35,6 +42,14 @@ impl FunctionFlags {
             .map(|it| (it.typed, it.selector))
             .unzip();
         each_once("-fn", &typed)?;
+        Ok(selectors)
+    }
+}
+
+impl FunctionFlags {
+    /// The functions, each glob or address once.
+    pub(crate) fn selectors(self) -> Result<Vec<FunctionSelector>, String> {
+        let selectors = self.named.selectors()?;
         each_once("-gc", &self.collector)?;
         let collector = self.collector.into_iter();
         let collector = collector.map(FunctionSelector::Collector);

@@ -45,6 +45,17 @@ impl TargetSelection {
         self.name.is_some()
     }
 
+    /// The processes that are selected by their pids.
+    pub(crate) fn given(&self) -> &[i32] {
+        &self.pids
+    }
+
+    /// Whether a program of this name is selected.
+    pub(crate) fn selects_program(&self, program: &str) -> bool {
+        let name = self.name.as_ref();
+        name.is_some_and(|name| matches_from_start(name, program))
+    }
+
     /// The processes that are selected now, each once.
     pub(crate) fn pids(&self, messages: &Messages) -> Result<Vec<i32>, Failure> {
         let mut pids = self.pids.clone();

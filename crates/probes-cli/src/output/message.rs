@@ -63,6 +63,10 @@ pub(crate) enum WarningKind {
     UnrecordedHold,
     /// Stacks of threads were not read.
     UnreadStacks,
+    /// Others than this machine can read what is served.
+    NotLoopback,
+    /// Probes, pairs or functions are not served, because there are too many.
+    LeftOut,
     /// Stacks end before their outermost frames, or frames were guessed.
     CutStacks,
     /// The kernel has lost records of switches, so that waits are missing.

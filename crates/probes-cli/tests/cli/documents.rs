@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::support::golden_file;
 
 /// The sections of docs/promises.md, in order.
-const SECTIONS: [&str; 24] = [
+const SECTIONS: [&str; 25] = [
     "Stopping and resuming",
     "Signals",
     "All or nothing",
@@ -37,6 +37,7 @@ const SECTIONS: [&str; 24] = [
     "Stacks",
     "Profiles",
     "Documents",
+    "Serving",
 ];
 
 const INTRODUCTION: &str = "\

@@ -14,13 +14,13 @@ use crate::support::{command, run};
 /// What events of the program's own consumer add up to: the ends of each phase, and over all domains the count and sum of the
 /// outermost ones, and what was allocated and promoted.
 #[derive(Debug, Default, PartialEq)]
-struct Sums {
-    phases: BTreeMap<String, u64>,
-    pauses: (u64, u64),
-    bytes: (u64, u64),
+pub(crate) struct Sums {
+    pub(crate) phases: BTreeMap<String, u64>,
+    pub(crate) pauses: (u64, u64),
+    pub(crate) bytes: (u64, u64),
 }
 
-fn sums(lines: &[String]) -> Sums {
+pub(crate) fn sums(lines: &[String]) -> Sums {
     let mut sums = Sums::default();
     let mut open: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     for line in lines {

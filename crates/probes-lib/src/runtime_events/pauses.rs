@@ -328,6 +328,12 @@ impl GcTimes {
         Duration::from_nanos(self.max)
     }
 
+    /// Returns the times, at most 0.1 % too low, and how many there are of each; the shortest first.
+    pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let buckets = self.buckets.iter();
+        buckets.map(|(time, count)| (Duration::from_nanos(*time), *count))
+    }
+
     /// Returns the time that so many of a thousand do not exceed, at most 0.1 % too low; zero if there are none.
     pub fn per_mille(&self, part: u64) -> Duration {
         let rank = (u128::from(self.count) * u128::from(part))

@@ -1,0 +1,331 @@
+//! `serve`: an exporter of what processes record, for Prometheus. Three threads: this one reads the processes, one finds them
+//! and begins to observe them ([`scan`]), and one serves clients ([`http`]). What the first two wait for delays no client of the third for
+//! longer than a reading takes, and no client delays them.
+
+mod events;
+mod exposition;
+mod figures;
+mod http;
+mod observed;
+mod page;
+mod processes;
+mod scan;
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hyper::body::Bytes;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::sync::oneshot;
+
+use self::events::{Event, EventReceiver, events};
+use self::exposition::TextFormat;
+use self::http::{Server, ServerFigures};
+use self::page::{ShownExporter, page};
+use self::processes::Processes;
+use self::scan::{Scanner, Wanted};
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::flags::{
+    Checked, OutputFlags, SeccompFlag, ServedFlags, TakeOver, TargetSelection, duration,
+    with_regexp_help,
+};
+use crate::output::{self, WarningKind};
+use crate::signals::{TerminationSignals, poll_timeout};
+
+const HELP: &str = "\
+Observes processes as `count`, `latency` and `gc` do, and serves their figures to Prometheus and others, as OpenMetrics or
+as Prometheus' text, at /metrics. docs/serve.md names the metrics, and has rules for alerts and a unit for systemd.
+It prints the address once the processes that run have been found, and then serves until Ctrl-C.
+
+With -name, processes that are started later are found within the time of -scan. One that exits keeps its last figures for
+a minute. One that cannot be observed is reported once, as an error and as a metric, and is tried again; the
+others are served. What is exported:
+    -probe, -regexp, -usdt    ocaml_probes_hits_total; all probes, if nothing else is selected
+    -pair START,STOP          ocaml_probes_pair_duration_seconds, a histogram; see `help latency`
+    -fn GLOBS                 ocaml_probes_call_duration_seconds, a histogram
+    -gc                       ocaml_probes_gc_pause_seconds, a histogram, and allocated bytes, from
+                              the events that the runtime of OCaml 5 writes itself; see `help gc`
+
+Whoever can connect can read all figures, and can do nothing else. If the address is not one of this machine alone, a
+warning says so. When serve ends, by SIGINT, SIGTERM, SIGHUP or SIGQUIT, it removes the
+instrumentation. If it is killed by SIGKILL, the
+processes go on recording, which does no harm; the next serve removes that.";
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "\
+    ocaml-probes serve -pid N [FLAGS]
+       ocaml-probes serve -name RE [FLAGS]")]
+#[command(after_help = with_regexp_help(HELP), next_help_heading = "Flags")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    selection: Checked<TargetSelection>,
+    #[command(flatten)]
+    served: Checked<ServedFlags>,
+    /// Where to listen; port 0 is any that is free
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address, default_value = "127.0.0.1:9464")]
+    listen: SocketAddr,
+    /// How often to look for processes
+    #[arg(long, value_name = "DURATION", value_parser = scan_interval, default_value = "5s")]
+    scan: Duration,
+    #[command(flatten)]
+    take_over: TakeOver,
+    #[command(flatten)]
+    seccomp: SeccompFlag,
+    #[command(flatten)]
+    pub(super) output: Checked<OutputFlags>,
+}
+
+/// How often processes are read, however seldom they are scraped. If one exits, the last reading is all there is.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often runtime events are read: their rings hold more than what is written in this time.
+const EVENT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long after a reading the next one begins at the earliest, however many clients there are.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Enough descriptors for the most processes, and for clients.
+const DESCRIPTORS: u64 = 8192;
+
+/// Looking for processes more often than this costs time and finds nothing more.
+const SHORTEST_SCAN: Duration = Duration::from_millis(100);
+
+fn address(typed: &str) -> Result<SocketAddr, String> {
+    typed.parse().map_err(|_| {
+        format!("\"{typed}\" is not ADDRESS:PORT, such as 127.0.0.1:9464 or [::1]:9464")
+    })
+}
+
+fn scan_interval(typed: &str) -> Result<Duration, String> {
+    let interval = duration(typed)?;
+    if interval < SHORTEST_SCAN {
+        let shortest = humantime::format_duration(SHORTEST_SCAN);
+        return Err(format!("{typed} is too short; {shortest} is the shortest"));
+    }
+    Ok(interval)
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let output = args.output.open()?;
+    // Before anything is changed, because it may fail.
+    let failed = |source| Failure::Listen(args.listen, source);
+    let listener = TcpListener::bind(args.listen).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    allow_descriptors();
+    // So that none keeps the processes from being restored.
+    let signals = TerminationSignals::block()?;
+    let (sender, receiver) = events()?;
+    let (orders, received_orders) = channel();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let wanted = Wanted {
+        selection: &args.selection,
+        observation: args.served.observation(),
+        needs_probes: args.served.needs_probes(),
+        events: args.served.gc,
+        options: args.seccomp.options(args.take_over.options()),
+        interval: args.scan,
+        messages: output.messages,
+    };
+    let scanner = Scanner::new(wanted, sender.clone(), received_orders, is_over.clone());
+    let processes = Processes::new(
+        orders,
+        args.served.buckets.clone(),
+        args.served.gc,
+        matches!(args.selection.given(), [_]) && !args.selection.is_by_name(),
+        output.messages,
+    );
+    let server_figures = Arc::new(ServerFigures::default());
+    let server = Server {
+        listener,
+        events: sender,
+        figures: server_figures.clone(),
+        is_loopback: address.ip().is_loopback(),
+    };
+    let mut exporter = Exporter {
+        args,
+        output: &output,
+        address,
+        signals: &signals,
+        receiver,
+        processes,
+        server: Some(server),
+        server_figures,
+        scrapes: Vec::new(),
+        shown: ShownExporter::default(),
+    };
+    let ended = thread::scope(|scope| {
+        let scanning = thread::Builder::new().spawn_scoped(scope, || scanner.run());
+        let ended = match scanning {
+            Ok(_) => exporter.run(),
+            Err(source) => Err(Failure::System("start a thread", source)),
+        };
+        // The other thread may be about to observe a process: it ends before the processes are restored.
+        is_over.store(true, Ordering::Relaxed);
+        exporter.processes.end_scan();
+        ended
+    });
+    let restored = exporter.restore();
+    signals.unblock();
+    ended.and(restored)
+}
+
+/// Raises the limit of descriptors, of which each process takes a few, as far as this is allowed.
+fn allow_descriptors() {
+    if let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // If it cannot be raised, some processes may be refused, with the reason.
+        let _ = setrlimit(
+            Resource::RLIMIT_NOFILE,
+            most.min(DESCRIPTORS).max(now),
+            most,
+        );
+    }
+}
+
+/// The thread that reads the processes.
+struct Exporter<'e> {
+    args: &'e Args,
+    output: &'e Output,
+    address: SocketAddr,
+    signals: &'e TerminationSignals,
+    receiver: EventReceiver,
+    processes: Processes,
+    /// Until it is started.
+    server: Option<Server>,
+    server_figures: Arc<ServerFigures>,
+    /// The clients that wait for a page.
+    scrapes: Vec<(TextFormat, oneshot::Sender<Bytes>)>,
+    shown: ShownExporter,
+}
+
+impl Exporter<'_> {
+    /// Serves until a signal comes, or there is nothing left to serve.
+    fn run(&mut self) -> Result<(), Failure> {
+        let mut read_at = Instant::now();
+        loop {
+            let is_scraped = !self.scrapes.is_empty();
+            let interval = if is_scraped {
+                SHORTEST_INTERVAL
+            } else {
+                READ_INTERVAL
+            };
+            let mut left = interval.saturating_sub(read_at.elapsed());
+            if self.processes.reads_events() {
+                left = left.min(EVENT_INTERVAL);
+            }
+            if self.wait(left)? {
+                return Ok(());
+            }
+            for event in self.receiver.take() {
+                self.handle(event)?;
+            }
+            self.processes.read_events();
+            if read_at.elapsed() >= interval {
+                read_at = Instant::now();
+                self.processes.read();
+                self.shown.collection = read_at.elapsed();
+                self.answer();
+            }
+            let is_by_pid = !self.args.selection.is_by_name();
+            if is_by_pid && self.server.is_none() && self.processes.are_over() {
+                let messages = self.output.messages;
+                messages.note("all processes have exited");
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for an event or this long; returns whether a signal has come.
+    fn wait(&self, left: Duration) -> Result<bool, Failure> {
+        let mut fds = [self.signals.as_fd(), self.receiver.as_fd()]
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut fds, poll_timeout(left)) {
+            Ok(_) | Err(Errno::EINTR) => Ok(self.signals.take_interrupt()),
+            Err(errno) => Err(Failure::System("wait", errno.into())),
+        }
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), Failure> {
+        match event {
+            Event::Scrape { format, reply } => self.scrapes.push((format, reply)),
+            Event::ServerEnded(source) => {
+                return Err(Failure::System("serve clients", source));
+            }
+            Event::Scanned(took) => {
+                self.shown.scan = took;
+                if let Some(server) = self.server.take() {
+                    self.begin_to_serve(server)?;
+                }
+            }
+            Event::Observed(observed) => self.processes.begin(*observed),
+            Event::Refused {
+                pid,
+                program,
+                failure,
+            } => self.processes.refuse(pid, program, failure),
+            Event::RuntimeEvents(pid, events) => self.processes.begin_events(pid, *events),
+            Event::NoRuntimeEvents(pid, failure) => self.processes.refuse_events(pid, &failure),
+            Event::Gone(pid) => self.processes.forget(pid),
+        }
+        Ok(())
+    }
+
+    /// Serves clients from now on: all processes that run have been looked at.
+    fn begin_to_serve(&mut self, server: Server) -> Result<(), Failure> {
+        let messages = &self.output.messages;
+        let is_by_name = self.args.selection.is_by_name();
+        self.processes.begin_to_serve(!is_by_name)?;
+        if !self.address.ip().is_loopback() {
+            messages.warning(
+                WarningKind::NotLoopback,
+                &format!("whoever can connect to {} can read all figures", self.address),
+                "-listen 127.0.0.1:9464 lets only this machine connect; docs/serve.md says how to let others",
+            );
+        }
+        let started = thread::Builder::new().spawn(|| server.run());
+        started.map_err(|source| Failure::System("start a thread", source))?;
+        let observed = self.processes.observed();
+        let text = output::serving(self.output.format, self.address, observed)?;
+        self.output.print(&text)
+    }
+
+    /// Answers the clients that wait.
+    fn answer(&mut self) {
+        if self.scrapes.is_empty() {
+            return;
+        }
+        let figures = &self.server_figures;
+        let read = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
+        self.shown.scrapes += self.scrapes.len() as u64;
+        self.shown.connections = read(&figures.connections);
+        self.shown.timed_out = read(&figures.timed_out);
+        self.shown.crowded_out = read(&figures.crowded_out);
+        let processes = self.processes.shown();
+        let bounds = self.processes.bounds();
+        let mut pages: [Option<Bytes>; 2] = [None, None];
+        for (format, reply) in self.scrapes.drain(..) {
+            let page = pages[format as usize]
+                .get_or_insert_with(|| page(format, bounds, &processes, &self.shown).into());
+            // If the client has gone, it needs no answer.
+            let _ = reply.send(page.clone());
+        }
+    }
+
+    /// Restores all processes.
+    fn restore(&mut self) -> Result<(), Failure> {
+        // One that was begun to be observed at last.
+        for event in self.receiver.take() {
+            if let Event::Observed(observed) = event {
+                self.processes.begin(*observed);
+            }
+        }
+        self.processes.restore(self.signals)
+    }
+}

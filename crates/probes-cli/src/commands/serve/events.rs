@@ -1,0 +1,97 @@
+//! What the threads of `serve` tell the one that observes, and how they wake it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use hyper::body::Bytes;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use probes_lib::RuntimeEvents;
+use tokio::sync::oneshot;
+
+use super::exposition::TextFormat;
+use super::observed::Observed;
+use crate::failure::Failure;
+
+/// What has happened.
+pub(super) enum Event {
+    /// A process is observed now.
+    Observed(Box<Observed>),
+    /// A process cannot be observed.
+    Refused {
+        pid: i32,
+        program: String,
+        failure: Failure,
+    },
+    /// The runtime events of a process that is observed can be read now.
+    RuntimeEvents(i32, Box<RuntimeEvents>),
+    /// The runtime events of a process that is observed cannot be read.
+    NoRuntimeEvents(i32, Failure),
+    /// A process that was refused has exited, or is another one now.
+    Gone(i32),
+    /// All processes that there are have been looked at; how long it took.
+    Scanned(Duration),
+    /// A client asks for the page.
+    Scrape {
+        format: TextFormat,
+        reply: oneshot::Sender<Bytes>,
+    },
+    /// No client is served any more.
+    ServerEnded(std::io::Error),
+}
+
+/// Sends events, and wakes the thread that reads them.
+#[derive(Clone)]
+pub(super) struct EventSender {
+    events: Sender<Event>,
+    wake: Arc<EventFd>,
+}
+
+/// Receives events. Readable, as poll(2) says, if there may be some.
+pub(super) struct EventReceiver {
+    events: Receiver<Event>,
+    wake: Arc<EventFd>,
+}
+
+/// Makes both ends.
+pub(super) fn events() -> Result<(EventSender, EventReceiver), Failure> {
+    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    let wake = EventFd::from_flags(flags)
+        .map_err(|errno| Failure::System("make an event descriptor", errno.into()))?;
+    let (wake, (sender, receiver)) = (Arc::new(wake), channel());
+    let sender = EventSender {
+        events: sender,
+        wake: wake.clone(),
+    };
+    let receiver = EventReceiver {
+        events: receiver,
+        wake,
+    };
+    Ok((sender, receiver))
+}
+
+impl EventSender {
+    /// Does nothing if nobody receives any more: then the command ends.
+    pub(super) fn send(&self, event: Event) {
+        if self.events.send(event).is_ok() {
+            // It fails only if the counter is full, and then the receiver is awake anyway.
+            let _ = self.wake.write(1);
+        }
+    }
+}
+
+impl EventReceiver {
+    /// All events that have come.
+    pub(super) fn take(&self) -> Vec<Event> {
+        // First: an event that comes afterwards wakes again.
+        let _ = self.wake.read();
+        self.events.try_iter().collect()
+    }
+}
+
+impl AsFd for EventReceiver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}

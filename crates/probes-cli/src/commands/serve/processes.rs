@@ -1,0 +1,424 @@
+//! [`Processes`]: all processes that are shown: those that are observed, those that are refused, and those that have exited just now.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use probes_lib::{Error, RuntimeEvents};
+
+use super::figures::Figures;
+use super::observed::{Observed, is_over};
+use super::page::ShownProcess;
+use super::scan::{Order, name_of};
+use crate::failure::{Failure, exit_or_exec, is_replaced};
+use crate::messages::Messages;
+use crate::output::WarningKind;
+use crate::signals::TerminationSignals;
+
+/// How long the last figures of a process are shown after it has exited, so that they are scraped.
+const SHOWN_AFTER_EXIT: Duration = Duration::from_secs(60);
+
+/// The most rows of a process, and of all of them: probes, pairs and functions.
+const MOST_ROWS_OF_ONE: usize = 1000;
+const MOST_ROWS: usize = 20_000;
+
+/// The most processes that are shown beside those that are observed.
+const MOST_OTHERS: usize = 256;
+
+/// How often it is checked whether processes still write runtime events.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What restoring some processes means for the others.
+const OTHERS: &str = "the others were restored";
+
+pub(super) struct Processes {
+    /// By their pids.
+    each: BTreeMap<i32, Process>,
+    /// To the thread that finds processes, until it has to end.
+    orders: Option<Sender<Order>>,
+    bounds: Vec<Duration>,
+    wants_events: bool,
+    messages: Messages,
+    checked: Instant,
+    /// Whether there is only one, which is given by its pid.
+    is_single: bool,
+    /// What has failed until clients are served.
+    failures: Option<Vec<Failure>>,
+}
+
+#[derive(Default)]
+struct Process {
+    program: String,
+    observed: Option<Observed>,
+    /// Why it is not observed, if it runs.
+    refused: Option<String>,
+    /// Since when it is neither observed nor refused.
+    over_since: Option<Instant>,
+    /// The figures of earlier observations, and those of this one.
+    earlier: Figures,
+    current: Figures,
+    stopped: Duration,
+    /// How many rows it may have; `None` until its first reading.
+    most_rows: Option<usize>,
+    left_out: usize,
+}
+
+impl Process {
+    /// Ends its observation, if there is one: its figures are those of an earlier one from now on.
+    fn close(&mut self, bounds: &[Duration]) {
+        let Some(mut observed) = self.observed.take() else {
+            return;
+        };
+        // What it has written last can still be read, and if not, what was read before counts.
+        let _ = observed.read_events();
+        let collector = observed.collector_figures(bounds);
+        self.current.collector = collector.or(self.current.collector.take());
+        self.current.close();
+        self.earlier.add(&std::mem::take(&mut self.current));
+        self.most_rows = None;
+    }
+}
+
+impl Processes {
+    pub(super) fn new(
+        orders: Sender<Order>,
+        bounds: Vec<Duration>,
+        wants_events: bool,
+        is_single: bool,
+        messages: Messages,
+    ) -> Processes {
+        Processes {
+            each: BTreeMap::new(),
+            orders: Some(orders),
+            bounds,
+            wants_events,
+            messages,
+            checked: Instant::now(),
+            is_single,
+            failures: Some(Vec::new()),
+        }
+    }
+
+    /// The messages about one of the processes.
+    fn messages(&self, pid: i32) -> Messages {
+        if self.is_single {
+            self.messages.with_pid(pid)
+        } else {
+            self.messages.about(pid)
+        }
+    }
+
+    pub(super) fn bounds(&self) -> &[Duration] {
+        &self.bounds
+    }
+
+    /// How many are observed.
+    pub(super) fn observed(&self) -> usize {
+        let each = self.each.values();
+        each.filter(|it| it.observed.is_some()).count()
+    }
+
+    /// Clients are served from now on, even if no process is left; fails if `needs_any` and none is observed.
+    pub(super) fn begin_to_serve(&mut self, needs_any: bool) -> Result<(), Failure> {
+        let mut failures = self.failures.take().unwrap_or_default();
+        if self.observed() > 0 || !needs_any {
+            return Ok(());
+        }
+        let failed = failures.len();
+        match failures.pop() {
+            Some(failure) if self.is_single => Err(failure),
+            _ => Err(Failure::Several {
+                failed,
+                total: failed,
+                outcome: "",
+            }),
+        }
+    }
+
+    /// Whether none is observed, is refused, or has exited just now.
+    pub(super) fn are_over(&self) -> bool {
+        self.each.is_empty()
+    }
+
+    /// Whether runtime events of some are read.
+    pub(super) fn reads_events(&self) -> bool {
+        let mut each = self.each.values();
+        each.any(|it| it.observed.as_ref().is_some_and(Observed::reads_events))
+    }
+
+    /// Tells the thread that finds processes to end.
+    pub(super) fn end_scan(&mut self) {
+        self.orders = None;
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // It fails only if that thread has ended, and then nothing is found any more.
+            let _ = orders.send(order);
+        }
+    }
+
+    /// The process of this pid and program; another program of that pid is forgotten.
+    fn of(&mut self, pid: i32, program: String) -> &mut Process {
+        let process = self.each.entry(pid).or_default();
+        if process.program != program {
+            *process = Process {
+                program,
+                ..Process::default()
+            };
+        }
+        process.over_since = None;
+        process.refused = None;
+        process
+    }
+
+    /// A process is observed from now on.
+    pub(super) fn begin(&mut self, observed: Observed) {
+        let (pid, program) = (observed.target.pid(), name_of(&observed.target));
+        let messages = self.messages(pid);
+        let stopped = observed.stopped();
+        messages.note(&format!(
+            "{program} is observed; stopped {} us",
+            stopped.as_micros()
+        ));
+        let bounds = self.bounds.clone();
+        let process = self.of(pid, program);
+        // If it has executed its program anew, that may not have been noticed so far.
+        process.close(&bounds);
+        process.stopped += stopped;
+        process.observed = Some(observed);
+        self.read_one(pid);
+    }
+
+    /// A process cannot be observed.
+    pub(super) fn refuse(&mut self, pid: i32, program: String, failure: Failure) {
+        let kind = failure.kind();
+        // The failure of the only process is that of the command, if it is the first.
+        if self.failures.is_none() || !self.is_single {
+            self.messages(pid).failure(&failure);
+        }
+        if let Some(failures) = &mut self.failures {
+            failures.push(failure);
+        }
+        self.of(pid, program).refused = Some(kind);
+        self.forget_some();
+    }
+
+    /// The runtime events of a process can be read from now on.
+    pub(super) fn begin_events(&mut self, pid: i32, events: RuntimeEvents) {
+        if let Some(process) = self.each.get_mut(&pid) {
+            if let Some(observed) = &mut process.observed {
+                let earlier = Figures {
+                    collector: process.current.collector.take(),
+                    ..Figures::default()
+                };
+                process.earlier.add(&earlier);
+                observed.set_events(events);
+            }
+        }
+    }
+
+    /// They cannot be read.
+    pub(super) fn refuse_events(&self, pid: i32, failure: &Failure) {
+        self.messages(pid).failure(failure);
+    }
+
+    /// A process that was refused has exited.
+    pub(super) fn forget(&mut self, pid: i32) {
+        let is_refused = |process: &Process| process.observed.is_none();
+        if let Some(process) = self.each.get_mut(&pid).filter(|it| is_refused(it)) {
+            process.refused = None;
+            process.over_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Reads the new runtime events of all.
+    pub(super) fn read_events(&mut self) {
+        let is_checked = self.checked.elapsed() >= CHECK_INTERVAL;
+        if is_checked {
+            self.checked = Instant::now();
+        }
+        let mut ended = Vec::new();
+        for (pid, process) in &mut self.each {
+            let Some(observed) = process.observed.as_mut() else {
+                continue;
+            };
+            if !observed.reads_events() {
+                continue;
+            }
+            // Before they are read, so that nothing is missed that was written before.
+            let has_events = !is_checked || observed.has_events();
+            let read = observed.read_events();
+            if has_events && read.is_ok() {
+                continue;
+            }
+            process.current.collector = observed
+                .collector_figures(&self.bounds)
+                .or(process.current.collector.take());
+            ended.push((*pid, read.err()));
+        }
+        for (pid, error) in ended {
+            self.end_events(pid, error);
+        }
+    }
+
+    /// The runtime events of a process cannot be read any more.
+    fn end_events(&mut self, pid: i32, error: Option<Error>) {
+        let Some(process) = self.each.get_mut(&pid) else {
+            return;
+        };
+        let Some(observed) = &mut process.observed else {
+            return;
+        };
+        observed.end_events();
+        if observed.has_only_events() {
+            self.end(pid, error);
+        } else {
+            let id = observed.id;
+            self.order(Order::EventsEnded(id));
+        }
+    }
+
+    /// Reads all processes.
+    pub(super) fn read(&mut self) {
+        let pids: Vec<i32> = self.each.keys().copied().collect();
+        for pid in pids {
+            self.read_one(pid);
+        }
+        self.each.retain(|_, process| {
+            let over = process.over_since;
+            over.is_none_or(|since| since.elapsed() < SHOWN_AFTER_EXIT)
+        });
+    }
+
+    fn read_one(&mut self, pid: i32) {
+        let rows: usize = self.each.values().filter_map(|it| it.most_rows).sum();
+        let messages = self.messages(pid);
+        let Some(process) = self.each.get_mut(&pid) else {
+            return;
+        };
+        let Some(observed) = &mut process.observed else {
+            return;
+        };
+        match observed.read(&self.bounds) {
+            Ok(mut figures) => {
+                let all = figures.rows();
+                let most = *process.most_rows.get_or_insert_with(|| {
+                    all.min(MOST_ROWS_OF_ONE)
+                        .min(MOST_ROWS.saturating_sub(rows))
+                });
+                if all > most && process.left_out == 0 {
+                    messages.warning(
+                        WarningKind::LeftOut,
+                        &format!(
+                            "{} of {all} probes, pairs and functions are left out",
+                            all - most
+                        ),
+                        "select fewer; docs/serve.md has the limits",
+                    );
+                }
+                process.left_out = all - most.min(all);
+                figures.keep_rows(most);
+                process.current.raise_to(figures);
+            }
+            Err(error) => self.end(pid, Some(error)),
+        }
+    }
+
+    /// A process is observed no more.
+    fn end(&mut self, pid: i32, error: Option<Error>) {
+        let messages = self.messages(pid);
+        let process = self.each.get_mut(&pid);
+        let Some((id, process)) = process.and_then(|it| Some((it.observed.as_ref()?.id, it)))
+        else {
+            return;
+        };
+        process.close(&self.bounds);
+        let mut is_replaced_now = false;
+        match error {
+            Some(error) if !is_over(&error) => {
+                is_replaced_now = is_replaced(&error);
+                let failure = Failure::of_process(pid)(error);
+                process.refused = Some(failure.kind());
+                messages.failure(&failure);
+            }
+            error => {
+                let how = error.as_ref().and_then(exit_or_exec);
+                let how = how.unwrap_or("has exited, or writes no more events");
+                messages.note(&format!("{} {how}", process.program));
+                process.over_since = Some(Instant::now());
+            }
+        }
+        self.order(Order::Ended {
+            id,
+            is_replaced: is_replaced_now,
+        });
+        self.forget_some();
+    }
+
+    /// Forgets the processes that have exited first, if there are too many.
+    fn forget_some(&mut self) {
+        let others = self.each.len() - self.observed();
+        if others <= MOST_OTHERS {
+            return;
+        }
+        let others = self.each.iter().filter(|(_, it)| it.observed.is_none());
+        let oldest = others.min_by_key(|(_, it)| (it.over_since.is_none(), it.over_since));
+        if let Some(pid) = oldest.map(|(pid, _)| *pid) {
+            self.each.remove(&pid);
+        }
+    }
+
+    /// All processes, with what is read only to be shown.
+    pub(super) fn shown(&mut self) -> Vec<ShownProcess> {
+        let mut shown = Vec::new();
+        for (pid, process) in &mut self.each {
+            let mut figures = process.earlier.clone();
+            figures.add(&process.current);
+            let observed = process.observed.as_mut();
+            let messages = self.messages.about(*pid);
+            let details = observed.map(|it| it.details(&process.current, &messages));
+            let details = details.unwrap_or_default();
+            let reads_events = process.observed.as_ref().map(Observed::reads_events);
+            shown.push(ShownProcess {
+                pid: *pid,
+                program: process.program.clone(),
+                is_observed: process.observed.is_some(),
+                refused: process.refused.clone(),
+                figures,
+                states: details.states,
+                stopped: process.stopped,
+                discarded: details.discarded,
+                refused_functions: details.refused_functions,
+                left_out: process.left_out,
+                collector: reads_events.filter(|_| self.wants_events),
+            });
+        }
+        shown
+    }
+
+    /// Restores all processes.
+    pub(super) fn restore(&mut self, signals: &TerminationSignals) -> Result<(), Failure> {
+        let (mut failed, mut total) = (0, 0);
+        for (pid, process) in &mut self.each {
+            let Some(observed) = &mut process.observed else {
+                continue;
+            };
+            total += 1;
+            let messages = self.messages.about(*pid);
+            if let Err(failure) = observed.remove(signals, &messages) {
+                failed += 1;
+                messages.failure(&failure);
+            }
+        }
+        if failed == 0 {
+            return Ok(());
+        }
+        let outcome = if failed < total { OTHERS } else { "" };
+        Err(Failure::Several {
+            failed,
+            total,
+            outcome,
+        })
+    }
+}

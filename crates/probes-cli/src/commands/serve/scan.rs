@@ -1,0 +1,372 @@
+//! The thread that finds the processes to observe, and begins to observe them: a process that lets it wait delays no scrape.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use probes_lib::{Observation, Options, RuntimeEvents, Target};
+
+use super::events::{Event, EventSender};
+use super::observed::{Observed, is_over};
+use crate::commands::open_target::open_to_observe;
+use crate::failure::Failure;
+use crate::flags::TargetSelection;
+use crate::messages::Messages;
+
+/// The most processes that are observed at a time.
+const MOST_PROCESSES: usize = 256;
+
+/// The longest time until a process that was refused is tried again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What to do with the processes that are found.
+pub(super) struct Wanted<'s> {
+    pub(super) selection: &'s TargetSelection,
+    pub(super) observation: Option<Observation>,
+    pub(super) needs_probes: bool,
+    pub(super) events: bool,
+    pub(super) options: Options,
+    pub(super) interval: Duration,
+    pub(super) messages: Messages,
+}
+
+/// What the thread that observes says to this one.
+pub(super) enum Order {
+    /// A process is observed no more; and whether another observer has taken it over.
+    Ended {
+        id: ObservationId,
+        is_replaced: bool,
+    },
+    /// The runtime events of a process are read no more.
+    EventsEnded(ObservationId),
+}
+
+/// Tells an observation from the next one of its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ObservationId {
+    pub(super) pid: i32,
+    number: u64,
+}
+
+/// Finds processes until the other end of its orders is dropped.
+pub(super) struct Scanner<'s> {
+    pub(super) wanted: Wanted<'s>,
+    events: EventSender,
+    orders: Receiver<Order>,
+    /// Whether to end soon.
+    is_over: Arc<AtomicBool>,
+    known: BTreeMap<i32, Known>,
+    /// How many observations have begun.
+    begun: u64,
+    /// Whether nothing was looked at so far.
+    is_first: bool,
+}
+
+/// A process that was looked at.
+struct Known {
+    identity: Identity,
+    state: KnownState,
+    /// Of its latest observation.
+    number: u64,
+    /// Another observer has taken it over: it is not taken over again.
+    was_replaced: bool,
+}
+
+/// Tells a process from the next one of its pid, and a program from the next one of its process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Identity {
+    started: Option<u64>,
+    program: String,
+}
+
+enum KnownState {
+    /// And when to try again to read its runtime events, if they cannot be read.
+    Observed(Option<Pause>),
+    /// Or there is nothing to observe in it, and it was selected by its name alone.
+    Refused(Pause),
+}
+
+/// When to try again what has failed; each time, after twice the time.
+struct Pause {
+    until: Instant,
+    last: Duration,
+    /// What has failed, so that it is said once.
+    kind: String,
+}
+
+impl Pause {
+    fn next(before: Option<&Pause>, kind: String, interval: Duration) -> Pause {
+        let last = before.map_or(interval, |before| before.last.saturating_mul(2));
+        let last = last.min(LONGEST_PAUSE.max(interval));
+        Pause {
+            // A quarter less, so that the scan at that time finds it is over.
+            until: Instant::now() + last.mul_f32(0.75),
+            last,
+            kind,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.until <= Instant::now()
+    }
+}
+
+impl<'s> Scanner<'s> {
+    pub(super) fn new(
+        wanted: Wanted<'s>,
+        events: EventSender,
+        orders: Receiver<Order>,
+        is_over: Arc<AtomicBool>,
+    ) -> Scanner<'s> {
+        Scanner {
+            wanted,
+            events,
+            orders,
+            is_over,
+            known: BTreeMap::new(),
+            begun: 0,
+            is_first: true,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            let begun = Instant::now();
+            self.scan();
+            self.is_first = false;
+            self.events.send(Event::Scanned(begun.elapsed()));
+            loop {
+                let left = self.wanted.interval.saturating_sub(begun.elapsed());
+                match self.orders.recv_timeout(left) {
+                    Ok(order) => self.follow(order),
+                    Err(RecvTimeoutError::Timeout) => break,
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        }
+    }
+
+    fn follow(&mut self, order: Order) {
+        let pause = Pause::next(None, String::new(), self.wanted.interval);
+        let (Order::Ended { id, .. } | Order::EventsEnded(id)) = order;
+        let known = self.known.get_mut(&id.pid);
+        let Some(known) = known.filter(|known| known.number == id.number) else {
+            return;
+        };
+        match (order, &mut known.state) {
+            (Order::Ended { is_replaced, .. }, state) => {
+                *state = KnownState::Refused(pause);
+                known.was_replaced |= is_replaced;
+            }
+            (Order::EventsEnded(_), KnownState::Observed(events)) => *events = Some(pause),
+            (Order::EventsEnded(_), KnownState::Refused(_)) => {}
+        }
+    }
+
+    fn scan(&mut self) {
+        let candidates = self.candidates();
+        let is_there = |pid: &i32, known: &Known| candidates.get(pid) == Some(&known.identity);
+        let gone: Vec<i32> = self
+            .known
+            .iter()
+            .filter(|(pid, known)| !is_there(pid, known))
+            .map(|(pid, _)| *pid)
+            .collect();
+        for pid in gone {
+            self.known.remove(&pid);
+            self.events.send(Event::Gone(pid));
+        }
+        for (pid, identity) in candidates {
+            if self.is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            self.look_at(pid, identity);
+        }
+    }
+
+    /// The processes that are selected and run now.
+    fn candidates(&self) -> BTreeMap<i32, Identity> {
+        let given = self.wanted.selection.given();
+        let mut pids = given.to_vec();
+        if self.wanted.selection.is_by_name() {
+            let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+            let found = entries.filter_map(|it| it.file_name().to_str()?.parse().ok());
+            pids.extend(found.filter(|pid| !given.contains(pid)));
+        }
+        let own = std::process::id() as i32;
+        let mut candidates = BTreeMap::new();
+        for pid in pids {
+            let name = program_name(pid);
+            let is_given = given.contains(&pid);
+            let is_named = name
+                .as_ref()
+                .is_some_and(|name| pid != own && self.wanted.selection.selects_program(name));
+            let started = started(pid);
+            // One that is given and does not exist is an error in the beginning.
+            if (is_named || is_given) && (started.is_some() || self.is_first) {
+                let program = name.unwrap_or_default();
+                candidates.insert(pid, Identity { started, program });
+            }
+        }
+        candidates
+    }
+
+    fn look_at(&mut self, pid: i32, identity: Identity) {
+        let interval = self.wanted.interval;
+        let known = self.known.get(&pid);
+        let was_replaced = known.is_some_and(|known| known.was_replaced);
+        let mut number = known.map_or(0, |known| known.number);
+        let state = match known.map(|known| &known.state) {
+            Some(KnownState::Observed(None)) => return,
+            Some(KnownState::Observed(Some(pause)) | KnownState::Refused(pause))
+                if !pause.is_over() =>
+            {
+                return;
+            }
+            Some(KnownState::Observed(Some(pause))) => {
+                KnownState::Observed(self.open_events(pid, pause))
+            }
+            before => {
+                let before = match before {
+                    Some(KnownState::Refused(pause)) => Some(pause),
+                    _ => None,
+                };
+                match self.begin(pid, was_replaced) {
+                    Ok(Some((observed, no_events))) => {
+                        number = observed.id.number;
+                        self.begun = number;
+                        self.events.send(Event::Observed(Box::new(observed)));
+                        KnownState::Observed(no_events.map(|failure| {
+                            let pause = Pause::next(None, failure.kind(), interval);
+                            self.events.send(Event::NoRuntimeEvents(pid, failure));
+                            pause
+                        }))
+                    }
+                    Ok(None) => KnownState::Refused(Pause::next(before, String::new(), interval)),
+                    Err(failure) => {
+                        let pause = Pause::next(before, failure.kind(), interval);
+                        if before.is_none_or(|before| before.kind != pause.kind) {
+                            let program = identity.program.clone();
+                            self.events.send(Event::Refused {
+                                pid,
+                                program,
+                                failure,
+                            });
+                        }
+                        KnownState::Refused(pause)
+                    }
+                }
+            }
+        };
+        let known = Known {
+            identity,
+            state,
+            number,
+            was_replaced,
+        };
+        self.known.insert(pid, known);
+    }
+
+    /// Begins to observe a process; also returns why its runtime events are not read although they are asked for. `None` if
+    /// there is nothing to observe in it, and it is selected by its name alone.
+    fn begin(
+        &self,
+        pid: i32,
+        was_replaced: bool,
+    ) -> Result<Option<(Observed, Option<Failure>)>, Failure> {
+        let is_observed = |known: &&Known| matches!(known.state, KnownState::Observed(_));
+        if self.known.values().filter(is_observed).count() >= MOST_PROCESSES {
+            return Err(Failure::TooManyProcesses(MOST_PROCESSES));
+        }
+        let wanted = &self.wanted;
+        let messages = wanted.messages.about(pid);
+        let is_given = wanted.selection.given().contains(&pid);
+        let target = match open_to_observe(pid, wanted.needs_probes, &messages) {
+            Err(Failure::Target(_, error)) if error.denial().is_none() && !is_given => {
+                messages.step(format_args!("left out: {error}"));
+                return Ok(None);
+            }
+            target => target?,
+        };
+        let (events, no_events) = if wanted.events {
+            match RuntimeEvents::of_process(pid).map_err(Failure::of_process(pid)) {
+                Ok(events) => (Some(events), None),
+                // Nothing else is asked for.
+                Err(failure) if wanted.observation.is_none() => return Err(failure),
+                Err(failure) => (None, Some(failure)),
+            }
+        } else {
+            (None, None)
+        };
+        let options = Options {
+            take_over: wanted.options.take_over && !was_replaced,
+            ..wanted.options
+        };
+        let observation = wanted.observation.as_ref();
+        let number = self.begun + 1;
+        let id = ObservationId { pid, number };
+        match Observed::begin(id, target, observation, options, events, &messages) {
+            Ok(observed) => Ok(Some((observed, no_events))),
+            Err(Failure::Target(_, error)) if is_over(&error) && !is_given => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Tries again to read the runtime events of a process that is observed; returns when to try once more.
+    fn open_events(&self, pid: i32, before: &Pause) -> Option<Pause> {
+        match RuntimeEvents::of_process(pid) {
+            Ok(events) => {
+                let events = Box::new(events);
+                self.events.send(Event::RuntimeEvents(pid, events));
+                None
+            }
+            Err(error) => {
+                let failure = Failure::of_process(pid)(error);
+                let pause = Pause::next(Some(before), failure.kind(), self.wanted.interval);
+                if before.kind != pause.kind {
+                    self.events.send(Event::NoRuntimeEvents(pid, failure));
+                }
+                Some(pause)
+            }
+        }
+    }
+}
+
+/// The name of the program of a process: the file name of its executable or, of another user's process, what the kernel says to
+/// everybody, 15 characters of it.
+fn program_name(pid: i32) -> Option<String> {
+    match fs::read_link(format!("/proc/{pid}/exe")) {
+        Ok(path) => {
+            let bytes = path.as_os_str().as_bytes();
+            let path = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
+            let name = Path::new(std::ffi::OsStr::from_bytes(path)).file_name()?;
+            Some(name.to_string_lossy().into_owned())
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let comm = fs::read(format!("/proc/{pid}/comm")).ok()?;
+            Some(String::from_utf8_lossy(&comm).trim_end().to_owned())
+        }
+        // A kernel thread, or gone.
+        Err(_) => None,
+    }
+}
+
+/// When a process was started, in ticks since boot; proc(5), field 22.
+fn started(pid: i32) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// The name of the program of a process that is open.
+pub(super) fn name_of(target: &Target) -> String {
+    let name = target.program().file_name().unwrap_or_default();
+    let name = name.to_string_lossy();
+    name.strip_suffix(" (deleted)").unwrap_or(&name).to_owned()
+}
