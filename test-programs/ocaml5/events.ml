@@ -73,6 +73,35 @@ let print_all () =
   Events.free_cursor cursor;
   print_endline "events end"
 
+(* The pipes to and from the child. *)
+let child = ref None
+
+(* A child that does a round when it is told to, and exits with its parent. *)
+let fork () =
+  let told, tell = Unix.pipe () in
+  let finished, finish = Unix.pipe () in
+  let byte = Bytes.create 1 in
+  flush stdout;
+  match Unix.fork () with
+  | 0 ->
+    Unix.close tell;
+    while Unix.read told byte 0 1 = 1 do
+      round 5;
+      ignore (Unix.write finish byte 0 1)
+    done;
+    Unix._exit 0
+  | pid ->
+    Unix.close told;
+    child := Some (tell, finished);
+    Printf.printf "forked %d\n" pid
+
+let tell_child () =
+  let tell, finished = Option.get !child in
+  let byte = Bytes.make 1 '.' in
+  ignore (Unix.write tell byte 0 1);
+  ignore (Unix.read finished byte 0 1);
+  print_endline "told"
+
 let () =
   Rounds.ready ();
   Rounds.commands (fun command ->
@@ -83,6 +112,8 @@ let () =
       | [ "work"; domains; rounds ] ->
         work (int_of_string domains) (int_of_string rounds);
         print_endline "worked"
+      | [ "fork" ] -> fork ()
+      | [ "tell" ] -> tell_child ()
       | [ "print" ] ->
         (* What reading allocates would be read, too. *)
         Events.pause ();

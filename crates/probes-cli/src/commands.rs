@@ -5,6 +5,7 @@ mod attach;
 mod changes;
 mod closures;
 mod count;
+mod event_reading;
 mod failed;
 mod failures;
 mod follow;

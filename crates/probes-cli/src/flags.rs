@@ -5,6 +5,7 @@ mod by_pid;
 mod checked;
 mod counted;
 mod duration;
+mod events;
 mod fields;
 mod filter;
 mod function_selection;
@@ -26,12 +27,15 @@ mod watched;
 pub(crate) use actions::{ActionFlags, Change, ChangeFlags};
 pub(crate) use by_pid::ByPidFlag;
 pub(crate) use checked::{Checked, Flags, each_once};
-pub(crate) use counted::CountedFlags;
+pub(crate) use counted::{Counted, CountedFlags};
 pub(crate) use duration::{DurationFlag, duration, positive};
+pub(crate) use events::{EventsOr, Subject};
 pub(crate) use fields::{FieldFlags, refuse_fields_in_json};
 pub(crate) use filter::FilterFlags;
 pub(crate) use function_selection::{FunctionArgument, FunctionFlags, function};
-pub(crate) use histogrammed::{HistogramFlags, Histogrammed};
+pub(crate) use histogrammed::{
+    HistogramFlags, HistogramSource, HistogramSourceFlags, Histogrammed,
+};
 pub(crate) use keys::{CountedBy, KeyFlags};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{OverFlag, Pair, PairFlags, PairKeyFlag, pair};

@@ -121,6 +121,10 @@ fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<Stri
             "a program that does not run, or is in C code all the time, does not collect either: nothing was changed"
                 .to_owned(),
         ),
+        RuntimeEventsError::UnknownEvent { .. } => Some(format!(
+            "`ocaml-probes count -pid {pid} -events all -for 5s` shows which events occur; a program registers its own \
+             before it writes them"
+        )),
         RuntimeEventsError::Ocaml4
         | RuntimeEventsError::UnknownVersion { .. }
         | RuntimeEventsError::NoVersion => Some(instead),

@@ -19,6 +19,7 @@ mod plain;
 mod profiles;
 mod refused;
 mod released;
+mod runtime_events;
 mod slow_pairs;
 mod stacks;
 mod subjects;
@@ -38,7 +39,7 @@ use format::{VERSION, json, write_json};
 pub(crate) use function_sources::FunctionSources;
 pub(crate) use functions::FunctionListing;
 pub(crate) use gc::{GcReport, LongPause};
-pub(crate) use histograms::{HistogramReading, Histograms};
+pub(crate) use histograms::{EventHistogram, HistogramReading, Histograms};
 pub(crate) use hits::{Field, Hits, Missing, ProcessHit, missing};
 pub(crate) use keyed::{KeyedReading, KeyedReport};
 pub(crate) use latencies::{Evidence, Latencies, LatencyReading, with_unit};
@@ -46,6 +47,9 @@ pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
 pub(crate) use profiles::{PictureKind, ProfileBy, ProfileOptions, ProfileReport};
 pub(crate) use released::Released;
+pub(crate) use runtime_events::{
+    EventCounts, EventLine, EventLines, EventTotals, LostWords, sort_by_time,
+};
 pub(crate) use slow_pairs::SlowPairs;
 pub(crate) use stacks::ThreadStacks;
 pub(crate) use usdt::{SiteSources, UsdtListing};

@@ -43,6 +43,8 @@ mod gc;
 mod json_stacks;
 #[path = "matrix/observe.rs"]
 mod observe;
+#[path = "matrix/raw_events.rs"]
+mod raw_events;
 #[path = "matrix/serve.rs"]
 mod serve;
 #[path = "cli/serving.rs"]

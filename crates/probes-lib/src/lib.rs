@@ -142,13 +142,15 @@ pub use observe::{
     BadLinear, CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind, Events,
     FunctionHits, FunctionLatency, Key, KeyedCount, KeyedCounts, Latency, Linear, Observation,
     Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket, ValueHistogram,
+    ValueRecorder,
 };
 pub use observer::{ObservationReport, Observer};
 
 // The events that the runtime of OCaml 5 writes itself.
 pub use runtime_events::{
-    CustomBytes, DomainPauses, DomainRequests, GcPause, GcPauses, GcTimes, PausePhase, RingEntry,
-    RuntimeEventKind, RuntimeEvents, UserValue,
+    CustomBytes, DomainPauses, DomainRequests, EventDurations, GcPause, GcPauses, GcTimes,
+    PausePhase, RingEntry, RuntimeEventGroup, RuntimeEventKind, RuntimeEventName, RuntimeEvents,
+    SelectedEntry, SelectedEvents, UserValue,
 };
 pub use switched_events::SwitchedEvents;
 

@@ -48,4 +48,4 @@ pub use self::read::keys::{Key, KeyedCount, KeyedCounts};
 pub use self::read::latency::Latency;
 pub use self::read::times::Times;
 pub use self::read::value::Value;
-pub use self::read::values::{Quantile, ValueBucket, ValueHistogram};
+pub use self::read::values::{Quantile, ValueBucket, ValueHistogram, ValueRecorder};

@@ -6,6 +6,7 @@
 //!         source                     header    ring                      item     by the numbers of its version: names
 //! ```
 
+mod durations;
 mod header;
 mod item;
 mod names;
@@ -13,9 +14,10 @@ mod pauses;
 mod requests;
 mod ring;
 pub(crate) mod ring_file;
+mod selected;
 mod source;
+mod user_names;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -25,15 +27,19 @@ use crate::process::Process;
 use crate::process::image::open_executable;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::objects::elf_of;
+use crate::select::glob::Glob;
 
-use self::header::{HEADER_LEN, Header, NAME_LEN, USER_EVENTS};
+use self::header::{HEADER_LEN, Header};
 use self::names::Names;
-use self::ring::{Copied, RingBytes, RingError, RingReader, tails};
+use self::ring::{Copied, InRing, RingBytes, RingError, RingReader, tails};
 use self::source::Source;
+use self::user_names::UserNames;
 
+pub use self::durations::EventDurations;
 pub use self::item::{CustomBytes, RuntimeEventKind, UserValue};
 pub use self::pauses::{DomainPauses, GcPause, GcPauses, GcTimes, PausePhase};
 pub use self::requests::DomainRequests;
+pub use self::selected::{RuntimeEventGroup, RuntimeEventName, SelectedEntry, SelectedEvents};
 
 /// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4.
 pub(crate) const OF_OCAML_5: &str = "caml_init_domains";
@@ -62,10 +68,15 @@ pub struct RuntimeEvents {
     header: Header,
     version: String,
     names: Names,
+    rings: Rings,
+    user_names: UserNames,
+}
+
+/// The rings, each with how far it was read.
+#[derive(Debug)]
+struct Rings {
     readers: Vec<RingReader>,
     copied: Copied,
-    /// The names of user events that were read so far.
-    user_names: BTreeMap<u16, String>,
 }
 
 /// What a ring has: an event, or a gap.
@@ -159,16 +170,18 @@ impl RuntimeEvents {
             header,
             version,
             names,
-            readers: readers.collect(),
-            copied: Copied::default(),
-            user_names: BTreeMap::new(),
+            rings: Rings {
+                readers: readers.collect(),
+                copied: Copied::default(),
+            },
+            user_names: UserNames::at(header.names_at),
         })
     }
 
     /// The same from the oldest event that there is; those before are lost.
     #[must_use]
     pub fn from_start(mut self) -> RuntimeEvents {
-        for reader in &mut self.readers {
+        for reader in &mut self.rings.readers {
             reader.position = 0;
         }
         self
@@ -179,33 +192,65 @@ impl RuntimeEvents {
         &self.version
     }
 
-    /// Calls `visit` with all events that were written since the last call, ring by ring.
+    /// Calls `visit` with all events that were written since the last call, ring by ring. What was lost of a ring comes before the
+    /// events that were written after it.
     ///
     /// # Errors
     ///
     /// If the file was truncated or is damaged, or the memory of the process is gone.
-    pub fn read(&mut self, mut visit: impl FnMut(RingEntry<'_>)) -> Result<()> {
-        let tails = tails(&self.source, &self.header);
-        let tails = tails.map_err(|error| error_of(&self.subject, error.into()))?;
-        for (reader, tail) in self.readers.iter_mut().zip(tails) {
-            let domain = reader.domain;
-            let words = reader
-                .read(
-                    &self.source,
-                    &self.header,
-                    &self.names,
-                    tail,
-                    &mut self.copied,
-                    |time, kind| {
-                        visit(RingEntry::Event { domain, time, kind });
-                    },
-                )
-                .map_err(|error| error_of(&self.subject, error))?;
-            if words > 0 {
-                visit(RingEntry::Lost { domain, words });
+    pub fn read(&mut self, visit: impl FnMut(RingEntry<'_>)) -> Result<()> {
+        self.rings
+            .read(&self.source, &self.header, &self.names, visit)
+            .map_err(|error| error_of(&self.subject, error))
+    }
+
+    /// Selects events by globs for their names; all if there are none. Names are those of the version's phases and counters,
+    /// `ring_start`, `domain_spawn` and the like, `alloc`, and those that the program has registered for its own events.
+    ///
+    /// ```no_run
+    /// use probes_lib::{RuntimeEvents, SelectedEntry};
+    ///
+    /// let mut events = RuntimeEvents::of_process(4242)?;
+    /// let mut selected = events.select(&["minor*".parse()?])?;
+    /// events.read_selected(&mut selected, |entry| {
+    ///     if let SelectedEntry::Event { name, domain, .. } = entry {
+    ///         println!("{name} in domain {domain}");
+    ///     }
+    /// })?;
+    /// println!("names: {:?}", selected.names());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If a glob matches no name, or see [`RuntimeEvents::read`].
+    pub fn select(&mut self, globs: &[Glob]) -> Result<SelectedEvents> {
+        let users = self.user_names.all(&self.source);
+        let users = users.map_err(|error| error_of(&self.subject, error.into()))?;
+        let selected = SelectedEvents::new(globs, &self.names, users);
+        selected.map_err(|kind| Error::new(self.subject.clone(), kind))
+    }
+
+    /// Does the same as [`RuntimeEvents::read`] with what is selected.
+    ///
+    /// # Errors
+    ///
+    /// See [`RuntimeEvents::read`].
+    pub fn read_selected(
+        &mut self,
+        selected: &mut SelectedEvents,
+        mut visit: impl FnMut(SelectedEntry<'_>),
+    ) -> Result<()> {
+        let (source, users) = (&self.source, &mut self.user_names);
+        let mut named = Ok(());
+        let read = self.rings.read(source, &self.header, &self.names, |entry| {
+            let passed = selected.pass(entry, users, source, &mut visit);
+            if let Err(error) = passed {
+                named = Err(RingError::Read(error));
             }
-        }
-        Ok(())
+        });
+        read.and(named)
+            .map_err(|error| error_of(&self.subject, error))
     }
 
     /// Returns the name of a user event; `None` if it has none so far.
@@ -214,27 +259,8 @@ impl RuntimeEvents {
     ///
     /// See [`RuntimeEvents::read`].
     pub fn user_event_name(&mut self, id: u16) -> Result<Option<&str>> {
-        if !self.user_names.contains_key(&id) {
-            let Some(names_at) = self.header.names_at.filter(|_| u64::from(id) < USER_EVENTS)
-            else {
-                return Ok(None);
-            };
-            let mut name = [0; NAME_LEN as usize];
-            let read = self
-                .source
-                .read(names_at + u64::from(id) * NAME_LEN, &mut name);
-            read.map_err(|error| error_of(&self.subject, error.into()))?;
-            let end = name
-                .iter()
-                .position(|&byte| byte == 0)
-                .unwrap_or(name.len());
-            if end == 0 {
-                return Ok(None);
-            }
-            let name = String::from_utf8_lossy(&name[..end]).into_owned();
-            self.user_names.insert(id, name);
-        }
-        Ok(self.user_names.get(&id).map(String::as_str))
+        let name = self.user_names.get(&self.source, id);
+        name.map_err(|error| error_of(&self.subject, error.into()))
     }
 
     /// Returns whether the process still has the file mapped: not if it has exited, executed another program, or ended its events.
@@ -262,8 +288,30 @@ impl RuntimeEvents {
     fn skip(&mut self) -> Result<()> {
         let tails = tails(&self.source, &self.header);
         let tails = tails.map_err(|error| error_of(&self.subject, error.into()))?;
-        for (reader, tail) in self.readers.iter_mut().zip(tails) {
+        for (reader, tail) in self.rings.readers.iter_mut().zip(tails) {
             reader.position = tail;
+        }
+        Ok(())
+    }
+}
+
+impl Rings {
+    fn read(
+        &mut self,
+        source: &Source,
+        header: &Header,
+        names: &Names,
+        mut visit: impl FnMut(RingEntry<'_>),
+    ) -> std::result::Result<(), RingError> {
+        for (reader, tail) in self.readers.iter_mut().zip(tails(source, header)?) {
+            let domain = reader.domain;
+            let copied = &mut self.copied;
+            reader.read(source, header, names, tail, copied, |found| {
+                visit(match found {
+                    InRing::Event(time, kind) => RingEntry::Event { domain, time, kind },
+                    InRing::Lost(words) => RingEntry::Lost { domain, words },
+                });
+            })?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! `count`: how often probes are hit and functions are called.
 
+mod events;
 mod keyed;
 
 use std::time::Duration;
@@ -13,8 +14,9 @@ use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, CountedBy, CountedFlags, DurationFlag, FilterFlags, KeyFlags, OutputFlags, PathFlags,
-    SeccompFlag, TakeOver, TargetSelection, duration, with_regexp_help,
+    Checked, Counted, CountedBy, CountedFlags, DurationFlag, EventsOr, FilterFlags, KeyFlags,
+    OutputFlags, PathFlags, SeccompFlag, Subject, TakeOver, TargetSelection, duration,
+    with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, CountReport, Detail, FunctionSources};
@@ -54,6 +56,13 @@ most hits first, -top N of them, then lines for the keys that are not shown, for
 found no room (about 4,096 are distinguished), and for `untyped` ones. All lines add up to all hits. Of a string
 that is longer than 64 bytes, the first 64 are the key.
 
+With -events it counts runtime events of OCaml 5 by their names, globs such as minor,'major_*', or all, as
+    EVENTS RATE WHAT NAME
+where WHAT is phase, counter, lifecycle, alloc, or user for the program's own; phases and spans count when they
+begin. Of more than 24 names, those without events are left out. Lines `lost WORDS domain D` say what was
+overwritten before it was read. Nothing is stopped or changed; the events have to be on:
+OCAML_RUNTIME_EVENTS_START=1 in its environment.
+
 With several processes, of -pid and -name, the hits of all of them are counted by name, in one answer; those of each
 by itself with -by pid or -by pid,EXPR,... A process that exits keeps its hits, and the others go on.
 
@@ -68,14 +77,15 @@ or `observe -clean`, removes the instrumentation.";
 #[command(override_usage = "\
     ocaml-probes count -pid N [FLAGS]
        ocaml-probes count -pid N -pid M [FLAGS]
-       ocaml-probes count -name RE [FLAGS]")]
+       ocaml-probes count -name RE [FLAGS]
+       ocaml-probes count -pid N -events NAMES [FLAGS]")]
 #[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
     selection: Checked<TargetSelection>,
     #[command(flatten)]
-    counted: Checked<CountedFlags>,
+    counted: Checked<EventsOr<CountedFlags>>,
     #[command(flatten)]
     filter: FilterFlags,
     #[command(flatten)]
@@ -104,14 +114,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage(UsageError::new(Some("count"), message)));
     }
     let output = &args.output.open()?;
+    let counted = match &*args.counted {
+        Subject::Events(globs) => return events::run(args, globs, output),
+        Subject::Hits(counted) => counted,
+    };
     let pids = args.selection.pids(&output.messages)?;
     let (&[pid], false) = (&pids[..], is_of_several(args)) else {
-        return run_of_several(args, &pids, output);
+        return run_of_several(args, counted, &pids, output);
     };
     let output = &output.clone().with_pid(pid);
     let messages = &output.messages;
-    let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
-    let observation = observation(args);
+    let target = open_to_observe(pid, counted.needs_probes(), messages)?;
+    let observation = observation(args, counted);
     let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
@@ -120,13 +134,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.until.duration,
         output,
     )?;
-    if args.counted.has_functions() {
+    if counted.has_functions() {
         warn_of_uncounted(messages, active.observer(), "counted");
     }
     if let Some(by) = &*args.by {
         return keyed::run(by, active, display, &target, output);
     }
-    let mut counting = Counting::new(args, output, &target, display.table.is_some());
+    let mut counting = Counting::new(args, counted, output, &target, display.table.is_some());
     let mut outcome = active.run(
         display,
         |observer| observer.counts(),
@@ -150,8 +164,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     outcome.finish(messages)
 }
 
-fn observation(args: &Args) -> Observation {
-    let observation = args.filter.of(args.counted.observation());
+fn observation(args: &Args, counted: &Counted) -> Observation {
+    let observation = args.filter.of(counted.observation());
     match &*args.by {
         Some(by) => by.of(observation),
         None => observation,
@@ -165,7 +179,12 @@ fn is_of_several(args: &Args) -> bool {
 }
 
 /// Counts hits of several processes.
-fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
+fn run_of_several(
+    args: &Args,
+    counted: &Counted,
+    pids: &[i32],
+    output: &Output,
+) -> Result<(), Failure> {
     let one = |message| Err(Failure::Usage(UsageError::new(Some("count"), message)));
     if args.sites {
         return one("-sites is for one process: sites of several processes differ");
@@ -174,12 +193,12 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     if by.has_caller() {
         return one("-by caller is for one process: the addresses of several processes differ");
     }
-    let needs_probes = args.counted.needs_probes();
+    let needs_probes = counted.needs_probes();
     let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
     let display = Display::new(output, args.interval)?;
     let active = SeveralObservations::begin(
         targets,
-        &observation(args),
+        &observation(args, counted),
         args.seccomp.options(args.take_over.options()),
         args.until.duration,
         failures,
@@ -221,10 +240,16 @@ struct Counting<'t> {
 }
 
 impl<'t> Counting<'t> {
-    fn new(args: &Args, output: &'t Output, target: &'t Target, is_redrawn: bool) -> Counting<'t> {
+    fn new(
+        args: &Args,
+        counted: &Counted,
+        output: &'t Output,
+        target: &'t Target,
+        is_redrawn: bool,
+    ) -> Counting<'t> {
         let sources = args.sites.then(|| sources(target));
         // If it has exited meanwhile, their source lines are not known.
-        let functions = (args.sites && args.counted.has_functions())
+        let functions = (args.sites && counted.has_functions())
             .then(|| Functions::of_process(target.pid()).ok())
             .flatten();
         let detail = Detail {

@@ -1,5 +1,7 @@
 //! `hist`: a histogram of what an expression is at each hit.
 
+mod events;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,8 +15,8 @@ use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    ByPidFlag, Checked, CountedFlags, DurationFlag, FilterFlags, HistogramFlags, Histogrammed,
-    OutputFlags, SeccompFlag, TakeOver, TargetSelection, duration, with_regexp_help,
+    ByPidFlag, Checked, Counted, DurationFlag, FilterFlags, HistogramSource, HistogramSourceFlags,
+    Histogrammed, OutputFlags, SeccompFlag, TakeOver, TargetSelection, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, HistogramReading, Histograms};
@@ -37,6 +39,13 @@ what is not below HI. Quantiles are as precise as the steps then.
 
 Hits are selected by -probe, -regexp, -fn and -usdt, as for `count`, and by -where.
 
+With -events it makes one of each runtime event of OCaml 5 whose name matches a glob, such as minor_promoted, or all:
+of the values of counters and of the program's own ints, and of how long phases and the program's spans take, in
+nanoseconds. An end belongs to the last begin of its name in its domain; what has begun before, or lost its begin, is
+left out. untyped are events that have no value. Names come after what they are, such as phase minor. Lines
+`lost WORDS domain D` say what was overwritten before it was read. Nothing is stopped or changed; the events
+have to be on: OCAML_RUNTIME_EVENTS_START=1 in its environment.
+
 With several processes, of -pid and -name, there is one histogram of each name, of the values of all of
 them; with -by pid one of each process and name, whose line ends with PID NAME. A process that exits
 keeps its values, and the others go on.
@@ -48,7 +57,8 @@ far; on a terminal, it redraws a table of the figures. JSON has every bucket tha
 #[command(override_usage = "\
     ocaml-probes hist -pid N -of EXPR [FLAGS]
        ocaml-probes hist -pid N -pid M -of EXPR [FLAGS]
-       ocaml-probes hist -name RE -of EXPR [FLAGS]")]
+       ocaml-probes hist -name RE -of EXPR [FLAGS]
+       ocaml-probes hist -pid N -events NAMES [FLAGS]")]
 #[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
@@ -57,9 +67,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     by: ByPidFlag,
     #[command(flatten)]
-    histogram: Checked<HistogramFlags>,
-    #[command(flatten)]
-    counted: Checked<CountedFlags>,
+    source: Checked<HistogramSourceFlags>,
     #[command(flatten)]
     filter: FilterFlags,
     #[command(flatten)]
@@ -83,30 +91,36 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.output.refuse_to_overwrite("-svg", svg)?;
     }
     let output = &args.output.open()?;
+    let hits = match &*args.source {
+        HistogramSource::Events { globs, linear } => {
+            return events::run(args, globs, *linear, output);
+        }
+        HistogramSource::Hits { histogram, counted } => Hits { histogram, counted },
+    };
     let pids = args.selection.pids(&output.messages)?;
     let (&[pid], false) = (&pids[..], args.selection.is_by_name() || args.by.is_given()) else {
-        return run_of_several(args, &pids, output);
+        return run_of_several(args, hits, &pids, output);
     };
     let output = &output.clone().with_pid(pid);
     let messages = &output.messages;
-    let target = open_to_observe(pid, args.counted.needs_probes(), messages)?;
+    let target = open_to_observe(pid, hits.counted.needs_probes(), messages)?;
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
-        &observation(args),
+        &observation(args, hits),
         args.seccomp.options(args.take_over.options()),
         args.until.duration,
         output,
     )?;
-    if args.counted.has_functions() {
+    if hits.counted.has_functions() {
         warn_of_uncounted(messages, active.observer(), "observed");
     }
     let mut showing = Showing {
         target: &target,
         output,
-        wanted: &args.histogram,
+        wanted: hits.histogram,
         last: None,
     };
     let mut outcome = active.run(display, HistogramReading::of, |shown, interruptible| {
@@ -121,7 +135,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     if let Some((reading, lasted)) = total {
         let targets = std::slice::from_ref(&target);
-        let histograms = Histograms::new(targets, &reading, lasted, &args.histogram);
+        let histograms = Histograms::new(targets, &reading, lasted, hits.histogram);
         outcome.print(output, output::histograms(output.format, &histograms));
         if let Some(picture_file) = picture_file {
             let written = picture_file.write(histograms.picture());
@@ -133,20 +147,32 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     outcome.finish(messages)
 }
 
-fn observation(args: &Args) -> Observation {
-    let observation = args.filter.of(args.counted.observation());
-    args.histogram.of(observation)
+/// What histograms are made of.
+#[derive(Clone, Copy)]
+struct Hits<'a> {
+    histogram: &'a Histogrammed,
+    counted: &'a Counted,
+}
+
+fn observation(args: &Args, hits: Hits<'_>) -> Observation {
+    let observation = args.filter.of(hits.counted.observation());
+    hits.histogram.of(observation)
 }
 
 /// Makes histograms of several processes.
-fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
-    let needs_probes = args.counted.needs_probes();
+fn run_of_several(
+    args: &Args,
+    hits: Hits<'_>,
+    pids: &[i32],
+    output: &Output,
+) -> Result<(), Failure> {
+    let needs_probes = hits.counted.needs_probes();
     let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let display = Display::new(output, args.interval)?;
     let active = SeveralObservations::begin(
         targets,
-        &observation(args),
+        &observation(args, hits),
         args.seccomp.options(args.take_over.options()),
         args.until.duration,
         failures,
@@ -159,7 +185,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
         |_, report| HistogramReading::last(report.histograms, &report.counts),
         |targets, each, shown, interruptible| {
             let reading = of_all(each);
-            let so_far = Histograms::new(targets, &reading, shown.at, &args.histogram).so_far();
+            let so_far = Histograms::new(targets, &reading, shown.at, hits.histogram).so_far();
             if let Some(table) = shown.table {
                 return table.redraw(&so_far.table(), &shown.gaps, interruptible);
             }
@@ -172,7 +198,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     }
     let (reading, lasted) = (of_all(&outcome.last), outcome.lasted);
     let targets = outcome.targets.clone();
-    let histograms = Histograms::new(&targets, &reading, lasted, &args.histogram);
+    let histograms = Histograms::new(&targets, &reading, lasted, hits.histogram);
     let text = output::histograms(output.format, &histograms);
     let written = picture_file.map_or(Ok(()), |file| file.write(histograms.picture()));
     let (many, sum) = histograms.sum();

@@ -1,5 +1,6 @@
 //! `watch`: the hits of probes and the calls of functions, one by one.
 
+mod events;
 mod sample;
 
 use std::cell::RefCell;
@@ -16,8 +17,9 @@ use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    CallFlags, Checked, DurationFlag, FieldFlags, OutputFlags, PathFlags, SeccompFlag, TakeOver,
-    TargetSelection, Watched, WatchedFlags, positive, refuse_fields_in_json, with_regexp_help,
+    CallFlags, Checked, DurationFlag, EventsOr, FieldFlags, OutputFlags, PathFlags, SeccompFlag,
+    Subject, TakeOver, TargetSelection, Watched, WatchedFlags, positive, refuse_fields_in_json,
+    with_regexp_help,
 };
 use crate::interruptible_output::Next;
 use crate::messages::Messages;
@@ -72,6 +74,14 @@ With -sample 1/1000, the program records only every 1000th hit of each site and 
 its threads: so many can be watched that are hit more often than can be printed. It chooses after -where, and
 before -rate.
 
+With -events it shows the runtime events of OCaml 5: what its garbage collector does, and what the program itself
+writes with Runtime_events, as
+    TIME DOMAIN EVENT NAME VALUE
+where EVENT is begin or end of a phase, counter, lifecycle, alloc, or of the program's own unit, int, span_begin,
+span_end or custom (the first 64 bytes). NAMES are globs such as minor,'major_*', or all. Nothing is stopped or
+changed; the events have to be on: OCAML_RUNTIME_EVENTS_START=1 in its environment. What was overwritten before it
+was read is the line `- DOMAIN lost - WORDS`, before what came after it. Lines are in the order of their times as far as they were read together.
+
 With several processes, of -pid and -name, the hits of all are shown in the order of their times, as far as they are
 read together, and each with the PID before THREAD; -limit and -rate are about all of them. A process that exits
 shows the hits that were read of it, and the others go on.
@@ -85,14 +95,15 @@ when the command ends.";
     ocaml-probes watch -pid N -probe NAMES [FLAGS]
        ocaml-probes watch -pid N -fn GLOBS [FLAGS]
        ocaml-probes watch -pid N -usdt GLOBS [FLAGS]
-       ocaml-probes watch -name RE -probe NAMES [FLAGS]")]
+       ocaml-probes watch -name RE -probe NAMES [FLAGS]
+       ocaml-probes watch -pid N -events NAMES [FLAGS]")]
 #[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
     selection: Checked<TargetSelection>,
     #[command(flatten)]
-    watched: Checked<WatchedFlags>,
+    watched: Checked<EventsOr<WatchedFlags>>,
     /// Stop after K hits
     #[arg(long, value_name = "K", value_parser = positive)]
     limit: Option<u64>,
@@ -116,15 +127,19 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     refuse_fields_in_json("watch", args.fields.as_deref(), args.output.format)?;
     let output = args.output.open()?;
+    let watched = match &*args.watched {
+        Subject::Events(globs) => return events::run(args, globs, &output),
+        Subject::Hits(watched) => watched,
+    };
     let pids = args.selection.pids(&output.messages)?;
     let (&[pid], false) = (&pids[..], args.selection.is_by_name()) else {
-        return run_of_several(args, &pids, &output);
+        return run_of_several(args, watched, &pids, &output);
     };
-    let (output, watched) = (output.with_pid(pid), &args.watched);
+    let output = output.with_pid(pid);
     let target = open_to_observe(pid, watched.needs_probes(), &output.messages)?;
     // Before anything is observed, because it may take long.
     let hits = Hits::new(output.format, args.paths.form());
-    let hits = of_processes(hits, args, std::slice::from_ref(&target));
+    let hits = of_processes(hits, args, watched, std::slice::from_ref(&target));
     let active = ActiveObservation::begin(
         &target,
         &watched.observation(),
@@ -159,12 +174,16 @@ const DISPLAY: Display = Display {
 };
 
 /// Shows the hits of several processes.
-fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
-    let watched = &args.watched;
+fn run_of_several(
+    args: &Args,
+    watched: &Watched,
+    pids: &[i32],
+    output: &Output,
+) -> Result<(), Failure> {
     let needs_probes = watched.needs_probes();
     let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
     let hits = Hits::new(output.format, args.paths.form()).of_several();
-    let hits = of_processes(hits, args, &targets);
+    let hits = of_processes(hits, args, watched, &targets);
     let active = SeveralObservations::begin(
         targets,
         &watched.observation(),
@@ -197,13 +216,13 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
 }
 
 /// The same, of the hits of these processes, as the flags say.
-fn of_processes(mut hits: Hits, args: &Args, targets: &[Target]) -> Hits {
-    if args.watched.has_functions() && !args.watched.needs_probes() {
+fn of_processes(mut hits: Hits, args: &Args, watched: &Watched, targets: &[Target]) -> Hits {
+    if watched.has_functions() && !watched.needs_probes() {
         hits = hits.of_functions_only();
     }
     for target in targets {
         // If it has exited meanwhile, their source lines are not known.
-        let functions = args.watched.has_functions();
+        let functions = watched.has_functions();
         let functions = functions.then(|| Functions::of_process(target.pid()).ok());
         let functions = functions.flatten().map(FunctionSources::of);
         hits = hits.with_process(target, sources(target), functions.unwrap_or_default());

@@ -14,6 +14,11 @@ pub(crate) trait Flags: Args {
 
     /// What they mean, or what is wrong with them.
     fn check(self) -> Result<Self::Value, String>;
+
+    /// What is wrong with other flags of the command beside them.
+    fn check_others(_: &ArgMatches) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// What a group of flags means. If they contradict each other, parsing the command line fails.
@@ -30,7 +35,8 @@ impl<F: Flags> Deref for Checked<F> {
 
 impl<F: Flags> FromArgMatches for Checked<F> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let checked = F::from_arg_matches(matches)?.check().map(Checked);
+        let flags = F::from_arg_matches(matches)?;
+        let checked = F::check_others(matches).and_then(|()| flags.check().map(Checked));
         checked.map_err(|message| Error::raw(ErrorKind::ValueValidation, message))
     }
 

@@ -1,7 +1,10 @@
 //! `-of`: what histograms are made of, and with which buckets.
 
-use probes_lib::{Expression, Linear, Observation};
+use clap::ArgMatches;
+use probes_lib::{Expression, Glob, Linear, Observation};
 
+use super::counted::{Counted, CountedFlags};
+use super::events::{EventFlags, refuse_beside_events};
 use super::filter::expression;
 
 // What of each hit.
@@ -42,6 +45,50 @@ impl super::Flags for HistogramFlags {
     fn check(self) -> Result<Histogrammed, String> {
         let given = self.given();
         given.ok_or_else(|| "needs -of EXPR: what of each hit, such as arg0".to_owned())
+    }
+}
+
+// What histograms are made of: hits, or runtime events.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HistogramSourceFlags {
+    #[command(flatten)]
+    events: EventFlags,
+    #[command(flatten)]
+    histogram: HistogramFlags,
+    #[command(flatten)]
+    counted: CountedFlags,
+}
+
+/// The checked form of [`HistogramSourceFlags`].
+#[derive(Debug)]
+pub(crate) enum HistogramSource {
+    /// Runtime events whose names match; all if there are none.
+    Events {
+        globs: Vec<Glob>,
+        linear: Option<Linear>,
+    },
+    Hits {
+        histogram: Histogrammed,
+        counted: Counted,
+    },
+}
+
+impl super::Flags for HistogramSourceFlags {
+    type Value = HistogramSource;
+
+    fn check(self) -> Result<HistogramSource, String> {
+        if let Some(globs) = self.events.globs()? {
+            let linear = self.histogram.linear;
+            return Ok(HistogramSource::Events { globs, linear });
+        }
+        Ok(HistogramSource::Hits {
+            histogram: self.histogram.check()?,
+            counted: self.counted.check()?,
+        })
+    }
+
+    fn check_others(matches: &ArgMatches) -> Result<(), String> {
+        refuse_beside_events(matches)
     }
 }
 

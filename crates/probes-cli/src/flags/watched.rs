@@ -66,7 +66,8 @@ impl Flags for WatchedFlags {
         };
         if probes.is_empty() && functions.is_empty() {
             return Err(
-                "needs -probe NAMES, -regexp RE, -fn GLOBS, -usdt GLOBS or -gc WORK".to_owned(),
+                "needs -probe NAMES, -regexp RE, -fn GLOBS, -usdt GLOBS, -gc WORK or -events NAMES"
+                    .to_owned(),
             );
         }
         self.calls

@@ -5,13 +5,15 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use probes_lib::{
-    Counts, LiveAddr, Observer, Quantile, RefusedFunction, Target, ValueBucket, ValueHistogram,
+    Counts, Linear, LiveAddr, Observer, Quantile, RefusedFunction, Target, ValueBucket,
+    ValueHistogram,
 };
 use serde::Serialize;
 
 use super::bars;
-use super::format::{VERSION, seconds, seconds_or_null};
+use super::format::{Format, VERSION, seconds, seconds_or_null};
 use super::refused::RefusedView;
+use super::runtime_events::{LostOfDomain, LostWords, lost_lines, lost_of_domains};
 use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
@@ -70,6 +72,15 @@ impl HistogramReading {
     }
 }
 
+/// The values of runtime events of one name.
+pub(crate) struct EventHistogram {
+    /// What the events are.
+    pub(crate) group: &'static str,
+    /// Whether the values are times in nanoseconds.
+    pub(crate) are_times: bool,
+    pub(crate) values: ValueHistogram,
+}
+
 /// The histograms of a process, or of several.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "histogram")]
@@ -91,8 +102,11 @@ pub(crate) struct Histograms<'h> {
     /// The functions that have none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<RefusedView<'h>>,
+    /// Of runtime events, what was lost; `None` of hits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lost: Option<Vec<LostOfDomain>>,
     #[serde(skip)]
-    wanted: &'h Histogrammed,
+    linear: Option<Linear>,
 }
 
 /// The values of a probe or function.
@@ -102,6 +116,9 @@ struct Row<'h> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
     name: &'h str,
+    /// What runtime events are, and the unit of their values.
+    #[serde(flatten)]
+    event: Option<EventOfRow>,
     #[serde(flatten)]
     function: Option<Function<'h>>,
     count: u64,
@@ -115,6 +132,13 @@ struct Row<'h> {
     p99: Option<Range>,
     p999: Option<Range>,
     buckets: Vec<Bucket>,
+}
+
+#[derive(Serialize)]
+struct EventOfRow {
+    group: &'static str,
+    /// `None` of plain numbers.
+    unit: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -149,7 +173,41 @@ impl<'h> Histograms<'h> {
     ) -> Histograms<'h> {
         let rows = reading.histograms.iter();
         let rows = rows.map(|(pid, histogram)| Row::of(*pid, histogram));
-        let mut histograms: Vec<Row<'h>> = rows.collect();
+        Histograms {
+            refused: reading.refused.iter().map(RefusedView::of).collect(),
+            linear: wanted.linear,
+            ..Histograms::of_rows(targets, rows.collect(), seconds, wanted.expression.as_str())
+        }
+    }
+
+    /// Those of the values of runtime events that were read in the time `seconds`.
+    pub(crate) fn of_events(
+        target: &'h [Target],
+        events: &'h [EventHistogram],
+        seconds: Duration,
+        linear: Option<Linear>,
+        lost: &LostWords,
+    ) -> Histograms<'h> {
+        let rows = events.iter().map(|event| Row {
+            event: Some(EventOfRow {
+                group: event.group,
+                unit: event.are_times.then_some("ns"),
+            }),
+            ..Row::of(None, &event.values)
+        });
+        Histograms {
+            lost: Some(lost_of_domains(lost)),
+            linear,
+            ..Histograms::of_rows(target, rows.collect(), seconds, "value")
+        }
+    }
+
+    fn of_rows(
+        targets: &'h [Target],
+        mut histograms: Vec<Row<'h>>,
+        seconds: Duration,
+        of: &str,
+    ) -> Histograms<'h> {
         let total = histograms.len();
         if total > TERMINAL_LINES {
             histograms.retain(|it| it.count + it.untyped > 0);
@@ -161,11 +219,12 @@ impl<'h> Histograms<'h> {
             subjects: Subjects::of(targets),
             at: None,
             seconds,
-            of: wanted.expression.as_str().to_owned(),
+            of: of.to_owned(),
             histograms,
             total,
-            refused: reading.refused.iter().map(RefusedView::of).collect(),
-            wanted,
+            refused: Vec::new(),
+            lost: None,
+            linear: None,
         }
     }
 
@@ -203,7 +262,13 @@ impl<'h> Histograms<'h> {
             let _ = writeln!(text, "{} {}", row.figures(), row.title());
             text += &bars::chart(&self.bars(row));
         }
-        text
+        let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
+        text + &self.lost(Format::Plain, &at.unwrap_or_default())
+    }
+
+    /// Lines for what was lost.
+    fn lost(&self, format: Format, at: &str) -> String {
+        lost_lines(self.lost.as_deref().unwrap_or_default(), format, at)
     }
 
     /// A table of their figures.
@@ -223,7 +288,7 @@ impl<'h> Histograms<'h> {
             cells.push(or_dash(row.max));
             cells
         });
-        table::table(&head, rows)
+        table::table(&head, rows) + &self.lost(Format::Table, "")
     }
 
     /// A table of their figures, and a chart of each.
@@ -231,7 +296,7 @@ impl<'h> Histograms<'h> {
         let mut text = self.table();
         for row in self.histograms.iter().filter(|it| it.count > 0) {
             // Writing to a string does not fail.
-            let _ = writeln!(text, "\n{}, {}:", row.title(), Escaped(&self.of));
+            let _ = writeln!(text, "\n{}, {}:", row.title(), Escaped(self.of(row)));
             text += &bars::chart(&self.bars(row));
         }
         text
@@ -242,7 +307,7 @@ impl<'h> Histograms<'h> {
         let charts = self.histograms.iter().map(|row| Chart {
             title: match row.pid {
                 Some(pid) => format!("{pid} {}, {}", row.name, self.of),
-                None => format!("{}, {}", row.name, self.of),
+                None => format!("{}, {}", row.name, self.of(row)),
             },
             figures: row.figures(),
             caution: None,
@@ -251,9 +316,15 @@ impl<'h> Histograms<'h> {
         svg::picture(&charts.collect::<Vec<_>>())
     }
 
+    /// What the values of a row are.
+    fn of(&self, row: &Row<'_>) -> &str {
+        let unit = row.event.as_ref().and_then(|event| event.unit);
+        unit.unwrap_or(&self.of)
+    }
+
     /// The bars of a histogram: the powers of two, or the steps of a range, from the first that has values to the last.
     fn bars(&self, row: &Row<'_>) -> Vec<(String, u64)> {
-        match self.wanted.linear {
+        match self.linear {
             Some(linear) => steps(&row.buckets, linear.width().into()),
             None => powers(&row.buckets),
         }
@@ -270,6 +341,7 @@ impl<'h> Row<'h> {
         Row {
             pid,
             name: histogram.name(),
+            event: None,
             function,
             count: histogram.count(),
             untyped: histogram.untyped(),
@@ -285,9 +357,12 @@ impl<'h> Row<'h> {
         }
     }
 
-    /// The name, with the pid before it if processes are distinguished.
+    /// The name, with the pid before it if processes are distinguished, and before that of runtime events what they are.
     fn title(&self) -> String {
         let name = Escaped(self.name);
+        if let Some(event) = &self.event {
+            return format!("{} {name}", event.group);
+        }
         match self.pid {
             Some(pid) => format!("{pid} {name}"),
             None => name.to_string(),

@@ -392,7 +392,7 @@ fn lost_words_are_in_every_output() {
     }
 }
 
-fn signal(pid: i32, name: &str) {
+pub(crate) fn signal(pid: i32, name: &str) {
     let sent = std::process::Command::new("kill")
         .args([format!("-{name}"), pid.to_string()])
         .status();

@@ -1,5 +1,7 @@
 //! What can be wrong with the runtime events of a process. The messages continue a sentence that begins with the process or file.
 
+use super::probe::did_you_mean;
+
 /// Why the events of a runtime cannot be read.
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
@@ -35,6 +37,14 @@ pub enum RuntimeEventsError {
     UnknownVersion {
         /// What `Sys.ocaml_version` is.
         version: String,
+    },
+    /// A glob matches no event.
+    #[error("has no runtime event that matches {glob}{}", did_you_mean(near))]
+    UnknownEvent {
+        /// The glob, or name.
+        glob: String,
+        /// Names that there are, nearest first.
+        near: Vec<String>,
     },
     /// The file of the events is not as a runtime writes it.
     #[error("has a damaged file of runtime events: {why}")]

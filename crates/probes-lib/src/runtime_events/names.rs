@@ -91,7 +91,7 @@ const COUNTERS: [&str; 26] = [
 ];
 
 /// The events of a ring itself, `ev_lifecycle`.
-const LIFECYCLE: [&str; 8] = [
+pub(super) const LIFECYCLE: [&str; 8] = [
     "ring_start",
     "ring_stop",
     "ring_pause",
@@ -133,6 +133,16 @@ impl Names {
             phases: phases.collect(),
             counters: &COUNTERS[..counters],
         })
+    }
+
+    /// The names of all phases.
+    pub(super) fn phases(&self) -> impl Iterator<Item = &'static str> {
+        self.phases.iter().copied()
+    }
+
+    /// The names of all counters.
+    pub(super) fn counters(&self) -> impl Iterator<Item = &'static str> {
+        self.counters.iter().copied()
     }
 
     pub(super) fn phase(&self, id: u16) -> Option<&'static str> {

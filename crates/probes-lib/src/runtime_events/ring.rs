@@ -35,6 +35,15 @@ impl From<io::Error> for RingError {
     }
 }
 
+/// What a reader finds next in its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InRing<'w> {
+    /// So many words were overwritten before they were read: what was written there came before what is found next.
+    Lost(u64),
+    /// An event, and its time.
+    Event(u64, RuntimeEventKind<'w>),
+}
+
 /// How many words are copied at once: more than the longest item has.
 const COPIED: u64 = 1 << 16;
 
@@ -54,8 +63,7 @@ pub(super) struct Copied {
 }
 
 impl RingReader {
-    /// Calls `visit` with each event up to `tail`, which was read before. Returns how many words were lost: they were overwritten
-    /// before they were read.
+    /// Calls `visit` with each event up to `tail`, which was read before, and with what was lost where it was.
     pub(super) fn read(
         &mut self,
         ring: &impl RingBytes,
@@ -63,17 +71,17 @@ impl RingReader {
         names: &Names,
         tail: u64,
         copied: &mut Copied,
-        mut visit: impl FnMut(u64, RuntimeEventKind<'_>),
-    ) -> Result<u64, RingError> {
+        mut visit: impl FnMut(InRing<'_>),
+    ) -> Result<(), RingError> {
         let domain = self.domain;
         let wrong = |why: &str| RingError::Malformed(format!("the ring of domain {domain} {why}"));
         if tail < self.position {
             return Err(wrong("goes back"));
         }
         if tail == self.position {
-            return Ok(0);
+            return Ok(());
         }
-        let mut lost = self.skip_to(self.head(ring, header)?);
+        self.skip_to(self.head(ring, header)?, &mut visit);
         if tail.saturating_sub(self.position) > header.ring_words {
             return Err(wrong("holds more than it has room for"));
         }
@@ -81,7 +89,7 @@ impl RingReader {
             let start = self.position;
             let end = tail.min(start + COPIED);
             copied.read(ring, header, domain, start..end)?;
-            lost += self.skip_to(self.head(ring, header)?);
+            self.skip_to(self.head(ring, header)?, &mut visit);
             let valid = usize::try_from(self.position - start).ok();
             let mut rest = valid
                 .and_then(|at| copied.words.get(at..))
@@ -101,20 +109,22 @@ impl RingReader {
                 let item = item::parse(words, names);
                 let item = item.map_err(|why| wrong(&format!("is damaged: {why}")))?;
                 if let Item::Event(time, event) = item {
-                    visit(time, event);
+                    visit(InRing::Event(time, event));
                 }
                 self.position += len as u64;
                 rest = others;
             }
         }
-        Ok(lost)
+        Ok(())
     }
 
-    /// Goes on from `head`, if that is not behind; returns how many words are skipped.
-    fn skip_to(&mut self, head: u64) -> u64 {
+    /// Goes on from `head`, if that is not behind; says how many words are skipped.
+    fn skip_to(&mut self, head: u64, visit: &mut impl FnMut(InRing<'_>)) {
         let skipped = head.saturating_sub(self.position);
-        self.position += skipped;
-        skipped
+        if skipped > 0 {
+            self.position += skipped;
+            visit(InRing::Lost(skipped));
+        }
     }
 
     fn head(&self, ring: &impl RingBytes, header: &Header) -> io::Result<u64> {

@@ -1,5 +1,9 @@
 //! [`ValueHistogram`]: what an expression was at the hits of a probe or function, from what the trampolines have recorded of it.
 
+mod recorder;
+
+pub use recorder::ValueRecorder;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 

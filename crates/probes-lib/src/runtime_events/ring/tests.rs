@@ -153,12 +153,15 @@ fn racing_writer_loses_exactly_what_is_reported() {
                 &names(),
                 tail,
                 &mut Copied::default(),
-                |time, event| {
-                    assert_eq!(event, RuntimeEventKind::User(3, UserValue::Unit));
-                    seen.push(time);
+                |found| match found {
+                    InRing::Lost(words) => lost += words,
+                    InRing::Event(time, event) => {
+                        assert_eq!(event, RuntimeEventKind::User(3, UserValue::Unit));
+                        seen.push(time);
+                    }
                 },
             );
-            lost += read.unwrap();
+            read.unwrap();
             assert!(reader.position >= tail);
             // Each event is read at most once, and in order.
             assert!(
@@ -200,10 +203,12 @@ fn words_read_and_lost_are_all_words_written() {
             };
             let tail = tails(&ring, &header).unwrap()[WRITTEN as usize];
             let copied = &mut Copied::default();
-            let visit = |time, _: RuntimeEventKind<'_>| read += lens[time as usize];
-            lost += reader
-                .read(&ring, &header, &names(), tail, copied, visit)
-                .unwrap();
+            let visit = |found: InRing<'_>| match found {
+                InRing::Lost(words) => lost += words,
+                InRing::Event(time, _) => read += lens[time as usize],
+            };
+            let done = reader.read(&ring, &header, &names(), tail, copied, visit);
+            done.unwrap();
             assert_eq!(reader.position, tail);
             writer = ring.writer.into_inner();
         }
@@ -213,6 +218,36 @@ fn words_read_and_lost_are_all_words_written() {
         let padding_read = reader.position - read - lost;
         assert!(padding_read <= writer.padding, "{seed}");
     }
+}
+
+#[test]
+fn lost_words_come_before_what_follows_them() {
+    let mut writer = Writer::new(64, 5);
+    let header = writer.header;
+    let mut reader = RingReader {
+        domain: WRITTEN,
+        position: 0,
+    };
+    let mut found = Vec::new();
+    for round in 0..2 {
+        (0..40 * round + 3).for_each(|_| writer.write());
+        let ring = Hostile(writer.file.clone());
+        let tail = tails(&ring, &header).unwrap()[WRITTEN as usize];
+        let copied = &mut Copied::default();
+        let visit = |it: InRing<'_>| {
+            found.push(match it {
+                InRing::Lost(words) => Err(words),
+                InRing::Event(number, _) => Ok(number),
+            });
+        };
+        let read = reader.read(&ring, &header, &names(), tail, copied, visit);
+        read.unwrap();
+    }
+    let (before, after) = found.split_at(3);
+    assert_eq!(before, [Ok(0), Ok(1), Ok(2)]);
+    let (lost, after) = after.split_first().unwrap();
+    assert!(matches!(lost, Err(1..)), "{lost:?}");
+    assert!(after.len() > 3 && after.iter().all(Result::is_ok));
 }
 
 /// A file of runtime events with any contents.
@@ -244,7 +279,7 @@ fn read_all(file: Vec<u8>) -> Result<u64, RingError> {
             &names(),
             tail,
             &mut Copied::default(),
-            |_, _| words += 1,
+            |_| words += 1,
         )?;
     }
     Ok(words)
@@ -292,14 +327,7 @@ fn hostile_rings_are_refused() {
         position: 1 << 40,
     };
     let (header, ring) = (writer.header, Hostile(writer.file));
-    let back = reader.read(
-        &ring,
-        &header,
-        &names(),
-        9,
-        &mut Copied::default(),
-        |_, _| {},
-    );
+    let back = reader.read(&ring, &header, &names(), 9, &mut Copied::default(), |_| {});
     assert!(matches!(back, Err(RingError::Malformed(why)) if why.ends_with("goes back")));
 }
 
@@ -333,6 +361,57 @@ fn truncated_files_are_refused() {
     for len in 0..writer.file.len().min(5000) {
         assert!(read_all(writer.file[..len].to_vec()).is_err(), "{len}");
     }
+}
+
+/// The events of a file with these contents, of a program of OCaml 5.4, and the file's path.
+fn opened(scratch: &test_support::Scratch, contents: &[u8]) -> (RuntimeEvents, std::path::PathBuf) {
+    let (program, file) = (scratch.file("program"), scratch.file("events"));
+    fs::write(&program, program::bytes()).unwrap();
+    fs::write(&file, contents).unwrap();
+    (RuntimeEvents::of_file(&file, &program).unwrap(), file)
+}
+
+fn count(events: &mut RuntimeEvents) -> crate::Result<u64> {
+    let mut count = 0;
+    events.read(|_| count += 1)?;
+    Ok(count)
+}
+
+#[test]
+fn file_that_is_truncated_later_is_refused() {
+    let mut writer = Writer::new(64, 3);
+    (0..5).for_each(|_| writer.write());
+    let scratch = test_support::Scratch::new();
+    let (mut events, path) = opened(&scratch, &writer.file);
+    assert_eq!(count(&mut events).unwrap(), 5);
+    (0..5).for_each(|_| writer.write());
+    fs::write(&path, &writer.file).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for len in [300, 64, 0] {
+        file.set_len(len).unwrap();
+        let error = count(&mut events).unwrap_err().to_string();
+        assert!(
+            error.contains("it is shorter than its header says"),
+            "{error}"
+        );
+    }
+    // The same once it is whole again, and longer than before.
+    fs::write(&path, [&writer.file[..], &[0xff; 5000]].concat()).unwrap();
+    assert_eq!(count(&mut events).unwrap(), 5);
+}
+
+#[test]
+fn file_that_is_removed_is_read_on() {
+    let mut writer = Writer::new(64, 3);
+    let scratch = test_support::Scratch::new();
+    let (mut events, path) = opened(&scratch, &writer.file);
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    // Another one with its name is another file.
+    fs::write(&path, b"").unwrap();
+    (0..3).for_each(|_| writer.write());
+    std::os::unix::fs::FileExt::write_all_at(&file, &writer.file, 0).unwrap();
+    assert_eq!(count(&mut events).unwrap(), 3);
 }
 
 mod program {

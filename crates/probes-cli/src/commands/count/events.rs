@@ -1,0 +1,93 @@
+//! `count -events`: how often runtime events occur.
+
+use std::time::Duration;
+
+use probes_lib::{Glob, RuntimeEventKind, SelectedEntry, UserValue};
+
+use super::Args;
+use crate::commands::event_reading::{EventReading, EventView, SoFar};
+use crate::commands::observe_loop::Display;
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::interruptible_output::Next;
+use crate::output::{EventCounts, EventTotals};
+
+pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
+    let reading = EventReading::open("count", &args.selection, globs, output)?;
+    let display = Display::new(output, args.interval)?;
+    let mut counting = CountedEvents {
+        output,
+        totals: EventTotals::default(),
+        last: None,
+    };
+    reading.run(&mut counting, display, args.until.duration)
+}
+
+/// Counts events.
+struct CountedEvents<'o> {
+    output: &'o Output,
+    totals: EventTotals,
+    /// What was shown last, and when.
+    last: Option<(EventTotals, Duration)>,
+}
+
+impl EventView for CountedEvents<'_> {
+    fn add(&mut self, entry: &SelectedEntry<'_>) {
+        match *entry {
+            // Counted when they begin.
+            SelectedEntry::Event {
+                kind: RuntimeEventKind::End(_) | RuntimeEventKind::User(_, UserValue::SpanEnd),
+                ..
+            } => {}
+            SelectedEntry::Event { name, .. } => self.totals.add(name),
+            SelectedEntry::Lost { domain, words } => self.totals.lost.add(domain, words),
+            _ => {}
+        }
+    }
+
+    fn show(&mut self, so_far: SoFar<'_>) -> Result<(String, Next), Failure> {
+        if so_far.is_redrawn {
+            let text = self.since_beginning(so_far).table();
+            return Ok((text, Next::Continue));
+        }
+        let none = EventTotals::default();
+        let (before, since) = match &self.last {
+            Some((before, at)) => (before, *at),
+            None => (&none, Duration::ZERO),
+        };
+        let seconds = so_far.at.saturating_sub(since);
+        let text = self.counts(so_far, before, seconds).at(so_far.at);
+        let text = text.text(self.output.format)?;
+        self.last = Some((self.totals.clone(), so_far.at));
+        Ok((text, Next::Continue))
+    }
+
+    fn last(&mut self, so_far: SoFar<'_>) -> Result<String, Failure> {
+        let mut text = String::new();
+        if self.last.is_some() {
+            // So that the intervals add up to all.
+            text = self.show(so_far)?.0;
+        }
+        let all = self.since_beginning(so_far);
+        text += &all.text(self.output.format)?;
+        let (many, sum) = all.sum();
+        self.output.sum_up(&self.output.messages, many, || sum);
+        Ok(text)
+    }
+}
+
+impl CountedEvents<'_> {
+    fn since_beginning<'c>(&self, so_far: SoFar<'c>) -> EventCounts<'c> {
+        self.counts(so_far, &EventTotals::default(), so_far.at)
+    }
+
+    fn counts<'c>(
+        &self,
+        so_far: SoFar<'c>,
+        before: &EventTotals,
+        seconds: Duration,
+    ) -> EventCounts<'c> {
+        let (target, ocaml, names) = (so_far.target, so_far.ocaml, so_far.names);
+        EventCounts::new(target, ocaml, names, &self.totals, before, seconds)
+    }
+}

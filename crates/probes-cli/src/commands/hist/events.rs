@@ -1,0 +1,160 @@
+//! `hist -events`: which values counters of the runtime and events of the program have, and how long phases and spans take.
+
+use probes_lib::{
+    EventDurations, Glob, Linear, RuntimeEventKind, SelectedEntry, UserValue, ValueRecorder,
+};
+
+use super::Args;
+use crate::commands::event_reading::{EventReading, EventView, SoFar};
+use crate::commands::observe_loop::Display;
+use crate::commands::picture_file::PictureFile;
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::interruptible_output::Next;
+use crate::output::{self, EventHistogram, Histograms, LostWords};
+
+pub(super) fn run(
+    args: &Args,
+    globs: &[Glob],
+    linear: Option<Linear>,
+    output: &Output,
+) -> Result<(), Failure> {
+    let reading = EventReading::open("hist", &args.selection, globs, output)?;
+    // Before anything is read, because it may fail.
+    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let display = Display::new(output, args.interval)?;
+    let mut recording = RecordedEvents {
+        output,
+        linear,
+        recorders: Vec::new(),
+        durations: EventDurations::default(),
+        lost: LostWords::default(),
+        picture: None,
+        draws: picture_file.is_some(),
+    };
+    let done = reading.run(&mut recording, display, args.until.duration);
+    let written = match (picture_file, recording.picture) {
+        (Some(file), Some(picture)) => file.write(picture),
+        _ => Ok(()),
+    };
+    done.and(written)
+}
+
+/// Records values of events.
+struct RecordedEvents<'o> {
+    output: &'o Output,
+    linear: Option<Linear>,
+    /// By the indices of names.
+    recorders: Vec<Recorded>,
+    durations: EventDurations,
+    lost: LostWords,
+    /// Drawn in the end, if it is wanted.
+    picture: Option<String>,
+    draws: bool,
+}
+
+/// The values of events of one name.
+#[derive(Clone, Debug)]
+struct Recorded {
+    values: ValueRecorder,
+    /// Whether they are times in nanoseconds.
+    are_times: bool,
+}
+
+impl EventView for RecordedEvents<'_> {
+    fn add(&mut self, entry: &SelectedEntry<'_>) {
+        let (name, domain, time, kind) = match *entry {
+            SelectedEntry::Event {
+                name,
+                domain,
+                time,
+                kind,
+            } => (name, domain, time, kind),
+            SelectedEntry::Lost { domain, words } => {
+                self.durations.forget(Some(domain));
+                return self.lost.add(domain, words);
+            }
+            SelectedEntry::Break(domain) => return self.durations.forget(domain),
+            SelectedEntry::Forked(_) => return,
+        };
+        match kind {
+            RuntimeEventKind::Begin(_) | RuntimeEventKind::User(_, UserValue::SpanBegin) => {
+                self.durations.begin(domain, name, time);
+            }
+            RuntimeEventKind::End(_) | RuntimeEventKind::User(_, UserValue::SpanEnd) => {
+                let duration = self.durations.end(domain, name, time);
+                let recorded = self.of(name);
+                recorded.are_times = true;
+                if let Some(duration) = duration {
+                    recorded.values.add_unsigned(duration);
+                }
+            }
+            RuntimeEventKind::Counter(_, value) => self.of(name).values.add_unsigned(value),
+            RuntimeEventKind::User(_, UserValue::Int(value)) => self.of(name).values.add(value),
+            _ => self.of(name).values.add_untyped(),
+        }
+    }
+
+    fn show(&mut self, so_far: SoFar<'_>) -> Result<(String, Next), Failure> {
+        let histograms = self.histograms(so_far);
+        let shown = self.shown(so_far, &histograms).so_far();
+        let text = if so_far.is_redrawn {
+            shown.table()
+        } else {
+            output::histograms(self.output.format, &shown)?
+        };
+        Ok((text, Next::Continue))
+    }
+
+    fn last(&mut self, so_far: SoFar<'_>) -> Result<String, Failure> {
+        let histograms = self.histograms(so_far);
+        let shown = self.shown(so_far, &histograms);
+        let text = output::histograms(self.output.format, &shown)?;
+        let (many, sum) = shown.sum();
+        self.output.sum_up(&self.output.messages, many, || sum);
+        let picture = self.draws.then(|| shown.picture());
+        self.picture = picture;
+        Ok(text)
+    }
+}
+
+impl RecordedEvents<'_> {
+    /// What was recorded under a name.
+    fn of(&mut self, name: usize) -> &mut Recorded {
+        if name >= self.recorders.len() {
+            self.recorders
+                .resize_with(name + 1, || Recorded::new(self.linear));
+        }
+        &mut self.recorders[name]
+    }
+
+    fn histograms(&self, so_far: SoFar<'_>) -> Vec<EventHistogram> {
+        let names = so_far.names.iter().enumerate();
+        names
+            .map(|(index, name)| {
+                let recorded = self.recorders.get(index).cloned();
+                let recorded = recorded.unwrap_or_else(|| Recorded::new(self.linear));
+                let group = name.group.into();
+                EventHistogram {
+                    group,
+                    are_times: recorded.are_times || group == "phase",
+                    values: recorded.values.histogram(&name.name),
+                }
+            })
+            .collect()
+    }
+
+    fn shown<'h>(&self, so_far: SoFar<'h>, histograms: &'h [EventHistogram]) -> Histograms<'h> {
+        let target = std::slice::from_ref(so_far.target);
+        Histograms::of_events(target, histograms, so_far.at, self.linear, &self.lost)
+    }
+}
+
+impl Recorded {
+    fn new(linear: Option<Linear>) -> Recorded {
+        Recorded {
+            values: ValueRecorder::new(linear),
+            are_times: false,
+        }
+    }
+}

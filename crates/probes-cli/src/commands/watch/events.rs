@@ -1,0 +1,83 @@
+//! `watch -events`: runtime events, one by one.
+
+use std::mem::take;
+use std::time::Duration;
+
+use probes_lib::{Glob, SelectedEntry};
+
+use super::Args;
+use crate::commands::event_reading::{EventReading, EventView, SoFar};
+use crate::commands::observe_loop::Display;
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::interruptible_output::Next;
+use crate::output::{EventLine, EventLines, LostWords, sort_by_time};
+
+pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
+    let reading = EventReading::open("watch", &args.selection, globs, output)?;
+    let mut watching = WatchedEvents {
+        lines: EventLines::new(output.format),
+        limit: args.limit,
+        shown: 0,
+        waiting: Vec::new(),
+        lost: LostWords::default(),
+    };
+    let display = Display {
+        // Each reading.
+        interval: Some(Duration::ZERO),
+        table: None,
+    };
+    reading.run(&mut watching, display, args.until.duration)
+}
+
+/// Shows events.
+struct WatchedEvents {
+    lines: EventLines,
+    /// How many are shown at most; `None`: all.
+    limit: Option<u64>,
+    shown: u64,
+    /// Those that are to be shown next, and what was lost since the last ones.
+    waiting: Vec<EventLine>,
+    lost: LostWords,
+}
+
+impl EventView for WatchedEvents {
+    fn add(&mut self, entry: &SelectedEntry<'_>) {
+        match *entry {
+            SelectedEntry::Event {
+                name,
+                domain,
+                time,
+                kind,
+            } => self.waiting.push(EventLine::new(domain, time, name, kind)),
+            SelectedEntry::Lost { domain, words } => self.lost.add(domain, words),
+            _ => {}
+        }
+    }
+
+    fn show(&mut self, so_far: SoFar<'_>) -> Result<(String, Next), Failure> {
+        let mut events = take(&mut self.waiting);
+        sort_by_time(&mut events);
+        if let Some(limit) = self.limit {
+            let left = usize::try_from(limit - self.shown).unwrap_or(usize::MAX);
+            events.truncate(left);
+        }
+        self.shown += events.len() as u64;
+        let text = self
+            .lines
+            .text(so_far.names, &take(&mut self.lost), &events)?;
+        let has_enough = self.limit.is_some_and(|limit| self.shown >= limit);
+        Ok((
+            text,
+            if has_enough {
+                Next::Stop
+            } else {
+                Next::Continue
+            },
+        ))
+    }
+
+    fn last(&mut self, so_far: SoFar<'_>) -> Result<String, Failure> {
+        self.show(so_far).map(|(text, _)| text)
+    }
+}

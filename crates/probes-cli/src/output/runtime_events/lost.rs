@@ -1,0 +1,113 @@
+//! Words of runtime events that were overwritten before they were read, by domain.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::super::format::{Format, VERSION, json};
+use crate::failure::Failure;
+
+/// How many words were lost in which domains.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LostWords(BTreeMap<u32, u64>);
+
+/// The same of one domain, as JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct LostOfDomain {
+    pub(crate) domain: u32,
+    pub(crate) words: u64,
+}
+
+/// A line of its own, among events.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "runtime_events_lost")]
+struct LostLine {
+    version: u32,
+    #[serde(flatten)]
+    lost: LostOfDomain,
+}
+
+impl LostWords {
+    pub(crate) fn add(&mut self, domain: u32, words: u64) {
+        let sum = self.0.entry(domain).or_default();
+        *sum = sum.saturating_add(words);
+    }
+
+    /// What was lost in each domain, by number.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.0.iter().map(|(domain, words)| (*domain, *words))
+    }
+
+    /// What was lost since `before`.
+    pub(crate) fn since(&self, before: &LostWords) -> LostWords {
+        let of = |domain| before.0.get(domain).copied().unwrap_or(0);
+        let lost = self.0.iter();
+        let lost = lost.map(|(domain, words)| (*domain, words.saturating_sub(of(domain))));
+        LostWords(lost.filter(|(_, words)| *words > 0).collect())
+    }
+
+    /// `12 of domain 0, 3 of domain 2`; `None` if nothing was lost.
+    pub(crate) fn sentence(&self) -> Option<String> {
+        let lost = self.each();
+        let lost: Vec<String> = lost
+            .map(|(domain, words)| format!("{words} of domain {domain}"))
+            .collect();
+        (!lost.is_empty()).then(|| lost.join(", "))
+    }
+}
+
+/// The array of JSON answers.
+pub(crate) fn lost_of_domains(lost: &LostWords) -> Vec<LostOfDomain> {
+    let lost = lost.each();
+    lost.map(|(domain, words)| LostOfDomain { domain, words })
+        .collect()
+}
+
+/// The lines below an answer, each after `at`.
+pub(in crate::output) fn lost_lines(lost: &[LostOfDomain], format: Format, at: &str) -> String {
+    let mut text = String::new();
+    for it in lost {
+        let (domain, words) = (it.domain, it.words);
+        // Writing to a string does not fail.
+        let _ = match format {
+            Format::Table => writeln!(text, "lost: {words} words of domain {domain}"),
+            _ => writeln!(text, "{at}lost {words} domain {domain}"),
+        };
+    }
+    text
+}
+
+/// The line of a domain among events.
+pub(super) fn object(domain: u32, words: u64) -> Result<String, Failure> {
+    json(&LostLine {
+        version: VERSION,
+        lost: LostOfDomain { domain, words },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_are_told_by_domain() {
+        let mut lost = LostWords::default();
+        assert_eq!(lost.sentence(), None);
+        lost.add(4, 10);
+        let before = lost.clone();
+        lost.add(4, 2);
+        lost.add(0, 1);
+        assert_eq!(lost.sentence().unwrap(), "1 of domain 0, 12 of domain 4");
+        assert_eq!(
+            lost.since(&before).sentence().unwrap(),
+            "1 of domain 0, 2 of domain 4"
+        );
+        assert_eq!(before.since(&lost).sentence(), None);
+        let all = lost_of_domains(&lost);
+        assert_eq!(
+            lost_lines(&all, Format::Plain, "1.0 "),
+            "1.0 lost 1 domain 0\n1.0 lost 12 domain 4\n"
+        );
+    }
+}

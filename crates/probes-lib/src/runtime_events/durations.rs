@@ -1,0 +1,98 @@
+//! [`EventDurations`]: how long phases and spans take, from their begins and ends. Pure.
+
+use std::collections::HashMap;
+
+/// Pairs the begins of phases and spans with their ends: in each domain, an end belongs to the last begin of its name that has none.
+///
+/// ```
+/// use probes_lib::EventDurations;
+///
+/// let mut durations = EventDurations::default();
+/// let (domain, name) = (0, 7);
+/// durations.begin(domain, name, 100);
+/// assert_eq!(durations.end(domain, name, 130), Some(30));
+/// // Its begin was not read.
+/// assert_eq!(durations.end(domain, name, 150), None);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct EventDurations {
+    /// When those began that have not ended, by domain and name.
+    open: HashMap<u32, HashMap<usize, Vec<u64>>>,
+}
+
+/// More begins of one name in each other than any program has: their ends were not written.
+const MOST_OPEN: usize = 1024;
+
+impl EventDurations {
+    /// Adds a begin; times are in nanoseconds, names are numbers.
+    pub fn begin(&mut self, domain: u32, name: usize, time: u64) {
+        let open = self
+            .open
+            .entry(domain)
+            .or_default()
+            .entry(name)
+            .or_default();
+        if open.len() >= MOST_OPEN {
+            open.clear();
+        }
+        open.push(time);
+    }
+
+    /// Adds an end; returns how long that took, in nanoseconds. `None` if its begin was not read, or the times make no sense.
+    pub fn end(&mut self, domain: u32, name: usize, time: u64) -> Option<u64> {
+        let open = self.open.get_mut(&domain)?.get_mut(&name)?;
+        time.checked_sub(open.pop()?)
+    }
+
+    /// Forgets what is open in a domain, because events of it were lost, or it has ended; `None`: in all of them.
+    pub fn forget(&mut self, domain: Option<u32>) {
+        match domain {
+            Some(domain) => drop(self.open.remove(&domain)),
+            None => self.open.clear(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_belong_to_the_last_begin() {
+        let mut durations = EventDurations::default();
+        for time in [10, 20, 25] {
+            durations.begin(1, 0, time);
+        }
+        durations.begin(1, 9, 26);
+        durations.begin(2, 0, 27);
+        assert_eq!(durations.end(1, 0, 30), Some(5));
+        assert_eq!(durations.end(1, 0, 40), Some(20));
+        assert_eq!(durations.end(2, 0, 28), Some(1));
+        assert_eq!(durations.end(1, 0, 9), None, "it ends before it began");
+        assert_eq!(durations.end(1, 0, 50), None);
+        assert_eq!(durations.end(1, 9, 50), Some(24));
+        assert_eq!(durations.end(3, 9, 50), None);
+    }
+
+    #[test]
+    fn nothing_is_paired_across_a_gap() {
+        let mut durations = EventDurations::default();
+        durations.begin(1, 0, 10);
+        durations.begin(2, 0, 10);
+        durations.forget(Some(1));
+        assert_eq!(durations.end(1, 0, 20), None);
+        assert_eq!(durations.end(2, 0, 20), Some(10));
+        durations.begin(1, 0, 30);
+        durations.forget(None);
+        assert_eq!(durations.end(1, 0, 40), None);
+    }
+
+    #[test]
+    fn begins_without_ends_take_bounded_memory() {
+        let mut durations = EventDurations::default();
+        for time in 0..100_000 {
+            durations.begin(0, 0, time);
+        }
+        assert!(durations.open[&0][&0].len() <= MOST_OPEN);
+    }
+}
