@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use probes_lib::{RingEntry, RuntimeEventKind, RuntimeEvents};
+use probes_lib::{RingEntry, RuntimeEventKind, RuntimeEvents, SelectedEntry};
 
 include!("runtime_events_input.rs");
 
@@ -39,7 +39,20 @@ fuzz_target!(|file: &[u8]| {
     for id in users {
         let _ = events.user_event_name(id);
     }
-    if let Err(error) = read {
-        assert!(!error.to_string().is_empty());
+    // The same by names: they are read from the file, too.
+    let mut events = events.from_start();
+    let mut named = 0;
+    let by_name = events.select(&[]).and_then(|mut selected| {
+        let by_name = events.read_selected(&mut selected, |entry| {
+            named += usize::from(matches!(entry, SelectedEntry::Event { .. }));
+        });
+        assert!(named == 0 || !selected.names().is_empty());
+        by_name
+    });
+    for result in [read, by_name] {
+        if let Err(error) = result {
+            assert!(!error.to_string().is_empty());
+        }
     }
+    assert_eq!(named, words, "each event has a name");
 });

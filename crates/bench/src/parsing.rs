@@ -7,9 +7,11 @@ use crate::failure::{Failure, Result};
 use crate::prepare;
 
 /// Criterion's groups: name, what an element is, and the numbers of elements.
-const GROUPS: [(&str, &str, &[u64]); 2] = [
+const GROUPS: [(&str, &str, &[u64]); 3] = [
     ("notes", "note", &[10, 100, 1_000, 10_000, 100_000]),
     ("table", "site", &[10, 1_000, 10_000]),
+    // Four full rings.
+    ("runtime-events", "event", &[112_344]),
 ];
 
 /// Runs the benchmarks; `targets` is the folder of the built `test-programs`.
@@ -42,6 +44,7 @@ pub(crate) fn table() -> Result<String> {
 fn operation(group: &str) -> &'static str {
     match group {
         "notes" => "parse the notes",
+        "runtime-events" => "read runtime events",
         _ => "read a file's table",
     }
 }
