@@ -139,10 +139,10 @@ pub use expression::{
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    BadLinear, CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind, Events,
-    FunctionHits, FunctionLatency, Key, KeyedCount, KeyedCounts, Latency, Linear, Observation,
-    Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket, ValueHistogram,
-    ValueRecorder,
+    BadLinear, CallFrame, CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind,
+    Events, FunctionHits, FunctionLatency, Key, KeyedCount, KeyedCounts, Latency, Linear,
+    Observation, Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket,
+    ValueHistogram, ValueRecorder,
 };
 pub use observer::{ObservationReport, Observer};
 

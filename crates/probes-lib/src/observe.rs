@@ -43,7 +43,7 @@ pub use self::observation::Observation;
 pub use self::read::callers::CallerLatency;
 pub use self::read::calls::FunctionLatency;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
-pub use self::read::events::{Event, EventKind, Events, SlowPair};
+pub use self::read::events::{CallFrame, Event, EventKind, Events, SlowPair};
 pub use self::read::keys::{Key, KeyedCount, KeyedCounts};
 pub use self::read::latency::Latency;
 pub use self::read::times::Times;

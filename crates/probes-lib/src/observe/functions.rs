@@ -84,8 +84,8 @@ pub(crate) struct ObservedFunction {
     integer: Option<Arc<IntegerRole>>,
     /// If its calls are counted by keys, these; not yet with the number of its name.
     keys: Option<KeyRole>,
-    /// If its results are recorded, the patches of its returns that the patch of its entry does not displace.
-    returns: Vec<Candidate>,
+    /// If its results or exits are recorded, the patches of its returns, or of all exits, that the patch of its entry does not displace.
+    ends: Vec<Candidate>,
 }
 
 /// How the calls of a function are timed.
@@ -296,11 +296,12 @@ impl ObservedFunctions {
             .map(|place| place.function.function.range())
             .collect();
         let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed(..));
-        let has_results = |place: &FunctionPlace<'_>| {
+        let has_ends = |place: &FunctionPlace<'_>| {
             let is_function = place.offset == 0 && place.selected_by.name().is_none();
-            is_function && matches!(wanted(place), Wanted::Watched(words, _) if words.has_results())
+            let is_wanted = |words: &WatchedWords| words.has_results() || words.has_exits();
+            is_function && matches!(wanted(place), Wanted::Watched(words, _) if is_wanted(words))
         };
-        let mut planned_with_exits = places.iter().filter(|it| is_timed(it) || has_results(it));
+        let mut planned_with_exits = places.iter().filter(|it| is_timed(it) || has_ends(it));
         let exit_planner = planned_with_exits.next().is_some();
         let exit_planner = exit_planner.then(|| object.patch_planner()).transpose()?;
         let planner = match &exit_planner {
@@ -346,6 +347,11 @@ impl ObservedFunctions {
             }
             let mut watching = None;
             let mut without_results = None;
+            let [has_results, has_exits] = match wanted(place) {
+                Wanted::Watched(words, _) => [words.has_results(), words.has_exits()],
+                _ => [false; 2],
+            };
+            let mut exits_on = None;
             let planned = if object.is_kernels() {
                 Err(Refusal::KernelCode)
             } else if lacks_argument {
@@ -374,10 +380,22 @@ impl ObservedFunctions {
                     || (integer.as_ref()).is_some_and(|it| it.integer.number.has_argument(&any));
                 let is_exact = asks_arguments && place.selected_by.is_usdt();
                 let entry = patching.counted(place, is_exact);
-                match has_results(place).then(|| patching.with_returns(place)) {
+                let text = name.as_ref().map_or("", |name| &name.text);
+                let stack = || match is_named_ocaml {
+                    None if may_be_ocaml => stacks.of_any(),
+                    is_ocaml => stacks.of_function(text, is_ocaml == Some(true)),
+                };
+                let with_ends = || {
+                    if !has_exits {
+                        return patching.with_returns(place);
+                    }
+                    exits_on = Some(stack()?);
+                    patching.with_exits(place, |_| {})
+                };
+                match has_ends(place).then(with_ends) {
                     None => entry,
-                    Some(Ok((best, returns))) => Ok(PlannedPatches {
-                        returns: Some(returns),
+                    Some(Ok((best, ends))) => Ok(PlannedPatches {
+                        ends: Some(ends),
                         // Without the results.
                         others: entry.map_or_else(|_| Vec::new(), PlannedPatches::all),
                         ..PlannedPatches::of(best)
@@ -398,8 +416,9 @@ impl ObservedFunctions {
                 Ok(planned) => {
                     let without = without_results.map(|why| wanted.refused(why));
                     self.without_results.extend(without);
-                    if let (Some(watching), true) = (&mut watching, planned.returns.is_some()) {
-                        watching.function.has_results = true;
+                    if let (Some(watching), true) = (&mut watching, planned.ends.is_some()) {
+                        watching.function.has_results = has_results;
+                        watching.function.exits_on = exits_on;
                     }
                     self.functions.push(ObservedFunction {
                         wanted,
@@ -417,7 +436,7 @@ impl ObservedFunctions {
                         filter,
                         integer,
                         keys,
-                        returns: planned.returns.unwrap_or_default(),
+                        ends: planned.ends.unwrap_or_default(),
                     });
                 }
                 Err(why) => self.refused.push(wanted.refused(why)),
@@ -489,8 +508,9 @@ impl ObservedFunctions {
                 Some(next) => {
                     function.best = next;
                     if let Some(watching) = &mut function.watching {
-                        if std::mem::take(&mut watching.function.has_results) {
-                            function.returns.clear();
+                        let had_exits = watching.function.exits_on.take().is_some();
+                        if std::mem::take(&mut watching.function.has_results) || had_exits {
+                            function.ends.clear();
                             without_results.push(function.wanted.refused(why.clone()));
                         }
                     }
@@ -682,7 +702,7 @@ impl ObservedFunction {
 
     fn patches(&self) -> impl Iterator<Item = &Candidate> {
         let exits = self.timing.iter().flat_map(|timing| &timing.exits);
-        [&self.best].into_iter().chain(exits).chain(&self.returns)
+        [&self.best].into_iter().chain(exits).chain(&self.ends)
     }
 
     /// How a part is patched, by its number, and the load bias of its object.
@@ -808,8 +828,8 @@ struct PlannedPatches {
     /// What is tried if that turns out not to be possible, the best one last.
     others: Vec<Candidate>,
     timing: Option<Timing>,
-    /// If its results are recorded, those of its returns.
-    returns: Option<Vec<Candidate>>,
+    /// If its results or exits are recorded, those of its returns, or of all exits.
+    ends: Option<Vec<Candidate>>,
 }
 
 impl PlannedPatches {
@@ -818,7 +838,7 @@ impl PlannedPatches {
             best,
             others: Vec::new(),
             timing: None,
-            returns: None,
+            ends: None,
         }
     }
 

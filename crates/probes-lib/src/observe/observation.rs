@@ -34,6 +34,8 @@ pub struct Observation {
     pub(crate) unknown_arguments: usize,
     /// Whether the results of functions that are watched are recorded, too.
     pub(crate) watches_results: bool,
+    /// Whether all exits of functions that are watched are recorded, too.
+    pub(crate) watches_exits: bool,
     /// Of each point that is watched, every how many hits are recorded; `None`: all.
     pub(crate) sample: Option<NonZeroU64>,
     pub(crate) self_times: bool,
@@ -306,6 +308,30 @@ impl Observation {
     pub fn watch_results(mut self) -> Observation {
         self.watches_results = true;
         self
+    }
+
+    /// Also records where watched functions are left: their returns, and the jumps to other functions in tail position, which are
+    /// events of their own ([`EventKind`](crate::EventKind)). All events of such a function tell where on which stack the call is
+    /// ([`Event::frame`](crate::Event::frame)), so that each exit can be matched with its call, also if calls are recursive, or were
+    /// ended by exceptions. Functions whose exits cannot be observed are watched without them
+    /// ([`Observer::without_results`](crate::Observer::without_results)). Cannot be combined with [`Observation::only_where`] or
+    /// [`Observation::sample`].
+    ///
+    /// ```
+    /// use probes_lib::{FunctionSelector, Observation};
+    ///
+    /// let requests = FunctionSelector::Glob("Http.handle*".parse().unwrap());
+    /// let observation = Observation::new().watch_functions(requests).watch_exits();
+    /// ```
+    #[must_use]
+    pub fn watch_exits(mut self) -> Observation {
+        self.watches_exits = true;
+        self
+    }
+
+    /// Returns whether it is recorded where watched functions are left.
+    pub(crate) fn watches_ends(&self) -> bool {
+        self.watches_results || self.watches_exits
     }
 
     /// Records only every `every`th of the hits that are watched: of each site of a probe, and of each function, the hits are

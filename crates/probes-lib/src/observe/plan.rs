@@ -100,7 +100,7 @@ impl ObservationPlan {
         program: Arc<Program>,
         functions: Arc<ObservedFunctions>,
     ) -> Result<ObservationPlan> {
-        if observation.watches_results && observation.records_some() {
+        if observation.watches_ends() && observation.records_some() {
             return Err(ObserveError::ResultsOfSomeCalls.into());
         }
         let (mut roles, histograms, key_names) = roles(observation, &program)?;
@@ -142,7 +142,9 @@ impl ObservationPlan {
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
             record_len: most_arguments.map_or(0, record::len).max(2 * kept_len),
-            has_large_rings: most_arguments > Some(0) || kept_arguments.is_some(),
+            has_large_rings: most_arguments > Some(0)
+                || kept_arguments.is_some()
+                || observation.watches_exits,
             filters_memory: points.iter().any(|it| it.role.filters_memory()),
             value_pages: ValuePages::default(),
             calls: CallsLayout {

@@ -476,6 +476,8 @@ pub(crate) struct WatchedFunction {
     pub(crate) result: Words,
     /// Whether its results are recorded: then there are points at its returns.
     pub(crate) has_results: bool,
+    /// On which stack it is called, if all of its exits are recorded, and where its calls are on that stack.
+    pub(crate) exits_on: Option<StackKind>,
     pub(crate) part: FunctionPart,
     /// Whether it is of OCaml, which does not use the x87 unit.
     pub(crate) is_ocaml: bool,
@@ -490,8 +492,8 @@ pub(crate) enum FunctionPart {
     Entry,
     /// At an instruction within it.
     Inside,
-    /// At a return, but not at its entry.
-    Return,
+    /// At a return or another exit, but not at its entry.
+    Exit,
 }
 
 /// What the words in registers are, and what is copied of the memory that they point to.

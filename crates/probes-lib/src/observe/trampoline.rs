@@ -252,13 +252,14 @@ fn of_recorded_function(
         function_record::code(at, what, watched, mmx_is_free, pointers)
     };
     let mut code = Vec::new();
-    if function.part != FunctionPart::Return {
+    if function.part != FunctionPart::Exit {
         code = code_at(at, Recorded::Call)?;
     }
     let here = at.plus(code.len() as u64);
-    let copy = if function.has_results {
-        let mut at_return = |at, _| code_at(at, Recorded::Return).map_err(|_| Refusal::OutOfReach);
-        site.copy_with_exits(bias, here, &mut at_return)
+    let copy = if function.has_results || function.exits_on.is_some() {
+        let mut at_exit =
+            |at, kind| code_at(at, Recorded::Exit(kind)).map_err(|_| Refusal::OutOfReach);
+        site.copy_with_exits(bias, here, &mut at_exit)
     } else {
         site.copy_at(bias, here)
     };

@@ -44,6 +44,8 @@ pub(crate) struct WatchedWords {
     unknown_arguments: usize,
     /// Whether results are recorded.
     has_results: bool,
+    /// Whether all exits are.
+    has_exits: bool,
     sample: Option<NonZeroU64>,
     /// How many arguments functions have: those of OCaml, and those of others in general registers.
     ocaml_arguments: HashMap<LiveAddr, usize>,
@@ -63,6 +65,7 @@ impl WatchedWords {
             may_ask: false,
             unknown_arguments: observation.unknown_arguments.min(MAX_ARGUMENTS),
             has_results: observation.watches_results,
+            has_exits: observation.watches_exits,
             sample: observation.sample,
             ocaml_arguments: HashMap::new(),
             other_arguments: HashMap::new(),
@@ -82,6 +85,11 @@ impl WatchedWords {
     /// Returns whether results are recorded, too.
     pub(crate) fn has_results(&self) -> bool {
         self.has_results
+    }
+
+    /// Returns whether all exits are recorded, too.
+    pub(crate) fn has_exits(&self) -> bool {
+        self.has_exits
     }
 
     /// Returns what expressions can ask of the calls of a function, and where its arguments are. No memory is read unless its words are
@@ -164,6 +172,7 @@ impl WatchedWords {
                 words,
                 result,
                 has_results: false,
+                exits_on: None,
                 part: if is_inside {
                     FunctionPart::Inside
                 } else {
@@ -258,19 +267,19 @@ impl Watching {
         !self.arguments().is_empty()
     }
 
-    /// Returns what is recorded at a part of the function: its entry, 0, or a return.
+    /// Returns what is recorded at a part of the function: its entry, 0, or an exit.
     pub(crate) fn role(&self, part: usize, is_from_start: bool) -> WatchRole {
-        let is_return = part > 0;
+        let is_exit = part > 0;
         let mut function = WatchedFunction {
             is_from_start,
             ..self.function
         };
-        if is_return {
-            function.part = FunctionPart::Return;
+        if is_exit {
+            function.part = FunctionPart::Exit;
         }
         WatchRole {
             point: 0,
-            arguments: if is_return {
+            arguments: if is_exit {
                 Vec::new()
             } else {
                 self.arguments()

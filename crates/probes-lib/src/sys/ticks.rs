@@ -4,6 +4,8 @@
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
 
+use nix::time::{ClockId, clock_gettime};
+
 /// The shortest time over which the counter's rate is measured; one reading takes about 0.1 µs.
 const MIN_MEASUREMENT: Duration = Duration::from_millis(20);
 
@@ -28,6 +30,12 @@ pub(crate) fn is_tsc_invariant() -> bool {
     }
     let source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     fs::read_to_string(source).is_ok_and(|source| source.trim() == "tsc")
+}
+
+/// Returns the time on CLOCK_MONOTONIC, in nanoseconds.
+pub(crate) fn monotonic() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    now.as_nanos() as u64
 }
 
 /// The counter and the clock at one moment.
@@ -75,6 +83,8 @@ pub(crate) struct TickMeasurement {
 pub(crate) struct Clock {
     ticks: u64,
     time: SystemTime,
+    /// In nanoseconds.
+    monotonic: u64,
     nanoseconds_per_tick: f64,
 }
 
@@ -101,10 +111,11 @@ impl TickMeasurement {
     /// Returns a clock for recent ticks.
     pub(crate) fn clock(&self) -> Clock {
         let nanoseconds_per_tick = self.nanoseconds_per_tick();
-        let (ticks, time) = read_with(SystemTime::now);
+        let (ticks, (time, monotonic)) = read_with(|| (SystemTime::now(), monotonic()));
         Clock {
             ticks,
             time,
+            monotonic,
             nanoseconds_per_tick,
         }
     }
@@ -118,6 +129,17 @@ impl Clock {
             None => self.time.checked_sub(self.duration(self.ticks - ticks)),
         };
         time.unwrap_or(self.time)
+    }
+
+    /// Returns the same on CLOCK_MONOTONIC, in nanoseconds.
+    pub(crate) fn monotonic(&self, ticks: u64) -> u64 {
+        let nanoseconds = |ticks: u64| (ticks as f64 * self.nanoseconds_per_tick) as u64;
+        match ticks.checked_sub(self.ticks) {
+            Some(later) => self.monotonic.saturating_add(nanoseconds(later)),
+            None => self
+                .monotonic
+                .saturating_sub(nanoseconds(self.ticks - ticks)),
+        }
     }
 
     /// Returns the time between two values of the counter; zero if the second is before the first, as it may be if they are of two
@@ -151,5 +173,8 @@ mod tests {
         let ago = SystemTime::now().duration_since(earlier).unwrap();
         assert!(ago >= Duration::from_millis(50) && ago < Duration::from_secs(60));
         assert!(clock.time(now()) >= clock.time(to));
+        let (before, ticks, after) = (monotonic(), now(), monotonic());
+        let converted = clock.monotonic(ticks);
+        assert!(converted + 100_000 > before && converted < after + 100_000);
     }
 }

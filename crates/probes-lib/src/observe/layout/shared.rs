@@ -146,19 +146,27 @@ pub(crate) mod record {
     pub(crate) const TIME: u64 = 8;
     /// The thread's id, four bytes.
     pub(crate) const TID: u64 = 16;
-    /// The index of the point in its plan, four bytes; with [`RETURN`] if a function returns there.
+    /// The index of the point in its plan, four bytes; with [`RETURN`] if a function returns there, [`JUMP`] if it jumps to
+    /// another one.
     pub(crate) const POINT: u64 = 20;
     /// Added to the index of a point. There are fewer points.
     pub(crate) const RETURN: u32 = 1 << 31;
     /// Added to the index of the point at the stop of a slow pair: what was kept of its start follows the record, and
     /// the number in it is the index of the pair.
     pub(crate) const SLOW: u32 = 1 << 30;
+    /// Added to the index of a point where a function is left by a jump to another one.
+    pub(crate) const JUMP: u32 = 1 << 29;
     /// The point of a start of which nothing was kept.
     pub(crate) const UNKNOWN_POINT: u32 = u32::MAX;
     /// A byte for each argument: 0 if it is not a block that can be read, otherwise one more than the
     /// number of its words that were copied.
     pub(crate) const COPIED: u64 = 24;
-    pub(crate) const ARGUMENTS: u64 = 32;
+    /// Of a function whose exits are recorded, where the return address of the call is: its address or, on the stack of a
+    /// fiber, its distance from the upper end, which is negative.
+    pub(crate) const FRAME: u64 = 32;
+    /// Twice the number of that fiber, and one; 0 if it is on the stack of its thread.
+    pub(crate) const FIBER: u64 = 40;
+    pub(crate) const ARGUMENTS: u64 = 48;
 
     /// Of an argument: its value, the header of its block, and the first words of the block, or what
     /// [`fields`](super::fields) says.

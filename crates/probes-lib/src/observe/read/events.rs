@@ -77,6 +77,9 @@ pub struct Events {
 pub struct Event {
     /// Its time.
     pub time: SystemTime,
+    /// The same on CLOCK_MONOTONIC, in nanoseconds. Times that were read at once are in their order; those of a later reading may be
+    /// some hundred nanoseconds off.
+    pub monotonic: u64,
     /// The thread's id in our pid namespace; `None` if it is unknown, or if the thread is of
     /// another namespace and has exited.
     pub thread: Option<i32>,
@@ -85,6 +88,8 @@ pub struct Event {
     /// Its arguments, decoded, at most six: the note of the site says where they are, or the calling convention of the
     /// function. Of a return, the result.
     pub arguments: Vec<Value>,
+    /// Where the call is, of a function whose exits are recorded ([`Observation::watch_exits`](crate::Observation::watch_exits)).
+    pub frame: Option<CallFrame>,
     program: Arc<Program>,
     functions: Arc<ObservedFunctions>,
     of: EventOf,
@@ -98,6 +103,20 @@ pub enum EventKind {
     Hit,
     /// A return of a function.
     Return,
+    /// A function jumps to another one in tail position ([`Observation::watch_exits`](crate::Observation::watch_exits)): its call has
+    /// ended, and the other function returns in its place.
+    Jump,
+}
+
+/// Where a call of a function is: the stack, and the place there. A call that another one has made, and that has not ended, is at a
+/// lower place of the same stack; one at the same place or a higher one has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallFrame {
+    /// The number of the fiber of OCaml 5 that the stack is of, which may move between threads; `None` if it is that of the thread.
+    pub fiber: Option<u64>,
+    /// The place of the return address: its address or, on the stack of a fiber, its distance in bytes from the upper end, which is
+    /// negative.
+    pub place: i64,
 }
 
 /// What was hit.
@@ -311,6 +330,8 @@ struct WatchedPoint {
     arguments: Vec<ArgumentShape>,
     /// If results are recorded.
     result: Option<ArgumentShape>,
+    /// Whether all exits are recorded, and where calls are.
+    has_frames: bool,
 }
 
 /// Where an argument was read from, how many bytes it has, whether it is signed, and whether it is a word of C.
@@ -413,17 +434,26 @@ impl EventReader {
     ) -> Option<Event> {
         let ids = word(record, record::TID);
         let (tid, point) = (ids as u32 as i32, (ids >> 32) as u32);
-        let watched = self.points.get(&((point & !record::RETURN) as usize))?;
-        let (kind, shapes) = if point & record::RETURN == 0 {
-            (EventKind::Hit, &watched.arguments[..])
-        } else {
-            (EventKind::Return, watched.result.as_slice())
+        let ends = record::RETURN | record::JUMP;
+        let watched = self.points.get(&((point & !ends) as usize))?;
+        let (kind, shapes) = match point & ends {
+            0 => (EventKind::Hit, &watched.arguments[..]),
+            record::RETURN => (EventKind::Return, watched.result.as_slice()),
+            record::JUMP => (EventKind::Jump, &[][..]),
+            _ => return None,
         };
-        if !watched.is_watched || kind == EventKind::Return && shapes.is_empty() {
+        let is_possible = match kind {
+            EventKind::Hit => true,
+            EventKind::Return => watched.has_frames || !shapes.is_empty(),
+            EventKind::Jump => watched.has_frames,
+        };
+        if !watched.is_watched || !is_possible {
             return None;
         }
+        let frame = watched.has_frames.then(|| frame(record));
         let what = (watched.of, kind, all_recorded(record, shapes), tid);
-        Some(self.hit(process, memory, clock, record, what))
+        let event = self.hit(process, memory, clock, record, what);
+        Some(Event { frame, ..event })
     }
 
     /// Returns the event of a record, whose kind, arguments and thread are known.
@@ -441,8 +471,10 @@ impl EventReader {
             .collect();
         Event {
             time: clock.time(word(record, record::TIME)),
+            monotonic: clock.monotonic(word(record, record::TIME)),
             kind,
             arguments: values,
+            frame: None,
             thread: self.thread(process, tid),
             program: self.program.clone(),
             functions: self.functions.clone(),
@@ -570,6 +602,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
             is_watched: role.watched.is_some(),
             arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
             result: has_results.then(|| shape((&ArgumentSource::RESULT, ArgumentFormat::WORD))),
+            has_frames: watched.function.is_some_and(|it| it.exits_on.is_some()),
         };
         points.insert(index, watched);
     }
@@ -599,6 +632,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                 },
                 is_watched: role.watched.is_some(),
                 result: None,
+                has_frames: false,
                 arguments: shapes.collect(),
             };
             points.insert(index, watched);
@@ -625,6 +659,15 @@ fn name_at(memory: &impl ReadMemory, at: LiveAddr) -> Option<Vec<u8>> {
         at = LiveAddr(at.0.checked_add(bytes.len() as u64)?);
     }
     None
+}
+
+/// Returns where the call in a record is.
+fn frame(record: &[u8]) -> CallFrame {
+    let fiber = word(record, record::FIBER);
+    CallFrame {
+        fiber: (fiber != 0).then_some(fiber >> 1),
+        place: word(record, record::FRAME) as i64,
+    }
 }
 
 /// Returns the arguments in a record.

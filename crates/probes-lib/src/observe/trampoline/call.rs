@@ -45,8 +45,8 @@ use crate::patch_plan::displaced::ExitKind;
 
 /// The fields of the description of a fiber's stack in the runtime of OCaml 5 (`struct stack_info` of
 /// runtime/caml/fiber.h): the upper end of the stack, and the number of the fiber.
-const UPPER_END: i32 = 0x10;
-const FIBER: i32 = 0x30;
+pub(super) const UPPER_END: i32 = 0x10;
+pub(super) const FIBER: i32 = 0x30;
 
 /// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of ticks old,
 /// about a second: an exception may have ended the fiber and its calls.

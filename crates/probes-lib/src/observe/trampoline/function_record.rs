@@ -14,10 +14,11 @@
 
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, edi, edx, esi, get_gpr64,
-    get_xmm, qword_ptr, r9, r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil, word_ptr,
+    get_xmm, qword_ptr, r9, r10, r10d, r11, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil, word_ptr,
 };
 use iced_x86::{IcedError, Register};
 
+use super::call;
 use super::fields::FieldCopies;
 use super::filter::{self, FilterContext, SavedAt};
 use super::record::{self, unless_readable};
@@ -28,8 +29,9 @@ use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
 use crate::observe::point::{
     ArgumentFormat, ArgumentSource, FilterRole, FunctionPart, MemorySource, STACK_OFFSET_LIMIT,
-    WatchRole, WatchedFunction, Words,
+    StackKind, WatchRole, WatchedFunction, Words,
 };
+use crate::patch_plan::displaced::ExitKind;
 
 /// What the code refers to.
 #[derive(Clone, Copy)]
@@ -51,11 +53,11 @@ pub(super) struct RecordPointers {
 pub(super) enum Recorded {
     /// A call, or an execution of an instruction, with the arguments.
     Call,
-    /// A return, with the result.
-    Return,
+    /// An exit, with the result if it is a return.
+    Exit(ExitKind),
 }
 
-/// Returns the code at `at` that records a call or a return. The function leaves the MMX registers empty at its entry if
+/// Returns the code at `at` that records a call or an exit. The function leaves the MMX registers empty at its entry if
 /// `mmx_is_free`.
 pub(super) fn code(
     at: LiveAddr,
@@ -67,18 +69,24 @@ pub(super) fn code(
     let place = match (what, function.part) {
         _ if function.is_ocaml => Place::Mmx,
         // A result may be in the x87 unit, even if the function does not use it itself.
-        (Recorded::Return, _) => Place::StackOrLock,
+        (Recorded::Exit(_), _) => Place::StackOrLock,
         _ if mmx_is_free => Place::Mmx,
         (Recorded::Call, FunctionPart::Inside) => Place::Lock,
         (Recorded::Call, _) => Place::StackOrLock,
     };
     let (point, sources, words) = match what {
         Recorded::Call => (watched.point, &watched.arguments[..], function.words),
-        Recorded::Return => (
-            watched.point | layout_of::RETURN,
-            &[ArgumentSource::RESULT][..],
-            function.result,
-        ),
+        Recorded::Exit(kind) => {
+            let result: &[ArgumentSource] = match kind {
+                ExitKind::Return if function.has_results => &[ArgumentSource::RESULT],
+                _ => &[],
+            };
+            let flag = match kind {
+                ExitKind::Return => layout_of::RETURN,
+                ExitKind::Jump => layout_of::JUMP,
+            };
+            (watched.point | flag, result, function.result)
+        }
     };
     let mut a = CodeAssembler::new(64)?;
     let mut saving = Saving::new(
@@ -114,6 +122,9 @@ pub(super) fn code(
     a.shl(rdx, 32)?;
     a.lea(rsi, qword_ptr(rdx + rax))?;
     record::begin(&mut a, point, function.is_from_start, pointers.layout)?;
+    if let Some(stack) = function.exits_on {
+        frame(&mut a, stack)?;
+    }
     for (index, source) in (0..).zip(sources) {
         match source {
             ArgumentSource::Memory(memory) => {
@@ -151,6 +162,26 @@ pub(super) fn code(
     saving.restore(&mut a)?;
     fields.emit_here(&mut a, pointers.layout, pointers.shared)?;
     a.assemble(at.0)
+}
+
+/// Emits the code that writes where the call is on its stack into the record. Uses rax and rdx.
+fn frame(a: &mut CodeAssembler, stack: StackKind) -> Result<(), IcedError> {
+    match stack {
+        StackKind::OfThread => {
+            a.mov(qword_ptr(rcx + layout_of::FRAME), rsp)?;
+            a.mov(qword_ptr(rcx + layout_of::FIBER), 0)
+        }
+        StackKind::OfFiber { current_stack } => {
+            a.mov(rax, qword_ptr(r14 + u32::from(current_stack)))?;
+            a.mov(rdx, qword_ptr(rax + call::FIBER))?;
+            a.lea(rdx, qword_ptr(rdx + rdx + 1))?;
+            a.mov(qword_ptr(rcx + layout_of::FIBER), rdx)?;
+            // Fibers move when they grow.
+            a.mov(rdx, rsp)?;
+            a.sub(rdx, qword_ptr(rax + call::UPPER_END))?;
+            a.mov(qword_ptr(rcx + layout_of::FRAME), rdx)
+        }
+    }
 }
 
 /// Emits the code that writes what a register held into the record.
