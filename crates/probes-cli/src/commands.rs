@@ -22,6 +22,7 @@ mod open_target;
 mod picture_file;
 mod profile;
 mod ps;
+mod record;
 mod redraw;
 mod serve;
 mod several;
@@ -74,6 +75,8 @@ pub(crate) enum Command {
     Profile(profile::Args),
     /// Serve the figures of running processes to Prometheus, until Ctrl-C
     Serve(Box<serve::Args>),
+    /// Write what happens in a running process to a file, as a time line for Perfetto and other viewers
+    Record(record::Args),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
     /// Show how often probes are hit or functions called, updated continuously; enable and disable probes by key
@@ -100,6 +103,7 @@ impl Command {
             Command::Stack(args) => args.output.messages,
             Command::Profile(args) => args.output.messages,
             Command::Serve(args) => args.output.messages,
+            Command::Record(args) => args.output.messages,
             Command::Observe(args) => args.output.messages,
             Command::Top(args) => *args.messages,
             Command::Ps(args) => args.output.messages,
@@ -120,6 +124,7 @@ impl Command {
             | Command::Stack(_)
             | Command::Profile(_)
             | Command::Serve(_)
+            | Command::Record(_)
             | Command::Observe(_)
             | Command::Top(_) => true,
             Command::Info(_) | Command::List(_) | Command::Ps(_) | Command::Version(_) => false,
@@ -144,6 +149,7 @@ impl Command {
             Command::Stack(args) => stack::run(&args),
             Command::Profile(args) => return profile::run(&args),
             Command::Serve(args) => serve::run(&args),
+            Command::Record(args) => record::run(&args),
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),

@@ -48,6 +48,8 @@ pub(crate) enum Failure {
     WriteFile(PathBuf, io::Error),
     /// A program that was started has written no runtime events.
     NoRuntimeEvents(PathBuf),
+    /// A file could not be written to its end: how many bytes of it were.
+    CutFile(PathBuf, u64, io::Error),
     /// A program that was to be profiled cannot be started.
     StartProgram(PathBuf, io::Error),
     /// More processes are to be observed than is possible: how many are.
@@ -168,6 +170,7 @@ impl Failure {
             | Failure::Output(_)
             | Failure::DoneUnwritten(..)
             | Failure::WriteFile(..)
+            | Failure::CutFile(..)
             | Failure::StartProgram(..)
             | Failure::System(..) => None,
         }
@@ -217,6 +220,18 @@ impl fmt::Display for Failure {
             }
             Failure::NoRuntimeEvents(path) => {
                 write!(f, "{} has written no runtime events", path.display())
+            }
+            Failure::CutFile(path, len, error) => {
+                write!(
+                    f,
+                    "cannot write more to {}: {}",
+                    path.display(),
+                    reason(error)
+                )?;
+                if *len == 0 {
+                    return Ok(());
+                }
+                write!(f, "; the {len} bytes that were written can be read")
             }
             Failure::StartProgram(path, error) => {
                 write!(f, "cannot start {}: {}", path.display(), reason(error))

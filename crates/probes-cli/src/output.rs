@@ -17,6 +17,7 @@ mod message;
 mod paths;
 mod plain;
 mod profiles;
+mod recorded;
 mod refused;
 mod released;
 mod runtime_events;
@@ -25,6 +26,7 @@ mod stacks;
 mod subjects;
 mod svg;
 mod table;
+mod timeline;
 mod usdt;
 mod view;
 
@@ -46,12 +48,17 @@ pub(crate) use latencies::{Evidence, Latencies, LatencyReading, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
 pub(crate) use profiles::{PictureKind, ProfileBy, ProfileOptions, ProfileReport};
+pub(crate) use recorded::{RecordCounts, RecordReport, hit_annotations};
 pub(crate) use released::Released;
 pub(crate) use runtime_events::{
     EventCounts, EventLine, EventLines, EventTotals, LostWords, sort_by_time,
 };
 pub(crate) use slow_pairs::SlowPairs;
 pub(crate) use stacks::ThreadStacks;
+pub(crate) use timeline::{
+    Annotation, AnnotationValue, Encoder, NameId, SUFFIXES, TimelineFile, TimelineFormat,
+    TracedProcess, TrackEvent, TrackEventKind, TrackId, TrackOf,
+};
 pub(crate) use usdt::{SiteSources, UsdtListing};
 pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
 

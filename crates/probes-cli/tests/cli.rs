@@ -87,6 +87,8 @@ mod observers; // one observer per process: refusal, take-over
 mod postgresql; // real PostgreSQL, and its queries
 #[path = "cli/profile.rs"]
 mod profile; // where the time goes
+#[path = "cli/record.rs"]
+mod record; // time lines
 #[path = "cli/release_build.rs"]
 mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]

@@ -68,10 +68,23 @@ fn warn_except(
 
 /// Warns of functions whose results are not shown although they were asked for.
 pub(super) fn warn_of_missing_results(messages: &Messages, observer: &Observer) {
+    warn_of_missing(messages, observer, ("the results", "are not shown"));
+}
+
+/// Warns of functions whose calls are recorded without their ends.
+pub(super) fn warn_of_missing_exits(messages: &Messages, observer: &Observer) {
+    warn_of_missing(
+        messages,
+        observer,
+        ("the ends of calls", "are not recorded"),
+    );
+}
+
+fn warn_of_missing(messages: &Messages, observer: &Observer, (what, are_missing): (&str, &str)) {
     let without = observer.without_results();
     for function in without {
         messages.step(format_args!(
-            "the results of {} at {} in {} are not shown: it {}",
+            "{what} of {} at {} in {} {are_missing}: it {}",
             function.name,
             function.address,
             function.object.display(),
@@ -80,7 +93,8 @@ pub(super) fn warn_of_missing_results(messages: &Messages, observer: &Observer) 
     }
     if !without.is_empty() {
         let functions = number_of(without.len(), "function");
-        let warning = format!("the results of {functions} are not shown: {}", why(without));
+        let why = why(without);
+        let warning = format!("{what} of {functions} {are_missing}: {why}");
         let hint =
             "their calls are; docs/functions.md explains the reasons; -v names each function";
         messages.warning(WarningKind::Uncounted, &warning, hint);

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Target};
 use strum::VariantArray;
 
-use self::values::in_ocaml;
+pub(super) use self::values::in_ocaml;
 use super::format::Format;
 use super::function_sources::{CallView, FunctionSources};
 use super::location::{function_or_unknown, source_or_unknown};

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::support::golden_file;
 
 /// The sections of docs/promises.md, in order.
-const SECTIONS: [&str; 25] = [
+const SECTIONS: [&str; 26] = [
     "Stopping and resuming",
     "Signals",
     "All or nothing",
@@ -38,6 +38,7 @@ const SECTIONS: [&str; 25] = [
     "Profiles",
     "Documents",
     "Serving",
+    "Time lines",
 ];
 
 const INTRODUCTION: &str = "\

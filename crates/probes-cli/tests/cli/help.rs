@@ -7,7 +7,7 @@ fn help_equals_the_golden_files() {
     golden("help.txt", &run("help").answer());
     for subcommand in [
         "trace", "attach", "info", "list", "hist", "gc", "latency", "observe", "top", "watch",
-        "stack", "profile", "serve", "version",
+        "stack", "profile", "record", "serve", "version",
     ] {
         let text = run(&format!("help {subcommand}")).answer();
         golden(&format!("help-{subcommand}.txt"), &text);
@@ -52,7 +52,7 @@ fn version_can_be_requested_in_every_spelling() {
 fn every_flag_is_described_in_the_help() {
     for subcommand in [
         "trace", "attach", "info", "list", "count", "hist", "gc", "latency", "observe", "top",
-        "watch", "stack", "profile", "serve", "ps",
+        "watch", "stack", "profile", "record", "serve", "ps",
     ] {
         let text = run(&format!("help {subcommand}")).answer();
         for line in text

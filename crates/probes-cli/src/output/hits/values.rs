@@ -7,7 +7,7 @@ use probes_lib::Value;
 use crate::text::{Escaped, ocaml_string};
 
 /// A value as OCaml writes it, if OCaml can.
-pub(super) fn in_ocaml(value: &Value) -> String {
+pub(in crate::output) fn in_ocaml(value: &Value) -> String {
     match value {
         Value::Int(number) => number.to_string(),
         Value::Int32(number) => format!("{number}l"),

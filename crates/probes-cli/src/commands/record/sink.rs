@@ -1,0 +1,290 @@
+//! [`Sink`]: where the events of a time line go: into a file, block by block, or with `-last` into memory, from where the latest are
+//! written in the end.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::mem::size_of;
+use std::time::{Duration, Instant};
+
+use crate::failure::Failure;
+use crate::output::{
+    Annotation, AnnotationValue, Encoder, NameId, TimelineFile, TimelineFormat, TracedProcess,
+    TrackEvent, TrackEventKind, TrackId, TrackOf,
+};
+
+/// How long a block is that is written at once: if the disk is full, the last one is lost.
+const BLOCK: usize = 64 << 10;
+
+/// How long what was read may wait to be written.
+const WAIT: Duration = Duration::from_millis(200);
+
+/// How many bytes the events have that are kept.
+const MOST_KEPT: usize = 20 << 20;
+
+/// Of how many slices that are open the arguments are kept, if they began before the events that are kept.
+const MOST_WITH_ARGUMENTS: usize = 10_000;
+
+/// Writes events.
+pub(super) struct Sink {
+    encoder: Box<dyn Encoder>,
+    file: TimelineFile,
+    block: Vec<u8>,
+    written: Instant,
+    /// Why a block could not be written, if that has not been reported.
+    failure: Option<Failure>,
+    last: Option<LastEvents>,
+    last_written: Option<LastWritten>,
+    is_short: bool,
+}
+
+/// What was written of the last events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LastWritten {
+    pub(super) time: Duration,
+    pub(super) slices: u64,
+    pub(super) instants: u64,
+    pub(super) values: u64,
+}
+
+/// The latest events.
+#[derive(Debug, Default)]
+struct LastEvents {
+    /// For how long they are kept, in nanoseconds.
+    lasting: u64,
+    events: VecDeque<TrackEvent>,
+    bytes: usize,
+    newest: u64,
+    /// The begins of slices before these that have not ended before them, the outermost first.
+    open: BTreeMap<TrackId, Vec<TrackEvent>>,
+    open_with_arguments: usize,
+    is_short: bool,
+}
+
+impl Sink {
+    pub(super) fn new(
+        format: TimelineFormat,
+        process: &TracedProcess,
+        file: TimelineFile,
+        last: Option<Duration>,
+    ) -> Sink {
+        let mut encoder = format.encoder(process);
+        let mut block = Vec::new();
+        encoder.begin(&mut block);
+        encoder.track(
+            TrackId::PROCESS,
+            &TrackOf::Process,
+            &process.name,
+            &mut block,
+        );
+        Sink {
+            encoder,
+            file,
+            block,
+            written: Instant::now(),
+            failure: None,
+            last: last.map(LastEvents::of),
+            last_written: None,
+            is_short: false,
+        }
+    }
+
+    pub(super) fn track(&mut self, id: TrackId, of: &TrackOf, name: &str) {
+        self.encoder.track(id, of, name, &mut self.block);
+    }
+
+    pub(super) fn name(&mut self, id: NameId, name: &str) {
+        self.encoder.name(id, name, &mut self.block);
+    }
+
+    pub(super) fn event(&mut self, event: TrackEvent) {
+        match &mut self.last {
+            Some(last) => last.add(event),
+            None => self.encode(&event),
+        }
+    }
+
+    fn encode(&mut self, event: &TrackEvent) {
+        self.encoder.event(event, &mut self.block);
+        if self.block.len() >= BLOCK {
+            self.write_block();
+        }
+    }
+
+    fn write_block(&mut self) {
+        self.written = Instant::now();
+        let written = self.file.write(&mut self.block, self.encoder.end());
+        self.failure = self.failure.take().or(written.err());
+    }
+
+    /// Writes what has waited for long, or all there is if the recording is over.
+    ///
+    /// # Errors
+    ///
+    /// If that, or a block before, cannot be written.
+    pub(super) fn flush(&mut self, is_over: bool) -> Result<(), Failure> {
+        if !is_over && self.last.is_some() {
+            return Ok(());
+        }
+        if let Some(last) = self.last.take() {
+            self.is_short = last.is_short;
+            self.write_last(last);
+        }
+        if is_over || self.written.elapsed() >= WAIT {
+            self.write_block();
+        }
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if is_over {
+            self.file.finish(self.encoder.end())?;
+        }
+        Ok(())
+    }
+
+    fn write_last(&mut self, last: LastEvents) {
+        let from = last.events.front().map_or(last.newest, |it| it.time);
+        let mut written = LastWritten {
+            time: Duration::from_nanos(if last.is_short {
+                last.newest.saturating_sub(from)
+            } else {
+                last.lasting
+            }),
+            ..LastWritten::default()
+        };
+        let open = last.open.into_values().flatten().map(|mut begin| {
+            let earlier = from.saturating_sub(begin.time);
+            begin
+                .arguments
+                .push(Annotation::int("began_ns_earlier", earlier));
+            begin.time = from;
+            begin
+        });
+        for event in open.chain(last.events) {
+            match event.kind {
+                TrackEventKind::Begin(_) => written.slices += 1,
+                TrackEventKind::Instant(_) => written.instants += 1,
+                TrackEventKind::Value(_) => written.values += 1,
+                TrackEventKind::End => {}
+            }
+            self.encode(&event);
+        }
+        self.last_written = Some(written);
+    }
+
+    /// What was written, if only the last events were.
+    pub(super) fn last_written(&self) -> Option<LastWritten> {
+        self.last_written
+    }
+
+    /// Whether less was written than was asked for, because it did not fit.
+    pub(super) fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    pub(super) fn file(&self) -> &TimelineFile {
+        &self.file
+    }
+}
+
+impl LastEvents {
+    fn of(lasting: Duration) -> LastEvents {
+        LastEvents {
+            lasting: u64::try_from(lasting.as_nanos()).unwrap_or(u64::MAX),
+            ..LastEvents::default()
+        }
+    }
+
+    fn add(&mut self, event: TrackEvent) {
+        self.newest = self.newest.max(event.time);
+        self.bytes += size(&event);
+        self.events.push_back(event);
+        loop {
+            let is_old = |it: &TrackEvent| it.time.saturating_add(self.lasting) < self.newest;
+            let has_old = self.events.front().is_some_and(is_old);
+            if !has_old && self.bytes <= MOST_KEPT {
+                return;
+            }
+            self.is_short |= !has_old;
+            let Some(event) = self.events.pop_front() else {
+                return;
+            };
+            self.bytes -= size(&event);
+            self.forget(event);
+        }
+    }
+
+    /// Keeps of an event what those after it need.
+    fn forget(&mut self, mut event: TrackEvent) {
+        match event.kind {
+            TrackEventKind::Begin(_) => {
+                if self.open_with_arguments >= MOST_WITH_ARGUMENTS {
+                    event.arguments = Vec::new();
+                }
+                self.open_with_arguments += usize::from(!event.arguments.is_empty());
+                self.open.entry(event.track).or_default().push(event);
+            }
+            TrackEventKind::End => {
+                let begin = self.open.get_mut(&event.track).and_then(Vec::pop);
+                let had_arguments = begin.is_some_and(|it| !it.arguments.is_empty());
+                self.open_with_arguments -= usize::from(had_arguments);
+            }
+            TrackEventKind::Instant(_) | TrackEventKind::Value(_) => {}
+        }
+    }
+}
+
+/// How many bytes an event takes.
+fn size(event: &TrackEvent) -> usize {
+    let arguments = event.arguments.iter().map(|argument| {
+        let text = match &argument.value {
+            AnnotationValue::Text(text) => text.len(),
+            AnnotationValue::Int(_) => 0,
+        };
+        size_of::<Annotation>() + argument.key.len() + text
+    });
+    size_of::<TrackEvent>() + arguments.sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(time: u64, kind: TrackEventKind) -> TrackEvent {
+        TrackEvent {
+            time,
+            track: TrackId(1),
+            kind,
+            arguments: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn begins_of_open_slices_are_kept() {
+        let mut last = LastEvents::of(Duration::from_nanos(10));
+        let name = |number| TrackEventKind::Begin(NameId(number));
+        for (time, kind) in [
+            (1, name(1)),
+            (2, name(2)),
+            (3, TrackEventKind::End),
+            (4, name(3)),
+            (20, TrackEventKind::End),
+            (21, TrackEventKind::Instant(NameId(4))),
+        ] {
+            last.add(event(time, kind));
+        }
+        let times: Vec<u64> = last.events.iter().map(|it| it.time).collect();
+        assert_eq!(times, [20, 21]);
+        let open: Vec<TrackEventKind> = last.open[&TrackId(1)].iter().map(|it| it.kind).collect();
+        assert_eq!(open, [name(1), name(3)]);
+        assert!(!last.is_short);
+    }
+
+    #[test]
+    fn memory_of_last_events_is_bounded() {
+        let mut last = LastEvents::of(Duration::MAX);
+        for time in 0..2 * (MOST_KEPT / size_of::<TrackEvent>()) as u64 {
+            last.add(event(time, TrackEventKind::Value(1)));
+        }
+        assert!(last.bytes <= MOST_KEPT && last.is_short);
+        assert!(last.events.capacity() * size_of::<TrackEvent>() <= 2 * MOST_KEPT);
+    }
+}

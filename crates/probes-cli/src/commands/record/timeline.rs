@@ -1,0 +1,617 @@
+//! [`Timeline`]: hits, calls and events of the collector → slices, instants and counters on tracks. A slice ends after it begins, and
+//! those of a track nest, whatever was lost.
+//!
+//! ```text
+//! call    entry: calls at this place of the stack or a lower one have gone: unwound; push
+//!         exit:  calls at a lower place have gone; if the last one left is at this place, and of this function, pop
+//! pair    START: push; STOP: pop, in the same thread
+//! phase   begin: push; end: pop up to the last one of its name
+//! ```
+//!
+//! The calls of a thread are on its track. Those of a fiber of OCaml 5 are on a lane below the thread in which the outermost one
+//! began: a fiber may be suspended while its thread goes on, and then be resumed in another one.
+
+use std::collections::HashMap;
+
+use probes_lib::{CallFrame, Event, EventKind, Events, LiveAddr, RingEntry, RuntimeEventKind};
+
+use super::sink::Sink;
+use crate::flags::Pair;
+use crate::output::{
+    Annotation, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId, TrackOf, hit_annotations,
+};
+
+/// How many calls may be open at once, of all stacks; what is called within them is not recorded.
+const MOST_OPEN: usize = 500_000;
+
+/// How many stacks are known at once.
+const MOST_STACKS: usize = 16_384;
+
+/// The tracks of how many threads are known at once.
+const MOST_THREADS: usize = 65_536;
+
+/// How many starts of a pair wait in a thread, as in the process that times pairs.
+const MOST_STARTS: usize = 64;
+
+/// More phases in each other than any runtime has.
+const MOST_PHASES: usize = 64;
+
+/// Makes the time line of a process.
+pub(super) struct Timeline {
+    sink: Sink,
+    pid: i32,
+    pairs: Vec<Pair>,
+    /// The probe whose hit ends the recording, and whether it was hit.
+    until: Option<String>,
+    is_hit: bool,
+    /// Of each track, the latest time: none goes back.
+    tracks: Vec<u64>,
+    names: HashMap<String, NameId>,
+    threads: HashMap<i32, ThreadTracks>,
+    stacks: HashMap<Stack, OpenCalls>,
+    /// How many calls are open.
+    open: usize,
+    starts: HashMap<(i32, usize), OpenStarts>,
+    domains: HashMap<u32, Domain>,
+    latest: u64,
+    pub(super) counts: RecordCounts,
+    /// How long the longest pair or call lasted that has ended, in nanoseconds.
+    longest: u64,
+}
+
+/// The stack that a call is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Stack {
+    OfThread(i32),
+    OfFiber(u64),
+}
+
+struct ThreadTracks {
+    track: TrackId,
+    /// The lanes for fibers whose outermost call began in it, and whether they are in use.
+    lanes: Vec<(TrackId, bool)>,
+}
+
+struct OpenCalls {
+    track: TrackId,
+    /// Of a fiber, the thread and the number of its lane.
+    lane: Option<(i32, usize)>,
+    calls: Vec<OpenCall>,
+    /// When it had the last event.
+    used: u64,
+}
+
+#[derive(Clone, Copy)]
+struct OpenCall {
+    place: i64,
+    address: LiveAddr,
+    began: u64,
+    /// How many hits were lost before it.
+    lost: u64,
+}
+
+struct OpenStarts {
+    track: TrackId,
+    began: Vec<u64>,
+}
+
+struct Domain {
+    track: TrackId,
+    open: Vec<&'static str>,
+    counters: HashMap<&'static str, TrackId>,
+}
+
+/// Takes the innermost call off if it `is` meant.
+fn pop_if(calls: &mut Vec<OpenCall>, is: impl Fn(&OpenCall) -> bool) -> Option<OpenCall> {
+    let last = calls.last().copied().filter(|call| is(call))?;
+    calls.pop();
+    Some(last)
+}
+
+/// How a slice has ended, if not as it should.
+const ENDED: &str = "ended";
+const RUNNING: &str = "still running";
+const UNWOUND: &str = "unwound: seen here at the latest";
+const UNWOUND_OR_LOST: &str = "unwound, or its exit was lost: seen here at the latest";
+const TAIL: &str = "by a call in tail position";
+const NO_STOP: &str = "without a stop";
+const LOST: &str = "its end was lost";
+
+impl Timeline {
+    pub(super) fn new(pid: i32, pairs: Vec<Pair>, until: Option<String>, sink: Sink) -> Timeline {
+        Timeline {
+            sink,
+            pid,
+            pairs,
+            until,
+            is_hit: false,
+            tracks: vec![0],
+            names: HashMap::new(),
+            threads: HashMap::new(),
+            stacks: HashMap::new(),
+            open: 0,
+            starts: HashMap::new(),
+            domains: HashMap::new(),
+            latest: 0,
+            counts: RecordCounts::default(),
+            longest: 0,
+        }
+    }
+
+    pub(super) fn sink(&mut self) -> &mut Sink {
+        &mut self.sink
+    }
+
+    /// Returns how long the longest pair or call lasted that has ended so far, in nanoseconds.
+    pub(super) fn longest(&self) -> u64 {
+        self.longest
+    }
+
+    /// Returns whether the probe was hit that ends the recording.
+    pub(super) fn is_hit(&self) -> bool {
+        self.is_hit
+    }
+
+    /// Adds hits that were read.
+    pub(super) fn add_hits(&mut self, events: &Events) {
+        for event in &events.events {
+            self.latest = self.latest.max(event.monotonic);
+            match (event.frame, event.kind) {
+                (Some(frame), EventKind::Hit) => self.enter(event, frame),
+                (Some(frame), _) => self.leave(event, frame),
+                (None, _) => self.hit(event),
+            }
+        }
+        if events.dropped > 0 {
+            self.counts.lost_hits = self.counts.lost_hits.saturating_add(events.dropped);
+            let time = self.latest;
+            let lost = vec![Annotation::int("hits", events.dropped)];
+            self.instant(TrackId::PROCESS, time, "hits were lost", lost);
+        }
+    }
+
+    fn enter(&mut self, event: &Event, frame: CallFrame) {
+        let key = self.stack(event, frame);
+        self.leave_inner(key, frame.place.saturating_add(1), event.monotonic);
+        if self.open >= MOST_OPEN {
+            self.counts.too_deep += 1;
+            return;
+        }
+        let name = self.name(event.name());
+        let Some(stack) = self.stacks.get_mut(&key) else {
+            return;
+        };
+        let track = stack.track;
+        stack.used = event.monotonic;
+        stack.calls.push(OpenCall {
+            place: frame.place,
+            address: event.address(),
+            began: event.monotonic,
+            lost: self.counts.lost_hits,
+        });
+        self.open += 1;
+        self.counts.slices += 1;
+        let kind = TrackEventKind::Begin(name);
+        self.emit(track, event.monotonic, kind, hit_annotations(event));
+    }
+
+    fn leave(&mut self, event: &Event, frame: CallFrame) {
+        let key = self.stack(event, frame);
+        self.leave_inner(key, frame.place, event.monotonic);
+        let time = event.monotonic;
+        let Some(stack) = self.stacks.get_mut(&key) else {
+            return;
+        };
+        stack.used = time;
+        let (track, lane) = (stack.track, stack.lane);
+        let is_same = |call: &OpenCall| call.place == frame.place;
+        let last = pop_if(&mut stack.calls, is_same);
+        match last {
+            Some(call) if call.address == event.address() => {
+                let mut arguments = hit_annotations(event);
+                if event.kind == EventKind::Jump {
+                    arguments.push(Annotation::text(ENDED, TAIL));
+                }
+                if let (Some((began_in, _)), Some(thread)) = (lane, event.thread) {
+                    if began_in != thread {
+                        arguments.push(Annotation::int("thread", thread));
+                    }
+                }
+                self.open -= 1;
+                self.longest = self.longest.max(time.saturating_sub(call.began));
+                self.emit(track, time, TrackEventKind::End, arguments);
+            }
+            Some(call) => {
+                self.open -= 1;
+                self.unwind(track, call, time);
+                self.counts.unmatched_exits += 1;
+            }
+            None => self.counts.unmatched_exits += 1,
+        }
+        self.release_if_empty(key);
+    }
+
+    /// Ends the calls of a stack at places below this one: they have gone.
+    fn leave_inner(&mut self, key: Stack, place: i64, time: u64) {
+        loop {
+            let Some(stack) = self.stacks.get_mut(&key) else {
+                return;
+            };
+            let track = stack.track;
+            let Some(call) = pop_if(&mut stack.calls, |call| call.place < place) else {
+                return;
+            };
+            self.open -= 1;
+            self.unwind(track, call, time);
+        }
+    }
+
+    fn unwind(&mut self, track: TrackId, call: OpenCall, time: u64) {
+        self.counts.unwound += 1;
+        let how = if call.lost == self.counts.lost_hits {
+            UNWOUND
+        } else {
+            UNWOUND_OR_LOST
+        };
+        let arguments = vec![Annotation::text(ENDED, how)];
+        self.emit(track, time, TrackEventKind::End, arguments);
+    }
+
+    /// Returns the stack that a call is on, which has a track.
+    fn stack(&mut self, event: &Event, frame: CallFrame) -> Stack {
+        let thread = event.thread.unwrap_or(0);
+        let key = match frame.fiber {
+            Some(fiber) => Stack::OfFiber(fiber),
+            None => Stack::OfThread(thread),
+        };
+        if !self.stacks.contains_key(&key) {
+            self.forget_stacks();
+            let (track, lane) = match key {
+                Stack::OfThread(_) => (self.thread(thread), None),
+                Stack::OfFiber(_) => {
+                    let (track, number) = self.lane(thread);
+                    (track, Some((thread, number)))
+                }
+            };
+            let calls = OpenCalls {
+                track,
+                lane,
+                calls: Vec::new(),
+                used: event.monotonic,
+            };
+            self.stacks.insert(key, calls);
+        }
+        key
+    }
+
+    /// Takes a lane of a thread.
+    fn lane(&mut self, thread: i32) -> (TrackId, usize) {
+        let parent = self.thread(thread);
+        let lanes = self.threads.get(&thread).map(|it| &it.lanes);
+        let free = lanes.and_then(|lanes| lanes.iter().position(|(_, is_used)| !is_used));
+        let number = free.unwrap_or_else(|| lanes.map_or(0, Vec::len));
+        if free.is_none() {
+            let name = match number {
+                0 => format!("{thread} fiber"),
+                _ => format!("{thread} fiber {}", number + 1),
+            };
+            let lane = self.track(&TrackOf::Lane(parent), &name);
+            if let Some(tracks) = self.threads.get_mut(&thread) {
+                tracks.lanes.push((lane, false));
+            }
+        }
+        let lanes = self.threads.get_mut(&thread).map(|it| &mut it.lanes);
+        let lane = lanes.and_then(|lanes| lanes.get_mut(number));
+        match lane {
+            Some((track, is_used)) => {
+                *is_used = true;
+                (*track, number)
+            }
+            None => (parent, number),
+        }
+    }
+
+    /// Gives back the lane of a fiber without calls.
+    fn release_if_empty(&mut self, key: Stack) {
+        let Some(stack) = self.stacks.get(&key) else {
+            return;
+        };
+        let Some((thread, number)) = stack.lane.filter(|_| stack.calls.is_empty()) else {
+            return;
+        };
+        self.stacks.remove(&key);
+        let lanes = self.threads.get_mut(&thread).map(|it| &mut it.lanes);
+        if let Some((_, is_used)) = lanes.and_then(|lanes| lanes.get_mut(number)) {
+            *is_used = false;
+        }
+    }
+
+    /// Makes room for another stack: those without calls are forgotten, and if that is not enough, the half that has had no event for
+    /// longest.
+    fn forget_stacks(&mut self) {
+        if self.stacks.len() < MOST_STACKS {
+            return;
+        }
+        self.stacks.retain(|_, stack| !stack.calls.is_empty());
+        if self.stacks.len() < MOST_STACKS / 2 {
+            return;
+        }
+        let mut used: Vec<(u64, Stack)> = self
+            .stacks
+            .iter()
+            .map(|(key, it)| (it.used, *key))
+            .collect();
+        used.sort_unstable_by_key(|(used, _)| *used);
+        for (used, key) in used.drain(..MOST_STACKS / 4) {
+            self.leave_inner(key, i64::MAX, used);
+            self.release_if_empty(key);
+            self.stacks.remove(&key);
+        }
+    }
+
+    /// Adds a hit of a probe, or a call of a function whose exits are not recorded.
+    fn hit(&mut self, event: &Event) {
+        let is_probe = event.site().is_some();
+        self.is_hit |= is_probe && self.until.as_deref() == Some(event.name());
+        let mut is_end = false;
+        for index in 0..self.pairs.len() {
+            let pair = &self.pairs[index];
+            let (starts, stops) = (pair.start == event.name(), pair.stop == event.name());
+            if !is_probe || !(starts || stops) {
+                continue;
+            }
+            is_end = true;
+            if stops {
+                self.stop(event, index, starts);
+            }
+            if starts {
+                self.start(event, index);
+            }
+        }
+        if !is_end {
+            let track = self.thread(event.thread.unwrap_or(0));
+            let arguments = hit_annotations(event);
+            self.instant(track, event.monotonic, event.name(), arguments);
+        }
+    }
+
+    fn start(&mut self, event: &Event, index: usize) {
+        let thread = event.thread.unwrap_or(0);
+        let (key, time) = ((thread, index), event.monotonic);
+        let pair = self.pairs[index].to_string();
+        if !self.starts.contains_key(&key) {
+            let parent = self.thread(thread);
+            let track = self.track(&TrackOf::Lane(parent), &format!("{thread} {pair}"));
+            let began = Vec::new();
+            self.starts.insert(key, OpenStarts { track, began });
+        }
+        let name = self.name(&pair);
+        let Some(open) = self.starts.get_mut(&key) else {
+            return;
+        };
+        let track = open.track;
+        if open.began.len() >= MOST_STARTS {
+            for _ in std::mem::take(&mut open.began) {
+                self.counts.without_stop += 1;
+                let arguments = vec![Annotation::text(ENDED, NO_STOP)];
+                self.emit(track, time, TrackEventKind::End, arguments);
+            }
+        }
+        if let Some(open) = self.starts.get_mut(&key) {
+            open.began.push(time);
+        }
+        self.counts.slices += 1;
+        let kind = TrackEventKind::Begin(name);
+        self.emit(track, time, kind, hit_annotations(event));
+    }
+
+    fn stop(&mut self, event: &Event, index: usize, is_start: bool) {
+        let thread = event.thread.unwrap_or(0);
+        let open = self.starts.get_mut(&(thread, index));
+        let track = open.as_ref().map(|open| open.track);
+        let began = open.and_then(|open| open.began.pop());
+        match track.zip(began) {
+            Some((track, began)) => {
+                self.longest = self.longest.max(event.monotonic.saturating_sub(began));
+                let arguments = hit_annotations(event);
+                self.emit(track, event.monotonic, TrackEventKind::End, arguments);
+            }
+            // The first hit of a pair of one probe ends nothing.
+            None if is_start => {}
+            None => self.counts.unmatched_stops += 1,
+        }
+    }
+
+    /// Adds what the runtime of OCaml 5 has written of the collector.
+    pub(super) fn add_runtime_event(&mut self, entry: &RingEntry<'_>) {
+        match *entry {
+            RingEntry::Lost { domain, words } => {
+                self.counts.lost_words = self.counts.lost_words.saturating_add(words);
+                let track = self.domain(domain);
+                let time = self.tracks[track.0 as usize];
+                self.end_phases(domain, 0, time, LOST);
+                let words = vec![Annotation::int("words", words)];
+                self.instant(track, time, "runtime events were lost", words);
+            }
+            RingEntry::Event { domain, time, kind } => {
+                self.latest = self.latest.max(time);
+                self.runtime_event(domain, time, kind);
+            }
+        }
+    }
+
+    fn runtime_event(&mut self, domain: u32, time: u64, kind: RuntimeEventKind<'_>) {
+        let track = self.domain(domain);
+        match kind {
+            RuntimeEventKind::Begin(phase) => {
+                let id = self.name(phase);
+                let open = self.domains.get_mut(&domain).map(|it| &mut it.open);
+                if let Some(open) = open.filter(|open| open.len() < MOST_PHASES) {
+                    open.push(phase);
+                    self.counts.slices += 1;
+                    self.emit(track, time, TrackEventKind::Begin(id), Vec::new());
+                }
+            }
+            RuntimeEventKind::End(phase) => {
+                let open = self.domains.get(&domain).map(|it| &it.open);
+                let begun = open.and_then(|open| open.iter().rposition(|it| *it == phase));
+                // One that began before the recording has no begin.
+                if let Some(depth) = begun {
+                    self.end_phases(domain, depth + 1, time, LOST);
+                    if let Some(domain) = self.domains.get_mut(&domain) {
+                        domain.open.pop();
+                    }
+                    self.emit(track, time, TrackEventKind::End, Vec::new());
+                }
+            }
+            RuntimeEventKind::Counter(counter, value) => {
+                let track = self.counter(domain, counter);
+                self.counts.values += 1;
+                let value = i64::try_from(value).unwrap_or(i64::MAX);
+                self.emit(track, time, TrackEventKind::Value(value), Vec::new());
+            }
+            RuntimeEventKind::Lifecycle(what, number) => {
+                if matches!(what, "ring_pause" | "ring_resume" | "domain_terminate") {
+                    self.end_phases(domain, 0, time, LOST);
+                }
+                let number = number.map(|number| Annotation::int("number", number));
+                self.instant(track, time, what, number.into_iter().collect());
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends the phases of a domain that are inside others, from this depth on.
+    fn end_phases(&mut self, domain: u32, depth: usize, time: u64, how: &'static str) {
+        let Some(domain) = self.domains.get_mut(&domain) else {
+            return;
+        };
+        let track = domain.track;
+        let ended = domain.open.len().saturating_sub(depth);
+        domain.open.truncate(depth);
+        for _ in 0..ended {
+            let arguments = vec![Annotation::text(ENDED, how)];
+            self.emit(track, time, TrackEventKind::End, arguments);
+        }
+    }
+
+    /// Ends all slices that are open: the recording is over at `now`, in nanoseconds of CLOCK_MONOTONIC.
+    pub(super) fn finish(&mut self, now: u64) {
+        let time = now.max(self.latest);
+        let mut ends = Vec::new();
+        for (_, stack) in self.stacks.drain() {
+            ends.extend(stack.calls.iter().map(|_| (stack.track, RUNNING)));
+        }
+        self.counts.running += ends.len() as u64;
+        for (_, starts) in self.starts.drain() {
+            self.counts.without_stop += starts.began.len() as u64;
+            ends.extend(starts.began.iter().map(|_| (starts.track, NO_STOP)));
+        }
+        let phases = self.domains.values();
+        let phases = phases.flat_map(|it| it.open.iter().map(|_| (it.track, RUNNING)));
+        ends.extend(phases);
+        self.domains.clear();
+        self.open = 0;
+        for (track, how) in ends {
+            let arguments = vec![Annotation::text(ENDED, how)];
+            self.emit(track, time, TrackEventKind::End, arguments);
+        }
+    }
+
+    fn instant(&mut self, track: TrackId, time: u64, name: &str, arguments: Vec<Annotation>) {
+        let name = self.name(name);
+        self.counts.instants += 1;
+        self.emit(track, time, TrackEventKind::Instant(name), arguments);
+    }
+
+    fn emit(
+        &mut self,
+        track: TrackId,
+        time: u64,
+        kind: TrackEventKind,
+        arguments: Vec<Annotation>,
+    ) {
+        let Some(latest) = self.tracks.get_mut(track.0 as usize) else {
+            return;
+        };
+        // Times of two readings may overlap a little.
+        *latest = time.max(*latest);
+        self.sink.event(TrackEvent {
+            time: *latest,
+            track,
+            kind,
+            arguments,
+        });
+    }
+
+    fn name(&mut self, name: &str) -> NameId {
+        if let Some(known) = self.names.get(name) {
+            return *known;
+        }
+        let id = NameId(self.names.len() as u32 + 1);
+        self.sink.name(id, name);
+        self.names.insert(name.to_owned(), id);
+        id
+    }
+
+    fn track(&mut self, of: &TrackOf, name: &str) -> TrackId {
+        let id = TrackId(self.tracks.len() as u32);
+        self.tracks.push(0);
+        self.sink.track(id, of, name);
+        id
+    }
+
+    /// Returns the track of a thread; 0 stands for those that are not known.
+    fn thread(&mut self, thread: i32) -> TrackId {
+        if let Some(known) = self.threads.get(&thread) {
+            return known.track;
+        }
+        let comm = std::fs::read_to_string(format!("/proc/{}/task/{thread}/comm", self.pid));
+        let comm = comm.unwrap_or_default();
+        let track = if thread == 0 {
+            self.track(&TrackOf::Lane(TrackId::PROCESS), "unknown thread")
+        } else {
+            let name = match comm.trim_end() {
+                "" => format!("thread {thread}"),
+                comm => comm.to_owned(),
+            };
+            self.track(&TrackOf::Thread(thread), &name)
+        };
+        if self.threads.len() >= MOST_THREADS {
+            // Those that are needed again get another track of the same name.
+            self.threads
+                .retain(|_, it| it.lanes.iter().any(|(_, is_used)| *is_used));
+        }
+        let lanes = Vec::new();
+        self.threads.insert(thread, ThreadTracks { track, lanes });
+        track
+    }
+
+    fn domain(&mut self, number: u32) -> TrackId {
+        if let Some(known) = self.domains.get(&number) {
+            return known.track;
+        }
+        let of = TrackOf::Lane(TrackId::PROCESS);
+        let track = self.track(&of, &format!("GC of domain {number}"));
+        let domain = Domain {
+            track,
+            open: Vec::new(),
+            counters: HashMap::new(),
+        };
+        self.domains.insert(number, domain);
+        track
+    }
+
+    fn counter(&mut self, number: u32, counter: &'static str) -> TrackId {
+        let known = self.domains.get(&number);
+        if let Some(known) = known.and_then(|it| it.counters.get(counter)) {
+            return *known;
+        }
+        let of = TrackOf::Counter(TrackId::PROCESS);
+        let track = self.track(&of, &format!("domain {number} {counter}"));
+        if let Some(domain) = self.domains.get_mut(&number) {
+            domain.counters.insert(counter, track);
+        }
+        track
+    }
+}

@@ -1,0 +1,119 @@
+//! What `record` records: probes, pairs, functions, and the collector.
+
+use std::time::Duration;
+
+use probes_lib::{FunctionSelector, Observation, Selector};
+
+use super::checked::{Flags, each_once};
+use super::duration::bound;
+use super::function_selection::NamedFunctionFlags;
+use super::pairs::{Pair, pair};
+use super::probe_selection::{ProbeFlags, probe_name};
+use super::usdt::UsdtFlags;
+use super::watched::CallFlags;
+
+// What is recorded.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RecordedFlags {
+    #[command(flatten)]
+    probes: ProbeFlags,
+    /// Record START to STOP in one thread as a slice; may be repeated
+    #[arg(id = "pair", long, value_name = "START,STOP", value_parser = pair)]
+    pairs: Vec<Pair>,
+    #[command(flatten)]
+    functions: NamedFunctionFlags,
+    #[command(flatten)]
+    usdt: UsdtFlags,
+    #[command(flatten)]
+    calls: CallFlags,
+    /// End the recording once this probe is hit
+    #[arg(long, value_name = "NAME", value_parser = probe_name)]
+    until: Option<String>,
+    /// End the recording once a pair or a call has taken DURATION or longer
+    #[arg(long, value_name = "DURATION", value_parser = bound)]
+    over: Option<Duration>,
+    /// Record the phases and counters of the garbage collector of OCaml 5
+    #[arg(long)]
+    gc: bool,
+}
+
+/// The checked form of [`RecordedFlags`].
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    probes: Vec<Selector>,
+    pub(crate) pairs: Vec<Pair>,
+    functions: Vec<FunctionSelector>,
+    calls: CallFlags,
+    pub(crate) until: Option<String>,
+    pub(crate) over: Option<Duration>,
+    pub(crate) gc: bool,
+}
+
+impl Flags for RecordedFlags {
+    type Value = Recorded;
+
+    fn check(self) -> Result<Recorded, String> {
+        let mut functions = self.functions.selectors()?;
+        if functions.is_empty() {
+            self.calls.refuse_without("-fn")?;
+        }
+        if self.over.is_some() && functions.is_empty() && self.pairs.is_empty() {
+            return Err("-over needs -pair or -fn: it is about slices of these".to_owned());
+        }
+        functions.extend(self.usdt.selectors()?);
+        each_once("-pair", &self.pairs)?;
+        let probes = if self.probes.is_empty() {
+            Vec::new()
+        } else {
+            self.probes.check()?
+        };
+        let has_points = self.until.is_some()
+            || !probes.is_empty()
+            || !functions.is_empty()
+            || !self.pairs.is_empty();
+        if !has_points && !self.gc {
+            return Err(
+                "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS or -gc"
+                    .to_owned(),
+            );
+        }
+        Ok(Recorded {
+            probes,
+            pairs: self.pairs,
+            functions,
+            calls: self.calls,
+            until: self.until,
+            over: self.over,
+            gc: self.gc,
+        })
+    }
+}
+
+impl Recorded {
+    /// Whether the process has to have probes.
+    pub(crate) fn needs_probes(&self) -> bool {
+        !self.probes.is_empty() || !self.pairs.is_empty() || self.until.is_some()
+    }
+
+    pub(crate) fn has_functions(&self) -> bool {
+        !self.functions.is_empty()
+    }
+
+    /// Whether anything is recorded by observing the process.
+    pub(crate) fn observes(&self) -> bool {
+        self.needs_probes() || self.has_functions()
+    }
+
+    pub(crate) fn calls(&self) -> CallFlags {
+        self.calls
+    }
+
+    pub(crate) fn observation(&self) -> Observation {
+        let probes = self.probes.iter().cloned();
+        let observation = probes.fold(Observation::new(), Observation::watch);
+        let ends = self.pairs.iter().flat_map(|pair| [&pair.start, &pair.stop]);
+        let ends = ends.chain(&self.until).map(Selector::name);
+        let observation = ends.fold(observation, Observation::watch);
+        self.calls.of(observation, &self.functions).watch_exits()
+    }
+}

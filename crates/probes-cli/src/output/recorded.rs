@@ -1,0 +1,139 @@
+//! What a recording has written, in one shape for all formats. The field names are those of the JSON output.
+
+use std::path::Path;
+use std::time::Duration;
+
+use probes_lib::{Event, Value};
+use serde::Serialize;
+
+use super::format::{Format, VERSION, json, seconds, seconds_or_null};
+use super::hits::{argument_names, in_ocaml};
+use super::table::table;
+use super::timeline::{Annotation, AnnotationValue, TimelineFormat};
+use crate::failure::Failure;
+
+/// What a time line has, and what is missing in it.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct RecordCounts {
+    pub(crate) slices: u64,
+    pub(crate) instants: u64,
+    /// Values of counters.
+    pub(crate) values: u64,
+    /// Calls that ended without an exit.
+    pub(crate) unwound: u64,
+    /// Calls that had not ended.
+    pub(crate) running: u64,
+    /// Starts of pairs that had no stop.
+    pub(crate) without_stop: u64,
+    /// Exits whose calls had begun before, or were lost.
+    pub(crate) unmatched_exits: u64,
+    pub(crate) unmatched_stops: u64,
+    /// Calls within too many others.
+    pub(crate) too_deep: u64,
+    pub(crate) lost_hits: u64,
+    pub(crate) lost_words: u64,
+}
+
+/// What was recorded of a process.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "recorded")]
+pub(crate) struct RecordReport {
+    version: u32,
+    pid: i32,
+    program: String,
+    file: String,
+    format: TimelineFormat,
+    bytes: u64,
+    #[serde(serialize_with = "seconds")]
+    seconds: Duration,
+    /// How much of it is in the file, if only the last of it is.
+    #[serde(serialize_with = "seconds_or_null")]
+    last_seconds: Option<Duration>,
+    #[serde(flatten)]
+    counts: RecordCounts,
+}
+
+impl RecordReport {
+    pub(crate) fn new(
+        (pid, program): (i32, &Path),
+        (file, format, bytes): (&Path, TimelineFormat, u64),
+        (seconds, last_seconds): (Duration, Option<Duration>),
+        counts: RecordCounts,
+    ) -> RecordReport {
+        RecordReport {
+            version: VERSION,
+            pid,
+            program: program.to_string_lossy().into_owned(),
+            file: file.to_string_lossy().into_owned(),
+            format,
+            bytes,
+            seconds,
+            last_seconds,
+            counts,
+        }
+    }
+
+    pub(crate) fn text(&self, format: Format) -> Result<String, Failure> {
+        let counts = self.counts;
+        let figures = [
+            ("slices", counts.slices),
+            ("instants", counts.instants),
+            ("values", counts.values),
+            ("unwound", counts.unwound),
+            ("running", counts.running),
+            ("without_stop", counts.without_stop),
+            ("unmatched_exits", counts.unmatched_exits),
+            ("unmatched_stops", counts.unmatched_stops),
+            ("too_deep", counts.too_deep),
+            ("lost_hits", counts.lost_hits),
+            ("lost_words", counts.lost_words),
+            ("bytes", self.bytes),
+        ];
+        match format {
+            Format::Json => json(self),
+            Format::Plain => {
+                let figures = figures.map(|(name, value)| format!("{name} {value}"));
+                let seconds = self.seconds.as_secs_f64();
+                let last = self.last_seconds.map_or_else(String::new, |last| {
+                    format!(" last {:.3}", last.as_secs_f64())
+                });
+                Ok(format!(
+                    "{} seconds {seconds:.3}{last}\n",
+                    figures.join(" ")
+                ))
+            }
+            Format::Table => {
+                let shown = figures
+                    .iter()
+                    .filter(|(name, value)| *value > 0 || matches!(*name, "slices" | "instants"));
+                let rows =
+                    shown.map(|(name, value)| vec![name.replace('_', " "), value.to_string()]);
+                Ok(table(&["recorded", "how many"], rows))
+            }
+        }
+    }
+}
+
+/// The arguments of a hit, or the result of a function, as what is said of a slice or an instant.
+pub(crate) fn hit_annotations(event: &Event) -> Vec<Annotation> {
+    if event.arguments.is_empty() {
+        return Vec::new();
+    }
+    const UNNAMED: [&str; 6] = ["arg0", "arg1", "arg2", "arg3", "arg4", "arg5"];
+    let is_call = event.kind == probes_lib::EventKind::Hit;
+    let mut names = argument_names(event);
+    let values = event.arguments.iter().enumerate();
+    let annotations = values.map(|(index, value)| {
+        let key = match names.next() {
+            Some(name) => name.to_owned().into(),
+            None if is_call => UNNAMED.get(index).copied().unwrap_or("argument").into(),
+            None => "result".into(),
+        };
+        let value = match value {
+            Value::Int(number) => AnnotationValue::Int(*number),
+            value => AnnotationValue::Text(in_ocaml(value).into()),
+        };
+        Annotation { key, value }
+    });
+    annotations.collect()
+}

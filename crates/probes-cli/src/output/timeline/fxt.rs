@@ -1,0 +1,244 @@
+//! Fuchsia's trace format (fuchsia.dev, "Fuchsia trace format"): records of 64-bit words, little-endian. Threads and tracks are kernel
+//! objects; their names are in kernel object records.
+
+use super::{
+    Annotation, AnnotationValue, Encoder, NameId, TracedProcess, TrackEvent, TrackEventKind,
+    TrackId, TrackOf,
+};
+
+/// The magic number record.
+const MAGIC: u64 = 0x0016_5478_4604_0010;
+
+/// The types of records.
+const METADATA: u64 = 0;
+const INITIALIZATION: u64 = 1;
+const STRING: u64 = 2;
+const EVENT: u64 = 4;
+const KERNEL_OBJECT: u64 = 7;
+
+/// The types of events.
+const INSTANT: u64 = 0;
+const COUNTER: u64 = 1;
+const DURATION_BEGIN: u64 = 2;
+const DURATION_END: u64 = 3;
+
+/// The types of arguments.
+const INT_64: u64 = 3;
+const TEXT: u64 = 6;
+const KOID: u64 = 8;
+
+/// The types of kernel objects.
+const PROCESS: u64 = 1;
+const THREAD: u64 = 2;
+
+/// An inline string: its length is in the other bits of the reference.
+const INLINE: u64 = 1 << 15;
+
+/// Strings are cut to this length, in bytes: a record has at most 4,095 words.
+const LONGEST: usize = 1024;
+
+/// The last index that a string can have.
+const LAST_INDEX: u32 = (1 << 15) - 1;
+
+/// The string with this index is the category of all events.
+const CATEGORY_INDEX: u64 = 1;
+
+/// Names have the indices after it.
+const FIRST_NAME: u32 = CATEGORY_INDEX as u32 + 1;
+
+/// Above the pids of Linux (PID_MAX_LIMIT).
+const FIRST_LANE: u64 = 1 << 23;
+
+const MOST_ARGUMENTS: usize = 15;
+
+pub(super) struct Fxt {
+    pid: u64,
+    process: String,
+    /// Of each track, by its number: the koid of its thread, and the name of a counter.
+    tracks: Vec<(u64, String)>,
+    /// The names that have no index, by their number.
+    others: std::collections::HashMap<u32, String>,
+}
+
+/// A string in a record: the reference, and the words that follow if it is inline.
+struct Text<'t> {
+    reference: u64,
+    inline: &'t [u8],
+}
+
+impl<'t> Text<'t> {
+    fn inline(text: &'t str) -> Text<'t> {
+        let mut len = text.len().min(LONGEST);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        // The reference 0 is the empty string.
+        let reference = if len == 0 { 0 } else { INLINE | len as u64 };
+        Text {
+            reference,
+            inline: &text.as_bytes()[..len],
+        }
+    }
+
+    fn indexed(index: u64) -> Text<'static> {
+        Text {
+            reference: index,
+            inline: b"",
+        }
+    }
+
+    fn write(&self, to: &mut Vec<u8>) {
+        to.extend(self.inline);
+        to.resize(to.len().next_multiple_of(8), 0);
+    }
+}
+
+/// Writes a record whose length is known only when it is complete: `header` has all of its header but that.
+fn record(to: &mut Vec<u8>, header: u64, write: impl FnOnce(&mut Vec<u8>)) {
+    // Blocks begin at a multiple of 8 bytes, as all records have such lengths.
+    let start = to.len();
+    word(to, 0);
+    write(to);
+    let words = ((to.len() - start) / 8) as u64;
+    to[start..start + 8].copy_from_slice(&(header | words << 4).to_le_bytes());
+}
+
+fn word(to: &mut Vec<u8>, word: u64) {
+    to.extend(word.to_le_bytes());
+}
+
+impl Fxt {
+    pub(super) fn new(process: &TracedProcess) -> Fxt {
+        Fxt {
+            pid: process.pid as u64,
+            process: process.name.clone(),
+            tracks: Vec::new(),
+            others: std::collections::HashMap::new(),
+        }
+    }
+
+    fn string(index: u64, text: &str, to: &mut Vec<u8>) {
+        let text = Text::inline(text);
+        let header = STRING | index << 16 | (text.inline.len() as u64) << 32;
+        record(to, header, |to| text.write(to));
+    }
+
+    fn object(&self, kind: u64, koid: u64, name: &str, to: &mut Vec<u8>) {
+        let name = Text::inline(name);
+        let arguments = u64::from(kind == THREAD);
+        let header = KERNEL_OBJECT | kind << 16 | name.reference << 24 | arguments << 40;
+        record(to, header, |to| {
+            word(to, koid);
+            name.write(to);
+            if kind == THREAD {
+                let key = Text::inline("process");
+                record(to, KOID | key.reference << 16, |to| {
+                    key.write(to);
+                    word(to, self.pid);
+                });
+            }
+        });
+    }
+}
+
+fn argument(argument: &Annotation, to: &mut Vec<u8>) {
+    let key = Text::inline(&argument.key);
+    match &argument.value {
+        AnnotationValue::Int(number) => record(to, INT_64 | key.reference << 16, |to| {
+            key.write(to);
+            word(to, *number as u64);
+        }),
+        AnnotationValue::Text(text) => {
+            let value = Text::inline(text);
+            let header = TEXT | key.reference << 16 | value.reference << 32;
+            record(to, header, |to| {
+                key.write(to);
+                value.write(to);
+            });
+        }
+    }
+}
+
+impl Encoder for Fxt {
+    fn begin(&mut self, to: &mut Vec<u8>) {
+        word(to, MAGIC);
+        // The provider: its number is 1.
+        let (kind, provider, name) = (1_u64, 1_u64, Text::inline("ocaml-probes"));
+        let len = name.inline.len() as u64;
+        let header = METADATA | kind << 16 | provider << 20 | len << 52;
+        record(to, header, |to| name.write(to));
+        let section = METADATA | 2 << 16 | provider << 20;
+        record(to, section, |_| {});
+        // Ticks a second: times are nanoseconds.
+        record(to, INITIALIZATION, |to| word(to, 1_000_000_000));
+        Fxt::string(CATEGORY_INDEX, "ocaml-probes", to);
+        self.object(PROCESS, self.pid, &self.process, to);
+    }
+
+    fn track(&mut self, id: TrackId, of: &TrackOf, name: &str, to: &mut Vec<u8>) {
+        let koid = match of {
+            // No thread has its id.
+            TrackOf::Process => FIRST_LANE,
+            TrackOf::Thread(tid) => *tid as u64,
+            TrackOf::Lane(_) => FIRST_LANE + u64::from(id.0),
+            TrackOf::Counter(_) => 0,
+        };
+        if koid > 0 {
+            self.object(THREAD, koid, name, to);
+        }
+        let index = id.0 as usize;
+        if self.tracks.len() <= index {
+            self.tracks.resize_with(index + 1, Default::default);
+        }
+        let counter = match of {
+            TrackOf::Counter(_) => name.to_owned(),
+            _ => String::new(),
+        };
+        self.tracks[index] = (koid, counter);
+    }
+
+    fn name(&mut self, id: NameId, name: &str, to: &mut Vec<u8>) {
+        match id.0.checked_add(FIRST_NAME) {
+            Some(index @ ..=LAST_INDEX) => Fxt::string(index.into(), name, to),
+            _ => {
+                self.others.insert(id.0, name.to_owned());
+            }
+        }
+    }
+
+    fn event(&mut self, event: &TrackEvent, to: &mut Vec<u8>) {
+        let empty = (0, String::new());
+        let (koid, counter) = self.tracks.get(event.track.0 as usize).unwrap_or(&empty);
+        let name = |id: NameId| match id.0.checked_add(FIRST_NAME) {
+            Some(index @ ..=LAST_INDEX) => Text::indexed(index.into()),
+            _ => Text::inline(self.others.get(&id.0).map_or("", |it| it)),
+        };
+        let (kind, name) = match event.kind {
+            TrackEventKind::Begin(id) => (DURATION_BEGIN, name(id)),
+            TrackEventKind::End => (DURATION_END, Text::indexed(0)),
+            TrackEventKind::Instant(id) => (INSTANT, name(id)),
+            TrackEventKind::Value(_) => (COUNTER, Text::inline(counter)),
+        };
+        let arguments = event.arguments.len().min(MOST_ARGUMENTS);
+        let count = match event.kind {
+            TrackEventKind::Value(_) => 1,
+            _ => arguments as u64,
+        };
+        let header = EVENT | kind << 16 | count << 20 | CATEGORY_INDEX << 32 | name.reference << 48;
+        record(to, header, |to| {
+            word(to, event.time);
+            // The thread is inline: a table has room for 255 only.
+            word(to, self.pid);
+            word(to, if *koid == 0 { FIRST_LANE } else { *koid });
+            name.write(to);
+            if let TrackEventKind::Value(value) = event.kind {
+                argument(&Annotation::int("value", value), to);
+                word(to, u64::from(event.track.0));
+            } else {
+                for one in &event.arguments[..arguments] {
+                    argument(one, to);
+                }
+            }
+        });
+    }
+}

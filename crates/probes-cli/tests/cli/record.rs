@@ -1,0 +1,440 @@
+//! `record`: time lines, read back by other people's readers and compared with what the programs say that they did.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{ChildStderr, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use test_support::{Scratch, Talker, eventually, fixture_forms, program, program_forms};
+
+use crate::support::{Run, command, is_observed, object, run};
+
+/// A recording that is being made.
+struct Recording {
+    tool: Talker,
+    errors: BufReader<ChildStderr>,
+}
+
+/// Starts `record` by this command, and waits until it observes.
+fn started(mut command: Command) -> Recording {
+    let mut tool = Talker::spawn(command.stderr(Stdio::piped()));
+    let stderr = tool.guard().child().stderr.take().unwrap();
+    let mut errors = BufReader::new(stderr);
+    let mut said = String::new();
+    while !said.contains("stopped ") {
+        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    Recording { tool, errors }
+}
+
+fn recording(pid: i32, flags: &[&str], file: &Path) -> Recording {
+    let mut command = command(["record", "-pid", &pid.to_string()]);
+    command.args(flags).arg("-o").arg(file);
+    started(command)
+}
+
+impl Recording {
+    /// Interrupts it; returns what it prints.
+    fn end(self) -> Run {
+        kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();
+        self.until_end()
+    }
+
+    fn until_end(mut self) -> Run {
+        let mut stdout = String::new();
+        while let Some(line) = self.tool.line() {
+            stdout += &(line + "\n");
+        }
+        let mut stderr = String::new();
+        self.errors.read_to_string(&mut stderr).unwrap();
+        Run {
+            code: self.tool.guard().wait().code(),
+            stdout,
+            stderr,
+        }
+    }
+}
+
+/// What a file has, by a reader that is not ours.
+fn read(file: &Path) -> Value {
+    read_by(file, &[])
+}
+
+/// The same of one that was not written to its end.
+fn read_cut(file: &Path) -> Value {
+    read_by(file, &["cut"])
+}
+
+fn read_by(file: &Path, flags: &[&str]) -> Value {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readers = package.join("../../target/trace-readers");
+    let script = package.join("tests/cli/read_timeline.py");
+    let mut python = Command::new("python3");
+    python.arg(script).arg(file).args(flags);
+    python.env("PYTHONPATH", readers);
+    let read = python.env("PYTHONDONTWRITEBYTECODE", "1").output().unwrap();
+    let why = String::from_utf8_lossy(&read.stderr);
+    let hint = "`scripts/setup --tests` installs the readers";
+    assert!(read.status.success(), "{}: {why}{hint}", file.display());
+    serde_json::from_slice(&read.stdout).unwrap()
+}
+
+fn slices<'t>(timeline: &'t Value, name: &str) -> Vec<&'t Value> {
+    let slices = timeline["slices"].as_array().unwrap().iter();
+    slices.filter(|slice| slice["name"] == name).collect()
+}
+
+/// A figure of the line that `record` prints.
+fn figure(answer: &str, name: &str) -> u64 {
+    let mut words = answer.split(' ').skip_while(|word| *word != name);
+    words.nth(1).unwrap().trim().parse().unwrap()
+}
+
+/// A figure of what the program `calls` answers.
+fn called(answer: &str, name: &str) -> usize {
+    let mut words = answer.split(' ').filter_map(|word| word.split_once('='));
+    words
+        .find(|(key, _)| *key == name)
+        .unwrap()
+        .1
+        .parse()
+        .unwrap()
+}
+
+const FORMATS: [&str; 3] = ["calls.perfetto-trace", "calls.json", "calls.fxt"];
+
+/// Asserts that the slices of `calls` are those of its rounds.
+fn assert_calls(timeline: &Value, answer: &str) {
+    for name in ["leaf", "deep", "raises"] {
+        let found = slices(timeline, &format!("Calls.{name}"));
+        assert_eq!(found.len(), called(answer, name), "{name}");
+    }
+    for slice in slices(timeline, "Calls.raises") {
+        let argument = slice["args"]["arg0"].as_i64().unwrap();
+        let ended = slice["args"]["ended"].as_str().unwrap();
+        // An odd one ends by an exception, an even one by a call in tail position.
+        let expected = ["by a call in tail position", "unwound"][argument as usize % 2];
+        assert!(ended.starts_with(expected), "{slice}");
+    }
+    let deep = slices(timeline, "Calls.deep");
+    for slice in &deep {
+        assert!(slice["args"]["ended"].is_null(), "{slice}");
+        let number = |slice: &Value| slice["args"]["arg0"].as_i64().unwrap();
+        let is_within = |one: &&&Value| {
+            one["track"] == slice["track"]
+                && one["depth"].as_u64() == slice["depth"].as_u64().map(|depth| depth + 1)
+                && number(one) == number(slice) - 1
+                && one["begin"].as_u64() >= slice["begin"].as_u64()
+                && one["end"].as_u64() <= slice["end"].as_u64()
+        };
+        // It calls itself with one less, down to 0.
+        let inner = deep.iter().filter(is_within).count();
+        assert_eq!(inner, usize::from(number(slice) > 0), "{slice}");
+    }
+}
+
+// promise: Time lines: The slices of functions, recursive, tail calling and raising, in two threads, are the calls of the program in
+//    each format (3 formats of 2 programs)
+#[test]
+fn calls_are_slices_in_each_format() {
+    let scratch = Scratch::new();
+    let functions = ["-fn", "Calls.leaf,Calls.deep,Calls.raises"];
+    for program in program_forms("calls") {
+        for format in FORMATS {
+            let mut target = Talker::start(&program);
+            let file = scratch.file(format);
+            let tool = recording(target.pid(), &functions, &file);
+            let answer = target.ask("run 2 20", "calls");
+            let answered = tool.end().answer();
+            let timeline = read(&file);
+            assert_calls(&timeline, &answer);
+            let name = program.file_name().unwrap().to_str().unwrap();
+            assert_eq!(timeline["process"], name);
+            let all = timeline["slices"].as_array().unwrap().len() as u64;
+            assert_eq!(figure(&answered, "slices"), all);
+            assert_eq!(figure(&answered, "unwound"), 20);
+            let length = fs::metadata(&file).unwrap().len();
+            assert_eq!(figure(&answered, "bytes"), length);
+            assert!(!is_observed(target.pid()));
+            target.ask("run 1 1", "calls");
+        }
+    }
+}
+
+#[test]
+fn calls_of_c_nest_by_thread() {
+    let scratch = Scratch::new();
+    let file = scratch.file("c.fxt");
+    for program in fixture_forms("calls") {
+        let mut target = Talker::start(&program);
+        let tool = recording(target.pid(), &["-fn", "leaf,outer,indirect"], &file);
+        target.ask("calls 3 40", "called");
+        tool.end().answer();
+        let timeline = read(&file);
+        let count = |name: &str| slices(&timeline, name).len();
+        assert_eq!(
+            (count("leaf"), count("outer"), count("indirect")),
+            (240, 120, 120)
+        );
+        for outer in slices(&timeline, "outer") {
+            let is_within = |leaf: &&&Value| {
+                leaf["track"] == outer["track"]
+                    && leaf["begin"].as_u64() >= outer["begin"].as_u64()
+                    && leaf["end"].as_u64() <= outer["end"].as_u64()
+            };
+            let leaves = slices(&timeline, "leaf");
+            assert_eq!(leaves.iter().filter(is_within).count(), 2, "{outer}");
+        }
+    }
+}
+
+#[test]
+fn pairs_are_slices_and_hits_are_instants() {
+    let scratch = Scratch::new();
+    for format in FORMATS {
+        let target = Talker::start(&program("service"));
+        let file = scratch.file(format);
+        let flags = [
+            "-pair",
+            "req_start,req_end",
+            "-probe",
+            "tick",
+            "-for",
+            "1s",
+            "-json",
+        ];
+        let run = recording(target.pid(), &flags, &file).until_end();
+        let report = object(&run.answer());
+        let timeline = read(&file);
+        let requests = slices(&timeline, "req_start,req_end");
+        let number = |slice: &Value| slice["args"]["request"].as_i64().unwrap();
+        assert!(!requests.is_empty());
+        for slice in &requests {
+            // What its stop says is said of the same slice.
+            let page = format!("\"<p>{}</p>\"", number(slice) % 7);
+            assert_eq!(slice["args"]["page"], page, "{slice}");
+        }
+        for both in requests.windows(2) {
+            assert_eq!(number(both[0]) + 1, number(both[1]));
+        }
+        let ticks = timeline["instants"].as_array().unwrap();
+        for tick in ticks {
+            assert_eq!(tick["name"], "tick");
+            let first = 3 * tick["args"]["n"].as_i64().unwrap();
+            let of_tick = requests.iter().filter(|it| number(it) / 3 == first / 3);
+            let mut times = of_tick.map(|it| it["begin"].as_u64());
+            assert!(times.all(|time| time >= tick["time"].as_u64()));
+        }
+        assert_eq!(report["slices"], requests.len());
+        assert_eq!(report["instants"], ticks.len());
+    }
+}
+
+#[test]
+fn running_calls_are_ended_and_marked() {
+    let scratch = Scratch::new();
+    let file = scratch.file("running.json");
+    let mut target = Talker::start(&program("calls"));
+    let tool = recording(target.pid(), &["-fn", "Calls.work"], &file);
+    // It has not answered, so that its thread is in `work`.
+    target.send("run 1 100000000");
+    eventually("it calls", || {
+        let written = fs::read_to_string(&file).ok()?;
+        written.contains("Calls.work").then_some(())
+    });
+    let answered = tool.end().answer();
+    let timeline = read(&file);
+    let [outer] = slices(&timeline, "Calls.work")[..] else {
+        panic!("{answered}");
+    };
+    assert_eq!(outer["args"]["ended"], "still running");
+    assert_eq!(figure(&answered, "running"), 1);
+}
+
+#[test]
+fn recording_ends_with_the_process() {
+    let scratch = Scratch::new();
+    for format in FORMATS {
+        let mut target = Talker::start(&program("calls"));
+        let file = scratch.file(format);
+        let tool = recording(target.pid(), &["-fn", "Calls.leaf"], &file);
+        target.ask("run 1 100", "calls");
+        eventually("it is written", || {
+            (fs::metadata(&file).ok()?.len() > 3_000).then_some(())
+        });
+        drop(target);
+        let run = tool.until_end();
+        assert_eq!(run.code, Some(0), "{}", run.stderr);
+        assert_eq!(slices(&read(&file), "Calls.leaf").len(), 150);
+    }
+}
+
+// promise: Time lines: A file that could not be written to its end, and one whose recorder was killed, can be read (3 formats)
+#[test]
+fn file_that_was_cut_can_be_read() {
+    let scratch = Scratch::new();
+    for format in FORMATS {
+        let mut target = Talker::start(&program("calls"));
+        let file = scratch.file(format);
+        let mut limited = Command::new("sh");
+        // In units of 512 or 1024 bytes; what does not fit is then an error, and no signal.
+        let script = "trap '' XFSZ; ulimit -f 400; exec \"$@\"";
+        let tool = command(["record", "-fn", "Calls.*", "-pid"]);
+        limited
+            .args(["-c", script, "sh"])
+            .arg(tool.get_program())
+            .args(tool.get_args());
+        limited.arg(target.pid().to_string()).arg("-o").arg(&file);
+        for (name, value) in tool.get_envs() {
+            limited.env(name, value.unwrap_or_default());
+        }
+        let mut tool = started(limited);
+        eventually("the file is full", || {
+            target.ask("run 1 300", "calls");
+            (!tool.tool.guard().is_running()).then_some(())
+        });
+        let cut = tool.until_end();
+        let expected = format!(
+            "cannot write more to {}: File too large; the ",
+            file.display()
+        );
+        assert!(cut.stderr.contains(&expected), "{}", cut.stderr);
+        assert_eq!(cut.code, Some(1));
+        assert!(!is_observed(target.pid()));
+        let timeline = read_cut(&file);
+        assert!(slices(&timeline, "Calls.leaf").len() > 100);
+
+        let mut tool = recording(target.pid(), &["-fn", "Calls.*"], &file);
+        target.ask("run 1 300", "calls");
+        eventually("something is written", || {
+            (fs::metadata(&file).ok()?.len() > 10_000).then_some(())
+        });
+        kill(Pid::from_raw(tool.tool.pid()), Signal::SIGKILL).unwrap();
+        assert_eq!(tool.tool.guard().wait().signal(), Some(9));
+        assert!(!slices(&read_cut(&file), "Calls.leaf").is_empty());
+        run(&format!("observe -clean -pid {}", target.pid())).answer();
+    }
+}
+
+#[test]
+fn flight_recorder_writes_the_last_time() {
+    let scratch = Scratch::new();
+    for format in FORMATS {
+        let mut target = Talker::start(&program("calls"));
+        let file = scratch.file(format);
+        File::create(&file).unwrap();
+        let flags = ["-fn", "Calls.leaf,Calls.work", "-last", "1ms", "-json"];
+        let tool = recording(target.pid(), &flags, &file);
+        target.ask("run 1 20000", "calls");
+        assert_eq!(fs::metadata(&file).unwrap().len(), 0);
+        let report = object(&tool.end().answer());
+        let timeline = read(&file);
+        let all = timeline["slices"].as_array().unwrap();
+        assert_eq!(report["slices"], all.len());
+        assert!(!all.is_empty() && all.len() < 20_001);
+        assert!(report["last_seconds"].as_f64().unwrap() <= 0.001);
+        // It has been called before, and has returned within this time.
+        let outer = slices(&timeline, "Calls.work");
+        assert!(outer.len() <= 1);
+        for one in outer {
+            assert!(one["args"]["began_ns_earlier"].as_u64().unwrap() > 0);
+        }
+    }
+}
+
+#[test]
+fn probe_or_slow_call_ends_the_recording() {
+    let scratch = Scratch::new();
+    let file = scratch.file("end.json");
+    let target = Talker::start(&program("service"));
+    let flags = ["-pair", "req_start,req_end", "-until", "tick"];
+    let run = recording(target.pid(), &flags, &file).until_end();
+    assert!(run.stderr.contains("tick was hit\n"), "{}", run.stderr);
+    let timeline = read(&file);
+    assert_eq!(timeline["instants"][0]["name"], "tick");
+    let flags = ["-pair", "req_start,req_end", "-over", "1ns", "-last", "10s"];
+    let run = recording(target.pid(), &flags, &file).until_end();
+    assert!(run.stderr.contains("a slice took "), "{}", run.stderr);
+    assert!(!slices(&read(&file), "req_start,req_end").is_empty());
+}
+
+#[test]
+fn lost_hits_are_in_the_file() {
+    let scratch = Scratch::new();
+    let file = scratch.file("lost.json");
+    let mut target = Talker::start(&program("calls"));
+    let tool = recording(target.pid(), &["-fn", "Calls.leaf,Calls.deep"], &file);
+    // The tool does not read meanwhile.
+    kill(Pid::from_raw(tool.tool.pid()), Signal::SIGSTOP).unwrap();
+    let answer = target.ask("run 1 50000", "calls");
+    kill(Pid::from_raw(tool.tool.pid()), Signal::SIGCONT).unwrap();
+    let run = tool.end();
+    assert!(run.stderr.contains("hits were lost"), "{}", run.stderr);
+    let lost = figure(&run.answer(), "lost_hits");
+    let timeline = read(&file);
+    let instants = timeline["instants"].as_array().unwrap().iter();
+    let in_file = instants.filter(|it| it["name"] == "hits were lost");
+    let in_file: u64 = in_file.map(|it| it["args"]["hits"].as_u64().unwrap()).sum();
+    assert_eq!(in_file, lost);
+    let found = slices(&timeline, "Calls.leaf").len();
+    assert!(lost > 0 && found < called(&answer, "leaf"));
+}
+
+#[test]
+fn wrong_command_lines_change_nothing() {
+    let scratch = Scratch::new();
+    let target = Talker::start(&program("service"));
+    let pid = target.pid();
+    for (flags, why) in [
+        (
+            "-probe tick",
+            "needs -o FILE, whose name ends with .perfetto-trace, .json or .fxt",
+        ),
+        (
+            "-probe tick -o x.txt",
+            "-o x.txt: the name of the file has to end with",
+        ),
+        (
+            "-o x.json",
+            "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS or -gc",
+        ),
+        (
+            "-probe tick -over 5ms -o x.json",
+            "-over needs -pair or -fn",
+        ),
+        ("-probe tick -results -o x.json", "-results needs -fn"),
+    ] {
+        let run = run(&format!("record -pid {pid} {flags}"));
+        assert_eq!(run.code, Some(2), "{flags}");
+        assert!(run.stderr.contains(why), "{}", run.stderr);
+    }
+    let file = scratch.file("old.json");
+    fs::write(&file, "old").unwrap();
+    let mut wrong = command([
+        "record",
+        "-pid",
+        &pid.to_string(),
+        "-probe",
+        "nothing",
+        "-o",
+    ]);
+    let wrong = wrong.arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(said.contains("no probe \"nothing\""), "{said}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    let gone = run("record -pid 2147483647 -probe tick -o x.json").failure();
+    assert!(gone.contains("2147483647"), "{gone}");
+    let nowhere = run(&format!(
+        "record -pid {pid} -probe tick -o /nonexistent/x.json"
+    ))
+    .failure();
+    assert!(
+        nowhere.contains("cannot write /nonexistent/x.json"),
+        "{nowhere}"
+    );
+    assert!(!is_observed(pid));
+}
