@@ -94,17 +94,6 @@ impl Family {
             MetricKind::Gauge | MetricKind::Histogram => "",
         }
     }
-
-    /// The names of its samples.
-    #[cfg(test)]
-    pub(super) fn sample_names(&self) -> Vec<String> {
-        let suffixes: &[&str] = match self.kind {
-            MetricKind::Histogram => &["_bucket", "_sum", "_count"],
-            _ => &[self.suffix()],
-        };
-        let name = |suffix: &&str| format!("{}{suffix}", self.name);
-        suffixes.iter().map(name).collect()
-    }
 }
 
 impl Exposition {

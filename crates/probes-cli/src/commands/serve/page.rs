@@ -222,41 +222,6 @@ static CLOSED: Family = family(
     "Connections that were closed before they were answered: too slow, or too many at a time.",
 );
 
-/// All families, in the order of the page.
-#[cfg(test)]
-pub(super) fn families() -> Vec<&'static Family> {
-    vec![
-        &UP,
-        &BUILD,
-        &PROCESSES,
-        &OBSERVED,
-        &REFUSED,
-        &STOPPED,
-        &HITS,
-        &ENABLED,
-        &PAIR,
-        &PAIR_OPEN,
-        &PAIR_TROUBLE,
-        &CALL,
-        &CALL_OPEN,
-        &CALL_TROUBLE,
-        &GC_READ,
-        &GC_PAUSE,
-        &GC_ALLOCATED,
-        &GC_PROMOTED,
-        &GC_HEAP,
-        &GC_LOST,
-        &DISCARDED,
-        &REFUSED_FUNCTIONS,
-        &LEFT_OUT,
-        &COLLECTION,
-        &SCAN,
-        &SCRAPES,
-        &CONNECTIONS,
-        &CLOSED,
-    ]
-}
-
 /// The page of all metrics.
 pub(super) fn page(
     format: TextFormat,
@@ -325,17 +290,11 @@ pub(super) fn page(
     let families = [&CALL, &CALL_OPEN, &CALL_TROUBLE];
     add_timed(&mut page, &each, families, bounds, &CALL_PROBLEMS, calls);
     add_collector(&mut page, &each, bounds);
-    let numbers: [(_, fn(&ShownProcess) -> usize); 3] = [
-        (&DISCARDED, |process| process.discarded),
-        (&REFUSED_FUNCTIONS, |process| process.refused_functions),
-        (&LEFT_OUT, |process| process.left_out),
-    ];
-    for (family, number) in numbers {
-        let mut samples = page.family(family);
-        for (labels, process) in &each {
-            samples.add(labels, number(process));
-        }
-    }
+    add_numbers(&mut page, &each, &DISCARDED, |it| it.discarded);
+    add_numbers(&mut page, &each, &REFUSED_FUNCTIONS, |it| {
+        it.refused_functions
+    });
+    add_numbers(&mut page, &each, &LEFT_OUT, |it| it.left_out);
     page.family(&COLLECTION)
         .add_seconds(&none, exporter.collection);
     page.family(&SCAN).add_seconds(&none, exporter.scan);
@@ -349,6 +308,19 @@ pub(super) fn page(
         closed.add(&none.with("reason", reason), number);
     }
     page.finish()
+}
+
+/// Adds a number of each process.
+fn add_numbers(
+    page: &mut Exposition,
+    each: &[(Labels, &ShownProcess)],
+    family: &'static Family,
+    number: impl Fn(&ShownProcess) -> usize,
+) {
+    let mut samples = page.family(family);
+    for (labels, process) in each {
+        samples.add(labels, number(process));
+    }
 }
 
 fn add_probes(page: &mut Exposition, each: &[(Labels, &ShownProcess)]) {
