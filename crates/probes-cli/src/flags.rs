@@ -19,6 +19,7 @@ mod recorded;
 mod sample;
 mod seccomp;
 mod served;
+mod stack;
 mod take_over;
 mod target_selection;
 mod timed;

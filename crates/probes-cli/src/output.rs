@@ -3,6 +3,7 @@
 mod answer_tables;
 mod bars;
 mod counted;
+mod counted_stacks;
 mod format;
 mod function_sources;
 mod functions;
@@ -36,6 +37,7 @@ use std::net::{IpAddr, SocketAddr};
 use probes_lib::CleanReport;
 
 pub(crate) use counted::CountReport;
+pub(crate) use counted_stacks::CountedStacks;
 pub(crate) use format::Format;
 use format::{VERSION, json, write_json};
 pub(crate) use function_sources::FunctionSources;

@@ -57,6 +57,8 @@ mod help; // help and version, word for word
 mod hist; // histograms of values of hits
 #[path = "cli/hist_several.rs"]
 mod hist_several; // of several processes together
+#[path = "cli/hit_stacks.rs"]
+mod hit_stacks; // what `watch -stack -json` says
 #[path = "cli/holds.rs"]
 mod holds; // what a killed `attach -for` holds
 #[path = "cli/info.rs"]
@@ -131,6 +133,8 @@ mod watch_functions; // calls of functions, one by one
 mod watch_sample; // every Nth hit
 #[path = "cli/watch_several.rs"]
 mod watch_several; // hits of several processes
+#[path = "cli/watch_stack.rs"]
+mod watch_stack; // the stack of each hit
 #[path = "cli/watch_usdt.rs"]
 mod watch_usdt; // sites of USDT probes of other providers, one by one
 #[path = "cli/watch_where.rs"]

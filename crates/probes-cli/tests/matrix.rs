@@ -38,6 +38,10 @@ mod effects;
 mod events;
 #[path = "matrix/gc.rs"]
 mod gc;
+#[path = "cli/hit_stacks.rs"]
+mod hit_stacks;
+#[path = "matrix/hits.rs"]
+mod hits;
 #[path = "cli/stacks.rs"]
 #[allow(dead_code, reason = "some of it is only for the tests in tests/cli")]
 mod json_stacks;

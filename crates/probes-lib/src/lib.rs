@@ -139,9 +139,9 @@ pub use expression::{
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    BadLinear, CallFrame, CallerLatency, CleanReport, Counts, DiscardedPatches, Event, EventKind,
-    Events, FunctionHits, FunctionLatency, Key, KeyedCount, KeyedCounts, Latency, Linear,
-    Observation, Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket,
+    BadLinear, CallFrame, CallerLatency, CleanReport, CopiedStack, Counts, DiscardedPatches, Event,
+    EventKind, Events, FunctionHits, FunctionLatency, Key, KeyedCount, KeyedCounts, Latency,
+    Linear, Observation, Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket,
     ValueHistogram, ValueRecorder,
 };
 pub use observer::{ObservationReport, Observer};
@@ -156,7 +156,8 @@ pub use switched_events::SwitchedEvents;
 
 // Stacks: what the threads of a process do now.
 pub use stacks::{
-    StackFrame, StackReport, Stacks, SystemCall, ThreadRole, ThreadStack, ThreadState, WaitsFor,
+    HitStack, StackFrame, StackReport, Stacks, SystemCall, ThreadRole, ThreadStack, ThreadState,
+    WaitsFor,
 };
 pub use unwind::StackEnd;
 

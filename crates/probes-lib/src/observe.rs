@@ -42,6 +42,7 @@ pub use self::install::remove::CleanReport;
 pub use self::observation::Observation;
 pub use self::read::callers::CallerLatency;
 pub use self::read::calls::FunctionLatency;
+pub use self::read::copied_stack::CopiedStack;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
 pub use self::read::events::{CallFrame, Event, EventKind, Events, SlowPair};
 pub use self::read::keys::{Key, KeyedCount, KeyedCounts};

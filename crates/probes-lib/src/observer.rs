@@ -253,7 +253,7 @@ impl Target {
         let process = self.opened.process();
         let image = self.opened.current_image()?;
         let mut plan = ObservationPlan::of(observation, image.program.clone(), functions.clone())?;
-        plan.find_value_pages(process, &image);
+        plan.find_values_and_stacks(process, &image);
         let sites = plan
             .points
             .iter()

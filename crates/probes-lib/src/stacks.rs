@@ -23,12 +23,13 @@ use nix::fcntl::OFlag;
 
 use crate::error::{Error, Operation, Result};
 use crate::functions::Functions;
+use crate::observe::read::copied_stack::CopiedStack;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{Process, denial};
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::trace::tracer::with_tracer;
-use crate::unwind::memory::CachedPages;
+use crate::unwind::memory::{CachedPages, StackMemory};
 use crate::unwind::registers::Registers;
 use crate::unwind::{RawFrame, RawStack, StackEnd, Unwinder};
 use name::FrameNames;
@@ -39,6 +40,9 @@ pub use wait::{SystemCall, WaitsFor};
 
 /// How often a thread is read that runs again and again, before it is taken for a running one.
 const ATTEMPTS: usize = 5;
+
+/// How often files are read again at most, because code of none of them is found.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long stopping the threads may take.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
@@ -63,6 +67,26 @@ pub struct Stacks {
     functions: Functions,
     unwinder: Unwinder,
     names: FrameNames,
+    /// When the files were read.
+    loaded: Instant,
+}
+
+/// The frames of a hit.
+#[derive(Clone, Debug)]
+pub struct HitStack {
+    /// The innermost, that of the point, first.
+    pub frames: Vec<Arc<StackFrame>>,
+    /// Why there are no more.
+    pub end: StackEnd,
+    /// Whether a frame was found by searching the stack, because a register was not known.
+    pub is_guessed: bool,
+}
+
+impl HitStack {
+    /// Returns whether its frames reach to the code that the thread began with, and none was guessed.
+    pub fn is_complete(&self) -> bool {
+        self.end == StackEnd::Outermost && !self.is_guessed
+    }
 }
 
 /// What all threads did when they were read.
@@ -151,6 +175,21 @@ struct Reading {
     stack: Option<RawStack>,
 }
 
+/// The code of a process.
+struct OnlyCode<'m> {
+    ranges: Vec<Range<u64>>,
+    pages: CachedPages<'m, ProcessMemory>,
+}
+
+impl StackMemory for OnlyCode<'_> {
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
+        let end = at.checked_add(bytes.len() as u64)?;
+        let mut ranges = self.ranges.iter();
+        let is_code = ranges.any(|range| range.start <= at && end <= range.end);
+        is_code.then(|| self.pages.read(at, bytes))?
+    }
+}
+
 /// What a thread does.
 pub(crate) enum Look {
     Exited,
@@ -201,6 +240,7 @@ impl Stacks {
             functions,
             unwinder,
             names: FrameNames::default(),
+            loaded: Instant::now(),
         })
     }
 
@@ -282,6 +322,63 @@ impl Stacks {
             }
         }
         Ok(Some(reading))
+    }
+
+    /// Returns the frames of a hit of this process, as they were then. What is not on the stack that was copied is not looked at, but for
+    /// code: a stack that needs more is cut there.
+    ///
+    /// ```no_run
+    /// use probes_lib::{Observation, Options, Selector, Stacks, Target};
+    ///
+    /// let mut stacks = Stacks::of_process(4242)?;
+    /// let observation = Observation::new().watch(Selector::name("cache_miss")).with_stacks();
+    /// let mut observer = Target::open(4242)?.observe(&observation, Options::default())?;
+    /// for event in observer.events()?.events {
+    ///     let copied = event.stack.as_ref();
+    ///     for frame in copied.map_or(Vec::new(), |copied| stacks.of_hit(copied).frames) {
+    ///         println!("    {}", frame.function.as_deref().unwrap_or("?"));
+    ///     }
+    /// }
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    pub fn of_hit(&mut self, copied: &CopiedStack) -> HitStack {
+        let mut raw = self.raw_of_hit(copied);
+        if matches!(raw.end, StackEnd::UnknownCode(_)) && self.reload() {
+            raw = self.raw_of_hit(copied);
+        }
+        let end = match raw.end {
+            StackEnd::Unreadable(_) => StackEnd::NotCopied,
+            end => end,
+        };
+        let frames = raw.frames.into_iter();
+        HitStack {
+            frames: frames.map(|frame| self.name(frame)).collect(),
+            end,
+            is_guessed: raw.is_guessed,
+        }
+    }
+
+    fn raw_of_hit(&mut self, copied: &CopiedStack) -> RawStack {
+        let code = OnlyCode {
+            ranges: self.unwinder.code().collect(),
+            pages: CachedPages::new(&self.memory),
+        };
+        let registers = copied.registers();
+        self.unwinder.unwind(registers, &mut copied.over(code))
+    }
+
+    /// Reads the files again if the process has loaded more since, but not more often than [`RELOAD_INTERVAL`]; returns whether it has.
+    fn reload(&mut self) -> bool {
+        if self.loaded.elapsed() < RELOAD_INTERVAL {
+            return false;
+        }
+        self.loaded = Instant::now();
+        if self.has_executed() || !self.has_loaded_more() {
+            return false;
+        }
+        let again = Stacks::of_process(self.process.pid());
+        let again = again.map(|again| *self = again);
+        again.is_ok()
     }
 
     /// Returns what a thread does, without stopping it.

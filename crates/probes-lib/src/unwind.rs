@@ -23,6 +23,7 @@ mod tables;
 mod tests;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::address::{LiveAddr, LoadBias};
@@ -66,6 +67,9 @@ pub enum StackEnd {
     /// What the stack holds is not readable.
     #[error("the memory at {0} cannot be read")]
     Unreadable(LiveAddr),
+    /// Of a hit: only the innermost part of the stack was copied, or a part of it that is on another one was not.
+    #[error("no more of the stack was copied")]
+    NotCopied,
     /// A frame is its own caller.
     #[error("the frame of the code at {0} is its own caller")]
     Loop(LiveAddr),
@@ -130,6 +134,11 @@ impl Unwinder {
             objects,
             rules: HashMap::new(),
         }
+    }
+
+    /// Returns where files are known to have code, in the order of their addresses.
+    pub(crate) fn code(&self) -> impl Iterator<Item = Range<u64>> {
+        self.objects.iter().map(|object| object.start..object.end)
     }
 
     /// Returns whether a file is known that has code there.

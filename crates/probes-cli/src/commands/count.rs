@@ -2,7 +2,9 @@
 
 mod events;
 mod keyed;
+mod stacks;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use probes_lib::{Counts, Functions, Observation, Target};
@@ -56,6 +58,12 @@ most hits first, -top N of them, then lines for the keys that are not shown, for
 found no room (about 4,096 are distinguished), and for `untyped` ones. All lines add up to all hits. Of a string
 that is longer than 64 bytes, the first 64 are the key.
 
+With -by stack it counts hits by their stacks, of one process, and prints
+    HITS RATE FUNCTION;FUNCTION;...
+the outermost function first, after [cut] or [guessed] if the stack is not complete (docs/profile.md says when). Each hit
+is recorded with its stack; those that come faster than they can be read, some ten thousand a second, and those of more than
+65,536 stacks, are `other`. -svg FILE draws a flame graph of the hits; FILE.folded gets lines for other tools.
+
 With -events it counts runtime events of OCaml 5 by their names, globs such as minor,'major_*', or all, as
     EVENTS RATE WHAT NAME
 where WHAT is phase, counter, lifecycle, alloc, or user for the program's own; phases and spans count when they
@@ -102,6 +110,9 @@ pub(crate) struct Args {
     /// Show the new hits every DURATION; on a terminal, all hits so far
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     interval: Option<Duration>,
+    /// With -by stack: a flame graph into FILE, or lines into FILE.folded
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     #[command(flatten)]
     seccomp: SeccompFlag,
     #[command(flatten)]
@@ -109,6 +120,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    refuse_with_stacks(args)?;
     if args.sites && args.by.is_some() {
         let message = "-sites is not possible with -by: hits of all sites are counted together";
         return Err(Failure::Usage(UsageError::new(Some("count"), message)));
@@ -125,15 +137,27 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &output.clone().with_pid(pid);
     let messages = &output.messages;
     let target = open_to_observe(pid, counted.needs_probes(), messages)?;
+    let begin = |observation: &Observation| {
+        ActiveObservation::begin(
+            &target,
+            observation,
+            args.seccomp.options(args.take_over.options()),
+            args.until.duration,
+            output,
+        )
+    };
+    if let Some(by) = args.by.as_ref().filter(|by| by.is_stack()) {
+        let asked = stacks::Asked {
+            observation: args.filter.of(counted.with_stacks()),
+            has_functions: counted.has_functions(),
+            shown: by.shown(),
+            picture: args.svg.as_deref(),
+        };
+        return stacks::run(&asked, &target, begin, output);
+    }
     let observation = observation(args, counted);
     let display = Display::new(output, args.interval)?;
-    let active = ActiveObservation::begin(
-        &target,
-        &observation,
-        args.seccomp.options(args.take_over.options()),
-        args.until.duration,
-        output,
-    )?;
+    let active = begin(&observation)?;
     if counted.has_functions() {
         warn_of_uncounted(messages, active.observer(), "counted");
     }
@@ -164,6 +188,27 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     outcome.finish(messages)
 }
 
+/// Refuses what is not possible with `-by stack`, and what is only possible with it.
+fn refuse_with_stacks(args: &Args) -> Result<(), Failure> {
+    let is_by_stack = args.by.as_ref().is_some_and(CountedBy::is_stack);
+    let message = match (&args.svg, args.interval) {
+        (Some(_), _) if !is_by_stack => "-svg needs -by stack: it draws where hits come from",
+        (_, Some(_)) if is_by_stack => {
+            "-interval is not possible with -by stack: stacks are shown in the end"
+        }
+        _ if is_by_stack && args.selection.is_by_name() => {
+            "-by stack is for one process: give it by -pid"
+        }
+        _ => {
+            if let Some(svg) = &args.svg {
+                args.output.refuse_to_overwrite("-svg", svg)?;
+            }
+            return Ok(());
+        }
+    };
+    Err(Failure::Usage(UsageError::new(Some("count"), message)))
+}
+
 fn observation(args: &Args, counted: &Counted) -> Observation {
     let observation = args.filter.of(counted.observation());
     match &*args.by {
@@ -190,6 +235,9 @@ fn run_of_several(
         return one("-sites is for one process: sites of several processes differ");
     }
     let by = args.by.clone().unwrap_or_else(CountedBy::name);
+    if by.is_stack() {
+        return one("-by stack is for one process: its code is at other addresses in others");
+    }
     if by.has_caller() {
         return one("-by caller is for one process: the addresses of several processes differ");
     }

@@ -5,7 +5,7 @@ use std::mem::take;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes_lib::{Functions, ObservationReport, Observer, Target};
+use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
@@ -56,6 +56,8 @@ be read, some are not shown; a warning says how many. With -fn, so is each call,
     slow TIME THREAD NANOSECONDS NAME ARGUMENTS -> RESULT
 with the arguments as far as their number is known: ints, and of anything else its address at that time. If it ends
 with a jump to another function in tail position, there is no RESULT. With -self, too, it is the whole call that takes so long.
+With -stack, the stack follows, as it was at the STOP, or when the function was left, in the format of the command `stack`: N frames
+at most.
 
 With several processes, of -pid and -name, the times of each pair in all of them are together; with -by pid,
 those of each process by itself, in lines that end with PID START,STOP. So are the calls of each function, by its
@@ -143,6 +145,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         .timed
         .shows_slow_pairs()
         .then(|| SlowPairs::new(output, args.interval));
+    if let Some(limit) = args.timed.stack_limit() {
+        let stacks = Stacks::of_process(pid).map_err(Failure::of_process(pid))?;
+        slow_pairs = slow_pairs.map(|it| it.with_stacks(None, stacks, limit.0));
+    }
     let display = match slow_pairs {
         // Lines would be erased with a table that is redrawn.
         Some(_) => Display {
@@ -232,6 +238,15 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let slow_pairs = args.timed.shows_slow_pairs();
     let mut slow_pairs = slow_pairs.then(|| SlowPairs::new(output, args.interval).of_several());
+    if let Some(limit) = args.timed.stack_limit() {
+        for target in &targets {
+            // If it has exited meanwhile, it has no slow pairs.
+            if let Ok(stacks) = Stacks::of_process(target.pid()) {
+                let pid = Some(target.pid());
+                slow_pairs = slow_pairs.map(|it| it.with_stacks(pid, stacks, limit.0));
+            }
+        }
+    }
     let display = match slow_pairs {
         Some(_) => Display {
             interval: Some(watch::READ_INTERVAL),

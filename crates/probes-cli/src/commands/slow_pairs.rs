@@ -3,7 +3,7 @@
 use std::mem::take;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Events, Observer, SlowPair};
+use probes_lib::{Events, Observer, SlowPair, Stacks};
 
 use super::observe_loop::next_reading;
 use crate::destination::Output;
@@ -43,6 +43,17 @@ impl SlowPairs {
     /// The same, of several processes.
     pub(super) fn of_several(mut self) -> SlowPairs {
         self.lines = self.lines.with_pids();
+        self
+    }
+
+    /// The same, with the stacks of those of a process, so many frames of each at most; `pid` is given if there are several.
+    pub(super) fn with_stacks(
+        mut self,
+        pid: Option<i32>,
+        stacks: Stacks,
+        frames: usize,
+    ) -> SlowPairs {
+        self.lines = self.lines.with_stacks(pid, stacks, frames);
         self
     }
 

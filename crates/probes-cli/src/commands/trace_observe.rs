@@ -120,6 +120,7 @@ fn names(values: &[Watched]) -> Vec<String> {
 fn by(counts: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, String> {
     let why = match given {
         Some(_) if !counts => "-by needs -count: it says what hits are counted by",
+        Some(by) if by.is_stack() => "-by stack is for `count`, of a process that runs",
         Some(by) if by.has_pid() => "-by pid is for `count`: the hits of one program are counted",
         Some(by) if by.has_caller() => {
             "-by caller is for `count`: when the program has ended, it is not known any more what is at an address"

@@ -8,7 +8,7 @@ use std::mem::take;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Events, Functions, Observer, Target};
+use probes_lib::{Events, Functions, Observer, Stacks, Target};
 
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open_to_observe, sources};
@@ -73,6 +73,10 @@ argument is not what is asked for. docs/ask.md has all that can be asked.
 With -sample 1/1000, the program records only every 1000th hit of each site and function, as counted by all
 its threads: so many can be watched that are hit more often than can be printed. It chooses after -where, and
 before -rate.
+
+With -stack, the stack of each hit follows its line, as it was then, the innermost frame first, in the format of the
+command `stack`; -stack 5 shows five frames. 80 KiB of the stack are copied: if there are more, it is cut, and its
+last line says so. It costs the process a microsecond for each hit, or more. docs/profile.md has more.
 
 With -events it shows the runtime events of OCaml 5: what its garbage collector does, and what the program itself
 writes with Runtime_events, as
@@ -226,6 +230,12 @@ fn of_processes(mut hits: Hits, args: &Args, watched: &Watched, targets: &[Targe
         let functions = functions.then(|| Functions::of_process(target.pid()).ok());
         let functions = functions.flatten().map(FunctionSources::of);
         hits = hits.with_process(target, sources(target), functions.unwrap_or_default());
+        if let Some(limit) = args.watched.stack_limit() {
+            // If it has exited meanwhile, it has no hits.
+            if let Ok(stacks) = Stacks::of_process(target.pid()) {
+                hits = hits.with_stacks(stacks, limit.0);
+            }
+        }
     }
     hits.of_fields(args.fields.as_deref())
 }

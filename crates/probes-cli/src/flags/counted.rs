@@ -50,6 +50,15 @@ impl Counted {
         !self.functions.is_empty()
     }
 
+    /// Records each hit with its stack instead of counting.
+    pub(crate) fn with_stacks(&self) -> Observation {
+        let probes = self.probes.iter().cloned();
+        let observation = probes.fold(Observation::new(), Observation::watch);
+        let functions = self.functions.iter().cloned();
+        let observation = functions.fold(observation, Observation::watch_functions);
+        observation.with_stacks()
+    }
+
     pub(crate) fn observation(&self) -> Observation {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::count);

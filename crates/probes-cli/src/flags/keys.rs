@@ -1,9 +1,14 @@
 //! `-by`: what hits are counted by.
 
+use std::error::Error;
+
 use probes_lib::{BadExpression, Keys, Observation};
 
 use super::checked::Flags;
 use super::duration::positive;
+
+/// The key that is not known in the process, but found in the stack that it copies.
+const STACK: &str = "stack";
 
 /// How many keys are shown, unless it is said.
 const SHOWN: usize = 20;
@@ -11,7 +16,7 @@ const SHOWN: usize = 20;
 // By what.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyFlags {
-    /// Count by what EXPR is at each hit, such as arg0, caller; up to 4
+    /// Count by what EXPR is at each hit, such as arg0, caller; or stack
     #[arg(id = "by", long, value_name = "EXPR,...", value_parser = counted_by, allow_hyphen_values = true)]
     by: Option<By>,
     /// Show the N keys with most hits; 20 by default; JSON has all
@@ -19,10 +24,11 @@ pub(crate) struct KeyFlags {
     top: Option<u64>,
 }
 
-/// A value of `-by`: maybe the pid, and maybe what is asked at each hit.
+/// A value of `-by`: maybe the pid, and maybe what is asked at each hit; or the stack.
 #[derive(Clone, Debug)]
 struct By {
     by_pid: bool,
+    by_stack: bool,
     keys: Option<Keys>,
 }
 
@@ -54,6 +60,7 @@ impl CountedBy {
         CountedBy {
             by: By {
                 by_pid: false,
+                by_stack: false,
                 keys: None,
             },
             shown: usize::MAX,
@@ -70,6 +77,11 @@ impl CountedBy {
     /// Whether processes are distinguished.
     pub(crate) fn has_pid(&self) -> bool {
         self.by.by_pid
+    }
+
+    /// Whether stacks are distinguished, and nothing else.
+    pub(crate) fn is_stack(&self) -> bool {
+        self.by.by_stack
     }
 
     /// Whether anything is asked at each hit.
@@ -97,17 +109,32 @@ impl CountedBy {
 }
 
 /// Reads what hits are counted by. The pid comes first: it is no expression, but known outside of the process.
-fn counted_by(typed: &str) -> Result<By, BadExpression> {
+fn counted_by(typed: &str) -> Result<By, Box<dyn Error + Send + Sync>> {
+    if typed.trim() == STACK {
+        return Ok(By {
+            by_pid: false,
+            by_stack: true,
+            keys: None,
+        });
+    }
+    if typed.split(',').any(|key| key.trim() == STACK) {
+        return Err("stack cannot be combined with other keys".into());
+    }
     let (first, rest) = typed.split_once(',').unwrap_or((typed, ""));
     if first.trim() != "pid" {
         let keys = Some(keys(typed)?);
         return Ok(By {
             by_pid: false,
+            by_stack: false,
             keys,
         });
     }
     let keys = (!rest.is_empty()).then(|| keys(rest)).transpose()?;
-    Ok(By { by_pid: true, keys })
+    Ok(By {
+        by_pid: true,
+        by_stack: false,
+        keys,
+    })
 }
 
 /// Reads keys.

@@ -6,6 +6,7 @@ use super::checked::Flags;
 use super::filter::expression;
 use super::function_selection::FunctionFlags;
 use super::pairs::{OverFlag, PairFlags, Pairs};
+use super::stack::{StackFlag, StackLimit};
 
 // The pairs and functions to time.
 #[derive(Debug, clap::Args)]
@@ -17,6 +18,8 @@ pub(crate) struct TimedFlags {
     filter: Option<Expression>,
     #[command(flatten)]
     over: OverFlag,
+    #[command(flatten)]
+    stack: StackFlag,
     #[command(flatten)]
     functions: FunctionFlags,
     /// Time functions without the calls that they make of other timed ones
@@ -41,6 +44,7 @@ pub(crate) struct Timed {
     /// Which starts and calls are meant.
     filter: Option<Expression>,
     over: OverFlag,
+    stack: StackFlag,
     functions: Vec<FunctionSelector>,
     of_self: bool,
     by_caller: bool,
@@ -55,6 +59,7 @@ impl Flags for TimedFlags {
             pairs: self.pairs.check()?,
             filter: self.filter,
             over: self.over,
+            stack: self.stack,
             functions: self.functions.selectors()?,
             of_self: self.of_self,
             by_caller: self.by == Some(Key::Caller),
@@ -68,6 +73,11 @@ impl Flags for TimedFlags {
         }
         if timed.by_caller && timed.functions.is_empty() {
             return Err("-by caller is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
+        }
+        if timed.stack.limit().is_some() && !timed.over.is_given() {
+            return Err(
+                "-stack needs -over DURATION: it shows where slow pairs and calls end".to_owned(),
+            );
         }
         Ok(timed)
     }
@@ -99,12 +109,18 @@ impl Timed {
         self.over.is_given()
     }
 
+    /// How many frames of their stacks are shown, if these are.
+    pub(crate) fn stack_limit(&self) -> Option<StackLimit> {
+        self.stack.limit()
+    }
+
     pub(crate) fn has_functions(&self) -> bool {
         !self.functions.is_empty()
     }
 
     pub(crate) fn observation(&self) -> Observation {
-        let mut observation = self.over.of(self.pairs.of(Observation::new()));
+        let observation = self.over.of(self.pairs.of(Observation::new()));
+        let mut observation = self.stack.of(observation);
         if let Some(filter) = &self.filter {
             observation = observation.only_starts_where(filter.clone());
         }

@@ -7,6 +7,7 @@ use super::filter::FilterFlags;
 use super::function_selection::FunctionFlags;
 use super::probe_selection::ProbeFlags;
 use super::sample::SampleFlag;
+use super::stack::{StackFlag, StackLimit};
 use super::usdt::UsdtFlags;
 
 /// The most arguments of a call that are shown.
@@ -27,6 +28,8 @@ pub(crate) struct WatchedFlags {
     filter: FilterFlags,
     #[command(flatten)]
     sample: SampleFlag,
+    #[command(flatten)]
+    stack: StackFlag,
 }
 
 // What is shown of calls.
@@ -48,6 +51,7 @@ pub(crate) struct Watched {
     calls: CallFlags,
     filter: FilterFlags,
     sample: SampleFlag,
+    stack: StackFlag,
 }
 
 impl Flags for WatchedFlags {
@@ -78,6 +82,7 @@ impl Flags for WatchedFlags {
             calls: self.calls,
             filter: self.filter,
             sample: self.sample,
+            stack: self.stack,
         })
     }
 }
@@ -155,6 +160,11 @@ impl Watched {
         !self.functions.is_empty()
     }
 
+    /// How many frames of stacks are shown, if these are.
+    pub(crate) fn stack_limit(&self) -> Option<StackLimit> {
+        self.stack.limit()
+    }
+
     pub(crate) fn calls(&self) -> CallFlags {
         self.calls
     }
@@ -163,6 +173,7 @@ impl Watched {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);
         let observation = self.sample.of(self.filter.of(observation));
+        let observation = self.stack.of(observation);
         self.calls.of(observation, &self.functions)
     }
 }

@@ -7,9 +7,10 @@ pub(crate) use json::missing;
 pub(super) use json::{Argument, Text};
 
 use std::collections::HashMap;
+use std::mem::take;
 use std::time::SystemTime;
 
-use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Target};
+use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Stacks, Target};
 use strum::VariantArray;
 
 pub(super) use self::values::in_ocaml;
@@ -17,6 +18,7 @@ use super::format::Format;
 use super::function_sources::{CallView, FunctionSources};
 use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::{PathForm, ShownPaths};
+use super::stacks::FoundStack;
 use super::table::StreamedTable;
 use crate::failure::Failure;
 use crate::text::Escaped;
@@ -79,6 +81,8 @@ pub(crate) struct Hits {
     form: PathForm,
     /// Whether they are of several processes, which are told apart in JSON, too.
     are_of_several: bool,
+    /// How many frames of the stacks of hits are shown.
+    frames: usize,
     /// By their pids.
     processes: HashMap<i32, HitProcess>,
     table: StreamedTable,
@@ -91,6 +95,8 @@ struct HitProcess {
     sources: Vec<Option<SourceMap>>,
     paths: ShownPaths,
     functions: FunctionSources,
+    /// If stacks are shown.
+    stacks: Option<Stacks>,
     /// The location of each site or function that was hit.
     locations: HashMap<LiveAddr, Location>,
 }
@@ -110,6 +116,7 @@ impl Hits {
             form: paths,
             fields: fields.filter(|field| *field != Field::Pid).collect(),
             are_of_several: false,
+            frames: usize::MAX,
             processes: HashMap::new(),
             table: StreamedTable::default(),
         }
@@ -146,9 +153,18 @@ impl Hits {
             sources,
             paths,
             functions,
+            stacks: None,
             locations: HashMap::new(),
         };
         self.processes.insert(target.pid(), process);
+        self
+    }
+
+    /// The same, with the stacks of the hits of a process: so many frames at most.
+    pub(crate) fn with_stacks(mut self, stacks: Stacks, frames: usize) -> Hits {
+        self.frames = frames;
+        let process = self.processes.entry(stacks.pid()).or_default();
+        process.stacks = Some(stacks);
         self
     }
 
@@ -163,6 +179,7 @@ impl Hits {
     /// The lines of hits, in a table after those that were formatted before.
     pub(crate) fn lines(&mut self, hits: &[ProcessHit]) -> Result<String, Failure> {
         let mut lines = String::new();
+        let head: Vec<&str> = self.fields.iter().map(|&field| field.into()).collect();
         let mut rows = Vec::new();
         for ProcessHit { pid, event } in hits {
             let process = self.processes.entry(*pid).or_default();
@@ -172,9 +189,12 @@ impl Hits {
                 None => of_function(&process.functions, self.form, event),
             };
             let location = located.or_insert_with(locate);
+            let stack = process.stacks.as_mut().zip(event.stack.as_ref());
+            let stack = stack.map(|(stacks, copied)| stacks.of_hit(copied));
+            let stack = stack.map(|stack| FoundStack::of(&stack, self.frames));
             if self.format == Format::Json {
                 let pid = self.are_of_several.then_some(*pid);
-                lines += &json::hit(pid, event, location)?;
+                lines += &json::hit(pid, event, location, stack.as_ref())?;
                 continue;
             }
             let fields = self.fields.iter();
@@ -185,9 +205,14 @@ impl Hits {
                 let words: Vec<String> = row.filter(|text| !text.is_empty()).collect();
                 lines += &(words.join(" ") + "\n");
             }
+            if let Some(stack) = stack {
+                if !rows.is_empty() {
+                    lines += &self.table.rows(&head, &take(&mut rows));
+                }
+                lines += &stack.lines(self.format);
+            }
         }
         if !rows.is_empty() {
-            let head: Vec<&str> = self.fields.iter().map(|&field| field.into()).collect();
             lines += &self.table.rows(&head, &rows);
         }
         Ok(lines)

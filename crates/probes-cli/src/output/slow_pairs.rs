@@ -1,14 +1,17 @@
 //! Slow pairs and calls, a line each: as columns of a table, or as JSON.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::mem::take;
 
-use probes_lib::{Event, Latency, SlowPair};
+use probes_lib::{Event, Latency, SlowPair, Stacks};
 use serde::Serialize;
 
 use super::LatencyReading;
 use super::format::{Format, VERSION, json};
 use super::hits::{Argument, argument_names, arguments_text, thread_text, time_of_day};
 use super::latencies::with_unit;
+use super::stacks::FoundStack;
 use super::table::StreamedTable;
 use crate::failure::Failure;
 use crate::text::Escaped;
@@ -19,6 +22,9 @@ pub(crate) struct SlowPairs {
     /// Whether each line says which process it is about.
     shows_pid: bool,
     table: StreamedTable,
+    /// Those of each process, if stacks are shown, and how many frames of each.
+    stacks: HashMap<Option<i32>, Stacks>,
+    frames: usize,
 }
 
 /// A slow pair, as JSON.
@@ -37,6 +43,8 @@ struct SlowPairLine<'p> {
     trusted: Option<bool>,
     started: Option<EndView<'p>>,
     stopped: EndView<'p>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<&'p FoundStack>,
 }
 
 /// The hit at an end of a pair.
@@ -61,7 +69,12 @@ impl<'p> EndView<'p> {
 }
 
 impl<'p> SlowPairLine<'p> {
-    fn of(pid: Option<i32>, pair: &'p SlowPair, measured: &'p Latency) -> SlowPairLine<'p> {
+    fn of(
+        pid: Option<i32>,
+        pair: &'p SlowPair,
+        measured: &'p Latency,
+        stack: Option<&'p FoundStack>,
+    ) -> SlowPairLine<'p> {
         SlowPairLine {
             version: VERSION,
             pid,
@@ -73,6 +86,7 @@ impl<'p> SlowPairLine<'p> {
             trusted: measured.is_trusted(),
             started: pair.start.as_ref().map(EndView::of),
             stopped: EndView::of(&pair.stop),
+            stack,
         }
     }
 }
@@ -94,10 +108,12 @@ struct SlowCallLine<'p> {
     arguments: Vec<Argument<'p>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<Argument<'p>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<&'p FoundStack>,
 }
 
 impl<'p> SlowCallLine<'p> {
-    fn of(pid: Option<i32>, call: &'p SlowPair) -> SlowCallLine<'p> {
+    fn of(pid: Option<i32>, call: &'p SlowPair, stack: Option<&'p FoundStack>) -> SlowCallLine<'p> {
         let (entry, exit) = (call.start.as_ref(), &call.stop);
         let arguments = entry.into_iter().flat_map(|entry| &entry.arguments);
         SlowCallLine {
@@ -111,6 +127,7 @@ impl<'p> SlowCallLine<'p> {
             duration_ns: u64::try_from(call.duration.as_nanos()).unwrap_or(u64::MAX),
             arguments: arguments.map(Argument::of).collect(),
             result: exit.arguments.first().map(Argument::of),
+            stack,
         }
     }
 }
@@ -123,7 +140,21 @@ impl SlowPairs {
             format,
             shows_pid: false,
             table: StreamedTable::default(),
+            stacks: HashMap::new(),
+            frames: usize::MAX,
         }
+    }
+
+    /// The same, with the stacks of those of a process, so many frames of each at most; `pid` is given if there are several.
+    pub(crate) fn with_stacks(
+        mut self,
+        pid: Option<i32>,
+        stacks: Stacks,
+        frames: usize,
+    ) -> SlowPairs {
+        self.stacks.insert(pid, stacks);
+        self.frames = frames;
+        self
     }
 
     /// The same, of several processes: each line says which it is about.
@@ -142,6 +173,10 @@ impl SlowPairs {
         reading: impl Fn(Option<i32>) -> Option<&'r LatencyReading>,
     ) -> Result<(String, u64), Failure> {
         let mut lines = String::new();
+        let mut head = HEAD.to_vec();
+        if self.shows_pid {
+            head.insert(1, "pid");
+        }
         let mut rows = Vec::new();
         let mut unknown = 0;
         for (pid, pair) in pairs {
@@ -157,10 +192,14 @@ impl SlowPairs {
                 Some(Some(measured)) => Some(measured),
                 None => None,
             };
+            let stack = self.stacks.get_mut(&pid).zip(pair.stop.stack.as_ref());
+            let stack = stack.map(|(stacks, copied)| stacks.of_hit(copied));
+            let stack = stack.map(|stack| FoundStack::of(&stack, self.frames));
             if self.format == Format::Json {
+                let stack = stack.as_ref();
                 lines += &match measured {
-                    Some(measured) => json(&SlowPairLine::of(pid, pair, measured))?,
-                    None => json(&SlowCallLine::of(pid, pair))?,
+                    Some(measured) => json(&SlowPairLine::of(pid, pair, measured, stack))?,
+                    None => json(&SlowCallLine::of(pid, pair, stack))?,
                 };
                 continue;
             }
@@ -204,12 +243,14 @@ impl SlowPairs {
                 let words: Vec<&str> = words.copied().collect();
                 lines += &(words.join(" ") + "\n");
             }
+            if let Some(stack) = stack {
+                if !rows.is_empty() {
+                    lines += &self.table.rows(&head, &take(&mut rows));
+                }
+                lines += &stack.lines(self.format);
+            }
         }
         if !rows.is_empty() {
-            let mut head = HEAD.to_vec();
-            if self.shows_pid {
-                head.insert(1, "pid");
-            }
             lines += &self.table.rows(&head, &rows);
         }
         Ok((lines, unknown))

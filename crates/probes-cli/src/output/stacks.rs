@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use probes_lib::{StackFrame, StackReport, ThreadStack, ThreadState, WaitsFor};
+use probes_lib::{HitStack, StackEnd, StackFrame, StackReport, ThreadStack, ThreadState, WaitsFor};
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json};
@@ -35,6 +35,18 @@ struct Thread {
     /// Why it is cut.
     cut: Option<String>,
     frames: Vec<Frame>,
+}
+
+/// The stack of a hit.
+#[derive(Debug, Serialize)]
+pub(crate) struct FoundStack {
+    /// complete, guessed or cut
+    state: &'static str,
+    /// Why it is cut.
+    cut: Option<String>,
+    frames: Vec<Frame>,
+    /// How many more frames were found.
+    left_out: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -70,6 +82,36 @@ impl Frame {
         }
     }
 
+    fn plain(&self, text: &mut String) {
+        let or_not = |text: Option<&str>| text.unwrap_or("-").to_owned();
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            text,
+            "frame {} {} {} {}",
+            self.address,
+            or_not(self.function.as_deref()),
+            or_not(self.object.as_deref()),
+            or_not(self.location().as_deref()),
+        );
+    }
+
+    fn table(&self, text: &mut String) {
+        let name = match (&self.function, self.object_name()) {
+            (Some(function), _) => function.clone(),
+            (None, Some(object)) => format!("{} in {object}", self.address),
+            (None, None) => self.address.clone(),
+        };
+        let place = self.location().or_else(|| {
+            let object = self.object_name().filter(|_| self.function.is_some());
+            object.map(|object| format!("in {object}"))
+        });
+        let _ = write!(text, "    {name}");
+        if let Some(place) = place {
+            let _ = write!(text, "  {place}");
+        }
+        text.push('\n');
+    }
+
     /// The last part of the path of its object.
     fn object_name(&self) -> Option<&str> {
         let object = self.object.as_deref()?;
@@ -82,6 +124,63 @@ impl Frame {
             Some(line) => format!("{file}:{line}"),
             None => file.to_owned(),
         })
+    }
+}
+
+/// Says what is wrong with a stack.
+fn note(state: &str, cut: Option<&str>, text: &mut String) {
+    match state {
+        "cut" => {
+            let _ = writeln!(text, "    (cut: {})", cut.unwrap_or_default());
+        }
+        "guessed" => text.push_str("    (guessed: a register was not known)\n"),
+        "unread" => text.push_str("    (not read: it was running)\n"),
+        _ => {}
+    }
+}
+
+impl FoundStack {
+    /// Of the stack of a hit, the innermost frames, `most` of them.
+    pub(crate) fn of(stack: &HitStack, most: usize) -> FoundStack {
+        let frames = stack.frames.iter().take(most);
+        let frames: Vec<Frame> = frames.map(|it| Frame::of(it)).collect();
+        let is_cut = stack.end != StackEnd::Outermost && !stack.is_guessed;
+        FoundStack {
+            state: match () {
+                () if stack.is_complete() => "complete",
+                () if is_cut => "cut",
+                () => "guessed",
+            },
+            cut: is_cut.then(|| stack.end.to_string()),
+            left_out: stack.frames.len() - frames.len(),
+            frames,
+        }
+    }
+
+    /// The lines below that of its hit.
+    pub(crate) fn lines(&self, format: Format) -> String {
+        let mut text = String::new();
+        for frame in &self.frames {
+            match format {
+                Format::Table => frame.table(&mut text),
+                _ => frame.plain(&mut text),
+            }
+        }
+        // Writing to a String does not fail.
+        let _ = match (self.left_out, format) {
+            (0, _) => Ok(()),
+            (more, Format::Table) => writeln!(text, "    ({more} more)"),
+            (more, _) => writeln!(text, "more {more}"),
+        };
+        match (&self.cut, format) {
+            (_, Format::Table) => note(self.state, self.cut.as_deref(), &mut text),
+            (Some(cut), _) => {
+                let _ = writeln!(text, "cut: {cut}");
+            }
+            (None, _) if self.state == "guessed" => text.push_str("guessed\n"),
+            (None, _) => {}
+        }
+        text
     }
 }
 
@@ -152,15 +251,7 @@ impl Thread {
             let _ = writeln!(text, "waits for {}", waits_for);
         }
         for frame in &self.frames {
-            let or_not = |text: Option<&str>| text.unwrap_or("-").to_owned();
-            let _ = writeln!(
-                text,
-                "frame {} {} {} {}",
-                frame.address,
-                or_not(frame.function.as_deref()),
-                or_not(frame.object.as_deref()),
-                or_not(frame.location().as_deref()),
-            );
+            frame.plain(text);
         }
         if let Some(cut) = &self.cut {
             let _ = writeln!(text, "cut: {cut}");
@@ -184,30 +275,9 @@ impl Thread {
         }
         text.push('\n');
         for frame in &self.frames {
-            let name = match (&frame.function, frame.object_name()) {
-                (Some(function), _) => function.clone(),
-                (None, Some(object)) => format!("{} in {object}", frame.address),
-                (None, None) => frame.address.clone(),
-            };
-            let place = frame.location().or_else(|| {
-                let object = frame.object_name().filter(|_| frame.function.is_some());
-                object.map(|object| format!("in {object}"))
-            });
-            let _ = write!(text, "    {}", name);
-            if let Some(place) = place {
-                let _ = write!(text, "  {}", place);
-            }
-            text.push('\n');
+            frame.table(text);
         }
-        match self.stack {
-            "cut" => {
-                let cut = self.cut.as_deref().unwrap_or_default();
-                let _ = writeln!(text, "    (cut: {cut})");
-            }
-            "guessed" => text.push_str("    (guessed: a register was not known)\n"),
-            "unread" => text.push_str("    (not read: it was running)\n"),
-            _ => {}
-        }
+        note(self.stack, self.cut.as_deref(), text);
         text.push('\n');
     }
 }

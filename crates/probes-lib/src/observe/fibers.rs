@@ -15,6 +15,7 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register}
 use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
 use crate::observe::frame::has_runtime_5;
+use crate::observe::layout::stack_copies::FiberFields;
 use crate::observe::point::StackKind;
 use crate::patch_plan::refusal::Refusal;
 
@@ -36,13 +37,19 @@ const OF_FIBERS: [&str; 14] = [
     "caml_runstack",
 ];
 
+/// How many bytes of the code of `caml_c_call` are read.
+const LEN: usize = 64;
+
 /// The stacks of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessStacks {
     /// There are only those of threads.
     OfThreads,
-    /// OCaml code is on those of fibers; they are found by this field of the domain's state, if that is known.
-    OfFibers { current_stack: Option<u8> },
+    /// OCaml code is on those of fibers; they are found by these fields of the domain's state, if they are known.
+    OfFibers {
+        current_stack: Option<u8>,
+        c_stack: Option<u8>,
+    },
 }
 
 impl ProcessStacks {
@@ -50,9 +57,28 @@ impl ProcessStacks {
     pub(crate) fn of<'e>(mut files: impl Iterator<Item = &'e ElfFile>) -> ProcessStacks {
         match files.find(|elf| has_runtime_5(elf)) {
             None => ProcessStacks::OfThreads,
-            Some(runtime) => ProcessStacks::OfFibers {
-                current_stack: current_stack(runtime),
-            },
+            Some(runtime) => {
+                let code = code_of_c_call(runtime);
+                let instructions = code.as_ref().map(|it| instructions(it)).unwrap_or_default();
+                ProcessStacks::OfFibers {
+                    current_stack: current_stack(&instructions),
+                    c_stack: c_stack(&instructions),
+                }
+            }
+        }
+    }
+
+    /// Returns what trampolines know of fibers.
+    pub(crate) fn fibers(self) -> Option<FiberFields> {
+        match self {
+            ProcessStacks::OfFibers {
+                current_stack: Some(current_stack),
+                c_stack: Some(c_stack),
+            } => Some(FiberFields {
+                current_stack,
+                c_stack,
+            }),
+            _ => None,
         }
     }
 
@@ -75,7 +101,9 @@ impl ProcessStacks {
     /// If it is called on a fiber's stack, and the offset of that field was not found.
     pub(crate) fn of_function(self, name: &str, is_ocaml: bool) -> Result<StackKind, Refusal> {
         match self {
-            ProcessStacks::OfFibers { current_stack } if is_ocaml || OF_FIBERS.contains(&name) => {
+            ProcessStacks::OfFibers { current_stack, .. }
+                if is_ocaml || OF_FIBERS.contains(&name) =>
+            {
                 let current_stack = current_stack.ok_or(Refusal::UnknownStack)?;
                 Ok(StackKind::OfFiber { current_stack })
             }
@@ -95,10 +123,8 @@ pub(crate) fn is_generated(name: &str) -> bool {
     rests.any(has_number) || name == "caml_program"
 }
 
-/// Returns the offset of the field `current_stack`, which points to a `struct stack_info`, in the state of a domain, from the
-/// code of `caml_c_call`.
-fn current_stack(runtime: &ElfFile) -> Option<u8> {
-    const LEN: usize = 64;
+/// Returns the first bytes of the code of `caml_c_call`.
+fn code_of_c_call(runtime: &ElfFile) -> Option<[u8; LEN]> {
     let mut tables = [SymbolTable::Static, SymbolTable::Dynamic].into_iter();
     let address = tables.find_map(|table| {
         let symbols = runtime.symbols(table).ok().flatten()?;
@@ -110,27 +136,47 @@ fn current_stack(runtime: &ElfFile) -> Option<u8> {
         .find(|it| it.holds_in_file(address, LEN as u64))?;
     let mut code = [0; LEN];
     runtime.read_loaded(&segment, address, &mut code).ok()?;
-    in_code(&code)
+    Some(code)
 }
 
-/// Finds `mov offset(%r14), %r; mov %rsp, (%r)` in code, and returns the offset.
-fn in_code(code: &[u8]) -> Option<u8> {
-    let instructions: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE)
-        .into_iter()
-        .take_while(|it| !it.is_invalid())
-        .collect();
+fn instructions(code: &[u8]) -> Vec<Instruction> {
+    let all = Decoder::new(64, code, DecoderOptions::NONE).into_iter();
+    all.take_while(|it| !it.is_invalid()).collect()
+}
+
+/// Returns whether it is `mov offset(%r14), %r`.
+fn is_load(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Mov
+        && instruction.op0_kind() == OpKind::Register
+        && instruction.op1_kind() == OpKind::Memory
+        && instruction.memory_base() == Register::R14
+        && instruction.memory_index() == Register::None
+}
+
+/// Returns the offset of the field `c_stack`, which points to where the stack of C code continues, in the state of a domain: that of the first `mov
+/// offset(%r14), %r` whose register is moved to the stack pointer later.
+fn c_stack(instructions: &[Instruction]) -> Option<u8> {
+    let switch = instructions.iter().position(|it| {
+        it.mnemonic() == Mnemonic::Mov
+            && it.op0_register() == Register::RSP
+            && it.op1_kind() == OpKind::Register
+    })?;
+    let register = instructions[switch].op1_register();
+    let mut loads = instructions[..switch].iter().filter(|it| is_load(it));
+    let load = loads.find(|it| it.op0_register() == register)?;
+    u8::try_from(load.memory_displacement64()).ok()
+}
+
+/// Returns the offset of the field `current_stack`, which points to a `struct stack_info`, in the state of a domain: that of
+/// `mov offset(%r14), %r; mov %rsp, (%r)`.
+fn current_stack(instructions: &[Instruction]) -> Option<u8> {
     instructions.windows(2).find_map(|both| {
-        let is_load = both[0].mnemonic() == Mnemonic::Mov
-            && both[0].op0_kind() == OpKind::Register
-            && both[0].op1_kind() == OpKind::Memory
-            && both[0].memory_base() == Register::R14
-            && both[0].memory_index() == Register::None;
         let is_store = both[1].mnemonic() == Mnemonic::Mov
             && both[1].op1_register() == Register::RSP
             && both[1].memory_base() == both[0].op0_register()
             && both[1].memory_displacement64() == 0;
         let field = u8::try_from(both[0].memory_displacement64()).ok()?;
-        (is_load && is_store).then_some(field)
+        (is_load(&both[0]) && is_store).then_some(field)
     })
 }
 
@@ -142,6 +188,7 @@ mod tests {
 
     #[test]
     fn fields_are_found_in_code() {
+        let in_code = |code: &[u8]| current_stack(&instructions(code));
         // Of 5.3 and 5.4, and with another field; then without the store.
         let found = b"\x4d\x8b\x56\x28\x49\x89\x22\x4d\x8b\x5e\x40";
         assert_eq!(in_code(found), Some(0x28));
@@ -149,6 +196,15 @@ mod tests {
         assert_eq!(in_code(b"\x4d\x8b\x56\x28\x49\x8b\x22"), None);
         assert_eq!(in_code(b"\x4d\x8b\x55\x28\x49\x89\x22"), None);
         assert_eq!(in_code(b""), None);
+        // The beginning of caml_c_call of 5.3 and 5.4.
+        let c_call =
+            b"\x4d\x8b\x56\x28\x49\x89\x22\x4d\x8b\x5e\x40\x49\x89\x63\x08\x4d\x89\x13\x4c\x89\xdc";
+        let c_call = instructions(c_call);
+        assert_eq!(
+            (current_stack(&c_call), c_stack(&c_call)),
+            (Some(0x28), Some(0x40))
+        );
+        assert_eq!(c_stack(&c_call[..5]), None);
     }
 
     #[test]
@@ -164,6 +220,7 @@ mod tests {
     fn ocaml_code_is_on_fibers() {
         let known = ProcessStacks::OfFibers {
             current_stack: Some(0x28),
+            c_stack: None,
         };
         let fiber = Ok(StackKind::OfFiber {
             current_stack: 0x28,
@@ -174,6 +231,7 @@ mod tests {
         assert_eq!(malloc, Ok(StackKind::OfThread));
         let unknown = ProcessStacks::OfFibers {
             current_stack: None,
+            c_stack: None,
         };
         let refused = unknown.of_function("List.map", true);
         assert_eq!(refused, Err(Refusal::UnknownStack));

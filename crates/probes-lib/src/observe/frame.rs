@@ -39,6 +39,11 @@ impl Frame {
     }
 }
 
+/// Returns whether a site is of ppx_probe: OCaml code calls its function directly.
+pub(crate) fn is_called_by_ocaml(site: LiveSite<'_>) -> bool {
+    is_in_own_function(&site.object.elf, site.site.address())
+}
+
 /// Returns whether a site is in a function of its own, as those of ppx_probe.
 fn is_in_own_function(elf: &ElfFile, site: FileAddr) -> bool {
     let len = FALSE.len() as u64;

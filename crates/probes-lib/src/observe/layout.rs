@@ -13,4 +13,5 @@ pub(crate) mod readable_pages;
 pub(crate) mod rows;
 pub(crate) mod semaphores;
 pub(crate) mod shared;
+pub(crate) mod stack_copies;
 pub(crate) mod values;

@@ -53,6 +53,8 @@ pub struct Observation {
     pub(crate) slow_from: Option<Duration>,
     /// Which starts of pairs, and which calls that are timed, are meant.
     pub(crate) start_filter: Option<Expression>,
+    /// Whether the stack of each hit that is recorded is copied.
+    pub(crate) with_stacks: bool,
     /// What the first call of a counted function calls before.
     pub(crate) calls_once: Option<CallOnce>,
 }
@@ -350,6 +352,20 @@ impl Observation {
     #[must_use]
     pub fn sample(mut self, every: NonZeroU64) -> Observation {
         self.sample = Some(every);
+        self
+    }
+
+    /// Also copies the stack of each hit that is watched, and of each return and each end of a slow pair or call, as it is then
+    /// ([`Event::stack`](crate::Event::stack)): 80 KiB of it at most.
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let observation = Observation::new().watch(Selector::name("cache_miss")).with_stacks();
+    /// ```
+    #[must_use]
+    pub fn with_stacks(mut self) -> Observation {
+        self.with_stacks = true;
         self
     }
 

@@ -8,12 +8,14 @@ use crate::address::LoadBias;
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
 use crate::expression::{Expression, Parameter, ParameterKind, Scope};
 use crate::observe::buckets::Linear;
-use crate::observe::frame::{Frame, is_ocaml_4};
+use crate::observe::fibers::ProcessStacks;
+use crate::observe::frame::{Frame, is_called_by_ocaml, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
+use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::Observation;
 use crate::observe::point::{
@@ -26,6 +28,7 @@ use crate::patch_plan::site::PatchSite;
 use crate::process::Process;
 use crate::process::image::Image;
 use crate::process::program::{LiveSite, Program};
+use crate::process::seccomp::OwnFilters;
 use crate::select::{Actions, Selector, choose};
 use crate::site::SiteCode;
 
@@ -139,9 +142,14 @@ impl ObservationPlan {
         });
         let kept_arguments = kept_arguments.max();
         let kept_len = kept_arguments.map_or(0, record::len);
+        let record_len = most_arguments.map_or(0, record::len).max(2 * kept_len);
+        let stacks = match observation.with_stacks && record_len > 0 {
+            true => StackCopies::OF_THREADS,
+            false => StackCopies::None,
+        };
         let shared = SharedLayout {
             pairs: observation.pairs.len() as u32,
-            record_len: most_arguments.map_or(0, record::len).max(2 * kept_len),
+            record_len: record_len + stacks.len(),
             has_large_rings: most_arguments > Some(0)
                 || kept_arguments.is_some()
                 || observation.watches_exits,
@@ -159,6 +167,7 @@ impl ObservationPlan {
             pairs_by_key: observation.pair_key.is_some() && !observation.pairs.is_empty(),
             asks_for_threads: observation.asks_for_threads(),
             kept_len,
+            stacks,
         };
         let mut plan = ObservationPlan {
             pairs: observation.pairs.clone(),
@@ -176,13 +185,22 @@ impl ObservationPlan {
         Ok(plan)
     }
 
-    /// Finds out by which table trampolines know what they can read of values, if they read any.
-    pub(crate) fn find_value_pages(&mut self, process: &Process, image: &Image) {
+    /// Finds out by which table trampolines know what they can read of values, if they read any, and which stacks there are, if they are
+    /// copied.
+    pub(crate) fn find_values_and_stacks(&mut self, process: &Process, image: &Image) {
         if self.shared.has_pages() {
             let objects = self.program.objects().iter();
             let objects = objects.map(|object| (&*object.elf, object.bias));
             let executable = image.executable_without_probes(process);
-            self.shared.value_pages = ValuePages::of(objects.chain(executable));
+            let objects = objects.chain(executable);
+            if self.shared.stacks != StackCopies::None {
+                let files = objects.clone().map(|(elf, _)| elf);
+                self.shared.stacks = StackCopies::Copied {
+                    fibers: ProcessStacks::of(files).fibers(),
+                    may_ask: matches!(OwnFilters::of(process).has_any(), Ok(false)),
+                };
+            }
+            self.shared.value_pages = ValuePages::of(objects);
         }
     }
 
@@ -542,6 +560,7 @@ fn record_of(site: LiveSite<'_>) -> WatchRole {
     arguments.truncate(MAX_ARGUMENTS);
     WatchRole {
         arguments,
+        is_ocaml: is_called_by_ocaml(site),
         ..WatchRole::default()
     }
 }
@@ -632,6 +651,7 @@ mod tests {
             watched: Some(WatchRole {
                 point,
                 function: None,
+                is_ocaml: false,
                 sample: None,
                 formats: Vec::new(),
                 arguments: vec![

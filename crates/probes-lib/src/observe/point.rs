@@ -466,6 +466,8 @@ pub(crate) struct WatchRole {
     pub(crate) sample: Option<NonZeroU64>,
     /// Of a point in a function; the others are sites.
     pub(crate) function: Option<WatchedFunction>,
+    /// Whether it is executed by OCaml code, or called by it directly: r14 has the state of a domain, in OCaml 5.
+    pub(crate) is_ocaml: bool,
 }
 
 /// What is recorded of a point in a function.

@@ -2,6 +2,7 @@
 
 pub(crate) mod callers;
 pub(crate) mod calls;
+pub(crate) mod copied_stack;
 pub(crate) mod counts;
 pub(crate) mod data_source;
 pub(crate) mod events;

@@ -45,6 +45,7 @@ mod pair;
 mod record;
 mod sampling;
 mod saved;
+mod stack_copy;
 mod template;
 mod value_pages;
 mod values;
@@ -748,7 +749,7 @@ fn recording(
         if let Some(every) = later {
             sampling::unless_chosen(&mut a, every, pointers.sampled, over)?;
         }
-        fields = record::record(&mut a, watched, saved, pointers.layout)?;
+        fields = record::record(&mut a, watched, saved, pointers.layout, pointers.shared)?;
         if filtered_now.is_some() {
             a.jmp(over)?;
             a.set_label(&mut untyped)?;

@@ -287,6 +287,7 @@ impl Watching {
             sample: self.sample,
             formats: self.usdt.iter().flatten().map(|it| it.format).collect(),
             function: Some(function),
+            is_ocaml: function.is_ocaml,
         }
     }
 

@@ -8,8 +8,8 @@ use test_support::{Talker, fixture_forms, program_forms};
 
 use crate::observe::options;
 
-/// Counting, timing and watching, each alone and all at once.
-fn observations() -> [Observation; 4] {
+/// Counting, timing and watching, each alone and all at once, and with stacks.
+fn observations() -> [Observation; 5] {
     let count = |observation: Observation| observation.count(Selector::All);
     let time = |observation: Observation| observation.time("enter", "leave");
     let watch = |observation: Observation| observation.watch(Selector::All);
@@ -19,6 +19,7 @@ fn observations() -> [Observation; 4] {
         time(new()),
         watch(new()),
         watch(time(count(new()))),
+        watch(new()).with_stacks(),
     ]
 }
 
@@ -61,7 +62,7 @@ fn assert_caught(file: &Path, answer: impl Fn(u32) -> String) {
 }
 
 // promise: Observations: A program that overflows its stack catches that while it is observed, at every
-//    distance of the frame from the end of the stack (4 × 24 observations)
+//    distance of the frame from the end of the stack (4 × 30 observations)
 #[test]
 fn overflows_at_observed_sites_are_caught() {
     for file in fixture_forms("overflow") {

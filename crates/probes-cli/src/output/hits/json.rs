@@ -10,19 +10,27 @@ use super::{Location, Missing, argument_names};
 use crate::failure::Failure;
 use crate::output::format::{VERSION, json};
 use crate::output::function_sources::CallView;
+use crate::output::stacks::FoundStack;
 
 /// The line of a hit, with the pid of its process if there are several.
-pub(super) fn hit(pid: Option<i32>, event: &Event, location: &Location) -> Result<String, Failure> {
+pub(super) fn hit(
+    pid: Option<i32>,
+    event: &Event,
+    location: &Location,
+    stack: Option<&FoundStack>,
+) -> Result<String, Failure> {
     let hit = HitFields::of(pid, event, location);
     match (event.kind, event.arguments.first()) {
         (EventKind::Return, Some(result)) => json(&Return {
             hit,
             result: Argument::of(result),
+            stack,
         }),
         _ => json(&Hit {
             hit,
             arguments: event.arguments.iter().map(Argument::of).collect(),
             argument_names: argument_names(event).collect(),
+            stack,
         }),
     }
 }
@@ -43,6 +51,8 @@ struct Hit<'h> {
     arguments: Vec<Argument<'h>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     argument_names: Vec<&'h str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<&'h FoundStack>,
 }
 
 #[derive(Serialize)]
@@ -51,6 +61,8 @@ struct Return<'h> {
     #[serde(flatten)]
     hit: HitFields<'h>,
     result: Argument<'h>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<&'h FoundStack>,
 }
 
 /// What is said of hits and returns.

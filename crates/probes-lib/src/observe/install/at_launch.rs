@@ -71,7 +71,7 @@ impl AtLaunch {
             image.program.clone(),
             Arc::new(functions),
         )?;
-        plan.find_value_pages(process, image);
+        plan.find_values_and_stacks(process, image);
         let sites = plan.points.iter().map(|planned| planned.point.address);
         let digests = code_digest::prepare(process, image, memory, sites);
         let mut prepared = Prepared::of(process, memory, plan)?;

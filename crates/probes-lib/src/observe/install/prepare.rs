@@ -32,6 +32,7 @@ use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::rows::{CLAIMS_LEN, CLAIMS_MAPPED, claim};
 use crate::observe::layout::shared::{self, VALIDITY_LEN, validity};
+use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::placement::{self, Placed};
@@ -79,6 +80,8 @@ pub(crate) struct Prepared {
     pages_ticks: u64,
     /// From how many ticks on pairs are recorded one by one.
     slow_from: u64,
+    /// Where the stack of the main thread ends; 0 if that is not known.
+    main_stack_end: u64,
     /// The mappings of the points, which have to be there still when these are patched.
     mappings: Vec<Mapping>,
     is_in_our_namespace: bool,
@@ -226,6 +229,7 @@ impl Prepared {
             slow_from => ticks.of(slow_from.mul_f64(0.99)),
         };
         Ok(Prepared {
+            main_stack_end: main_stack_end(&maps),
             slow_from,
             plan,
             arenas,
@@ -477,8 +481,12 @@ impl Prepared {
         let validity = validity.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
         let validity = validity.into_iter().filter(|_| sharing.shared.has_pages());
         let slow_from = (shared::SLOW_FROM, self.slow_from.to_le_bytes().to_vec());
+        let copies_stacks = sharing.shared.stacks != StackCopies::None;
+        let main_stack_end = self.main_stack_end.to_le_bytes().to_vec();
+        let main_stack_end = (shared::MAIN_STACK_END, main_stack_end);
         let writes: Vec<_> = tid_offset
             .into_iter()
+            .chain(copies_stacks.then_some(main_stack_end))
             .chain((self.slow_from > 0).then_some(slow_from))
             .chain(pages)
             .chain(validity)
@@ -788,4 +796,10 @@ fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [InjectedCall; MAPPING
             None => InjectedCall::map(arena.data(), arena.data_len(), read | write),
         },
     ]
+}
+
+/// Returns where the stack of the main thread ends; 0 if that is not known.
+fn main_stack_end(maps: &[Mapping]) -> u64 {
+    let mut stacks = maps.iter().filter(|it| it.path() == b"[stack]");
+    stacks.next().map_or(0, |stack| stack.end.0)
 }

@@ -34,6 +34,7 @@ use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecor
 use crate::observe::layout::rows::Rows;
 use crate::observe::layout::semaphores::{PROGRESS_AT, SEMAPHORE_RECORD_LEN, SemaphoreRecord};
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
+use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
 use crate::observe::value_pages::ValuePages;
@@ -66,7 +67,7 @@ const _: () = assert!(MAX_PAIRS < 1 << PAIRS_BITS && PAIRS_BITS + ValuesLayout::
 const DATA_AT: usize = 32;
 const DATA_LEN_AT: usize = 40;
 const SHARED_AT: usize = 48;
-/// The length of records, and from bit [`KEPT_LEN_BIT`] on that of what is kept of the starts of pairs.
+/// The length of records, without stacks, and from bit [`KEPT_LEN_BIT`] on that of what is kept of the starts of pairs.
 const RECORD_LEN_AT: usize = 56;
 const KEPT_LEN_BIT: u32 = 16;
 const _: () = assert!(2 * record::len(MAX_ARGUMENTS) < 1 << KEPT_LEN_BIT);
@@ -87,6 +88,8 @@ const PAIRS_BY_KEY_BIT: u32 = 1;
 const LARGE_RINGS_BIT: u32 = 2;
 /// The bit that says whether expressions ask for the ids of threads.
 const ASKS_FOR_THREADS_BIT: u32 = 3;
+/// The bit that says whether stacks are copied.
+const STACKS_BIT: u32 = 4;
 const _: () = assert!(KEYS_BIT + KeysLayout::NUMBER_BITS <= 8);
 
 /// The length of a cache line in bytes. The length of a trampoline is a multiple of it.
@@ -336,7 +339,8 @@ impl Arena {
         put(DATA_AT, &self.data().0.to_le_bytes());
         put(DATA_LEN_AT, &self.data_len().to_le_bytes());
         put(SHARED_AT, &sharing.shared_at().0.to_le_bytes());
-        let record_lens = self.shared.record_len | self.shared.kept_len << KEPT_LEN_BIT;
+        let record_len = self.shared.record_len - self.shared.stacks.len();
+        let record_lens = record_len | self.shared.kept_len << KEPT_LEN_BIT;
         put(RECORD_LEN_AT, &record_lens.to_le_bytes());
         put(TIMED_AT, &self.shared.calls.number().to_le_bytes());
         put(ID_AT, &self.id.to_le_bytes());
@@ -348,9 +352,10 @@ impl Arena {
         let by_key = u8::from(self.shared.pairs_by_key) << PAIRS_BY_KEY_BIT;
         let large = u8::from(self.shared.has_large_rings) << LARGE_RINGS_BIT;
         let threads = u8::from(self.shared.asks_for_threads) << ASKS_FOR_THREADS_BIT;
+        let stacks = u8::from(self.shared.stacks != StackCopies::None) << STACKS_BIT;
         put(
             FILTERS_MEMORY_AT,
-            &[filters_memory | by_key | large | threads],
+            &[filters_memory | by_key | large | threads | stacks],
         );
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
@@ -439,6 +444,10 @@ impl Arena {
         read(code.plus(header_len), &mut table)?;
         let (table, semaphores) = table.split_at(ENTRY_LEN * count);
         let semaphores = semaphores.chunks_exact(SEMAPHORE_RECORD_LEN);
+        let stacks = match header[FILTERS_MEMORY_AT] >> STACKS_BIT & 1 {
+            1 => StackCopies::OF_THREADS,
+            _ => StackCopies::None,
+        };
         let arena = Arena {
             code,
             points: table.chunks_exact(ENTRY_LEN).map(parse_entry).collect(),
@@ -446,7 +455,8 @@ impl Arena {
             trampoline_len: u64::from(number(&header, TRAMPOLINE_LEN_AT)),
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT) & ((1 << PAIRS_BITS) - 1),
-                record_len: number(&header, RECORD_LEN_AT) & ((1 << KEPT_LEN_BIT) - 1),
+                record_len: (number(&header, RECORD_LEN_AT) & ((1 << KEPT_LEN_BIT) - 1))
+                    + stacks.len(),
                 has_large_rings: header[FILTERS_MEMORY_AT] >> LARGE_RINGS_BIT & 1 == 1,
                 filters_memory: header[FILTERS_MEMORY_AT] & 1 == 1,
                 value_pages: ValuePages::default(),
@@ -456,6 +466,7 @@ impl Arena {
                 pairs_by_key: header[FILTERS_MEMORY_AT] >> PAIRS_BY_KEY_BIT & 1 == 1,
                 asks_for_threads: header[FILTERS_MEMORY_AT] >> ASKS_FOR_THREADS_BIT & 1 == 1,
                 kept_len: number(&header, RECORD_LEN_AT) >> KEPT_LEN_BIT,
+                stacks,
             },
             is_filtered: header[FILTERED_AT] & 1 == 1,
             is_sampled: header[SAMPLED_AT] == 1,
@@ -728,6 +739,9 @@ mod tests {
         assert!(found_by_header(&shared(64, most)));
         let mut reporting = shared(3, 2 * record::len(4));
         reporting.shared.kept_len = record::len(4);
+        assert!(found_by_header(&reporting));
+        reporting.shared.stacks = StackCopies::OF_THREADS;
+        reporting.shared.record_len += reporting.shared.stacks.len();
         assert!(found_by_header(&reporting));
         assert!(found_by_header(&with_points(1..3, LINE)));
         assert!(found_by_header(&with_points(1..3, 1 << 19)));

@@ -2,7 +2,8 @@
 //! Pure functions only: no system calls.
 //!
 //! ```text
-//! header   64 bytes: the offset of the thread id in a thread's control block, and from which time on a pair is slow
+//! header   64 bytes: the offset of the thread id in a thread's control block, from which time on a pair is slow, and where the
+//!          stack of the main thread ends
 //! pairs    for each pair of a start point and a stop point: a header, a slot for each thread, a
 //!          histogram for each group of threads
 //! rings    one for each group of threads: how many records were begun, and the last records
@@ -30,6 +31,7 @@ use crate::observe::layout::kept_starts;
 use crate::observe::layout::keyed_starts;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::readable_pages;
+use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::value_pages::ValuePages;
 
@@ -41,6 +43,9 @@ pub(crate) const TID_AT: u64 = 0;
 
 /// In the header, eight bytes: from how many ticks on pairs are reported, if slow ones are.
 pub(crate) const SLOW_FROM: u64 = 8;
+
+/// In the header, eight bytes: where the stack of the main thread ends, if stacks are copied; 0 if that is not known.
+pub(crate) const MAIN_STACK_END: u64 = 16;
 
 /// The fields of the validity of the table of pages, eight bytes each. All zero: it is not valid.
 /// The observer, which keeps the table up to date, may be stopped or killed.
@@ -137,6 +142,9 @@ pub(crate) const PAIR_LEN: u64 = HISTOGRAMS_AT + GROUPS as u64 * HISTOGRAM_LEN;
 
 /// About how many bytes of records a ring holds, if it is no large one: these hold twice as many.
 const RING: u64 = 1 << 20;
+
+/// How much more if it holds stacks: 2 to this power as many.
+const STACKS_BITS: u32 = 3;
 
 /// The fields of a record.
 pub(crate) mod record {
@@ -242,6 +250,8 @@ pub(crate) struct SharedLayout {
     pub(crate) asks_for_threads: bool,
     /// The bytes of what is kept of a start; 0 if slow pairs are not reported.
     pub(crate) kept_len: u32,
+    /// Which stacks are copied into the records. Which there are is not stored in the process.
+    pub(crate) stacks: StackCopies,
 }
 
 impl SharedLayout {
@@ -251,8 +261,8 @@ impl SharedLayout {
         let is_possible = self.pairs <= MAX_PAIRS && self.calls.is_possible();
         let is_possible = is_possible && self.values.is_possible() && self.keys.is_possible();
         let is_possible = is_possible && self.kept_len <= longest && self.kept_len % 64 == 0;
-        let longest = longest.max(2 * self.kept_len);
-        let records = 2 * self.kept_len..=longest;
+        let longest = longest.max(2 * self.kept_len) + self.stacks.len();
+        let records = 2 * self.kept_len + self.stacks.len()..=longest;
         is_possible && records.contains(&self.record_len) && self.record_len % 64 == 0
     }
 
@@ -278,7 +288,9 @@ impl SharedLayout {
 
     /// Returns how many records a ring holds, a power of two.
     pub(crate) fn records(self) -> u64 {
-        let ring = RING << u32::from(self.has_large_rings);
+        let has_stacks = self.stacks != StackCopies::None;
+        let ring = RING << u32::from(self.has_large_rings || has_stacks);
+        let ring = ring << (STACKS_BITS * u32::from(has_stacks));
         let fit = ring / u64::from(self.record_len.max(64));
         1 << fit.ilog2()
     }
@@ -289,6 +301,11 @@ impl SharedLayout {
             return 0;
         }
         HEADER_LEN + self.records() * u64::from(self.record_len)
+    }
+
+    /// Returns the offset of the stack in a record.
+    pub(crate) fn stack_at(self) -> u64 {
+        u64::from(self.record_len - self.stacks.len())
     }
 
     /// Returns the offset of the ring of a group.

@@ -19,8 +19,10 @@ use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::shared::{SharedLayout, fields, record, validity};
+use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::{ArgumentFormat, ArgumentSource};
+use crate::observe::read::copied_stack::CopiedStack;
 use crate::observe::read::data_source;
 use crate::observe::read::ring::{Rings, word};
 use crate::observe::read::value::{Custom, Recorded, Value};
@@ -90,6 +92,9 @@ pub struct Event {
     pub arguments: Vec<Value>,
     /// Where the call is, of a function whose exits are recorded ([`Observation::watch_exits`](crate::Observation::watch_exits)).
     pub frame: Option<CallFrame>,
+    /// Its stack, if it was copied ([`Observation::with_stacks`](crate::Observation::with_stacks)). At a return, it is
+    /// that of the entry: the frames of the callers are the same.
+    pub stack: Option<CopiedStack>,
     program: Arc<Program>,
     functions: Arc<ObservedFunctions>,
     of: EventOf,
@@ -452,8 +457,19 @@ impl EventReader {
         }
         let frame = watched.has_frames.then(|| frame(record));
         let what = (watched.of, kind, all_recorded(record, shapes), tid);
-        let event = self.hit(process, memory, clock, record, what);
-        Some(Event { frame, ..event })
+        let mut event = self.hit(process, memory, clock, record, what);
+        event.frame = frame;
+        event.stack = self.stack(record, &event);
+        Some(event)
+    }
+
+    /// Returns the stack that a record has of its hit, if stacks are copied.
+    fn stack(&self, record: &[u8], event: &Event) -> Option<CopiedStack> {
+        if self.layout.stacks == StackCopies::None {
+            return None;
+        }
+        let copied = record.get(self.layout.stack_at() as usize..)?;
+        CopiedStack::parse(copied, event.address())
     }
 
     /// Returns the event of a record, whose kind, arguments and thread are known.
@@ -476,6 +492,7 @@ impl EventReader {
             arguments: values,
             frame: None,
             thread: self.thread(process, tid),
+            stack: None,
             program: self.program.clone(),
             functions: self.functions.clone(),
             of,

@@ -186,6 +186,7 @@ mod tests {
     use super::*;
     use crate::observe::layout::calls::CallsLayout;
     use crate::observe::layout::keys::KeysLayout;
+    use crate::observe::layout::stack_copies::StackCopies;
     use crate::observe::layout::values::ValuesLayout;
     use crate::observe::value_pages::ValuePages;
 
@@ -201,6 +202,7 @@ mod tests {
         pairs_by_key: false,
         asks_for_threads: false,
         kept_len: 0,
+        stacks: StackCopies::None,
     };
     const BASE: LiveAddr = LiveAddr(0x10000);
 

@@ -24,9 +24,11 @@ use super::filter::{self, FilterContext, SavedAt};
 use super::record::{self, unless_readable};
 use super::sampling;
 use super::saved::{LockedRegisters, Place, Saving};
+use super::stack_copy::StackCopy;
 use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
+use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::point::{
     ArgumentFormat, ArgumentSource, FilterRole, FunctionPart, MemorySource, STACK_OFFSET_LIMIT,
     StackKind, WatchRole, WatchedFunction, Words,
@@ -147,6 +149,17 @@ pub(super) fn code(
         if !is_number && !is_vector {
             memory(&mut a, index, words, pointers, &mut fields)?;
         }
+    }
+    if pointers.layout.stacks != StackCopies::None {
+        saving.load(&mut a, rax, Register::RBX)?;
+        let copy = StackCopy {
+            layout: pointers.layout,
+            pushed: 0,
+            is_ocaml: watched.is_ocaml,
+            is_from_start: function.is_from_start,
+            shared: pointers.shared,
+        };
+        copy.emit(&mut a)?;
     }
     record::end(&mut a)?;
     if filter.is_some() {
@@ -304,7 +317,7 @@ fn unless_operand_readable(
     unless_readable(a, pointers.layout, otherwise)?;
     a.set_label(&mut is_near)?;
     a.nop()?;
-    unless_kernel_reads(a, 0, pointers, otherwise)
+    unless_kernel_reads(a, 0, pointers.shared, otherwise)
 }
 
 /// How many bytes below the stack pointer a function may use (psABI 3.2.2).
@@ -412,14 +425,14 @@ fn unless_certain(
 ) -> Result<(), IcedError> {
     a.lea(rax, qword_ptr(rdx + offset))?;
     unless_readable(a, pointers.layout, otherwise)?;
-    unless_kernel_reads(a, offset, pointers, otherwise)
+    unless_kernel_reads(a, offset, pointers.shared, otherwise)
 }
 
-/// The same, if the kernel says so.
-fn unless_kernel_reads(
+/// The same, if the kernel says so; the address of the shared data is at `shared`.
+pub(super) fn unless_kernel_reads(
     a: &mut CodeAssembler,
     offset: i32,
-    pointers: RecordPointers,
+    shared: LiveAddr,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     /// No signal is blocked or unblocked with it: the lowest bits of the address of a record are 0, so this is neither 0,
@@ -438,7 +451,7 @@ fn unless_kernel_reads(
     a.mov(r11, rbx)?;
     a.lea(rcx, qword_ptr(rdi - NO_HOW))?;
     a.lea(rdx, qword_ptr(rsi - offset))?;
-    load(a, rbx, pointers.shared)?;
+    load(a, rbx, shared)?;
     a.cmp(eax, -libc::EINVAL)?;
     a.jne(otherwise)
 }

@@ -1,19 +1,21 @@
 //! Emits the part of a trampoline that writes a record of a watched hit into the ring of the
 //! thread's group.
 
-use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, edi, esi, get_xmm, qword_ptr, r8,
     r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
 };
+use iced_x86::{IcedError, Register};
 
 use super::fields::FieldCopies;
+use super::stack_copy::StackCopy;
 use super::value_pages::unless_of_values;
-use super::{Saved, load_at_point, offset, spread};
-use crate::address::PAGE;
+use super::{PUSHED, Saved, load_at_point, offset, spread};
+use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record, validity};
+use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::point::{ArgumentSource, WatchRole};
 use crate::observe::value_pages::ValuePages;
 
@@ -27,12 +29,37 @@ pub(super) fn record(
     watched: &WatchRole,
     saved: &[Saved],
     layout: SharedLayout,
+    shared: LiveAddr,
 ) -> Result<FieldCopies, IcedError> {
     let mut fields = FieldCopies::default();
     begin(a, watched.point, false, layout)?;
     arguments(a, watched, saved, layout, &mut fields)?;
+    stack(a, watched, saved, layout, shared)?;
     end(a)?;
     Ok(fields)
+}
+
+/// Emits the code that copies the stack of a hit of a site into the record at rcx, which has its time, if stacks are copied; the address
+/// of the shared data is at `shared`. The code uses the same registers as [`arguments`].
+pub(super) fn stack(
+    a: &mut CodeAssembler,
+    watched: &WatchRole,
+    saved: &[Saved],
+    layout: SharedLayout,
+    shared: LiveAddr,
+) -> Result<(), IcedError> {
+    if layout.stacks == StackCopies::None {
+        return Ok(());
+    }
+    load_at_point(a, rax, Register::RBX, saved)?;
+    let copy = StackCopy {
+        layout,
+        pushed: PUSHED,
+        is_ocaml: watched.is_ocaml,
+        is_from_start: false,
+        shared,
+    };
+    copy.emit(a)
 }
 
 /// Emits the code that records the arguments of a hit in the record at rcx, which has its time. The code uses rax, rdx, rsi, rdi and

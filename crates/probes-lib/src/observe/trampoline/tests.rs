@@ -131,6 +131,7 @@ fn saved_registers_are_found_as_arguments() {
         watched: Some(WatchRole {
             formats: Vec::new(),
             function: None,
+            is_ocaml: false,
             sample: None,
             point: 7,
             arguments,
@@ -188,6 +189,7 @@ fn whole_listing_is_golden() {
         watched: Some(WatchRole {
             formats: Vec::new(),
             function: None,
+            is_ocaml: false,
             sample: None,
             point: 7,
             arguments,
@@ -409,6 +411,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
             arguments: vec![ArgumentSource::Register(Register::R12); many],
             sample: None,
             function: None,
+            is_ocaml: false,
         }),
         ..Role::default()
     };

@@ -47,9 +47,11 @@ impl EventReader {
         clock: &Clock,
         record: &[u8],
     ) -> Option<SlowPair> {
+        let whole = record;
         let (stop, start) = record.split_at_checked(self.layout.kept_len as usize)?;
         let (began, ended) = (word(start, record::TIME), word(stop, record::TIME));
-        let stop = self.end(process, memory, clock, stop, EventKind::Return)?;
+        let mut stop = self.end(process, memory, clock, stop, EventKind::Return)?;
+        stop.stack = self.stack(whole, &stop);
         let pair = match stop.of {
             EventOf::Function(_) => None,
             EventOf::Site { .. } => {

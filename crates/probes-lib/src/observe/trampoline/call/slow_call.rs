@@ -8,9 +8,11 @@ use iced_x86::{IcedError, Register};
 
 use super::super::record::{self, argument_at};
 use super::super::saved::Saving;
+use super::super::stack_copy::StackCopy;
 use super::{Calls, DEPTH_AT, before, is_on_fiber, last_call, last_flags};
 use crate::observe::layout::calls::call_slot;
 use crate::observe::layout::shared::{SLOW_FROM, record as layout_of};
+use crate::observe::layout::stack_copies::{KEPT, StackCopies};
 use crate::observe::point::{ArgumentSource, WatchRole};
 use crate::observe::trampoline::offset;
 use crate::patch_plan::displaced::ExitKind;
@@ -45,7 +47,7 @@ impl Report<'_> {
         a: &mut CodeAssembler,
         Calls {
             role,
-            shared: (_, layout),
+            shared: (shared, layout),
             are_filtered,
         }: Calls<'_>,
     ) -> Result<(), IcedError> {
@@ -90,6 +92,22 @@ impl Report<'_> {
         a.mov(qword_ptr(rcx + layout_of::COPIED), 0)?;
         self.saving.load(a, rax, Register::RAX)?;
         a.mov(qword_ptr(rcx + (argument_at(0) + layout_of::VALUE)), rax)?;
+        if layout.stacks != StackCopies::None {
+            let kept = |at: u64| qword_ptr(rcx + offset(layout.stack_at() + KEPT + at));
+            a.mov(kept(0), rdi)?;
+            a.mov(kept(8), r9)?;
+            self.saving.load(a, rax, Register::RBX)?;
+            let copy = StackCopy {
+                layout,
+                pushed: 0,
+                is_ocaml: role.is_ocaml,
+                is_from_start: role.is_from_start,
+                shared,
+            };
+            copy.emit(a)?;
+            a.mov(rdi, kept(0))?;
+            a.mov(r9, kept(8))?;
+        }
         record::end(a)?;
 
         a.mov(rcx, rdi)?;

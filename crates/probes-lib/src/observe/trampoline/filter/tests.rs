@@ -28,6 +28,7 @@ use crate::observe::buckets::Linear;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::rows::STACK_PART_BITS;
+use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, copy, order};
 use crate::observe::point::HistogramRole;
 use crate::observe::trampoline::values;
@@ -62,6 +63,7 @@ pub(in super::super) const LAYOUT: SharedLayout = SharedLayout {
     pairs_by_key: false,
     asks_for_threads: false,
     kept_len: 0,
+    stacks: StackCopies::None,
 };
 
 /// The table of a runtime, and its entries.

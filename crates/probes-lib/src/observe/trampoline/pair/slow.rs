@@ -149,6 +149,7 @@ pub(super) fn report(
     a.mov(point, layout_of::UNKNOWN_POINT)?;
     a.set_label(&mut known)?;
     arguments(a, reported, saved, pointers)?;
+    record::stack(a, reported, saved, layout, pointers.shared)?;
     record::end(a)
 }
 

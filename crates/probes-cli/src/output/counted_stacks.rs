@@ -1,0 +1,236 @@
+//! How often hits have which stack, in one shape for all formats, and as a picture.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use inferno::flamegraph;
+use probes_lib::{HitStack, StackEnd};
+use serde::Serialize;
+
+use super::format::{Format, VERSION, json};
+use super::table::table;
+use crate::failure::Failure;
+use crate::text::Escaped;
+
+/// The most different stacks, and frames of them, that are told apart.
+const MOST_STACKS: usize = 1 << 16;
+const MOST_FRAMES: usize = 1 << 22;
+
+/// The hits by their stacks.
+#[derive(Debug)]
+pub(crate) struct CountedStacks {
+    pid: i32,
+    program: String,
+    hits: HashMap<StackPath, u64>,
+    /// Of all stacks.
+    frames: usize,
+    others: u64,
+    untyped: u64,
+    lasted: Duration,
+}
+
+/// A stack, by the names of its functions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct StackPath {
+    /// complete, guessed or cut
+    state: &'static str,
+    /// The innermost first.
+    frames: Vec<String>,
+}
+
+impl StackPath {
+    fn of(stack: &HitStack) -> StackPath {
+        let frames = stack.frames.iter();
+        let frames = frames.map(|frame| match (&frame.function, &frame.object) {
+            (Some(function), _) => function.clone(),
+            (None, Some(object)) => {
+                let name = object.file_name().unwrap_or(object.as_os_str());
+                format!("[{}]", name.to_string_lossy())
+            }
+            (None, None) => "[unknown]".to_owned(),
+        });
+        StackPath {
+            state: match stack.end {
+                _ if stack.is_guessed => "guessed",
+                StackEnd::Outermost => "complete",
+                _ => "cut",
+            },
+            frames: frames.collect(),
+        }
+    }
+
+    /// Its functions with ; between them, the outermost first; before them, what is wrong with it.
+    fn folded(&self) -> String {
+        let state = (self.state != "complete").then(|| format!("[{}]", self.state));
+        let frames = self.frames.iter().rev();
+        let names = frames.map(|name| name.replace([';', '\n'], ":"));
+        state.into_iter().chain(names).collect::<Vec<_>>().join(";")
+    }
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "counted_stacks")]
+struct Report<'r> {
+    version: u32,
+    pid: i32,
+    program: &'r str,
+    seconds: f64,
+    hits: u64,
+    other: u64,
+    untyped: u64,
+    stacks: Vec<Row<'r>>,
+}
+
+#[derive(Serialize)]
+struct Row<'r> {
+    hits: u64,
+    /// Hits a second.
+    rate: f64,
+    /// complete, guessed or cut
+    stack: &'static str,
+    /// The innermost first.
+    frames: &'r [String],
+}
+
+impl CountedStacks {
+    /// None yet.
+    pub(crate) fn new(pid: i32, program: &Path) -> CountedStacks {
+        CountedStacks {
+            pid,
+            program: program.to_string_lossy().into_owned(),
+            hits: HashMap::new(),
+            frames: 0,
+            others: 0,
+            untyped: 0,
+            lasted: Duration::ZERO,
+        }
+    }
+
+    /// Adds a hit.
+    pub(crate) fn add(&mut self, stack: &HitStack) {
+        let path = StackPath::of(stack);
+        if let Some(hits) = self.hits.get_mut(&path) {
+            *hits += 1;
+            return;
+        }
+        let frames = self.frames + path.frames.len();
+        if self.hits.len() >= MOST_STACKS || frames > MOST_FRAMES {
+            self.others += 1;
+            return;
+        }
+        self.frames = frames;
+        self.hits.insert(path, 1);
+    }
+
+    /// Adds hits whose stack is not known.
+    pub(crate) fn add_others(&mut self, many: u64) {
+        self.others = self.others.saturating_add(many);
+    }
+
+    /// Adds hits for which a filter has no answer.
+    pub(crate) fn add_untyped(&mut self, many: u64) {
+        self.untyped = self.untyped.saturating_add(many);
+    }
+
+    /// Says how long they were counted.
+    pub(crate) fn finish(&mut self, lasted: Duration) {
+        self.lasted = lasted;
+    }
+
+    /// How many have a stack that is not known.
+    pub(crate) fn others(&self) -> u64 {
+        self.others
+    }
+
+    /// How many there are.
+    pub(crate) fn all(&self) -> u64 {
+        let known: u64 = self.hits.values().sum();
+        known.saturating_add(self.others)
+    }
+
+    /// The stacks, most hits first.
+    fn sorted(&self) -> Vec<(&StackPath, u64)> {
+        let mut sorted: Vec<_> = self.hits.iter().map(|(path, hits)| (path, *hits)).collect();
+        sorted.sort_by(|(one, ones), (other, others)| {
+            others.cmp(ones).then_with(|| one.frames.cmp(&other.frames))
+        });
+        sorted
+    }
+
+    fn rate(&self, hits: u64) -> f64 {
+        hits as f64 / self.lasted.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    pub(crate) fn text(&self, format: Format, shown: usize) -> Result<String, Failure> {
+        let sorted = self.sorted();
+        if format == Format::Json {
+            let rows = sorted.iter().map(|(path, hits)| Row {
+                hits: *hits,
+                rate: self.rate(*hits),
+                stack: path.state,
+                frames: &path.frames,
+            });
+            return json(&Report {
+                version: VERSION,
+                pid: self.pid,
+                program: &self.program,
+                seconds: self.lasted.as_secs_f64(),
+                hits: self.all(),
+                other: self.others,
+                untyped: self.untyped,
+                stacks: rows.collect(),
+            });
+        }
+        let (first, rest) = sorted.split_at(shown.min(sorted.len()));
+        let mut rows: Vec<(u64, String)> = first
+            .iter()
+            .map(|(path, hits)| (*hits, Escaped(&path.folded()).to_string()))
+            .collect();
+        if !rest.is_empty() {
+            let hits = rest.iter().map(|(_, hits)| hits).sum();
+            rows.push((hits, format!("of {} stacks more", rest.len())));
+        }
+        rows.push((self.others, "other".to_owned()));
+        rows.push((self.untyped, "untyped".to_owned()));
+        if format == Format::Table {
+            let cells = rows.into_iter().map(|(hits, stack)| {
+                vec![hits.to_string(), format!("{:.1}", self.rate(hits)), stack]
+            });
+            return Ok(table(&["hits", "hits/s", "stack"], cells));
+        }
+        let mut text = String::new();
+        for (hits, stack) in rows {
+            // Writing to a String does not fail.
+            let _ = writeln!(text, "{hits} {:.1} {stack}", self.rate(hits));
+        }
+        Ok(text)
+    }
+
+    /// The lines of other tools, functions with ; between them and the hits; or a flame graph of them.
+    pub(crate) fn picture(&self, is_folded: bool) -> Result<Vec<u8>, Failure> {
+        let mut lines: Vec<String> = Vec::new();
+        for (path, hits) in self.sorted() {
+            lines.push(format!("{} {hits}", path.folded()));
+        }
+        if self.others > 0 {
+            lines.push(format!("[other] {}", self.others));
+        }
+        if is_folded {
+            let lines = lines.into_iter().map(|line| line + "\n");
+            return Ok(lines.collect::<String>().into_bytes());
+        }
+        if lines.is_empty() {
+            lines.push("[nothing] 1".to_owned());
+        }
+        let mut options = flamegraph::Options::default();
+        options.title = format!("{}, process {}", self.program, self.pid);
+        options.count_name = "hits".to_owned();
+        options.deterministic = true;
+        let mut svg = Vec::new();
+        let lines = lines.iter().map(|line| &**line);
+        let drawn = flamegraph::from_lines(&mut options, lines, &mut svg);
+        drawn.map(|()| svg).map_err(Failure::Output)
+    }
+}

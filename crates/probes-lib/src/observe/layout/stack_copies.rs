@@ -1,0 +1,111 @@
+//! The layout of what is copied of the stack of a hit, at the end of its record, as offsets. Pure.
+//!
+//! ```text
+//! registers   at the point: the stack pointer, and those that a callee saves
+//! used, count how many bytes of the stacks were copied, and how many parts there are
+//! directory   of each part: its address, and how many bytes
+//! scratch     for the trampoline
+//! bytes       the parts, one after the other
+//! ```
+//!
+//! A part is the stack from the stack pointer on, as far as it is known to be mapped: the last one is of the thread. Of OCaml 5,
+//! there is one for each fiber, from the innermost to the outermost, and one for the beginning of its description (`struct stack_info` of
+//! runtime/caml/fiber.h).
+
+/// The registers, eight bytes each: the stack pointer, rbx, rbp and r12 to r15.
+pub(crate) const STACK_POINTER: u64 = 0;
+pub(crate) const RBX: u64 = 8;
+pub(crate) const RBP: u64 = 16;
+pub(crate) const R12: u64 = 24;
+pub(crate) const R13: u64 = 32;
+pub(crate) const R14: u64 = 40;
+pub(crate) const R15: u64 = 48;
+
+/// Four bytes each.
+pub(crate) const USED: u64 = 56;
+pub(crate) const COUNT: u64 = 60;
+
+/// Sixteen bytes for each part: its address, and its length.
+pub(crate) const DIRECTORY: u64 = 64;
+/// Binary logarithm of the bytes of an entry.
+pub(crate) const ENTRY_BITS: u32 = 4;
+/// The most parts: two for each fiber, and one for the thread.
+pub(crate) const PARTS: u64 = 64;
+
+/// Eight bytes each, which only the trampoline uses.
+pub(crate) const FIBER: u64 = DIRECTORY + (PARTS << ENTRY_BITS);
+pub(crate) const FROM: u64 = FIBER + 8;
+pub(crate) const OF_THREAD: u64 = FIBER + 16;
+pub(crate) const END: u64 = FIBER + 24;
+pub(crate) const KEPT: u64 = FIBER + 32;
+pub(crate) const LINK: u64 = FIBER + 48;
+pub(crate) const FIRST_END: u64 = FIBER + 56;
+
+/// The bytes of the parts.
+pub(crate) const BYTES: u64 = FIBER + 64;
+
+/// How many there are at most: more than the 64 KiB that functions of OCaml's library unix have as a buffer on the stack.
+pub(crate) const MOST_BYTES: u64 = 80 << 10;
+
+/// The length of all this.
+pub(crate) const LEN: u64 = BYTES + MOST_BYTES;
+const _: () = assert!(LEN % 64 == 0);
+
+/// What of OCaml 5 tells where the stacks of a thread are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FiberFields {
+    /// Offsets in the state of a domain, to which r14 points in OCaml code: the description of the current fiber, and where the stack of C
+    /// code continues.
+    pub(crate) current_stack: u8,
+    pub(crate) c_stack: u8,
+}
+
+/// Offsets in the description of a fiber: its stack pointer, unless it runs, and its handler, which is above its stack; and the
+/// parent in the handler, with which that ends.
+pub(crate) const FIBER_POINTER: u64 = 0;
+pub(crate) const FIBER_HANDLER: u64 = 16;
+pub(crate) const FIBER_FIELDS_LEN: u64 = 24;
+pub(crate) const HANDLER_PARENT: u64 = 24;
+pub(crate) const HANDLER_LEN: u64 = 32;
+
+/// Whether the stack of each hit is copied, and which stacks there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum StackCopies {
+    #[default]
+    None,
+    Copied {
+        /// `None`: only those of threads are known.
+        fibers: Option<FiberFields>,
+        /// Whether trampolines may ask the kernel which memory can be read.
+        may_ask: bool,
+    },
+}
+
+impl StackCopies {
+    /// Those of which nothing else is known.
+    pub(crate) const OF_THREADS: StackCopies = StackCopies::Copied {
+        fibers: None,
+        may_ask: false,
+    };
+
+    /// Returns the bytes of a record that are for a stack.
+    pub(crate) fn len(self) -> u32 {
+        match self {
+            StackCopies::None => 0,
+            StackCopies::Copied { .. } => LEN as u32,
+        }
+    }
+
+    /// Returns what of OCaml 5 is known.
+    pub(crate) fn fibers(self) -> Option<FiberFields> {
+        match self {
+            StackCopies::None => None,
+            StackCopies::Copied { fibers, .. } => fibers,
+        }
+    }
+
+    /// Returns whether trampolines may ask the kernel which memory can be read.
+    pub(crate) fn may_ask(self) -> bool {
+        matches!(self, StackCopies::Copied { may_ask: true, .. })
+    }
+}

@@ -1,0 +1,150 @@
+//! [`CopiedStack`]: the stack of a hit, as it was then.
+
+use crate::address::LiveAddr;
+use crate::observe::layout::stack_copies::{
+    BYTES, COUNT, DIRECTORY, LEN, MOST_BYTES, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER,
+};
+use crate::observe::read::ring::word;
+use crate::unwind::memory::StackMemory;
+use crate::unwind::registers::{self, Registers};
+
+/// DWARF's numbers of the registers that are recorded, and where they are.
+const RECORDED: [(usize, u64); 7] = [
+    (registers::RSP, STACK_POINTER),
+    (registers::RBX, RBX),
+    (registers::RBP, RBP),
+    (12, R12),
+    (13, R13),
+    (14, R14),
+    (15, R15),
+];
+
+/// The stack of a hit, as it was then: registers and bytes. [`Stacks::of_hit`](crate::Stacks::of_hit) finds its frames.
+#[derive(Clone, Debug)]
+pub struct CopiedStack {
+    registers: Registers,
+    /// What is copied: an address, and the bytes there.
+    parts: Vec<(u64, Vec<u8>)>,
+}
+
+impl CopiedStack {
+    /// Reads what a trampoline has recorded at an address; `None` if no trampoline writes that.
+    pub(crate) fn parse(record: &[u8], at: LiveAddr) -> Option<CopiedStack> {
+        let record = record.get(..LEN as usize)?;
+        let count = word(record, COUNT) as u32;
+        let mut bytes = record.get(BYTES as usize..)?;
+        if u64::from(count) > PARTS {
+            return None;
+        }
+        let mut parts = Vec::new();
+        for index in 0..u64::from(count) {
+            let entry = DIRECTORY + 16 * index;
+            let len = word(record, entry + 8);
+            if len > MOST_BYTES {
+                return None;
+            }
+            let (part, rest) = bytes.split_at_checked(len as usize)?;
+            parts.push((word(record, entry), part.to_vec()));
+            bytes = rest;
+        }
+        let mut registers = Registers::new(at.0, 0);
+        for (register, offset) in RECORDED {
+            registers.set(register, Some(word(record, offset)));
+        }
+        Some(CopiedStack { registers, parts })
+    }
+
+    /// The registers at the hit.
+    pub(crate) fn registers(&self) -> Registers {
+        self.registers
+    }
+
+    /// Returns the stack as memory; what is not on it is read from `code`, if it is code.
+    pub(crate) fn over<'c, M>(&'c self, code: M) -> OverCode<'c, M> {
+        OverCode { stack: self, code }
+    }
+}
+
+/// Memory of which only the stacks are of the moment of a hit.
+pub(crate) struct OverCode<'c, M> {
+    stack: &'c CopiedStack,
+    code: M,
+}
+
+impl<M: StackMemory> StackMemory for OverCode<'_, M> {
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
+        for (start, part) in &self.stack.parts {
+            let offset = at
+                .checked_sub(*start)
+                .and_then(|it| usize::try_from(it).ok());
+            let Some(rest) = offset.and_then(|offset| part.get(offset..)) else {
+                continue;
+            };
+            if let Some(found) = rest.get(..bytes.len()) {
+                bytes.copy_from_slice(found);
+                return Some(());
+            }
+        }
+        self.code.read(at, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl StackMemory for Nothing {
+        fn read(&mut self, _: u64, _: &mut [u8]) -> Option<()> {
+            None
+        }
+    }
+
+    fn record(parts: &[(u64, u64)]) -> Vec<u8> {
+        let mut record = vec![0; LEN as usize];
+        let mut put = |at: u64, word: u64| {
+            record[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
+        };
+        put(STACK_POINTER, 0x7000);
+        put(R15, 15);
+        put(COUNT - 4, (parts.len() as u64) << 32);
+        for (index, (at, len)) in (0..).zip(parts) {
+            put(DIRECTORY + 16 * index, *at);
+            put(DIRECTORY + 16 * index + 8, *len);
+        }
+        for at in 0..MOST_BYTES / 8 {
+            put(BYTES + 8 * at, at);
+        }
+        record
+    }
+
+    #[test]
+    fn parts_are_read_where_they_were() {
+        let record = record(&[(0x7000, 16), (0x100, 8)]);
+        let stack = CopiedStack::parse(&record, LiveAddr(0x4000)).unwrap();
+        assert_eq!(stack.registers().ip, 0x4000);
+        assert_eq!(stack.registers().get(registers::RSP), Some(0x7000));
+        assert_eq!(stack.registers().get(15), Some(15));
+        let mut memory = stack.over(Nothing);
+        assert_eq!(memory.word(0x7000), Some(0));
+        assert_eq!(memory.word(0x7008), Some(1));
+        assert_eq!(memory.word(0x100), Some(2));
+        for not_copied in [0x6ff8, 0x700c, 0x7010, 0xf8, 0x108, u64::MAX - 3] {
+            assert_eq!(memory.word(not_copied), None);
+        }
+    }
+
+    #[test]
+    fn any_record_can_be_read() {
+        let parse = |record: &[u8]| CopiedStack::parse(record, LiveAddr(0));
+        assert!(parse(&record(&[(0, MOST_BYTES)])).is_some());
+        assert!(parse(&record(&[(u64::MAX, 8); 64])).is_some());
+        assert!(parse(&record(&[(0, 8); 65])).is_none());
+        assert!(parse(&record(&[(0, MOST_BYTES + 1)])).is_none());
+        assert!(parse(&record(&[(0, MOST_BYTES), (0, 8)])).is_none());
+        assert!(parse(&record(&[(0, u64::MAX)])).is_none());
+        assert!(parse(&[]).is_none());
+        assert!(parse(&[0xff; LEN as usize]).is_none());
+    }
+}

@@ -1,0 +1,414 @@
+//! Emits the part of a trampoline that copies the stack of a hit into its record, for the reader to unwind.
+//!
+//! ```text
+//! fibers   of OCaml 5, from the innermost to the outermost: each from its stack pointer to its handler
+//! thread   from its stack pointer to the end of its stack; if that is not known, to the end of the page
+//!
+//! link     what `caml_c_call` leaves on the stack of the thread when it calls C: the description of the fiber, and its stack pointer
+//! ```
+//!
+//! Nothing is read that may not be mapped. The part of a stack that is above the stack pointer in use is mapped; the question is where it ends:
+//!
+//! - The main thread's ends where the kernel has put its end, and nothing else is mapped near it.
+//! - That of another thread ends below its control block, which is where `fs` points. It is the stack in use if there is no
+//!   page in between that cannot be read, as the guard page is that each stack has at its lower end.
+//! - That of a fiber ends with its handler. Descriptions of fibers are read where the table of readable pages has them, or the kernel says that they can be
+//!   read.
+//!
+//! In C code, where no register leads to the fibers, the innermost link is searched for in the first bytes of the stack. What looks like one
+//! need not be one, or may be an old one, whose fiber is gone: so the kernel is asked before each page there is read.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    AsmMemoryOperand, CodeAssembler, CodeLabel, dl, dword_ptr, eax, edi, edx, qword_ptr, r12, r13,
+    r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
+};
+
+use super::function_record::unless_kernel_reads;
+use super::offset;
+use super::record::unless_readable;
+use crate::address::{LiveAddr, PAGE};
+use crate::observe::layout::shared::{MAIN_STACK_END, SharedLayout};
+use crate::observe::layout::stack_copies::{
+    BYTES, COUNT, DIRECTORY, END, ENTRY_BITS, FIBER, FIBER_FIELDS_LEN, FIBER_HANDLER,
+    FIBER_POINTER, FIRST_END, FROM, FiberFields, HANDLER_LEN, HANDLER_PARENT, LINK, MOST_BYTES,
+    OF_THREAD, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
+};
+
+/// How far below its end the stack pointer of the main thread is at most. The kernel keeps so much of the address space free below that.
+const MOST_OF_MAIN: i32 = 64 << 20;
+
+/// The same of another thread: the default size of its stack.
+const MOST_OF_THREAD: i32 = 8 << 20;
+
+/// How many bytes of the stack of the thread are searched for a link: there has to be room for fibers, too.
+const SEARCHED: i32 = 72 << 10;
+
+/// How many words are tried that look like links.
+const MOST_TRIED: i32 = 64;
+
+/// No memory is mapped below (`vm.mmap_min_addr`).
+const LOWEST: i32 = 1 << 16;
+
+/// Longer than a fiber's stack.
+const MOST_OF_FIBER: i32 = 1 << 30;
+
+/// How to copy a stack.
+#[derive(Clone, Copy)]
+pub(super) struct StackCopy {
+    pub(super) layout: SharedLayout,
+    /// How many bytes of the trampoline are on the stack.
+    pub(super) pushed: u64,
+    /// Whether r14 has the state of a domain, if it is of OCaml 5.
+    pub(super) is_ocaml: bool,
+    /// Where the address of the shared data is.
+    pub(super) shared: LiveAddr,
+    /// Whether the thread may have no control block yet, and the code may execute `rdfsbase`.
+    pub(super) is_from_start: bool,
+}
+
+impl StackCopy {
+    /// Emits the code. Expects the address of the shared data in rbx, that of the record in rcx, and what rbx held at the point in rax;
+    /// preserves these two, and r8. Uses rax, rdx, rsi, rdi and r9.
+    pub(super) fn emit(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        if self.layout.stacks == StackCopies::None {
+            return Ok(());
+        }
+        a.mov(self.field(RBX), rax)?;
+        a.lea(rsi, qword_ptr(rsp + self.pushed))?;
+        a.mov(self.field(STACK_POINTER), rsi)?;
+        for (at, register) in [(RBP, rbp), (R12, r12), (R13, r13), (R14, r14), (R15, r15)] {
+            a.mov(self.field(at), register)?;
+        }
+        // With how many parts there are.
+        a.mov(self.field(USED), 0)?;
+        let mut over = a.create_label();
+        match self.layout.stacks.fibers() {
+            Some(fields) if self.is_ocaml => self.fibers(a, fields)?,
+            Some(_) if self.layout.stacks.may_ask() => return self.below_c(a),
+            _ => {}
+        }
+        self.find_end(a)?;
+        self.part(a, &mut over)
+    }
+
+    /// Emits the code that copies the first bytes of the stack of the thread, the fibers of the innermost link there, and then the rest of the
+    /// stack, if there is room.
+    fn below_c(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        let shared = self.shared;
+        let (mut search, mut not_this, mut next) =
+            (a.create_label(), a.create_label(), a.create_label());
+        let (mut rest, mut page, mut elsewhere) =
+            (a.create_label(), a.create_label(), a.create_label());
+        self.find_end(a)?;
+        a.mov(self.field(END), rdx)?;
+        a.lea(rax, qword_ptr(rsi + SEARCHED))?;
+        a.cmp(rdx, rax)?;
+        a.cmova(rdx, rax)?;
+        a.mov(self.field(FIRST_END), rdx)?;
+        self.copy_part(a)?;
+        a.mov(rsi, self.field(STACK_POINTER))?;
+        a.sub(rsi, 8)?;
+        a.mov(self.field(LINK), rsi)?;
+        a.mov(self.field(OF_THREAD), MOST_TRIED)?;
+        a.set_label(&mut search)?;
+        a.mov(rsi, self.field(LINK))?;
+        a.set_label(&mut not_this)?;
+        a.add(rsi, 8)?;
+        a.lea(rax, qword_ptr(rsi + 16))?;
+        a.cmp(rax, self.field(FIRST_END))?;
+        a.ja(rest)?;
+        a.mov(rdx, qword_ptr(rsi))?;
+        a.mov(rax, qword_ptr(rsi + 8))?;
+        // Memory of malloc(3) is aligned, and not on this stack.
+        a.test(dl, 15)?;
+        a.jne(not_this)?;
+        a.sub(rax, rdx)?;
+        a.jbe(not_this)?;
+        a.cmp(rax, MOST_OF_FIBER)?;
+        a.ja(not_this)?;
+        a.cmp(rdx, LOWEST)?;
+        a.jb(not_this)?;
+        a.cmp(rdx, self.field(STACK_POINTER))?;
+        a.jb(elsewhere)?;
+        a.cmp(rdx, self.field(END))?;
+        a.jb(not_this)?;
+        a.set_label(&mut elsewhere)?;
+        a.mov(self.field(LINK), rsi)?;
+        a.dec(self.field(OF_THREAD))?;
+        a.je(rest)?;
+        for at in [FIBER_POINTER, FIBER_HANDLER] {
+            unless_kernel_reads(a, at as i32, shared, search)?;
+        }
+        a.mov(rsi, self.field(LINK))?;
+        a.mov(rsi, qword_ptr(rsi + 8))?;
+        a.cmp(rsi, qword_ptr(rdx + FIBER_POINTER))?;
+        a.jne(search)?;
+        unless_between(a, search)?;
+        self.find_direct_call(a)?;
+        // The description of a fiber is at rdx, and its stack goes on at rsi.
+        a.set_label(&mut next)?;
+        self.copy_description(a)?;
+        a.mov(rdx, self.field(FIBER))?;
+        a.mov(rdx, qword_ptr(rdx + FIBER_HANDLER))?;
+        a.add(rdx, HANDLER_LEN as i32)?;
+        a.mov(rax, self.field(FROM))?;
+        a.add(rax, MOST_BYTES as i32)?;
+        a.cmp(rdx, rax)?;
+        a.cmova(rdx, rax)?;
+        a.mov(self.field(OF_THREAD), rdx)?;
+        a.mov(rdx, self.field(FROM))?;
+        a.set_label(&mut page)?;
+        unless_kernel_reads(a, 0, shared, rest)?;
+        end_of_page(a)?;
+        a.cmp(rdx, self.field(OF_THREAD))?;
+        a.jb(page)?;
+        a.mov(rdx, self.field(OF_THREAD))?;
+        a.mov(rsi, self.field(FROM))?;
+        self.copy_part(a)?;
+        a.mov(rdx, self.field(FIBER))?;
+        a.mov(rdx, qword_ptr(rdx + FIBER_HANDLER))?;
+        unless_kernel_reads(a, HANDLER_PARENT as i32, shared, rest)?;
+        a.mov(rdx, qword_ptr(rdx + HANDLER_PARENT))?;
+        a.test(rdx, rdx)?;
+        a.je(rest)?;
+        for at in [FIBER_POINTER, FIBER_HANDLER] {
+            unless_kernel_reads(a, at as i32, shared, rest)?;
+        }
+        a.mov(rsi, qword_ptr(rdx + FIBER_POINTER))?;
+        unless_between(a, rest)?;
+        self.unless_full(a, rest)?;
+        a.jmp(next)?;
+        a.set_label(&mut rest)?;
+        a.mov(rsi, self.field(FIRST_END))?;
+        a.mov(rdx, self.field(END))?;
+        self.copy_part(a)
+    }
+
+    /// Emits the code that lowers rsi to the lowest address of the fiber at rdx that rbx has, or a word below the link: OCaml calls some functions
+    /// directly, without a new link, and keeps its stack pointer in rbx, which they may save. A stack that is copied from too far down
+    /// does no harm. Uses rax and rdi.
+    fn find_direct_call(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        let (mut word, mut next, mut over) = (a.create_label(), a.create_label(), a.create_label());
+        a.mov(rdi, self.field(STACK_POINTER))?;
+        a.mov(rax, self.field(RBX))?;
+        a.jmp(word)?;
+        a.set_label(&mut next)?;
+        a.cmp(rdi, self.field(LINK))?;
+        a.jae(over)?;
+        a.mov(rax, qword_ptr(rdi))?;
+        a.add(rdi, 8)?;
+        a.set_label(&mut word)?;
+        a.cmp(rax, rdx)?;
+        a.jbe(next)?;
+        a.cmp(rax, rsi)?;
+        a.jae(next)?;
+        a.mov(rsi, rax)?;
+        a.jmp(next)?;
+        a.set_label(&mut over)?;
+        a.and(rsi, -8)
+    }
+
+    /// Emits the code that copies the beginning of the description of a fiber at rdx, whose stack goes on at rsi, and remembers both.
+    fn copy_description(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        a.mov(self.field(FIBER), rdx)?;
+        a.mov(self.field(FROM), rsi)?;
+        a.mov(rsi, rdx)?;
+        a.add(rdx, FIBER_FIELDS_LEN as i32)?;
+        self.copy_part(a)
+    }
+
+    /// Emits a jump to `otherwise` unless there is room for another fiber, which takes two parts, and some bytes: so the code ends whatever
+    /// leads from one to the next.
+    fn unless_full(self, a: &mut CodeAssembler, otherwise: CodeLabel) -> Result<(), IcedError> {
+        a.cmp(self.short_field(COUNT), PARTS as i32 - 2)?;
+        a.jae(otherwise)?;
+        a.cmp(self.short_field(USED), MOST_BYTES as i32)?;
+        a.jae(otherwise)
+    }
+
+    /// Emits [`StackCopy::part`] with a label of its own.
+    fn copy_part(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        let mut copied = a.create_label();
+        self.part(a, &mut copied)
+    }
+
+    /// The address of a field; the record is at rcx.
+    fn field(self, at: u64) -> AsmMemoryOperand {
+        qword_ptr(rcx + offset(self.layout.stack_at() + at))
+    }
+
+    fn short_field(self, at: u64) -> AsmMemoryOperand {
+        dword_ptr(rcx + offset(self.layout.stack_at() + at))
+    }
+
+    /// Emits the code that copies the stacks of fibers, if the point is on one, or is called from one; rsi has the stack pointer, and then that
+    /// of the thread's own stack.
+    fn fibers(self, a: &mut CodeAssembler, fields: FiberFields) -> Result<(), IcedError> {
+        let (mut known, mut on_fiber) = (a.create_label(), a.create_label());
+        let (mut next, mut over) = (a.create_label(), a.create_label());
+        a.mov(self.field(OF_THREAD), rsi)?;
+        a.mov(rdx, r14)?;
+        for field in [fields.current_stack, fields.c_stack] {
+            self.unless_mapped(a, field.into(), over)?;
+        }
+        a.mov(rdx, qword_ptr(r14 + u32::from(fields.current_stack)))?;
+        self.unless_fiber(a, over)?;
+        a.mov(rsi, self.field(STACK_POINTER))?;
+        unless_between(a, known)?;
+        a.jmp(on_fiber)?;
+        // Code that is called directly, on the stack of the thread, for which rbx has the stack pointer of OCaml.
+        a.set_label(&mut known)?;
+        a.mov(rsi, self.field(RBX))?;
+        unless_between(a, over)?;
+        a.jmp(next)?;
+        a.set_label(&mut on_fiber)?;
+        a.mov(rax, qword_ptr(r14 + u32::from(fields.c_stack)))?;
+        a.mov(self.field(OF_THREAD), rax)?;
+        // The description of a fiber is at rdx, and its stack goes on at rsi.
+        a.set_label(&mut next)?;
+        self.copy_description(a)?;
+        a.mov(rdx, self.field(FIBER))?;
+        a.mov(rdx, qword_ptr(rdx + FIBER_HANDLER))?;
+        a.add(rdx, HANDLER_LEN as i32)?;
+        a.mov(rsi, self.field(FROM))?;
+        self.copy_part(a)?;
+        a.mov(rdx, self.field(FIBER))?;
+        a.mov(rax, qword_ptr(rdx + FIBER_HANDLER))?;
+        a.mov(rdx, qword_ptr(rax + HANDLER_PARENT))?;
+        a.test(rdx, rdx)?;
+        a.je(over)?;
+        self.unless_fiber(a, over)?;
+        a.mov(rsi, qword_ptr(rdx + FIBER_POINTER))?;
+        unless_between(a, over)?;
+        self.unless_full(a, over)?;
+        a.jmp(next)?;
+        a.set_label(&mut over)?;
+        a.mov(rsi, self.field(OF_THREAD))
+    }
+
+    /// Emits a jump to `otherwise` unless the word `at` bytes behind rdx can be read, which is part of a stack or of what describes one: as the table
+    /// of readable pages says, or else the kernel. Uses rax, rsi, rdi and r9.
+    fn unless_mapped(
+        self,
+        a: &mut CodeAssembler,
+        at: u64,
+        otherwise: CodeLabel,
+    ) -> Result<(), IcedError> {
+        if !self.layout.stacks.may_ask() {
+            a.lea(rax, qword_ptr(rdx + at))?;
+            return unless_readable(a, self.layout, otherwise);
+        }
+        let (mut ask, mut known) = (a.create_label(), a.create_label());
+        a.lea(rax, qword_ptr(rdx + at))?;
+        unless_readable(a, self.layout, ask)?;
+        a.jmp(known)?;
+        // It may have been mapped just now.
+        a.set_label(&mut ask)?;
+        unless_kernel_reads(a, at as i32, self.shared, otherwise)?;
+        a.set_label(&mut known)?;
+        a.nop()
+    }
+
+    /// Emits a jump to `otherwise` unless the description of a fiber at rdx can be read. Uses rax, rsi, rdi and r9.
+    fn unless_fiber(self, a: &mut CodeAssembler, otherwise: CodeLabel) -> Result<(), IcedError> {
+        for at in [FIBER_POINTER, FIBER_HANDLER] {
+            self.unless_mapped(a, at, otherwise)?;
+        }
+        Ok(())
+    }
+
+    /// Emits the code that puts in rdx where the stack of the thread ends that rsi is in. Uses rax, rdi and r9.
+    fn find_end(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        let (mut known, mut next) = (a.create_label(), a.create_label());
+        let (mut of_page, mut of_thread, mut other_stack) =
+            (a.create_label(), a.create_label(), a.create_label());
+        a.mov(rdx, qword_ptr(rbx + offset(MAIN_STACK_END)))?;
+        a.mov(rax, rdx)?;
+        a.sub(rax, rsi)?;
+        a.cmp(rax, MOST_OF_MAIN)?;
+        a.jb(known)?;
+        if self.is_from_start {
+            a.rdfsbase(rdx)?;
+        } else {
+            a.mov(rdx, qword_ptr(0).fs())?;
+        }
+        a.mov(rax, rdx)?;
+        a.sub(rax, rsi)?;
+        a.cmp(rax, MOST_OF_THREAD)?;
+        a.jae(of_page)?;
+        a.mov(self.field(END), rdx)?;
+        a.mov(self.field(FROM), rsi)?;
+        a.mov(rdx, rsi)?;
+        end_of_page(a)?;
+        a.set_label(&mut next)?;
+        a.cmp(rdx, self.field(END))?;
+        a.jae(of_thread)?;
+        self.unless_mapped(a, 0, other_stack)?;
+        a.add(rdx, PAGE as i32)?;
+        a.jmp(next)?;
+        a.set_label(&mut other_stack)?;
+        a.mov(rsi, self.field(FROM))?;
+        a.set_label(&mut of_page)?;
+        a.mov(rdx, rsi)?;
+        end_of_page(a)?;
+        a.jmp(known)?;
+        a.set_label(&mut of_thread)?;
+        a.mov(rsi, self.field(FROM))?;
+        a.mov(rdx, self.field(END))?;
+        a.set_label(&mut known)?;
+        a.nop()
+    }
+
+    /// Emits the code that copies the bytes from rsi to rdx, as far as there is room, and sets the label behind it. Uses rax, rdx, rsi
+    /// and rdi.
+    fn part(self, a: &mut CodeAssembler, over: &mut CodeLabel) -> Result<(), IcedError> {
+        let mut next = a.create_label();
+        let stack = self.layout.stack_at();
+        a.mov(eax, self.short_field(USED))?;
+        a.mov(edi, MOST_BYTES as i32)?;
+        a.sub(edi, eax)?;
+        a.add(rdi, rsi)?;
+        a.cmp(rdx, rdi)?;
+        a.cmova(rdx, rdi)?;
+        a.mov(eax, self.short_field(COUNT))?;
+        a.cmp(eax, PARTS as i32)?;
+        a.jae(*over)?;
+        a.cmp(rdx, rsi)?;
+        a.jbe(*over)?;
+        a.sub(rdx, rsi)?;
+        a.and(rdx, -8)?;
+        a.je(*over)?;
+        a.shl(eax, ENTRY_BITS)?;
+        a.mov(qword_ptr(rcx + rax + offset(stack + DIRECTORY)), rsi)?;
+        a.mov(qword_ptr(rcx + rax + offset(stack + DIRECTORY + 8)), rdx)?;
+        a.inc(self.short_field(COUNT))?;
+        a.mov(eax, self.short_field(USED))?;
+        a.lea(rdi, qword_ptr(rcx + rax + offset(stack + BYTES)))?;
+        a.add(eax, edx)?;
+        a.mov(self.short_field(USED), eax)?;
+        // From the end to the beginning.
+        a.set_label(&mut next)?;
+        a.mov(rax, qword_ptr(rsi + rdx - 8))?;
+        a.mov(qword_ptr(rdi + rdx - 8), rax)?;
+        a.sub(rdx, 8)?;
+        a.jne(next)?;
+        a.set_label(over)?;
+        // A label needs an instruction, and may be followed by another one.
+        a.nop()
+    }
+}
+
+/// Emits a jump to `otherwise` unless rsi is in the stack of the fiber whose description is at rdx.
+fn unless_between(a: &mut CodeAssembler, otherwise: CodeLabel) -> Result<(), IcedError> {
+    a.cmp(rsi, rdx)?;
+    a.jbe(otherwise)?;
+    a.cmp(rsi, qword_ptr(rdx + FIBER_HANDLER))?;
+    a.jae(otherwise)
+}
+
+/// Emits the code that puts in rdx the end of the page that it is in.
+fn end_of_page(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.or(rdx, PAGE as i32 - 1)?;
+    a.inc(rdx)
+}
