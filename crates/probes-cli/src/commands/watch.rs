@@ -230,7 +230,7 @@ fn of_processes(mut hits: Hits, args: &Args, watched: &Watched, targets: &[Targe
         let functions = functions.then(|| Functions::of_process(target.pid()).ok());
         let functions = functions.flatten().map(FunctionSources::of);
         hits = hits.with_process(target, sources(target), functions.unwrap_or_default());
-        if let Some(limit) = args.watched.stack_limit() {
+        if let Some(limit) = watched.stack_limit() {
             // If it has exited meanwhile, it has no hits.
             if let Ok(stacks) = Stacks::of_process(target.pid()) {
                 hits = hits.with_stacks(stacks, limit.0);
