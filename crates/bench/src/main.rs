@@ -106,7 +106,7 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
 }
 
 /// The names of the tables, and of their places in `docs/benchmarks.md`.
-const TABLES: [&str; 16] = [
+const TABLES: [&str; 17] = [
     "machine",
     "goals",
     "stop-time",
@@ -118,6 +118,7 @@ const TABLES: [&str; 16] = [
     "observe-exact",
     "observe-stops",
     "observe-goals",
+    "observe-questions",
     "functions-calls",
     "functions-stops",
     "functions-compiler",
@@ -209,6 +210,11 @@ fn add_observe_tables(
     if wants("observe") {
         costs = observe::measure(&ready.targets, rounds)?;
         document.add("observe", observe::table(&costs));
+    }
+    if request.wants("observe-questions") {
+        let file = ready.targets.join(programs::KINDS_SPIN);
+        let answers = observe::questions::measure(&file, rounds)?;
+        document.add("observe-questions", observe::questions::table(&answers));
     }
     if wants("observe-exact") {
         exact = observe::exact::measure(&ready.targets.join(programs::PAIRS), rounds)?;

@@ -14,6 +14,7 @@ pub(crate) mod exact;
 pub(crate) mod goals;
 mod others;
 mod ours;
+pub(crate) mod questions;
 pub(crate) mod stops;
 mod workload;
 

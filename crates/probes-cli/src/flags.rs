@@ -1,7 +1,6 @@
 //! Groups of flags that several commands share: how each is typed, and what it means.
 
 mod actions;
-mod by_pid;
 mod checked;
 mod counted;
 mod duration;
@@ -27,7 +26,6 @@ mod usdt;
 mod watched;
 
 pub(crate) use actions::{ActionFlags, Change, ChangeFlags};
-pub(crate) use by_pid::ByPidFlag;
 pub(crate) use checked::{Checked, Flags, each_once};
 pub(crate) use counted::{Counted, CountedFlags};
 pub(crate) use duration::{DurationFlag, duration, positive};

@@ -12,6 +12,7 @@ mod histograms;
 mod hits;
 mod holder;
 mod keyed;
+mod keyed_histograms;
 mod latencies;
 mod location;
 mod message;
@@ -46,7 +47,8 @@ pub(crate) use gc::{GcReport, LongPause};
 pub(crate) use histograms::{EventHistogram, HistogramReading, Histograms};
 pub(crate) use hits::{Field, Hits, Missing, ProcessHit, missing};
 pub(crate) use keyed::{KeyedReading, KeyedReport};
-pub(crate) use latencies::{Evidence, Latencies, LatencyReading, with_unit};
+pub(crate) use keyed_histograms::{KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion};
+pub(crate) use latencies::{Evidence, Latencies, LatencyReading, TimesAsked, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
 pub(crate) use profiles::{PictureKind, ProfileBy, ProfileOptions, ProfileReport};
@@ -170,6 +172,18 @@ pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<Str
 
 /// The histograms that were recorded.
 pub(crate) fn histograms(format: Format, histograms: &Histograms<'_>) -> Result<String, Failure> {
+    match format {
+        Format::Plain => Ok(histograms.plain()),
+        Format::Table => Ok(histograms.charts()),
+        Format::Json => json(histograms),
+    }
+}
+
+/// The histograms of keys that were recorded.
+pub(crate) fn keyed_histograms(
+    format: Format,
+    histograms: &KeyedHistogramReport<'_>,
+) -> Result<String, Failure> {
     match format {
         Format::Plain => Ok(histograms.plain()),
         Format::Table => Ok(histograms.charts()),

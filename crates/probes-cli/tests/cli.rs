@@ -55,6 +55,8 @@ mod gc; // errors of `gc`
 mod help; // help and version, word for word
 #[path = "cli/hist.rs"]
 mod hist; // histograms of values of hits
+#[path = "cli/hist_by.rs"]
+mod hist_by; // of keys
 #[path = "cli/hist_several.rs"]
 mod hist_several; // of several processes together
 #[path = "cli/hit_stacks.rs"]
@@ -67,6 +69,8 @@ mod info; // states of running programs, in all formats
 mod job_control; // trace on a terminal, with and without -wait
 #[path = "cli/latency.rs"]
 mod latency; // times between probes of running programs
+#[path = "cli/latency_by.rs"]
+mod latency_by; // times by keys
 #[path = "cli/latency_over.rs"]
 mod latency_over; // slow ones of them, one by one
 #[path = "cli/latency_several.rs"]

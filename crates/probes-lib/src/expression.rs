@@ -22,7 +22,7 @@ pub use self::interpret::{Answer, Hit};
 pub use self::keys::Keys;
 pub use self::problem::{BadExpression, ExpressionProblem};
 use self::syntax::Node;
-use self::typed::KeyPart;
+use self::typed::{KeyPart, MAX_REGISTERS};
 pub use self::types::{Filter, IntegerExpression, Parameter, ParameterKind, Scope};
 
 /// The longest expression, in bytes.
@@ -103,6 +103,27 @@ impl Expression {
     pub fn integer(&self, scope: &Scope) -> Result<IntegerExpression, BadExpression> {
         let integer = types::integer(&self.tree, &self.text, scope);
         integer.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
+    }
+
+    /// The same, where the hits have keys as well.
+    ///
+    /// # Errors
+    ///
+    /// Also if it calculates too many numbers at a time.
+    pub(crate) fn integer_beside_keys(
+        &self,
+        scope: &Scope,
+    ) -> Result<IntegerExpression, BadExpression> {
+        let integer = self.integer(scope)?;
+        if integer.number.registers() < MAX_REGISTERS {
+            return Ok(integer);
+        }
+        let whole = 0..self.text.len();
+        Err(BadExpression::new(
+            &self.text,
+            whole,
+            ExpressionProblem::TooManyNumbers,
+        ))
     }
 
     /// Returns whether it asks for the thread of a hit.

@@ -45,6 +45,8 @@ pub use self::read::calls::FunctionLatency;
 pub use self::read::copied_stack::CopiedStack;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
 pub use self::read::events::{CallFrame, Event, EventKind, Events, SlowPair};
+pub use self::read::keyed_times::{KeyedTime, KeyedTimes};
+pub use self::read::keyed_values::{KeyedHistogram, KeyedHistograms};
 pub use self::read::keys::{Key, KeyedCount, KeyedCounts};
 pub use self::read::latency::Latency;
 pub use self::read::times::Times;

@@ -30,6 +30,8 @@ use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
 use crate::observe::read::counts::Counts;
 use crate::observe::read::data_source::{DataSource, SharedData};
 use crate::observe::read::events::Events;
+use crate::observe::read::keyed_times::KeyedTimes;
+use crate::observe::read::keyed_values::KeyedHistograms;
 use crate::observe::read::keys::KeyedCounts;
 use crate::observe::read::latency::{Latency, read_pairs};
 use crate::observe::read::values::{ValueHistogram, read_histograms};
@@ -99,6 +101,10 @@ pub struct ObservationReport {
     pub histograms: Vec<ValueHistogram>,
     /// If hits were counted by keys; see [`Observer::keyed_counts`].
     pub keyed_counts: Option<KeyedCounts>,
+    /// If each key has a histogram; see [`Observer::keyed_histograms`].
+    pub keyed_histograms: Option<KeyedHistograms>,
+    /// If times are distinguished by keys; see [`Observer::keyed_times`].
+    pub keyed_times: Option<KeyedTimes>,
     /// Those that have not been read yet.
     pub events: Events,
     /// An upper bound of the total time for which the process was stopped to remove the
@@ -424,6 +430,28 @@ impl Observer {
         self.read(|source| KeyedCounts::read(self.target.pid(), source, plan, arenas))
     }
 
+    /// Reads the histograms of all keys so far ([`Observation::histogram_of`] and [`Observation::by`]); `None` if there are none by key.
+    /// Does not stop the process. Hits of this moment may be missing in one figure of a histogram and not in another.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Observer::counts`].
+    pub fn keyed_histograms(&self) -> Result<Option<KeyedHistograms>> {
+        let (plan, arenas) = (&self.active.plan, &self.active.arenas);
+        self.read(|source| KeyedHistograms::read(self.target.pid(), source, plan, arenas))
+    }
+
+    /// Reads the times by keys so far ([`Observation::time_by`]); `None` if they are not distinguished. Does not stop the process.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Observer::counts`].
+    pub fn keyed_times(&self) -> Result<Option<KeyedTimes>> {
+        let (plan, arenas) = (&self.active.plan, &self.active.arenas);
+        let (pid, ticks) = (self.target.pid(), &self.active.ticks);
+        self.read(|source| KeyedTimes::read(pid, source, plan, arenas, ticks))
+    }
+
     /// Returns the functions that were selected and cannot be counted, or timed.
     pub fn refused(&self) -> &[RefusedFunction] {
         &self.active.plan.functions.refused
@@ -610,6 +638,11 @@ impl Observer {
             let histograms = read_histograms(pid, source, &active.plan, &active.arenas)?;
             let keyed = KeyedCounts::read(pid, source, &active.plan, &active.arenas)?;
             let events = events.read(process, source, memory, &clock, true)?;
+            let keyed_histograms =
+                KeyedHistograms::read(pid, source, &active.plan, &active.arenas)?;
+            let (plan, arenas) = (&active.plan, &active.arenas);
+            let times = KeyedTimes::read(pid, source, plan, arenas, &active.ticks)?;
+            let keyed = (keyed, keyed_histograms, times);
             Ok((counts, pairs, calls, histograms, keyed, events))
         };
         let mut maps = Vec::new();
@@ -662,13 +695,16 @@ impl Observer {
             }
             (removed, _) => removed?,
         };
-        let (counts, pairs, calls, histograms, keyed_counts, events) = removed.results;
+        let (counts, pairs, calls, histograms, keyed, events) = removed.results;
+        let (keyed_counts, keyed_histograms, keyed_times) = keyed;
         Ok(ObservationReport {
             counts,
             latencies: Latency::of_pairs(&active.plan.pairs, &pairs, &active.ticks),
             function_latencies: calls.latencies(&active.plan, &active.ticks),
             histograms,
             keyed_counts,
+            keyed_histograms,
+            keyed_times,
             events,
             discarded: discards.found(),
             stopped: stop_time,

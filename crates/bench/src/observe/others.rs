@@ -80,7 +80,7 @@ pub(super) fn added_time(
     };
     for _ in 0..times {
         bare.push(cost(tool, &work.sample()?));
-        let mut running = match RunningTool::start(tool, &mut command, work)? {
+        let mut running = match RunningTool::start(tool, &mut command, work, KIND)? {
             Ok(running) => running,
             Err(why) => return Ok(Err(why)),
         };
@@ -90,6 +90,27 @@ pub(super) fn added_time(
         if tool != Tool::Gdb {
             running.end(tool);
         }
+    }
+    Ok(Ok(traced.median() as f64 - bare.median() as f64))
+}
+
+/// Measures what a script of bpftrace adds to a hit of this kind.
+pub(super) fn added_by_script(work: &mut Workload, kind: Kind, script: &str) -> Result<AddedTime> {
+    let tool = Tool::Bpftrace;
+    work.run_only(kind);
+    let mut command = Command::new("bpftrace");
+    command.args(["-p", &work.pid().to_string(), "-e", script]);
+    let (mut bare, mut traced) = <(Samples, Samples)>::default();
+    for _ in 0..ROUNDS {
+        bare.push(cost(tool, &work.sample()?));
+        let mut running = match RunningTool::start(tool, &mut command, work, kind)? {
+            Ok(running) => running,
+            Err(why) => return Ok(Err(why)),
+        };
+        for _ in 0..ROUNDS {
+            traced.push(cost(tool, &work.sample()?));
+        }
+        running.end(tool);
     }
     Ok(Ok(traced.median() as f64 - bare.median() as f64))
 }
@@ -136,6 +157,7 @@ impl RunningTool {
         tool: Tool,
         command: &mut Command,
         work: &mut Workload,
+        kind: Kind,
     ) -> Result<std::result::Result<RunningTool, String>> {
         command.env_remove(SET_BY_CARGO);
         command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -146,7 +168,7 @@ impl RunningTool {
         let has_started = eventually(&format!("{tool} observes hits"), || {
             let observes = match tool {
                 Tool::Gdb => work.sample().map(|sample| sample.wall_ps > MIN_GDB_HIT_PS),
-                Tool::Bpftrace | Tool::Perf => Ok(work.is_traced(KIND)),
+                Tool::Bpftrace | Tool::Perf => Ok(work.is_traced(kind)),
             };
             match observes {
                 Ok(false) if guard.is_running() => None,

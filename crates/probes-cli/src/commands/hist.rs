@@ -1,6 +1,7 @@
 //! `hist`: a histogram of what an expression is at each hit.
 
 mod events;
+mod keyed;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,11 +16,13 @@ use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    ByPidFlag, Checked, Counted, DurationFlag, FilterFlags, HistogramSource, HistogramSourceFlags,
-    Histogrammed, OutputFlags, SeccompFlag, TakeOver, TargetSelection, duration, with_regexp_help,
+    Checked, Counted, CountedBy, DurationFlag, FilterFlags, HistogramSource, HistogramSourceFlags,
+    Histogrammed, KeyFlags, OutputFlags, SeccompFlag, TakeOver, TargetSelection, duration,
+    with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
-use crate::output::{self, HistogramReading, Histograms};
+use crate::output::{self, HistogramReading, Histograms, KeyedQuestion};
+use crate::usage::UsageError;
 
 const HELP: &str = "\
 Makes a histogram of what EXPR is at each hit, inside the process, at some ten nanoseconds a hit: one
@@ -46,9 +49,15 @@ left out. untyped are events that have no value. Names come after what they are,
 `lost WORDS domain D` say what was overwritten before it was read. Nothing is stopped or changed; the events
 have to be on: OCAML_RUNTIME_EVENTS_START=1 in its environment.
 
+With -by EXPR,... there is a histogram for each key instead of one for each name: of what an expression is
+at the hit, as for `count -by`, such as arg0, str(page), probe, tid, caller; up to 4. The 20 keys with most
+values are shown (-top), then how many values are of the others, and other: the histogram of all keys for
+which there was no room, as some 1,000 are distinguished. All of them add up to all values. Buckets are wider:
+exact up to 64, then at most 3 % wide.
+
 With several processes, of -pid and -name, there is one histogram of each name, of the values of all of
-them; with -by pid one of each process and name, whose line ends with PID NAME. A process that exits
-keeps its values, and the others go on.
+them; with -by pid one of each process and name, whose line ends with PID NAME; with -by pid,EXPR one of each
+process and key. A process that exits keeps its values, and the others go on.
 
 With -interval it also prints the histograms so far, where the line of figures begins with the seconds so
 far; on a terminal, it redraws a table of the figures. JSON has every bucket that has values.";
@@ -65,7 +74,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     selection: Checked<TargetSelection>,
     #[command(flatten)]
-    by: ByPidFlag,
+    by: Checked<KeyFlags>,
     #[command(flatten)]
     source: Checked<HistogramSourceFlags>,
     #[command(flatten)]
@@ -98,7 +107,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         HistogramSource::Hits { histogram, counted } => Hits { histogram, counted },
     };
     let pids = args.selection.pids(&output.messages)?;
-    let (&[pid], false) = (&pids[..], args.selection.is_by_name() || args.by.is_given()) else {
+    if args.by.as_ref().is_some_and(CountedBy::is_stack) {
+        return Err(refused("-by stack is for `count`"));
+    }
+    let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
+    let (&[pid], false) = (&pids[..], args.selection.is_by_name() || by_pid) else {
         return run_of_several(args, hits, &pids, output);
     };
     let output = &output.clone().with_pid(pid);
@@ -116,6 +129,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     )?;
     if hits.counted.has_functions() {
         warn_of_uncounted(messages, active.observer(), "observed");
+    }
+    if let Some(asked) = keyed_question(args, hits) {
+        return keyed::run(asked, active, display, &target, picture_file, output);
     }
     let mut showing = Showing {
         target: &target,
@@ -156,7 +172,24 @@ struct Hits<'a> {
 
 fn observation(args: &Args, hits: Hits<'_>) -> Observation {
     let observation = args.filter.of(hits.counted.observation());
-    hits.histogram.of(observation)
+    let observation = hits.histogram.of(observation);
+    match &*args.by {
+        Some(by) => by.of(observation),
+        None => observation,
+    }
+}
+
+/// What is asked, if each key has a histogram.
+fn keyed_question<'a>(args: &'a Args, hits: Hits<'a>) -> Option<KeyedQuestion<'a>> {
+    let by = args.by.as_ref().filter(|by| by.has_keys())?;
+    Some(KeyedQuestion {
+        of: hits.histogram,
+        by,
+    })
+}
+
+fn refused(message: &str) -> Failure {
+    Failure::Usage(UsageError::new(Some("hist"), message))
 }
 
 /// Makes histograms of several processes.
@@ -166,6 +199,10 @@ fn run_of_several(
     pids: &[i32],
     output: &Output,
 ) -> Result<(), Failure> {
+    if args.by.as_ref().is_some_and(CountedBy::has_caller) {
+        let message = "-by caller is for one process: the addresses of several processes differ";
+        return Err(refused(message));
+    }
     let needs_probes = hits.counted.needs_probes();
     let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
@@ -178,7 +215,11 @@ fn run_of_several(
         failures,
         output,
     )?;
-    let of_all = |each: &[_]| HistogramReading::of_processes(each, args.by.is_given());
+    if let Some(asked) = keyed_question(args, hits) {
+        return keyed::run_of_several(asked, active, display, picture_file, output);
+    }
+    let by_pid = args.by.is_some();
+    let of_all = |each: &[_]| HistogramReading::of_processes(each, by_pid);
     let outcome = active.run(
         display,
         |_, observer| HistogramReading::of(observer).map(Some),

@@ -22,7 +22,7 @@ use crate::flags::{
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{self, FunctionSources, Latencies, LatencyReading, WarningKind};
+use crate::output::{self, FunctionSources, Latencies, LatencyReading, TimesAsked, WarningKind};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
@@ -86,7 +86,14 @@ With -by caller, each function's line is followed by one for each place that cal
     by COUNT MEAN MAX SUM CALLER
 which is where the calls return to, with the name of its function and, if known, its source line. SUM is that of the
 times of these calls, in nanoseconds; with -self, that of the self times, and TOTAL follows it. Calls of callers for
-which there was no room are those of `other`. After a tail call, CALLER is that of the function that has made it.";
+which there was no room are those of `other`. After a tail call, CALLER is that of the function that has made it.
+
+With -by EXPR,... the times are distinguished by what EXPR is at the STOP of a pair, or at the entry of a function:
+an argument, str(page), tid, caller; up to 4, of which at a STOP arguments make one. Below all other lines is one for
+each of the 20 keys (-top) with the most time,
+    by COUNT MEAN P50 P90 P99 P99.9 MAX SUM NAME KEY
+then the times of the other keys, those of some 1,000 keys being distinguished, and those without a key (`untyped`). All of
+them add up to those of the pairs and functions; quantiles are known to 3 %. With -by pid,EXPR, processes are distinguished, too.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
@@ -135,11 +142,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // Before anything is changed, because it may fail.
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let observation = args.timed.observation();
-    let sources = if args.timed.by_caller() {
+    let sources = if args.timed.has_caller() {
         let functions = Functions::of_process(pid).map_err(Failure::of_process(pid))?;
         FunctionSources::of(functions)
     } else {
         FunctionSources::default()
+    };
+    let asked = TimesAsked {
+        sources: &sources,
+        by: args.timed.keys(),
     };
     let mut slow_pairs = args
         .timed
@@ -173,7 +184,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut timing = Timing {
         target: &target,
         output,
-        sources: &sources,
+        asked,
         last: None,
         shown_at: Duration::ZERO,
     };
@@ -197,7 +208,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let total = match outcome.observed.take() {
         Some(report) => {
             let (pairs, functions) = (report.latencies, report.function_latencies);
-            let reading = LatencyReading::last(pairs, functions, &report.counts);
+            let keyed = report.keyed_times;
+            let reading = LatencyReading::last(pairs, functions, keyed, &report.counts);
             if let Some(slow_pairs) = &mut slow_pairs {
                 slow_pairs.add_events(None, report.events);
             }
@@ -208,7 +220,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some((latencies, lasted)) = total {
         let slow = slow_pairs.as_mut().map(|it| it.text(|_| Some(&latencies)));
         let targets = std::slice::from_ref(&target);
-        let latencies = Latencies::new(targets, &latencies, lasted, &sources);
+        let latencies = Latencies::new(targets, &latencies, lasted, asked);
         let figures = output::latencies(output.format, &latencies);
         let text = slow.unwrap_or_else(|| Ok(String::new()));
         outcome.print(output, text.and_then(|text| Ok(text + &figures?)));
@@ -229,7 +241,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Times pairs and functions of several processes.
 fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
-    if args.timed.by_caller() {
+    if args.timed.has_caller() {
         let why = "-by caller is for one process: the addresses of several processes differ";
         return Err(Failure::Usage(UsageError::new(Some("latency"), why)));
     }
@@ -270,9 +282,15 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
             warn_of_separate_stacks(&messages, observer);
         }
     }
+    let sources = FunctionSources::default();
+    let asked = TimesAsked {
+        sources: &sources,
+        by: args.timed.keys(),
+    };
     let mut timing = TimingSeveral {
         output,
         by_pid: args.timed.by_pid(),
+        asked,
         interval: args.interval,
         shown_at: Duration::ZERO,
     };
@@ -321,8 +339,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     });
     let reading = LatencyReading::of_processes(&outcome.last, args.timed.by_pid());
     let (targets, lasted) = (outcome.targets.clone(), outcome.lasted);
-    let sources = FunctionSources::default();
-    let latencies = Latencies::new(&targets, &reading, lasted, &sources);
+    let latencies = Latencies::new(&targets, &reading, lasted, asked);
     let figures = output::latencies(output.format, &latencies);
     let text = slow.and_then(|slow| Ok(slow + &figures?));
     let written = picture_file.map_or(Ok(()), |file| file.write(latencies.picture()));
@@ -338,7 +355,8 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
 }
 
 fn last_reading(report: ObservationReport) -> LatencyReading {
-    LatencyReading::last(report.latencies, report.function_latencies, &report.counts)
+    let (pairs, functions) = (report.latencies, report.function_latencies);
+    LatencyReading::last(pairs, functions, report.keyed_times, &report.counts)
 }
 
 /// The reading of the process `pid`.
@@ -351,6 +369,7 @@ fn reading_of(each: &[(i32, LatencyReading)], pid: Option<i32>) -> Option<&Laten
 struct TimingSeveral<'o> {
     output: &'o Output,
     by_pid: bool,
+    asked: TimesAsked<'o>,
     interval: Option<Duration>,
     /// When a reading was shown last, together with slow pairs.
     shown_at: Duration,
@@ -369,8 +388,7 @@ impl TimingSeveral<'_> {
             return interruptible.write(&self.text(targets, each, shown.at)?);
         };
         let reading = LatencyReading::of_processes(each, self.by_pid);
-        let sources = FunctionSources::default();
-        let so_far = Latencies::new(targets, &reading, shown.at, &sources).so_far();
+        let so_far = Latencies::new(targets, &reading, shown.at, self.asked).so_far();
         table.redraw(&so_far.table(), &shown.gaps, interruptible)
     }
 
@@ -399,8 +417,7 @@ impl TimingSeveral<'_> {
         at: Duration,
     ) -> Result<String, Failure> {
         let reading = LatencyReading::of_processes(each, self.by_pid);
-        let sources = FunctionSources::default();
-        let so_far = Latencies::new(targets, &reading, at, &sources).so_far();
+        let so_far = Latencies::new(targets, &reading, at, self.asked).so_far();
         output::latencies(self.output.format, &so_far)
     }
 }
@@ -439,7 +456,7 @@ pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>
 struct Timing<'t> {
     target: &'t Target,
     output: &'t Output,
-    sources: &'t FunctionSources,
+    asked: TimesAsked<'t>,
     /// The last reading, and when it was.
     last: Option<(LatencyReading, Duration)>,
     /// When one was shown last, together with slow pairs.
@@ -458,7 +475,7 @@ impl<'t> Timing<'t> {
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (latencies, at) = (shown.reading, shown.at);
-        let so_far = Latencies::new(self.targets(), &latencies, at, self.sources).so_far();
+        let so_far = Latencies::new(self.targets(), &latencies, at, self.asked).so_far();
         let next = if let Some(table) = shown.table {
             table.redraw(&so_far.table(), &shown.gaps, interruptible)
         } else {
@@ -483,7 +500,7 @@ impl<'t> Timing<'t> {
         let mut text = slow_pairs.text(|_| Some(&latencies))?;
         if interval.is_some_and(|interval| at >= self.shown_at.saturating_add(interval)) {
             self.shown_at = at;
-            let so_far = Latencies::new(self.targets(), &latencies, at, self.sources).so_far();
+            let so_far = Latencies::new(self.targets(), &latencies, at, self.asked).so_far();
             text += &output::latencies(self.output.format, &so_far)?;
         }
         self.last = Some((latencies, at));

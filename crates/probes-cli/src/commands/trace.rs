@@ -42,7 +42,7 @@ native program, and of the libraries that it is linked with; not of those that i
 With -latency -fn GLOBS they are timed: calls in processes that the program forks are left out, and
 those of a thread that has no thread-local storage (yet) are LOST. With -watch -fn GLOBS they are shown,
 as by `watch -fn`, with -args and -results. -usdt GLOBS counts or shows USDT probes of other providers. -sample 1/N shows every Nth hit, as in `watch`.
-With -count -by EXPR,... hits are counted by what EXPR is at each of them, as by `count -by`.
+With -by EXPR,... hits are counted (-count), or each key has a histogram (-hist), as by `count -by` and `hist -by`.
 
 Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
 not started.";

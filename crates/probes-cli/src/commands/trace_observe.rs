@@ -34,7 +34,8 @@ use crate::flags::{
 use crate::hint::Operand;
 use crate::output::{
     self, CountReport, Detail, Field, FunctionSources, HistogramReading, Histograms, Hits,
-    KeyedReading, KeyedReport, Latencies, LatencyReading, PathForm,
+    KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion, KeyedReading, KeyedReport,
+    Latencies, LatencyReading, PathForm, TimesAsked,
 };
 
 // What to observe of a program that is started.
@@ -117,13 +118,15 @@ fn names(values: &[Watched]) -> Vec<String> {
 }
 
 /// Returns what hits are counted by.
-fn by(counts: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, String> {
+fn by(is_counted: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, String> {
     let why = match given {
-        Some(_) if !counts => "-by needs -count: it says what hits are counted by",
+        Some(_) if !is_counted => "-by needs -count or -hist: it says what hits are counted by",
         Some(by) if by.is_stack() => "-by stack is for `count`, of a process that runs",
-        Some(by) if by.has_pid() => "-by pid is for `count`: the hits of one program are counted",
+        Some(by) if by.has_pid() => {
+            "-by pid is for `count` and `hist`: the hits of one program are counted"
+        }
         Some(by) if by.has_caller() => {
-            "-by caller is for `count`: when the program has ended, it is not known any more what is at an address"
+            "-by caller is for `count` and `hist`: when the program has ended, it is not known any more what is at an address"
         }
         _ => return Ok(given.clone()),
     };
@@ -134,7 +137,7 @@ fn by(counts: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, Stri
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
     counts: bool,
-    /// By what hits are counted, if not by probe and function.
+    /// By what hits are counted, or in which histogram they are, if not by probe and function.
     by: Option<CountedBy>,
     /// Which hits are counted and shown.
     filter: FilterFlags,
@@ -182,7 +185,7 @@ impl Flags for ObserveFlags {
         if self.sample.is_given() && self.watch.is_empty() {
             return Err("-sample needs -watch: it chooses the hits that are recorded".to_owned());
         }
-        let by = by(self.count, &self.by)?;
+        let by = by(self.count || !self.hist.is_empty(), &self.by)?;
         let asks = self.count || !self.hist.is_empty() || !self.watch.is_empty();
         if self.filter.is_given() && !asks {
             let why = "-where needs -count, -hist or -watch: it chooses the hits that are counted, in a histogram, or shown";
@@ -476,7 +479,8 @@ impl<'l> Recorder<'l> {
         let print = |text: String| self.output.print_result(&text);
         failures.add(self.show(observed.events));
         failures.add(self.watching.report_missing());
-        if let Some(by) = &self.wanted.by {
+        let by = self.wanted.by.as_ref();
+        if let Some(by) = by.filter(|_| self.wanted.counts) {
             let reading = KeyedReading::last(observed.keyed_counts, observed.counts.refused());
             let sources = FunctionSources::default();
             let targets = std::slice::from_ref(self.target);
@@ -488,7 +492,14 @@ impl<'l> Recorder<'l> {
                 CountReport::new(self.target, &observed.counts, &detail).hits_since(None, lasted);
             failures.add(output::counted(format, &counted).and_then(print));
         }
-        if let Some(wanted) = &self.wanted.histogram {
+        if let (Some(of), Some(by)) = (&self.wanted.histogram, by) {
+            let refused = observed.counts.refused();
+            let reading = KeyedHistogramReading::last(observed.keyed_histograms, refused);
+            let targets = std::slice::from_ref(self.target);
+            let (asked, sources) = (KeyedQuestion { of, by }, FunctionSources::default());
+            let report = KeyedHistogramReport::new(targets, &reading, lasted, asked, &sources);
+            failures.add(output::keyed_histograms(format, &report).and_then(print));
+        } else if let Some(wanted) = &self.wanted.histogram {
             let reading = HistogramReading::last(observed.histograms, &observed.counts);
             let targets = std::slice::from_ref(self.target);
             let histograms = Histograms::new(targets, &reading, lasted, wanted);
@@ -498,17 +509,19 @@ impl<'l> Recorder<'l> {
             let reading = LatencyReading::last(
                 observed.latencies,
                 observed.function_latencies,
+                observed.keyed_times,
                 &observed.counts,
             );
             if self.wanted.over.is_given() {
                 failures.add(self.slow_pairs.text(|_| Some(&reading)).and_then(print));
             }
-            let latencies = Latencies::new(
-                std::slice::from_ref(self.target),
-                &reading,
-                lasted,
-                &FunctionSources::default(),
-            );
+            let sources = FunctionSources::default();
+            let asked = TimesAsked {
+                sources: &sources,
+                by: None,
+            };
+            let latencies =
+                Latencies::new(std::slice::from_ref(self.target), &reading, lasted, asked);
             failures.add(output::latencies(format, &latencies).and_then(print));
             warn_of_interleaved(&self.output.messages, &latencies);
             warn_of_lost_calls(&self.output.messages, &latencies);
@@ -593,6 +606,8 @@ fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
         function_latencies: observer.function_latencies()?,
         histograms: observer.histograms()?,
         keyed_counts: observer.keyed_counts()?,
+        keyed_histograms: observer.keyed_histograms()?,
+        keyed_times: observer.keyed_times()?,
         events: observer.events()?,
         discarded: observer.discarded(),
         stopped: Duration::ZERO,

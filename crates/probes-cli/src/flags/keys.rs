@@ -16,7 +16,7 @@ const SHOWN: usize = 20;
 // By what.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyFlags {
-    /// Count by what EXPR is at each hit, such as arg0, caller; or stack
+    /// By what EXPR is at each hit, such as arg0, caller; or stack
     #[arg(id = "by", long, value_name = "EXPR,...", value_parser = counted_by, allow_hyphen_values = true)]
     by: Option<By>,
     /// Show the N keys with most hits; 20 by default; JSON has all
@@ -72,6 +72,15 @@ impl CountedBy {
             Some(keys) => observation.by(keys.clone()),
             None => observation,
         }
+    }
+
+    pub(crate) fn keys(&self) -> Option<&Keys> {
+        self.by.keys.as_ref()
+    }
+
+    /// Whether the only key is `caller`.
+    pub(crate) fn is_caller(&self) -> bool {
+        self.texts().eq(["caller"])
     }
 
     /// Whether processes are distinguished.

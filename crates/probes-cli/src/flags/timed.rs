@@ -5,6 +5,7 @@ use probes_lib::{Expression, FunctionSelector, Observation};
 use super::checked::Flags;
 use super::filter::expression;
 use super::function_selection::FunctionFlags;
+use super::keys::{CountedBy, KeyFlags};
 use super::pairs::{OverFlag, PairFlags, Pairs};
 use super::stack::{StackFlag, StackLimit};
 
@@ -25,16 +26,8 @@ pub(crate) struct TimedFlags {
     /// Time functions without the calls that they make of other timed ones
     #[arg(id = "self", long)]
     of_self: bool,
-    /// Distinguish callers, or processes
-    #[arg(id = "by", long, value_name = "KEY")]
-    by: Option<Key>,
-}
-
-/// By what calls or pairs are distinguished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Key {
-    Caller,
-    Pid,
+    #[command(flatten)]
+    by: KeyFlags,
 }
 
 /// The checked form of [`TimedFlags`].
@@ -47,8 +40,8 @@ pub(crate) struct Timed {
     stack: StackFlag,
     functions: Vec<FunctionSelector>,
     of_self: bool,
-    by_caller: bool,
-    by_pid: bool,
+    /// By what times are distinguished.
+    by: Option<CountedBy>,
 }
 
 impl Flags for TimedFlags {
@@ -62,8 +55,7 @@ impl Flags for TimedFlags {
             stack: self.stack,
             functions: self.functions.selectors()?,
             of_self: self.of_self,
-            by_caller: self.by == Some(Key::Caller),
-            by_pid: self.by == Some(Key::Pid),
+            by: self.by.check()?,
         };
         if timed.pairs.is_empty() && timed.functions.is_empty() {
             return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
@@ -71,13 +63,24 @@ impl Flags for TimedFlags {
         if timed.of_self && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }
-        if timed.by_caller && timed.functions.is_empty() {
+        if timed.by_caller() && timed.functions.is_empty() {
             return Err("-by caller is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }
         if timed.stack.limit().is_some() && !timed.over.is_given() {
             return Err(
                 "-stack needs -over DURATION: it shows where slow pairs and calls end".to_owned(),
             );
+        }
+        if timed.by.as_ref().is_some_and(CountedBy::is_stack) {
+            return Err("-by stack is for `count`".to_owned());
+        }
+        if timed.keys().is_some() && timed.of_self {
+            let why = "-self and -by EXPR exclude each other: the times of keys are whole times";
+            return Err(why.to_owned());
+        }
+        if timed.keys().is_some() && timed.over.is_given() {
+            let why = "-over and -by EXPR exclude each other: slow pairs and calls are shown with their arguments, without keys";
+            return Err(why.to_owned());
         }
         Ok(timed)
     }
@@ -94,14 +97,25 @@ impl Timed {
         self.of_self
     }
 
-    /// Whether the callers of functions are distinguished.
-    pub(crate) fn by_caller(&self) -> bool {
-        self.by_caller
+    /// Whether each function has a line for each of its callers.
+    fn by_caller(&self) -> bool {
+        self.by.as_ref().is_some_and(CountedBy::is_caller)
+    }
+
+    /// Whether callers are shown.
+    pub(crate) fn has_caller(&self) -> bool {
+        self.by.as_ref().is_some_and(CountedBy::has_caller)
     }
 
     /// Whether processes are distinguished.
     pub(crate) fn by_pid(&self) -> bool {
-        self.by_pid
+        self.by.as_ref().is_some_and(CountedBy::has_pid)
+    }
+
+    /// By what times are distinguished, if expressions say it.
+    pub(crate) fn keys(&self) -> Option<&CountedBy> {
+        let by = self.by.as_ref()?;
+        (by.has_keys() && !by.is_caller()).then_some(by)
     }
 
     /// Whether slow pairs are shown one by one.
@@ -129,8 +143,11 @@ impl Timed {
         if self.of_self {
             observation = observation.self_times();
         }
-        if self.by_caller {
+        if self.by_caller() {
             observation = observation.by_caller();
+        }
+        if let Some(keys) = self.keys().and_then(CountedBy::keys) {
+            observation = observation.time_by(keys.clone());
         }
         observation
     }

@@ -123,6 +123,13 @@ struct Row<'h> {
     function: Option<Function<'h>>,
     count: u64,
     untyped: u64,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+/// What values are, but how many there are.
+#[derive(Serialize)]
+pub(super) struct Figures {
     sum: Option<i128>,
     mean: Option<f64>,
     min: Option<i128>,
@@ -259,8 +266,8 @@ impl<'h> Histograms<'h> {
                 // Writing to a string does not fail.
                 let _ = write!(text, "{:.1} ", at.as_secs_f64());
             }
-            let _ = writeln!(text, "{} {}", row.figures(), row.title());
-            text += &bars::chart(&self.bars(row));
+            let _ = writeln!(text, "{} {}", row.text(), row.title());
+            text += &bars::chart(&row.figures.bars(self.linear));
         }
         let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
         text + &self.lost(Format::Plain, &at.unwrap_or_default())
@@ -273,19 +280,11 @@ impl<'h> Histograms<'h> {
 
     /// A table of their figures.
     pub(crate) fn table(&self) -> String {
-        let head = [
-            "name", "count", "untyped", "mean", "min", "p50", "p90", "p99", "p99.9", "max",
-        ];
+        let head = ["name", "count", "untyped"].into_iter().chain(HEAD);
+        let head: Vec<&str> = head.collect();
         let rows = self.histograms.iter().map(|row| {
-            let mut cells = vec![
-                row.title(),
-                row.count.to_string(),
-                row.untyped.to_string(),
-                row.mean.map_or("-".to_owned(), |mean| format!("{mean:.1}")),
-                or_dash(row.min),
-            ];
-            cells.extend(row.quantiles().map(|(_, it)| or_dash(it)));
-            cells.push(or_dash(row.max));
+            let mut cells = vec![row.title(), row.count.to_string(), row.untyped.to_string()];
+            cells.extend(row.figures.cells());
             cells
         });
         table::table(&head, rows) + &self.lost(Format::Table, "")
@@ -297,7 +296,7 @@ impl<'h> Histograms<'h> {
         for row in self.histograms.iter().filter(|it| it.count > 0) {
             // Writing to a string does not fail.
             let _ = writeln!(text, "\n{}, {}:", row.title(), Escaped(self.of(row)));
-            text += &bars::chart(&self.bars(row));
+            text += &bars::chart(&row.figures.bars(self.linear));
         }
         text
     }
@@ -309,9 +308,9 @@ impl<'h> Histograms<'h> {
                 Some(pid) => format!("{pid} {}, {}", row.name, self.of),
                 None => format!("{}, {}", row.name, self.of(row)),
             },
-            figures: row.figures(),
+            figures: row.text(),
             caution: None,
-            bars: self.bars(row),
+            bars: row.figures.bars(self.linear),
         });
         svg::picture(&charts.collect::<Vec<_>>())
     }
@@ -321,19 +320,10 @@ impl<'h> Histograms<'h> {
         let unit = row.event.as_ref().and_then(|event| event.unit);
         unit.unwrap_or(&self.of)
     }
-
-    /// The bars of a histogram: the powers of two, or the steps of a range, from the first that has values to the last.
-    fn bars(&self, row: &Row<'_>) -> Vec<(String, u64)> {
-        match self.linear {
-            Some(linear) => steps(&row.buckets, linear.width().into()),
-            None => powers(&row.buckets),
-        }
-    }
 }
 
 impl<'h> Row<'h> {
     fn of(pid: Option<i32>, histogram: &'h ValueHistogram) -> Row<'h> {
-        let quantile = |share| histogram.quantile(share).map(Range::of);
         let function = histogram.function().map(|(object, address)| Function {
             object: object.to_string_lossy(),
             address,
@@ -345,15 +335,7 @@ impl<'h> Row<'h> {
             function,
             count: histogram.count(),
             untyped: histogram.untyped(),
-            sum: histogram.sum(),
-            mean: histogram.mean(),
-            min: histogram.min(),
-            max: histogram.max(),
-            p50: quantile(0.5),
-            p90: quantile(0.9),
-            p99: quantile(0.99),
-            p999: quantile(0.999),
-            buckets: histogram.buckets().iter().map(Bucket::of).collect(),
+            figures: Figures::of(histogram),
         }
     }
 
@@ -369,6 +351,32 @@ impl<'h> Row<'h> {
         }
     }
 
+    /// `count 3 untyped 0 sum 12 mean 4.0 min 1 max 9 p50 2 …`.
+    fn text(&self) -> String {
+        let (count, untyped) = (self.count, self.untyped);
+        format!("count {count} untyped {untyped} {}", self.figures.text())
+    }
+}
+
+/// The columns of [`Figures::cells`].
+pub(super) const HEAD: [&str; 7] = ["mean", "min", "p50", "p90", "p99", "p99.9", "max"];
+
+impl Figures {
+    pub(super) fn of(histogram: &ValueHistogram) -> Figures {
+        let quantile = |share| histogram.quantile(share).map(Range::of);
+        Figures {
+            sum: histogram.sum(),
+            mean: histogram.mean(),
+            min: histogram.min(),
+            max: histogram.max(),
+            p50: quantile(0.5),
+            p90: quantile(0.9),
+            p99: quantile(0.99),
+            p999: quantile(0.999),
+            buckets: histogram.buckets().iter().map(Bucket::of).collect(),
+        }
+    }
+
     fn quantiles(&self) -> [(&'static str, Option<Range>); 4] {
         [
             ("p50", self.p50),
@@ -378,16 +386,17 @@ impl<'h> Row<'h> {
         ]
     }
 
-    /// `count 3 untyped 0 sum 12 mean 4.0 min 1 max 9 p50 2 …`.
-    fn figures(&self) -> String {
-        let mean = self
-            .mean
-            .map_or("-".to_owned(), |mean| format!("{mean:.1}"));
+    fn mean(&self) -> String {
+        self.mean
+            .map_or("-".to_owned(), |mean| format!("{mean:.1}"))
+    }
+
+    /// `sum 12 mean 4.0 min 1 max 9 p50 2 …`.
+    pub(super) fn text(&self) -> String {
         let mut text = format!(
-            "count {} untyped {} sum {} mean {mean} min {} max {}",
-            self.count,
-            self.untyped,
+            "sum {} mean {} min {} max {}",
             or_dash(self.sum),
+            self.mean(),
             or_dash(self.min),
             or_dash(self.max),
         );
@@ -396,6 +405,21 @@ impl<'h> Row<'h> {
             let _ = write!(text, " {name} {}", or_dash(quantile));
         }
         text
+    }
+
+    pub(super) fn cells(&self) -> Vec<String> {
+        let mut cells = vec![self.mean(), or_dash(self.min)];
+        cells.extend(self.quantiles().map(|(_, it)| or_dash(it)));
+        cells.push(or_dash(self.max));
+        cells
+    }
+
+    /// The bars of a histogram: the powers of two, or the steps of a range, from the first that has values to the last.
+    pub(super) fn bars(&self, linear: Option<Linear>) -> Vec<(String, u64)> {
+        match linear {
+            Some(linear) => steps(&self.buckets, linear.width().into()),
+            None => powers(&self.buckets),
+        }
     }
 }
 

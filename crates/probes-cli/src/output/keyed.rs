@@ -93,9 +93,9 @@ struct Row<'k> {
     rate: f64,
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum KeyView<'k> {
+pub(super) enum KeyView<'k> {
     Int(i128),
     String(Text),
     Thread(u32),
@@ -104,8 +104,8 @@ enum KeyView<'k> {
     Process(i32),
 }
 
-#[derive(Serialize)]
-struct CallerView {
+#[derive(Debug, Serialize)]
+pub(super) struct CallerView {
     #[serde(serialize_with = "text")]
     address: LiveAddr,
     #[serde(flatten)]
@@ -241,7 +241,7 @@ impl<'k> KeyedReport<'k> {
 }
 
 impl<'k> KeyView<'k> {
-    fn of(key: &'k Key, sources: &FunctionSources) -> KeyView<'k> {
+    pub(super) fn of(key: &'k Key, sources: &FunctionSources) -> KeyView<'k> {
         match key {
             Key::Integer(number) => KeyView::Int(*number),
             Key::Text { bytes, is_whole } => KeyView::String(Text::of(bytes, *is_whole)),
@@ -257,7 +257,7 @@ impl<'k> KeyView<'k> {
         }
     }
 
-    fn plain(&self) -> String {
+    pub(super) fn plain(&self) -> String {
         match self {
             KeyView::Int(number) => number.to_string(),
             KeyView::String(text) => {

@@ -1,14 +1,18 @@
 //! The latencies of pairs (the times from a start to a stop) and of functions (the times of calls), in one shape for all
 //! formats. The field names are those of the JSON output.
 
+mod by_key;
 mod functions;
 
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-use probes_lib::{Counts, FunctionLatency, Latency, Observer, RefusedFunction, Target, Times};
+use probes_lib::{
+    Counts, FunctionLatency, KeyedTimes, Latency, Observer, RefusedFunction, Target, Times,
+};
 use serde::{Serialize, Serializer};
 
+use self::by_key::TimesByKey;
 use self::functions::TimedFunctions;
 use super::bars;
 use super::format::{VERSION, seconds, seconds_or_null};
@@ -16,6 +20,7 @@ use super::function_sources::FunctionSources;
 use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
+use crate::flags::CountedBy;
 use crate::text::{Escaped, join_first_few, number_of};
 
 /// The times of the pairs of a process.
@@ -34,6 +39,18 @@ pub(crate) struct Latencies<'l> {
     pub(super) pairs: Vec<Pair<'l>>,
     #[serde(skip_serializing_if = "TimedFunctions::is_empty", flatten)]
     pub(super) functions: TimedFunctions<'l>,
+    /// If times are distinguished by keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keyed: Option<TimesByKey<'l>>,
+}
+
+/// What was asked beside the names.
+#[derive(Clone, Copy)]
+pub(crate) struct TimesAsked<'a> {
+    /// What names callers.
+    pub(crate) sources: &'a FunctionSources,
+    /// By what times are distinguished.
+    pub(crate) by: Option<&'a CountedBy>,
 }
 
 /// What an observer has measured so far.
@@ -44,6 +61,7 @@ pub(crate) struct LatencyReading {
     /// Whether functions are those of several processes together, and have no address.
     are_together: bool,
     refused: Vec<RefusedFunction>,
+    keyed: Option<KeyedTimes>,
 }
 
 impl LatencyReading {
@@ -53,6 +71,7 @@ impl LatencyReading {
             functions: of_one(observer.function_latencies()?),
             are_together: false,
             refused: observer.refused().to_vec(),
+            keyed: observer.keyed_times()?,
         })
     }
 
@@ -83,11 +102,15 @@ impl LatencyReading {
             )
         };
         let refused = each.iter().flat_map(|(_, reading)| &reading.refused);
+        let keyed = each
+            .iter()
+            .filter_map(|(pid, it)| Some((*pid, it.keyed.as_ref()?)));
         LatencyReading {
             pairs,
             functions,
             are_together: !distinguished,
             refused: refused.cloned().collect(),
+            keyed: KeyedTimes::of_processes(keyed, distinguished),
         }
     }
 
@@ -100,6 +123,7 @@ impl LatencyReading {
     pub(crate) fn last(
         pairs: Vec<Latency>,
         functions: Vec<FunctionLatency>,
+        keyed: Option<KeyedTimes>,
         counts: &Counts,
     ) -> LatencyReading {
         LatencyReading {
@@ -107,6 +131,7 @@ impl LatencyReading {
             functions: of_one(functions),
             are_together: false,
             refused: counts.refused().to_vec(),
+            keyed,
         }
     }
 }
@@ -247,12 +272,12 @@ pub(super) struct Bucket {
 }
 
 impl<'l> Latencies<'l> {
-    /// The latencies that were measured in the time `seconds`; `sources` name the callers of functions.
+    /// The latencies that were measured in the time `seconds`.
     pub(crate) fn new(
         targets: &'l [Target],
         reading: &'l LatencyReading,
         seconds: Duration,
-        sources: &FunctionSources,
+        asked: TimesAsked<'l>,
     ) -> Latencies<'l> {
         Latencies {
             version: VERSION,
@@ -268,8 +293,10 @@ impl<'l> Latencies<'l> {
                 &reading.functions,
                 reading.are_together,
                 &reading.refused,
-                sources,
+                asked.sources,
             ),
+            keyed: (reading.keyed.as_ref().zip(asked.by))
+                .map(|(times, by)| TimesByKey::of(times, by, asked.sources)),
         }
     }
 
@@ -312,6 +339,7 @@ impl<'l> Latencies<'l> {
             sum.push(format!("{functions} ({called} of them called)"));
             sum.push(format!("{calls} calls"));
         }
+        sum.extend(self.keyed.as_ref().map(TimesByKey::sum));
         (self.pairs.len() + functions, sum.join(", "))
     }
 
@@ -340,7 +368,11 @@ impl<'l> Latencies<'l> {
             }
             text.push('\n');
         }
-        text + &self.functions.plain(self.at)
+        text += &self.functions.plain(self.at);
+        if let Some(keyed) = &self.keyed {
+            text += &keyed.plain(self.at);
+        }
+        text
     }
 
     /// A table of all pairs, and one of all functions.
@@ -353,6 +385,7 @@ impl<'l> Latencies<'l> {
             tables.push(self.functions.table());
             tables.extend(self.functions.table_of_callers());
         }
+        tables.extend(self.keyed.as_ref().map(TimesByKey::table));
         tables.join("\n")
     }
 

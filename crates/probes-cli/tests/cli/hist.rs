@@ -13,7 +13,7 @@ fn making(flags: &str, pid: i32) -> Observing {
 }
 
 /// How often there is each value.
-type Values = BTreeMap<i64, u64>;
+pub(crate) type Values = BTreeMap<i64, u64>;
 
 /// Returns the histogram of this name.
 fn histogram<'j>(json: &'j Value, name: &str) -> &'j Value {
@@ -23,7 +23,7 @@ fn histogram<'j>(json: &'j Value, name: &str) -> &'j Value {
 }
 
 /// Asserts that a histogram has these values, no more and no fewer in each bucket, and their figures.
-fn assert_exact(histogram: &Value, values: &Values) {
+pub(crate) fn assert_exact(histogram: &Value, values: &Values) {
     let buckets = histogram["buckets"].as_array().unwrap();
     let mut rest = values.clone();
     for bucket in buckets {

@@ -235,6 +235,9 @@ pub enum ObserveError {
     /// Results are to be recorded of functions of which only some calls are; without a subject.
     #[error("results of functions can be recorded only if all their calls are")]
     ResultsOfSomeCalls,
+    /// Times are to be distinguished by keys in a way that is not possible.
+    #[error("times by keys {0}")]
+    TimesByKeys(&'static str),
 }
 
 /// Why a thread may not read the time stamp counter.

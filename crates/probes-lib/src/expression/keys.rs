@@ -49,6 +49,23 @@ impl Keys {
         Ok(parts)
     }
 
+    /// Returns what they are at the stop of a pair, where a register holds its time.
+    pub(crate) fn parts_at_stop(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
+        let parts = self.parts(scope)?;
+        let mut held = parts.iter().zip(&self.0).filter(|(it, _)| it.is_held());
+        let bad = |(_, expression): (&KeyPart, &Expression), problem| {
+            let text = expression.as_str();
+            Err(BadExpression::new(text, 0..text.len(), problem))
+        };
+        match (held.next(), held.next()) {
+            (_, Some(second)) => bad(second, Problem::TooManyHeldAtStop),
+            (Some(only), None) if only.0.registers() >= MAX_REGISTERS => {
+                bad(only, Problem::TooManyNumbers)
+            }
+            _ => Ok(parts),
+        }
+    }
+
     /// Returns what they are at the hits of a point.
     pub(crate) fn parts(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let mut held = 0;

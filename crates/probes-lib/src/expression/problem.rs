@@ -251,6 +251,9 @@ pub enum ExpressionProblem {
     /// More keys that arguments make than are possible.
     #[error("at most {} keys can be made of arguments", Keys::MOST_HELD)]
     TooManyHeld,
+    /// More keys of the times of a pair that arguments make than are possible.
+    #[error("only one key of the times of a pair can be made of arguments")]
+    TooManyHeldAtStop,
     /// The distance of a shift is not a number, or too large.
     #[error("a number is shifted by 0 to 63 bits")]
     BadShift,

@@ -82,7 +82,7 @@ pub(crate) struct ObservedFunction {
     filter: Option<Arc<FilterRole>>,
     /// What its histogram is of; then its calls are not counted.
     integer: Option<Arc<IntegerRole>>,
-    /// If its calls are counted by keys, these; not yet with the number of its name.
+    /// If its calls are counted by keys, or their times are distinguished, these; not yet with the number of its name.
     keys: Option<KeyRole>,
     /// If its results or exits are recorded, the patches of its returns, or of all exits, that the patch of its entry does not displace.
     ends: Vec<Candidate>,
@@ -181,7 +181,8 @@ impl ObservedFunctions {
             || observation.keys.is_some();
         let times_some = observation.start_filter.is_some();
         let reports = observation.slow_from.is_some();
-        let asked = [(asks, &counted), (times_some || reports, &timed)];
+        let asks_of_times = times_some || reports || observation.time_keys.is_some();
+        let asked = [(asks, &counted), (asks_of_times, &timed)];
         let asked = asked.into_iter().filter(|(asks, _)| *asks);
         let asked: Vec<FunctionPlace<'_>> = asked.flat_map(|(_, places)| places.clone()).collect();
         let words = WatchedWords::of(pid, observation, &all, &watched, &asked);
@@ -199,14 +200,15 @@ impl ObservedFunctions {
         let timed_choice = Questions {
             filter: observation.start_filter.as_ref(),
             histogram: None,
-            keys: None,
+            keys: observation.time_keys.as_ref(),
             ..questions
         };
+        let asks_of_calls = times_some || observation.time_keys.is_some();
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
             if is_timed.contains(&key) {
                 Wanted::Timed(
-                    times_some.then_some(&timed_choice),
+                    asks_of_calls.then_some(&timed_choice),
                     reports.then_some(&words),
                 )
             } else if is_watched.contains(&key) {
@@ -799,8 +801,13 @@ impl Questions<'_> {
             }))
         });
         let integer = self.histogram.map(|expression| {
+            let integer = if self.keys.is_some() {
+                expression.integer_beside_keys(scope)
+            } else {
+                expression.integer(scope)
+            };
             Ok(Arc::new(IntegerRole {
-                integer: expression.integer(scope)?,
+                integer: integer?,
                 arguments: arguments.to_vec(),
             }))
         });

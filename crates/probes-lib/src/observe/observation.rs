@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use crate::address::LiveAddr;
+use crate::error::ObserveError;
 use crate::expression::{Expression, Keys};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::semaphores::ChangedWord;
@@ -49,6 +50,8 @@ pub struct Observation {
     pub(crate) keys: Option<Keys>,
     /// By what stops find their starts.
     pub(crate) pair_key: Option<Keys>,
+    /// By what times are distinguished.
+    pub(crate) time_keys: Option<Keys>,
     /// From which time on pairs are recorded one by one.
     pub(crate) slow_from: Option<Duration>,
     /// Which starts of pairs, and which calls that are timed, are meant.
@@ -142,7 +145,8 @@ impl Observation {
     }
 
     /// Counts the hits by what these keys are at each of them, of all probes and functions that are counted together
-    /// ([`Observer::keyed_counts`](crate::Observer::keyed_counts)). Has no meaning for histograms.
+    /// ([`Observer::keyed_counts`](crate::Observer::keyed_counts)). With [`Observation::histogram_of`], makes a
+    /// histogram for each key instead of one for each name ([`Observer::keyed_histograms`](crate::Observer::keyed_histograms)).
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -247,6 +251,23 @@ impl Observation {
     #[must_use]
     pub fn match_by(mut self, key: Keys) -> Observation {
         self.pair_key = Some(key);
+        self
+    }
+
+    /// Also distinguishes the times by what these keys are: of pairs at the stop, of calls at the entry of the function
+    /// ([`Observer::keyed_times`](crate::Observer::keyed_times)). Of a pair, arguments can make one of them.
+    /// Cannot be combined with [`Observation::by`], [`Observation::self_times`] and [`Observation::report_slow`].
+    ///
+    /// ```
+    /// use probes_lib::Observation;
+    ///
+    /// let page = "str(arg1)".parse()?;
+    /// let observation = Observation::new().time("req_start", "req_end").time_by(page);
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    #[must_use]
+    pub fn time_by(mut self, keys: Keys) -> Observation {
+        self.time_keys = Some(keys);
         self
     }
 
@@ -374,10 +395,35 @@ impl Observation {
         self.sample.is_some() || self.filter.is_some()
     }
 
+    /// Refuses what cannot be asked together.
+    ///
+    /// # Errors
+    ///
+    /// If times are distinguished by keys, and something excludes that.
+    pub(crate) fn refuse_keys_of_times(&self) -> Result<(), ObserveError> {
+        if self.time_keys.is_none() {
+            return Ok(());
+        }
+        let excluded = [
+            (
+                self.keys.is_some(),
+                "cannot be combined with counts and histograms by keys",
+            ),
+            (self.self_times, "are whole times: self times have no keys"),
+            (
+                self.slow_from.is_some(),
+                "cannot be combined with slow ones that are shown one by one",
+            ),
+        ];
+        let why = excluded.into_iter().find(|(is_asked, _)| *is_asked);
+        why.map_or(Ok(()), |(_, why)| Err(ObserveError::TimesByKeys(why)))
+    }
+
     /// Returns whether something is asked of the thread of a hit.
     pub(crate) fn asks_for_threads(&self) -> bool {
         let asked = [&self.filter, &self.histogram, &self.start_filter];
-        let keys = [&self.keys, &self.pair_key].into_iter().flatten();
+        let keys = [&self.keys, &self.pair_key, &self.time_keys];
+        let keys = keys.into_iter().flatten();
         let keys = keys.flat_map(|keys| keys.expressions());
         let mut all = asked.into_iter().flatten().chain(keys);
         all.any(Expression::asks_for_thread)

@@ -12,7 +12,7 @@ use crate::observe::fibers::ProcessStacks;
 use crate::observe::frame::{Frame, is_called_by_ocaml, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
-use crate::observe::layout::keys::KeysLayout;
+use crate::observe::layout::keys::{self, KeysLayout};
 use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
@@ -41,7 +41,7 @@ pub(crate) struct ObservationPlan {
     pub(crate) points: Vec<PlannedPoint>,
     /// The names of the probes that start and stop each pair.
     pub(crate) pairs: Vec<(String, String)>,
-    /// The histograms of probes. Those of functions follow them.
+    /// The histograms of probes. Those of functions follow them. None if each key has one.
     pub(crate) histograms: Vec<PlannedHistogram>,
     /// The buckets of histograms, if they are not those of powers of two.
     pub(crate) linear: Option<Linear>,
@@ -51,6 +51,8 @@ pub(crate) struct ObservationPlan {
     pub(crate) key_names: Vec<String>,
     /// From which time on pairs are reported, if slow ones are.
     pub(crate) slow_from: Duration,
+    /// Whether times are distinguished by keys, the last of which is the name of the pair or function.
+    pub(crate) times_by_key: bool,
     /// The layout of the data that all points share.
     pub(crate) shared: SharedLayout,
 }
@@ -106,6 +108,7 @@ impl ObservationPlan {
         if observation.watches_ends() && observation.records_some() {
             return Err(ObserveError::ResultsOfSomeCalls.into());
         }
+        observation.refuse_keys_of_times()?;
         let (mut roles, histograms, key_names) = roles(observation, &program)?;
         let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
@@ -121,13 +124,31 @@ impl ObservationPlan {
         let linear = observation.linear;
         let of_functions = function_points(&functions, histograms.len(), key_names.len(), linear);
         let points: Vec<PlannedPoint> = sites.chain(of_functions).collect();
-        let values = layout_of_values(
-            histograms.len() + functions.with_histogram().count(),
-            linear,
-        )?;
         // Those of all points are alike, as the expressions are the same.
-        let mut keyed = points.iter().filter_map(|it| it.role.keys.as_ref());
-        let key_kinds = keyed.next().map_or_else(Vec::new, |keys| keys.kinds());
+        let mut keyed = points.iter().filter_map(|it| {
+            let keys = it.role.keys.as_ref().or(it.role.time_keys.as_ref());
+            Some((&it.role, keys?))
+        });
+        let keyed = keyed.next();
+        let key_kinds = keyed.map_or_else(Vec::new, |(_, keys)| keys.kinds());
+        let times_by_key = keyed.is_some_and(|(role, _)| role.time_keys.is_some());
+        let has_keyed_histograms =
+            times_by_key || keyed.is_some_and(|(role, _)| role.histogram.is_some());
+        let values = if has_keyed_histograms {
+            ValuesLayout {
+                histograms: keys::histograms::ALL,
+                steps: linear.map_or(0, Linear::steps),
+            }
+        } else {
+            let of_functions = functions.with_histogram().count();
+            layout_of_values(histograms.len() + of_functions, linear)?
+        };
+        let keys = KeysLayout::of(&key_kinds);
+        let keys = if has_keyed_histograms {
+            keys.with_histograms()
+        } else {
+            keys
+        };
         let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
         let most_arguments = watched.map(|watched| {
             let has_results = watched.function.is_some_and(|it| it.has_results);
@@ -163,7 +184,7 @@ impl ObservationPlan {
                     && functions.timed().next().is_some(),
             },
             values,
-            keys: KeysLayout::of(&key_kinds),
+            keys,
             pairs_by_key: observation.pair_key.is_some() && !observation.pairs.is_empty(),
             asks_for_threads: observation.asks_for_threads(),
             kept_len,
@@ -179,6 +200,7 @@ impl ObservationPlan {
             key_kinds,
             key_names,
             slow_from: observation.slow_from.unwrap_or_default(),
+            times_by_key,
             shared,
         };
         plan.sort_by_key(|planned| planned.point.address);
@@ -290,6 +312,11 @@ impl ObservationPlan {
         watched.any(|watched| watched.sample.is_some())
     }
 
+    /// Returns whether hits are counted by keys, and each key has no histogram.
+    pub(crate) fn counts_by_key(&self) -> bool {
+        !self.key_kinds.is_empty() && !self.shared.keys.has_histograms
+    }
+
     /// Returns the name of a probe or function that is counted by keys.
     pub(crate) fn key_name(&self, number: u32) -> Option<&str> {
         let number = number as usize;
@@ -361,17 +388,22 @@ fn function_points(
             .and_then(|timing| Some((timed.next()?, timing)));
         let histogram = function.integer().and_then(|integer| {
             Some(HistogramRole {
-                number: histograms.next()?,
+                // By key, none is that of a name.
+                number: function
+                    .keys()
+                    .map_or_else(|| histograms.next(), |_| Some(0))?,
                 integer: integer.clone(),
                 linear,
             })
         });
-        let keys = function.keys().map(|keys| {
-            Arc::new(KeyRole {
-                name: (key_names + index) as u32,
-                ..keys.clone()
-            })
+        let keys = function.keys().map(|keys| KeyRole {
+            name: (key_names + index) as u32,
+            ..keys.clone()
         });
+        let (keys, time_keys) = match keys {
+            Some(keys) if number.is_some() => (None, Some(Arc::new(keys.with_name()))),
+            keys => (keys.map(Arc::new), None),
+        };
         let is_counted = number.is_none() && function.watching().is_none() && histogram.is_none();
         function.points().map(move |(part, point)| PlannedPoint {
             point,
@@ -380,6 +412,7 @@ fn function_points(
                 filter: function.filter().cloned(),
                 histogram: histogram.clone(),
                 keys: keys.clone(),
+                time_keys: time_keys.clone(),
                 watched: function
                     .watching()
                     .map(|watching| watching.role(part, is_from_start)),
@@ -432,7 +465,12 @@ fn roles(
             }));
         }
         if let Some(expression) = &observation.histogram {
-            let integer = expression.integer(&scope_of(name, site));
+            let scope = scope_of(name, site);
+            let integer = if observation.keys.is_some() {
+                expression.integer_beside_keys(&scope)
+            } else {
+                expression.integer(&scope)
+            };
             let integer = integer.map_err(ObserveError::Expression)?;
             let planned = PlannedHistogram {
                 name: name.to_owned(),
@@ -440,8 +478,12 @@ fn roles(
             };
             // The sites of a probe follow each other.
             let known = histograms.iter().rposition(|it| *it == planned);
-            let number = known.unwrap_or(histograms.len());
-            if known.is_none() {
+            let number = if role.keys.is_some() {
+                0
+            } else {
+                known.unwrap_or(histograms.len())
+            };
+            if known.is_none() && role.keys.is_none() {
                 histograms.push(planned);
             }
             role.histogram = Some(HistogramRole {
@@ -453,6 +495,12 @@ fn roles(
                 linear: observation.linear,
             });
         }
+    }
+    if observation.time_keys.is_some() {
+        let pairs = observation.pairs.iter();
+        key_names = pairs
+            .map(|(start, stop)| format!("{start},{stop}"))
+            .collect();
     }
     let is_ocaml_4_once = OnceCell::new();
     for (number, (start, stop)) in (0..).zip(&observation.pairs) {
@@ -468,6 +516,16 @@ fn roles(
                     role.pair_key = pair_key(observation, name, program.site(site))?;
                     let is_reported = observation.slow_from.is_some();
                     role.reported = is_reported.then(|| record_of(program.site(site)));
+                }
+                if let (Some(keys), PairEnd::Stop(_)) = (&observation.time_keys, end) {
+                    let site = program.site(site);
+                    let parts = keys.parts_at_stop(&scope_of(name, site));
+                    let keys = KeyRole {
+                        parts: parts.map_err(ObserveError::Expression)?,
+                        arguments: sources_of(site),
+                        name: 0,
+                    };
+                    role.time_keys = Some(Arc::new(keys.with_name()));
                 }
                 if let Some(expression) = &observation.start_filter {
                     match end {

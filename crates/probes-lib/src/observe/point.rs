@@ -305,7 +305,8 @@ pub(crate) struct Role {
     pub(crate) filter: Option<Arc<FilterRole>>,
     /// The histogram of a value of each hit.
     pub(crate) histogram: Option<HistogramRole>,
-    /// Of a point that is counted: by what; then its counter has those for which there is no room.
+    /// Of a point that is counted: by what; then its counter has those for which there is no room. Of one with a histogram: of what
+    /// each has its own.
     pub(crate) keys: Option<Arc<KeyRole>>,
     /// Which ends of pairs it is: stops come before starts.
     pub(crate) ends: Vec<PairEnd>,
@@ -315,6 +316,9 @@ pub(crate) struct Role {
     /// thread is the one.
     pub(crate) pair_key: Option<Arc<KeyRole>>,
     pub(crate) pair_filter: PairFilter,
+    /// Of the stop of a pair, and of a function that is timed: by what its times are distinguished. Its last part is the name: of a pair,
+    /// its number.
+    pub(crate) time_keys: Option<Arc<KeyRole>>,
     /// Of such a point, if slow pairs are reported: what is recorded of them here.
     pub(crate) reported: Option<WatchRole>,
     pub(crate) watched: Option<WatchRole>,
@@ -359,6 +363,12 @@ pub(crate) enum KeyKind {
 }
 
 impl KeyRole {
+    /// The same, with the name as the last part.
+    pub(crate) fn with_name(mut self) -> KeyRole {
+        self.parts.push(KeyPart::Probe);
+        self
+    }
+
     pub(crate) fn kinds(&self) -> Vec<KeyKind> {
         let kinds = self.parts.iter().map(|part| match part {
             KeyPart::Number(..) => KeyKind::Integer,
@@ -606,6 +616,7 @@ impl Role {
             || histogram.is_some_and(|histogram| histogram.integer.reads_memory())
             || self.keys.as_ref().is_some_and(|keys| keys.reads_memory())
             || self.pair_key.as_ref().is_some_and(|key| key.reads_memory())
+            || self.time_keys.as_ref().is_some_and(|it| it.reads_memory())
             || matches!(&self.pair_filter, PairFilter::Starts(filter) if filter.reads_memory())
     }
 

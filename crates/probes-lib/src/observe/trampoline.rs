@@ -240,6 +240,7 @@ fn of_recorded_function(
         let what = TimedCalls {
             role: timed,
             filter: role.filter.as_deref(),
+            keys: role.time_keys.as_deref(),
             reported: role.reported.as_ref(),
         };
         return of_timed_function(at, (site, bias), what, pointers);
@@ -415,8 +416,7 @@ fn filter_and_count(
         filter::filter(a, filter, context, is_false, untyped)?;
     }
     if let Some(histogram) = &role.histogram {
-        filter::integer(a, &histogram.integer, context, untyped)?;
-        values::add(a, histogram, context)?;
+        values::record(a, histogram, role.keys.as_deref(), context, untyped)?;
         a.jmp(is_false)?;
     } else {
         if let Some(keys) = &role.keys {
@@ -466,9 +466,8 @@ fn count_behind_lock(
         filter::filter(a, filter, context, is_false, untyped)?;
     }
     match (&role.histogram, &role.keys) {
-        (Some(histogram), _) => {
-            filter::integer(a, &histogram.integer, context, untyped)?;
-            values::add(a, histogram, context)?;
+        (Some(histogram), keys) => {
+            values::record(a, histogram, keys.as_deref(), context, untyped)?;
         }
         (None, Some(keys)) => {
             let mut other = a.create_label();
@@ -701,6 +700,7 @@ fn recording(
             marks: &role.marks,
             key: role.pair_key.as_deref(),
             filter: &role.pair_filter,
+            time_keys: role.time_keys.as_deref(),
             reported: role.reported.as_ref(),
         };
         pair::ends(&mut a, ends, pointers, context(saved))?;
@@ -721,8 +721,8 @@ fn recording(
             if role.histogram.is_some() || role.keys.is_some() {
                 let (mut no_value, mut added) = (a.create_label(), a.create_label());
                 if let Some(histogram) = &role.histogram {
-                    filter::integer(&mut a, &histogram.integer, context, no_value)?;
-                    values::add(&mut a, histogram, context)?;
+                    let keys = role.keys.as_deref();
+                    values::record(&mut a, histogram, keys, context, no_value)?;
                 } else if let Some(keys) = &role.keys {
                     let mut other = a.create_label();
                     keys::count(&mut a, keys, context, no_value, other)?;

@@ -103,7 +103,8 @@ pub(crate) mod call_slot {
     pub(crate) const FUNCTION: u64 = 16;
     pub(crate) const CALL_OWNER: u64 = 24;
 
-    /// Of self times, or if calls are filtered, four bytes: what has happened to the call.
+    /// Of self times, or if calls are filtered or have keys, four bytes: what has happened to the call, and from
+    /// [`HISTOGRAM_AT`] on the number of the histogram of its key.
     pub(crate) const FLAGS: u64 = 20;
     /// How long the calls lasted that it has made, and when the last one ended.
     pub(crate) const CHILDREN: u64 = 32;
@@ -119,6 +120,7 @@ pub(crate) mod call_slot {
     pub(crate) const IS_DOUBTFUL: u32 = 1;
     /// A filter leaves it out: it is recorded so that its exit is known, and its time is not.
     pub(crate) const IS_LEFT_OUT: u32 = 2;
+    pub(crate) const HISTOGRAM_AT: u32 = 16;
 }
 
 /// Which functions are timed, and where the data of each are.

@@ -5,19 +5,40 @@
 //! slot   state, how many hits, the parts of the key
 //! ```
 //!
+//! If each key has a histogram, all threads share one smaller table, and each slot has a histogram of its number ([`values`]); behind
+//! these are those of the keys for which there is no room.
+//!
+//! [`values`]: crate::observe::layout::values
+//!
+//!
 //! A thread claims a slot by one instruction, writes the key, and then the state that says so; hits are counted by locked
 //! instructions. A slot that is claimed and has no key yet is passed over, and the same key may be in several slots: their hits add
 //! up.
 
 use std::ops::Range;
 
-use crate::observe::layout::groups::GROUPS;
+use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::point::KeyKind;
 
 /// How many slots a key can have, by its hash, and how many are tried from there on.
-pub(crate) const SLOTS: u64 = 1 << SLOTS_BITS;
-pub(crate) const SLOTS_BITS: u32 = 12;
+const SLOTS_BITS: u32 = 12;
 pub(crate) const TRIED: u64 = 16;
+
+/// How many slots a key can have if each has a histogram.
+const SLOTS_WITH_HISTOGRAM_BITS: u32 = 10;
+
+/// The histograms of keys: one for each slot, and those of the other keys.
+pub(crate) mod histograms {
+    use super::{SLOTS_WITH_HISTOGRAM_BITS, TRIED};
+
+    pub(crate) const OF_SLOTS: u32 = (1 << SLOTS_WITH_HISTOGRAM_BITS) + TRIED as u32;
+    /// Of other keys, values without a sign; and with one.
+    pub(crate) const OTHER: u32 = OF_SLOTS;
+    pub(crate) const OTHER_SIGNED: u32 = OF_SLOTS + 1;
+    /// Of times, which have no sign: those that have no key.
+    pub(crate) const UNTYPED_TIMES: u32 = OTHER_SIGNED;
+    pub(crate) const ALL: u32 = OF_SLOTS + 2;
+}
 
 /// The fields of a slot, eight bytes each.
 pub(crate) mod slot {
@@ -25,6 +46,8 @@ pub(crate) mod slot {
     /// [`SIGNS_AT`] on; and what the slot holds.
     pub(crate) const STATE: u64 = 0;
     pub(crate) const SIGNS_AT: u32 = 2;
+    /// Whether the values in its histogram may be negative.
+    pub(crate) const SIGN_OF_VALUES_AT: u32 = 6;
     pub(crate) const HASH_AT: u32 = 8;
     /// It is claimed; and it holds its key.
     pub(crate) const CLAIMED: u64 = 1;
@@ -45,9 +68,12 @@ pub(crate) mod text {
 pub(crate) struct KeysLayout {
     /// The length of a slot, in units of so many bytes; 0: there is no table.
     units: u8,
+    /// Whether each key has a histogram.
+    pub(crate) has_histograms: bool,
 }
 
 const UNIT: u64 = 32;
+const UNITS_BITS: u32 = 3;
 
 impl KeysLayout {
     /// How many bits [`KeysLayout::number`] has.
@@ -58,21 +84,47 @@ impl KeysLayout {
         let end = parts(kinds).last().map_or(0, |part| part.end);
         KeysLayout {
             units: end.div_ceil(UNIT) as u8,
+            has_histograms: false,
+        }
+    }
+
+    /// The same, with a histogram of each key.
+    pub(crate) fn with_histograms(self) -> KeysLayout {
+        KeysLayout {
+            has_histograms: true,
+            ..self
         }
     }
 
     /// Returns whether it can be one of ours: its number may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
-        u32::from(self.units) < 1 << KeysLayout::NUMBER_BITS
+        u32::from(self.units) < 1 << UNITS_BITS && (self.units > 0 || !self.has_histograms)
     }
 
     pub(crate) const fn of_number(number: u8) -> KeysLayout {
-        KeysLayout { units: number }
+        KeysLayout {
+            units: number & ((1 << UNITS_BITS) - 1),
+            has_histograms: number >> UNITS_BITS & 1 == 1,
+        }
     }
 
     /// Returns a number that says all of it.
     pub(crate) fn number(self) -> u8 {
-        self.units
+        self.units | u8::from(self.has_histograms) << UNITS_BITS
+    }
+
+    /// Returns the binary logarithm of how many slots a key can have.
+    pub(crate) fn slots_bits(self) -> u32 {
+        if self.has_histograms {
+            SLOTS_WITH_HISTOGRAM_BITS
+        } else {
+            SLOTS_BITS
+        }
+    }
+
+    /// Returns the binary logarithm of how many groups of threads have a table.
+    pub(crate) fn group_bits(self) -> u32 {
+        if self.has_histograms { 0 } else { GROUP_BITS }
     }
 
     pub(crate) fn slot_len(self) -> u64 {
@@ -80,12 +132,12 @@ impl KeysLayout {
     }
 
     pub(crate) fn copy_len(self) -> u64 {
-        self.slot_len() * (SLOTS + TRIED)
+        self.slot_len() * ((1 << self.slots_bits()) + TRIED)
     }
 
     /// Returns the length of all copies in bytes.
     pub(crate) fn len(self) -> u64 {
-        self.copy_len() * GROUPS as u64
+        self.copy_len() << self.group_bits()
     }
 }
 
@@ -119,5 +171,15 @@ mod tests {
         assert_eq!(KeysLayout::of_number(layout.number()), layout);
         assert_eq!(KeysLayout::of(&[KeyKind::Integer]).slot_len(), 32);
         assert_eq!(KeysLayout::default().len(), 0);
+        let with_histograms = layout.with_histograms();
+        assert!(with_histograms.is_possible() && with_histograms != layout);
+        assert_eq!(
+            KeysLayout::of_number(with_histograms.number()),
+            with_histograms
+        );
+        assert!(u32::from(with_histograms.number()) < 1 << KeysLayout::NUMBER_BITS);
+        assert_eq!(with_histograms.len(), 1040 * 192);
+        assert_eq!(layout.len(), 16 * 4112 * 192);
+        assert!(!KeysLayout::default().with_histograms().is_possible());
     }
 }

@@ -13,9 +13,11 @@ use std::ops::RangeInclusive;
 
 use crate::observe::buckets::Linear;
 use crate::observe::layout::histogram::{self, bucket_of, times_of};
+use crate::observe::layout::keys;
 
-/// The most histograms of an observation.
+/// The most histograms of an observation that has one for each name. Those of keys are always [`keys::histograms::ALL`].
 pub(crate) const MAX_HISTOGRAMS: u32 = 1 << 10;
+const MOST: u32 = keys::histograms::ALL;
 
 /// The fields of the header of a copy, eight bytes each.
 pub(crate) mod copy {
@@ -47,7 +49,7 @@ impl ValuesLayout {
 
     /// Returns whether it can be one of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
-        self.histograms <= MAX_HISTOGRAMS && self.steps <= Linear::MOST_STEPS
+        self.histograms <= MOST && self.steps <= Linear::MOST_STEPS
     }
 
     /// Returns the layout that has this number; see [`ValuesLayout::number`].
@@ -143,8 +145,9 @@ impl ValuesLayout {
 
 const HISTOGRAMS_BITS: u32 = 11;
 const STEPS_BITS: u32 = 14;
-const _: () =
-    assert!(MAX_HISTOGRAMS < 1 << HISTOGRAMS_BITS && Linear::MOST_STEPS < 1 << STEPS_BITS);
+const _: () = assert!(
+    MAX_HISTOGRAMS <= MOST && MOST < 1 << HISTOGRAMS_BITS && Linear::MOST_STEPS < 1 << STEPS_BITS
+);
 
 #[cfg(test)]
 mod tests {
@@ -158,7 +161,7 @@ mod tests {
 
     #[test]
     fn copies_follow_each_other_within_reach() {
-        for histograms in [1, 2, 8, 9, 128, 129, 512, 513, MAX_HISTOGRAMS] {
+        for histograms in [1, 2, 8, 9, 128, 129, 512, 513, MAX_HISTOGRAMS, MOST] {
             for steps in [0, 1, Linear::MOST_STEPS] {
                 let all = layout(histograms, steps);
                 assert!(all.is_possible());
@@ -170,7 +173,7 @@ mod tests {
             }
         }
         assert_eq!(ValuesLayout::default().len(), 0);
-        assert!(!layout(MAX_HISTOGRAMS + 1, 0).is_possible());
+        assert!(!layout(MOST + 1, 0).is_possible());
         assert!(!layout(1, Linear::MOST_STEPS + 1).is_possible());
     }
 

@@ -7,7 +7,6 @@ use crate::address::LiveAddr;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::keys::{self, slot, text};
 use crate::observe::plan::ObservationPlan;
 use crate::observe::point::KeyKind;
@@ -164,7 +163,7 @@ impl KeyedCounts {
         plan: &ObservationPlan,
         arenas: &[Arena],
     ) -> Result<Option<KeyedCounts>> {
-        let (Some(sharing), false) = (arenas.first(), plan.key_kinds.is_empty()) else {
+        let (Some(sharing), false) = (arenas.first(), !plan.counts_by_key()) else {
             return Ok(None);
         };
         let mut counts = KeyedCounts::default();
@@ -178,7 +177,7 @@ impl KeyedCounts {
         let layout = sharing.shared.keys;
         let table = sharing.shared_at().plus(sharing.shared.keys());
         let mut hits: HashMap<Vec<Key>, u64> = HashMap::new();
-        for group in 0..GROUPS as u64 {
+        for group in 0..1 << layout.group_bits() {
             let at = table.plus(layout.copy_len() * group);
             let slots = data_source::read(pid, source, at, layout.copy_len())?;
             for slot in slots.chunks_exact(layout.slot_len() as usize) {
@@ -194,7 +193,7 @@ impl KeyedCounts {
 }
 
 /// Returns the key in a slot, if it holds one.
-fn key(slot: &[u8], plan: &ObservationPlan) -> Option<Vec<Key>> {
+pub(super) fn key(slot: &[u8], plan: &ObservationPlan) -> Option<Vec<Key>> {
     let state = word(slot, slot::STATE);
     if state & 3 != slot::HELD {
         return None;

@@ -46,6 +46,20 @@ pub struct ValueHistogram {
     sum: Option<i128>,
 }
 
+/// Without values.
+impl Default for ValueHistogram {
+    fn default() -> ValueHistogram {
+        ValueHistogram {
+            name: String::new(),
+            function: None,
+            untyped: 0,
+            buckets: Vec::new(),
+            extremes: None,
+            sum: Some(0),
+        }
+    }
+}
+
 /// How many values are in a bucket of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -108,7 +122,8 @@ impl ValueHistogram {
         all
     }
 
-    fn add(&mut self, other: &ValueHistogram) {
+    /// Adds the values of another one.
+    pub(super) fn add(&mut self, other: &ValueHistogram) {
         self.untyped = self.untyped.saturating_add(other.untyped);
         self.sum = self.sum.and_then(|sum| sum.checked_add(other.sum?));
         self.extremes = match (self.extremes, other.extremes) {
@@ -220,7 +235,7 @@ fn within(bucket: &ValueBucket, (least, most): (i128, i128)) -> Quantile {
 
 /// What was recorded in a histogram.
 #[derive(Debug, Default)]
-struct Recorded {
+pub(super) struct Recorded {
     /// By bucket.
     counts: BTreeMap<u64, u64>,
     extremes: Option<(i128, i128)>,
@@ -240,7 +255,10 @@ pub(crate) fn read_histograms(
     arenas: &[Arena],
 ) -> Result<Vec<ValueHistogram>> {
     let layout = plan.shared.values;
-    let (Some(sharing), true) = (arenas.first(), layout.histograms > 0) else {
+    let (Some(sharing), true) = (
+        arenas.first(),
+        layout.histograms > 0 && !plan.shared.keys.has_histograms,
+    ) else {
         return Ok(Vec::new());
     };
     let from = sharing.shared_at().plus(sharing.shared.values());
@@ -281,7 +299,7 @@ pub(crate) fn read_histograms(
 
 impl Recorded {
     /// Reads the copies of a histogram, each from the bucket of its least value to that of its greatest.
-    fn read(
+    pub(super) fn read(
         layout: ValuesLayout,
         number: u32,
         is_signed: bool,
@@ -326,7 +344,8 @@ impl Recorded {
         Ok(all)
     }
 
-    fn histogram(self, layout: ValuesLayout, linear: Option<Linear>) -> ValueHistogram {
+    /// Returns the histogram, without a name.
+    pub(super) fn histogram(self, layout: ValuesLayout, linear: Option<Linear>) -> ValueHistogram {
         let buckets: Vec<ValueBucket> = self
             .counts
             .into_iter()
@@ -337,12 +356,10 @@ impl Recorded {
             .collect();
         let sum = sum(&buckets, self.extremes.unwrap_or_default(), self.sum);
         ValueHistogram {
-            name: String::new(),
-            function: None,
-            untyped: 0,
             buckets,
             extremes: self.extremes,
             sum,
+            ..ValueHistogram::default()
         }
     }
 }

@@ -17,10 +17,12 @@
 //! before, and the incomplete one begins no earlier than the child has ended. A call that was unwound or lost has no time; the
 //! one that has made it is then marked as doubtful.
 //!
+//! If times are distinguished by keys, the histogram of the key is found at the entry, and its number is in the record.
+//!
 //! If calls are filtered, one that is left out is pushed as well, with a mark: so its exit does not end another call.
 //!
 //! Registers are saved on the stack; if there is no room, in MMX registers: anywhere in OCaml code, and at the entry of
-//! another function that does not use the x87 unit; at entries with a filter, in these only. An exit may return a `long double` there. At such an exit, and at the
+//! another function that does not use the x87 unit; at entries with a filter or keys, in these only. An exit may return a `long double` there. At such an exit, and at the
 //! entry of one that uses the x87 unit, they are saved behind a lock (trampoline/saved.rs).
 
 use iced_x86::code_asm::{
@@ -37,10 +39,12 @@ use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
 use super::saved::{Place, Saving};
 use super::{SAVED_IF_TIMED, at_address, load, offset, spread};
+use super::{keys, values};
 use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
+use crate::observe::layout::keys::histograms;
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::point::{FilterRole, StackKind, TimedRole, WatchRole};
+use crate::observe::point::{FilterRole, KeyRole, StackKind, TimedRole, WatchRole};
 use crate::patch_plan::displaced::ExitKind;
 
 /// The fields of the description of a fiber's stack in the runtime of OCaml 5 (`struct stack_info` of
@@ -68,6 +72,8 @@ pub(super) struct TimedCalls<'r> {
     pub(super) role: &'r TimedRole,
     /// Which of its calls; `None`: all.
     pub(super) filter: Option<&'r FilterRole>,
+    /// By what times are distinguished.
+    pub(super) keys: Option<&'r KeyRole>,
     /// What is recorded of slow ones, if they are reported.
     pub(super) reported: Option<&'r WatchRole>,
 }
@@ -84,12 +90,13 @@ pub(super) fn code(
     let TimedCalls {
         role,
         filter,
+        keys,
         reported,
     } = timed;
     let mut a = CodeAssembler::new(64)?;
     let is_entry = what == CallEnd::Entry;
     let may_use_mmx = is_entry && mmx_is_free || role.is_ocaml;
-    let asks = is_entry && filter.is_some();
+    let asks = is_entry && (filter.is_some() || keys.is_some());
     let place = match (may_use_mmx, asks) {
         (true, true) => Place::Mmx,
         (true, false) => Place::StackOrMmx,
@@ -115,9 +122,21 @@ pub(super) fn code(
         role,
         shared,
         are_filtered: filter.is_some(),
+        have_keys: keys.is_some(),
     };
-    if let Some(filter) = filter.filter(|_| asks) {
-        choose(&mut a, filter, place, calls, pointers)?;
+    let context = FilterContext {
+        saved: &SAVED_IF_TIMED,
+        saved_at: match place {
+            Place::Mmx | Place::StackOrMmx => SavedAt::Copies,
+            Place::Lock => SavedAt::Address(pointers.saved.registers()),
+            Place::StackOrLock => SavedAt::StackOrAddress(pointers.saved.registers()),
+        },
+        pushed: 0,
+        shared: pointers.shared,
+        layout: pointers.layout,
+    };
+    if asks {
+        choose(&mut a, (filter, keys), calls, context)?;
     }
     load(&mut a, rbx, shared.0)?;
     match what {
@@ -128,7 +147,7 @@ pub(super) fn code(
                 kind,
                 saving: &saving,
             });
-            exit(&mut a, calls, report, over)?;
+            exit(&mut a, calls, report, context, over)?;
         }
     }
     a.set_label(&mut over)?;
@@ -144,38 +163,43 @@ struct Calls<'r> {
     shared: (LiveAddr, SharedLayout),
     /// Whether some are left out, those of other functions included.
     are_filtered: bool,
+    /// Whether times are distinguished by keys, those of other functions included.
+    have_keys: bool,
 }
 
-/// Emits the code that puts in r8 the flags of a call that begins: whether a filter leaves it out. Changes the other saved registers.
+/// Emits the code that puts in r8 the flags of a call that begins: whether a filter leaves it out, and which histogram its key has. Changes
+/// the other saved registers.
 fn choose(
     a: &mut CodeAssembler,
-    filter: &FilterRole,
-    place: Place,
+    (filter, keys): (Option<&FilterRole>, Option<&KeyRole>),
     calls: Calls<'_>,
-    pointers: RecordPointers,
+    context: FilterContext,
 ) -> Result<(), IcedError> {
     let (mut left_out, mut untyped) = (a.create_label(), a.create_label());
-    let mut chosen = a.create_label();
+    let (mut without_key, mut chosen) = (a.create_label(), a.create_label());
     let Calls { role, shared, .. } = calls;
-    let context = FilterContext {
-        saved: &SAVED_IF_TIMED,
-        saved_at: match place {
-            Place::Mmx | Place::StackOrMmx => SavedAt::Copies,
-            Place::Lock => SavedAt::Address(pointers.saved.registers()),
-            Place::StackOrLock => SavedAt::StackOrAddress(pointers.saved.registers()),
-        },
-        pushed: 0,
-        shared: pointers.shared,
-        layout: pointers.layout,
-    };
-    filter::filter(a, filter, context, left_out, untyped)?;
+    if let Some(filter) = filter {
+        filter::filter(a, filter, context, left_out, untyped)?;
+    }
     a.xor(r8d, r8d)?;
+    if let Some(keys) = keys {
+        keys::histogram(a, keys, false, context, without_key)?;
+        a.shl(r8d, call_slot::HISTOGRAM_AT)?;
+    }
     a.jmp(chosen)?;
-    a.set_label(&mut untyped)?;
-    load(a, rbx, shared.0)?;
-    count(a, role, shared, function_data::UNTYPED)?;
-    a.set_label(&mut left_out)?;
-    a.mov(r8d, call_slot::IS_LEFT_OUT)?;
+    if keys.is_some() {
+        a.set_label(&mut without_key)?;
+        let untyped = histograms::UNTYPED_TIMES << call_slot::HISTOGRAM_AT;
+        a.mov(r8d, untyped)?;
+        a.jmp(chosen)?;
+    }
+    if filter.is_some() {
+        a.set_label(&mut untyped)?;
+        load(a, rbx, shared.0)?;
+        count(a, role, shared, function_data::UNTYPED)?;
+        a.set_label(&mut left_out)?;
+        a.mov(r8d, call_slot::IS_LEFT_OUT)?;
+    }
     a.set_label(&mut chosen)?;
     a.nop()
 }
@@ -249,7 +273,7 @@ fn entry(
         a.mov(qword_ptr(rcx + call_slot::CALL_OWNER), r9)?;
     }
     let flags = dword_ptr(rcx + call_slot::FLAGS);
-    if calls.are_filtered {
+    if calls.are_filtered || calls.have_keys {
         a.mov(flags, r8d)?;
     } else if layout.of_self {
         a.mov(flags, 0)?;
@@ -279,6 +303,7 @@ fn exit(
     a: &mut CodeAssembler,
     calls: Calls<'_>,
     report: Option<slow_call::Report<'_>>,
+    context: FilterContext,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let Calls { role, shared, .. } = calls;
@@ -372,7 +397,7 @@ fn exit(
         a.mov(edx, r9d)?;
         return free(a);
     }
-    if calls.are_filtered {
+    if calls.are_filtered || calls.have_keys {
         a.mov(edi, last_flags(layout))?;
     }
     a.sub(r8, last_call(layout, call_slot::TIME))?;
@@ -387,7 +412,15 @@ fn exit(
         a.test(edi, call_slot::IS_LEFT_OUT as i32)?;
         a.jne(over)?;
     }
-    add_time(a, role, shared)
+    if !calls.have_keys {
+        return add_time(a, role, shared);
+    }
+    a.mov(esi, edi)?;
+    add_time(a, role, shared)?;
+    a.mov(rcx, r8)?;
+    a.mov(r8d, esi)?;
+    a.shr(r8d, call_slot::HISTOGRAM_AT)?;
+    values::add_time(a, context)
 }
 
 /// Emits the code that takes away the last call, which is located and ended at the time in r8, and adds how long it lasted to the

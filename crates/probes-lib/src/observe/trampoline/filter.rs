@@ -135,11 +135,32 @@ pub(super) fn integer(
     code.number(&role.integer.number, &POOL)
 }
 
+/// Emits the code that does the same, and keeps r8: for integers beside keys.
+pub(super) fn integer_beside_r8(
+    a: &mut CodeAssembler,
+    role: &IntegerRole,
+    context: FilterContext,
+    untyped: CodeLabel,
+) -> Result<(), IcedError> {
+    if role.reads_memory() {
+        find_pages(a, context)?;
+    }
+    let mut code = FilterCode {
+        a,
+        arguments: &role.arguments,
+        context,
+        untyped,
+    };
+    code.number(&role.integer.number, &POOL[..POOL.len() - 1])
+}
+
 /// Emits the code that loads what arguments make of a key, or goes to `untyped`; of a string, the address of its block, of which the
-/// first words can be read. Returns the register that holds each part. Changes the registers of [`SAVED_IF_TIMED`].
+/// first words can be read. Returns the register that holds each part. Changes the registers of [`SAVED_IF_TIMED`]; not r8 if it is
+/// `beside_r8`, and arguments make no more than one part.
 pub(super) fn key(
     a: &mut CodeAssembler,
     role: &KeyRole,
+    beside_r8: bool,
     context: FilterContext,
     untyped: CodeLabel,
 ) -> Result<Vec<Option<AsmRegister64>>, IcedError> {
@@ -154,7 +175,7 @@ pub(super) fn key(
         context,
         untyped,
     };
-    let mut pool = POOL.to_vec();
+    let mut pool = POOL[..POOL.len() - usize::from(beside_r8)].to_vec();
     let mut all = Vec::new();
     for part in &role.parts {
         match part {

@@ -7,20 +7,21 @@
 //!                     else the next one, a few times; then elsewhere, as one of the others
 //! ```
 //!
+//! Where each key has a histogram, no hit is counted in the slot: its number is that of the histogram.
+//!
 //! A signal handler that interrupts this finds a claimed slot at most, and passes it over. Strings of OCaml cannot move meanwhile; another
 //! domain may write to one, and then its hit has a key that is a mixture.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, eax, edi, esi, qword_ptr,
-    r8, r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+    r8, r8d, r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 
 use super::filter::{self, FilterContext};
 use super::{load, offset, spread_of};
 use crate::expression::typed::KeyPart;
-use crate::observe::layout::groups::GROUP_BITS;
-use crate::observe::layout::keys::{self, SLOTS_BITS, TRIED, slot, text};
+use crate::observe::layout::keys::{self, KeysLayout, TRIED, histograms, slot, text};
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::shared::TID_AT;
 use crate::observe::point::KeyRole;
@@ -39,7 +40,7 @@ pub(super) fn hash(
     context: FilterContext,
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
-    KeyCode::begin(a, role, context, untyped)?.hash()
+    KeyCode::begin(a, role, false, context, untyped)?.hash()
 }
 
 /// Emits the code that counts a hit by its key; goes to `untyped` if it has none, and to `other` if there is no room for it. Changes all
@@ -51,9 +52,77 @@ pub(super) fn count(
     untyped: CodeLabel,
     other: CodeLabel,
 ) -> Result<(), IcedError> {
-    let mut code = KeyCode::begin(a, role, context, untyped)?;
+    let mut code = KeyCode::begin(a, role, false, context, untyped)?;
     code.hash()?;
-    code.find_and_count(other)
+    code.find(0, other)?;
+    a.lock().inc(qword_ptr(rbx + slot::HITS))
+}
+
+/// Emits the code that puts in r8 the number of the histogram of a hit's key, whose values may be negative or not: that of other keys
+/// if there is no room for it. Goes to `untyped` if it has none. Changes all registers that are saved where hits are timed.
+pub(super) fn histogram(
+    a: &mut CodeAssembler,
+    role: &KeyRole,
+    is_signed: bool,
+    context: FilterContext,
+    untyped: CodeLabel,
+) -> Result<(), IcedError> {
+    let mut other = a.create_label();
+    let mut found = a.create_label();
+    let mut code = KeyCode::begin(a, role, false, context, untyped)?;
+    code.hash()?;
+    code.find(u64::from(is_signed) << slot::SIGN_OF_VALUES_AT, other)?;
+    number(a, context)?;
+    a.mov(r8, rax)?;
+    a.jmp(found)?;
+    a.set_label(&mut other)?;
+    let of_other = if is_signed {
+        histograms::OTHER_SIGNED
+    } else {
+        histograms::OTHER
+    };
+    a.mov(r8d, of_other)?;
+    a.set_label(&mut found)?;
+    a.nop()
+}
+
+/// Emits the code that does the same for the key of a time in r8, which it keeps, and puts the number in rax; that of times without a key
+/// if it has none.
+pub(super) fn histogram_of_time(
+    a: &mut CodeAssembler,
+    role: &KeyRole,
+    context: FilterContext,
+) -> Result<(), IcedError> {
+    let (mut other, mut untyped) = (a.create_label(), a.create_label());
+    let mut found = a.create_label();
+    let mut code = KeyCode::begin(a, role, true, context, untyped)?;
+    code.hash()?;
+    code.find(0, other)?;
+    number(a, context)?;
+    a.jmp(found)?;
+    a.set_label(&mut other)?;
+    a.mov(eax, histograms::OTHER)?;
+    a.jmp(found)?;
+    a.set_label(&mut untyped)?;
+    a.mov(eax, histograms::UNTYPED_TIMES)?;
+    a.set_label(&mut found)?;
+    a.nop()
+}
+
+/// Emits the code that puts in rax the number of the slot in rbx: its distance from the first one, in units of its length.
+fn number(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
+    load(a, rax, context.shared)?;
+    a.add(rax, offset(context.layout.keys()))?;
+    a.sub(rbx, rax)?;
+    a.imul_3(rax, rbx, reciprocal(context.layout.keys))?;
+    a.shr(rax, RECIPROCAL_BITS)
+}
+
+/// A distance times the reciprocal of the length of a slot, shifted by so many bits, is the number of the slot.
+const RECIPROCAL_BITS: u32 = 26;
+
+fn reciprocal(layout: KeysLayout) -> i32 {
+    ((1 << RECIPROCAL_BITS) / layout.slot_len().max(1) + 1) as i32
 }
 
 struct KeyCode<'r, 'a> {
@@ -72,12 +141,13 @@ impl<'r, 'a> KeyCode<'r, 'a> {
     fn begin(
         a: &'a mut CodeAssembler,
         role: &'r KeyRole,
+        beside_r8: bool,
         context: FilterContext,
         untyped: CodeLabel,
     ) -> Result<KeyCode<'r, 'a>, IcedError> {
         let kinds = role.kinds();
         let places = keys::parts(&kinds).map(|it| it.start as i32).collect();
-        let held = filter::key(a, role, context, untyped)?;
+        let held = filter::key(a, role, beside_r8, context, untyped)?;
         Ok(KeyCode {
             a,
             role,
@@ -183,23 +253,25 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         self.a.cmova(r9d, edi)
     }
 
-    /// Emits the code that searches the slot for the hash in rdx, and counts a hit there.
-    fn find_and_count(&mut self, other: CodeLabel) -> Result<(), IcedError> {
+    /// Emits the code that puts in rbx the address of the slot for the hash in rdx, whose state has these bits as well.
+    fn find(&mut self, bits: u64, other: CodeLabel) -> Result<(), IcedError> {
         let mut next = self.a.create_label();
         let mut is_other = self.a.create_label();
         let mut same = self.a.create_label();
         let mut found = self.a.create_label();
         let layout = self.context.layout.keys;
         let slot_len = layout.slot_len() as i32;
-        let signs = u64::from(self.role.signs()) << slot::SIGNS_AT;
+        let signs = u64::from(self.role.signs()) << slot::SIGNS_AT | bits;
         load(self.a, rbx, self.context.shared)?;
-        self.a.mov(rax, rsp)?;
-        self.a.shr(rax, STACK_PART_BITS)?;
-        spread_of(self.a, eax, eax, GROUP_BITS)?;
-        self.a.imul_3(rax, rax, layout.copy_len() as i32)?;
-        self.a.add(rbx, rax)?;
+        if layout.group_bits() > 0 {
+            self.a.mov(rax, rsp)?;
+            self.a.shr(rax, STACK_PART_BITS)?;
+            spread_of(self.a, eax, eax, layout.group_bits())?;
+            self.a.imul_3(rax, rax, layout.copy_len() as i32)?;
+            self.a.add(rbx, rax)?;
+        }
         self.a.mov(rax, rdx)?;
-        self.a.shr(rax, 64 - SLOTS_BITS)?;
+        self.a.shr(rax, 64 - layout.slots_bits())?;
         self.a.imul_3(rax, rax, slot_len)?;
         let table = offset(self.context.layout.keys());
         self.a.lea(rbx, qword_ptr(rbx + rax + table))?;
@@ -230,8 +302,8 @@ impl<'r, 'a> KeyCode<'r, 'a> {
 
         self.a.set_label(&mut same)?;
         self.compare(is_other)?;
-        self.a.set_label(&mut found)?;
-        self.a.lock().inc(qword_ptr(rbx + slot::HITS))
+        // What follows is at this label.
+        self.a.set_label(&mut found)
     }
 
     /// Emits the code that writes the key into the slot. Uses rax, rdi and r9.

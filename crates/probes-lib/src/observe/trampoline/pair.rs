@@ -14,6 +14,7 @@ use iced_x86::code_asm::{
 use super::filter::{self, FilterContext};
 use super::histogram::{self, Histograms};
 use super::keys;
+use super::values;
 use super::{Pointers, Saved, find_shared_and_time, offset, spread};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
@@ -29,6 +30,8 @@ pub(super) struct Ends<'r> {
     pub(super) marks: &'r Marks,
     pub(super) key: Option<&'r KeyRole>,
     pub(super) filter: &'r PairFilter,
+    /// By what times are distinguished, at a stop.
+    pub(super) time_keys: Option<&'r KeyRole>,
     /// What is recorded of slow pairs, if they are reported.
     pub(super) reported: Option<&'r WatchRole>,
 }
@@ -81,6 +84,7 @@ impl Ends<'_> {
             a.mov(r8, rdx)?;
         }
         find_shared_and_time(a, pointers)?;
+        let keeps_time = self.time_keys.is_some();
         for (index, end) in self.ends.iter().enumerate() {
             let mut next = a.create_label();
             let is_kept = matches!(end, PairEnd::Start(_)) && starts == Starts::Timed;
@@ -88,9 +92,9 @@ impl Ends<'_> {
                 (true, Some(reported)) if is_kept => {
                     let kept = slow::Place::of_key(*end);
                     slow::keep(a, kept, reported, context.saved, pointers)?;
-                    keyed::end(a, *end, starts, pointers, next)?;
+                    keyed::end(a, *end, starts, pointers, keeps_time, next)?;
                 }
-                (true, _) => keyed::end(a, *end, starts, pointers, next)?,
+                (true, _) => keyed::end(a, *end, starts, pointers, keeps_time, next)?,
                 (false, reported) => {
                     self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
                     if let Some(reported) = reported.filter(|_| is_kept) {
@@ -98,6 +102,14 @@ impl Ends<'_> {
                         slow::keep(a, kept, reported, context.saved, pointers)?;
                     }
                 }
+            }
+            if let (PairEnd::Stop(pair), Some(keys)) = (end, self.time_keys) {
+                add_by_key(a, keys, *pair, context)?;
+                if let Some(key) = self.key.filter(|_| index + 1 < self.ends.len()) {
+                    keys::hash(a, key, context, untyped)?;
+                    a.mov(r8, rdx)?;
+                }
+                find_shared_and_time(a, pointers)?;
             }
             if let (PairEnd::Stop(_), Some(reported)) = (end, self.reported) {
                 slow::unless_slow(a, next)?;
@@ -164,7 +176,7 @@ impl Ends<'_> {
                 }
                 a.mov(rax, rsi)?;
                 a.sub(rax, start)?;
-                add_time(a, pair, layout)?;
+                add_time(a, pair, layout, self.time_keys.is_some())?;
             }
         }
         Ok(())
@@ -290,8 +302,31 @@ fn locate_start(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.add(edx, edx)
 }
 
-/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx. Uses rdx, too.
-fn add_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result<(), IcedError> {
+/// Emits the code that adds the time in r8 to the histogram of its key.
+fn add_by_key(
+    a: &mut CodeAssembler,
+    keys: &KeyRole,
+    pair: u32,
+    context: FilterContext,
+) -> Result<(), IcedError> {
+    let keys = KeyRole {
+        name: pair,
+        ..keys.clone()
+    };
+    keys::histogram_of_time(a, &keys, context)?;
+    a.mov(rcx, r8)?;
+    a.mov(r8, rax)?;
+    values::add_time(a, context)
+}
+
+/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx. Uses rdx, too, and if it
+/// `keeps_time`, r8, where the time is then.
+fn add_time(
+    a: &mut CodeAssembler,
+    pair: u32,
+    layout: SharedLayout,
+    keeps_time: bool,
+) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
     a.mov(rdx, rax)?;
@@ -299,6 +334,9 @@ fn add_time(a: &mut CodeAssembler, pair: u32, layout: SharedLayout) -> Result<()
     a.jnc(is_positive)?;
     a.xor(edx, edx)?;
     a.set_label(&mut is_positive)?;
+    if keeps_time {
+        a.mov(r8, rdx)?;
+    }
     a.add(qword_ptr(rcx + slot::SUM), rdx)?;
     a.cmp(qword_ptr(rcx + slot::MAX), rdx)?;
     a.jae(is_shorter)?;

@@ -363,6 +363,7 @@ fn forked_child_leaves_timed_code_at_once() {
             let timed = TimedCalls {
                 role: &role,
                 filter: None,
+                keys: None,
                 reported: None,
             };
             call::code(AT, what, mmx_is_free, timed, pointers).unwrap()
@@ -532,6 +533,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         key_kinds: Vec::new(),
         key_names: Vec::new(),
         slow_from: Duration::ZERO,
+        times_by_key: false,
         shared,
     };
     let arena = Arena {

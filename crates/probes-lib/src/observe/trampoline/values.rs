@@ -6,15 +6,15 @@
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, eax, edx, qword_ptr, rax, rbx, rcx, rdx, rsi, rsp,
+    CodeAssembler, CodeLabel, eax, edx, qword_ptr, r8, rax, rbx, rcx, rdx, rsi, rsp,
 };
 
 use super::filter::{self, FilterContext};
-use super::{SAVED_IF_TIMED, Saved, histogram, load, offset, spread_of};
+use super::{SAVED_IF_TIMED, Saved, histogram, keys, load, offset, spread_of};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::values::copy;
-use crate::observe::point::{FilterRole, HistogramRole};
+use crate::observe::point::{FilterRole, HistogramRole, KeyRole};
 
 /// How many of the registers the code uses, from the first, unless the expression needs more.
 const USED: usize = 5;
@@ -29,14 +29,56 @@ pub(super) fn saved(filter: Option<&FilterRole>, role: &HistogramRole) -> &'stat
     }
 }
 
-/// Emits the code that adds the value in rcx to its histogram. Uses rax, rcx, rdx, rbx and rsi.
-pub(super) fn add(
+/// Emits the code that adds the value of a hit to its histogram, maybe that of its key; goes to `untyped` if it has none. Changes the
+/// [`saved`] registers, and with keys, those of [`SAVED_IF_TIMED`].
+pub(super) fn record(
     a: &mut CodeAssembler,
     role: &HistogramRole,
+    keys: Option<&KeyRole>,
     context: FilterContext,
+    untyped: CodeLabel,
 ) -> Result<(), IcedError> {
+    match keys {
+        None => filter::integer(a, &role.integer, context, untyped)?,
+        Some(keys) => {
+            keys::histogram(a, keys, role.is_signed(), context, untyped)?;
+            filter::integer_beside_r8(a, &role.integer, context, untyped)?;
+        }
+    }
+    let place = Place {
+        number: role.number,
+        by_key: keys.is_some(),
+        is_signed: role.is_signed(),
+        linear: role.linear,
+    };
+    add(a, place, context)
+}
+
+/// Emits the code that adds the time in rcx to the histogram with the number in r8. Uses rax, rcx, rdx, rbx and rsi.
+pub(super) fn add_time(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
+    let of_key = Place {
+        number: 0,
+        by_key: true,
+        is_signed: false,
+        linear: None,
+    };
+    add(a, of_key, context)
+}
+
+/// Which histogram a value is added to, and how.
+#[derive(Clone, Copy)]
+struct Place {
+    number: u32,
+    /// Whether it is as many histograms further as r8 says.
+    by_key: bool,
+    is_signed: bool,
+    linear: Option<Linear>,
+}
+
+/// Emits the code that adds the value in rcx to a histogram. Uses rax, rcx, rdx, rbx and rsi.
+fn add(a: &mut CodeAssembler, place: Place, context: FilterContext) -> Result<(), IcedError> {
     let all = context.layout.values;
-    let at = context.layout.values() + all.copy(role.number, 0);
+    let at = context.layout.values() + all.copy(place.number, 0);
     let field = |of: u64| qword_ptr(rbx + offset(at + of));
     a.mov(rsi, rcx)?;
     load(a, rbx, context.shared)?;
@@ -47,7 +89,11 @@ pub(super) fn add(
         a.imul_3(rax, rax, all.copy_len() as i32)?;
         a.add(rbx, rax)?;
     }
-    if role.is_signed() {
+    if place.by_key {
+        a.imul_3(rax, r8, all.copy_len() as i32)?;
+        a.add(rbx, rax)?;
+    }
+    if place.is_signed {
         a.btc(rcx, 63)?;
     }
     for extreme in [copy::GREATEST, copy::LEAST] {
@@ -64,9 +110,9 @@ pub(super) fn add(
     }
     let mut counted = a.create_label();
     let buckets = at + copy::HEADER_LEN;
-    if let Some(linear) = role.linear {
+    if let Some(linear) = place.linear {
         let mut outside = a.create_label();
-        step(a, linear, role.is_signed(), outside)?;
+        step(a, linear, place.is_signed, outside)?;
         if linear.width() == 1 {
             // Its bucket tells the value.
             a.jmp(counted)?;
@@ -79,7 +125,7 @@ pub(super) fn add(
     let precision = all.precision();
     // Of a negative number, the other buckets' mirror image.
     let mirror = |a: &mut CodeAssembler| -> Result<(), IcedError> {
-        if role.is_signed() {
+        if place.is_signed {
             a.mov(rax, rsi)?;
             a.sar(rax, 63)?;
             a.xor(rdx, rax)?;

@@ -49,6 +49,7 @@ impl Report<'_> {
             role,
             shared: (shared, layout),
             are_filtered,
+            ..
         }: Calls<'_>,
     ) -> Result<(), IcedError> {
         let calls = layout.calls;

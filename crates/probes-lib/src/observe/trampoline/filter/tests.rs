@@ -793,8 +793,7 @@ fn code_of_values(role: &HistogramRole, layout: ValuesLayout) -> Vec<u8> {
         ValuePages::Observers,
         |a, mut context, _, untyped| {
             context.layout.values = layout;
-            super::integer(a, &role.integer, context, untyped)?;
-            values::add(a, role, context)
+            values::record(a, role, None, context, untyped)
         },
     )
 }

@@ -18,6 +18,17 @@ use crate::expression::{Expression, Hit, Keys};
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::value_pages::ValuePages;
 
+#[test]
+fn numbers_of_slots_follow_from_their_distance() {
+    for units in 1..8 {
+        let layout = KeysLayout::of_number(units).with_histograms();
+        for number in 0..u64::from(histograms::OF_SLOTS) {
+            let product = number * layout.slot_len() * reciprocal(layout) as u64;
+            assert_eq!(product >> RECIPROCAL_BITS, number, "{units}");
+        }
+    }
+}
+
 /// The number of the point's name.
 const NAME: u32 = 7;
 

@@ -20,12 +20,14 @@ use crate::observe::layout::shared;
 use crate::observe::point::PairEnd;
 
 /// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx, the time in rsi, and the hash of
-/// the key in r8, and preserves them. Goes to `over` if it has no slot, or no start; else the time of that is in r9 after a stop.
+/// the key in r8, and preserves them. Goes to `over` if it has no slot, or no start; else the time of that is in r9 after a stop, and if it
+/// `keeps_time`, how long it took in r8.
 pub(super) fn end(
     a: &mut CodeAssembler,
     end: PairEnd,
     starts: Starts,
     pointers: &Pointers,
+    keeps_time: bool,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     match end {
@@ -34,7 +36,7 @@ pub(super) fn end(
             take_start(a, end, pointers, over)?;
             a.mov(rax, rsi)?;
             a.sub(rax, r9)?;
-            add_time(a, pair, pointers.layout)
+            add_time(a, pair, pointers.layout, keeps_time)
         }
     }
 }

@@ -1,0 +1,153 @@
+//! What questions asked at each hit cost: filters, keys, histograms; and the same question asked by bpftrace, at the same site of the same
+//! process.
+
+use std::path::Path;
+
+use probes_lib::{Expression, Keys, Observation, Options, Selector, Target};
+
+use crate::document::Table;
+use crate::failure::{Failure, Result};
+use crate::observe::ns;
+use crate::observe::others::{self, AddedTime};
+use crate::observe::workload::{Kind, Workload};
+use crate::stats::Samples;
+
+/// A question, and what it costs.
+pub(crate) struct Answer {
+    what: &'static str,
+    /// The most that it may add to a hit, or to an event, in picoseconds.
+    goal: f64,
+    adds: f64,
+    bpftrace: AddedTime,
+}
+
+/// A question.
+struct Question {
+    what: &'static str,
+    goal: f64,
+    kind: Kind,
+    observation: Observation,
+    /// The script for bpftrace, in which `@P` is the file, a colon and the provider.
+    script: &'static str,
+}
+
+fn questions() -> Result<[Question; 5]> {
+    let expression = |text: &str| -> Result<Expression> {
+        let parsed = text.parse();
+        parsed.map_err(|_| Failure::new(format!("{text} is no expression")))
+    };
+    let keys = |text: &str| -> Result<Keys> {
+        let parsed = text.parse();
+        parsed.map_err(|_| Failure::new(format!("{text} is no key")))
+    };
+    let count = |kind: Kind| Observation::new().count(Selector::name(kind.probe()));
+    Ok([
+        Question {
+            what: "a filter that rejects",
+            goal: 5e3,
+            kind: Kind::Int,
+            observation: count(Kind::Int).only_where(expression("u64(arg0) == 12345678901")?),
+            script: "usdt:@P:int /arg0 == 12345678901/ { @ = count(); }",
+        },
+        Question {
+            what: "counted by an integer",
+            goal: 15e3,
+            kind: Kind::Int,
+            observation: count(Kind::Int).by(keys("u64(arg0)")?),
+            script: "usdt:@P:int { @[arg0] = count(); }",
+        },
+        Question {
+            what: "a histogram",
+            goal: 12e3,
+            kind: Kind::Int,
+            observation: count(Kind::Int).histogram_of(expression("u64(arg0) & 1023")?),
+            script: "usdt:@P:int { @ = hist(arg0 & 1023); }",
+        },
+        Question {
+            what: "counted by a string",
+            goal: 40e3,
+            kind: Kind::String,
+            observation: count(Kind::String).by(keys("str(arg0)")?),
+            script: "usdt:@P:string { @[str(arg0)] = count(); }",
+        },
+        Question {
+            what: "a pair by key, each event",
+            goal: 40e3,
+            kind: Kind::Pair,
+            observation: Observation::new()
+                .time("start", "stop")
+                .match_by(keys("tid")?),
+            script: "usdt:@P:start { @s[tid] = nsecs; } \
+                     usdt:@P:stop /@s[tid]/ { @ = hist(nsecs - @s[tid]); delete(@s[tid]); }",
+        },
+    ])
+}
+
+/// Measures all questions, in a program with one thread.
+pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<Answer>> {
+    let mut work = Workload::start(file, 1);
+    let target = Target::open(work.pid())?;
+    let questions = questions()?;
+    let mut costs: Vec<(Samples, Samples)> = Vec::new();
+    costs.resize_with(questions.len(), Default::default);
+    for _ in 0..rounds {
+        for (question, (bare, observed)) in questions.iter().zip(&mut costs) {
+            work.run_only(question.kind);
+            bare.push(work.sample()?.cpu_ps);
+            let mut observer = target.observe(&question.observation, Options::default())?;
+            observed.push(work.sample()?.cpu_ps);
+            observer.remove()?;
+        }
+    }
+    let answers = questions.iter().zip(costs).map(|(question, cost)| {
+        eprintln!("bench: {} with bpftrace", question.what);
+        let provider = format!("{}:*", file.display());
+        let script = question.script.replace("@P", &provider);
+        Ok(Answer {
+            what: question.what,
+            goal: question.goal,
+            adds: cost.1.median() as f64 - cost.0.median() as f64,
+            bpftrace: others::added_by_script(&mut work, question.kind, &script)?,
+        })
+    });
+    answers.collect()
+}
+
+pub(crate) fn table(answers: &[Answer]) -> String {
+    let mut table = Table::new(&[
+        "at each hit",
+        "adds",
+        "goal",
+        "reached",
+        "bpftrace adds",
+        "times as much",
+    ]);
+    let mut reasons: Vec<&str> = Vec::new();
+    for answer in answers {
+        let (adds, times) = match &answer.bpftrace {
+            Ok(adds) => (ns(*adds), format!("{:.0}", adds / answer.adds)),
+            Err(why) => {
+                reasons.push(why);
+                ("not there".to_owned(), "–".to_owned())
+            }
+        };
+        let is_reached = if answer.adds <= answer.goal {
+            "yes"
+        } else {
+            "no"
+        };
+        let goal = format!("at most {:.0} ns", answer.goal / 1e3);
+        let cells = [
+            answer.what,
+            &ns(answer.adds),
+            &goal,
+            is_reached,
+            &adds,
+            &times,
+        ];
+        table.row(cells.map(str::to_owned));
+    }
+    reasons.dedup();
+    let reasons = reasons.iter().map(|why| format!("\nnot there: {why}.\n"));
+    table.finish() + &reasons.collect::<String>()
+}

@@ -1,0 +1,148 @@
+//! `hist -by`: a histogram for each key.
+
+use std::time::Duration;
+
+use probes_lib::{Functions, Target};
+
+use crate::commands::observe_loop::{ActiveObservation, Display, Shown};
+use crate::commands::picture_file::PictureFile;
+use crate::commands::several::SeveralObservations;
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::output::{
+    self, FunctionSources, KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion,
+};
+
+/// Observes until the end, and prints the histograms.
+pub(super) fn run(
+    asked: KeyedQuestion<'_>,
+    active: ActiveObservation<'_>,
+    display: Display,
+    target: &Target,
+    picture_file: Option<PictureFile>,
+    output: &Output,
+) -> Result<(), Failure> {
+    // If it has exited meanwhile, its callers are not known.
+    let functions = asked
+        .by
+        .has_caller()
+        .then(|| Functions::of_process(target.pid()).ok());
+    let sources = functions.flatten().map(FunctionSources::of);
+    let showing = Showing {
+        output,
+        asked,
+        sources: sources.unwrap_or_default(),
+    };
+    let targets = std::slice::from_ref(target);
+    let mut last: Option<(KeyedHistogramReading, Duration)> = None;
+    let mut outcome = active.run(
+        display,
+        KeyedHistogramReading::of,
+        |shown, interruptible| {
+            let Shown {
+                reading,
+                at,
+                table,
+                gaps,
+            } = shown;
+            let shown = Shown {
+                reading: (),
+                at,
+                table,
+                gaps,
+            };
+            let next = showing.show(targets, &reading, shown, interruptible);
+            // Kept even if it could not be written.
+            last = Some((reading, at));
+            next
+        },
+    );
+    let total = match outcome.observed.take() {
+        Some(report) => {
+            let refused = report.counts.refused();
+            let reading = KeyedHistogramReading::last(report.keyed_histograms, refused);
+            Some((reading, outcome.lasted))
+        }
+        None => outcome.last.take().or_else(|| last.take()),
+    };
+    if let Some((reading, lasted)) = total {
+        let report = showing.report(targets, &reading, lasted);
+        outcome.print(output, output::keyed_histograms(output.format, &report));
+        if let Some(picture_file) = picture_file {
+            let written = picture_file.write(report.picture());
+            outcome.failures.add(written);
+        }
+        let (many, sum) = report.sum();
+        output.sum_up(&output.messages, many, || sum);
+    }
+    outcome.finish(&output.messages)
+}
+
+/// Observes several processes until the end, and prints their histograms together.
+pub(super) fn run_of_several(
+    asked: KeyedQuestion<'_>,
+    active: SeveralObservations<'_>,
+    display: Display,
+    picture_file: Option<PictureFile>,
+    output: &Output,
+) -> Result<(), Failure> {
+    let showing = Showing {
+        output,
+        asked,
+        // None: an address has no meaning for several.
+        sources: FunctionSources::default(),
+    };
+    let of_all = |each: &[_]| KeyedHistogramReading::of_processes(each, asked.by.has_pid());
+    let outcome = active.run(
+        display,
+        |_, observer| KeyedHistogramReading::of(observer).map(Some),
+        |_, report| KeyedHistogramReading::last(report.keyed_histograms, report.counts.refused()),
+        |targets, each, shown, interruptible| {
+            showing.show(targets, &of_all(each), shown, interruptible)
+        },
+    );
+    if outcome.last.is_empty() {
+        return outcome.finish(output, Ok(String::new()));
+    }
+    let (reading, targets) = (of_all(&outcome.last), outcome.targets.clone());
+    let report = showing.report(&targets, &reading, outcome.lasted);
+    let text = output::keyed_histograms(output.format, &report);
+    let written = picture_file.map_or(Ok(()), |file| file.write(report.picture()));
+    let (many, sum) = report.sum();
+    output.sum_up(&output.messages, many, || sum);
+    outcome.finish(output, text).and(written)
+}
+
+/// Shows the histograms so far.
+struct Showing<'q> {
+    output: &'q Output,
+    asked: KeyedQuestion<'q>,
+    sources: FunctionSources,
+}
+
+impl Showing<'_> {
+    fn show(
+        &self,
+        targets: &[Target],
+        reading: &KeyedHistogramReading,
+        shown: Shown<'_, ()>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let so_far = self.report(targets, reading, shown.at).so_far();
+        if let Some(table) = shown.table {
+            return table.redraw(&so_far.table(), &shown.gaps, interruptible);
+        }
+        let text = output::keyed_histograms(self.output.format, &so_far);
+        text.and_then(|text| interruptible.write(&text))
+    }
+
+    fn report<'r>(
+        &'r self,
+        targets: &'r [Target],
+        reading: &'r KeyedHistogramReading,
+        seconds: Duration,
+    ) -> KeyedHistogramReport<'r> {
+        KeyedHistogramReport::new(targets, reading, seconds, self.asked, &self.sources)
+    }
+}

@@ -1,0 +1,166 @@
+//! [`KeyedTimes`]: how long pairs and calls took, by keys, from what the trampolines have recorded of them.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use crate::error::Result;
+use crate::memory::ReadMemory;
+use crate::observe::layout::arena::Arena;
+use crate::observe::layout::keys::histograms;
+use crate::observe::layout::values::ValuesLayout;
+use crate::observe::plan::ObservationPlan;
+use crate::observe::read::keyed_values::ReadHistograms;
+use crate::observe::read::keys::Key;
+use crate::observe::read::times::Times;
+use crate::observe::read::values::ValueHistogram;
+use crate::sys::ticks::TickMeasurement;
+
+/// How long pairs and calls took, by keys ([`Observation::time_by`](crate::Observation::time_by)). All times are in one of them.
+///
+/// Times are accurate to 3 %; the sum and the longest are exact.
+///
+/// ```no_run
+/// use probes_lib::{Observation, Options, Target};
+///
+/// let observation = Observation::new().time("req_start", "req_end").time_by("arg0".parse()?);
+/// let observer = Target::open(4242)?.observe(&observation, Options::default())?;
+/// if let Some(times) = observer.keyed_times()? {
+///     for keyed in times.keys() {
+///         println!("{} {:?}: p99 {:?}", keyed.name, keyed.key, keyed.times.quantile(0.99));
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct KeyedTimes {
+    keys: Vec<KeyedTime>,
+    other: Times,
+    untyped: Times,
+}
+
+/// How long the pairs or calls of a key took.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct KeyedTime {
+    /// The function, or the probes of the pair, `START,STOP`.
+    pub name: String,
+    /// What each expression of the key was.
+    pub key: Vec<Key>,
+    /// How long.
+    pub times: Times,
+}
+
+impl KeyedTimes {
+    /// Returns the times of several processes, by their pids. If they are not `distinguished`, those of the same key in several
+    /// processes are together; else the pid is the first part of each key. `None` of none.
+    ///
+    /// ```no_run
+    /// # let each: Vec<(i32, probes_lib::KeyedTimes)> = unimplemented!();
+    /// let each = each.iter().map(|(pid, times)| (*pid, times));
+    /// let all = probes_lib::KeyedTimes::of_processes(each, false);
+    /// ```
+    pub fn of_processes<'t>(
+        each: impl IntoIterator<Item = (i32, &'t KeyedTimes)>,
+        distinguished: bool,
+    ) -> Option<KeyedTimes> {
+        let mut all: HashMap<(String, Vec<Key>), Times> = HashMap::new();
+        let mut rest: Option<(Times, Times)> = None;
+        for (pid, of_process) in each {
+            match &mut rest {
+                None => rest = Some((of_process.other.clone(), of_process.untyped.clone())),
+                Some((other, untyped)) => {
+                    other.add(&of_process.other);
+                    untyped.add(&of_process.untyped);
+                }
+            }
+            for keyed in &of_process.keys {
+                let process = distinguished.then_some(Key::Process(pid));
+                let key = process.into_iter().chain(keyed.key.iter().cloned());
+                let known = all.entry((keyed.name.clone(), key.collect()));
+                known
+                    .and_modify(|times| times.add(&keyed.times))
+                    .or_insert_with(|| keyed.times.clone());
+            }
+        }
+        let (other, untyped) = rest?;
+        let keys = all
+            .into_iter()
+            .map(|((name, key), times)| KeyedTime { name, key, times });
+        Some(KeyedTimes::of(keys.collect(), other, untyped))
+    }
+
+    fn of(mut keys: Vec<KeyedTime>, other: Times, untyped: Times) -> KeyedTimes {
+        keys.sort_by(|one, other| {
+            let by_sum = Reverse(one.times.sum()).cmp(&Reverse(other.times.sum()));
+            by_sum.then_with(|| (&one.name, &one.key).cmp(&(&other.name, &other.key)))
+        });
+        KeyedTimes {
+            keys,
+            other,
+            untyped,
+        }
+    }
+
+    /// Returns the keys, those with the most time first.
+    pub fn keys(&self) -> &[KeyedTime] {
+        &self.keys
+    }
+
+    /// Returns the times of keys for which there was no room: more than about 1,024 are not distinguished.
+    pub fn other(&self) -> &Times {
+        &self.other
+    }
+
+    /// Returns the times that have no key, because an argument is not what it is asked as, or memory could not be read.
+    pub fn untyped(&self) -> &Times {
+        &self.untyped
+    }
+
+    /// Reads them; `None` if times are not distinguished by keys.
+    pub(crate) fn read(
+        pid: i32,
+        source: &impl ReadMemory,
+        plan: &ObservationPlan,
+        arenas: &[Arena],
+        ticks: &TickMeasurement,
+    ) -> Result<Option<KeyedTimes>> {
+        if !plan.times_by_key {
+            return Ok(None);
+        }
+        let Some(read) = ReadHistograms::of(pid, source, plan, arenas) else {
+            return Ok(None);
+        };
+        let (layout, nanoseconds) = (plan.shared.values, ticks.nanoseconds_per_tick());
+        let times = |histogram: &ValueHistogram| times(histogram, layout, nanoseconds);
+        let other = times(&read.histogram(histograms::OTHER, false)?);
+        let untyped = times(&read.histogram(histograms::UNTYPED_TIMES, false)?);
+        let keys = read
+            .of_keys()?
+            .into_iter()
+            .filter_map(|(mut key, histogram)| {
+                let Some(Key::Probe(name)) = key.pop() else {
+                    return None;
+                };
+                let times = times(&histogram);
+                (times.count() > 0).then_some(KeyedTime { name, key, times })
+            });
+        Ok(Some(KeyedTimes::of(keys.collect(), other, untyped)))
+    }
+}
+
+/// Returns the times in a histogram of ticks.
+fn times(histogram: &ValueHistogram, layout: ValuesLayout, nanoseconds: f64) -> Times {
+    let counts = histogram.buckets().iter().map(|bucket| {
+        let least = bucket.least.unwrap_or(0);
+        let number = layout.bucket(least, None) - layout.negative();
+        (number, bucket.count)
+    });
+    let longest = histogram.max().unwrap_or(0);
+    Times::of(
+        counts,
+        layout.precision(),
+        u64::try_from(longest).unwrap_or(u64::MAX),
+        histogram.sum().and_then(|sum| u64::try_from(sum).ok()),
+        nanoseconds,
+    )
+}
