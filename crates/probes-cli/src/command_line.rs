@@ -99,7 +99,7 @@ fn definition() -> clap::Command {
 
 /// The same with the flags of the subcommand in `argv` only, if it comes first and is spelled out: to know those of
 /// all of them would take longer than all else that `ocaml-probes version` does.
-fn definition_for(argv: &[OsString]) -> clap::Command {
+pub(crate) fn definition_for(argv: &[OsString]) -> clap::Command {
     let definition = CommandLine::command();
     let is_typed = |it: &clap::Command| argv.get(1).is_some_and(|word| word == it.get_name());
     if !definition.get_subcommands().any(is_typed) {

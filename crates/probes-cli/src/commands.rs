@@ -4,7 +4,9 @@
 mod attach;
 mod changes;
 mod closures;
+mod completion;
 mod count;
+mod doctor;
 mod event_reading;
 mod failed;
 mod failures;
@@ -16,6 +18,7 @@ mod holds;
 mod info;
 mod latency;
 mod list;
+mod manual;
 mod observe;
 mod observe_loop;
 mod open_target;
@@ -37,16 +40,25 @@ mod version;
 mod wait;
 mod watch;
 
+use std::ffi::OsString;
 use std::hint::black_box;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use strum::IntoEnumIterator;
 
+use self::doctor::Need;
 use crate::failure::Failure;
 use crate::messages::Messages;
 
 /// A subcommand with its flags, which are checked as far as possible without the target program.
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Subcommand, strum::EnumDiscriminants)]
+#[strum_discriminants(
+    name(CommandKind),
+    vis(pub(crate)),
+    derive(strum::EnumIter, strum::IntoStaticStr),
+    strum(serialize_all = "kebab-case")
+)]
 // Only the flags of the subcommand that is typed are built. A doc comment of a struct of flags would
 // become the help of the subcommand: they have plain comments.
 #[command(defer = true)]
@@ -83,6 +95,12 @@ pub(crate) enum Command {
     Top(top::Args),
     /// Show the running processes that have OCaml probes
     Ps(ps::Args),
+    /// Show what this machine and a process allow, and which commands work on it
+    Doctor(doctor::Args),
+    /// Print the script with which a shell completes subcommands, flags, pids, probes and functions
+    Completion(completion::Args),
+    /// Print the manual page of a subcommand, or write those of all
+    Man(manual::Args),
     /// Print the version
     Version(version::Args),
 }
@@ -107,6 +125,8 @@ impl Command {
             Command::Observe(args) => args.output.messages,
             Command::Top(args) => *args.messages,
             Command::Ps(args) => args.output.messages,
+            Command::Doctor(args) => args.output.messages,
+            Command::Completion(_) | Command::Man(_) => Messages::default(),
             Command::Version(args) => args.output.messages,
         }
     }
@@ -127,12 +147,22 @@ impl Command {
             | Command::Record(_)
             | Command::Observe(_)
             | Command::Top(_) => true,
-            Command::Info(_) | Command::List(_) | Command::Ps(_) | Command::Version(_) => false,
+            Command::Info(_)
+            | Command::List(_)
+            | Command::Ps(_)
+            | Command::Doctor(_)
+            | Command::Completion(_)
+            | Command::Man(_)
+            | Command::Version(_) => false,
         }
     }
 
-    /// Runs the command; returns the status to exit with.
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+    /// Runs the command; returns the status to exit with. `definition` returns the definition of the command line that has at
+    /// least the flags of the subcommand in its words.
+    pub(crate) fn run(
+        self,
+        definition: fn(&[OsString]) -> clap::Command,
+    ) -> Result<ExitCode, Failure> {
         if self.stops_processes() {
             refuse_without_memory()?;
         }
@@ -153,9 +183,46 @@ impl Command {
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),
+            Command::Doctor(args) => {
+                let commands = CommandKind::iter().map(|kind| (kind.into(), kind.needs()));
+                return doctor::run(&args, commands);
+            }
+            Command::Completion(args) => completion::run(&args, definition),
+            Command::Man(args) => manual::run(&args, &definition(&[])),
             Command::Version(args) => version::run(&args),
         }
         .map(|()| ExitCode::SUCCESS)
+    }
+}
+
+impl CommandKind {
+    /// What it needs of the machine and the process, for `doctor`.
+    fn needs(self) -> &'static [Need] {
+        use Need::{
+            Events, Files, Memory, Observe, Points, Probes, Processes, Stacks, Start, Stop,
+            StopOrReadLive, StopOrWriteLive, Times,
+        };
+        match self {
+            CommandKind::Trace => &[Start],
+            CommandKind::Attach => &[Files, Memory, Probes, StopOrWriteLive],
+            CommandKind::Info => &[Files, Memory, Probes],
+            CommandKind::List => &[Files],
+            CommandKind::Count | CommandKind::Hist | CommandKind::Top | CommandKind::Serve => {
+                &[Files, Memory, Stop, Observe, Points]
+            }
+            CommandKind::Latency | CommandKind::Watch => {
+                &[Files, Memory, Stop, Observe, Points, Times]
+            }
+            CommandKind::Gc => &[Files, Events],
+            CommandKind::Stack | CommandKind::Profile => &[Files, Memory, Stacks, StopOrReadLive],
+            CommandKind::Observe => &[Files, Memory, Stop],
+            CommandKind::Record => &[Files, Memory, Stop, Observe, Points, Times],
+            CommandKind::Ps => &[Processes],
+            CommandKind::Doctor
+            | CommandKind::Completion
+            | CommandKind::Man
+            | CommandKind::Version => &[],
+        }
     }
 }
 

@@ -10,9 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind, ExpressionProblem, FileError,
-    FunctionError, LaunchError, MemoryError, ObserveError, ProbeError, ProcessError, Refusal,
-    RuntimeEventsError, SystemError, UnreadableFilter,
+    Check, CheckKind, CheckResult, CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind,
+    ExpressionProblem, FileError, FunctionError, LaunchError, MemoryError, ObserveError,
+    ProbeError, ProcessError, Refusal, RuntimeEventsError, SystemError, UnreadableFilter,
 };
 
 use crate::text::join_first_few;
@@ -25,6 +25,8 @@ const NO_BYTECODE: &str = "probes exist only in native code: build the program w
 const NO_FUNCTIONS_OF_BYTECODE: &str = "the program is OCaml bytecode, whose functions are no native code: build it with ocamlopt, or as a .exe of dune that is not bytecode";
 
 const ADD_CAPABILITY: &str = "start the container with --cap-add=SYS_PTRACE";
+
+const KEEP_SYMBOLS: &str = "do not strip its symbols (`strip --strip-debug` keeps them)";
 
 const NOT_LIVE: &str = "leave -live out: the process is then stopped for a moment";
 
@@ -107,6 +109,36 @@ pub(crate) fn without_events(program: &Path) -> String {
     )
 }
 
+/// What to do about a check that has not passed: the hint of a command that fails because of it, where there is one.
+pub(crate) fn of_check(check: &Check, operand: &Operand) -> Option<String> {
+    if check.result() == CheckResult::Pass {
+        return None;
+    }
+    if let Some(error) = check.cause() {
+        if let Some(hint) = of(error, operand) {
+            return Some(hint);
+        }
+    }
+    let failed = check.result() == CheckResult::Fail;
+    let hint = match (check.kind(), operand) {
+        (CheckKind::Seccomp, _) if !failed => {
+            "a command that observes says which call they refuse, and changes nothing then"
+        }
+        (CheckKind::MemoryLimit, Operand::Process(pid)) if !failed => {
+            return Some(format!("`prlimit --pid {pid}` shows and sets its limits"));
+        }
+        _ if !failed => return None,
+        (CheckKind::Hidepid, _) => "use sudo",
+        (CheckKind::Symbols, _) => KEEP_SYMBOLS,
+        (CheckKind::Frametables, _) => "build it with -g",
+        (CheckKind::Probes, Operand::Process(pid)) if check.cause().is_none() => {
+            return Some(repair(*pid, "NAME"));
+        }
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
 /// The hint about events that a process does not write, or that are not known.
 fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<String> {
     let pid = pid?;
@@ -139,9 +171,7 @@ fn of_file(kind: &FileError, file: &probes_lib::Subject) -> Option<String> {
         FileError::Nameless { .. } => {
             "use sudo outside of containers: only root can open such a file, through /proc/PID/map_files"
         }
-        FileError::UnknownLayout { .. } => {
-            "do not strip its symbols (`strip --strip-debug` keeps them)"
-        }
+        FileError::UnknownLayout { .. } => KEEP_SYMBOLS,
         FileError::MalformedNote(_) | FileError::WrongNote { .. } => {
             return Some(format!(
                 "the file is damaged, build it again; `readelf -n {file}` shows its notes"
@@ -395,9 +425,9 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
         ObserveError::TooManyHistograms { .. } => "give globs that match fewer functions",
         ObserveError::Expression(bad) => return of_expression(bad.problem(), operand),
         ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
-        ObserveError::TscDenied { .. } | ObserveError::NoControlBlock { .. } => {
-            "`count` needs no times"
-        }
+        ObserveError::TscDenied { .. }
+        | ObserveError::NoControlBlock { .. }
+        | ObserveError::NoInvariantTsc => "`count` needs no times",
         ObserveError::SeccompUnreadable { why } => {
             let advice = match why {
                 UnreadableFilter::NotPermitted => "use sudo, outside of containers, to read it",

@@ -27,7 +27,10 @@ use messages::{Level, Messages};
 fn main() -> ExitCode {
     probes_lib::keep_one_heap();
     let (messages, outcome) = match command_line::parse(std::env::args_os()) {
-        Ok(command) => (command.messages(), command.run()),
+        Ok(command) => (
+            command.messages(),
+            command.run(command_line::definition_for),
+        ),
         Err(NoCommand::Print(text)) => {
             let printed = destination::print(&text).map(|()| ExitCode::SUCCESS);
             (Messages::default(), printed)

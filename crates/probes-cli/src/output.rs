@@ -4,6 +4,7 @@ mod answer_tables;
 mod bars;
 mod counted;
 mod counted_stacks;
+mod diagnosis;
 mod format;
 mod function_sources;
 mod functions;
@@ -39,6 +40,7 @@ use probes_lib::CleanReport;
 
 pub(crate) use counted::CountReport;
 pub(crate) use counted_stacks::CountedStacks;
+pub(crate) use diagnosis::{Ability, CommandAnswer, DiagnosisReport};
 pub(crate) use format::Format;
 use format::{VERSION, json, write_json};
 pub(crate) use function_sources::FunctionSources;
@@ -245,20 +247,36 @@ pub(crate) fn serving(
     }
 }
 
-/// The version of the tool.
+/// The version of the tool, and what it was built from.
 pub(crate) fn release(format: Format) -> Result<String, Failure> {
     #[derive(serde::Serialize)]
     #[serde(tag = "type", rename = "version")]
     struct View {
         version: u32,
         release: &'static str,
+        commit: Option<&'static str>,
+        target: &'static str,
+        features: Vec<&'static str>,
     }
-    let release = env!("CARGO_PKG_VERSION");
-    match format {
-        Format::Plain | Format::Table => Ok(format!("ocaml-probes {release}\n")),
-        Format::Json => json(&View {
-            version: VERSION,
-            release,
-        }),
+    let features = [("fault-injection", cfg!(feature = "fault-injection"))];
+    let features = features.into_iter().filter(|(_, is_on)| *is_on);
+    let view = View {
+        version: VERSION,
+        release: env!("CARGO_PKG_VERSION"),
+        // See build.rs.
+        commit: option_env!("OCAML_PROBES_BUILD_COMMIT"),
+        target: env!("OCAML_PROBES_BUILD_TARGET"),
+        features: features.map(|(name, _)| name).collect(),
+    };
+    if format == Format::Json {
+        return json(&view);
     }
+    let or_none = |text: &str| if text.is_empty() { "none" } else { text }.to_owned();
+    Ok(format!(
+        "ocaml-probes {}\ncommit {}\ntarget {}\nfeatures {}\n",
+        view.release,
+        view.commit.unwrap_or("unknown"),
+        view.target,
+        or_none(&view.features.join(" ")),
+    ))
 }

@@ -82,6 +82,95 @@ pub(crate) fn spell_out(
     Ok(spelled)
 }
 
+/// What the last word of a command line that is not complete can be.
+pub(crate) enum Place<'c> {
+    /// A subcommand of this command.
+    Subcommand(&'c Command),
+    /// A flag of this command.
+    Flag(&'c Command),
+    /// The value of this flag, from this byte of the word on.
+    Value(&'c Arg, usize),
+    /// What a command takes that is no flag.
+    Operand(&'c Arg),
+    /// A word after `--`.
+    Program,
+    /// Nothing.
+    Nothing,
+}
+
+/// A flag with the value that it was given.
+pub(crate) type Given<'c> = (&'c Arg, OsString);
+
+/// Reads the words of a command line up to one that is not complete yet, the last: what that can be, and the values of the flags
+/// before it. The first word is the program; words that make no sense are passed over.
+pub(crate) fn place<'c>(root: &'c Command, words: &[OsString]) -> (Place<'c>, Vec<Given<'c>>) {
+    let mut given = Vec::new();
+    let Some((last, before)) = words.split_last() else {
+        return (Place::Nothing, given);
+    };
+    let mut command = root;
+    let mut before = before.iter().skip(1).peekable();
+    let mut waiting = None;
+    while let Some(word) = before.next() {
+        if word == "--" {
+            return (Place::Program, given);
+        }
+        let Some(flag) = Flag::of(word) else {
+            if operand(command).is_none() {
+                command = find_subcommand(command, None, word).unwrap_or(command);
+            }
+            continue;
+        };
+        let [arg] = flag.find(command)[..] else {
+            continue;
+        };
+        if !arg.get_action().takes_values() {
+            continue;
+        }
+        let value = match (flag.value, before.peek()) {
+            (Some(value), _) => value.to_vec(),
+            (None, Some(next)) if needs_no_value(arg) && is_flag(next, command) => continue,
+            (None, Some(_)) => before
+                .next()
+                .map_or(Vec::new(), |next| next.as_bytes().to_vec()),
+            (None, None) => {
+                waiting = Some(arg);
+                continue;
+            }
+        };
+        given.push((arg, OsString::from_vec(value)));
+    }
+    let begins_flag = last.as_bytes().starts_with(b"-");
+    let place = match (waiting, Flag::of(last)) {
+        (Some(arg), _) if !(begins_flag && needs_no_value(arg)) => Place::Value(arg, 0),
+        (_, Some(flag)) => match (flag.value, &flag.find(command)[..]) {
+            (Some(value), [arg]) if arg.get_action().takes_values() => {
+                Place::Value(arg, last.len() - value.len())
+            }
+            (Some(_), _) => Place::Nothing,
+            (None, _) => Place::Flag(command),
+        },
+        // One or two dashes alone.
+        _ if begins_flag => Place::Flag(command),
+        _ => match operand(command) {
+            Some(operand) => Place::Operand(operand),
+            None if command.has_subcommands() => Place::Subcommand(command),
+            None => Place::Nothing,
+        },
+    };
+    (place, given)
+}
+
+/// The flags that complete a word, in the spelling that it begins with.
+pub(crate) fn completions_of_flag<'c>(command: &'c Command, word: &str) -> Vec<(String, &'c Arg)> {
+    let dashes = if word.starts_with("--") { "--" } else { "-" };
+    let shown = flags(command).filter(|arg| !arg.is_hide_set());
+    shown
+        .map(|arg| (format!("{dashes}{}", long(arg)), arg))
+        .filter(|(spelled, _)| spelled.starts_with(word))
+        .collect()
+}
+
 /// Whether `argv` asks for JSON, as far as that can be seen in arguments that may make no sense.
 pub(crate) fn asks_for_json(root: &Command, argv: &[OsString]) -> bool {
     let mut words = argv.iter().skip(1);
@@ -326,7 +415,7 @@ fn is_help(flag: &Arg) -> bool {
     long(flag) == "help"
 }
 
-fn long(flag: &Arg) -> &str {
+pub(crate) fn long(flag: &Arg) -> &str {
     flag.get_long().unwrap_or_default()
 }
 
@@ -343,7 +432,7 @@ fn must_be_spelled_whole(flag: &Arg) -> bool {
     long(flag).starts_with("enable") || long(flag).starts_with("disable")
 }
 
-fn value_name(flag: &Arg) -> &str {
+pub(crate) fn value_name(flag: &Arg) -> &str {
     match flag.get_value_names() {
         Some([name, ..]) => name,
         _ => "VALUE",

@@ -23,6 +23,8 @@ mod bad_processes; // exited processes, processes of other users, traced process
 mod book; // the commands of the tutorial and of the pages by task, typed along
 #[path = "cli/closures.rs"]
 mod closures; // closures that other processes of a program refuse
+#[path = "cli/completion.rs"]
+mod completion; // completion in bash, zsh and fish
 #[path = "cli/compound.rs"]
 mod compound; // values that are made of others
 #[path = "cli/confined.rs"]
@@ -43,6 +45,8 @@ mod count_several; // hits of several processes in one answer
 mod count_where; // hits for which an expression is true
 #[path = "cli/discarded.rs"]
 mod discarded; // figures that are too low, because patched pages were discarded
+#[path = "cli/doctor.rs"]
+mod doctor; // what the machine and processes allow
 #[path = "cli/documents.rs"]
 mod documents; // the documents agree with the tests, and JSON output with its page
 #[path = "cli/follow.rs"]
@@ -81,6 +85,8 @@ mod list; // probes of files, in all formats
 mod list_usdt; // USDT probes of all providers
 #[path = "cli/loaded_later.rs"]
 mod loaded_later; // functions of libraries that are loaded while it observes
+#[path = "cli/manual.rs"]
+mod manual; // manual pages
 #[path = "cli/memory.rs"]
 mod memory; // little memory
 #[path = "cli/objects.rs"]

@@ -43,6 +43,7 @@
 //! | read the events that the runtime of OCaml 5 writes itself | [`RuntimeEvents`] |
 //! | start a program with its probes set | [`Launch`] |
 //! | set the probes of everything that processes fork, execute and load | [`Follow`]; [`Launch::split`] from the start of a program |
+//! | know beforehand what a machine and a process allow | [`Diagnosis`] |
 //! | know why something failed, and what the process is left with | [`Error::kind`], [`Error::effect`] |
 //!
 //! # The phases of an update
@@ -62,6 +63,7 @@
 
 mod address;
 mod build_id;
+mod diagnosis;
 mod elf;
 mod error;
 mod expression;
@@ -114,6 +116,9 @@ pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
 pub use survey::{Survey, SurveyedProcess, survey};
 pub use usdt::{PlacedUsdtSite, UsdtObject, UsdtProbe, UsdtProbes};
+
+// Diagnoses: what this machine and a process allow.
+pub use diagnosis::{Check, CheckKind, CheckResult, Diagnosis};
 
 // This process: for commands.
 pub use sys::heap::keep_one_heap;

@@ -119,7 +119,7 @@ impl RuntimeEvents {
         let Some(mapping) = maps.iter().find(|it| is_ring(it, &name)) else {
             return Err(of(why_none(&process, &maps)));
         };
-        let version = elf_files(&process, &maps).find_map(|elf| version(&elf));
+        let version = version_of_process(&process, &maps);
         let version = version.ok_or_else(|| of(RuntimeEventsError::NoVersion))?;
         let source = Source::of_mapping(&process, mapping)?;
         let mapping = mapping.clone();
@@ -363,6 +363,12 @@ fn elf_files(process: &Process, maps: &[Mapping]) -> impl Iterator<Item = ElfFil
     });
     let others = code.filter_map(|mapping| elf_of(process, maps, mapping));
     executable.into_iter().chain(others)
+}
+
+/// Returns the version of OCaml that the program of a process was compiled by, as `Sys.ocaml_version`; `None` if nothing in its
+/// files says so.
+pub(crate) fn version_of_process(process: &Process, maps: &[Mapping]) -> Option<String> {
+    elf_files(process, maps).find_map(|elf| version(&elf))
 }
 
 /// Returns the version of OCaml that a file was compiled by.

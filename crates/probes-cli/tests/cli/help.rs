@@ -7,7 +7,7 @@ fn help_equals_the_golden_files() {
     golden("help.txt", &run("help").answer());
     for subcommand in [
         "trace", "attach", "info", "list", "hist", "gc", "latency", "observe", "top", "watch",
-        "stack", "profile", "record", "serve", "version",
+        "stack", "profile", "record", "serve", "doctor", "completion", "man", "version",
     ] {
         let text = run(&format!("help {subcommand}")).answer();
         golden(&format!("help-{subcommand}.txt"), &text);
@@ -42,17 +42,49 @@ fn help_can_be_requested_in_every_spelling() {
 
 #[test]
 fn version_can_be_requested_in_every_spelling() {
-    let version = concat!("ocaml-probes ", env!("CARGO_PKG_VERSION"), "\n");
-    for way in ["version", "-version", "--version", "vers"] {
+    let version = run("version").answer();
+    for way in ["-version", "--version", "vers"] {
         assert_eq!(run(way).answer(), version, "{way}");
     }
+}
+
+#[test]
+fn version_says_what_was_built() {
+    let version = run("version -json").json();
+    assert_eq!(version["release"], env!("CARGO_PKG_VERSION"));
+    let target = version["target"].as_str().unwrap();
+    assert!(
+        target.starts_with("x86_64-") && target.contains("linux"),
+        "{target}"
+    );
+    let has_faults = version["features"]
+        .as_array()
+        .unwrap()
+        .contains(&"fault-injection".into());
+    assert_eq!(has_faults, cfg!(feature = "fault-injection"));
+    let text = run("version").answer();
+    let commit = version["commit"].as_str().unwrap_or("unknown");
+    let first = concat!("ocaml-probes ", env!("CARGO_PKG_VERSION"));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines[..3],
+        [
+            first,
+            &format!("commit {commit}"),
+            &format!("target {target}")
+        ]
+    );
+    assert!(
+        lines[3].starts_with("features ") && lines.len() == 4,
+        "{text}"
+    );
 }
 
 #[test]
 fn every_flag_is_described_in_the_help() {
     for subcommand in [
         "trace", "attach", "info", "list", "count", "hist", "gc", "latency", "observe", "top",
-        "watch", "stack", "profile", "record", "serve", "ps",
+        "watch", "stack", "profile", "record", "serve", "ps", "doctor", "completion", "man",
     ] {
         let text = run(&format!("help {subcommand}")).answer();
         for line in text

@@ -150,7 +150,8 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "count -pid 7 -gc minor,nursery",
         "trace -prog x -watch a -fields time -json",
         "trace -prog x -force",
-        "completion bash",
+        "completion tcsh",
+        "man nope",
         // Flags that must be spelled in full.
         "attach -pid 7 -enabl a",
         "attach -pid 7 -enable-a",

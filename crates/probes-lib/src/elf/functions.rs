@@ -116,8 +116,25 @@ pub struct FirstCall<'t> {
     pub line: u32,
 }
 
+/// Returns how many calls the frametables of a file describe, with their source lines.
+pub(crate) fn frametable_calls(elf: &ElfFile) -> usize {
+    frametables(elf).calls.len()
+}
+
 /// What the names are in, by [`NameSource`].
 type Strings = [Vec<u8>; 3];
+
+/// How many functions have their preferred name where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NameCounts {
+    /// In `.symtab`.
+    pub(crate) symbols: usize,
+    /// In `.dynsym`.
+    pub(crate) dynamic: usize,
+    /// In the frametables of OCaml.
+    pub(crate) frametables: usize,
+    pub(crate) unnamed: usize,
+}
 
 struct Entry {
     address: FileAddr,
@@ -179,6 +196,22 @@ impl FunctionTable {
             table.add_calls(frametables(elf));
         }
         Ok(table)
+    }
+
+    /// Returns where the names of the functions are.
+    pub(crate) fn name_counts(&self) -> NameCounts {
+        let mut counts = NameCounts::default();
+        for entry in &self.functions {
+            let names = self.names.get(entry.first_name..entry.last_name);
+            let first = names.and_then(<[NamePlace]>::first);
+            *match first.map(|name| name.source) {
+                Some(NameSource::Symbol) => &mut counts.symbols,
+                Some(NameSource::DynamicSymbol) => &mut counts.dynamic,
+                Some(NameSource::Frametable) => &mut counts.frametables,
+                None => &mut counts.unnamed,
+            } += 1;
+        }
+        counts
     }
 
     fn without_calls(elf: &ElfFile) -> Result<FunctionTable> {

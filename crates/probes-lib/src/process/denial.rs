@@ -101,61 +101,112 @@ fn by_tracer(tid: i32) -> Denial {
 }
 
 fn of_process(process: &Process, errno: Errno) -> Denial {
-    let theirs = process.status().unwrap_or_default();
-    let ours = own_status();
-    if theirs.tracer != 0 {
-        return by_tracer(theirs.tracer);
-    }
-    if ptrace::is_filtered() {
-        return Denial::Seccomp;
-    }
-    let privileged = ours.effective & CAP_SYS_PTRACE != 0;
-    let initial = is_initial_user_namespace();
-    // Ids and capabilities in another user namespace have another meaning.
-    if !(privileged && initial) && is_in_other_user_namespace(process) {
-        return Denial::UserNamespace;
-    }
-    if !privileged {
-        if let Some(denial) = of_credentials(process, &theirs, &ours) {
-            return add_incapable(denial, &ours);
-        }
-    }
-    match yama_scope() {
-        Some(scope) if scope == 3 || (scope > 0 && !privileged) => {
-            add_incapable(Denial::Yama { scope }, &ours)
-        }
+    let checks = AccessChecks::of(process);
+    let denial = checks
+        .tracer()
+        .or_else(|| checks.filter())
+        .or_else(|| checks.user_namespace())
+        .or_else(|| checks.user())
+        .or_else(|| checks.capabilities())
+        .or_else(|| checks.dumpable())
+        .or_else(|| checks.yama());
+    denial.unwrap_or(match errno {
         // Opening a file in /proc fails with EACCES whatever the reason is. Outside the initial
         // user namespace, the likely reason is the namespace.
-        _ if errno == Errno::EACCES && !initial => Denial::UserNamespace,
-        _ if errno == Errno::EACCES && privileged => Denial::Policy,
+        Errno::EACCES if !checks.is_initial => Denial::UserNamespace,
+        Errno::EACCES if checks.is_privileged => Denial::Policy,
         _ => Denial::Unexplained,
+    })
+}
+
+/// What the kernel checks before it lets us read or trace a process, each by itself. What one check says holds
+/// only if those before it find nothing.
+pub(crate) struct AccessChecks<'p> {
+    process: &'p Process,
+    theirs: Status,
+    ours: Status,
+    /// Whether we have `CAP_SYS_PTRACE`.
+    is_privileged: bool,
+    /// Whether we are in the initial user namespace.
+    is_initial: bool,
+}
+
+impl AccessChecks<'_> {
+    pub(crate) fn of(process: &Process) -> AccessChecks<'_> {
+        let ours = own_status();
+        AccessChecks {
+            process,
+            theirs: process.status().unwrap_or_default(),
+            is_privileged: is_ptracer(&ours),
+            is_initial: is_initial_user_namespace(),
+            ours,
+        }
+    }
+
+    /// Another tool that traces it.
+    pub(crate) fn tracer(&self) -> Option<Denial> {
+        (self.theirs.tracer != 0).then(|| by_tracer(self.theirs.tracer))
+    }
+
+    /// A seccomp filter of ours.
+    pub(crate) fn filter(&self) -> Option<Denial> {
+        ptrace::is_filtered().then_some(Denial::Seccomp)
+    }
+
+    /// Ids and capabilities in another user namespace have another meaning.
+    pub(crate) fn user_namespace(&self) -> Option<Denial> {
+        let is_everywhere = self.is_privileged && self.is_initial;
+        let is_denied = !is_everywhere && is_in_other_user_namespace(self.process);
+        is_denied.then_some(Denial::UserNamespace)
+    }
+
+    pub(crate) fn user(&self) -> Option<Denial> {
+        let uid = self.theirs.uid;
+        let is_denied = !self.is_privileged && uid != geteuid().as_raw();
+        let name = || user_name(uid);
+        is_denied.then(|| add_incapable(Denial::OtherUser { uid, name: name() }, &self.ours))
+    }
+
+    /// "The caller's permitted capability set is a superset of the target's."
+    pub(crate) fn capabilities(&self) -> Option<Denial> {
+        let has_more = self.theirs.permitted & !self.ours.permitted != 0;
+        let is_denied = !self.is_privileged && has_more;
+        is_denied.then(|| add_incapable(Denial::MorePrivileged, &self.ours))
+    }
+
+    /// The files in /proc of a process that is not dumpable belong to root.
+    pub(crate) fn dumpable(&self) -> Option<Denial> {
+        let is_denied = !self.is_privileged && !self.is_dumpable();
+        is_denied.then(|| add_incapable(Denial::NotDumpable, &self.ours))
+    }
+
+    pub(crate) fn is_dumpable(&self) -> bool {
+        let owner = self.process.owner();
+        !owner.is_ok_and(|owner| owner != self.theirs.uid)
+    }
+
+    pub(crate) fn yama(&self) -> Option<Denial> {
+        let scope = yama_scope()?;
+        let is_denied = scope == 3 || (scope > 0 && !self.is_privileged);
+        is_denied.then(|| add_incapable(Denial::Yama { scope }, &self.ours))
     }
 }
 
-/// Returns the denial that follows from the credentials of both processes.
-fn of_credentials(process: &Process, theirs: &Status, ours: &Status) -> Option<Denial> {
-    if theirs.uid != geteuid().as_raw() {
-        return Some(Denial::OtherUser {
-            uid: theirs.uid,
-            name: user_name(theirs.uid),
-        });
-    }
-    // "The caller's permitted capability set is a superset of the target's."
-    if theirs.permitted & !ours.permitted != 0 {
-        return Some(Denial::MorePrivileged);
-    }
-    // The files in /proc of a process that is not dumpable belong to root.
-    let owner = process.owner();
-    owner
-        .is_ok_and(|owner| owner != theirs.uid)
-        .then_some(Denial::NotDumpable)
+/// Returns whether a process has `CAP_SYS_PTRACE`.
+pub(crate) fn is_ptracer(status: &Status) -> bool {
+    status.effective & CAP_SYS_PTRACE != 0
+}
+
+/// Returns whether a process may have `CAP_SYS_PTRACE` at all: not in many containers.
+pub(crate) fn may_be_ptracer(status: &Status) -> bool {
+    status.bounding & CAP_SYS_PTRACE != 0
 }
 
 /// Wraps a denial in [`Denial::Incapable`] if CAP_SYS_PTRACE would overcome it, but is not in the
 /// bounding set, so that no process of this container can have it.
 fn add_incapable(denial: Denial, ours: &Status) -> Denial {
     let is_overcome = !matches!(denial, Denial::Yama { scope: 3 });
-    if ours.bounding & CAP_SYS_PTRACE == 0 && is_overcome {
+    if !may_be_ptracer(ours) && is_overcome {
         Denial::Incapable(Box::new(denial))
     } else {
         denial
@@ -190,17 +241,17 @@ fn is_in_other_user_namespace(process: &Process) -> bool {
 
 /// Returns whether we are in the initial user namespace, in which every id is mapped to itself, so that
 /// our capabilities count for every process.
-fn is_initial_user_namespace() -> bool {
+pub(crate) fn is_initial_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
-fn yama_scope() -> Option<u8> {
+pub(crate) fn yama_scope() -> Option<u8> {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?;
     scope.trim().parse().ok()
 }
 
-fn user_name(uid: u32) -> String {
+pub(crate) fn user_name(uid: u32) -> String {
     match User::from_uid(Uid::from_raw(uid)) {
         Ok(Some(user)) => user.name,
         _ => "unknown".to_owned(),

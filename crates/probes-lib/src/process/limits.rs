@@ -49,6 +49,25 @@ pub(crate) fn limit_of(process: &Process, name: &str) -> Option<u64> {
     soft_limit(&limits, name.as_bytes())
 }
 
+/// Returns the limit of the memory of a process that leaves it the least; `None` if there is none, or the limits cannot be read.
+pub(crate) fn tightest(process: &Process) -> Option<MemoryLimit> {
+    let limits = process.read_of_living_thread("limits").ok()?;
+    let status = process.status().ok()?;
+    let all = [
+        ("RLIMIT_AS", &b"Max address space"[..], status.address_space),
+        ("RLIMIT_DATA", b"Max data size", status.data),
+    ];
+    let found = all.into_iter().filter_map(|(resource, name, used)| {
+        let limit = soft_limit(&limits, name)?;
+        Some(MemoryLimit {
+            resource,
+            limit,
+            used,
+        })
+    });
+    found.min_by_key(|it| it.limit.saturating_sub(it.used))
+}
+
 /// Returns whether less than `needed` would be left of a limit once `needed` is mapped.
 fn leaves_little(limit: u64, used: u64, needed: u64) -> bool {
     limit.saturating_sub(used) / 2 < needed

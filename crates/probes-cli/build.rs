@@ -1,0 +1,69 @@
+//! What `ocaml-probes version` says of the build: its target and its commit.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=OCAML_PROBES_COMMIT");
+    let target = env::var("TARGET").unwrap_or_else(|_| "unknown".to_owned());
+    println!("cargo:rustc-env=OCAML_PROBES_BUILD_TARGET={target}");
+    if let Some(commit) = commit() {
+        println!("cargo:rustc-env=OCAML_PROBES_BUILD_COMMIT={commit}");
+    }
+}
+
+/// The commit that is built, as far as something says so: whoever packs it, cargo in a package of the crate, or git. Other builds
+/// than releases have none: they would have to be built again after each commit.
+fn commit() -> Option<String> {
+    let given = env::var("OCAML_PROBES_COMMIT").ok();
+    let commit = given.or_else(of_package).or_else(of_repository)?;
+    let is_plain = |it: char| it.is_ascii_alphanumeric() || "-+.".contains(it);
+    (!commit.is_empty() && commit.chars().all(is_plain)).then_some(commit)
+}
+
+/// The commit in the file that `cargo package` adds.
+fn of_package() -> Option<String> {
+    let text = fs::read_to_string(".cargo_vcs_info.json").ok()?;
+    let hash = text
+        .split("\"sha1\":")
+        .nth(1)?
+        .split('"')
+        .nth(1)?
+        .to_owned();
+    let is_dirty = text.contains("\"dirty\": true");
+    Some(if is_dirty { hash + "-dirty" } else { hash })
+}
+
+/// The commit of the repository, if this file is one of its files; not that of another repository, in which a tarball was unpacked.
+fn of_repository() -> Option<String> {
+    if env::var("PROFILE").as_deref() != Ok("release") {
+        return None;
+    }
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim().to_owned())
+    };
+    git(&["ls-files", "--error-unmatch", "build.rs"])?;
+    // What the commit and the changes depend on.
+    let folder = git(&["rev-parse", "--absolute-git-dir"])?;
+    for file in ["HEAD", "logs/HEAD", "index"] {
+        let path = Path::new(&folder).join(file);
+        if path.exists() {
+            println!("cargo:rerun-if-changed={}", path.display());
+        }
+    }
+    for sources in ["src", "../probes-lib/src"] {
+        println!("cargo:rerun-if-changed={sources}");
+    }
+    let hash = git(&["rev-parse", "HEAD"])?;
+    let changes = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changes.is_empty() {
+        hash
+    } else {
+        hash + "-dirty"
+    })
+}

@@ -1,0 +1,208 @@
+//! What can complete the last word of a command line.
+//!
+//! A line for each: the whole word, and after a tab what it means. The word for a file is empty, and after the tab is `files`: the
+//! shell completes it.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use clap::{Arg, Command};
+
+use super::names::{self, MOST, Names};
+use crate::spelling::{Given, Place, completions_of_flag, long, place, value_name};
+use crate::text::is_unprintable;
+
+/// What the shell is to complete with files.
+const FILES: &str = "\tfiles\n";
+
+/// Completions: words, and what they mean.
+type Completions = BTreeMap<String, String>;
+
+/// The completions of the last word.
+pub(super) fn answer(root: &Command, words: &[OsString]) -> String {
+    let Some(word) = words.last().and_then(|word| word.to_str()) else {
+        return String::new();
+    };
+    let (place, given) = place(root, words);
+    let completions = match place {
+        Place::Subcommand(command) => subcommands(command, word),
+        Place::Flag(command) => completions_of_flag(command, word)
+            .into_iter()
+            .map(|(spelled, arg)| (spelled, help_of(arg)))
+            .collect(),
+        Place::Value(arg, start) => {
+            let (before, typed) = word.split_at_checked(start).unwrap_or(("", word));
+            match values(arg, typed, &given) {
+                Some(values) => with_prefix(before, values),
+                None => return FILES.to_owned(),
+            }
+        }
+        Place::Operand(arg) => match values(arg, word, &given) {
+            Some(values) => values,
+            None => return FILES.to_owned(),
+        },
+        Place::Program => return FILES.to_owned(),
+        Place::Nothing => Completions::new(),
+    };
+    let mut text = String::new();
+    for (word, meaning) in completions {
+        // A shell would show it, or take it for two words.
+        if !word.is_empty() && !word.chars().any(is_unprintable) {
+            let meaning = meaning.replace(is_unprintable, "?");
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{word}\t{meaning}");
+        }
+    }
+    text
+}
+
+fn subcommands(command: &Command, word: &str) -> Completions {
+    let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+    shown
+        .filter(|it| it.get_name().starts_with(word))
+        .map(|it| (it.get_name().to_owned(), first_line(it.get_about())))
+        .collect()
+}
+
+fn help_of(arg: &Arg) -> String {
+    first_line(arg.get_help())
+}
+
+fn first_line(text: Option<&clap::builder::StyledStr>) -> String {
+    let text = text.map(ToString::to_string).unwrap_or_default();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// What a value can be; `None` if it is a file.
+fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
+    let of_few = |few: &[&str]| {
+        let fitting = few.iter().filter(|it| it.starts_with(typed));
+        fitting
+            .map(|it| ((*it).to_owned(), String::new()))
+            .collect()
+    };
+    let of_list = |names: &dyn Fn(&str) -> Completions| {
+        let (before, last) = split_list(typed);
+        with_prefix(before, names(last))
+    };
+    let values = match (long(arg), value_name(arg)) {
+        (_, "FILE" | "ARGS" | "FOLDER") => return None,
+        ("pid", _) => names::pids(typed),
+        (_, "FORMAT") => of_few(&["plain", "table", "json"]),
+        (_, "FORM") => of_few(&["short", "full"]),
+        (_, "SHELL") => of_few(&["bash", "zsh", "fish"]),
+        (_, "pid") => of_few(&["pid"]),
+        (_, "WORK") => of_list(&|typed| {
+            let work = ["minor", "slice", "major", "compact", "stw"];
+            let fitting = work.into_iter().filter(|it| it.starts_with(typed));
+            fitting.map(|it| (it.to_owned(), String::new())).collect()
+        }),
+        (_, "NAMES" | "START,STOP") => of_list(&|typed| of_target(given, Names::Probes, typed)),
+        ("fn", _) => of_list(&|typed| of_target(given, Names::Functions, typed)),
+        ("usdt", _) => of_list(&|typed| of_target(given, Names::Usdt, typed)),
+        _ => {
+            let possible = arg.get_possible_values();
+            let possible: Vec<&str> = possible.iter().map(|it| it.get_name()).collect();
+            of_few(&possible)
+        }
+    };
+    Some(values)
+}
+
+/// The last part of a comma list, and what comes before it. A comma that a space follows belongs to a name.
+fn split_list(typed: &str) -> (&str, &str) {
+    let commas = typed.match_indices(',').map(|(at, _)| at + 1);
+    let last = commas
+        .filter(|&at| !typed[at..].starts_with(' '))
+        .next_back();
+    typed.split_at(last.unwrap_or(0))
+}
+
+/// The names of the process or file on the line that begin with `typed`.
+fn of_target(given: &[Given<'_>], names: Names, typed: &str) -> Completions {
+    let of = |flag: &str| {
+        let mut of_flag = given.iter().filter(|(arg, _)| long(arg) == flag);
+        of_flag.next_back().map(|(_, value)| value.clone())
+    };
+    let pid = of("pid").and_then(|pid| pid.to_str()?.parse().ok());
+    let file = of("prog").as_deref().and_then(program);
+    let found = match (pid, file) {
+        (Some(pid), _) => names::of_process(pid, names, typed),
+        (None, Some(file)) => names::of_file(file, names, typed),
+        (None, None) => Completions::new(),
+    };
+    shortened(found, typed.len())
+}
+
+/// A program without a slash is looked up as execvp(3) does.
+fn program(typed: &OsStr) -> Option<PathBuf> {
+    if typed.as_encoded_bytes().contains(&b'/') || PathBuf::from(typed).is_file() {
+        return Some(PathBuf::from(typed));
+    }
+    let path = std::env::var_os("PATH")?;
+    let mut files = std::env::split_paths(&path).map(|folder| folder.join(typed));
+    files.find(|file| file.is_file())
+}
+
+/// If there are many names, each only up to the next dot: `Stdlib.`, instead of all that is in it.
+fn shortened(found: Completions, typed: usize) -> Completions {
+    if found.len() <= MOST {
+        return found;
+    }
+    let part = |name: &str| match name.get(typed..).and_then(|rest| rest.find('.')) {
+        Some(dot) => name[..=typed + dot].to_owned(),
+        None => name.to_owned(),
+    };
+    let parts = found.into_iter().map(|(name, meaning)| match part(&name) {
+        part if part == name => (name, meaning),
+        part => (part, String::new()),
+    });
+    let parts: Completions = parts.collect();
+    // Still too many to read.
+    parts.into_iter().take(MOST).collect()
+}
+
+fn with_prefix(before: &str, values: Completions) -> Completions {
+    let whole = |(value, meaning)| (format!("{before}{value}"), meaning);
+    values.into_iter().map(whole).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_names_end_at_the_next_dot() {
+        let names = (0..MOST).map(|at| format!("Stdlib.List.f{at}"));
+        let names = names.chain(["Stdlib.exit".to_owned(), "Http.get".to_owned()]);
+        let found: Completions = names.map(|name| (name, String::new())).collect();
+        let keys = |found: Completions| found.into_keys().collect::<Vec<_>>();
+        assert_eq!(keys(shortened(found.clone(), 0)), ["Http.", "Stdlib."]);
+        let in_stdlib: Completions = found
+            .clone()
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("Stdlib."))
+            .collect();
+        assert_eq!(
+            keys(shortened(in_stdlib, 7)),
+            ["Stdlib.List.", "Stdlib.exit"]
+        );
+        let few: Completions = found.into_iter().take(3).collect();
+        assert_eq!(shortened(few.clone(), 0), few);
+    }
+
+    #[test]
+    fn lists_are_completed_after_their_last_comma() {
+        for (typed, expected) in [
+            ("", ("", "")),
+            ("a", ("", "a")),
+            ("a,b", ("a,", "b")),
+            ("a,b,", ("a,b,", "")),
+            ("f(int, in", ("", "f(int, in")),
+        ] {
+            assert_eq!(split_list(typed), expected, "{typed}");
+        }
+    }
+}

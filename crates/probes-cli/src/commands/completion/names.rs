@@ -1,0 +1,158 @@
+//! The names that complete a word: pids with their programs, and the probes and functions of a process or file. A user waits for
+//! them: there are no more than can be found in a short time.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, SyncSender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::unistd::geteuid;
+use probes_lib::{FunctionTable, Glob, ProbeTable, Target, UsdtProbes};
+
+/// How many names are shown.
+pub(super) const MOST: usize = 200;
+
+/// How many are looked at, of those that fit.
+const MOST_FOUND: usize = 100_000;
+
+/// How long names are looked for; without optimization, everything takes longer.
+const PATIENCE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 10_000 } else { 40 });
+
+/// Which names.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Names {
+    Probes,
+    Functions,
+    /// Of all providers, as `PROVIDER:NAME`.
+    Usdt,
+}
+
+type Found = BTreeMap<String, String>;
+
+/// The processes of this user, or of all users if this is root, whose pid begins with `typed`; kernel threads have no command.
+pub(super) fn pids(typed: &str) -> Found {
+    let until = Instant::now() + PATIENCE;
+    let own = geteuid();
+    let mut found = Found::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Ok(pid) = entry.file_name().into_string() else {
+            continue;
+        };
+        let is_pid = pid.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_pid || !pid.starts_with(typed) || pid == std::process::id().to_string() {
+            continue;
+        }
+        let is_own = || entry.metadata().is_ok_and(|it| it.uid() == own.as_raw());
+        if !own.is_root() && !is_own() {
+            continue;
+        }
+        if let Some(program) = program_of(&entry.path()) {
+            found.insert(pid, program);
+        }
+        if found.len() >= MOST || Instant::now() > until {
+            break;
+        }
+    }
+    found
+}
+
+/// The first word of the command of a process, without its folder.
+fn program_of(folder: &Path) -> Option<String> {
+    let command = fs::read(folder.join("cmdline")).ok()?;
+    let first = command.split(|&byte| byte == 0).next()?;
+    let name = first.rsplit(|&byte| byte == b'/').next()?;
+    (!name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())
+}
+
+/// The names of a process that begin with `typed`.
+pub(super) fn of_process(pid: i32, names: Names, typed: &str) -> Found {
+    let start = typed.to_owned();
+    in_time(move |found| {
+        let program = PathBuf::from(format!("/proc/{pid}/exe"));
+        match names {
+            Names::Probes => {
+                for object in Target::open(pid).ok()?.objects() {
+                    probes(object.table(), &start, found);
+                }
+            }
+            Names::Functions => functions(&program, &start, found)?,
+            Names::Usdt => usdt(&UsdtProbes::of_process(pid).ok()?, &start, found)?,
+        }
+        Some(())
+    })
+}
+
+/// The same of a file.
+pub(super) fn of_file(file: PathBuf, names: Names, typed: &str) -> Found {
+    let start = typed.to_owned();
+    in_time(move |found| {
+        match names {
+            Names::Probes => probes(&ProbeTable::read(&file).ok()?, &start, found),
+            Names::Functions => functions(&file, &start, found)?,
+            Names::Usdt => usdt(&UsdtProbes::of_file(&file).ok()?, &start, found)?,
+        }
+        Some(())
+    })
+}
+
+/// A name, and what it means.
+type Name = (String, String);
+
+/// What `find` finds until it has to be shown. What it still does then ends with this process.
+fn in_time(find: impl FnOnce(&SyncSender<Name>) -> Option<()> + Send + 'static) -> Found {
+    let until = Instant::now() + PATIENCE;
+    let (sender, receiver) = mpsc::sync_channel(1024);
+    let spawned = thread::Builder::new().spawn(move || find(&sender));
+    let mut found = Found::new();
+    if spawned.is_err() {
+        return found;
+    }
+    while let Ok((name, meaning)) =
+        receiver.recv_timeout(until.saturating_duration_since(Instant::now()))
+    {
+        found.insert(name, meaning);
+        if found.len() >= MOST_FOUND {
+            break;
+        }
+    }
+    found
+}
+
+fn probes(table: &ProbeTable, start: &str, found: &SyncSender<Name>) {
+    for probe in table.probes().filter(|it| it.name().starts_with(start)) {
+        let sites = probe.sites().len();
+        let meaning = if sites == 1 {
+            "1 site".to_owned()
+        } else {
+            format!("{sites} sites")
+        };
+        // The reader has gone once the time is over.
+        let _ = found.send((probe.name().to_owned(), meaning));
+    }
+}
+
+/// Those of the program alone: its libraries have many that nobody asks for.
+fn functions(file: &Path, start: &str, found: &SyncSender<Name>) -> Option<()> {
+    let table = FunctionTable::read(file).ok()?;
+    for function in table.functions() {
+        let Some(name) = function.name().filter(|name| name.text.starts_with(start)) else {
+            continue;
+        };
+        found.send((name.text, String::new())).ok()?;
+    }
+    Some(())
+}
+
+fn usdt(probes: &UsdtProbes, start: &str, found: &SyncSender<Name>) -> Option<()> {
+    let all: Glob = "*".parse().ok()?;
+    for probe in probes.select(Some(&all), &[all.clone()]).ok()? {
+        let name = format!("{}:{}", probe.provider(), probe.name());
+        if name.starts_with(start) {
+            found.send((name, String::new())).ok()?;
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,241 @@
+//! `doctor`: what is found, against what the commands then do.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use nix::unistd::geteuid;
+use serde_json::Value;
+use test_support::{
+    Guard, Scratch, Talker, eventually, fixture, fixture_forms, process, program_forms,
+};
+
+use crate::support::{Folder, command, image, object, run, run_command, states};
+
+const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
+
+/// What `doctor -json` says, whatever its exit status.
+struct Diagnosis(Value);
+
+impl Diagnosis {
+    fn of(run: crate::support::Run) -> Diagnosis {
+        assert_eq!(run.stderr, "");
+        let diagnosis = Diagnosis(object(&run.stdout));
+        let mut commands = diagnosis.list("commands").into_values();
+        let fails = commands.any(|it| it["result"] == "fails");
+        assert_eq!(run.code, Some(i32::from(fails)), "{}", diagnosis.0);
+        diagnosis
+    }
+
+    fn of_process(pid: i32) -> Diagnosis {
+        Diagnosis::of(run(&format!("doctor -json -pid {pid}")))
+    }
+
+    fn list(&self, list: &str) -> BTreeMap<String, Value> {
+        let items = self.0[list].as_array().unwrap().iter();
+        let named = |item: &Value| (item["name"].as_str().unwrap().to_owned(), item.clone());
+        items.map(named).collect()
+    }
+
+    #[track_caller]
+    fn check(&self, name: &str) -> Value {
+        self.list("checks")[name].clone()
+    }
+
+    #[track_caller]
+    fn command(&self, name: &str) -> Value {
+        self.list("commands")[name].clone()
+    }
+
+    /// Asserts that a command fails for the reason and with the hint that `doctor` has for it.
+    #[track_caller]
+    fn assert_foretells(&self, check: &str, failure: &str) {
+        let check = self.check(check);
+        assert_eq!(check["result"], "fail", "{check}");
+        let finding = check["finding"].as_str().unwrap();
+        let hint = check["hint"].as_str().unwrap();
+        let line = failure.lines().next().unwrap();
+        let line = line.strip_suffix("; nothing was changed").unwrap_or(line);
+        assert_eq!(line, format!("ocaml-probes: {finding}"));
+        assert_eq!(failure.lines().nth(1).unwrap(), format!("hint: {hint}"));
+    }
+}
+
+// promise: Bad input: `doctor` names each command, and changes no byte of the process (2 ×)
+#[test]
+fn doctor_changes_nothing_and_names_each_command() {
+    let help = run("help").answer();
+    let (_, rest) = help.split_once("Subcommands:\n").unwrap();
+    let lines = rest.lines().take_while(|line| line.starts_with("  "));
+    let mut names: Vec<&str> = lines
+        .map(|line| line.split_whitespace().next().unwrap())
+        .filter(|name| *name != "help")
+        .collect();
+    names.sort_unstable();
+    for file in program_forms("service") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let before = image(pid);
+        let diagnosis = Diagnosis::of_process(pid);
+        assert!(image(pid) == before);
+        let commands: Vec<String> = diagnosis.list("commands").into_keys().collect();
+        assert_eq!(commands, names);
+        for name in [
+            "attach", "info", "list", "count", "watch", "stack", "profile", "top",
+        ] {
+            assert_eq!(
+                diagnosis.command(name)["result"],
+                "works",
+                "{}",
+                diagnosis.0
+            );
+        }
+        let counts = states(pid).lines().count();
+        let probes = diagnosis.check("probes");
+        let finding = probes["finding"].as_str().unwrap();
+        assert!(finding.starts_with(&format!("{counts} of ")), "{finding}");
+        let gc = run(&format!("gc -pid {pid} -for 10ms"));
+        assert_eq!(
+            gc.code == Some(0),
+            diagnosis.command("gc")["result"] == "works"
+        );
+        if gc.code != Some(0) {
+            diagnosis.assert_foretells("runtime_events", &gc.stderr);
+        }
+    }
+}
+
+#[test]
+fn machine_alone_is_checked_without_a_pid() {
+    let diagnosis = Diagnosis::of(run("doctor -json"));
+    assert_eq!(diagnosis.0["pid"], Value::Null);
+    let checks = diagnosis.list("checks");
+    for name in ["proc", "yama", "ptrace", "force_override", "invariant_tsc"] {
+        assert!(checks.contains_key(name), "{name}");
+    }
+    assert!(!checks.contains_key("probes"));
+    let plain = run("doctor -format plain").stdout;
+    let table = run("doctor -format table").stdout;
+    for name in checks.keys() {
+        assert!(plain.contains(&format!("check {name} ")), "{plain}");
+        assert!(table.contains(&format!(" {name} ")), "{table}");
+    }
+    assert!(plain.contains("\ncommand trace "), "{plain}");
+}
+
+#[test]
+fn doctor_traces_and_writes_nothing() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let scratch = Scratch::new();
+    let log = scratch.file("log");
+    let mut strace = Command::new("strace");
+    strace.args([
+        "-f",
+        "-y",
+        "-e",
+        "trace=ptrace,process_vm_writev,pwrite64,kill,tkill,tgkill",
+        "-o",
+    ]);
+    strace
+        .arg(&log)
+        .arg(TOOL)
+        .args(["doctor", "-pid", &target.pid().to_string()]);
+    run_command(&mut strace);
+    let log = std::fs::read_to_string(log).unwrap();
+    for call in log
+        .lines()
+        .filter_map(|line| Some(line.split_once(' ')?.1.trim_start()))
+    {
+        // To know whether ptrace is permitted, it is tried on a pid that is never used; and a byte of the tool itself is written.
+        let is_harmless = match call.split('(').next().unwrap() {
+            "ptrace" => call.starts_with("ptrace(PTRACE_SEIZE, 2147483647"),
+            "pwrite64" => !call.contains("/mem>") || call.contains(", \"Z\", 1, "),
+            "process_vm_writev" | "kill" | "tkill" | "tgkill" => false,
+            _ => true,
+        };
+        assert!(is_harmless, "{call}");
+    }
+    assert!(log.contains("2147483647"), "{log}");
+}
+
+#[test]
+fn other_tracer_leaves_what_needs_no_stop() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let mut strace = Command::new("strace");
+        let strace = strace.args(["-qq", "-o", "/dev/null", "-p", &pid.to_string()]);
+        let mut tracer = Guard::spawn(strace.stderr(Stdio::null()));
+        eventually("strace has attached", || {
+            (process::status(pid, "TracerPid") != "0").then_some(())
+        });
+        let diagnosis = Diagnosis::of_process(pid);
+        let failure = run(&format!("count -pid {pid} -for 10ms")).failure();
+        diagnosis.assert_foretells("tracer", &failure);
+        assert_eq!(diagnosis.command("count")["result"], "fails");
+        assert_eq!(diagnosis.command("info")["result"], "works");
+        for name in ["attach", "stack"] {
+            let answer = diagnosis.command(name);
+            assert_eq!(answer["result"], "limited", "{answer}");
+            let reason = answer["reasons"][0].as_str().unwrap();
+            assert!(reason.starts_with("with -live only: "), "{reason}");
+        }
+        run(&format!("attach -live -enable-all -pid {pid}")).answer();
+        let _ = tracer.child().kill();
+        tracer.wait();
+    }
+}
+
+#[test]
+fn process_of_another_user_is_foretold() {
+    if !geteuid().is_root() {
+        // As an ordinary user, there may be no other user's process to look at.
+        let machine = run("doctor").stdout;
+        assert!(
+            machine.contains("the processes of the same user"),
+            "{machine}"
+        );
+        return;
+    }
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let folder = Folder::new("nobody");
+    let tool = folder.copy(TOOL.as_ref(), "ocaml-probes");
+    let nobody = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(&tool).args(words);
+        run_command(&mut command)
+    };
+    let pid = target.pid().to_string();
+    let diagnosis = Diagnosis::of(nobody(&["doctor", "-json", "-pid", &pid]));
+    let failure = nobody(&["info", "-pid", &pid]).failure();
+    diagnosis.assert_foretells("files", &failure);
+    diagnosis.assert_foretells("user", &failure);
+    assert_eq!(diagnosis.check("probes")["result"], "unknown");
+    assert_eq!(diagnosis.command("info")["result"], "fails");
+}
+
+#[test]
+fn program_without_probes_has_its_functions() {
+    for file in fixture_forms("blocked") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let diagnosis = Diagnosis::of_process(pid);
+        let failure = run(&format!("info -pid {pid}")).failure();
+        diagnosis.assert_foretells("probes", &failure);
+        assert_eq!(diagnosis.command("attach")["result"], "fails");
+        let count = diagnosis.command("count");
+        assert_eq!(count["result"], "limited", "{count}");
+    }
+}
+
+#[test]
+fn doctor_of_no_process_fails_like_others() {
+    let expected = run("info -pid 4194305").failure();
+    assert_eq!(run("doctor -pid 4194305").failure(), expected);
+    let own = std::process::id() as i32;
+    let diagnosis = Diagnosis::of_process(own);
+    let refusal = run(&format!("count -fn main -pid {own} -for 10ms")).failure();
+    diagnosis.assert_foretells("ancestor", &refusal);
+    let usage = run_command(&mut command(["doctor", "-pid", "x"]));
+    assert_eq!(usage.code, Some(2));
+}

@@ -1,0 +1,187 @@
+//! Checks of whether a process may be read, stopped and observed.
+
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+
+use super::{Check, CheckKind};
+use crate::error::{
+    Denial, Error, ErrorKind, ObserveError, Operation, ProcessError, UnreadableFilter,
+};
+use crate::inject::permissions::{Permissions, why_unreadable};
+use crate::process::Process;
+use crate::process::denial::{self, AccessChecks, user_name};
+use crate::process::image::open_executable;
+use crate::process::limits;
+use crate::process::maps::read_maps;
+use crate::process::memory::ProcessMemory;
+use crate::process::status::Status;
+use crate::trace::lease::{Lease, NoLease};
+use crate::trace::tracee_set::is_follower;
+
+/// How long to wait for the follower of a process to say whether it lends it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+pub(super) fn checks(process: &Process) -> Vec<Check> {
+    let memory = memory(process);
+    // If the kernel permits it, none of what usually denies it does: a process can permit more (prctl(2), PR_SET_PTRACER).
+    let is_permitted = memory.cause().is_none();
+    let checks = AccessChecks::of(process);
+    let one = |kind, denial: Option<Denial>, finding: String| match denial.filter(|_| !is_permitted)
+    {
+        Some(denial) => Check::error(kind, denied(process, denial)),
+        None => Check::pass(kind, finding),
+    };
+    let status = process.status().unwrap_or_default();
+    let own = geteuid().as_raw();
+    let user = if status.uid == own {
+        format!("uid {own} ({}), as the process", user_name(own))
+    } else {
+        let (ours, theirs) = (user_name(own), user_name(status.uid));
+        format!(
+            "uid {own} ({ours}); the process has uid {} ({theirs})",
+            status.uid
+        )
+    };
+    let dumpable = if checks.is_dumpable() {
+        "it does not protect itself from its own user"
+    } else {
+        "it is not dumpable, which does not matter to this user"
+    };
+    let mut found = vec![
+        one(CheckKind::User, checks.user(), user),
+        one(
+            CheckKind::Capabilities,
+            checks.capabilities(),
+            "it has none that this process lacks and needs".to_owned(),
+        ),
+        one(
+            CheckKind::UserNamespace,
+            checks.user_namespace(),
+            "the user namespace of the process permits it".to_owned(),
+        ),
+        pid_namespace(&status),
+        one(CheckKind::Dumpable, checks.dumpable(), dumpable.to_owned()),
+    ];
+    if let Some(denial) = checks.yama().filter(|_| !is_permitted) {
+        found.push(Check::error(CheckKind::Yama, denied(process, denial)));
+    } else if let (Some(_), Some(scope)) = (checks.yama(), denial::yama_scope()) {
+        let finding = format!("kernel.yama.ptrace_scope={scope}, and the process permits it");
+        found.push(Check::pass(CheckKind::Yama, finding));
+    }
+    found.extend([
+        tracer(process, &checks, is_permitted),
+        ancestor(process),
+        seccomp(process),
+        memory_limit(process),
+        files(process),
+        memory,
+    ]);
+    found
+}
+
+fn denied(process: &Process, denial: Denial) -> Error {
+    let operation = Operation::Attach;
+    Error::of_process(process.pid(), ProcessError::Denied { operation, denial })
+}
+
+fn files(process: &Process) -> Check {
+    let kind = CheckKind::Files;
+    let read = read_maps(process).and_then(|_| {
+        open_executable(process)
+            .map_err(|source| denial::denied_or_exited(process, Operation::Read, source))
+    });
+    match read {
+        Ok(_) => Check::pass(kind, "its maps and its executable may be read"),
+        Err(error) => Check::error(kind, error),
+    }
+}
+
+/// Opens it as an update does.
+fn memory(process: &Process) -> Check {
+    let kind = CheckKind::Memory;
+    match ProcessMemory::open(process, OFlag::O_RDWR) {
+        Ok(_) => Check::pass(kind, "the kernel lets it be read and written"),
+        Err(source) => Check::error(
+            kind,
+            denial::denied_or_exited(process, Operation::Attach, source),
+        ),
+    }
+}
+
+fn pid_namespace(status: &Status) -> Check {
+    let finding = if status.levels > 1 {
+        format!("in a pid namespace of its own, as pid {}", status.innermost)
+    } else {
+        "that of this /proc".to_owned()
+    };
+    Check::pass(CheckKind::PidNamespace, finding)
+}
+
+fn tracer(process: &Process, checks: &AccessChecks<'_>, is_permitted: bool) -> Check {
+    let kind = CheckKind::Tracer;
+    let Some(denial) = checks.tracer() else {
+        return Check::pass(kind, "no other tool traces it");
+    };
+    let traced = || Check::error(kind, denied(process, denial));
+    let tracer = process.status().map_or(0, |status| status.tracer);
+    // Only who may trace it may ask for it.
+    if !is_permitted || !is_follower(tracer) {
+        return traced();
+    }
+    match Lease::connect(tracer, process, false, PATIENCE) {
+        Ok(_) => Check::pass(
+            kind,
+            "an `attach -follow` or `trace -follow` follows it, and lends it to other commands",
+        ),
+        Err(NoLease::OtherUser) => {
+            Check::error(kind, denial::followed_by_other_user(process, tracer))
+        }
+        Err(NoLease::OtherVersion) => Check::error(kind, denial::other_version(process, tracer)),
+        Err(_) => traced(),
+    }
+}
+
+fn ancestor(process: &Process) -> Check {
+    match process.refuse_self_and_ancestors() {
+        Ok(()) => Check::pass(CheckKind::Ancestor, "this tool does not run below it"),
+        Err(error) => Check::error(CheckKind::Ancestor, error),
+    }
+}
+
+/// The filters themselves can be read only while the process is stopped.
+fn seccomp(process: &Process) -> Check {
+    let kind = CheckKind::Seccomp;
+    let permissions = Permissions::of(process, false);
+    let why = why_unreadable();
+    let unread = why.unwrap_or(UnreadableFilter::NotPermitted);
+    match (permissions.check_some_thread_may_unread(unread), why) {
+        (Ok(()), _) => Check::pass(
+            kind,
+            "it has no seccomp filter but those that it was started with",
+        ),
+        (Err(error), Some(_)) => Check::error(kind, error),
+        (Err(error), None) => match error.kind() {
+            ErrorKind::Observe(ObserveError::SeccompUnreadable { .. }) => Check::unknown(
+                kind,
+                "it has set itself seccomp filters, which are read once it is stopped",
+            ),
+            _ => Check::error(kind, error),
+        },
+    }
+}
+
+fn memory_limit(process: &Process) -> Check {
+    let kind = CheckKind::MemoryLimit;
+    match limits::tightest(process) {
+        Some(limit) => Check::unknown(
+            kind,
+            format!(
+                "{} is {} bytes, of which it has mapped {}: an observation that needs more than half of the rest is refused",
+                limit.resource, limit.limit, limit.used
+            ),
+        ),
+        None => Check::pass(kind, "the memory that it may map is not limited"),
+    }
+}

@@ -1,0 +1,207 @@
+//! Checks of this tool, its user, the kernel and the processor.
+
+use std::fs;
+use std::path::Path;
+
+use nix::unistd::geteuid;
+
+use super::{Check, CheckKind};
+use crate::error::{Denial, Error, MemoryError, ObserveError, Operation, ProcessError, Subject};
+use crate::process::denial::{
+    is_initial_user_namespace, is_ptracer, may_be_ptracer, own_status, user_name, yama_scope,
+};
+use crate::process::memory::ProcessMemory;
+use crate::process::{Process, refuse_foreign_proc};
+use crate::sys::{ptrace, ticks};
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        proc_folder(),
+        hidepid(),
+        user(),
+        capabilities(),
+        user_namespace(),
+        yama(),
+        own_filter(),
+        force_override(),
+        invariant_tsc(),
+        perf_events(),
+    ]
+}
+
+/// The error of an attempt to trace that is denied, whatever the process is.
+fn denied(denial: Denial) -> Error {
+    let operation = Operation::Attach;
+    Error::new(Subject::None, ProcessError::Denied { operation, denial })
+}
+
+fn proc_folder() -> Check {
+    match refuse_foreign_proc() {
+        Ok(()) => Check::pass(CheckKind::Proc, "shows the pids of this pid namespace"),
+        Err(error) => Check::error(CheckKind::Proc, error),
+    }
+}
+
+fn hidepid() -> Check {
+    let kind = CheckKind::Hidepid;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let hidden = mounts
+        .lines()
+        .filter(|line| line.split(' ').nth(4) == Some("/proc"))
+        .next_back()
+        .and_then(hidden_in);
+    match hidden {
+        Some(mode) if !is_ptracer(&own_status()) => Check::fail(
+            kind,
+            format!(
+                "/proc is mounted with hidepid={mode}, which hides the processes of other users"
+            ),
+        ),
+        Some(mode) => Check::pass(kind, format!("hidepid={mode} does not concern this user")),
+        None => Check::pass(kind, "/proc shows the processes of all users"),
+    }
+}
+
+/// Returns the value of `hidepid` in a line of mountinfo, if it hides something.
+fn hidden_in(line: &str) -> Option<&str> {
+    let options = line.rsplit_once(" - ")?.1.split(' ').next_back()?;
+    let mut values = options.split(',').map(|it| it.strip_prefix("hidepid="));
+    let value = values.find_map(|value| value)?;
+    (!["0", "off"].contains(&value)).then_some(value)
+}
+
+fn user() -> Check {
+    let uid = geteuid().as_raw();
+    let name = user_name(uid);
+    let reach = if is_ptracer(&own_status()) {
+        "may work on the processes of all users"
+    } else {
+        "may work on the processes of the same user"
+    };
+    Check::pass(CheckKind::User, format!("uid {uid} ({name}) {reach}"))
+}
+
+fn capabilities() -> Check {
+    let (kind, ours) = (CheckKind::Capabilities, own_status());
+    if is_ptracer(&ours) {
+        Check::pass(kind, "CAP_SYS_PTRACE")
+    } else if may_be_ptracer(&ours) {
+        Check::pass(
+            kind,
+            "no CAP_SYS_PTRACE, which only processes of other users, and processes that protect themselves, need",
+        )
+    } else {
+        // Root without it is as any other user.
+        let uid = geteuid().as_raw();
+        let name = user_name(uid);
+        let denial = Denial::Incapable(Box::new(Denial::OtherUser { uid, name }));
+        Check::fail(
+            kind,
+            "this container or service lacks CAP_SYS_PTRACE, so no process of another user can be worked on",
+        )
+        .because(denied(denial))
+    }
+}
+
+fn user_namespace() -> Check {
+    let finding = if is_initial_user_namespace() {
+        "the initial one"
+    } else {
+        "one of its own: processes outside of it cannot be worked on"
+    };
+    Check::pass(CheckKind::UserNamespace, finding)
+}
+
+fn yama() -> Check {
+    let kind = CheckKind::Yama;
+    let is_privileged = is_ptracer(&own_status());
+    match yama_scope() {
+        None => Check::pass(kind, "this kernel has no Yama"),
+        Some(0) => Check::pass(
+            kind,
+            "kernel.yama.ptrace_scope=0 allows it for the same user",
+        ),
+        Some(scope) if scope < 3 && is_privileged => Check::pass(
+            kind,
+            format!("kernel.yama.ptrace_scope={scope} allows it with CAP_SYS_PTRACE"),
+        ),
+        Some(scope) => Check::error(kind, denied(Denial::Yama { scope })),
+    }
+}
+
+fn own_filter() -> Check {
+    if ptrace::is_filtered() {
+        Check::error(CheckKind::Ptrace, denied(Denial::Seccomp))
+    } else {
+        Check::pass(
+            CheckKind::Ptrace,
+            "no seccomp filter of this process blocks ptrace",
+        )
+    }
+}
+
+/// A byte on a page that may not be written.
+static READ_ONLY: u8 = 0x5a;
+
+/// Tries it: the kernel shows this setting nowhere. Writes a byte of our own as it is.
+fn force_override() -> Check {
+    let kind = CheckKind::ForceOverride;
+    let at = crate::address::LiveAddr(&raw const READ_ONLY as u64);
+    let written = Process::own().and_then(|own| {
+        let memory = ProcessMemory::open(&own, nix::fcntl::OFlag::O_RDWR);
+        let memory = memory.map_err(|source| own.exited_or(source))?;
+        Ok(memory.write(at, &[READ_ONLY]))
+    });
+    match written {
+        Ok(Ok(())) => Check::pass(kind, "code may be written without ptrace"),
+        Ok(Err(error)) if error.raw_os_error() == Some(libc::EIO) => Check::fail(
+            kind,
+            "this kernel does not let code be written without ptrace (proc_mem.force_override)",
+        )
+        .because(Error::new(Subject::None, MemoryError::LiveRefused)),
+        Ok(Err(error)) => Check::unknown(kind, format!("it cannot be tried: {error}")),
+        Err(error) => Check::unknown(kind, format!("it cannot be tried: {error}")),
+    }
+}
+
+fn invariant_tsc() -> Check {
+    let kind = CheckKind::InvariantTsc;
+    if ticks::is_tsc_invariant() {
+        Check::pass(kind, "the time stamp counter has one rate")
+    } else {
+        Check::error(kind, ObserveError::NoInvariantTsc)
+    }
+}
+
+fn perf_events() -> Check {
+    let path = Path::new("/proc/sys/kernel/perf_event_paranoid");
+    let finding = match fs::read_to_string(path) {
+        Ok(value) => format!(
+            "kernel.perf_event_paranoid={}: no command depends on it",
+            value.trim()
+        ),
+        Err(_) => "this kernel has no perf events: no command depends on them".to_owned(),
+    };
+    Check::pass(CheckKind::PerfEvents, finding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidepid_is_read_from_mountinfo() {
+        let line =
+            |options: &str| format!("24 30 0:22 / /proc rw,nosuid shared:13 - proc proc {options}");
+        for (options, expected) in [
+            ("rw", None),
+            ("rw,hidepid=0", None),
+            ("rw,gid=4,hidepid=off", None),
+            ("rw,hidepid=2", Some("2")),
+            ("rw,gid=4,hidepid=invisible", Some("invisible")),
+        ] {
+            assert_eq!(hidden_in(&line(options)), expected, "{options}");
+        }
+        assert_eq!(hidden_in(""), None);
+    }
+}
