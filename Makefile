@@ -3,7 +3,11 @@
 # The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup setup-tests demo test test-long test-all ci chaos adversary mutants lint sanitize bench docs fmt clean
+.PHONY: all setup setup-tests install uninstall man static package demo test test-long test-all ci chaos adversary mutants lint sanitize bench docs fmt clean
+
+# Where `make install` puts things; DESTDIR goes before it, for packages.
+PREFIX = /usr/local
+RELEASE = $(or $(CARGO_TARGET_DIR),target)
 
 # Builds with fault injection have a folder of their own, so that none is mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
@@ -19,6 +23,29 @@ setup:
 setup-tests:
 	@scripts/setup --tests
 
+install: setup
+	cargo build --release --locked -p probes-cli --bin ocaml-probes
+	@scripts/install "$(DESTDIR)$(PREFIX)" "$(RELEASE)/release/ocaml-probes"
+
+uninstall:
+	@scripts/install --remove "$(DESTDIR)$(PREFIX)"
+
+# Into target/man.
+man: setup
+	cargo build --release --locked -p probes-cli --bin ocaml-probes
+	"$(RELEASE)/release/ocaml-probes" man -all "$(RELEASE)/man"
+
+# With the C library inside, for distributions that are older than this one. The target is named: otherwise, the flag would be for
+# build scripts and procedural macros, too.
+static: setup
+	RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked -p probes-cli --bin ocaml-probes \
+		--target x86_64-unknown-linux-gnu --target-dir "$(RELEASE)/crt-static"
+	install -D -m 755 "$(RELEASE)/crt-static/x86_64-unknown-linux-gnu/release/ocaml-probes" "$(RELEASE)/static/ocaml-probes"
+
+# A Debian package; `scripts/package --test` also tries it.
+package: setup
+	scripts/package
+
 demo: setup
 	@scripts/demo
 
@@ -26,15 +53,16 @@ demo: setup
 test: setup-tests
 	@scripts/suites unit doc live+readme cli+ocaml interface
 
-# What takes longer: faults and kills; programs that check themselves, and all tests, as an ordinary user; other compilers and C libraries.
+# What takes longer: faults and kills; programs that check themselves, and all tests, as an ordinary user; other compilers and C
+# libraries; packages.
 test-long: setup-tests
-	@scripts/suites chaos+user matrix
+	@scripts/suites chaos+user matrix package
 
 test-all: test test-long
 
 # What .ci/run calls after `make test`.
 ci: setup-tests
-	@scripts/suites chaos+user matrix+lint
+	@scripts/suites chaos+user matrix+lint package
 
 # An hour, half of it as an ordinary user.
 chaos: setup-tests

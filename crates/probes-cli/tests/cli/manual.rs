@@ -1,6 +1,8 @@
-//! Manual pages, read by mandoc.
+//! Manual pages, read by mandoc, and their installation.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use test_support::{Scratch, output};
@@ -74,4 +76,47 @@ fn page_has_flags_and_text_of_the_help() {
         all.contains("Exit status: 0 success, 1 failure, 2 usage error"),
         "{all}"
     );
+}
+
+/// All files below a folder, by their paths in it.
+fn files(folder: &Path) -> BTreeSet<String> {
+    let find = output(
+        Command::new("find")
+            .arg(folder)
+            .args(["-type", "f", "-printf", "%P\n"]),
+    );
+    let listed = String::from_utf8(find.stdout).unwrap();
+    listed.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn installation_is_complete_and_removes_itself() {
+    let scratch = Scratch::new();
+    // As with DESTDIR=scratch PREFIX="/usr local".
+    let folder = scratch.file("usr local");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/install");
+    fs::create_dir_all(folder.join("bin")).unwrap();
+    fs::write(folder.join("bin/other"), "").unwrap();
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let installed = output(Command::new(&script).arg(&folder).arg(tool));
+    assert!(installed.status.success(), "{installed:?}");
+    let found = files(&folder);
+    for file in [
+        "bin/ocaml-probes",
+        "share/man/man1/ocaml-probes.1",
+        "share/man/man1/ocaml-probes-attach.1",
+        "share/bash-completion/completions/ocaml-probes",
+        "share/zsh/site-functions/_ocaml-probes",
+        "share/fish/vendor_completions.d/ocaml-probes.fish",
+    ] {
+        assert!(found.contains(file), "no {file} in {found:#?}");
+    }
+    let version = output(Command::new(folder.join("bin/ocaml-probes")).arg("version"));
+    assert_eq!(
+        String::from_utf8(version.stdout).unwrap(),
+        run("version").answer()
+    );
+    let removed = output(Command::new(&script).arg("--remove").arg(&folder));
+    assert!(removed.status.success(), "{removed:?}");
+    assert_eq!(files(&folder), BTreeSet::from(["bin/other".to_owned()]));
 }

@@ -5,9 +5,7 @@ use nix::fcntl::OFlag;
 use super::{Check, CheckKind, CheckResult};
 use crate::elf::ElfFile;
 use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
-use crate::error::{
-    Error, ErrorKind, MemoryPart, Operation, ProcessError, Result, RuntimeEventsError,
-};
+use crate::error::{Error, MemoryPart, Operation, ProcessError, Result};
 use crate::observe::installed::refuse_observed;
 use crate::process::Process;
 use crate::process::code_files::{CodeFiles, CodeKind};
@@ -253,13 +251,6 @@ fn runtime_events(process: &Process) -> Check {
     let kind = CheckKind::RuntimeEvents;
     match RuntimeEvents::of_process(process.pid()) {
         Ok(events) => Check::pass(kind, format!("on, of OCaml {}", events.version())),
-        Err(error) => match error.kind() {
-            ErrorKind::RuntimeEvents(RuntimeEventsError::NotOn) => Check::fail(
-                kind,
-                "off: the runtime has them, and the program can be started with them",
-            )
-            .because(error),
-            _ => Check::error(kind, error),
-        },
+        Err(error) => Check::error(kind, error),
     }
 }
