@@ -79,8 +79,10 @@ pub enum CheckKind {
     UnwindTables,
     /// The version of OCaml that the program was compiled by.
     OcamlVersion,
-    /// The events that the runtime of OCaml 5 writes itself.
+    /// The events that the runtime of OCaml 5 writes itself: whether they are on, or can be switched on.
     RuntimeEvents,
+    /// Whether they are on already, so that nothing has to be switched on to read them.
+    RuntimeEventsOn,
 }
 
 impl CheckKind {

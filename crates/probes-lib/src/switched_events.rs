@@ -82,6 +82,13 @@ pub struct SwitchedEvents {
     created: Option<RingFile>,
 }
 
+/// How events can be switched on.
+struct EventsSwitch {
+    observation: Observation,
+    enabled: LiveAddr,
+    created: Option<RingFile>,
+}
+
 /// The state of the events of a process.
 struct Runtime {
     /// In the order of [`NAMES`].
@@ -100,6 +107,28 @@ impl Target {
     ///   limited itself with seccomp(2), or might not be able to create the file.
     /// - See [`Target::observe`].
     pub fn switch_on_events(&self, options: Options) -> Result<Option<SwitchedEvents>> {
+        let Some(switch) = self.events_switch()? else {
+            return Ok(None);
+        };
+        Ok(Some(SwitchedEvents {
+            observer: self.observe(&switch.observation, options)?,
+            enabled: switch.enabled,
+            created: switch.created,
+        }))
+    }
+
+    /// Checks whether [`Target::switch_on_events`] would succeed, as far as that is known without observing the process; returns whether
+    /// they are on already. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::switch_on_events`].
+    pub fn check_events(&self) -> Result<bool> {
+        Ok(self.events_switch()?.is_none())
+    }
+
+    /// Returns how the events can be switched on; `None` if they are on.
+    fn events_switch(&self) -> Result<Option<EventsSwitch>> {
         let process = self.opened.process();
         let pid = self.pid();
         let of = |kind: RuntimeEventsError| Err(Error::of_process(pid, kind));
@@ -174,8 +203,8 @@ impl Target {
             pid: status.innermost,
             word,
         });
-        Ok(Some(SwitchedEvents {
-            observer: self.observe(&observation, options)?,
+        Ok(Some(EventsSwitch {
+            observation,
             enabled,
             created,
         }))

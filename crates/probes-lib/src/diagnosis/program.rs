@@ -5,7 +5,9 @@ use nix::fcntl::OFlag;
 use super::{Check, CheckKind, CheckResult};
 use crate::elf::ElfFile;
 use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
-use crate::error::{Error, MemoryPart, Operation, ProcessError, Result};
+use crate::error::{
+    Error, ErrorKind, MemoryPart, Operation, ProcessError, Result, RuntimeEventsError,
+};
 use crate::observe::installed::refuse_observed;
 use crate::process::Process;
 use crate::process::code_files::{CodeFiles, CodeKind};
@@ -49,7 +51,7 @@ pub(super) fn checks(process: &Process, may_read: bool) -> Vec<Check> {
     let mut checks = of_files(process);
     checks.extend(of_probes(process));
     checks.push(observer(process));
-    checks.push(runtime_events(process));
+    checks.extend(runtime_events(process));
     checks
 }
 
@@ -247,10 +249,41 @@ fn sites(process: &Process, target: &Target) -> Check {
     }
 }
 
-fn runtime_events(process: &Process) -> Check {
-    let kind = CheckKind::RuntimeEvents;
-    match RuntimeEvents::of_process(process.pid()) {
-        Ok(events) => Check::pass(kind, format!("on, of OCaml {}", events.version())),
-        Err(error) => Check::error(kind, error),
+/// Whether events can be read, and whether they have to be switched on for that.
+fn runtime_events(process: &Process) -> Vec<Check> {
+    let (kind, on) = (CheckKind::RuntimeEvents, CheckKind::RuntimeEventsOn);
+    let version = |events: RuntimeEvents| format!("on, of OCaml {}", events.version());
+    let switchable = || Target::open_any(process.pid())?.check_events();
+    let error = match RuntimeEvents::of_process(process.pid()) {
+        Err(error) => error,
+        // They may be paused.
+        Ok(events) => match switchable() {
+            Ok(false) => {
+                let finding = "paused: `gc` lets them go on as long as it observes the process";
+                let paused = Check::fail(on, "they are paused");
+                return vec![Check::pass(kind, finding), paused];
+            }
+            _ => {
+                let is_on = Check::pass(on, "nothing has to be switched on");
+                return vec![Check::pass(kind, version(events)), is_on];
+            }
+        },
+    };
+    if !matches!(
+        error.kind(),
+        ErrorKind::RuntimeEvents(RuntimeEventsError::NotOn)
+    ) {
+        return vec![Check::error(kind, error)];
+    }
+    match switchable() {
+        Ok(_) => {
+            let finding = "off: `gc` switches them on as long as it observes the process";
+            vec![Check::pass(kind, finding), Check::error(on, error)]
+        }
+        Err(why) if why.denial().is_some() => vec![
+            Check::unknown(kind, "off, and it is not known whether they can be switched on"),
+            Check::error(on, error),
+        ],
+        Err(why) => vec![Check::error(kind, why)],
     }
 }

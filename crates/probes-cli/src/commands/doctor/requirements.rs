@@ -95,12 +95,23 @@ impl Found<'_> {
             Need::Probes => self.probes(),
             Need::Points => self.points(),
             Need::Times => vec![self.needed(CheckKind::InvariantTsc)],
-            Need::Events => vec![self.needed(CheckKind::RuntimeEvents)],
+            Need::Events => self.events(),
             Need::Stacks => vec![
                 self.limited(CheckKind::Translator, "stacks of the translator: "),
                 self.limited(CheckKind::UnwindTables, "stacks are cut: "),
             ],
         }
+    }
+
+    /// To switch them on, the process is observed.
+    fn events(&self) -> Vec<Ability> {
+        let mut abilities = vec![self.needed(CheckKind::RuntimeEvents)];
+        if !self.passes(CheckKind::RuntimeEventsOn) {
+            for need in [Need::Memory, Need::Stop, Need::Observe] {
+                abilities.extend(self.abilities(need));
+            }
+        }
+        abilities
     }
 
     /// The check, unless it has passed. One of a process has passed if none is checked.
