@@ -1,6 +1,5 @@
 //! Completion: what the tool answers, and what bash, zsh and fish make of it on a terminal.
 
-use std::cell::Cell;
 use std::path::Path;
 
 use test_support::tmux::Terminal;
@@ -151,23 +150,19 @@ fn shell(name: &str) -> Terminal {
     terminal
 }
 
-/// Types `typed` and presses `tabs`, and waits until the line or the list below it has `shown`; then there is an empty line again.
+/// Types `typed` in a command that is not run, and presses `tabs`; waits until the line or the list below it has `shown`, and then for
+/// an empty line.
 fn completed(terminal: &Terminal, typed: &str, tabs: &[&str], shown: &str) {
-    terminal.press(&["-l", typed]);
-    terminal.wait_for(typed);
+    let line = format!("false && {typed}");
+    terminal.press(&["-l", &line]);
+    terminal.wait_for(&line);
     terminal.press(tabs);
     terminal.wait_for(shown);
-    // Again and again, because a shell that is busy with one key may forget the next.
-    let polls = Cell::new(0);
-    terminal.wait_until("an empty line", |screen| {
-        let is_empty = screen.trim() == ">";
-        if !is_empty && polls.replace(polls.get() + 1) % 200 == 0 {
-            terminal.press(&["C-c"]);
-            terminal.press(&["C-u"]);
-            terminal.press(&["C-l"]);
-        }
-        is_empty
-    });
+    // In the list of fish, the first one chooses.
+    terminal.press(&["Enter"]);
+    terminal.press(&["Enter"]);
+    terminal.line("clear");
+    terminal.wait_until("an empty line", |screen| screen.trim() == ">");
 }
 
 fn completes(name: &str) {
