@@ -3,7 +3,7 @@
 # The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup setup-tests install uninstall man static package demo test test-long test-all ci chaos adversary mutants lint sanitize bench docs fmt clean
+.PHONY: all setup setup-tests install uninstall man package demo test test-long test-all ci chaos adversary mutants lint sanitize bench docs fmt clean
 
 # Where `make install` puts things; DESTDIR goes before it, for packages.
 PREFIX = /usr/local
@@ -34,13 +34,6 @@ uninstall:
 man: setup
 	cargo build --release --locked -p probes-cli --bin ocaml-probes
 	"$(RELEASE)/release/ocaml-probes" man -all "$(RELEASE)/man"
-
-# With the C library inside, for distributions that are older than this one. The target is named: otherwise, the flag would be for
-# build scripts and procedural macros, too.
-static: setup
-	RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked -p probes-cli --bin ocaml-probes \
-		--target x86_64-unknown-linux-gnu --target-dir "$(RELEASE)/crt-static"
-	install -D -m 755 "$(RELEASE)/crt-static/x86_64-unknown-linux-gnu/release/ocaml-probes" "$(RELEASE)/static/ocaml-probes"
 
 # A Debian package; `scripts/package --test` also tries it.
 package: setup

@@ -61,7 +61,7 @@ pub enum CheckKind {
     ForceOverride,
     /// Whether the time stamp counter has one rate in all states of the processors.
     InvariantTsc,
-    /// `kernel.perf_event_paranoid`, which this crate does not depend on.
+    /// `kernel.perf_event_paranoid`: without perf events, a profile samples waits.
     PerfEvents,
     /// Whether a translator, such as valgrind, executes the program.
     Translator,

@@ -175,12 +175,10 @@ fn invariant_tsc() -> Check {
 
 fn perf_events() -> Check {
     let path = Path::new("/proc/sys/kernel/perf_event_paranoid");
+    let instead = "without perf_event_open(2), `profile` samples waits instead of having the kernel record each, and says so";
     let finding = match fs::read_to_string(path) {
-        Ok(value) => format!(
-            "kernel.perf_event_paranoid={}: no command depends on it",
-            value.trim()
-        ),
-        Err(_) => "this kernel has no perf events: no command depends on them".to_owned(),
+        Ok(value) => format!("kernel.perf_event_paranoid={}: {instead}", value.trim()),
+        Err(_) => format!("this kernel has no perf events: {instead}"),
     };
     Check::pass(CheckKind::PerfEvents, finding)
 }

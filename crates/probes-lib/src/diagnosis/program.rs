@@ -281,7 +281,10 @@ fn runtime_events(process: &Process) -> Vec<Check> {
             vec![Check::pass(kind, finding), Check::error(on, error)]
         }
         Err(why) if why.denial().is_some() => vec![
-            Check::unknown(kind, "off, and it is not known whether they can be switched on"),
+            Check::unknown(
+                kind,
+                "off, and it is not known whether they can be switched on",
+            ),
             Check::error(on, error),
         ],
         Err(why) => vec![Check::error(kind, why)],
