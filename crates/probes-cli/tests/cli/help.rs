@@ -6,8 +6,24 @@ use crate::support::{golden, run};
 fn help_equals_the_golden_files() {
     golden("help.txt", &run("help").answer());
     for subcommand in [
-        "trace", "attach", "info", "list", "hist", "gc", "latency", "observe", "top", "watch",
-        "stack", "profile", "record", "serve", "doctor", "completion", "man", "version",
+        "trace",
+        "attach",
+        "info",
+        "list",
+        "hist",
+        "gc",
+        "latency",
+        "observe",
+        "top",
+        "watch",
+        "stack",
+        "profile",
+        "record",
+        "serve",
+        "doctor",
+        "completion",
+        "man",
+        "version",
     ] {
         let text = run(&format!("help {subcommand}")).answer();
         golden(&format!("help-{subcommand}.txt"), &text);
@@ -83,8 +99,25 @@ fn version_says_what_was_built() {
 #[test]
 fn every_flag_is_described_in_the_help() {
     for subcommand in [
-        "trace", "attach", "info", "list", "count", "hist", "gc", "latency", "observe", "top",
-        "watch", "stack", "profile", "record", "serve", "ps", "doctor", "completion", "man",
+        "trace",
+        "attach",
+        "info",
+        "list",
+        "count",
+        "hist",
+        "gc",
+        "latency",
+        "observe",
+        "top",
+        "watch",
+        "stack",
+        "profile",
+        "record",
+        "serve",
+        "ps",
+        "doctor",
+        "completion",
+        "man",
     ] {
         let text = run(&format!("help {subcommand}")).answer();
         for line in text
