@@ -140,7 +140,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// Whether the collector of a process is shown by its functions: it has no events, or they cannot be had.
-fn is_without_events(why: &Error) -> bool {
+pub(super) fn is_without_events(why: &Error) -> bool {
     matches!(
         why.kind(),
         ErrorKind::RuntimeEvents(

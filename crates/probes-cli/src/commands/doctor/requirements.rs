@@ -4,6 +4,7 @@ use probes_lib::{
     Check, CheckKind, CheckResult, Denial, Diagnosis, ErrorKind, MemoryError, ProcessError,
 };
 
+use crate::commands::gc::is_without_events;
 use crate::output::{Ability, CommandAnswer};
 
 /// Something that a command needs.
@@ -103,10 +104,17 @@ impl Found<'_> {
         }
     }
 
-    /// To switch them on, the process is observed.
+    /// To switch them on, the process is observed; so it is where there are none, and functions are timed instead.
     fn events(&self) -> Vec<Ability> {
-        let mut abilities = vec![self.needed(CheckKind::RuntimeEvents)];
-        if !self.passes(CheckKind::RuntimeEventsOn) {
+        let error = self.check(CheckKind::RuntimeEvents).and_then(Check::cause);
+        let is_timed = error.is_some_and(is_without_events);
+        let mut abilities = vec![if is_timed {
+            let how = "by timing the functions of the collector: ";
+            self.limited(CheckKind::RuntimeEvents, how)
+        } else {
+            self.needed(CheckKind::RuntimeEvents)
+        }];
+        if is_timed || !self.passes(CheckKind::RuntimeEventsOn) {
             for need in [Need::Memory, Need::Stop, Need::Observe] {
                 abilities.extend(self.abilities(need));
             }
