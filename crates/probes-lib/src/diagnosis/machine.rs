@@ -47,8 +47,7 @@ fn hidepid() -> Check {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let hidden = mounts
         .lines()
-        .filter(|line| line.split(' ').nth(4) == Some("/proc"))
-        .next_back()
+        .rfind(|line| line.split(' ').nth(4) == Some("/proc"))
         .and_then(hidden_in);
     match hidden {
         Some(mode) if !is_ptracer(&own_status()) => Check::fail(

@@ -113,10 +113,8 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
 
 /// The last part of a comma list, and what comes before it. A comma that a space follows belongs to a name.
 fn split_list(typed: &str) -> (&str, &str) {
-    let commas = typed.match_indices(',').map(|(at, _)| at + 1);
-    let last = commas
-        .filter(|&at| !typed[at..].starts_with(' '))
-        .next_back();
+    let mut commas = typed.match_indices(',').map(|(at, _)| at + 1);
+    let last = commas.rfind(|&at| !typed[at..].starts_with(' '));
     typed.split_at(last.unwrap_or(0))
 }
 

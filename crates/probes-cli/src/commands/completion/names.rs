@@ -148,7 +148,7 @@ fn functions(file: &Path, start: &str, found: &SyncSender<Name>) -> Option<()> {
 
 fn usdt(probes: &UsdtProbes, start: &str, found: &SyncSender<Name>) -> Option<()> {
     let all: Glob = "*".parse().ok()?;
-    for probe in probes.select(Some(&all), &[all.clone()]).ok()? {
+    for probe in probes.select(Some(&all), std::slice::from_ref(&all)).ok()? {
         let name = format!("{}:{}", probe.provider(), probe.name());
         if name.starts_with(start) {
             found.send((name, String::new())).ok()?;
