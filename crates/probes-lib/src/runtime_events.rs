@@ -119,8 +119,7 @@ impl RuntimeEvents {
         let Some(mapping) = maps.iter().find(|it| is_ring(it, &name)) else {
             return Err(of(why_none(&process, &maps)));
         };
-        let version = version_of_process(&process, &maps);
-        let version = version.ok_or_else(|| of(RuntimeEventsError::NoVersion))?;
+        let version = known_version(&process, &maps)?;
         let source = Source::of_mapping(&process, mapping)?;
         let mapping = mapping.clone();
         let subject = Subject::Process(pid);
@@ -329,6 +328,21 @@ fn error_of(subject: &Subject, error: RingError) -> Error {
         },
     };
     Error::new(subject.clone(), RuntimeEventsError::Malformed { why })
+}
+
+/// Returns by which version of OCaml a process was compiled, whose events are known.
+///
+/// # Errors
+///
+/// [`RuntimeEventsError::NoVersion`], [`RuntimeEventsError::UnknownVersion`].
+pub(crate) fn known_version(process: &Process, maps: &[Mapping]) -> Result<String> {
+    let of = |kind: RuntimeEventsError| Error::of_process(process.pid(), kind);
+    let version = version_of_process(process, maps);
+    let version = version.ok_or_else(|| of(RuntimeEventsError::NoVersion))?;
+    if Names::of(&version).is_none() {
+        return Err(of(RuntimeEventsError::UnknownVersion { version }));
+    }
+    Ok(version)
 }
 
 /// Returns the mapping of the file of the events of a process.

@@ -30,7 +30,7 @@ use crate::observer::Observer;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
 use crate::runtime_events::ring_file::RingFile;
-use crate::runtime_events::{OF_OCAML, OF_OCAML_5, ring_mapping};
+use crate::runtime_events::{OF_OCAML, OF_OCAML_5, known_version, ring_mapping};
 use crate::select::function::FunctionSelector;
 use crate::site::RET;
 use crate::target::Target;
@@ -103,6 +103,7 @@ impl Target {
     /// # Errors
     ///
     /// - The process has no runtime of OCaml 5 ([`RuntimeEventsError::Ocaml4`], [`RuntimeEventsError::NoRuntime`]).
+    /// - It is of a version of OCaml that is not known ([`RuntimeEventsError::NoVersion`], [`RuntimeEventsError::UnknownVersion`]).
     /// - It cannot be done without risk for the process ([`RuntimeEventsError::CannotSwitchOn`]): its runtime has no symbols, it has
     ///   limited itself with seccomp(2), or might not be able to create the file.
     /// - See [`Target::observe`].
@@ -151,6 +152,8 @@ impl Target {
                 None => of(RuntimeEventsError::NoRuntime),
             };
         };
+        // Before anything is changed: another runtime may not be ready there.
+        known_version(process, &self.opened.maps()?)?;
         let memory = self.opened.unshadowed_memory_to_read()?;
         let word = |at| read_word(pid, &memory, at);
         let [_, enabled, paused, metadata, path, words] = runtime.addresses;
