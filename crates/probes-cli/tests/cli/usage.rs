@@ -91,7 +91,6 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "latency -pid 7 -pair a,b -pair a,b",
         "latency -pid 7 -pair a, -for 1s",
         "latency -pid 7 -pair a,b -over 10",
-        "latency -pid 7 -fn f -by arg0",
         "trace -count -over 1ms -prog x",
         "hist -pid 7 -probe a",
         "hist -pid 7 -probe a -of arg0=",

@@ -415,7 +415,7 @@ fn errors_say_what_can_be_watched() {
     for (flags, expected) in [
         (
             "",
-            "needs -probe NAMES, -regexp RE, -fn GLOBS, -usdt GLOBS or -gc WORK",
+            "needs -probe NAMES, -regexp RE, -fn GLOBS, -usdt GLOBS, -gc WORK or -events NAMES",
         ),
         ("-probe a -args 2", "-args needs -fn"),
         ("-probe a -results", "-results needs -fn"),
