@@ -24,7 +24,7 @@ setup-tests:
 	@scripts/setup --tests
 
 install: setup
-	cargo build --release --locked -p probes-cli --bin ocaml-probes
+	cargo build --release --locked --bin ocaml-probes
 	@scripts/install "$(DESTDIR)$(PREFIX)" "$(RELEASE)/release/ocaml-probes"
 
 uninstall:
@@ -32,7 +32,7 @@ uninstall:
 
 # Into target/man.
 man: setup
-	cargo build --release --locked -p probes-cli --bin ocaml-probes
+	cargo build --release --locked --bin ocaml-probes
 	"$(RELEASE)/release/ocaml-probes" man -all "$(RELEASE)/man"
 
 # A Debian package; `scripts/package --test` also tries it.
@@ -49,13 +49,13 @@ test: setup-tests
 # What takes longer: faults and kills; programs that check themselves, and all tests, as an ordinary user; other compilers and C
 # libraries; packages.
 test-long: setup-tests
-	@scripts/suites chaos+user matrix package
+	@scripts/suites chaos+user+package matrix
 
 test-all: test test-long
 
 # What .ci/run calls after `make test`.
 ci: setup-tests
-	@scripts/suites chaos+user matrix+lint package
+	@scripts/suites chaos+user+package matrix+lint
 
 # An hour, half of it as an ordinary user.
 chaos: setup-tests

@@ -43,7 +43,9 @@ fn of_repository() -> Option<String> {
         return None;
     }
     let git = |args: &[&str]| {
-        let output = Command::new("git").args(args).output().ok()?;
+        // git status would write the index, and so have this script run again.
+        let command = ["--no-optional-locks"].iter().chain(args);
+        let output = Command::new("git").args(command).output().ok()?;
         let text = String::from_utf8(output.stdout).ok()?;
         output.status.success().then(|| text.trim().to_owned())
     };
