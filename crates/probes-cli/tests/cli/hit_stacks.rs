@@ -38,6 +38,10 @@ impl StackWatch {
     pub(crate) fn until_end(mut self) -> Vec<Value> {
         let mut hits = Vec::new();
         while let Some(line) = self.0.line() {
+            // Where it is interrupted, its last line may be cut.
+            if !line.ends_with('}') {
+                break;
+            }
             let object = object(&line);
             if object["type"] == "hit" {
                 hits.push(object);

@@ -254,6 +254,11 @@ fn forked_children_have_rings_of_their_own() {
         let parent = Tool::start(&format!("watch -json -pid {pid} -events fork_*,events.*"));
         let forked = program.talker.ask("fork", "forked");
         let child: i32 = forked.rsplit(' ').next().unwrap().parse().unwrap();
+        // The runtime of the child makes its ring after the fork.
+        test_support::eventually("the child has a ring", || {
+            let line = format!("count -pid {child} -events minor -for 1ms");
+            (run(&line).code == Some(0)).then_some(())
+        });
         let of_child = Tool::start(&format!("count -json -pid {child} -events events.*,minor"));
         program.talker.ask("tell", "told");
         program.talker.ask("tell", "told");
