@@ -5,7 +5,7 @@ use std::io::{self, Write, stdout};
 use std::mem::take;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
@@ -25,6 +25,10 @@ pub(crate) fn open_terminal() -> io::Result<File> {
         Err(_) => Ok(stdout().as_fd().try_clone_to_owned()?.into()),
     }
 }
+
+/// How long, after a signal, a reader may take to make room: one that is slow gets what is being written, one that does not
+/// read delays the end no longer.
+const ROOM_WITHIN: Duration = Duration::from_secs(1);
 
 /// Where a long-running command writes its result: a reader that stopped reading cannot keep the
 /// command from ending at a signal or at its deadline.
@@ -87,19 +91,27 @@ impl InterruptibleOutput {
         take(&mut self.rest)
     }
 
-    /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them.
+    /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them. After the first signal, they are
+    /// written all the same, as long as there is room again soon.
     pub(crate) fn write(&mut self, text: &str) -> Result<Next, Failure> {
         let mut rest = text.as_bytes();
+        let mut is_interrupted = false;
         while !rest.is_empty() {
-            if let Some(end) = self
-                .signals
-                .wait_to_write(&self.destination, self.deadline)?
-            {
-                self.was_read = !matches!(end, WaitEnd::Interrupted);
-                if self.was_read {
-                    self.rest = rest.to_vec();
+            let soon = is_interrupted.then(|| Instant::now() + ROOM_WITHIN);
+            let deadline = soon.or(self.deadline);
+            match self.signals.wait_to_write(&self.destination, deadline)? {
+                None => {}
+                Some(WaitEnd::Interrupted) if !is_interrupted => {
+                    is_interrupted = true;
+                    continue;
                 }
-                return Ok(Next::Stop);
+                Some(end) => {
+                    self.was_read = !is_interrupted && !matches!(end, WaitEnd::Interrupted);
+                    if self.was_read {
+                        self.rest = rest.to_vec();
+                    }
+                    return Ok(Next::Stop);
+                }
             }
             match self.write_some(rest) {
                 Ok(written) => rest = &rest[written..],
@@ -107,7 +119,11 @@ impl InterruptibleOutput {
                 Err(error) => return Err(Failure::Output(error)),
             }
         }
-        Ok(Next::Continue)
+        Ok(if is_interrupted {
+            Next::Stop
+        } else {
+            Next::Continue
+        })
     }
 
     /// Writes as much as there is room for now.

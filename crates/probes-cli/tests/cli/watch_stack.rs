@@ -158,7 +158,7 @@ fn hits_by_stack_are_drawn() {
     let target = Talker::start(&program("service"));
     let pid = target.pid();
     let of = |rest: &str, svg: Option<&Path>| {
-        let line = format!("count -pid {pid} -for 500ms -fn Service.render {rest}");
+        let line = format!("count -pid {pid} -for 500ms -fn Service.sleep {rest}");
         let mut command = command(line.split(' '));
         if let Some(svg) = svg {
             command.arg("-svg").arg(svg);
@@ -172,10 +172,7 @@ fn hits_by_stack_are_drawn() {
     let [hits, _, stack] = lines[0].split(' ').collect::<Vec<_>>()[..] else {
         panic!("{plain}");
     };
-    assert!(
-        stack.starts_with("_start;")
-            && stack.ends_with(";Service.tick;Service.serve;Service.render")
-    );
+    assert!(stack.starts_with("_start;") && stack.ends_with(";Service.entry;Service.sleep"));
     assert_eq!(lines[1..], ["0 0.0 other", "0 0.0 untyped"]);
     assert_eq!(
         fs::read_to_string(&folded).unwrap(),
@@ -185,7 +182,7 @@ fn hits_by_stack_are_drawn() {
     let table = of("-by stack -format table", Some(&svg)).answer();
     assert!(table.contains("| stack"), "{table}");
     let svg = fs::read_to_string(&svg).unwrap();
-    assert!(svg.contains("<svg") && svg.contains("Service.render"));
+    assert!(svg.contains("<svg") && svg.contains("Service.sleep"));
     let refused = [
         ("-svg a.svg", "-svg needs -by stack"),
         (
