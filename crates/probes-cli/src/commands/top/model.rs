@@ -352,11 +352,16 @@ impl Model {
             !is_idle && (filter.is_empty() || name.to_lowercase().contains(&filter))
         };
         let mut shown: Vec<usize> = (0..self.points.len()).filter(passes).collect();
-        // Equal ones stay in the order of their names.
+        // Points without hits just now, as all are when a program rests, are sorted by their hits. Equal ones
+        // stay in the order of their names.
         shown.sort_by(|&one, &other| {
+            let by_hits = figures[other].hits.cmp(&figures[one].hits);
             let order = match self.sort {
-                Sort::Rate => figures[other].rate.total_cmp(&figures[one].rate),
-                Sort::Hits => figures[other].hits.cmp(&figures[one].hits),
+                Sort::Rate => {
+                    let by_rate = figures[other].rate.total_cmp(&figures[one].rate);
+                    by_rate.then(by_hits)
+                }
+                Sort::Hits => by_hits,
                 Sort::Name => one.cmp(&other),
             };
             if self.is_reversed {

@@ -8,18 +8,17 @@ const SECOND: Duration = Duration::from_secs(1);
 fn model() -> Model {
     let mut model = Model::new(["c", "a", "b"], []);
     model.set_counts(SECOND, |name| Some(if name == "a" { 100 } else { 0 }), &[]);
-    model.set_counts(
-        2 * SECOND,
-        |name| {
-            Some(match name {
-                "a" => 110,
-                "b" => 30,
-                _ => 0,
-            })
-        },
-        &[],
-    );
+    model.set_counts(2 * SECOND, final_hits, &[]);
     model
+}
+
+/// How many hits each point of [`model`] has had at last.
+fn final_hits(name: &str) -> Option<u64> {
+    Some(match name {
+        "a" => 110,
+        "b" => 30,
+        _ => 0,
+    })
 }
 
 fn names(model: &Model) -> String {
@@ -103,6 +102,15 @@ fn equal_rows_are_in_name_order_either_way() {
     assert_eq!(names(&model), "abc");
     type_text(&mut model, "r");
     assert_eq!(names(&model), "abc");
+}
+
+#[test]
+fn equal_rates_are_sorted_by_hits() {
+    let mut model = model();
+    model.set_counts(3 * SECOND, final_hits, &[]);
+    assert_eq!(names(&model), "abc");
+    type_text(&mut model, "r");
+    assert_eq!(names(&model), "cba");
 }
 
 #[test]
