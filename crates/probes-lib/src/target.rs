@@ -66,6 +66,9 @@ impl Target {
     /// Same as [`Target::open`], but a process without OCaml probes is accepted: it may later load
     /// an object, or execute a program, that has some ([`Follow`](crate::Follow)).
     ///
+    /// A process that was forked within the last second is waited for until it has executed a program, or is
+    /// older: a shell may be about to start one.
+    ///
     /// # Errors
     ///
     /// See [`Target::open`].

@@ -3,43 +3,23 @@
 use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 
 use crate::destination::Output;
-use crate::failure::{Failure, is_deleted_or_replaced, may_have_functions};
+use crate::failure::{Failure, is_deleted_or_replaced};
 use crate::hint::{self, Operand};
 use crate::messages::Messages;
 use crate::output::{Detail, Format, PathForm, WarningKind};
 use crate::text::join_first_few;
 
-/// Opens a process in order to change it, and describes it.
-pub(super) fn open(pid: i32, messages: &Messages) -> std::result::Result<Target, Failure> {
-    let target =
-        Target::open(pid).map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
-    let target = target.map_err(Failure::of_process(pid))?;
-    describe(messages, &target);
-    Ok(target)
-}
-
-/// The same for a process that may have no probes, but functions, unless `needs_probes`.
+/// Opens a process in order to change it, and describes it. It may have no probes, but functions, unless `needs_probes`.
 pub(super) fn open_to_observe(
     pid: i32,
     needs_probes: bool,
     messages: &Messages,
 ) -> std::result::Result<Target, Failure> {
-    if needs_probes {
-        open(pid, messages)
+    let target = if needs_probes {
+        Target::open(pid)
     } else {
-        open_any(pid, messages)
-    }
-}
-
-fn open_any(pid: i32, messages: &Messages) -> std::result::Result<Target, Failure> {
-    // This waits for a process that was just forked to execute its program.
-    let target = Target::open(pid).or_else(|error| {
-        if may_have_functions(&error) {
-            Target::open_any(pid)
-        } else {
-            Err(error)
-        }
-    });
+        Target::open_any(pid)
+    };
     let target = target.map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
     let target = target.map_err(Failure::of_process(pid))?;
     describe(messages, &target);

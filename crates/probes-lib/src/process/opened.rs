@@ -48,6 +48,7 @@ impl OpenedProcess {
         loop {
             match Image::of(&process, Arc::default()) {
                 Ok(image) => return Ok(OpenedProcess::new(process, image, None)),
+                Err(error) if is_executing(&error) && begun.elapsed() < EXECUTING => {}
                 Err(error) => match error.kind() {
                     // Read once more: it may have exec'd a program with probes just before
                     // this check.
@@ -57,7 +58,6 @@ impl OpenedProcess {
                     {
                         is_last_try = !process.was_just_forked()
                     }
-                    ErrorKind::Process(ProcessError::Executed) if begun.elapsed() < EXECUTING => {}
                     _ => return Err(error),
                 },
             }
@@ -65,15 +65,24 @@ impl OpenedProcess {
         }
     }
 
-    /// Opens a process that may have no probes.
+    /// Opens a process that may have no probes. If it was forked within the last second and has not exec'd since,
+    /// waits until it has, or is older.
     ///
     /// # Errors
     ///
     /// See [`Target::open_any`](crate::Target::open_any).
     pub(crate) fn open_any(pid: i32) -> Result<OpenedProcess> {
         let process = open_with_program(pid)?;
-        let image = Image::even_without_probes(&process, Arc::default())?;
-        Ok(OpenedProcess::new(process, image, None))
+        let begun = Instant::now();
+        loop {
+            if !process.was_just_forked() {
+                match Image::even_without_probes(&process, Arc::default()) {
+                    Err(error) if is_executing(&error) && begun.elapsed() < EXECUTING => {}
+                    image => return Ok(OpenedProcess::new(process, image?, None)),
+                }
+            }
+            thread::sleep(PAUSE);
+        }
     }
 
     /// Opens a process, without reading `files` again: for callers that open many processes.
@@ -239,6 +248,11 @@ impl OpenedProcess {
 }
 
 /// Opens a process; refuses one without a program, such as a zombie or a kernel thread.
+/// Whether a process could not be read because it has just executed a program, whose memory is perhaps not set up yet.
+fn is_executing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Process(ProcessError::Executed))
+}
+
 fn open_with_program(pid: i32) -> Result<Process> {
     let process = Process::open(pid)?;
     process.refuse_without_program()?;
