@@ -312,18 +312,29 @@ fn of_function(
     arena: &Arena,
     template: &CountTemplate,
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
-    let copy_at = |offset: usize| {
-        let copy = site.copy_at(bias, at.plus(offset as u64));
-        copy.map_err(|_| DoesNotFit)
-    };
     if site.mmx_is_free() {
-        let copy = copy_at(template.split())?;
+        let copy = site.copy_at(bias, at.plus(template.split() as u64));
+        let copy = copy.map_err(|_| DoesNotFit)?;
         if let Some(code) = template.around(at, index, copy.code()) {
             return Ok((code, copy));
         }
     }
-    let mut code = count::count_locked(at, arena, index)?;
-    let copy = copy_at(code.len())?;
+    with_displaced(count::count_locked(at, arena, index)?, at, site, bias)
+}
+
+/// Returns the code of a trampoline at `at` with the copy of the displaced instructions after it, and that copy.
+///
+/// # Errors
+///
+/// If it is too far from what it refers to.
+fn with_displaced(
+    mut code: Vec<u8>,
+    at: LiveAddr,
+    site: &PatchSite,
+    bias: LoadBias,
+) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
+    let copy = site.copy_at(bias, at.plus(code.len() as u64));
+    let copy = copy.map_err(|_| DoesNotFit)?;
     code.extend(copy.code());
     Ok((code, copy))
 }
@@ -367,11 +378,7 @@ fn of_filtered_function(
     a.set_label(&mut end)?;
     // A label needs an instruction.
     a.nop()?;
-    let mut code = a.assemble(at.0)?;
-    let copy = site.copy_at(bias, at.plus(code.len() as u64));
-    let copy = copy.map_err(|_| DoesNotFit)?;
-    code.extend(copy.code());
-    Ok((code, copy))
+    with_displaced(a.assemble(at.0)?, at, site, bias)
 }
 
 /// Returns the registers that the trampoline of a point uses, which have to be saved before.

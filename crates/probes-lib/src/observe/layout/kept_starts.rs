@@ -8,7 +8,7 @@
 //! A start has one entry, by the thread's slot and its depth, or by its key. Another start may have the same one: then the
 //! arguments of the first are not known at its stop, which compares the times.
 
-use crate::observe::layout::shared::{SLOT_LEN_BITS, SLOTS, SLOTS_TRIED};
+use crate::observe::layout::pair_slots::{SLOT_LEN_BITS, SLOTS, SLOTS_TRIED};
 
 /// Of how many of the innermost starts of a thread the arguments are kept: 2 to this power.
 pub(crate) const DEPTH_BITS: u32 = 4;

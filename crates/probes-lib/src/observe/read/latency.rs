@@ -8,9 +8,8 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::{BUCKETS, HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::keyed_starts;
-use crate::observe::layout::shared::{
-    HEADER_LEN, PAIR_LEN, SLOT_LEN, SLOT_OVERFLOWS, SLOTS, SLOTS_TRIED, slot,
-};
+use crate::observe::layout::pair_slots::{SLOT_LEN, SLOTS, SLOTS_TRIED, slot};
+use crate::observe::layout::shared::{HEADER_LEN, PAIR_LEN, SLOT_OVERFLOWS};
 use crate::observe::read::data_source;
 use crate::observe::read::times::Times;
 use crate::sys::ticks::TickMeasurement;

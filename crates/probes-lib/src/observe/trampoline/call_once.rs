@@ -13,7 +13,7 @@
 use iced_x86::code_asm::{CodeAssembler, eax, rax, rcx};
 use iced_x86::{Code, Instruction, Register};
 
-use super::{DoesNotFit, at_address};
+use super::{DoesNotFit, at_address, with_displaced};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::LINE;
 use crate::observe::observation::CallOnce;
@@ -58,9 +58,5 @@ pub(super) fn code(
     a.set_label(&mut later)?;
     // A label needs an instruction.
     a.nop()?;
-    let mut code = a.assemble(at.0)?;
-    let copy = site.copy_at(bias, at.plus(code.len() as u64));
-    let copy = copy.map_err(|_| DoesNotFit)?;
-    code.extend(copy.code());
-    Ok((code, copy))
+    with_displaced(a.assemble(at.0)?, at, site, bias)
 }

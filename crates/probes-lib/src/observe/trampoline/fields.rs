@@ -19,7 +19,6 @@ use iced_x86::code_asm::{
 };
 
 use super::load;
-use super::record::argument_at;
 use super::value_pages::{unless_listed, unless_of_values};
 use crate::address::LiveAddr;
 use crate::observe::layout::shared::{SharedLayout, fields, record};
@@ -109,7 +108,7 @@ impl FieldCopies {
 
 /// Returns the state at the beginning: the first word of those of an argument is written already.
 fn first_state(index: u64) -> u32 {
-    let first = (argument_at(index) + record::COPY) / 8;
+    let first = (record::argument_at(index) + record::COPY) / 8;
     let end = first + fields::WORDS;
     (first + 1) as u32 | (end as u32) << END | (index as u32) << ARGUMENT
 }

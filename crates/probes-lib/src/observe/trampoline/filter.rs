@@ -12,9 +12,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
-use super::function_record::RED_ZONE;
-use super::keys;
-use super::saved::unless_room_on_stack;
+use super::saved::{RED_ZONE, unless_room_on_stack};
 use super::value_pages::{unless_listed, unless_of_values};
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
 use crate::address::LiveAddr;
@@ -98,15 +96,8 @@ pub(super) fn filter(
     is_false: CodeLabel,
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
-    if role.reads_memory() {
-        find_pages(a, context)?;
-    }
-    let mut code = FilterCode {
-        a,
-        arguments: &role.arguments,
-        context,
-        untyped,
-    };
+    let reads_memory = role.reads_memory();
+    let mut code = FilterCode::begin(a, &role.arguments, reads_memory, context, untyped)?;
     let jump = Jump {
         when: false,
         to: is_false,
@@ -116,42 +107,18 @@ pub(super) fn filter(
     code.a.nop()
 }
 
-/// Emits the code that loads an integer into rcx, or goes to `untyped`. Changes the [`saved_of_integer`] registers.
+/// Emits the code that loads an integer into rcx, or goes to `untyped`. Changes the [`saved_of_integer`] registers; not r8 if it is
+/// `beside_r8`, which keys hold.
 pub(super) fn integer(
     a: &mut CodeAssembler,
     role: &IntegerRole,
+    beside_r8: bool,
     context: FilterContext,
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
-    if role.reads_memory() {
-        find_pages(a, context)?;
-    }
-    let mut code = FilterCode {
-        a,
-        arguments: &role.arguments,
-        context,
-        untyped,
-    };
-    code.number(&role.integer.number, &POOL)
-}
-
-/// Emits the code that does the same, and keeps r8: for integers beside keys.
-pub(super) fn integer_beside_r8(
-    a: &mut CodeAssembler,
-    role: &IntegerRole,
-    context: FilterContext,
-    untyped: CodeLabel,
-) -> Result<(), IcedError> {
-    if role.reads_memory() {
-        find_pages(a, context)?;
-    }
-    let mut code = FilterCode {
-        a,
-        arguments: &role.arguments,
-        context,
-        untyped,
-    };
-    code.number(&role.integer.number, &POOL[..POOL.len() - 1])
+    let reads_memory = role.reads_memory();
+    let mut code = FilterCode::begin(a, &role.arguments, reads_memory, context, untyped)?;
+    code.number(&role.integer.number, pool(beside_r8))
 }
 
 /// Emits the code that loads what arguments make of a key, or goes to `untyped`; of a string, the address of its block, of which the
@@ -164,18 +131,11 @@ pub(super) fn key(
     context: FilterContext,
     untyped: CodeLabel,
 ) -> Result<Vec<Option<AsmRegister64>>, IcedError> {
-    if role.reads_memory() {
-        find_pages(a, context)?;
-    }
+    let reads_memory = role.reads_memory();
+    let mut code = FilterCode::begin(a, &role.arguments, reads_memory, context, untyped)?;
     let held = role.parts.iter().filter(|it| it.is_held()).count();
-    let mut holders = keys::holders(held).iter();
-    let mut code = FilterCode {
-        a,
-        arguments: &role.arguments,
-        context,
-        untyped,
-    };
-    let mut pool = POOL[..POOL.len() - usize::from(beside_r8)].to_vec();
+    let mut holders = holders(held).iter();
+    let mut pool = pool(beside_r8).to_vec();
     let mut all = Vec::new();
     for part in &role.parts {
         match part {
@@ -194,6 +154,17 @@ pub(super) fn key(
         all.push(holder);
     }
     Ok(all)
+}
+
+/// The registers that hold numbers, with or without r8, which is the last of them.
+fn pool(beside_r8: bool) -> &'static [AsmRegister64] {
+    &POOL[..POOL.len() - usize::from(beside_r8)]
+}
+
+/// The registers that hold the parts of a key that arguments make, so many.
+fn holders(many: usize) -> &'static [AsmRegister64] {
+    const BOTH: [AsmRegister64; 2] = [r8, rcx];
+    &BOTH[BOTH.len().saturating_sub(many)..]
 }
 
 /// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if the table is
@@ -244,7 +215,26 @@ fn immediate(number: &Number) -> Option<i32> {
     }
 }
 
-impl FilterCode<'_, '_> {
+impl<'p, 'a> FilterCode<'p, 'a> {
+    /// Emits what comes first if the code `reads_memory`.
+    fn begin(
+        a: &'a mut CodeAssembler,
+        arguments: &'p [ArgumentSource],
+        reads_memory: bool,
+        context: FilterContext,
+        untyped: CodeLabel,
+    ) -> Result<FilterCode<'p, 'a>, IcedError> {
+        if reads_memory {
+            find_pages(a, context)?;
+        }
+        Ok(FilterCode {
+            a,
+            arguments,
+            context,
+            untyped,
+        })
+    }
+
     /// Emits the code of a test, which falls through or jumps.
     fn test(&mut self, test: &Test, jump: Jump) -> Result<(), IcedError> {
         let otherwise = |to| Jump {

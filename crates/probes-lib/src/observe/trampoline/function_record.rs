@@ -23,7 +23,7 @@ use super::fields::FieldCopies;
 use super::filter::{self, FilterContext, SavedAt};
 use super::record::{self, unless_readable};
 use super::sampling;
-use super::saved::{LockedRegisters, Place, Saving};
+use super::saved::{LockedRegisters, Place, RED_ZONE, Saving};
 use super::stack_copy::StackCopy;
 use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
 use crate::address::{LiveAddr, PAGE};
@@ -204,7 +204,7 @@ fn value(
     source: ArgumentSource,
     place: Place,
 ) -> Result<(), IcedError> {
-    let value = qword_ptr(rcx + record::argument_at(index) + layout_of::VALUE);
+    let value = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE);
     match source {
         ArgumentSource::Register(register) => load_saved(a, rdx, register, place)?,
         ArgumentSource::Vector(register) => {
@@ -246,7 +246,7 @@ fn operand(
     (place, asks): (Place, bool),
     pointers: RecordPointers,
 ) -> Result<(), IcedError> {
-    let at = record::argument_at(index);
+    let at = layout_of::argument_at(index);
     let value = qword_ptr(rcx + at + layout_of::VALUE);
     let header = qword_ptr(rcx + at + layout_of::BLOCK_HEADER);
     let mut unread = a.create_label();
@@ -320,9 +320,6 @@ fn unless_operand_readable(
     unless_kernel_reads(a, 0, pointers.shared, otherwise)
 }
 
-/// How many bytes below the stack pointer a function may use (psABI 3.2.2).
-pub(super) const RED_ZONE: i32 = 128;
-
 /// Emits the code that copies what an argument points to into the record.
 fn memory(
     a: &mut CodeAssembler,
@@ -337,7 +334,7 @@ fn memory(
     let mut over = a.create_label();
     a.mov(
         rdx,
-        qword_ptr(rcx + record::argument_at(index) + layout_of::VALUE),
+        qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE),
     )?;
     match words {
         Words::Values => record::block(a, index, pointers.layout, over, fields)?,
@@ -387,7 +384,7 @@ fn maybe_block(
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
-    let header = qword_ptr(rcx + record::argument_at(index) + layout_of::BLOCK_HEADER);
+    let header = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::BLOCK_HEADER);
     a.test(edx, 7)?;
     a.jne(over)?;
     unless_certain(a, -8, pointers, over)?;
@@ -403,7 +400,7 @@ fn maybe_block(
 /// Emits the code that copies as many words from rdx on as esi says, at least one.
 fn copy_words(a: &mut CodeAssembler, index: u64) -> Result<(), IcedError> {
     let mut next = a.create_label();
-    let at = record::argument_at(index) + layout_of::COPY;
+    let at = layout_of::argument_at(index) + layout_of::COPY;
     a.xor(edi, edi)?;
     a.set_label(&mut next)?;
     a.mov(rax, qword_ptr(rdx + rdi * 8))?;

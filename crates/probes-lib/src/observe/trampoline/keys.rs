@@ -15,7 +15,7 @@
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, eax, edi, esi, qword_ptr,
-    r8, r8d, r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+    r8, r8d, r9, r9d, rax, rbx, rdi, rdx, rsi, rsp,
 };
 
 use super::filter::{self, FilterContext};
@@ -179,17 +179,9 @@ impl<'r, 'a> KeyCode<'r, 'a> {
                     self.mix(rax)?;
                 }
                 (KeyPart::Text(_), Some(block)) => {
-                    let mut next = self.a.create_label();
                     self.words(block)?;
                     self.mix(r9)?;
-                    self.at_most(text::WORDS)?;
-                    self.a.xor(edi, edi)?;
-                    self.a.set_label(&mut next)?;
-                    self.a.mov(rax, qword_ptr(block + rdi * 8))?;
-                    self.mix(rax)?;
-                    self.a.inc(edi)?;
-                    self.a.cmp(edi, r9d)?;
-                    self.a.jb(next)?;
+                    self.for_each_word(block, |code| code.mix(rax))?;
                 }
                 (_, Some(held)) => self.mix(held)?,
                 (part, None) => {
@@ -246,11 +238,23 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         self.a.nop()
     }
 
-    /// Emits the code that limits r9. Uses rdi.
-    fn at_most(&mut self, most: u64) -> Result<(), IcedError> {
-        self.a.mov(edi, most as u32)?;
+    /// Emits the code that does the same for each word in rax, number rdi, of as many as r9 says that a slot has of the string.
+    fn for_each_word(
+        &mut self,
+        block: AsmRegister64,
+        word: impl FnOnce(&mut Self) -> Result<(), IcedError>,
+    ) -> Result<(), IcedError> {
+        let mut next = self.a.create_label();
+        self.a.mov(edi, text::WORDS as u32)?;
         self.a.cmp(r9d, edi)?;
-        self.a.cmova(r9d, edi)
+        self.a.cmova(r9d, edi)?;
+        self.a.xor(edi, edi)?;
+        self.a.set_label(&mut next)?;
+        self.a.mov(rax, qword_ptr(block + rdi * 8))?;
+        word(self)?;
+        self.a.inc(edi)?;
+        self.a.cmp(edi, r9d)?;
+        self.a.jb(next)
     }
 
     /// Emits the code that puts in rbx the address of the slot for the hash in rdx, whose state has these bits as well.
@@ -311,17 +315,11 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         for (part, held, at) in self.parts() {
             match (&part, held) {
                 (KeyPart::Text(_), Some(block)) => {
-                    let mut next = self.a.create_label();
                     self.words(block)?;
                     self.a.mov(in_slot(at), r9)?;
-                    self.at_most(text::WORDS)?;
-                    self.a.xor(edi, edi)?;
-                    self.a.set_label(&mut next)?;
-                    self.a.mov(rax, qword_ptr(block + rdi * 8))?;
-                    self.a.mov(qword_ptr(rbx + rdi * 8 + (at + 8)), rax)?;
-                    self.a.inc(edi)?;
-                    self.a.cmp(edi, r9d)?;
-                    self.a.jb(next)?;
+                    self.for_each_word(block, |code| {
+                        code.a.mov(qword_ptr(rbx + rdi * 8 + (at + 8)), rax)
+                    })?;
                 }
                 (_, Some(held)) => self.a.mov(in_slot(at), held)?,
                 (part, None) => {
@@ -338,19 +336,13 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         for (part, held, at) in self.parts() {
             match (&part, held) {
                 (KeyPart::Text(_), Some(block)) => {
-                    let mut next = self.a.create_label();
                     self.words(block)?;
                     self.a.cmp(in_slot(at), r9)?;
                     self.a.jne(differs)?;
-                    self.at_most(text::WORDS)?;
-                    self.a.xor(edi, edi)?;
-                    self.a.set_label(&mut next)?;
-                    self.a.mov(rax, qword_ptr(block + rdi * 8))?;
-                    self.a.cmp(qword_ptr(rbx + rdi * 8 + (at + 8)), rax)?;
-                    self.a.jne(differs)?;
-                    self.a.inc(edi)?;
-                    self.a.cmp(edi, r9d)?;
-                    self.a.jb(next)?;
+                    self.for_each_word(block, |code| {
+                        code.a.cmp(qword_ptr(rbx + rdi * 8 + (at + 8)), rax)?;
+                        code.a.jne(differs)
+                    })?;
                 }
                 (_, Some(held)) => {
                     self.a.cmp(in_slot(at), held)?;
@@ -369,12 +361,6 @@ impl<'r, 'a> KeyCode<'r, 'a> {
 
 fn in_slot(at: i32) -> AsmMemoryOperand {
     qword_ptr(rbx + at)
-}
-
-/// The registers that hold the parts of a key that arguments make, so many.
-pub(super) fn holders(many: usize) -> &'static [AsmRegister64] {
-    const BOTH: [AsmRegister64; 2] = [r8, rcx];
-    &BOTH[BOTH.len().saturating_sub(many)..]
 }
 
 #[cfg(test)]

@@ -18,9 +18,8 @@ use super::values;
 use super::{Pointers, Saved, find_shared_and_time, offset, spread};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
-use crate::observe::layout::shared::{
-    self, SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOT_OVERFLOWS, SLOTS_TRIED, SharedLayout, slot,
-};
+use crate::observe::layout::pair_slots::{SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOTS_TRIED, slot};
+use crate::observe::layout::shared::{self, SLOT_OVERFLOWS, SharedLayout};
 use crate::observe::point::{KeyRole, Marks, PairEnd, PairFilter, WatchRole};
 
 /// The ends of pairs that a point is.

@@ -137,7 +137,7 @@ fn argument(
     layout: SharedLayout,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
-    let value = qword_ptr(rcx + argument_at(index) + record::VALUE);
+    let value = qword_ptr(rcx + record::argument_at(index) + record::VALUE);
     let mut over = a.create_label();
     match source {
         ArgumentSource::Register(register) => load_at_point(a, rdx, register, saved)?,
@@ -166,11 +166,6 @@ fn argument(
     a.nop()
 }
 
-/// Returns the offset of an argument in a record.
-pub(super) fn argument_at(index: u64) -> u64 {
-    record::ARGUMENTS + record::ARGUMENT_LEN * index
-}
-
 /// Emits the code that records the header of the block at rdx, which can be read, and leaves it in rax. It goes to `are_values` if
 /// the words of the block are values.
 pub(super) fn block_header(
@@ -178,7 +173,7 @@ pub(super) fn block_header(
     index: u64,
     are_values: CodeLabel,
 ) -> Result<(), IcedError> {
-    let header = qword_ptr(rcx + argument_at(index) + record::BLOCK_HEADER);
+    let header = qword_ptr(rcx + record::argument_at(index) + record::BLOCK_HEADER);
     a.mov(rax, qword_ptr(rdx - 8))?;
     a.mov(header, rax)?;
     a.mov(byte_ptr(rcx + record::COPIED + index), 1)?;
@@ -207,7 +202,7 @@ pub(super) fn block(
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     let are_values = fields.begin(a, index, over);
-    let at = argument_at(index);
+    let at = record::argument_at(index);
     // Blocks are aligned to words; odd values are integers.
     a.test(dl, 7)?;
     a.jne(over)?;

@@ -16,6 +16,9 @@ use iced_x86::{Code, IcedError, Instruction, Register};
 use super::{SAVED_IF_TIMED, Saved, at_address, load, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 
+/// How many bytes below the stack pointer a function may use (psABI 3.2.2).
+pub(super) const RED_ZONE: i32 = 128;
+
 /// How often the lock is tried: no register is free to count in.
 const TRIES: u32 = 8;
 

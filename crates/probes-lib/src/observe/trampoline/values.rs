@@ -39,10 +39,10 @@ pub(super) fn record(
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
     match keys {
-        None => filter::integer(a, &role.integer, context, untyped)?,
+        None => filter::integer(a, &role.integer, false, context, untyped)?,
         Some(keys) => {
             keys::histogram(a, keys, role.is_signed(), context, untyped)?;
-            filter::integer_beside_r8(a, &role.integer, context, untyped)?;
+            filter::integer(a, &role.integer, true, context, untyped)?;
         }
     }
     let place = Place {

@@ -6,7 +6,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
-use super::super::record::{self, argument_at};
+use super::super::record;
 use super::super::saved::Saving;
 use super::super::stack_copy::StackCopy;
 use super::{Calls, DEPTH_AT, before, is_on_fiber, last_call, last_flags};
@@ -87,12 +87,15 @@ impl Report<'_> {
         a.mov(qword_ptr(rcx + (start + layout_of::COPIED)), 0)?;
         for index in 0..self.reported.arguments.len() as u64 {
             a.mov(rax, qword_ptr(rdx + (call_slot::ARGUMENTS + 8 * index)))?;
-            let argument = start + argument_at(index) + layout_of::VALUE;
+            let argument = start + layout_of::argument_at(index) + layout_of::VALUE;
             a.mov(qword_ptr(rcx + argument), rax)?;
         }
         a.mov(qword_ptr(rcx + layout_of::COPIED), 0)?;
         self.saving.load(a, rax, Register::RAX)?;
-        a.mov(qword_ptr(rcx + (argument_at(0) + layout_of::VALUE)), rax)?;
+        a.mov(
+            qword_ptr(rcx + (layout_of::argument_at(0) + layout_of::VALUE)),
+            rax,
+        )?;
         if layout.stacks != StackCopies::None {
             let kept = |at: u64| qword_ptr(rcx + offset(layout.stack_at() + KEPT + at));
             a.mov(kept(0), rdi)?;

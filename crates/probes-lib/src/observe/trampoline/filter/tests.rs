@@ -352,7 +352,7 @@ fn code_of_integer(integer: &IntegerExpression, pages: ValuePages) -> Vec<u8> {
         saved_of_integer(&role),
         integer,
         pages,
-        |a, context, _, untyped| super::integer(a, &role, context, untyped),
+        |a, context, _, untyped| super::integer(a, &role, false, context, untyped),
     )
 }
 

@@ -28,7 +28,7 @@ use iced_x86::{IcedError, Register};
 use super::super::{Saved, load_at_point};
 use super::locate_start;
 use crate::observe::frame::Frame;
-use crate::observe::layout::shared::slot;
+use crate::observe::layout::pair_slots::slot;
 use crate::observe::point::Marks;
 
 /// Emits the code that marks the start that is located by rdx in the slot at rcx. The code uses rdi, r8 and r9.

@@ -16,7 +16,7 @@ use iced_x86::code_asm::{
 use super::super::{Pointers, load, offset};
 use super::{Starts, add_time, find_slot, reset_slot_of_exited_thread};
 use crate::observe::layout::keyed_starts::{BUCKET_LEN_BITS, BUCKETS_BITS, SLOTS, slot};
-use crate::observe::layout::shared;
+use crate::observe::layout::pair_slots;
 use crate::observe::point::PairEnd;
 
 /// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx, the time in rsi, and the hash of
@@ -116,11 +116,17 @@ fn start(
     load(a, rbx, pointers.shared)?;
     a.test(r9, r9)?;
     a.js(over)?;
-    count(a, end, pointers, shared::slot::REPLACED_STARTS, over)?;
+    count(a, end, pointers, pair_slots::slot::REPLACED_STARTS, over)?;
     a.jmp(over)?;
 
     a.set_label(&mut no_room)?;
-    count(a, end, pointers, shared::slot::STARTS_WITHOUT_ROOM, over)?;
+    count(
+        a,
+        end,
+        pointers,
+        pair_slots::slot::STARTS_WITHOUT_ROOM,
+        over,
+    )?;
     a.set_label(&mut written)?;
     load(a, rbx, pointers.shared)
 }
@@ -136,7 +142,7 @@ fn take_start(
     let (mut again, mut same) = (a.create_label(), a.create_label());
     a.set_label(&mut again)?;
     search(a, end, pointers, false, same)?;
-    count(a, end, pointers, shared::slot::UNMATCHED_STOPS, over)?;
+    count(a, end, pointers, pair_slots::slot::UNMATCHED_STOPS, over)?;
     a.jmp(over)?;
 
     a.set_label(&mut same)?;

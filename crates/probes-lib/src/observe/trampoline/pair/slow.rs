@@ -10,9 +10,8 @@ use iced_x86::code_asm::{
 use super::super::fields::FieldCopies;
 use super::super::{Pointers, Saved, offset, record};
 use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
-use crate::observe::layout::shared::{
-    SLOT_LEN_BITS, SLOW_FROM, SharedLayout, TID_AT, record as layout_of,
-};
+use crate::observe::layout::pair_slots::SLOT_LEN_BITS;
+use crate::observe::layout::shared::{SLOW_FROM, SharedLayout, TID_AT, record as layout_of};
 use crate::observe::point::{PairEnd, WatchRole};
 
 /// Where what is kept of a start of a pair is.
