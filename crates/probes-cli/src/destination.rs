@@ -103,6 +103,15 @@ impl Output {
         printed
     }
 
+    /// Writes the last of an answer, as [`Output::print_result`] does; without waiting, if its reader does not read it.
+    pub(crate) fn print_last(&self, text: &str, was_read: bool) -> Result<(), Failure> {
+        if was_read {
+            self.print_result(text)
+        } else {
+            print_result_without_waiting(text)
+        }
+    }
+
     /// Says what the lines of an answer for people add up to, if they are many.
     pub(crate) fn sum_up(&self, messages: &Messages, lines: usize, sum: impl FnOnce() -> String) {
         if self.format != Format::Json && lines > TERMINAL_LINES {
@@ -208,7 +217,7 @@ fn pieces(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// Writes a result, while nobody reads the answer, to standard error, as far as that takes it without waiting:
 /// the command was interrupted.
-pub(crate) fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
+fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
     for piece in text.as_bytes().chunks(PIPE_BUF) {
         let mut errors = stderr();
         // poll(2) says that a pipe can be written if there is room for PIPE_BUF bytes.

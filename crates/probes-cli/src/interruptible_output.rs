@@ -2,7 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write, stdout};
-use std::mem::take;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
@@ -76,19 +75,11 @@ impl InterruptibleOutput {
         &self.signals
     }
 
-    /// Returns the signals.
-    pub(crate) fn into_signals(self) -> TerminationSignals {
-        self.signals
-    }
-
-    /// False if a signal came while the reader did not read.
-    pub(crate) fn was_read(&self) -> bool {
-        self.was_read
-    }
-
-    /// What there was no room for when the deadline came, to be printed before all else.
-    pub(crate) fn take_rest(&mut self) -> Vec<u8> {
-        take(&mut self.rest)
+    /// Unblocks the signals, and writes what there was no room for when the deadline came. Returns false if a signal came while
+    /// the reader did not read, and what has failed.
+    pub(crate) fn end(self) -> (bool, Result<(), Failure>) {
+        self.signals.unblock();
+        (self.was_read, self.destination.print(&self.rest))
     }
 
     /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them. After the first signal, they are

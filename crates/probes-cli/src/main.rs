@@ -6,6 +6,7 @@
 
 mod command_line;
 mod commands;
+mod descriptors;
 mod destination;
 mod failure;
 mod flags;
@@ -13,6 +14,7 @@ mod hint;
 mod interruptible_output;
 mod messages;
 mod output;
+mod search_path;
 mod signals;
 mod spelling;
 mod text;

@@ -1,28 +1,22 @@
 //! What `watch`, `count` and `hist` have in common with -events: the runtime events of a process are read for a time, and shown
 //! periodically. The process is not changed.
 
-use std::iter;
 use std::time::{Duration, Instant};
 
 use probes_lib::{Glob, RuntimeEventName, RuntimeEvents, SelectedEntry, SelectedEvents, Target};
 
+use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use super::failed::Failed;
 use super::gaps::Gaps;
 use super::observe_loop::Display;
-use crate::destination::{Output, print_result_without_waiting};
+use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::TargetSelection;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{LostWords, WarningKind};
-use crate::signals::{TerminationSignals, WaitEnd};
+use crate::output::LostWords;
+use crate::signals::TerminationSignals;
 use crate::usage::UsageError;
-
-/// How often events are read: a ring holds more than what is written in this time.
-const READ_INTERVAL: Duration = Duration::from_millis(5);
-
-/// How often it is checked whether the process still writes events.
-const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Runtime events of a process that are read.
 pub(super) struct EventReading<'o> {
@@ -100,86 +94,33 @@ impl<'o> EventReading<'o> {
         let signals = TerminationSignals::block()?;
         let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
         let end = duration.unwrap_or(Duration::MAX);
-        interruptible.set_deadline(self.begun.checked_add(end));
         let mut failures = Failed::default();
         failures.add(output.begin());
-        failures.add(self.until_end(view, &mut display, end, &mut interruptible));
-        let lasted = self.begun.elapsed();
-        let was_read = interruptible.was_read();
-        let rest = interruptible.take_rest();
-        interruptible.into_signals().unblock();
-        failures.add(output.destination.print(&rest));
+        let (begun, target) = (self.begun, self.target.clone());
+        let mut shown = ShownEvents {
+            next: display.interval.unwrap_or(Duration::MAX),
+            reading: &mut self,
+            view,
+            display: &mut display,
+        };
+        let ended = read_until_end(&mut shown, &target, begun, end, &mut interruptible);
+        failures.add(ended.map(|end| end.note(&output.messages)));
+        let lasted = begun.elapsed();
+        let (was_read, rest_printed) = interruptible.end();
+        failures.add(rest_printed);
         if let Some(table) = display.table.as_mut().filter(|_| was_read) {
             failures.add(output.print(&table.erase_sequence()));
         }
         let last = view.last(self.so_far(lasted, false));
-        failures.add(last.and_then(|text| {
-            if was_read {
-                output.print_result(&text)
-            } else {
-                print_result_without_waiting(&text)
-            }
-        }));
+        failures.add(last.and_then(|text| output.print_last(&text, was_read)));
         if self.forks > 1 {
             let forks = self.forks;
             output.messages.note(&format!(
                 "the process has forked {forks} children, each with rings of its own"
             ));
         }
-        if let Some(lost) = self.lost.sentence() {
-            output.messages.warning(
-                WarningKind::LostEvents,
-                &format!("words of events were overwritten before they were read: {lost}"),
-                "start the process with larger rings: e=18 in OCAMLRUNPARAM",
-            );
-        }
+        warn_of_lost_words(&self.lost, &output.messages);
         failures.finish(&output.messages)
-    }
-
-    fn until_end(
-        &mut self,
-        view: &mut impl EventView,
-        display: &mut Display,
-        end: Duration,
-        interruptible: &mut InterruptibleOutput,
-    ) -> Result<(), Failure> {
-        let interval = display.interval.unwrap_or(Duration::MAX);
-        let (mut next, mut checked) = (interval, Duration::ZERO);
-        loop {
-            let left = end.saturating_sub(self.begun.elapsed()).min(READ_INTERVAL);
-            let wait_end = interruptible
-                .signals()
-                .wait(iter::once(&self.target), left)?;
-            let at = self.begun.elapsed();
-            let mut writes = !matches!(wait_end, WaitEnd::Exited);
-            if writes && at >= checked + CHECK_INTERVAL {
-                checked = at;
-                let mapped = self.events.is_mapped();
-                writes = mapped.map_err(Failure::of_process(self.target.pid()))?;
-            }
-            // After the check, so that nothing is missed that was written before.
-            self.read(view)?;
-            if !writes {
-                let note = "the process has exited, or writes no more events";
-                self.output.messages.note(note);
-                return Ok(());
-            }
-            if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
-                return Ok(());
-            }
-            if at < next {
-                continue;
-            }
-            next = at.saturating_add(interval);
-            let (text, enough) = view.show(self.so_far(at, display.table.is_some()))?;
-            let shown = match &mut display.table {
-                Some(table) => table.redraw(&text, &Gaps::default(), interruptible)?,
-                None => interruptible.write(&text)?,
-            };
-            if matches!(enough, Next::Stop) || matches!(shown, Next::Stop) {
-                return Ok(());
-            }
-        }
     }
 
     fn read(&mut self, view: &mut impl EventView) -> Result<(), Failure> {
@@ -209,6 +150,47 @@ impl<'o> EventReading<'o> {
             at,
             is_redrawn,
         }
+    }
+}
+
+/// Events that are read and shown at the intervals of a display.
+struct ShownEvents<'s, 'o, V> {
+    reading: &'s mut EventReading<'o>,
+    view: &'s mut V,
+    display: &'s mut Display,
+    /// When they are shown next, since the beginning.
+    next: Duration,
+}
+
+impl<V: EventView> EventReader for ShownEvents<'_, '_, V> {
+    fn are_written(&mut self) -> Result<bool, Failure> {
+        let mapped = self.reading.events.is_mapped();
+        mapped.map_err(Failure::of_process(self.reading.target.pid()))
+    }
+
+    fn read(&mut self) -> Result<(), Failure> {
+        self.reading.read(self.view)
+    }
+
+    fn show(
+        &mut self,
+        at: Duration,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        if at < self.next {
+            return Ok(Next::Continue);
+        }
+        self.next = at.saturating_add(self.display.interval.unwrap_or(Duration::MAX));
+        let table = &mut self.display.table;
+        let (text, enough) = self.view.show(self.reading.so_far(at, table.is_some()))?;
+        let shown = match table {
+            Some(table) => table.redraw(&text, &Gaps::default(), interruptible)?,
+            None => interruptible.write(&text)?,
+        };
+        Ok(match enough {
+            Next::Stop => Next::Stop,
+            Next::Continue => shown,
+        })
     }
 }
 

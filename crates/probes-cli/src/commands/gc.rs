@@ -5,23 +5,25 @@ mod program;
 mod switched;
 
 use std::ffi::OsString;
-use std::iter;
 use std::mem::take;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
-use self::program::StartedProgram;
+use self::program::ProgramWithEvents;
 use self::switched::OpenedEvents;
+use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use super::failed::Failed;
-use crate::destination::{Output, print_result_without_waiting};
+use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, DurationFlag, OutputFlags, TakeOver, duration, pid};
+use crate::flags::{
+    Checked, DurationFlag, LookedAt, OutputFlags, ProcessOrProgram, TakeOver, duration,
+};
 use crate::interruptible_output::{InterruptibleOutput, Next};
-use crate::output::{GcReport, LongPause, WarningKind};
-use crate::signals::{TerminationSignals, WaitEnd};
+use crate::output::{GcReport, LongPause};
+use crate::signals::TerminationSignals;
 
 const HELP: &str = "\
 Reads the events that the runtime of OCaml 5 writes itself. If they are not on, it switches them on once the process
@@ -57,7 +59,7 @@ signal that ended it. The answer is on standard error then, unless -o names a fi
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    observed: Observed,
+    observed: ProcessOrProgram,
     #[command(flatten)]
     until: DurationFlag,
     /// Print the figures so far every DURATION
@@ -70,59 +72,36 @@ pub(crate) struct Args {
     take_over: TakeOver,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
-    /// Arguments of the program
-    #[arg(
-        last = true,
-        id = "argument",
-        value_name = "ARGS",
-        help_heading = "Arguments",
-        requires = "prog"
-    )]
-    arguments: Vec<OsString>,
 }
-
-// A process, or a program to start.
-#[derive(Debug, clap::Args)]
-#[group(required = true, multiple = false)]
-struct Observed {
-    /// The process
-    #[arg(short, long, value_name = "N", value_parser = pid)]
-    pid: Option<i32>,
-    /// The program to start; with no slash in it, it is looked up in PATH
-    #[arg(long, value_name = "FILE")]
-    prog: Option<PathBuf>,
-}
-
-/// How often events are read: a ring holds more than what is written in this time.
-const READ_INTERVAL: Duration = Duration::from_millis(5);
-
-/// How often it is checked whether the process still writes events.
-const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    if let Some(pid) = args.observed.pid {
-        let output = args.output.open()?.with_pid(pid);
-        let target = Target::open_any(pid).map_err(Failure::of_process(pid))?;
-        let open = |end, signals: &TerminationSignals| {
-            OpenedEvents::of_process(&target, &args.take_over, end, &output, signals)
-        };
-        let done = match read(args, &target, &output, open) {
-            Err(Failure::Target(_, why)) if is_without_events(&why) => {
-                functions::run(args, &target, why, &output)
-            }
-            done => done,
-        };
-        return done.map(|()| ExitCode::SUCCESS);
+    match args.observed.given() {
+        LookedAt::Process(pid) => of_process(args, pid).map(|()| ExitCode::SUCCESS),
+        LookedAt::Program { path, arguments } => of_program(args, path, arguments),
     }
-    let Some(program) = &args.observed.prog else {
-        // The flags are checked: there is one of them.
-        return Ok(ExitCode::FAILURE);
+}
+
+fn of_process(args: &Args, pid: i32) -> Result<(), Failure> {
+    let output = args.output.open()?.with_pid(pid);
+    let target = Target::open_any(pid).map_err(Failure::of_process(pid))?;
+    let open = |end, signals: &TerminationSignals| {
+        OpenedEvents::of_process(&target, &args.take_over, end, &output, signals)
     };
-    args.output.refuse_to_overwrite("-prog", program)?;
+    match read(args, &target, &output, open) {
+        Err(Failure::Target(_, why)) if is_without_events(&why) => {
+            functions::run(args, &target, why, &output)
+        }
+        done => done,
+    }
+}
+
+/// Starts a program, and returns its status, whatever has become of the figures.
+fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
+    args.output.refuse_to_overwrite("-prog", path)?;
     let output = args.output.open_beside_program()?;
-    let started = StartedProgram::start(program, &args.arguments)?;
+    let started = ProgramWithEvents::start(path, arguments)?;
     let output = output.with_pid(started.pid());
-    let done = match started.open() {
+    let done = match Target::open_any(started.pid()) {
         Ok(target) => read(args, &target, &output, |_, signals| {
             let events = started.events(&target, signals)?;
             Ok(OpenedEvents::always_on(events))
@@ -132,7 +111,6 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
             .events_of_exited()
             .and_then(|events| read_exited(args, &started, events, &output)),
     };
-    // Its status is ours, whatever has become of the figures.
     if let Err(failure) = &done {
         output.messages.failure(failure);
     }
@@ -167,12 +145,11 @@ fn read(
     let events = match opened {
         Ok(events) => events,
         Err(failure) => {
-            interruptible.into_signals().unblock();
-            return Err(failure);
+            let (_, printed) = interruptible.end();
+            return printed.and(Err(failure));
         }
     };
     let begun = Instant::now();
-    interruptible.set_deadline(begun.checked_add(end));
     let mut reading = Reading {
         args,
         output,
@@ -181,37 +158,36 @@ fn read(
         events,
         pauses: GcPauses::default(),
         long: String::new(),
-        begun,
+        next: args.interval.unwrap_or(Duration::MAX),
     };
     let mut failures = Failed::default();
     failures.add(output.begin());
-    failures.add(reading.until_end(target, end, &mut interruptible));
+    let ended = read_until_end(&mut reading, target, begun, end, &mut interruptible);
+    // That a program which was started has exited is no news.
+    let is_news = args.observed.is_process();
+    failures.add(ended.map(|end| {
+        if is_news {
+            end.note(&output.messages);
+        }
+    }));
     let seconds = begun.elapsed();
     // Before anything waits for a reader.
     failures.add(reading.events.close(pid));
-    let was_read = interruptible.was_read();
-    let rest = interruptible.take_rest();
-    interruptible.into_signals().unblock();
-    failures.add(output.destination.print(&rest));
+    let (was_read, rest_printed) = interruptible.end();
+    failures.add(rest_printed);
     let long = take(&mut reading.long);
     reading.pauses.finish();
     let report = reading.report(seconds);
     let text = report.text(output.format).map(|text| long + &text);
-    failures.add(text.and_then(|text| {
-        if was_read {
-            output.print_result(&text)
-        } else {
-            print_result_without_waiting(&text)
-        }
-    }));
-    warn_of_lost(&report, output);
+    failures.add(text.and_then(|text| output.print_last(&text, was_read)));
+    warn_of_lost_words(&report.lost(), &output.messages);
     failures.finish(&output.messages)
 }
 
 /// Reads the events of a program that has exited before they could be opened, and prints what they add up to.
 fn read_exited(
     args: &Args,
-    started: &StartedProgram,
+    started: &ProgramWithEvents,
     events: RuntimeEvents,
     output: &Output,
 ) -> Result<(), Failure> {
@@ -224,27 +200,17 @@ fn read_exited(
         events: OpenedEvents::always_on(events),
         pauses: GcPauses::default(),
         long: String::new(),
-        begun: started.begun(),
+        next: Duration::MAX,
     };
-    let seconds = reading.begun.elapsed();
+    let seconds = started.begun().elapsed();
     output.begin()?;
     reading.read()?;
     reading.pauses.finish();
     let long = take(&mut reading.long);
     let report = reading.report(seconds);
     output.print_result(&(long + &report.text(output.format)?))?;
-    warn_of_lost(&report, output);
+    warn_of_lost_words(&report.lost(), &output.messages);
     Ok(())
-}
-
-fn warn_of_lost(report: &GcReport<'_>, output: &Output) {
-    if let Some(lost) = report.lost() {
-        output.messages.warning(
-            WarningKind::LostEvents,
-            &format!("words of events were overwritten before they were read: {lost}"),
-            "start the process with larger rings: e=18 in OCAMLRUNPARAM",
-        );
-    }
 }
 
 /// Events that are read and added up.
@@ -257,55 +223,18 @@ struct Reading<'g> {
     pauses: GcPauses,
     /// Pauses that are to be printed.
     long: String,
-    begun: Instant,
+    /// When the figures so far are shown next, since the beginning.
+    next: Duration,
 }
 
-impl Reading<'_> {
-    /// Reads and shows until the time is over, a signal comes, or the process writes no more.
-    fn until_end(
-        &mut self,
-        target: &Target,
-        end: Duration,
-        interruptible: &mut InterruptibleOutput,
-    ) -> Result<(), Failure> {
-        let interval = self.args.interval.unwrap_or(Duration::MAX);
-        let (mut next, mut checked) = (interval, Duration::ZERO);
-        loop {
-            let left = end.saturating_sub(self.begun.elapsed()).min(READ_INTERVAL);
-            let wait_end = interruptible.signals().wait(iter::once(target), left)?;
-            let at = self.begun.elapsed();
-            let mut writes = !matches!(wait_end, WaitEnd::Exited);
-            if writes && at >= checked + CHECK_INTERVAL {
-                checked = at;
-                let mapped = self.events.events.is_mapped();
-                writes = mapped.map_err(Failure::of_process(self.pid))?;
-                if writes {
-                    let check = self.events.check();
-                    check.map_err(Failure::of_process(self.pid))?;
-                }
-            }
-            // After the check, so that nothing is missed that was written before.
-            self.read()?;
-            if !writes && self.args.observed.pid.is_none() {
-                return Ok(());
-            }
-            if !writes {
-                let note = "the process has exited, or writes no more events";
-                self.output.messages.note(note);
-                return Ok(());
-            }
-            if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
-                return Ok(());
-            }
-            let mut text = take(&mut self.long);
-            if at >= next {
-                next = at.saturating_add(interval);
-                text += &self.report(at).so_far().text(self.output.format)?;
-            }
-            if let Next::Stop = interruptible.write(&text)? {
-                return Ok(());
-            }
+impl EventReader for Reading<'_> {
+    fn are_written(&mut self) -> Result<bool, Failure> {
+        let of_process = Failure::of_process(self.pid);
+        let mapped = self.events.events.is_mapped().map_err(&of_process)?;
+        if mapped {
+            self.events.check().map_err(&of_process)?;
         }
+        Ok(mapped)
     }
 
     fn read(&mut self) -> Result<(), Failure> {
@@ -324,6 +253,21 @@ impl Reading<'_> {
         read.map_err(Failure::of_process(pid))
     }
 
+    fn show(
+        &mut self,
+        at: Duration,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let mut text = take(&mut self.long);
+        if at >= self.next {
+            self.next = at.saturating_add(self.args.interval.unwrap_or(Duration::MAX));
+            text += &self.report(at).so_far().text(self.output.format)?;
+        }
+        interruptible.write(&text)
+    }
+}
+
+impl Reading<'_> {
     fn report(&self, seconds: Duration) -> GcReport<'_> {
         GcReport::new(
             self.pid,

@@ -12,7 +12,7 @@ use super::failed::Failed;
 use super::gaps::{GapWarning, Gaps};
 use super::redraw::RedrawnTable;
 use super::undo::retry;
-use crate::destination::{Output, print_result_without_waiting};
+use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec, is_replaced};
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
@@ -93,13 +93,7 @@ impl Display {
 impl<T> Outcome<T> {
     /// Prints the results.
     pub(super) fn print(&mut self, output: &Output, text: Result<String, Failure>) {
-        let printed = text.and_then(|text| {
-            if self.was_read {
-                output.print_result(&text)
-            } else {
-                print_result_without_waiting(&text)
-            }
-        });
+        let printed = text.and_then(|text| output.print_last(&text, self.was_read));
         self.failures.add(printed);
     }
 
@@ -184,13 +178,11 @@ impl<'t> ActiveObservation<'t> {
             self.observer.remove()
         });
         let gaps = Gaps::of(&self.observer);
-        let was_read = self.interruptible.was_read();
-        let rest = self.interruptible.take_rest();
-        self.interruptible.into_signals().unblock();
+        let (was_read, rest_printed) = self.interruptible.end();
         let pid = self.target.pid();
         let mut failures = Failed::default();
         failures.add(begun);
-        failures.add(self.output.destination.print(&rest));
+        failures.add(rest_printed);
         if let Some(table) = display.table.as_mut().filter(|_| was_read) {
             // Before the messages that follow: what is written below a table would be erased with it.
             failures.add(self.output.print(&table.erase_sequence()));

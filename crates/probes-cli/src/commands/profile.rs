@@ -4,26 +4,23 @@ mod progress;
 
 use std::ffi::OsString;
 use std::iter;
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use probes_lib::{Activity, Profile, Profiler, Target, WaitMethod};
 
 use super::picture_file::PictureFile;
+use super::started_program::StartedProgram;
+use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, DurationFlag, OutputFlags, pid, positive};
+use crate::flags::{Checked, DurationFlag, LookedAt, OutputFlags, ProcessOrProgram, positive};
 use crate::output::{PictureKind, ProfileBy, ProfileOptions, ProfileReport, WarningKind};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::number_of;
 use progress::Progress;
-
-/// How long a program that was started may take until its memory is set up.
-const EXECUTING: Duration = Duration::from_secs(1);
 
 const HELP: &str = "\
 Looks at all threads 99 times a second, and adds the time in between to what those do that run. Waits are recorded by
@@ -60,7 +57,7 @@ answer is on standard error then, unless -o names a file. docs/profile.md says m
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    profiled: Profiled,
+    profiled: ProcessOrProgram,
     #[command(flatten)]
     until: DurationFlag,
     /// Only the time on the processor
@@ -81,32 +78,11 @@ pub(crate) struct Args {
     /// Stop nothing
     #[arg(long)]
     live: bool,
-    /// Tell apart what happens while the garbage collector is at work
+    /// Distinguish what happens while the garbage collector is at work
     #[arg(long)]
     gc: bool,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
-    /// Arguments of the program
-    #[arg(
-        last = true,
-        id = "argument",
-        value_name = "ARGS",
-        help_heading = "Arguments",
-        requires = "prog"
-    )]
-    arguments: Vec<OsString>,
-}
-
-// A process, or a program to start.
-#[derive(Debug, clap::Args)]
-#[group(required = true, multiple = false)]
-struct Profiled {
-    /// The process
-    #[arg(short, long, value_name = "N", value_parser = pid)]
-    pid: Option<i32>,
-    /// The program to start; with no slash in it, it is looked up in PATH
-    #[arg(long, value_name = "FILE")]
-    prog: Option<PathBuf>,
 }
 
 fn frequency(typed: &str) -> Result<u32, String> {
@@ -117,43 +93,36 @@ fn frequency(typed: &str) -> Result<u32, String> {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    if let Some(pid) = args.profiled.pid {
-        let output = match picture_path(args) {
-            Some(_) => args.output.open_stdout(),
-            None => args.output.open()?,
-        };
-        return profile(args, pid, &output).map(|()| ExitCode::SUCCESS);
+    match args.profiled.given() {
+        LookedAt::Process(pid) => {
+            let output = match picture_path(args) {
+                Some(_) => args.output.open_stdout(),
+                None => args.output.open()?,
+            };
+            profile(args, pid, &output).map(|()| ExitCode::SUCCESS)
+        }
+        LookedAt::Program { path, arguments } => of_program(args, path, arguments),
     }
-    let Some(program) = &args.profiled.prog else {
-        // The flags are checked: there is one of them.
-        return Ok(ExitCode::FAILURE);
-    };
-    args.output.refuse_to_overwrite("-prog", program)?;
+}
+
+/// Starts a program, and returns its status, whatever has become of the profile.
+fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
+    args.output.refuse_to_overwrite("-prog", path)?;
     let output = match picture_path(args) {
         Some(_) => args.output.open_stderr(),
         None => args.output.open_beside_program()?,
     };
-    let mut command = Command::new(program);
-    let mut child = command
-        .args(&args.arguments)
-        .spawn()
-        .map_err(|source| Failure::StartProgram(program.clone(), source))?;
-    let profiled = profile(args, child.id() as i32, &output);
-    // Its status is ours, whatever has become of the profile.
-    match &profiled {
-        Err(_) if matches!(child.try_wait(), Ok(Some(_))) => output.messages.warning(
+    let mut started = StartedProgram::start(path, arguments, [])?;
+    match profile(args, started.pid(), &output) {
+        Err(_) if started.has_exited() => output.messages.warning(
             WarningKind::UnreadStacks,
             "the program exited before its profile could begin",
             "profile a longer run of it",
         ),
-        Err(failure) => output.messages.failure(failure),
+        Err(failure) => output.messages.failure(&failure),
         Ok(()) => {}
     }
-    let status = child
-        .wait()
-        .map_err(|source| Failure::System("wait for the program", source))?;
-    let code = status.code().or(status.signal().map(|signal| 128 + signal));
-    Ok(ExitCode::from(code.unwrap_or(1) as u8))
+    started.wait()
 }
 
 /// The file of a picture, if -o asks for one.
@@ -166,10 +135,11 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let output = &output.clone().with_pid(pid);
     let of_process = Failure::of_process(pid);
     // For the files of many threads. Not before a program is started, which inherits the limit.
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
-    }
-    let (target, mut profiler) = open(args, pid).map_err(&of_process)?;
+    descriptors::allow(u64::MAX);
+    let target = Target::open_any(pid).map_err(&of_process)?;
+    // Threads that run are of no interest off the processor.
+    let is_live = args.live || args.off_cpu;
+    let mut profiler = Profiler::of_process(pid, is_live).map_err(&of_process)?;
     if args.gc {
         profiler.tell_collections_apart().map_err(&of_process)?;
     } else if !args.on_cpu {
@@ -182,10 +152,11 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let signals = TerminationSignals::block()?;
     output.begin()?;
     // A program that was started writes to the terminal itself.
-    let is_shown = args.profiled.pid.is_some() && output.messages.may_show_progress();
-    let progress = match is_shown {
-        true => Progress::begin(args.until.duration),
-        false => None,
+    let is_shown = args.profiled.is_process() && output.messages.may_show_progress();
+    let progress = if is_shown {
+        Progress::begin(args.until.duration)
+    } else {
+        None
     };
     let ended = sample(args, &target, &mut profiler, &signals, progress);
     signals.unblock();
@@ -207,27 +178,6 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     output.print_result(&report.text(output.format)?)?;
     warn(args, &profile, &profiler.unreadable(), output);
     ended.map_err(of_process)
-}
-
-fn open(args: &Args, pid: i32) -> Result<(Target, Profiler), probes_lib::Error> {
-    // Threads that run are of no interest off the processor.
-    let is_live = args.live || args.off_cpu;
-    let begun = Instant::now();
-    loop {
-        let target = Target::open_any(pid);
-        let opened = target.and_then(|it| Ok((it, Profiler::of_process(pid, is_live)?)));
-        match opened {
-            // The kernel says that a program was started before it has set up its memory.
-            Err(error)
-                if error.is_executed()
-                    && args.profiled.prog.is_some()
-                    && begun.elapsed() < EXECUTING =>
-            {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            opened => return opened,
-        }
-    }
 }
 
 fn title(args: &Args, pid: i32, program: &Path) -> String {
@@ -270,9 +220,10 @@ fn sample(
         }
         let now = begun.elapsed();
         let is_look = !is_over && now < next;
-        let sampled = match is_look {
-            true => profiler.look_at_waits(),
-            false => profiler.sample(),
+        let sampled = if is_look {
+            profiler.look_at_waits()
+        } else {
+            profiler.sample()
         };
         looked = now;
         match sampled {

@@ -3,7 +3,7 @@
 mod sink;
 mod timeline;
 
-use std::iter;
+use std::mem::take;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use probes_lib::{RuntimeEvents, Target};
 
 use self::sink::Sink;
 use self::timeline::Timeline;
+use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use super::failed::Failed;
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::open_to_observe;
@@ -23,15 +24,13 @@ use crate::flags::{
     Checked, DurationFlag, OneProcess, OutputFlags, RecordedFlags, SeccompFlag, TakeOver, duration,
     with_regexp_help,
 };
-use crate::interruptible_output::Next;
+use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{
-    RecordCounts, RecordReport, SUFFIXES, TimelineFile, TimelineFormat, TracedProcess, WarningKind,
+    LostWords, RecordCounts, RecordReport, SUFFIXES, TimelineFile, TimelineFormat, TracedProcess,
+    WarningKind,
 };
-use crate::signals::{TerminationSignals, WaitEnd};
+use crate::signals::TerminationSignals;
 use crate::usage::UsageError;
-
-/// How often it is checked whether the process still writes runtime events.
-const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 const HELP: &str = "\
 Writes a time line to FILE while it records, in the format that the name says: .perfetto-trace (ui.perfetto.dev),
@@ -94,7 +93,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         target: &target,
         timeline: Timeline::new(pid, pairs, until, sink),
         events,
-        checked: Instant::now(),
     };
     let begun = Instant::now();
     let failures = if args.recorded.observes() {
@@ -147,8 +145,6 @@ struct Recording<'t> {
     target: &'t Target,
     timeline: Timeline,
     events: Option<RuntimeEvents>,
-    /// When it was last checked whether the process still writes runtime events.
-    checked: Instant,
 }
 
 impl Recording<'_> {
@@ -215,42 +211,15 @@ impl Recording<'_> {
     /// Reads runtime events alone, until the end.
     fn read_until_end(&mut self, args: &Args, output: &Output) -> Result<Failed, Failure> {
         let signals = TerminationSignals::block()?;
-        let begun = Instant::now();
+        let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+        let (target, begun) = (self.target, Instant::now());
         let end = args.until.duration.unwrap_or(Duration::MAX);
+        let ended = read_until_end(self, target, begun, end, &mut interruptible);
         let mut failures = Failed::default();
-        loop {
-            let left = end.saturating_sub(begun.elapsed()).min(READ_INTERVAL);
-            let waited = signals.wait(iter::once(self.target), left)?;
-            let is_over = !matches!(waited, WaitEnd::Timeout) || begun.elapsed() >= end;
-            let writes = self.writes_runtime_events();
-            let read = self.read_runtime_events();
-            let read = read.and_then(|()| self.timeline.sink().flush(false));
-            if let Ok(false) = writes {
-                let note = "the process has exited, or writes no more events";
-                output.messages.note(note);
-            }
-            let ended = is_over || read.is_err() || !matches!(writes, Ok(true));
-            failures.add(read);
-            failures.add(writes.map(drop));
-            if ended {
-                break;
-            }
-        }
-        signals.unblock();
+        failures.add(ended.map(|end| end.note(&output.messages)));
+        let (_, printed) = interruptible.end();
+        failures.add(printed);
         Ok(failures)
-    }
-
-    /// Whether the process still writes runtime events, which is looked up from time to time.
-    fn writes_runtime_events(&mut self) -> Result<bool, Failure> {
-        let Some(events) = &self.events else {
-            return Ok(false);
-        };
-        if self.checked.elapsed() < CHECK_INTERVAL {
-            return Ok(true);
-        }
-        self.checked = Instant::now();
-        let mapped = events.is_mapped();
-        mapped.map_err(Failure::of_process(self.target.pid()))
     }
 
     fn read_runtime_events(&mut self) -> Result<(), Failure> {
@@ -273,6 +242,7 @@ impl Recording<'_> {
         self.timeline.finish(clock(ClockId::CLOCK_MONOTONIC));
         failures.add(self.timeline.sink().flush(true));
         let mut counts = self.timeline.counts;
+        let lost_words = take(&mut self.timeline.lost_words);
         let sink = self.timeline.sink();
         let last = sink.last_written();
         if let Some(written) = last {
@@ -290,7 +260,7 @@ impl Recording<'_> {
         let is_short = sink.is_short();
         let text = report.text(output.format);
         failures.add(text.and_then(|text| output.print_result(&text)));
-        warn(counts, output);
+        warn(counts, &lost_words, output);
         if let Some(last) = last.filter(|_| is_short) {
             let seconds = last.as_secs_f64();
             output.messages.warning(
@@ -303,8 +273,25 @@ impl Recording<'_> {
     }
 }
 
+impl EventReader for Recording<'_> {
+    fn are_written(&mut self) -> Result<bool, Failure> {
+        let mapped = self.events.as_ref().map(RuntimeEvents::is_mapped);
+        let mapped = mapped.unwrap_or(Ok(false));
+        mapped.map_err(Failure::of_process(self.target.pid()))
+    }
+
+    fn read(&mut self) -> Result<(), Failure> {
+        self.read_runtime_events()?;
+        self.timeline.sink().flush(false)
+    }
+
+    fn show(&mut self, _: Duration, _: &mut InterruptibleOutput) -> Result<Next, Failure> {
+        Ok(Next::Continue)
+    }
+}
+
 /// Says what the time line lacks.
-fn warn(counts: RecordCounts, output: &Output) {
+fn warn(counts: RecordCounts, lost_words: &LostWords, output: &Output) {
     let messages = output.messages;
     if counts.lost_hits > 0 {
         messages.warning(
@@ -316,16 +303,7 @@ fn warn(counts: RecordCounts, output: &Output) {
             "record fewer functions or probes; the time line has instants where they are missing",
         );
     }
-    if counts.lost_words > 0 {
-        messages.warning(
-            WarningKind::LostEvents,
-            &format!(
-                "{} words of runtime events were overwritten before they were read",
-                counts.lost_words
-            ),
-            "start the process with larger rings: e=18 in OCAMLRUNPARAM",
-        );
-    }
+    warn_of_lost_words(lost_words, &messages);
     if counts.too_deep > 0 {
         messages.warning(
             WarningKind::LostCalls,

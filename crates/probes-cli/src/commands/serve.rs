@@ -22,7 +22,6 @@ use std::time::{Duration, Instant};
 use hyper::body::Bytes;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::oneshot;
 
 use self::events::{Event, EventReceiver, events};
@@ -31,6 +30,7 @@ use self::http::{Server, ServerFigures};
 use self::page::{ShownExporter, page};
 use self::processes::Processes;
 use self::scan::{Scanner, Wanted};
+use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let failed = |source| Failure::Listen(args.listen, source);
     let listener = TcpListener::bind(args.listen).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    allow_descriptors();
+    descriptors::allow(DESCRIPTORS);
     // So that none keeps the processes from being restored.
     let signals = TerminationSignals::block()?;
     let (sender, receiver) = events()?;
@@ -175,18 +175,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let restored = exporter.restore();
     signals.unblock();
     ended.and(restored)
-}
-
-/// Raises the limit of descriptors, of which each process takes a few, as far as this is allowed.
-fn allow_descriptors() {
-    if let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // If it cannot be raised, some processes may be refused, with the reason.
-        let _ = setrlimit(
-            Resource::RLIMIT_NOFILE,
-            most.min(DESCRIPTORS).max(now),
-            most,
-        );
-    }
 }
 
 /// The thread that reads the processes.

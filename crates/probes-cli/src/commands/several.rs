@@ -10,7 +10,7 @@ use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{Display, READ_INTERVAL, Shown, next_reading, warn_of_still_mapped};
 use super::open_target::open_to_observe;
 use super::undo::retry;
-use crate::destination::{Output, print_result_without_waiting};
+use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::TargetSelection;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -168,10 +168,8 @@ impl<'o> SeveralObservations<'o> {
                 },
             }
         }
-        let was_read = self.interruptible.was_read();
-        let rest = self.interruptible.take_rest();
-        self.interruptible.into_signals().unblock();
-        shown = shown.and(self.output.destination.print(&rest));
+        let (was_read, rest_printed) = self.interruptible.end();
+        shown = shown.and(rest_printed);
         if let Some(table) = display.table.as_mut().filter(|_| was_read) {
             shown = shown.and(self.output.print(&table.erase_sequence()));
         }
@@ -258,13 +256,7 @@ impl<T> SeveralOutcome<T> {
         output: &Output,
         text: Result<String, Failure>,
     ) -> Result<(), Failure> {
-        let printed = text.and_then(|text| {
-            if self.was_read {
-                output.print_result(&text)
-            } else {
-                print_result_without_waiting(&text)
-            }
-        });
+        let printed = text.and_then(|text| output.print_last(&text, self.was_read));
         self.shown.and(printed).and(self.failures.finish(OTHERS))
     }
 }

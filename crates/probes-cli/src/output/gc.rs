@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::format::{Format, VERSION, json, seconds, seconds_or_null};
 use super::latencies::with_unit;
+use super::runtime_events::LostWords;
 use super::table::table;
 use crate::failure::Failure;
 use crate::text::number_of;
@@ -250,14 +251,15 @@ impl<'g> GcReport<'g> {
         self
     }
 
-    /// How many words of events were lost in which domains; `None` if there are none.
-    pub(crate) fn lost(&self) -> Option<String> {
-        let losers = self.domains.iter().filter_map(|it| {
-            let lost = it.lost_words.filter(|lost| *lost > 0)?;
-            Some(format!("{lost} of domain {}", it.domain))
-        });
-        let losers: Vec<String> = losers.collect();
-        (!losers.is_empty()).then(|| losers.join(", "))
+    /// How many words of events were lost in which domains.
+    pub(crate) fn lost(&self) -> LostWords {
+        let mut lost = LostWords::default();
+        for it in &self.domains {
+            if let Some(words) = it.lost_words.filter(|words| *words > 0) {
+                lost.add(it.domain, words);
+            }
+        }
+        lost
     }
 
     pub(crate) fn text(&self, format: Format) -> Result<String, Failure> {

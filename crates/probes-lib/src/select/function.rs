@@ -67,7 +67,7 @@ pub enum CollectorWork {
 
 impl CollectorWork {
     /// All there is.
-    pub(crate) const ALL: [CollectorWork; 5] = [
+    pub const ALL: [CollectorWork; 5] = [
         CollectorWork::Minor,
         CollectorWork::Slice,
         CollectorWork::Major,
@@ -76,7 +76,7 @@ impl CollectorWork {
     ];
 
     /// Returns the word that [`FromStr`] reads.
-    pub(crate) fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
             CollectorWork::Minor => "minor",
             CollectorWork::Slice => "slice",
@@ -115,15 +115,8 @@ impl FromStr for CollectorWork {
 
     /// Reads `minor`, `slice`, `major`, `compact` or `stw`.
     fn from_str(text: &str) -> Result<CollectorWork, String> {
-        match text {
-            "minor" => Ok(CollectorWork::Minor),
-            "slice" => Ok(CollectorWork::Slice),
-            "major" => Ok(CollectorWork::Major),
-            "compact" => Ok(CollectorWork::Compact),
-            "stw" => Ok(CollectorWork::StopTheWorld),
-            other => Err(format!(
-                "\"{other}\" is not minor, slice, major, compact or stw"
-            )),
-        }
+        let mut all = CollectorWork::ALL.into_iter();
+        all.find(|work| work.word() == text)
+            .ok_or_else(|| format!("\"{text}\" is not minor, slice, major, compact or stw"))
     }
 }

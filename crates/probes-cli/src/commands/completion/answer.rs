@@ -6,11 +6,13 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command};
+use probes_lib::CollectorWork;
 
 use super::names::{self, MOST, Names};
+use crate::search_path::look_up;
 use crate::spelling::{Given, Place, completions_of_flag, long, place, value_name};
 use crate::text::is_unprintable;
 
@@ -77,12 +79,6 @@ fn first_line(text: Option<&clap::builder::StyledStr>) -> String {
 
 /// What a value can be; `None` if it is a file.
 fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
-    let of_few = |few: &[&str]| {
-        let fitting = few.iter().filter(|it| it.starts_with(typed));
-        fitting
-            .map(|it| ((*it).to_owned(), String::new()))
-            .collect()
-    };
     let of_list = |names: &dyn Fn(&str) -> Completions| {
         let (before, last) = split_list(typed);
         with_prefix(before, names(last))
@@ -90,25 +86,31 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
     let values = match (long(arg), value_name(arg)) {
         (_, "FILE" | "ARGS" | "FOLDER") => return None,
         ("pid", _) => names::pids(typed),
-        (_, "FORMAT") => of_few(&["plain", "table", "json"]),
-        (_, "FORM") => of_few(&["short", "full"]),
-        (_, "SHELL") => of_few(&["bash", "zsh", "fish"]),
-        (_, "pid") => of_few(&["pid"]),
-        (_, "WORK") => of_list(&|typed| {
-            let work = ["minor", "slice", "major", "compact", "stw"];
-            let fitting = work.into_iter().filter(|it| it.starts_with(typed));
-            fitting.map(|it| (it.to_owned(), String::new())).collect()
-        }),
+        (_, "FORMAT") => of_few(typed, &["plain", "table", "json"]),
+        (_, "FORM") => of_few(typed, &["short", "full"]),
+        (_, "SHELL") => of_few(typed, &["bash", "zsh", "fish"]),
+        (_, "pid") => of_few(typed, &["pid"]),
+        (_, "WORK") => {
+            let work = CollectorWork::ALL.map(CollectorWork::word);
+            of_list(&|typed| of_few(typed, &work))
+        }
         (_, "NAMES" | "START,STOP") => of_list(&|typed| of_target(given, Names::Probes, typed)),
         ("fn", _) => of_list(&|typed| of_target(given, Names::Functions, typed)),
         ("usdt", _) => of_list(&|typed| of_target(given, Names::Usdt, typed)),
         _ => {
             let possible = arg.get_possible_values();
             let possible: Vec<&str> = possible.iter().map(|it| it.get_name()).collect();
-            of_few(&possible)
+            of_few(typed, &possible)
         }
     };
     Some(values)
+}
+
+/// Those of a few words that begin with `typed`.
+fn of_few(typed: &str, few: &[&str]) -> Completions {
+    let fitting = few.iter().filter(|it| it.starts_with(typed));
+    let each = fitting.map(|it| ((*it).to_owned(), String::new()));
+    each.collect()
 }
 
 /// The last part of a comma list, and what comes before it. A comma that a space follows belongs to a name.
@@ -134,14 +136,13 @@ fn of_target(given: &[Given<'_>], names: Names, typed: &str) -> Completions {
     shortened(found, typed.len())
 }
 
-/// A program without a slash is looked up as execvp(3) does.
+/// The file of a program: what is typed, or what it is in PATH.
 fn program(typed: &OsStr) -> Option<PathBuf> {
-    if typed.as_encoded_bytes().contains(&b'/') || PathBuf::from(typed).is_file() {
-        return Some(PathBuf::from(typed));
+    let typed = Path::new(typed);
+    if typed.is_file() {
+        return Some(typed.to_owned());
     }
-    let path = std::env::var_os("PATH")?;
-    let mut files = std::env::split_paths(&path).map(|folder| folder.join(typed));
-    files.find(|file| file.is_file())
+    look_up(typed)
 }
 
 /// If there are many names, each only up to the next dot: `Stdlib.`, instead of all that is in it.

@@ -15,12 +15,12 @@ use crate::failure::Failure;
 use crate::output::{GcReport, WarningKind};
 use crate::usage::UsageError;
 
-/// What is timed, and the phase that it is.
-const WORK: [(CollectorWork, &str); 4] = [
-    (CollectorWork::Minor, "minor"),
-    (CollectorWork::Slice, "slice"),
-    (CollectorWork::Major, "major"),
-    (CollectorWork::Compact, "compact"),
+/// What is timed: a phase each.
+const WORK: [CollectorWork; 4] = [
+    CollectorWork::Minor,
+    CollectorWork::Slice,
+    CollectorWork::Major,
+    CollectorWork::Compact,
 ];
 
 /// Times the functions of the collector of a process that has no events, as `why` says.
@@ -38,12 +38,12 @@ pub(super) fn run(
     let messages = &output.messages;
     let functions = Functions::of_process(pid).map_err(Failure::of_process(pid))?;
     let mut timed = Vec::new();
-    for (work, phase) in WORK {
+    for work in WORK {
         // A program need not have all of them.
         let selector = [FunctionSelector::Collector(work)];
         let found = functions.select(&selector).unwrap_or_default();
         let names = found.iter().filter_map(|it| it.name());
-        timed.extend(names.map(|name| (name.text, work, phase)));
+        timed.extend(names.map(|name| (name.text, work)));
     }
     if timed.is_empty() {
         return Err(Failure::of_process(pid)(why));
@@ -57,7 +57,7 @@ pub(super) fn run(
         let observation = timed.iter().fold(
             // The time of each without that of the others in it.
             Observation::new().self_times(),
-            |all, (_, work, _)| all.time_functions(FunctionSelector::Collector(*work)),
+            |all, (_, work)| all.time_functions(FunctionSelector::Collector(*work)),
         );
         let (options, duration) = (args.take_over.options(), args.until.duration);
         let begun = ActiveObservation::begin(target, &observation, options, duration, output);
@@ -75,8 +75,8 @@ pub(super) fn run(
     warn_of_uncounted(messages, active.observer(), "timed");
     let report = |latencies: &[FunctionLatency], seconds: Duration| {
         let phases = latencies.iter().filter_map(|function| {
-            let found = timed.iter().find(|(name, ..)| name == function.name())?;
-            Some((found.2, function))
+            let found = timed.iter().find(|(name, _)| name == function.name())?;
+            Some((found.1.word(), function))
         });
         let phases: Vec<_> = phases.collect();
         GcReport::of_functions(pid, target.program(), seconds, &phases)
@@ -113,11 +113,11 @@ pub(super) fn run(
 }
 
 /// Leaves out the functions that cannot be timed, as `error` says; returns whether others are left, and these are fewer.
-fn leave_out(timed: &mut Vec<(String, CollectorWork, &str)>, error: &Error) -> bool {
+fn leave_out(timed: &mut Vec<(String, CollectorWork)>, error: &Error) -> bool {
     let ErrorKind::Function(FunctionError::NonePossible { refused }) = error.kind() else {
         return false;
     };
     let before = timed.len();
-    timed.retain(|(name, ..)| !refused.iter().any(|(other, _)| other == name));
+    timed.retain(|(name, _)| !refused.iter().any(|(other, _)| other == name));
     !timed.is_empty() && timed.len() < before
 }

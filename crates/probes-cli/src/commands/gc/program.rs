@@ -1,29 +1,27 @@
 //! A program that is started with its runtime events on.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::iter;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use nix::unistd::mkdtemp;
-use probes_lib::{Error, RuntimeEvents, Target};
+use probes_lib::{RuntimeEvents, Target};
 
+use crate::commands::started_program::StartedProgram;
 use crate::failure::Failure;
+use crate::search_path::look_up;
 use crate::signals::{TerminationSignals, WaitEnd};
-
-/// How long a program that was started may take until its memory is set up.
-const EXECUTING: Duration = Duration::from_secs(1);
 
 /// How often it is checked whether it has begun to write events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A program that was started, and the folder of its events.
-pub(super) struct StartedProgram {
-    child: Child,
+pub(super) struct ProgramWithEvents {
+    started: StartedProgram,
     program: PathBuf,
     begun: Instant,
     folder: Folder,
@@ -39,23 +37,23 @@ impl Drop for Folder {
     }
 }
 
-impl StartedProgram {
-    pub(super) fn start(program: &Path, arguments: &[OsString]) -> Result<StartedProgram, Failure> {
+impl ProgramWithEvents {
+    pub(super) fn start(
+        program: &Path,
+        arguments: &[OsString],
+    ) -> Result<ProgramWithEvents, Failure> {
         let folder = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
         let failed = |source| Failure::System("make a folder for runtime events", source);
         let folder = Folder(folder.map_err(|errno| failed(errno.into()))?);
         let begun = Instant::now();
-        let mut command = Command::new(program);
-        let child = command
-            .args(arguments)
-            .env("OCAML_RUNTIME_EVENTS_START", "1")
-            .env("OCAML_RUNTIME_EVENTS_DIR", &folder.0)
+        let variables = [
+            ("OCAML_RUNTIME_EVENTS_START", OsStr::new("1")),
+            ("OCAML_RUNTIME_EVENTS_DIR", folder.0.as_os_str()),
             // It may exit before we have opened it.
-            .env("OCAML_RUNTIME_EVENTS_PRESERVE", "1")
-            .spawn()
-            .map_err(|source| Failure::StartProgram(program.to_owned(), source))?;
-        Ok(StartedProgram {
-            child,
+            ("OCAML_RUNTIME_EVENTS_PRESERVE", OsStr::new("1")),
+        ];
+        Ok(ProgramWithEvents {
+            started: StartedProgram::start(program, arguments, variables)?,
             program: program.to_owned(),
             begun,
             folder,
@@ -63,24 +61,11 @@ impl StartedProgram {
     }
 
     pub(super) fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.started.pid()
     }
 
     pub(super) fn begun(&self) -> Instant {
         self.begun
-    }
-
-    /// Opens it; the kernel says that a program was started before it has set up its memory.
-    pub(super) fn open(&self) -> Result<Target, Error> {
-        let begun = Instant::now();
-        loop {
-            match Target::open_any(self.pid()) {
-                Err(error) if error.is_executed() && begun.elapsed() < EXECUTING => {
-                    std::thread::sleep(CHECK_INTERVAL);
-                }
-                opened => return opened,
-            }
-        }
     }
 
     /// Opens its events, from the first, once it has begun to write them.
@@ -119,22 +104,13 @@ impl StartedProgram {
         events.map_err(Failure::of_process(self.pid()))
     }
 
-    /// The path of the program, which is looked up as execvp(3) does it.
+    /// The path of the program.
     pub(super) fn path(&self) -> PathBuf {
-        let path = env::var_os("PATH").unwrap_or_default();
-        let mut found = env::split_paths(&path).map(|folder| folder.join(&self.program));
-        if self.program.components().count() > 1 {
-            return self.program.clone();
-        }
-        let found = found.find(|path| path.is_file());
-        found.unwrap_or_else(|| self.program.clone())
+        look_up(&self.program).unwrap_or_else(|| self.program.clone())
     }
 
-    /// Waits for it; returns its status as ours, 128 plus its number if a signal has ended it.
-    pub(super) fn wait(mut self) -> Result<ExitCode, Failure> {
-        let status = self.child.wait();
-        let status = status.map_err(|source| Failure::System("wait for the program", source))?;
-        let code = status.code().or(status.signal().map(|signal| 128 + signal));
-        Ok(ExitCode::from(code.unwrap_or(1) as u8))
+    /// Waits until it has exited; returns its status as ours.
+    pub(super) fn wait(self) -> Result<ExitCode, Failure> {
+        self.started.wait()
     }
 }

@@ -18,7 +18,8 @@ use probes_lib::{CallFrame, Event, EventKind, Events, LiveAddr, RingEntry, Runti
 use super::sink::Sink;
 use crate::flags::Pair;
 use crate::output::{
-    Annotation, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId, TrackOf, hit_annotations,
+    Annotation, LostWords, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId, TrackOf,
+    hit_annotations,
 };
 
 /// How many calls may be open at once, of all stacks; what is called within them is not recorded.
@@ -55,6 +56,8 @@ pub(super) struct Timeline {
     domains: HashMap<u32, Domain>,
     latest: u64,
     pub(super) counts: RecordCounts,
+    /// The same words as in `counts`, by domain.
+    pub(super) lost_words: LostWords,
     /// How long the longest pair or call lasted that has ended, in nanoseconds.
     longest: u64,
 }
@@ -134,6 +137,7 @@ impl Timeline {
             domains: HashMap::new(),
             latest: 0,
             counts: RecordCounts::default(),
+            lost_words: LostWords::default(),
             longest: 0,
         }
     }
@@ -427,6 +431,7 @@ impl Timeline {
         match *entry {
             RingEntry::Lost { domain, words } => {
                 self.counts.lost_words = self.counts.lost_words.saturating_add(words);
+                self.lost_words.add(domain, words);
                 let track = self.domain(domain);
                 let time = self.tracks[track.0 as usize];
                 self.end_phases(domain, 0, time, LOST);

@@ -1,0 +1,96 @@
+//! Runtime events of a process are read until the end: the loop that all commands which read them share.
+
+use std::iter;
+use std::time::{Duration, Instant};
+
+use probes_lib::Target;
+
+use crate::failure::Failure;
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::messages::Messages;
+use crate::output::{LostWords, WarningKind};
+use crate::signals::WaitEnd;
+
+/// How often events are read: a ring holds more than what is written in this time.
+const READ_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How often it is checked whether the process still writes events.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What a command does with the events of a process.
+pub(super) trait EventReader {
+    /// Whether the process still writes events; not called each time that they are read.
+    fn are_written(&mut self) -> Result<bool, Failure>;
+
+    /// Reads what was written since the last time.
+    fn read(&mut self) -> Result<(), Failure>;
+
+    /// Shows what was read, `at` after the beginning, if it is time to.
+    fn show(
+        &mut self,
+        at: Duration,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure>;
+}
+
+/// Why events are not read any more.
+pub(super) enum EventsEnd {
+    /// The process has exited, or has switched its events off.
+    NotWritten,
+    /// The time is over, a signal has come, or enough was shown.
+    Enough,
+}
+
+impl EventsEnd {
+    /// Says that the process was the first to end, if it was.
+    pub(super) fn note(&self, messages: &Messages) {
+        if let EventsEnd::NotWritten = self {
+            messages.note("the process has exited, or writes no more events");
+        }
+    }
+}
+
+/// Reads and shows until the time is over, a signal comes, or the process writes no more events.
+pub(super) fn read_until_end(
+    reader: &mut impl EventReader,
+    target: &Target,
+    begun: Instant,
+    end: Duration,
+    interruptible: &mut InterruptibleOutput,
+) -> Result<EventsEnd, Failure> {
+    interruptible.set_deadline(begun.checked_add(end));
+    let mut checked = Duration::ZERO;
+    loop {
+        let left = end.saturating_sub(begun.elapsed()).min(READ_INTERVAL);
+        let signals = interruptible.signals();
+        let wait_end = signals.wait(iter::once(target), left)?;
+        let at = begun.elapsed();
+        let mut are_written = !matches!(wait_end, WaitEnd::Exited);
+        if are_written && at >= checked + CHECK_INTERVAL {
+            checked = at;
+            are_written = reader.are_written()?;
+        }
+        // After the check, so that nothing is missed that was written before.
+        reader.read()?;
+        if !are_written {
+            return Ok(EventsEnd::NotWritten);
+        }
+        if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
+            return Ok(EventsEnd::Enough);
+        }
+        if let Next::Stop = reader.show(at, interruptible)? {
+            return Ok(EventsEnd::Enough);
+        }
+    }
+}
+
+/// Warns of events that were overwritten before they were read, if there were any.
+pub(super) fn warn_of_lost_words(lost: &LostWords, messages: &Messages) {
+    if let Some(lost) = lost.sentence() {
+        messages.warning(
+            WarningKind::LostEvents,
+            &format!("words of events were overwritten before they were read: {lost}"),
+            "start the process with larger rings: e=18 in OCAMLRUNPARAM",
+        );
+    }
+}

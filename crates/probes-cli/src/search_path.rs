@@ -1,0 +1,14 @@
+//! Where the program is that a name without a slash stands for.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Looks a program up in PATH, as execvp(3) does. A path with a slash is returned as it is.
+pub(crate) fn look_up(program: &Path) -> Option<PathBuf> {
+    if program.as_os_str().as_encoded_bytes().contains(&b'/') {
+        return Some(program.to_owned());
+    }
+    let folders = env::var_os("PATH")?;
+    let mut files = env::split_paths(&folders).map(|folder| folder.join(program));
+    files.find(|file| file.is_file())
+}
