@@ -16,6 +16,7 @@
 //! found      times and waits, added up by stack
 //! ```
 
+mod activity;
 mod answer;
 mod found;
 mod records;
@@ -34,7 +35,8 @@ use nix::time::{ClockId, clock_gettime};
 use crate::error::{Error, ProcessError, Result};
 use crate::stacks::{Look, Slices, StackFrame, Stacks, ThreadFiles, ThreadRole, monotonic_now};
 use crate::unwind::StackEnd;
-pub use answer::{Activity, Profile, ProfiledStack, ThreadTimes, WaitMethod};
+pub use activity::Activity;
+pub use answer::{Profile, ProfiledStack, ThreadTimes, WaitMethod};
 pub use found::WaitTimes;
 use found::{Found, Key, shared};
 use switches::Switches;

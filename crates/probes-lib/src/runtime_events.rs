@@ -7,6 +7,7 @@
 //! ```
 
 mod durations;
+mod gc_times;
 mod header;
 mod item;
 mod names;
@@ -36,8 +37,9 @@ use self::source::Source;
 use self::user_names::UserNames;
 
 pub use self::durations::EventDurations;
+pub use self::gc_times::GcTimes;
 pub use self::item::{CustomBytes, RuntimeEventKind, UserValue};
-pub use self::pauses::{DomainPauses, GcPause, GcPauses, GcTimes, PausePhase};
+pub use self::pauses::{DomainPauses, GcPause, GcPauses, PausePhase};
 pub use self::requests::DomainRequests;
 pub use self::selected::{RuntimeEventGroup, RuntimeEventName, SelectedEntry, SelectedEvents};
 

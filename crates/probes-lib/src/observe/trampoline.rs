@@ -42,12 +42,13 @@ mod function_record;
 mod histogram;
 mod keys;
 mod pair;
+mod readable;
 mod record;
 mod sampling;
 mod saved;
 mod stack_copy;
+mod stack_info;
 mod template;
-mod value_pages;
 mod values;
 
 use std::collections::HashMap;

@@ -8,10 +8,10 @@ use crate::observe::Times;
 use crate::observe::layout::histogram;
 use crate::unwind::{RawFrame, RawStack, StackEnd};
 
-use super::answer::Activity;
+use super::activity::Activity;
 use super::waits::Wait;
 
-/// How many different stacks are told apart, and how many frames they have in all.
+/// How many different stacks are distinguished, and how many frames they have in all.
 const MOST_STACKS: usize = 1 << 16;
 const MOST_FRAMES: usize = 1 << 22;
 

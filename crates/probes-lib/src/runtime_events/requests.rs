@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::mem::take;
 use std::time::Duration;
 
-use super::pauses::GcTimes;
+use super::gc_times::GcTimes;
 
 /// How many requests and joins are kept that are not yet brought together.
 const MOST_KEPT: usize = 1 << 16;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use probes_lib::{Error, GcPauses, Observation, Observer, Options, RuntimeEvents, Target};
 
 use super::figures::{Collector, Figures, value_of_state};
-use super::scan::ObservationId;
 use crate::commands::closures::warn_of_refused_closures;
 use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::warn_of_still_mapped;
@@ -14,6 +13,13 @@ use crate::commands::undo::retry;
 use crate::failure::{Failure, exit_or_exec};
 use crate::messages::Messages;
 use crate::signals::TerminationSignals;
+
+/// Distinguishes an observation from the next one of its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ObservationId {
+    pub(super) pid: i32,
+    pub(super) number: u64,
+}
 
 /// A process that is observed: by trampolines, by its runtime events, or by both.
 pub(super) struct Observed {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use probes_lib::{Observation, Options, RuntimeEvents, Target};
 
 use super::events::{Event, EventSender};
-use super::observed::{Observed, is_over};
+use super::observed::{ObservationId, Observed, is_over};
 use crate::commands::open_target::open_to_observe;
 use crate::failure::Failure;
 use crate::flags::TargetSelection;
@@ -44,13 +44,6 @@ pub(super) enum Order {
     },
     /// The runtime events of a process are read no more.
     EventsEnded(ObservationId),
-}
-
-/// Tells an observation from the next one of its process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ObservationId {
-    pub(super) pid: i32,
-    number: u64,
 }
 
 /// Finds processes until the other end of its orders is dropped.

@@ -38,6 +38,7 @@ use super::filter::{self, FilterContext, SavedAt};
 use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
 use super::saved::{Place, Saving};
+use super::stack_info::{FIBER, UPPER_END};
 use super::{SAVED_IF_TIMED, at_address, load, offset, spread};
 use super::{keys, values};
 use crate::address::LiveAddr;
@@ -46,11 +47,6 @@ use crate::observe::layout::keys::histograms;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::point::{FilterRole, KeyRole, StackKind, TimedRole, WatchRole};
 use crate::patch_plan::displaced::ExitKind;
-
-/// The fields of the description of a fiber's stack in the runtime of OCaml 5 (`struct stack_info` of
-/// runtime/caml/fiber.h): the upper end of the stack, and the number of the fiber.
-pub(super) const UPPER_END: i32 = 0x10;
-pub(super) const FIBER: i32 = 0x30;
 
 /// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of ticks old,
 /// about a second: an exception may have ended the fiber and its calls.

@@ -19,7 +19,7 @@ use iced_x86::code_asm::{
 };
 
 use super::load;
-use super::value_pages::{unless_listed, unless_of_values};
+use super::readable::{unless_listed, unless_of_values};
 use crate::address::LiveAddr;
 use crate::observe::layout::shared::{SharedLayout, fields, record};
 use crate::observe::value_pages::ValuePages;

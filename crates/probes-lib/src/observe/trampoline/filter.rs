@@ -12,8 +12,8 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
+use super::readable::{unless_listed, unless_of_values};
 use super::saved::{RED_ZONE, unless_room_on_stack};
-use super::value_pages::{unless_listed, unless_of_values};
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
 use crate::address::LiveAddr;
 use crate::expression::typed::{

@@ -14,17 +14,18 @@
 
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, edi, edx, esi, get_gpr64,
-    get_xmm, qword_ptr, r9, r10, r10d, r11, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil, word_ptr,
+    get_xmm, qword_ptr, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil, word_ptr,
 };
 use iced_x86::{IcedError, Register};
 
-use super::call;
 use super::fields::FieldCopies;
 use super::filter::{self, FilterContext, SavedAt};
-use super::record::{self, unless_readable};
+use super::readable::{unless_kernel_reads, unless_readable};
+use super::record;
 use super::sampling;
 use super::saved::{LockedRegisters, Place, RED_ZONE, Saving};
 use super::stack_copy::StackCopy;
+use super::stack_info;
 use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
@@ -186,12 +187,12 @@ fn frame(a: &mut CodeAssembler, stack: StackKind) -> Result<(), IcedError> {
         }
         StackKind::OfFiber { current_stack } => {
             a.mov(rax, qword_ptr(r14 + u32::from(current_stack)))?;
-            a.mov(rdx, qword_ptr(rax + call::FIBER))?;
+            a.mov(rdx, qword_ptr(rax + stack_info::FIBER))?;
             a.lea(rdx, qword_ptr(rdx + rdx + 1))?;
             a.mov(qword_ptr(rcx + layout_of::FIBER), rdx)?;
             // Fibers move when they grow.
             a.mov(rdx, rsp)?;
-            a.sub(rdx, qword_ptr(rax + call::UPPER_END))?;
+            a.sub(rdx, qword_ptr(rax + stack_info::UPPER_END))?;
             a.mov(qword_ptr(rcx + layout_of::FRAME), rdx)
         }
     }
@@ -423,32 +424,4 @@ fn unless_certain(
     a.lea(rax, qword_ptr(rdx + offset))?;
     unless_readable(a, pointers.layout, otherwise)?;
     unless_kernel_reads(a, offset, pointers.shared, otherwise)
-}
-
-/// The same, if the kernel says so; the address of the shared data is at `shared`.
-pub(super) fn unless_kernel_reads(
-    a: &mut CodeAssembler,
-    offset: i32,
-    shared: LiveAddr,
-    otherwise: CodeLabel,
-) -> Result<(), IcedError> {
-    /// No signal is blocked or unblocked with it: the lowest bits of the address of a record are 0, so this is neither 0,
-    /// 1 nor 2.
-    const NO_HOW: i32 = 4;
-    a.lea(rsi, qword_ptr(rdx + offset))?;
-    // The system call changes rax, rcx and r11; rdi and rsi stay as they are.
-    a.mov(rbx, r11)?;
-    a.mov(r9, r10)?;
-    a.lea(rdi, qword_ptr(rcx + NO_HOW))?;
-    a.xor(edx, edx)?;
-    a.mov(r10d, 8)?;
-    a.mov(eax, libc::SYS_rt_sigprocmask as i32)?;
-    a.syscall()?;
-    a.mov(r10, r9)?;
-    a.mov(r11, rbx)?;
-    a.lea(rcx, qword_ptr(rdi - NO_HOW))?;
-    a.lea(rdx, qword_ptr(rsi - offset))?;
-    load(a, rbx, shared)?;
-    a.cmp(eax, -libc::EINVAL)?;
-    a.jne(otherwise)
 }

@@ -3,21 +3,19 @@
 
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, edi, esi, get_xmm, qword_ptr, r8,
-    r9, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
+    rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
 };
 use iced_x86::{IcedError, Register};
 
 use super::fields::FieldCopies;
+use super::readable::{unless_readable, unless_readable_value};
 use super::stack_copy::StackCopy;
-use super::value_pages::unless_of_values;
 use super::{PUSHED, Saved, load_at_point, offset, spread};
-use crate::address::{LiveAddr, PAGE};
+use crate::address::LiveAddr;
 use crate::observe::layout::groups::GROUP_BITS;
-use crate::observe::layout::readable_pages;
-use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record, validity};
+use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::point::{ArgumentSource, WatchRole};
-use crate::observe::value_pages::ValuePages;
 
 /// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
 const LEAST_OPAQUE: u32 = 251;
@@ -223,44 +221,4 @@ pub(super) fn block(
     }
     a.set_label(&mut all)?;
     a.add(byte_ptr(rcx + record::COPIED + index), sil)
-}
-
-/// Emits a jump to `otherwise` unless the word at rax, to which a value points, may be read. The code uses rax, rdi and r9.
-fn unless_readable_value(
-    a: &mut CodeAssembler,
-    layout: SharedLayout,
-    otherwise: CodeLabel,
-) -> Result<(), IcedError> {
-    match layout.value_pages {
-        ValuePages::Observers => unless_readable(a, layout, otherwise),
-        ValuePages::Runtimes(table) => unless_of_values(a, table, [rax, r9, rdi], otherwise),
-        ValuePages::Unknown => a.jmp(otherwise),
-    }
-}
-
-/// Emits a jump to `otherwise` unless the table of pages is still valid and says that the word at
-/// rax may be read. The code uses rax, rdi and r9.
-pub(super) fn unless_readable(
-    a: &mut CodeAssembler,
-    layout: SharedLayout,
-    otherwise: CodeLabel,
-) -> Result<(), IcedError> {
-    let page_bits = PAGE.trailing_zeros();
-    let validity = layout.validity();
-    a.mov(r9, qword_ptr(rcx + record::TIME))?;
-    a.sub(r9, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
-    a.cmp(r9, qword_ptr(rbx + offset(validity + validity::TICKS)))?;
-    a.jae(otherwise)?;
-    a.mov(r9, rax)?;
-    a.shr(r9, readable_pages::KEY_SHIFT)?;
-    a.and(r9d, readable_pages::ENTRIES as i32 - 1)?;
-    a.mov(r9, qword_ptr(rbx + r9 * 8 + offset(layout.pages())))?;
-    a.mov(rdi, r9)?;
-    a.shr(rdi, 32)?;
-    a.shr(rax, page_bits)?;
-    a.bt(r9d, eax)?;
-    a.jnc(otherwise)?;
-    a.shr(rax, readable_pages::KEY_SHIFT - page_bits)?;
-    a.cmp(rax, rdi)?;
-    a.jne(otherwise)
 }

@@ -24,9 +24,8 @@ use iced_x86::code_asm::{
     r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 
-use super::function_record::unless_kernel_reads;
 use super::offset;
-use super::record::unless_readable;
+use super::readable::{unless_kernel_reads, unless_readable};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{MAIN_STACK_END, SharedLayout};
 use crate::observe::layout::stack_copies::{

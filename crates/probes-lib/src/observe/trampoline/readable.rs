@@ -1,16 +1,17 @@
-//! The code that looks up whether memory is of values, in the table that the runtime of OCaml 4 has of their pages
-//! ([`ValuePages::Runtimes`](crate::observe::value_pages::ValuePages::Runtimes)), or in that of the observer.
+//! The code that looks up whether memory may be read: in the table that the runtime of OCaml 4 has of the pages of values
+//! ([`ValuePages::Runtimes`]), in that of the observer, or by a system call.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, cl, dword_ptr, ecx, edi, qword_ptr, r9, r9d, rbx, rcx,
-    rdi,
+    AsmRegister64, CodeAssembler, CodeLabel, cl, dword_ptr, eax, ecx, edi, edx, qword_ptr, r9, r9d,
+    r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
-use super::offset;
+use super::{load, offset};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::readable_pages;
-use crate::observe::layout::shared::SharedLayout;
+use crate::observe::layout::shared::{SharedLayout, record, validity};
+use crate::observe::value_pages::ValuePages;
 use crate::observe::value_pages::runtime_pages::{ENTRIES, HASH_FACTOR, MASK, OF_VALUES, SHIFT};
 
 /// Binary logarithm of how many entries are tried: the runtime keeps half of them empty.
@@ -92,5 +93,62 @@ pub(super) fn unless_listed(
     a.shr(r9, readable_pages::KEY_SHIFT - page_bits)?;
     a.shr(rdi, 32)?;
     a.cmp(r9, rdi)?;
+    a.jne(otherwise)
+}
+
+/// Emits a jump to `otherwise` unless the word at rax, to which a value points, may be read. The code uses rax, rdi and r9.
+pub(super) fn unless_readable_value(
+    a: &mut CodeAssembler,
+    layout: SharedLayout,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    match layout.value_pages {
+        ValuePages::Observers => unless_readable(a, layout, otherwise),
+        ValuePages::Runtimes(table) => unless_of_values(a, table, [rax, r9, rdi], otherwise),
+        ValuePages::Unknown => a.jmp(otherwise),
+    }
+}
+
+/// Emits a jump to `otherwise` unless the table of pages is still valid and says that the word at
+/// rax may be read. The code uses rdi and r9.
+pub(super) fn unless_readable(
+    a: &mut CodeAssembler,
+    layout: SharedLayout,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    let validity = layout.validity();
+    a.mov(r9, qword_ptr(rcx + record::TIME))?;
+    a.sub(r9, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
+    a.cmp(r9, qword_ptr(rbx + offset(validity + validity::TICKS)))?;
+    a.jae(otherwise)?;
+    unless_listed(a, layout, rax, 0, otherwise)
+}
+
+/// Emits a jump to `otherwise` unless the kernel reads the word `offset_of` bytes behind rdx; the address of the shared data is at `shared`,
+/// and is then in rbx. Keeps rcx and rdx, and uses rax, rsi, rdi and r9.
+pub(super) fn unless_kernel_reads(
+    a: &mut CodeAssembler,
+    offset_of: i32,
+    shared: LiveAddr,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
+    /// No signal is blocked or unblocked with it: the lowest bits of the address of a record are 0, so this is neither 0,
+    /// 1 nor 2.
+    const NO_HOW: i32 = 4;
+    a.lea(rsi, qword_ptr(rdx + offset_of))?;
+    // The system call changes rax, rcx and r11; rdi and rsi stay as they are.
+    a.mov(rbx, r11)?;
+    a.mov(r9, r10)?;
+    a.lea(rdi, qword_ptr(rcx + NO_HOW))?;
+    a.xor(edx, edx)?;
+    a.mov(r10d, 8)?;
+    a.mov(eax, libc::SYS_rt_sigprocmask as i32)?;
+    a.syscall()?;
+    a.mov(r10, r9)?;
+    a.mov(r11, rbx)?;
+    a.lea(rcx, qword_ptr(rdi - NO_HOW))?;
+    a.lea(rdx, qword_ptr(rsi - offset_of))?;
+    load(a, rbx, shared)?;
+    a.cmp(eax, -libc::EINVAL)?;
     a.jne(otherwise)
 }

@@ -1,0 +1,44 @@
+//! [`Activity`]: what a thread was doing.
+
+use crate::stacks::{SystemCall, ThreadState};
+
+/// What a thread was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activity {
+    /// It was on a processor, or about to be.
+    Running,
+    /// It waited in this system call, by its number.
+    Blocked(u32),
+    /// It waited in the kernel, and in no system call.
+    Waiting,
+    /// It was stopped by a signal or a debugger.
+    Stopped,
+    /// It waited, for too short a time to be looked at: its stack is that of its last wait that was.
+    Unseen,
+}
+
+impl Activity {
+    pub(super) fn of(state: &ThreadState) -> Activity {
+        match state {
+            ThreadState::Running => Activity::Running,
+            ThreadState::Blocked { call, .. } => Activity::Blocked(call.number),
+            ThreadState::Waiting => Activity::Waiting,
+            ThreadState::Stopped => Activity::Stopped,
+        }
+    }
+
+    /// Returns the name of the system call, in brackets, or what else it was doing; `None` if it was running.
+    pub fn leaf(self) -> Option<String> {
+        match self {
+            Activity::Running => None,
+            Activity::Blocked(number) => {
+                let arguments = [0; 6];
+                Some(format!("[{}]", SystemCall { number, arguments }))
+            }
+            Activity::Waiting => Some("[kernel]".to_owned()),
+            Activity::Stopped => Some("[stopped]".to_owned()),
+            Activity::Unseen => Some("[unseen waits]".to_owned()),
+        }
+    }
+}
