@@ -49,6 +49,8 @@ mod json_stacks;
 mod observe;
 #[path = "matrix/raw_events.rs"]
 mod raw_events;
+#[path = "matrix/record.rs"]
+mod record;
 #[path = "matrix/serve.rs"]
 mod serve;
 #[path = "cli/serving.rs"]
