@@ -15,7 +15,7 @@ fn main() {
     }
 }
 
-/// The commit that is built, as far as something says so: whoever packs it, cargo in a package of the crate, or git. Other builds
+/// The commit that is built, as far as something says so: the build of a package, cargo in a package of the crate, or git. Other builds
 /// than releases have none: they would have to be built again after each commit.
 fn commit() -> Option<String> {
     let given = env::var("OCAML_PROBES_COMMIT").ok();

@@ -127,7 +127,7 @@ impl Output {
         }
     }
 
-    /// Whether nothing but the answer is written to where it goes, or programs can tell them apart.
+    /// Whether nothing but the answer is written to where it goes, or programs can distinguish them.
     pub(crate) fn is_separable(&self) -> bool {
         matches!(self.destination, Destination::File(_)) || self.format == Format::Json
     }

@@ -79,7 +79,7 @@ pub struct Profiler {
     is_live: bool,
     /// How many threads have their files open at most.
     most_open: usize,
-    /// Where the functions of the collector are, if it is told apart whether they are at work.
+    /// Where the functions of the collector are, if it is distinguished whether they are at work.
     collector: Vec<Range<u64>>,
     threads: HashMap<i32, Watched>,
     found: Found,
@@ -161,12 +161,12 @@ impl Profiler {
         Ok(profiler)
     }
 
-    /// From now on, tells apart whether some thread works for the garbage collector: whether a function of it is on a stack.
+    /// From now on, distinguishes whether some thread works for the garbage collector: whether a function of it is on a stack.
     ///
     /// # Errors
     ///
     /// If no function of the collector is known in the process: it has none of OCaml's, or no symbols.
-    pub fn tell_collections_apart(&mut self) -> Result<()> {
+    pub fn distinguish_collections(&mut self) -> Result<()> {
         self.collector = self.stacks.code_of_collector()?;
         self.recorded = None;
         Ok(())
@@ -174,7 +174,7 @@ impl Profiler {
 
     /// Begins anew, and has the kernel record each wait, so that the times of waits are exact: with its stack if
     /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are sampled, and
-    /// [`Profile::waits`] says why. Waits are not told apart by collections.
+    /// [`Profile::waits`] says why. Waits are not distinguished by collections.
     ///
     /// # Errors
     ///

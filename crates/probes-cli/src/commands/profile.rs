@@ -141,7 +141,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let is_live = args.live || args.off_cpu;
     let mut profiler = Profiler::of_process(pid, is_live).map_err(&of_process)?;
     if args.gc {
-        profiler.tell_collections_apart().map_err(&of_process)?;
+        profiler.distinguish_collections().map_err(&of_process)?;
     } else if !args.on_cpu {
         profiler.record_waits().map_err(&of_process)?;
     }

@@ -54,7 +54,7 @@ others are served. What is exported:
     -gc                       ocaml_probes_gc_pause_seconds, a histogram, and allocated bytes, from
                               the events that the runtime of OCaml 5 writes itself; see `help gc`
 
-Whoever can connect can read all figures, and can do nothing else. If the address is not one of this machine alone, a
+All who can connect can read all figures, and can do nothing else. If the address is not one of this machine alone, a
 warning says so. When serve ends, by SIGINT, SIGTERM, SIGHUP or SIGQUIT, it removes the
 instrumentation. If it is killed by SIGKILL, the
 processes go on recording, which does no harm; the next serve removes that.";
@@ -273,7 +273,7 @@ impl Exporter<'_> {
         if !self.address.ip().is_loopback() {
             messages.warning(
                 WarningKind::NotLoopback,
-                &format!("whoever can connect to {} can read all figures", self.address),
+                &format!("all who can connect to {} can read all figures", self.address),
                 "-listen 127.0.0.1:9464 lets only this machine connect; docs/serve.md says how to let others",
             );
         }

@@ -14,7 +14,7 @@ use super::table::table;
 use crate::failure::Failure;
 use crate::text::Escaped;
 
-/// The most different stacks, and frames of them, that are told apart.
+/// The most different stacks, and frames of them, that are distinguished.
 const MOST_STACKS: usize = 1 << 16;
 const MOST_FRAMES: usize = 1 << 22;
 

@@ -79,7 +79,7 @@ pub(crate) struct Hits {
     format: Format,
     fields: Vec<Field>,
     form: PathForm,
-    /// Whether they are of several processes, which are told apart in JSON, too.
+    /// Whether they are of several processes, which are distinguished in JSON, too.
     are_of_several: bool,
     /// How many frames of the stacks of hits are shown.
     frames: usize,

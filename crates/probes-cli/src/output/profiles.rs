@@ -89,7 +89,7 @@ pub(crate) struct ProfileReport {
     stopped_seconds: f64,
     /// The time of threads that only work for the runtime.
     idle_seconds: f64,
-    /// The times while some thread worked for the collector; only if that is told apart.
+    /// The times while some thread worked for the collector; only if that is distinguished.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_collection: Option<Split>,
     waits: Waits,
@@ -103,7 +103,7 @@ pub(crate) struct ProfileReport {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProfileOptions {
     pub(crate) by: ProfileBy,
-    /// Whether collections are told apart.
+    /// Whether collections are distinguished.
     pub(crate) tells_collections: bool,
     /// Whether it is of waits alone.
     pub(crate) is_off_cpu: bool,
@@ -134,7 +134,7 @@ impl Waits {
         let (method, because, lost_records) = match &profile.waits {
             WaitMethod::Recorded { lost } => ("recorded", None, *lost),
             WaitMethod::Sampled { because: None } if how.tells_collections => {
-                let why = "with -gc, collections are told apart by samples";
+                let why = "with -gc, collections are distinguished by samples";
                 ("sampled", Some(why.to_owned()), 0)
             }
             WaitMethod::Sampled { because } => ("sampled", because.clone(), 0),
@@ -260,7 +260,7 @@ struct Stack {
     stack: &'static str,
     /// The innermost first.
     frames: Vec<String>,
-    /// Only if that is told apart.
+    /// Only if that is distinguished.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_collection: Option<bool>,
     #[serde(skip)]

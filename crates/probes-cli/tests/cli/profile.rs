@@ -324,9 +324,9 @@ fn started_program_is_profiled_until_it_exits() {
     );
 }
 
-// promise: Profiles: With -gc, time during collections is told apart, also in the stacks
+// promise: Profiles: With -gc, time during collections is distinguished, also in the stacks
 #[test]
-fn collections_are_told_apart() {
+fn collections_are_distinguished() {
     let mut target = Talker::start(&program("stacks"));
     target.ask("collect", "collects");
     check_collections(target.pid());

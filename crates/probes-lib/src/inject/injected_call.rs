@@ -268,7 +268,7 @@ const MOV_LEN: usize = 10;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// The length of the code of every call, by which [`orphaned_mappings`] tells the calls apart.
+/// The length of the code of every call, by which [`orphaned_mappings`] distinguishes the calls.
 const CALL_LEN: usize = 7 * MOV_LEN + SYSCALL.len();
 
 /// Where a thread lingers in code that is written at `at`, with the result of the last call in `rax`, if it

@@ -633,7 +633,7 @@ fn sources_of(site: LiveSite<'_>) -> Vec<ArgumentSource> {
 
 /// Returns the marks of a site that is an end of a pair.
 fn marks(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Marks {
-    // Less than 4 bytes are not a number that tells events apart.
+    // Less than 4 bytes are not a number that distinguishes events.
     let first = site.site.arguments().next().flatten();
     let argument = match ArgumentSource::of(first.as_ref().filter(|it| it.size >= 4)) {
         ArgumentSource::Register(register) => Some(register),

@@ -78,7 +78,7 @@ pub struct ProfiledStack {
     pub role: ThreadRole,
     /// What it was doing.
     pub activity: Activity,
-    /// Whether some thread of the process was working for the garbage collector; see [`Profiler::tell_collections_apart`](crate::Profiler::tell_collections_apart).
+    /// Whether some thread of the process was working for the garbage collector; see [`Profiler::distinguish_collections`](crate::Profiler::distinguish_collections).
     pub in_collection: bool,
     /// The innermost first; none if they could not be read.
     pub frames: Vec<Arc<StackFrame>>,

@@ -46,7 +46,7 @@ pub(super) struct Exposition {
 }
 
 impl TextFormat {
-    /// The format that the `Accept` header of a request asks for. Prometheus names several; the text format is for whoever asks for
+    /// The format that the `Accept` header of a request asks for. Prometheus names several; the text format is for those who ask for
     /// nothing that is known here.
     pub(super) fn accepted(accept: &str) -> TextFormat {
         let (mut open_metrics, mut prometheus) = (0.0_f32, 0.0_f32);

@@ -1,4 +1,4 @@
-//! Whether the threads of a process may read their `fs` base, which tells them apart in its trampolines.
+//! Whether the threads of a process may read their `fs` base, which distinguishes them in its trampolines.
 
 use crate::process::Process;
 use crate::process::load_bias::auxv_value;

@@ -47,7 +47,7 @@ pub(crate) mod slot {
     pub(crate) const OTHER_NUMBER: u64 = SAME_FRAME + 24;
     pub(crate) const UNKNOWN_NUMBER: u64 = SAME_FRAME + 32;
     /// Starts whose number is that of an earlier start, which no stop of this number has ended: numbers that
-    /// tell events apart are not used twice.
+    /// distinguish events are not used twice.
     pub(crate) const REPEATED_NUMBER: u64 = SAME_FRAME + 40;
     /// Stops in the frame of another start that waits.
     pub(crate) const OTHER_FRAME: u64 = SAME_FRAME + 48;

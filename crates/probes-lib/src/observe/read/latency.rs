@@ -251,7 +251,7 @@ impl Crossings {
     /// Returns how many stops may belong to another start.
     fn interleaved(self) -> u64 {
         // Numbers that happen to be equal, as sizes and results, are mostly unknown at the stop, or repeated at
-        // the start. Where they tell events apart, they are unknown only of events that started before the
+        // the start. Where they distinguish events, they are unknown only of events that started before the
         // observation, or in another thread.
         let exceptions = self.unknown.saturating_add(self.repeated);
         let crossed = if self.other > exceptions.saturating_mul(2) {

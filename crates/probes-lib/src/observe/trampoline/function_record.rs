@@ -41,7 +41,7 @@ use crate::patch_plan::displaced::ExitKind;
 pub(super) struct RecordPointers {
     /// Where the address of the shared data is.
     pub(super) shared: LiveAddr,
-    /// The byte that tells forked children apart (`claim::IN_PROGRAM`), which only functions that are timed need.
+    /// The byte that distinguishes forked children (`claim::IN_PROGRAM`), which only functions that are timed need.
     pub(super) in_program: LiveAddr,
     pub(super) layout: SharedLayout,
     /// The counter of the hits that a filter has no answer for, if they are filtered.

@@ -1,7 +1,7 @@
 //! The code that adds a value to a histogram: to the greatest and the least value, to the sum, and to its bucket, in this order, so that
 //! a bucket that is counted is within them.
 //!
-//! Threads are told apart by their stacks, not by `fs`, which threads may not have: a copy of the histogram that two threads
+//! Threads are distinguished by their stacks, not by `fs`, which threads may not have: a copy of the histogram that two threads
 //! use is only slower.
 
 use iced_x86::IcedError;
