@@ -14,6 +14,7 @@ mod hint;
 mod interruptible_output;
 mod messages;
 mod output;
+mod progress;
 mod search_path;
 mod signals;
 mod spelling;

@@ -14,8 +14,9 @@ use crate::flags::{
 };
 use crate::hint::Operand;
 use crate::output::{self, FunctionListing, Listing, WarningKind};
+use crate::progress::LongWork;
 use crate::spelling::is_number;
-use crate::text::number_of;
+use crate::text::{Escaped, number_of};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
@@ -101,11 +102,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match (&args.prog, args.pid) {
         (Some(file), _) if args.functions => {
             let failed = |error| Failure::Target(Operand::File(file.clone()), error);
-            list_functions(args, Functions::of_file(file), &output, failed)
+            let file_name = file.display().to_string();
+            let what = format!("reading the functions of {}", Escaped(&file_name));
+            let reading = LongWork::begin(what, &output.messages);
+            let functions = Functions::of_file(file);
+            drop(reading);
+            list_functions(args, functions, &output, failed)
         }
         (Some(file), _) => list_probes(args, file, &output),
         (None, Some(pid)) if args.functions => {
+            let what = format!("reading the functions of process {pid}");
+            let reading = LongWork::begin(what, &output.messages);
             let functions = Functions::of_process(pid);
+            drop(reading);
             list_functions(
                 args,
                 functions,

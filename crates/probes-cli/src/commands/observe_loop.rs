@@ -17,6 +17,7 @@ use crate::failure::{Failure, exit_or_exec, is_replaced};
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{Format, WarningKind};
+use crate::progress::LongWork;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// How often a process is read, however seldom it is shown. If the process exits, the last reading is
@@ -132,7 +133,10 @@ impl<'t> ActiveObservation<'t> {
         let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
         // If it has exited meanwhile, that is reported later.
         let is_stopped = target.is_stopped().unwrap_or(false);
+        let what = format!("preparing to observe process {}", target.pid());
+        let preparing = LongWork::begin(what, messages);
         let observer = target.observe(observation, options);
+        drop(preparing);
         let observer = observer.map_err(Failure::of_process(target.pid()))?;
         warn_of_refused_closures(messages, target.pid(), observer.code_digest());
         messages.note(&format!("stopped {} us", observer.stopped().as_micros()));

@@ -1,7 +1,5 @@
 //! `profile`: where the time of a process goes.
 
-mod progress;
-
 use std::ffi::OsString;
 use std::iter;
 use std::path::Path;
@@ -18,9 +16,9 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{Checked, DurationFlag, LookedAt, OutputFlags, ProcessOrProgram, positive};
 use crate::output::{PictureKind, ProfileBy, ProfileOptions, ProfileReport, WarningKind};
+use crate::progress::{LongWork, Progress};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::number_of;
-use progress::Progress;
 
 const HELP: &str = "\
 Looks at all threads 99 times a second, and adds the time in between to what those do that run. Waits are recorded by
@@ -139,7 +137,9 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let target = Target::open_any(pid).map_err(&of_process)?;
     // Threads that run are of no interest off the processor.
     let is_live = args.live || args.off_cpu;
+    let reading = LongWork::begin(format!("reading process {pid}"), &output.messages);
     let mut profiler = Profiler::of_process(pid, is_live).map_err(&of_process)?;
+    drop(reading);
     if args.gc {
         profiler.distinguish_collections().map_err(&of_process)?;
     } else if !args.on_cpu {
@@ -152,9 +152,8 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let signals = TerminationSignals::block()?;
     output.begin()?;
     // A program that was started writes to the terminal itself.
-    let is_shown = args.profiled.is_process() && output.messages.may_show_progress();
-    let progress = if is_shown {
-        Progress::begin(args.until.duration)
+    let progress = if args.profiled.is_process() {
+        Progress::begin(&output.messages)
     } else {
         None
     };
@@ -237,12 +236,24 @@ fn sample(
             continue;
         }
         if let Some(progress) = &mut progress {
-            progress.update(now, profiler.samples());
+            progress.update(&line(now, args.until.duration, profiler.samples()));
         }
         // Not in step with anything that the process does periodically; and a sample that took longer than the period is
         // followed by one, not by several.
         let pause = profiler.least_pause().mul_f64(1.0 + random.f64());
         next = (next + period.mul_f64(0.5 + random.f64())).max(begun.elapsed() + pause);
+    }
+}
+
+/// How far a profile is that takes so much time in all, if it ends by itself.
+fn line(elapsed: Duration, all: Option<Duration>, samples: u64) -> String {
+    let seconds = elapsed.as_secs_f64();
+    match all {
+        Some(all) => {
+            let all = all.as_secs_f64();
+            format!("profiling {seconds:.1} of {all} s, {samples} samples")
+        }
+        None => format!("profiling {seconds:.1} s, {samples} samples; Ctrl-C ends it"),
     }
 }
 

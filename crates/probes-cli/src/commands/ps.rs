@@ -6,6 +6,7 @@ use probes_lib::survey;
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags};
 use crate::output::{self, Processes};
+use crate::progress::LongWork;
 use crate::text::number_of;
 
 const HELP: &str = "\
@@ -24,7 +25,9 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
+    let reading = LongWork::begin("reading all processes".to_owned(), &output.messages);
     let survey = survey().map_err(Failure::Survey)?;
+    drop(reading);
     let processes = Processes::of(&survey, user_name);
     output.print(&output::processes(output.format, &processes)?)?;
     let denied = survey.denied.len();

@@ -191,6 +191,49 @@ fn progress_is_shown_on_terminals_alone() {
     assert_eq!(said.stderr, "");
 }
 
+#[test]
+fn long_work_is_shown_on_terminals_alone() {
+    let terminal = Terminal::open(200, 24);
+    let file = fixture("calls.pie");
+    let file = file.display();
+    for (command, opened, shown) in [
+        // It reads processes by then.
+        (
+            "ps".to_owned(),
+            "when=40".to_owned(),
+            "reading all processes: ",
+        ),
+        (
+            format!("list -functions -prog {file}"),
+            format!("when=1 -P {file}"),
+            "reading the functions of ",
+        ),
+    ] {
+        // One file takes two seconds to open.
+        let slow = format!(
+            "strace -f -qq -o /dev/null -e trace=openat -e inject=openat:delay_enter=2s:{opened}"
+        );
+        terminal.line(&format!("{slow} {TOOL} {command} >/dev/null"));
+        terminal.wait_until("it goes on", |screen| {
+            screen.lines().any(|line| line.starts_with(shown))
+        });
+        terminal.wait_until("it is gone", |screen| {
+            !screen.lines().any(|line| line.starts_with(shown))
+        });
+        let elsewhere = run_slowly(&slow, &command);
+        assert!(!elsewhere.contains(shown), "{elsewhere}");
+    }
+}
+
+/// Runs the tool without a terminal, below another command; returns what it writes to standard error.
+fn run_slowly(slow: &str, command: &str) -> String {
+    let mut words = slow.split(' ').chain([TOOL]).chain(command.split(' '));
+    let mut tool = Command::new(words.next().unwrap());
+    let output = test_support::output(tool.args(words));
+    assert!(output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
 /// Opens a page in a browser, and returns what it has made of it.
 fn in_browser(address: &str) -> String {
     let scratch = Scratch::new();

@@ -1,0 +1,98 @@
+//! How far long work is, on a terminal; nothing elsewhere.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{JoinHandle, spawn};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, SigmaskHow};
+
+use crate::messages::Messages;
+
+/// How often a line is written at most.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long work takes before it is shown to go on: most of it is done by then.
+const DELAY: Duration = Duration::from_millis(500);
+
+/// A line on standard error that is written again and again. It is gone when this is dropped.
+///
+/// indicatif 0.18 fills the line with spaces, so that the `^C` of a terminal comes to be on the next one, and clears that.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    written: Option<Instant>,
+}
+
+impl Progress {
+    /// `None` if standard error is no terminal, or messages are few or for programs.
+    pub(crate) fn begin(messages: &Messages) -> Option<Progress> {
+        let is_shown = messages.may_show_progress() && stderr().is_terminal();
+        is_shown.then_some(Progress { written: None })
+    }
+
+    /// Replaces the line, unless it is recent.
+    pub(crate) fn update(&mut self, line: &str) {
+        if self.written.is_some_and(|it| it.elapsed() < INTERVAL) {
+            return;
+        }
+        self.written = Some(Instant::now());
+        write(line);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.written.is_some() {
+            write("");
+        }
+    }
+}
+
+/// Replaces the line, also what the terminal has written behind it (`^C`).
+fn write(line: &str) {
+    const ERASE_TO_END: &str = "\x1b[K";
+    // If the terminal is gone, nobody looks at it.
+    let _ = write!(stderr(), "\r{line}{ERASE_TO_END}");
+}
+
+/// Work that cannot say how far it is: a line says that it goes on.
+#[derive(Debug)]
+pub(crate) struct LongWork {
+    is_done: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LongWork {
+    /// Shows how long it takes until this is dropped. `None` where nothing is shown.
+    pub(crate) fn begin(what: String, messages: &Messages) -> Option<LongWork> {
+        let mut progress = Progress::begin(messages)?;
+        let (is_done, done) = channel();
+        let begun = Instant::now();
+        // Signals are for the thread that works, which may have blocked them.
+        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
+        let thread = spawn(move || {
+            let mut wait = DELAY;
+            while let Err(RecvTimeoutError::Timeout) = done.recv_timeout(wait) {
+                wait = INTERVAL;
+                let seconds = begun.elapsed().as_secs_f64();
+                progress.update(&format!("{what}: {seconds:.1} s"));
+            }
+        });
+        // It was this thread's mask.
+        let _ = before.thread_set_mask();
+        Some(LongWork {
+            is_done: Some(is_done),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for LongWork {
+    fn drop(&mut self) {
+        drop(self.is_done.take());
+        if let Some(thread) = self.thread.take() {
+            // It does not panic.
+            let _ = thread.join();
+        }
+    }
+}
