@@ -23,8 +23,10 @@ mod manual;
 mod observe;
 mod observe_loop;
 mod open_target;
+mod opened_events;
 mod picture_file;
 mod profile;
+mod program_with_events;
 mod ps;
 mod record;
 mod redraw;
@@ -38,6 +40,7 @@ mod trace;
 mod trace_observe;
 mod uncounted;
 mod undo;
+mod until_exit;
 mod version;
 mod wait;
 mod watch;
@@ -181,7 +184,7 @@ impl Command {
             Command::Stack(args) => stack::run(&args),
             Command::Profile(args) => return profile::run(&args),
             Command::Serve(args) => serve::run(&args),
-            Command::Record(args) => record::run(&args),
+            Command::Record(args) => return record::run(&args),
             Command::Observe(args) => observe::run(&args),
             Command::Top(args) => top::run(&args),
             Command::Ps(args) => ps::run(&args),

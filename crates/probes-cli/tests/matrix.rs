@@ -51,6 +51,8 @@ mod observe;
 mod raw_events;
 #[path = "matrix/record.rs"]
 mod record;
+#[path = "matrix/record_events.rs"]
+mod record_events;
 #[path = "matrix/serve.rs"]
 mod serve;
 #[path = "cli/serving.rs"]

@@ -1,8 +1,6 @@
 //! `gc`: the pauses of the garbage collector, from the events that the runtime of OCaml 5 writes itself.
 
 mod functions;
-mod program;
-mod switched;
 
 use std::ffi::OsString;
 use std::mem::take;
@@ -12,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
-use self::program::ProgramWithEvents;
-use self::switched::OpenedEvents;
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use super::failed::Failed;
+use super::opened_events::OpenedEvents;
+use super::program_with_events::ProgramWithEvents;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -229,12 +227,8 @@ struct Reading<'g> {
 
 impl EventReader for Reading<'_> {
     fn are_written(&mut self) -> Result<bool, Failure> {
-        let of_process = Failure::of_process(self.pid);
-        let mapped = self.events.events.is_mapped().map_err(&of_process)?;
-        if mapped {
-            self.events.check().map_err(&of_process)?;
-        }
-        Ok(mapped)
+        let written = self.events.are_written();
+        written.map_err(Failure::of_process(self.pid))
     }
 
     fn read(&mut self) -> Result<(), Failure> {

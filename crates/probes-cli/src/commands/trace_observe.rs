@@ -1,16 +1,12 @@
 //! `trace -count`, `-hist`, `-latency` and `-watch`: observes a program from its first instruction to its last.
 
-use std::io;
 use std::mem::take;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Mutex, PoisonError};
-use std::thread::ScopedJoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Events, FunctionSelector, Launch, Launched, Observation, ObservationReport, Observer, Selector,
-    Target,
+    Events, FunctionSelector, Launch, Observation, ObservationReport, Observer, Selector, Target,
 };
 
 use super::changes::print_started;
@@ -22,6 +18,7 @@ use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::slow_pairs::SlowPairs;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
+use super::until_exit::wait_and_record;
 use super::wait::Wait;
 use super::watch::{self, Watching, note_unknown_arguments};
 use crate::destination::Output;
@@ -364,7 +361,7 @@ pub(super) fn run(
             }
             let functions = observer.functions().map(FunctionSources::of);
             let recorder = Recorder::new(&target, wanted, functions, output, begun);
-            record_until_exit(launched, wait, recorder, observer)
+            wait_and_record(launched, wait, |exited| recorder.run(observer, exited))
         }
         None => (wait.until_exit(launched), Ok(())),
     };
@@ -377,34 +374,6 @@ pub(super) fn run(
         }
     }
     Ok(if is_complete { status } else { status.max(1) })
-}
-
-/// Waits for the program in this thread, and records in another, if there can be one. Returns the program's status, and what has become of
-/// the recording.
-fn record_until_exit(
-    launched: Launched,
-    wait: Wait,
-    recorder: Recorder<'_>,
-    observer: Observer,
-) -> (io::Result<u8>, Result<(), Failure>) {
-    let (exit_sender, exited) = channel::<()>();
-    let parts = Mutex::new(Some((recorder, observer, exited)));
-    let record = || match parts.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        Some((recorder, observer, exited)) => recorder.run(observer, &exited),
-        None => Ok(()),
-    };
-    std::thread::scope(|scope| {
-        let recording = std::thread::Builder::new().spawn_scoped(scope, record);
-        let status = wait.until_exit(launched);
-        drop(exit_sender);
-        let recorded = match recording.map(ScopedJoinHandle::join) {
-            Ok(Ok(recorded)) => recorded,
-            Ok(Err(panic)) => std::panic::resume_unwind(panic),
-            // There can be no thread for it: what the program has left is read now.
-            Err(_) => record(),
-        };
-        (status, recorded)
-    })
 }
 
 /// Reads what is observed, and prints it.

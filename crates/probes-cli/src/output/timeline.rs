@@ -140,7 +140,7 @@ impl Annotation {
 }
 
 /// Encodes a time line in one format. A track and a name are encoded before the events that have them.
-pub(crate) trait Encoder {
+pub(crate) trait Encoder: Send {
     /// The begin of the file.
     fn begin(&mut self, to: &mut Vec<u8>);
     fn track(&mut self, id: TrackId, of: &TrackOf, name: &str, to: &mut Vec<u8>);

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Scratch, Talker, eventually, fixture_forms, program, program_forms};
 
-use crate::support::{Run, command, is_observed, object, run};
+use crate::support::{Run, command, is_observed, object, run, run_command};
 
 /// A recording that is being made.
 struct Recording {
@@ -382,6 +382,118 @@ fn lost_hits_are_in_the_file() {
     assert_eq!(in_file, lost);
     let found = slices(&timeline, "Calls.leaf").len();
     assert!(lost > 0 && found < called(&answer, "leaf"));
+}
+
+/// `record -prog` of `program`, with what it reads from standard input.
+fn record_program(program: &Path, flags: &[&str], file: &Path, words: &str) -> Run {
+    let input = file.with_extension("input");
+    fs::write(&input, words).unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "input=$1; shift; exec \"$@\" < \"$input\"", "-"]);
+    shell.arg(&input).arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+    shell.args(["record", "-prog"]).arg(program).args(flags);
+    run_command(shell.arg("-o").arg(file))
+}
+
+// promise: Time lines: `record -prog` has all calls of a program, from the first to the last, and exits with its status
+//    (3 formats of 2 programs)
+#[test]
+fn program_is_recorded_from_its_first_call() {
+    let scratch = Scratch::new();
+    let flags = ["-fn", "Calls.leaf,Calls.deep,Calls.raises"];
+    for program in program_forms("calls") {
+        for format in FORMATS {
+            let file = scratch.file(format);
+            let run = record_program(&program, &flags, &file, "run 2 20\n");
+            assert_eq!(run.code, Some(0), "{}", run.stderr);
+            // Standard output is the program's own.
+            let lines: Vec<&str> = run.stdout.lines().collect();
+            let [ready, answer] = lines[..] else {
+                panic!("{lines:?}");
+            };
+            assert!(ready.starts_with("ready"), "{ready}");
+            let timeline = read(&file);
+            assert_calls(&timeline, answer);
+            let all = timeline["slices"].as_array().unwrap().len() as u64;
+            assert_eq!(figure(&run.stderr, "slices"), all, "{}", run.stderr);
+            assert_eq!(figure(&run.stderr, "lost_hits"), 0);
+            let name = program.file_name().unwrap().to_str().unwrap();
+            assert_eq!(timeline["process"], name);
+        }
+    }
+    for program in program_forms("terminating") {
+        let file = scratch.file("hits.json");
+        let flags = ["-regexp", ".", "-json"];
+        let run = record_program(&program, &flags, &file, "");
+        let [report] = &run.said()[..] else {
+            panic!("{}", run.stderr);
+        };
+        assert_eq!(report["instants"], 112 + 5 + 2 + 1);
+        let timeline = read(&file);
+        let instants = timeline["instants"].as_array().unwrap().iter();
+        assert_eq!(instants.filter(|it| it["name"] == "collatz").count(), 112);
+    }
+}
+
+#[test]
+fn status_of_a_recorded_program_is_ours() {
+    let scratch = Scratch::new();
+    let file = scratch.file("status.json");
+    let ended = record_program(Path::new("sh"), &["-gc"], &file, "exit 7\n");
+    assert_eq!(ended.code, Some(7));
+    let none = "sh has written no runtime events";
+    assert!(ended.stderr.contains(none), "{}", ended.stderr);
+    // A signal that is sent to the tool is passed on.
+    let mut tool = command(["record", "-prog"]);
+    tool.arg(program("calls")).args(["-fn", "Calls.leaf", "-o"]);
+    let mut tool = Talker::spawn(tool.arg(&file).stderr(Stdio::piped()));
+    tool.expect("ready");
+    tool.ask("run 1 10", "calls");
+    kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+    let status = tool.guard().wait();
+    assert_eq!(status.code(), Some(128 + Signal::SIGTERM as i32));
+    assert_eq!(slices(&read(&file), "Calls.leaf").len(), 15);
+    let missing = record_program(Path::new("/none"), &["-gc"], &file, "");
+    assert!(missing.stderr.contains("cannot start /none"), "{missing:?}");
+    let missing = record_program(Path::new("/none"), &["-fn", "*"], &file, "");
+    assert!(missing.stderr.contains("/none"), "{missing:?}");
+    assert_eq!(missing.code, Some(1));
+}
+
+#[test]
+fn program_runs_on_when_its_recording_ends() {
+    let scratch = Scratch::new();
+    let file = scratch.file("begin.json");
+    let mut tool = command(["record", "-fn", "Calls.leaf", "-for", "300ms", "-prog"]);
+    tool.arg(program("calls")).arg("-o").arg(&file);
+    let mut tool = Talker::spawn(tool.stderr(Stdio::piped()));
+    tool.expect("ready");
+    let first = tool.ask("run 1 10", "calls");
+    let mut errors = BufReader::new(tool.guard().child().stderr.take().unwrap());
+    let mut said = String::new();
+    errors.read_line(&mut said).unwrap();
+    // However busy the machine is.
+    let found = slices(&read(&file), "Calls.leaf").len() as u64;
+    assert_eq!(figure(&said, "slices"), found);
+    assert!(found <= called(&first, "leaf") as u64);
+    assert!(!is_observed(test_support::container::only_child(
+        tool.pid()
+    )));
+    tool.ask("run 1 10", "calls");
+    tool.close_input();
+    assert_eq!(tool.guard().wait().code(), Some(0));
+}
+
+#[test]
+fn program_is_not_started_without_its_file() {
+    let wrong = command(["record", "-fn", "Calls.leaf", "-prog"])
+        .arg(program("calls"))
+        .args(["-o", "/nonexistent/x.json"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(said.contains("cannot write /nonexistent/x.json"), "{said}");
+    assert_eq!((wrong.status.code(), wrong.stdout.len()), (Some(1), 0));
 }
 
 #[test]

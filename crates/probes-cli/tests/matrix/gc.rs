@@ -108,7 +108,7 @@ fn figures_equal_sums_of_the_own_consumer() {
 }
 
 /// Lets a program collect until the tool has exited; returns what this has printed.
-fn collect_until_exit(program: &mut ChrootProgram, mut tool: Talker) -> Output {
+pub(crate) fn collect_until_exit(program: &mut ChrootProgram, mut tool: Talker) -> Output {
     while tool.guard().child().try_wait().unwrap().is_none() {
         program.talker.ask("work 2 5", "worked");
     }
@@ -126,10 +126,10 @@ fn collect_until_exit(program: &mut ChrootProgram, mut tool: Talker) -> Output {
     }
 }
 
-struct Output {
-    is_success: bool,
-    out: String,
-    err: String,
+pub(crate) struct Output {
+    pub(crate) is_success: bool,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 fn gc(pid: i32, flags: &str) -> Talker {
@@ -139,7 +139,7 @@ fn gc(pid: i32, flags: &str) -> Talker {
 }
 
 /// Whether a program writes events while it collects, and whether their file has a name.
-fn writes_events(program: &mut ChrootProgram) -> (bool, bool) {
+pub(crate) fn writes_events(program: &mut ChrootProgram) -> (bool, bool) {
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid)).unwrap();
     let ring = maps.lines().find(|line| line.contains(".events"));
     let has_name = ring.is_some_and(|line| !line.ends_with("(deleted)"));

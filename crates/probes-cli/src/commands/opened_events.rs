@@ -87,12 +87,17 @@ impl OpenedEvents {
         }
     }
 
-    /// Checks that nobody else has switched off what we have switched on.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        match &self.switched {
-            Some(switched) => switched.is_on().map(drop),
-            None => Ok(()),
+    /// Returns whether the process still writes them.
+    ///
+    /// # Errors
+    ///
+    /// If somebody else has switched off what we have switched on.
+    pub(super) fn are_written(&self) -> Result<bool, Error> {
+        let are_written = self.events.is_mapped()?;
+        if let Some(switched) = self.switched.as_ref().filter(|_| are_written) {
+            switched.is_on()?;
         }
+        Ok(are_written)
     }
 }
 

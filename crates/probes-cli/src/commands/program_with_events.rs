@@ -1,4 +1,4 @@
-//! A program that is started with its runtime events on.
+//! A program that is started with its runtime events on, in a folder of their own.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::mkdtemp;
 use probes_lib::{RuntimeEvents, Target};
 
-use crate::commands::started_program::StartedProgram;
+use super::started_program::StartedProgram;
 use crate::failure::Failure;
 use crate::search_path::look_up;
 use crate::signals::{TerminationSignals, WaitEnd};
@@ -24,16 +24,56 @@ pub(super) struct ProgramWithEvents {
     started: StartedProgram,
     program: PathBuf,
     begun: Instant,
-    folder: Folder,
+    folder: EventsFolder,
 }
 
 /// A folder that is removed when it is not needed any more, with the files of events in it.
-struct Folder(PathBuf);
+pub(super) struct EventsFolder(PathBuf);
 
-impl Drop for Folder {
+impl Drop for EventsFolder {
     fn drop(&mut self) {
         // What cannot be removed stays in the folder for temporary files.
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl EventsFolder {
+    pub(super) fn make() -> Result<EventsFolder, Failure> {
+        let folder = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
+        let failed = |source| Failure::System("make a folder for runtime events", source);
+        Ok(EventsFolder(folder.map_err(|errno| failed(errno.into()))?))
+    }
+
+    /// The environment of a program that writes its events there.
+    pub(super) fn variables(&self) -> [(&'static str, &OsStr); 3] {
+        [
+            ("OCAML_RUNTIME_EVENTS_START", OsStr::new("1")),
+            ("OCAML_RUNTIME_EVENTS_DIR", self.0.as_os_str()),
+            // It may exit before we have opened it.
+            ("OCAML_RUNTIME_EVENTS_PRESERVE", OsStr::new("1")),
+        ]
+    }
+
+    /// The file of a process, if there is one.
+    pub(super) fn file(&self, pid: i32) -> Option<PathBuf> {
+        let file = self.0.join(format!("{pid}.events"));
+        file.exists().then_some(file)
+    }
+
+    /// Opens the events of a `program` that has exited, from the first.
+    ///
+    /// # Errors
+    ///
+    /// If it has written none, or they cannot be read.
+    pub(super) fn events_of_exited(
+        &self,
+        pid: i32,
+        program: &Path,
+    ) -> Result<RuntimeEvents, Failure> {
+        let file = self.file(pid);
+        let file = file.ok_or_else(|| Failure::NoRuntimeEvents(program.to_owned()))?;
+        let path = look_up(program).unwrap_or_else(|| program.to_owned());
+        RuntimeEvents::of_file(file, path).map_err(Failure::of_process(pid))
     }
 }
 
@@ -42,18 +82,10 @@ impl ProgramWithEvents {
         program: &Path,
         arguments: &[OsString],
     ) -> Result<ProgramWithEvents, Failure> {
-        let folder = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
-        let failed = |source| Failure::System("make a folder for runtime events", source);
-        let folder = Folder(folder.map_err(|errno| failed(errno.into()))?);
+        let folder = EventsFolder::make()?;
         let begun = Instant::now();
-        let variables = [
-            ("OCAML_RUNTIME_EVENTS_START", OsStr::new("1")),
-            ("OCAML_RUNTIME_EVENTS_DIR", folder.0.as_os_str()),
-            // It may exit before we have opened it.
-            ("OCAML_RUNTIME_EVENTS_PRESERVE", OsStr::new("1")),
-        ];
         Ok(ProgramWithEvents {
-            started: StartedProgram::start(program, arguments, variables)?,
+            started: StartedProgram::start(program, arguments, folder.variables())?,
             program: program.to_owned(),
             begun,
             folder,
@@ -96,12 +128,7 @@ impl ProgramWithEvents {
 
     /// Opens the events of a program that has exited.
     pub(super) fn events_of_exited(&self) -> Result<RuntimeEvents, Failure> {
-        let file = self.folder.0.join(format!("{}.events", self.pid()));
-        if !file.exists() {
-            return Err(self.no_events());
-        }
-        let events = RuntimeEvents::of_file(file, self.path());
-        events.map_err(Failure::of_process(self.pid()))
+        self.folder.events_of_exited(self.pid(), &self.program)
     }
 
     /// The path of the program.

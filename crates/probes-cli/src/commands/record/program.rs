@@ -1,0 +1,275 @@
+//! `record -prog`: a program that is started, and recorded from its beginning.
+//!
+//! ```text
+//! -gc alone         started, and its runtime events are read from the first
+//! anything else     observed from its first instruction; one thread waits for it, another reads
+//! ```
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use probes_lib::{Launch, ObservationReport, Observer, Options, RuntimeEvents, Target};
+
+use super::recording::Recording;
+use super::{Args, NamedFile};
+use crate::commands::closures::warn_of_refused_closures;
+use crate::commands::failed::Failed;
+use crate::commands::gaps::{GapWarning, Gaps};
+use crate::commands::observe_loop::{self, next_reading, warn_of_still_mapped};
+use crate::commands::opened_events::OpenedEvents;
+use crate::commands::program_with_events::{EventsFolder, ProgramWithEvents};
+use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
+use crate::commands::until_exit::wait_and_record;
+use crate::commands::wait::Wait;
+use crate::commands::watch::{READ_INTERVAL, note_unknown_arguments};
+use crate::destination::Output;
+use crate::failure::{Failure, is_replaced};
+use crate::hint::Operand;
+use crate::interruptible_output::Next;
+
+/// How long it is tried to remove an observation of a program that runs on.
+const REMOVAL: Duration = Duration::from_secs(30);
+
+/// How long until the next attempt.
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Starts a program, and returns its status, whatever has become of the recording.
+pub(super) fn run(
+    args: &Args,
+    file: &NamedFile,
+    program: &Path,
+    arguments: &[OsString],
+) -> Result<ExitCode, Failure> {
+    args.output.refuse_to_overwrite("-prog", program)?;
+    if args.recorded.observes() {
+        observed(args, file, program, arguments)
+    } else {
+        with_events(args, file, program, arguments)
+    }
+}
+
+/// Records the runtime events of a program, and nothing else.
+fn with_events(
+    args: &Args,
+    file: &NamedFile,
+    program: &Path,
+    arguments: &[OsString],
+) -> Result<ExitCode, Failure> {
+    let file = file.create()?;
+    let started = ProgramWithEvents::start(program, arguments)?;
+    let pid = started.pid();
+    let output = args.output.open_stderr().with_pid(pid);
+    let mut recording = Recording::new(args, &output, (pid, &started.path()), file);
+    let read = match Target::open_any(pid) {
+        Ok(target) => recording.read_events(&target, |_, signals| {
+            let events = started.events(&target, signals)?;
+            Ok(OpenedEvents::always_on(events))
+        }),
+        Err(error) if !error.is_gone() => Err(Failure::of_process(pid)(error)),
+        Err(_) => started.events_of_exited().map(|events| {
+            recording.set_events(OpenedEvents::always_on(events));
+            Failed::default()
+        }),
+    };
+    let done = read.and_then(|failures| recording.finish(failures));
+    if let Err(failure) = &done {
+        output.messages.failure(failure);
+    }
+    started.wait()
+}
+
+/// Records what is observed of a program, and its runtime events if they are asked for.
+fn observed(
+    args: &Args,
+    file: &NamedFile,
+    program: &Path,
+    arguments: &[OsString],
+) -> Result<ExitCode, Failure> {
+    let wait_failure = |source| Failure::System("wait for the program", source);
+    // Before the program is started, because it may fail.
+    let wait = Wait::prepare().map_err(wait_failure)?;
+    let file = file.create()?;
+    let folder = args.recorded.gc.then(EventsFolder::make).transpose()?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    if let Some(folder) = &folder {
+        command.envs(folder.variables());
+    }
+    let launch = Launch::new(command)
+        .attended()
+        .options(args.seccomp.options(Options::default()))
+        .observe(args.recorded.observation());
+    let launched = launch.spawn();
+    let mut launched =
+        launched.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
+    let pid = launched.report().pid;
+    let output = args.output.open_stderr().with_pid(pid);
+    let messages = &output.messages;
+    messages.step(format_args!(
+        "started {} as process {pid}",
+        program.display()
+    ));
+    let (status, recorded) = match launched.take_observer() {
+        Some(observer) => {
+            warn_of_refused_closures(messages, pid, observer.code_digest());
+            if args.recorded.has_functions() {
+                warn_of_uncounted_from_start(messages, &observer, "recorded");
+                warn_of_missing_exits(messages, &observer);
+                note_unknown_arguments(messages, &observer, args.recorded.calls());
+            }
+            let target = observer.target().clone();
+            let recorder = Recorder {
+                recording: Recording::new(args, &output, (pid, target.program()), file),
+                args,
+                output: &output,
+                pid,
+                program,
+                folder,
+                try_at: Duration::ZERO,
+                warning: GapWarning::default(),
+                begun: Instant::now(),
+            };
+            wait_and_record(launched, wait, |exited| recorder.run(observer, exited))
+        }
+        None => (wait.until_exit(launched), Ok(())),
+    };
+    if let Err(failure) = &recorded {
+        messages.failure(failure);
+    }
+    status.map(ExitCode::from).map_err(wait_failure)
+}
+
+/// Records a program while another thread waits for it.
+struct Recorder<'r> {
+    recording: Recording<'r>,
+    args: &'r Args,
+    output: &'r Output,
+    pid: i32,
+    program: &'r Path,
+    /// Where it writes runtime events, if these are recorded.
+    folder: Option<EventsFolder>,
+    /// When it is tried next to open its runtime events, since the beginning.
+    try_at: Duration,
+    warning: GapWarning,
+    begun: Instant,
+}
+
+impl Recorder<'_> {
+    /// Whatever fails, what was recorded until then is written.
+    fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
+        let mut failures = Failed::default();
+        let read = self.read_until_end(&mut observer, exited, &mut failures);
+        let removed = read.and_then(|()| remove(&mut observer, exited));
+        match removed {
+            Ok(observed) => {
+                warn_of_still_mapped(&self.output.messages, self.pid, observed.still_mapped);
+                self.recording.add_rest(&observed.events);
+            }
+            Err(error) => {
+                // What was recorded until another tool has taken over is still there.
+                self.recording
+                    .add_rest(&observer.events().unwrap_or_default());
+                failures.add(Err(Failure::of_removal(self.pid, error)));
+            }
+        }
+        self.warn(&observer);
+        failures.add(self.open_events_in_the_end());
+        self.recording.finish(failures)
+    }
+
+    /// Reads until the program has exited, or the recording is over before.
+    ///
+    /// # Errors
+    ///
+    /// If another tool takes over.
+    fn read_until_end(
+        &mut self,
+        observer: &mut Observer,
+        exited: &Receiver<()>,
+        failures: &mut Failed,
+    ) -> Result<(), probes_lib::Error> {
+        let end = self.args.until.duration.unwrap_or(Duration::MAX);
+        let mut checked = Duration::ZERO;
+        loop {
+            let left = end.saturating_sub(self.begun.elapsed());
+            let waited = exited.recv_timeout(READ_INTERVAL.min(left));
+            let at = self.begun.elapsed();
+            if waited != Err(RecvTimeoutError::Timeout) || at >= end {
+                return Ok(());
+            }
+            self.try_to_open_events(at);
+            // If they cannot be read because the program has just exited, they are in the end.
+            if let Ok(hits) = observer.events() {
+                match self.recording.add(&hits) {
+                    Ok(Next::Continue) => {}
+                    Ok(Next::Stop) => return Ok(()),
+                    Err(failure) => {
+                        failures.add(Err(failure));
+                        return Ok(());
+                    }
+                }
+            }
+            if at >= checked + observe_loop::READ_INTERVAL {
+                checked = at;
+                let check = observer.check();
+                self.warn(observer);
+                if let Some(error) = check.err().filter(is_replaced) {
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn warn(&mut self, observer: &Observer) {
+        self.warning
+            .update(&self.output.messages, &Gaps::of(observer));
+    }
+
+    /// Opens the runtime events, from the first, if they are there by now.
+    fn try_to_open_events(&mut self, at: Duration) {
+        if self.folder.is_none() || self.recording.has_events() || at < self.try_at {
+            return;
+        }
+        self.try_at = next_reading(at);
+        if let Ok(events) = RuntimeEvents::of_process(self.pid) {
+            let events = OpenedEvents::always_on(events.from_start());
+            self.recording.set_events(events);
+        }
+    }
+
+    /// Opens what a program has written that has exited before it could be opened.
+    fn open_events_in_the_end(&mut self) -> Result<(), Failure> {
+        let Some(folder) = self
+            .folder
+            .as_ref()
+            .filter(|_| !self.recording.has_events())
+        else {
+            return Ok(());
+        };
+        let events = folder.events_of_exited(self.pid, self.program)?;
+        self.recording.set_events(OpenedEvents::always_on(events));
+        Ok(())
+    }
+}
+
+/// Removes the observation of a program that has exited, or runs on; tries again while another tool keeps it busy.
+fn remove(
+    observer: &mut Observer,
+    exited: &Receiver<()>,
+) -> Result<ObservationReport, probes_lib::Error> {
+    let begun = Instant::now();
+    loop {
+        let removed = observer.remove();
+        let is_to_be_tried_again = removed.as_ref().is_err_and(probes_lib::Error::is_transient);
+        if !is_to_be_tried_again || begun.elapsed() >= REMOVAL {
+            return removed;
+        }
+        if exited.recv_timeout(REMOVAL_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+            // It has exited meanwhile.
+            return observer.remove();
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! [`Recording`]: what is read of a process, the time line that is made of it, and what is said of it in the end.
+
+use std::mem::take;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use probes_lib::{Events, Target};
+
+use super::Args;
+use super::sink::Sink;
+use super::timeline::Timeline;
+use crate::commands::event_loop::{EventReader, read_until_end, warn_of_lost_words};
+use crate::commands::failed::Failed;
+use crate::commands::observe_loop::{ActiveObservation, Display};
+use crate::commands::opened_events::OpenedEvents;
+use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
+use crate::commands::watch::{READ_INTERVAL, note_unknown_arguments};
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::output::{
+    LostWords, RecordCounts, RecordReport, TimelineFile, TimelineFormat, TracedProcess, WarningKind,
+};
+use crate::signals::TerminationSignals;
+
+/// What is read of a process, and the time line that is made of it.
+pub(super) struct Recording<'r> {
+    args: &'r Args,
+    output: &'r Output,
+    pid: i32,
+    program: PathBuf,
+    format: TimelineFormat,
+    timeline: Timeline,
+    /// Runtime events, once they are there.
+    events: Option<OpenedEvents>,
+    begun: Instant,
+}
+
+impl<'r> Recording<'r> {
+    /// Nothing is read so far of this process, which executes the program.
+    pub(super) fn new(
+        args: &'r Args,
+        output: &'r Output,
+        (pid, program): (i32, &Path),
+        (file, format): (TimelineFile, TimelineFormat),
+    ) -> Recording<'r> {
+        let sink = Sink::new(format, &traced(pid, program), file, args.last);
+        let (pairs, until) = (args.recorded.pairs.clone(), args.recorded.until.clone());
+        Recording {
+            args,
+            output,
+            pid,
+            program: program.to_owned(),
+            format,
+            timeline: Timeline::new(pid, pairs, until, sink),
+            events: None,
+            begun: Instant::now(),
+        }
+    }
+
+    /// Runtime events are read from now on.
+    pub(super) fn set_events(&mut self, events: OpenedEvents) {
+        self.events = Some(events);
+    }
+
+    pub(super) fn has_events(&self) -> bool {
+        self.events.is_some()
+    }
+
+    /// Observes the process until the end.
+    pub(super) fn observe(&mut self, target: &Target) -> Result<Failed, Failure> {
+        let (args, output, recorded) = (self.args, self.output, &self.args.recorded);
+        if recorded.gc {
+            let events = probes_lib::RuntimeEvents::of_process(self.pid);
+            let events = events.map_err(Failure::of_process(self.pid))?;
+            self.set_events(OpenedEvents::always_on(events));
+        }
+        let active = ActiveObservation::begin(
+            target,
+            &recorded.observation(),
+            args.seccomp.options(args.take_over.options()),
+            args.until.duration,
+            output,
+        )?;
+        self.begun = Instant::now();
+        if recorded.has_functions() {
+            warn_of_uncounted(&output.messages, active.observer(), "recorded");
+            warn_of_missing_exits(&output.messages, active.observer());
+            note_unknown_arguments(&output.messages, active.observer(), recorded.calls());
+        }
+        let display = Display {
+            interval: Some(READ_INTERVAL),
+            table: None,
+        };
+        let mut outcome = active.run(
+            display,
+            |observer| observer.events(),
+            |shown, _| self.add(&shown.reading),
+        );
+        let rest = outcome.observed.take().map(|observed| observed.events);
+        let rest = rest.or(outcome.last.take().map(|(events, _)| events));
+        self.add_rest(&rest.unwrap_or_default());
+        let mut failures = Failed::default();
+        failures.add(outcome.finish(&output.messages));
+        Ok(failures)
+    }
+
+    /// Adds hits that were read, and what the runtime has written; returns whether that ends the recording.
+    pub(super) fn add(&mut self, hits: &Events) -> Result<Next, Failure> {
+        self.timeline.add_hits(hits);
+        self.read_runtime_events()?;
+        self.timeline.sink().flush(false)?;
+        Ok(self.after_reading())
+    }
+
+    /// Adds the hits that are left when it is over.
+    pub(super) fn add_rest(&mut self, hits: &Events) {
+        self.timeline.add_hits(hits);
+    }
+
+    /// Whether what was read ends the recording.
+    fn after_reading(&self) -> Next {
+        let (recorded, messages) = (&self.args.recorded, &self.output.messages);
+        let longest = Duration::from_nanos(self.timeline.longest());
+        let until = recorded.until.as_ref();
+        if let Some(name) = until.filter(|_| self.timeline.is_hit()) {
+            messages.note(&format!("{name} was hit"));
+            return Next::Stop;
+        }
+        if recorded.over.is_some_and(|over| longest >= over) {
+            let nanoseconds = longest.as_nanos();
+            messages.note(&format!("a slice took {nanoseconds} ns"));
+            return Next::Stop;
+        }
+        Next::Continue
+    }
+
+    /// Opens runtime events with `open`, which may take a time and is interrupted by signals, and reads these alone, until the end.
+    pub(super) fn read_events(
+        &mut self,
+        target: &Target,
+        open: impl FnOnce(Duration, &TerminationSignals) -> Result<OpenedEvents, Failure>,
+    ) -> Result<Failed, Failure> {
+        let output = self.output;
+        let signals = TerminationSignals::block()?;
+        let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+        let end = self.args.until.duration.unwrap_or(Duration::MAX);
+        match open(end, interruptible.signals()) {
+            Ok(events) => self.set_events(events),
+            Err(failure) => {
+                let (_, printed) = interruptible.end();
+                return printed.and(Err(failure));
+            }
+        }
+        let begun = Instant::now();
+        self.begun = begun;
+        let ended = read_until_end(self, target, begun, end, &mut interruptible);
+        let mut failures = Failed::default();
+        // That a program which was started has exited is no news.
+        let is_news = self.args.observed.is_process();
+        failures.add(ended.map(|end| {
+            if is_news {
+                end.note(&output.messages);
+            }
+        }));
+        let closed = self.events.as_mut().map(|events| events.close(self.pid));
+        failures.add(closed.unwrap_or(Ok(())));
+        let (_, printed) = interruptible.end();
+        failures.add(printed);
+        Ok(failures)
+    }
+
+    fn read_runtime_events(&mut self) -> Result<(), Failure> {
+        let Some(opened) = &mut self.events else {
+            return Ok(());
+        };
+        let timeline = &mut self.timeline;
+        let read = opened
+            .events
+            .read(|entry| timeline.add_runtime_event(&entry));
+        read.map_err(Failure::of_process(self.pid))
+    }
+
+    /// Writes the rest, and says what was recorded.
+    pub(super) fn finish(mut self, mut failures: Failed) -> Result<(), Failure> {
+        let (output, lasted) = (self.output, self.begun.elapsed());
+        failures.add(self.read_runtime_events());
+        self.timeline.finish(clock(ClockId::CLOCK_MONOTONIC));
+        failures.add(self.timeline.sink().flush(true));
+        let mut counts = self.timeline.counts;
+        let lost_words = take(&mut self.timeline.lost_words);
+        let sink = self.timeline.sink();
+        let last = sink.last_written();
+        if let Some(written) = last {
+            (counts.slices, counts.instants, counts.values) =
+                (written.slices, written.instants, written.values);
+        }
+        let file = sink.file();
+        let last = last.map(|last| last.time.min(lasted));
+        let report = RecordReport::new(
+            (self.pid, &self.program),
+            (file.path(), self.format, file.len()),
+            (lasted, last),
+            counts,
+        );
+        let is_short = sink.is_short();
+        let text = report.text(output.format);
+        failures.add(text.and_then(|text| output.print_result(&text)));
+        warn(counts, &lost_words, output);
+        if let Some(last) = last.filter(|_| is_short) {
+            let seconds = last.as_secs_f64();
+            output.messages.warning(
+                WarningKind::ShortRecording,
+                &format!("only the last {seconds:.3} s are in the file: more does not fit into the memory for them"),
+                "record fewer functions or probes, or without -last",
+            );
+        }
+        failures.finish(&output.messages)
+    }
+}
+
+impl EventReader for Recording<'_> {
+    fn are_written(&mut self) -> Result<bool, Failure> {
+        let opened = self.events.as_ref();
+        let written = opened.map_or(Ok(false), OpenedEvents::are_written);
+        written.map_err(Failure::of_process(self.pid))
+    }
+
+    fn read(&mut self) -> Result<(), Failure> {
+        self.read_runtime_events()?;
+        self.timeline.sink().flush(false)
+    }
+
+    fn show(&mut self, _: Duration, _: &mut InterruptibleOutput) -> Result<Next, Failure> {
+        Ok(Next::Continue)
+    }
+}
+
+/// A process, and the clocks now.
+fn traced(pid: i32, program: &Path) -> TracedProcess {
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    TracedProcess {
+        pid,
+        name: name.to_string_lossy().into_owned(),
+        monotonic: clock(ClockId::CLOCK_MONOTONIC),
+        boottime: clock(ClockId::CLOCK_BOOTTIME),
+        realtime: clock(ClockId::CLOCK_REALTIME),
+    }
+}
+
+/// A clock in nanoseconds.
+fn clock(id: ClockId) -> u64 {
+    let now = clock_gettime(id).map_or(Duration::ZERO, Duration::from);
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Says what the time line lacks.
+fn warn(counts: RecordCounts, lost_words: &LostWords, output: &Output) {
+    let messages = output.messages;
+    if counts.lost_hits > 0 {
+        messages.warning(
+            WarningKind::LostHits,
+            &format!(
+                "{} hits were lost: they came faster than they could be read",
+                counts.lost_hits
+            ),
+            "record fewer functions or probes; the time line has instants where they are missing",
+        );
+    }
+    warn_of_lost_words(lost_words, &messages);
+    if counts.too_deep > 0 {
+        messages.warning(
+            WarningKind::LostCalls,
+            &format!(
+                "{} calls within too many others were left out",
+                counts.too_deep
+            ),
+            "record functions that are not recursive",
+        );
+    }
+}

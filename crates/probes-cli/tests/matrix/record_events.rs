@@ -1,0 +1,121 @@
+//! `record` with runtime events that it switches on: in programs that it starts, and in those that run.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use test_support::{Scratch, Talker, eventually, output, program_forms};
+
+use crate::chroot::{ChrootProgram, Isolation};
+use crate::gc::{collect_until_exit, signal, writes_events};
+use crate::support::{command, run};
+
+/// Runs `record -prog` of a program inside the chroot, with what it reads from standard input; returns what it prints on standard
+/// error, and the events of the file.
+fn record_inside(program: &Path, flags: &str, words: &str) -> (String, Vec<Value>) {
+    let scratch = Scratch::new();
+    let chroot = std::env::var("OCAML_PROBES_CHROOT").unwrap();
+    let file = scratch.file("events.json");
+    let folder = file.parent().unwrap();
+    let input = scratch.file("input");
+    std::fs::write(&input, words).unwrap();
+    // Mounts are gone with the namespace.
+    let script = "mount --bind \"$1\" \"$1\"; cd \"$1\"; mount -t proc proc proc; mount --rbind /dev dev; \
+                  mount -t tmpfs -o mode=1777 tmpfs tmp; mkdir tmp/files; mount --bind \"$2\" tmp/files; \
+                  cp \"$3\" tmp/ocaml-probes; shift 3; \
+                  exec chroot . /tmp/ocaml-probes record \"$@\" -o /tmp/files/events.json < tmp/files/input";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-euc"]);
+    command.args([script, "-", &chroot]).arg(folder);
+    command.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+    command.arg("-prog").arg(crate::chroot::inside(program));
+    let run = output(command.args(flags.split(' ')));
+    let said = String::from_utf8(run.stderr).unwrap();
+    assert!(run.status.success(), "{said}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    (said, serde_json::from_str(&text).unwrap())
+}
+
+/// How many events have this name and kind, as Chrome's format calls it.
+fn count(events: &[Value], kind: &str, name: &str) -> usize {
+    let found = |event: &&Value| event["ph"] == kind && event["name"] == name;
+    events.iter().filter(found).count()
+}
+
+/// How many calls of `Events.round` there are: instants, where their ends cannot be recorded because of what is mapped near them.
+fn calls(events: &[Value]) -> usize {
+    count(events, "B", "Events.round") + count(events, "i", "Events.round")
+}
+
+// promise: Time lines: `record -prog -gc` has the runtime events of a program from the first, also of one that exits at once
+//    (2 programs × 2 inputs in each chroot)
+#[test]
+fn events_of_a_program_are_recorded_from_first() {
+    for file in program_forms("ocaml5/events") {
+        for words in ["", "work 2 5\n"] {
+            let (said, events) = record_inside(&file, "-gc", words);
+            assert_eq!(count(&events, "i", "ring_start"), 1, "{words}: {said}");
+            let minors = count(&events, "B", "minor");
+            assert_eq!(minors > 0, !words.is_empty(), "{said}");
+            assert!(said.contains(" lost_words 0 "), "{said}");
+        }
+    }
+}
+
+// promise: Time lines: `record -prog -gc -fn` has the calls and the runtime events of a program, both from the first
+//    (2 programs × 2 inputs in each chroot)
+#[test]
+fn calls_and_events_are_recorded_from_first() {
+    for file in program_forms("ocaml5/events") {
+        for (words, rounds) in [("", 0), ("work 2 5\n", 20)] {
+            let (said, events) = record_inside(&file, "-gc -fn Events.round", words);
+            assert_eq!(calls(&events), rounds, "{said}");
+            assert_eq!(count(&events, "i", "ring_start"), 1, "{words}: {said}");
+            let minors = count(&events, "B", "minor");
+            assert_eq!(minors > 0, rounds > 0, "{said}");
+        }
+    }
+}
+
+// promise: Time lines: `record -gc` switches runtime events on, and off again, however it ends
+//    (4 programs × 2 ends in each chroot)
+#[test]
+fn recorded_events_are_switched_on_and_off() {
+    let scratch = Scratch::new();
+    for isolation in Isolation::ALL {
+        for program in program_forms("ocaml5/events") {
+            let mut program = ChrootProgram::start(isolation, &program, &[]);
+            let pid = program.pid;
+            for flags in ["-gc"] {
+                for end in ["INT", "KILL"] {
+                    let file = scratch.file(&format!("{pid} {flags} {end}.json"));
+                    let line = format!("record -pid {pid} {flags} -o");
+                    let mut tool = command(line.split(' '));
+                    let mut tool = Talker::spawn(tool.arg(&file).stderr(Stdio::piped()));
+                    eventually("phases are in the file", || {
+                        program.talker.ask("work 2 5", "worked");
+                        let text = std::fs::read_to_string(&file).unwrap_or_default();
+                        text.contains("\"minor\"").then_some(())
+                    });
+                    signal(tool.pid(), end);
+                    if end == "KILL" {
+                        tool.guard().wait();
+                        assert_eq!(writes_events(&mut program), (true, false));
+                        run(&format!("observe -clean -pid {pid}")).answer();
+                    } else {
+                        let output = collect_until_exit(&mut program, tool);
+                        assert!(output.is_success, "{}", output.err);
+                        let on = "to switch runtime events on";
+                        assert!(output.err.contains(on), "{}", output.err);
+                        let text = std::fs::read_to_string(&file).unwrap();
+                        let events: Vec<Value> = serde_json::from_str(&text).unwrap();
+                        let has_calls = calls(&events) > 0;
+                        assert_eq!(has_calls, flags.contains("-fn"), "{}", output.out);
+                    }
+                    assert_eq!(writes_events(&mut program), (false, false), "{end}");
+                }
+            }
+            program.end();
+        }
+    }
+}
