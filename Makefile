@@ -3,7 +3,7 @@
 # The folder where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all setup setup-tests install uninstall man package demo test test-long test-all ci chaos adversary mutants lint sanitize bench docs fmt clean
+.PHONY: all setup setup-tests install uninstall man package static demo test test-long test-all ci chaos adversary mutants lint sanitize bench docs fmt clean
 
 # Where `make install` puts things; DESTDIR goes before it, for packages.
 PREFIX = /usr/local
@@ -38,6 +38,10 @@ man: setup
 # A Debian package; `scripts/package --test` also tries it.
 package: setup
 	scripts/package
+
+# One file that needs no library: target/static/ocaml-probes.
+static: setup
+	scripts/static
 
 demo: setup
 	@scripts/demo
