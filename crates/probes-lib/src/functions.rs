@@ -78,6 +78,15 @@ pub(crate) struct FunctionPlace<'f> {
     pub(crate) selected_by: SelectedBy,
 }
 
+impl FunctionPlace<'_> {
+    /// Returns whether it is at this address of the process.
+    pub(crate) fn is_at(&self, address: LiveAddr) -> bool {
+        let start = self.function.function.range().start;
+        let bias = self.function.object.load_bias();
+        bias.is_some_and(|bias| bias.live(start).plus(self.offset) == address)
+    }
+}
+
 /// What a place was selected by.
 #[derive(Clone)]
 pub(crate) enum SelectedBy {

@@ -66,6 +66,7 @@ mod build_id;
 mod diagnosis;
 mod elf;
 mod error;
+mod events_switch;
 mod expression;
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]

@@ -2,6 +2,7 @@
 //!
 //! [`observe`]: crate::observe
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use crate::error::{
     Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProbeError, ProcessError,
     Result,
 };
+use crate::events_switch::EventsSwitch;
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::install::prepare::{Installed, install, refuse_forbidden};
@@ -79,6 +81,8 @@ pub struct Observer {
     code_digest: CodeDigest,
     stop_time: Duration,
     is_removed: bool,
+    /// How it has switched runtime events on, if it has.
+    events_switch: Option<EventsSwitch>,
 }
 
 /// All that an observation has recorded when it ends.
@@ -337,6 +341,15 @@ impl Observer {
             code_digest: installed.code_digest,
             stop_time: Duration::ZERO,
             is_removed: false,
+            events_switch: None,
+        }
+    }
+
+    /// The same observer, whose observation switches runtime events on in this way.
+    pub(crate) fn with_events_switch(self, switch: EventsSwitch) -> Observer {
+        Observer {
+            events_switch: Some(switch),
+            ..self
         }
     }
 
@@ -365,6 +378,32 @@ impl Observer {
         let memory = self.target.opened.unshadowed_memory_to_read()?;
         refuse_taken_over(&self.target, &memory, &self.active.arenas)
             .map_err(|error| self.target.opened.executed_or(error))
+    }
+
+    /// Returns whether the runtime events that [`Target::observe_with_events`] switches on are on by now, as those are that were on
+    /// before. Does not stop the process.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited or executed another program.
+    pub fn events_are_on(&self) -> Result<bool> {
+        match &self.events_switch {
+            Some(switch) => switch.is_enabled(&self.target),
+            None => Ok(true),
+        }
+    }
+
+    /// Removes the name of the file of runtime events that the process has created because they were switched on, if it has: it goes
+    /// on writing to the file, and who has opened it reading. Returns the path if it could not be removed, with the reason.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited.
+    pub fn remove_events_file(&mut self) -> Result<Option<(PathBuf, io::Error)>> {
+        match &mut self.events_switch {
+            Some(switch) => switch.remove_file(&self.target),
+            None => Ok(None),
+        }
     }
 
     /// Returns whether closures that the process marshals are accepted by others of its program while it is
@@ -612,6 +651,11 @@ impl Observer {
     ///   removed ([`ObserveError::Removed`]).
     pub fn remove(&mut self) -> Result<ObservationReport> {
         self.refuse_removed()?;
+        if let Some(mut switch) = self.events_switch.take() {
+            // If that fails, the removal says why.
+            let _ = switch.settle(&self.target, || self.counts());
+            self.events_switch = Some(switch);
+        }
         let removed = self.try_to_remove();
         self.is_removed = removed.is_ok();
         if self.is_removed {

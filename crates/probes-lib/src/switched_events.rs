@@ -1,62 +1,15 @@
 //! [`SwitchedEvents`]: runtime events that are switched on in a process that runs, and off again.
-//!
-//! ```text
-//! never on before   trampoline at caml_handle_gc_interrupt ─▶ caml_runtime_events_start(), once ─▶ the file's name is removed
-//! on before         the flag that says that they are on is set
-//! paused            the flag that says that they are paused is cleared
-//!                   at the end, or by the next tool if this one is killed: the flags are as they were found
-//! ```
-//!
-//! `caml_runtime_events_start` stops all domains, and other domains may do that first, and collect: it can be called only where
-//! the caller is ready for a minor collection. That is so at the entry of `caml_handle_gc_interrupt`, which itself begins by letting
-//! others do that. At the entry of `caml_garbage_collection` it is not: the allocation that has failed is not undone there yet, so
-//! that after a collection the program would write beyond its minor heap (runtime/minor_gc.c, `caml_alloc_small_dispatch`).
 
 use std::io;
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::Observation;
-use crate::address::{FileAddr, LiveAddr, LoadBias};
-use crate::elf::ElfFile;
-use crate::elf::symbols::SymbolTable;
-use crate::error::{Effect, Error, Operation, Result, RuntimeEventsError};
-use crate::functions::Functions;
-use crate::memory::ReadMemory;
-use crate::observe::layout::semaphores::{ChangedWord, WordChange};
-use crate::observe::observation::CallOnce;
+use crate::error::{Error, Result, RuntimeEventsError};
+use crate::events_switch::EventsSwitch;
 use crate::observer::Observer;
-use crate::process::memory::ProcessMemory;
-use crate::process::seccomp::OwnFilters;
-use crate::runtime_events::ring_file::RingFile;
-use crate::runtime_events::{OF_OCAML, OF_OCAML_5, known_version, ring_mapping};
-use crate::select::function::FunctionSelector;
-use crate::site::RET;
 use crate::target::Target;
 use crate::update::options::Options;
-
-/// Before whose first call events are switched on.
-const POLL: &str = "caml_handle_gc_interrupt";
-
-/// Variables and functions of runtime/runtime_events.c.
-const NAMES: [&str; 6] = [
-    "caml_runtime_events_start",
-    "runtime_events_enabled",
-    "runtime_events_paused",
-    "current_metadata",
-    "runtime_events_path",
-    "ring_size_words",
-];
-
-/// The longest path that is read, in bytes.
-const MAX_PATH: usize = 4096;
-
-/// How many bytes of `caml_runtime_events_start` are searched for its return.
-const MAX_START: u64 = 4096;
-
-/// How long a switch that has begun may take.
-const SWITCHING: Duration = Duration::from_secs(2);
 
 /// Runtime events that we have switched on. As long as this exists, the process is observed: by no other observer.
 ///
@@ -77,23 +30,6 @@ const SWITCHING: Duration = Duration::from_secs(2);
 /// ```
 pub struct SwitchedEvents {
     observer: Observer,
-    enabled: LiveAddr,
-    /// What the process creates, if it has not yet.
-    created: Option<RingFile>,
-}
-
-/// How events can be switched on.
-struct EventsSwitch {
-    observation: Observation,
-    enabled: LiveAddr,
-    created: Option<RingFile>,
-}
-
-/// The state of the events of a process.
-struct Runtime {
-    /// In the order of [`NAMES`].
-    addresses: [LiveAddr; 6],
-    start_len: u64,
 }
 
 impl Target {
@@ -108,14 +44,47 @@ impl Target {
     ///   limited itself with seccomp(2), or might not be able to create the file.
     /// - See [`Target::observe`].
     pub fn switch_on_events(&self, options: Options) -> Result<Option<SwitchedEvents>> {
-        let Some(switch) = self.events_switch()? else {
+        let Some(switch) = EventsSwitch::of(self)? else {
             return Ok(None);
         };
-        Ok(Some(SwitchedEvents {
-            observer: self.observe(&switch.observation, options)?,
-            enabled: switch.enabled,
-            created: switch.created,
-        }))
+        let observation = switch.added_to(&Observation::new());
+        let observer = self.observe(&observation, options)?;
+        let observer = observer.with_events_switch(switch);
+        Ok(Some(SwitchedEvents { observer }))
+    }
+
+    /// Begins to record hits as [`Target::observe`] does, and also switches on the runtime events of the process, as
+    /// [`Target::switch_on_events`] does, unless they are on: [`Observer::events_are_on`] says when. [`Observer::remove`] undoes both.
+    ///
+    /// ```no_run
+    /// use probes_lib::{Observation, Options, RuntimeEvents, Selector, Target};
+    ///
+    /// let target = Target::open(4242)?;
+    /// let observation = Observation::new().watch(Selector::All);
+    /// let mut observer = target.observe_with_events(&observation, Options::default())?;
+    /// while !observer.events_are_on()? {
+    ///     println!("{} hits", observer.events()?.events.len());
+    /// }
+    /// let mut events = RuntimeEvents::of_process(4242)?;
+    /// observer.remove_events_file()?;
+    /// events.read(|entry| println!("{entry:?}"))?;
+    /// observer.remove()?;
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::switch_on_events`] and [`Target::observe`].
+    pub fn observe_with_events(
+        &self,
+        observation: &Observation,
+        options: Options,
+    ) -> Result<Observer> {
+        let Some(switch) = EventsSwitch::of(self)? else {
+            return self.observe(observation, options);
+        };
+        let observer = self.observe(&switch.added_to(observation), options)?;
+        Ok(observer.with_events_switch(switch))
     }
 
     /// Checks whether [`Target::switch_on_events`] would succeed, as far as that is known without observing the process; returns whether
@@ -125,92 +94,7 @@ impl Target {
     ///
     /// See [`Target::switch_on_events`].
     pub fn check_events(&self) -> Result<bool> {
-        Ok(self.events_switch()?.is_none())
-    }
-
-    /// Returns how the events can be switched on; `None` if they are on.
-    fn events_switch(&self) -> Result<Option<EventsSwitch>> {
-        let process = self.opened.process();
-        let pid = self.pid();
-        let of = |kind: RuntimeEventsError| Err(Error::of_process(pid, kind));
-        let refused = |why: String| {
-            let error = Error::of_process(pid, RuntimeEventsError::CannotSwitchOn { why });
-            Err(error.with_effect_if_none(Effect::NothingChanged))
-        };
-        let mapping = ring_mapping(process)?;
-        let functions = Functions::to_select_of(pid)?;
-        let objects = || functions.objects().iter();
-        let runtime = objects().find_map(|it| Runtime::of(it.elf(), it.load_bias()?));
-        let Some(runtime) = runtime else {
-            let has = |name| objects().any(|it| it.elf().data_symbol(name).is_some());
-            return match mapping {
-                Some(_) => Ok(None),
-                None if has(OF_OCAML_5) => {
-                    refused("its runtime has not the symbols that this needs".to_owned())
-                }
-                None if has(OF_OCAML) => of(RuntimeEventsError::Ocaml4),
-                None => of(RuntimeEventsError::NoRuntime),
-            };
-        };
-        // Before anything is changed: another runtime may not be ready there.
-        known_version(process, &self.opened.maps()?)?;
-        let memory = self.opened.unshadowed_memory_to_read()?;
-        let word = |at| read_word(pid, &memory, at);
-        let [_, enabled, paused, metadata, path, words] = runtime.addresses;
-        let is_mapped = |at: u64| mapping.as_ref().is_some_and(|it| it.start.0 == at);
-        let (is_on, is_paused) = (word(enabled)?, word(paused)?);
-        let mut created = None;
-        let word = match (is_on, is_paused) {
-            (1, 0) => return Ok(None),
-            (1, 1) => ChangedWord {
-                at: paused,
-                change: WordChange::Clear,
-            },
-            (0, 0) if is_mapped(word(metadata)?) => ChangedWord {
-                at: enabled,
-                change: WordChange::Set,
-            },
-            (0, 0) => {
-                let path = read_path(pid, &memory, word(path)?)?;
-                // An `int`.
-                let words = word(words)? & u64::from(u32::MAX);
-                let filters = OwnFilters::of(process).has_any();
-                if filters.map_err(|source| process.exited_or(source))? {
-                    let why = "it has a seccomp filter of its own, which may not let it create their file";
-                    return refused(why.to_owned());
-                }
-                let file = RingFile::of(process, path.as_deref(), words);
-                match file.and_then(|file| file.refuse(process).map(|()| file)) {
-                    Ok(file) => created = Some(file),
-                    Err(why) => return refused(why),
-                }
-                ChangedWord {
-                    at: enabled,
-                    change: WordChange::ClearAtEnd,
-                }
-            }
-            _ => return refused("their state is none that is known".to_owned()),
-        };
-        let Some(ret) = runtime.ret(pid, &memory)? else {
-            return refused("the code of its runtime is none that is known".to_owned());
-        };
-        let status = process.status();
-        let status = status.map_err(|source| process.exited_or(source))?;
-        let Ok(poll) = POLL.parse() else {
-            return refused(format!("{POLL} is no name"));
-        };
-        let mut observation = Observation::new().count_functions(FunctionSelector::Glob(poll));
-        observation.calls_once = Some(CallOnce {
-            callee: runtime.addresses[0],
-            ret,
-            pid: status.innermost,
-            word,
-        });
-        Ok(Some(EventsSwitch {
-            observation,
-            enabled,
-            created,
-        }))
+        Ok(EventsSwitch::of(self)?.is_none())
     }
 }
 
@@ -222,7 +106,7 @@ impl SwitchedEvents {
     /// Same as [`Observer::check`].
     pub fn is_on(&self) -> Result<bool> {
         self.observer.check()?;
-        self.is_enabled()
+        self.observer.events_are_on()
     }
 
     /// Returns the error for a process whose events are not on though it was waited for that.
@@ -233,12 +117,6 @@ impl SwitchedEvents {
             .unwrap_or_else(|| Error::of_process(pid, RuntimeEventsError::Idle))
     }
 
-    fn is_enabled(&self) -> Result<bool> {
-        let target = self.observer.target();
-        let memory = target.opened.unshadowed_memory_to_read()?;
-        Ok(read_word(target.pid(), &memory, self.enabled)? == 1)
-    }
-
     /// Removes the name of the file that the process has created, if it has: the process goes on writing to it, and who has opened it
     /// reading. Returns the path if it could not be removed, with the reason.
     ///
@@ -246,15 +124,7 @@ impl SwitchedEvents {
     ///
     /// If the process has exited.
     pub fn remove_file(&mut self) -> Result<Option<(PathBuf, io::Error)>> {
-        let process = self.observer.target().opened.process();
-        let Some(mapping) = ring_mapping(process)? else {
-            return Ok(None);
-        };
-        let left = self.created.take().and_then(|file| {
-            let error = file.remove(&mapping).err()?;
-            Some((file.path(), error))
-        });
-        Ok(left)
+        self.observer.remove_events_file()
     }
 
     /// Returns how long the process was stopped to switch them on, at most.
@@ -269,79 +139,6 @@ impl SwitchedEvents {
     ///
     /// See [`Observer::remove`].
     pub fn switch_off(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        // What has begun sets the flag that is to be cleared.
-        while self.observer.counts()?.total() > 0 && !self.is_enabled()? {
-            if begun.elapsed() > SWITCHING {
-                break;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        if self.is_enabled()? {
-            // It may have become true at the last moment.
-            let _ = self.remove_file()?;
-        }
         self.observer.remove().map(|_| ())
     }
-}
-
-impl Runtime {
-    fn of(elf: &ElfFile, bias: LoadBias) -> Option<Runtime> {
-        let symbols = elf.symbols(SymbolTable::Static).ok()??;
-        let found = symbols.find(NAMES).ok()?;
-        let mut addresses = [LiveAddr(0); NAMES.len()];
-        for (address, found) in addresses.iter_mut().zip(&found) {
-            let [only] = found.as_slice() else {
-                return None;
-            };
-            let at: FileAddr = only.address;
-            *address = bias.live(at);
-        }
-        let start_len = found[0][0].len.min(MAX_START);
-        Some(Runtime {
-            addresses,
-            start_len,
-        })
-    }
-
-    /// Returns where a `ret` is in the function that switches events on.
-    fn ret(&self, pid: i32, memory: &ProcessMemory) -> Result<Option<LiveAddr>> {
-        let start = self.addresses[0];
-        let mut code = vec![0; self.start_len as usize];
-        let read = memory.read(start, &mut code);
-        read.map_err(|source| Error::of_call(pid, Operation::Read, source))?;
-        let offset = code.iter().position(|&byte| byte == RET);
-        Ok(offset.map(|offset| start.plus(offset as u64)))
-    }
-}
-
-fn read_word(pid: i32, memory: &ProcessMemory, at: LiveAddr) -> Result<u64> {
-    let mut bytes = [0; 8];
-    let read = memory.read(at, &mut bytes);
-    read.map_err(|source| Error::of_call(pid, Operation::Read, source))?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
-/// Reads a path that ends with a NUL; `None` if there is none, at 0.
-fn read_path(pid: i32, memory: &ProcessMemory, at: u64) -> Result<Option<Vec<u8>>> {
-    if at == 0 {
-        return Ok(None);
-    }
-    let mut path = Vec::new();
-    while path.len() < MAX_PATH {
-        let at = LiveAddr(at).plus(path.len() as u64);
-        // Never over the end of a page, after which nothing may be mapped.
-        let mut part = [0; 64];
-        let part = &mut part[..64 - (at.0 % 64) as usize];
-        let read = memory.read(at, part);
-        read.map_err(|source| Error::of_call(pid, Operation::Read, source))?;
-        match part.iter().position(|&byte| byte == 0) {
-            Some(end) => {
-                path.extend_from_slice(&part[..end]);
-                return Ok(Some(path));
-            }
-            None => path.extend_from_slice(part),
-        }
-    }
-    Ok(Some(path))
 }

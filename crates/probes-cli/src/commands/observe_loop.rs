@@ -127,6 +127,17 @@ impl<'t> ActiveObservation<'t> {
         duration: Option<Duration>,
         output: &'t Output,
     ) -> Result<ActiveObservation<'t>, Failure> {
+        let observe = || target.observe(observation, options);
+        ActiveObservation::begin_by(target, duration, output, observe)
+    }
+
+    /// The same, observed by `observe`.
+    pub(super) fn begin_by(
+        target: &'t Target,
+        duration: Option<Duration>,
+        output: &'t Output,
+        observe: impl FnOnce() -> probes_lib::Result<Observer>,
+    ) -> Result<ActiveObservation<'t>, Failure> {
         // Signals are blocked before anything is changed, so that none can keep the observation
         // from being removed.
         let (signals, messages) = (TerminationSignals::block()?, &output.messages);
@@ -135,7 +146,7 @@ impl<'t> ActiveObservation<'t> {
         let is_stopped = target.is_stopped().unwrap_or(false);
         let what = format!("preparing to observe process {}", target.pid());
         let preparing = LongWork::begin(what, messages);
-        let observer = target.observe(observation, options);
+        let observer = observe();
         drop(preparing);
         let observer = observer.map_err(Failure::of_process(target.pid()))?;
         warn_of_refused_closures(messages, target.pid(), observer.code_digest());

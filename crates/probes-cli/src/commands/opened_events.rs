@@ -1,6 +1,8 @@
 //! The events of a process that runs, switched on if they are not.
 
+use std::io;
 use std::iter;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use probes_lib::{Error, RuntimeEvents, SwitchedEvents, Target};
@@ -8,6 +10,7 @@ use probes_lib::{Error, RuntimeEvents, SwitchedEvents, Target};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::TakeOver;
+use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::signals::{TerminationSignals, WaitEnd};
 
@@ -15,7 +18,7 @@ use crate::signals::{TerminationSignals, WaitEnd};
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// After which time it is said that the process is waited for.
-const PATIENCE: Duration = Duration::from_millis(300);
+pub(super) const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Events that are on, and what switches them off again.
 pub(super) struct OpenedEvents {
@@ -54,13 +57,7 @@ impl OpenedEvents {
             .and_then(|events| Ok((events, switched.remove_file().map_err(&of_process)?)));
         match opened {
             Ok((events, left)) => {
-                if let Some((path, error)) = left {
-                    messages.warning(
-                        WarningKind::LeftFile,
-                        &format!("the file of the events was not removed: {error}"),
-                        &format!("remove {} when the process has exited", path.display()),
-                    );
-                }
+                warn_of_left_file(messages, left);
                 let switched = Some(switched);
                 Ok(OpenedEvents { events, switched })
             }
@@ -101,6 +98,22 @@ impl OpenedEvents {
     }
 }
 
+/// Warns of the file of events that were switched on, if it could not be removed.
+pub(super) fn warn_of_left_file(messages: &Messages, left: Option<(PathBuf, io::Error)>) {
+    if let Some((path, error)) = left {
+        messages.warning(
+            WarningKind::LeftFile,
+            &format!("the file of the events was not removed: {error}"),
+            &format!("remove {} when the process has exited", path.display()),
+        );
+    }
+}
+
+/// Says that the process is waited for.
+pub(super) fn note_wait(messages: &Messages) {
+    messages.note("waiting for the process to allocate: its events are switched on then");
+}
+
 fn switch_off(pid: i32, switched: &mut SwitchedEvents) -> Result<(), Failure> {
     match switched.switch_off() {
         Err(error) if !(error.is_gone() || error.is_executed()) => {
@@ -128,8 +141,7 @@ fn wait(
         }
         if !was_said && begun.elapsed() > PATIENCE {
             was_said = true;
-            let note = "waiting for the process to allocate: its events are switched on then";
-            output.messages.note(note);
+            note_wait(&output.messages);
         }
     }
     Ok(())

@@ -77,8 +77,8 @@ fn calls_and_events_are_recorded_from_first() {
     }
 }
 
-// promise: Time lines: `record -gc` switches runtime events on, and off again, however it ends
-//    (4 programs × 2 ends in each chroot)
+// promise: Time lines: `record -gc` switches runtime events on, alone and beside functions, and off again, however it ends
+//    (4 programs × 2 sets of flags × 2 ends in each chroot)
 #[test]
 fn recorded_events_are_switched_on_and_off() {
     let scratch = Scratch::new();
@@ -86,7 +86,7 @@ fn recorded_events_are_switched_on_and_off() {
         for program in program_forms("ocaml5/events") {
             let mut program = ChrootProgram::start(isolation, &program, &[]);
             let pid = program.pid;
-            for flags in ["-gc"] {
+            for flags in ["-gc", "-gc -fn Events.round,caml_handle_*"] {
                 for end in ["INT", "KILL"] {
                     let file = scratch.file(&format!("{pid} {flags} {end}.json"));
                     let line = format!("record -pid {pid} {flags} -o");
@@ -105,8 +105,7 @@ fn recorded_events_are_switched_on_and_off() {
                     } else {
                         let output = collect_until_exit(&mut program, tool);
                         assert!(output.is_success, "{}", output.err);
-                        let on = "to switch runtime events on";
-                        assert!(output.err.contains(on), "{}", output.err);
+                        assert!(output.err.contains("stopped "), "{}", output.err);
                         let text = std::fs::read_to_string(&file).unwrap();
                         let events: Vec<Value> = serde_json::from_str(&text).unwrap();
                         let has_calls = calls(&events) > 0;
@@ -118,4 +117,27 @@ fn recorded_events_are_switched_on_and_off() {
             program.end();
         }
     }
+}
+
+#[test]
+fn idle_program_is_recorded_without_events() {
+    let scratch = Scratch::new();
+    let [program, _] = program_forms("ocaml5/events");
+    let mut program = ChrootProgram::start(Isolation::Chroot, &program, &[]);
+    let file = scratch.file("idle.json");
+    let line = format!(
+        "record -pid {} -gc -fn Events.round -for 400ms -o",
+        program.pid
+    );
+    let run = crate::support::run_command(command(line.split(' ')).arg(&file));
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    for said in [
+        "waiting for the process to allocate",
+        "the file has no runtime events",
+    ] {
+        assert!(run.stderr.contains(said), "{}", run.stderr);
+    }
+    program.talker.ask("work 2 5", "worked");
+    assert_eq!(writes_events(&mut program), (false, false));
+    program.end();
 }

@@ -56,7 +56,7 @@ pub(crate) struct ObservedFunctions {
     pub(crate) are_from_start: bool,
     /// All functions of the process, if calls are recorded.
     pub(crate) all: Option<Arc<Functions>>,
-    /// What the first call of any of them calls before.
+    /// What the first call of one of them calls before.
     pub(crate) calls_once: Option<CallOnce>,
 }
 
@@ -204,9 +204,13 @@ impl ObservedFunctions {
             ..questions
         };
         let asks_of_calls = times_some || observation.time_keys.is_some();
+        let calls_once = observation.calls_once;
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
-            if is_timed.contains(&key) {
+            if calls_once.is_some_and(|once| place.is_at(once.before)) {
+                // Whatever else selects it.
+                Wanted::Counted(None)
+            } else if is_timed.contains(&key) {
                 Wanted::Timed(
                     asks_of_calls.then_some(&timed_choice),
                     reports.then_some(&words),
@@ -271,10 +275,12 @@ impl ObservedFunctions {
         observed
             .functions
             .sort_unstable_by_key(|function| function.wanted.address);
-        observed.calls_once = observation.calls_once;
-        for function in &mut observed.functions {
-            let word = observation.calls_once.map(|once| once.word);
-            function.semaphore = word.or(function.semaphore);
+        observed.calls_once = calls_once;
+        if let Some(once) = calls_once {
+            let all = observed.functions.iter_mut();
+            for function in all.filter(|it| it.wanted.address == once.before) {
+                function.semaphore = Some(once.word);
+            }
         }
         let records_calls = !observation.watched_functions.is_empty();
         observed.all = records_calls.then(|| Arc::new(all));

@@ -58,13 +58,15 @@ pub struct Observation {
     pub(crate) start_filter: Option<Expression>,
     /// Whether the stack of each hit that is recorded is copied.
     pub(crate) with_stacks: bool,
-    /// What the first call of a counted function calls before.
+    /// What the first call of one of the counted functions calls before.
     pub(crate) calls_once: Option<CallOnce>,
 }
 
 /// A C function without arguments that the process is to call once, before it executes a counted C function without arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallOnce {
+    /// The counted function.
+    pub(crate) before: LiveAddr,
     pub(crate) callee: LiveAddr,
     /// Some `ret` instruction in the code of the process.
     pub(crate) ret: LiveAddr,

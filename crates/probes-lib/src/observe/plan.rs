@@ -17,7 +17,7 @@ use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
-use crate::observe::observation::Observation;
+use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::point::{
     ArgumentSource, FilterRole, HistogramRole, IntegerRole, KeyKind, KeyRole, Marks, PairEnd,
     PairFilter, Point, Role, TimedRole, WatchRole, Words,
@@ -277,6 +277,16 @@ impl ObservationPlan {
         }
         let kind = FunctionError::NonePossible { refused };
         Err(Error::of_file(self.program.path(), kind))
+    }
+
+    /// Returns what is called once before the function of a point, if something is.
+    pub(crate) fn calls_once_at(&self, planned: &PlannedPoint) -> Option<&CallOnce> {
+        let PointOf::Function(index) = planned.of else {
+            return None;
+        };
+        let function = self.functions.functions.get(index)?;
+        let once = self.functions.calls_once.as_ref();
+        once.filter(|once| once.before == function.wanted.address)
     }
 
     /// Returns how the patch of a function is planned, and the load bias of its object; `None` of a site.

@@ -205,7 +205,7 @@ pub(crate) fn arena_code(
             };
             let counter = arena.locked_counter(index);
             of_filtered_function(at, (site, bias), role, &pointers, locked, counter)
-        } else if let Some(once) = &plan.functions.calls_once {
+        } else if let Some(once) = plan.calls_once_at(planned) {
             let entry = planned.point.address;
             call_once::code(at, (site, bias), entry, once, arena.locked_counter(index))
         } else {
@@ -506,7 +506,7 @@ pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
     let of_functions = plan.points.iter().filter_map(|planned| {
         let (site, bias) = plan.patch_site(planned)?;
         let role = &planned.role;
-        if plan.functions.calls_once.is_some() {
+        if plan.calls_once_at(planned).is_some() {
             return Some(call_once::LEN);
         }
         let template = templates.of_function(plan.is_of_ocaml(planned));

@@ -1,11 +1,13 @@
 //! [`Recording`]: what is read of a process, the time line that is made of it, and what is said of it in the end.
 
+use std::cell::Cell;
+use std::io;
 use std::mem::take;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
-use probes_lib::{Events, Target};
+use probes_lib::{Events, Observer, RuntimeEvents, Target};
 
 use super::Args;
 use super::sink::Sink;
@@ -13,7 +15,7 @@ use super::timeline::Timeline;
 use crate::commands::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use crate::commands::failed::Failed;
 use crate::commands::observe_loop::{ActiveObservation, Display};
-use crate::commands::opened_events::OpenedEvents;
+use crate::commands::opened_events::{OpenedEvents, PATIENCE, note_wait, warn_of_left_file};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
 use crate::commands::watch::{READ_INTERVAL, note_unknown_arguments};
 use crate::destination::Output;
@@ -71,18 +73,21 @@ impl<'r> Recording<'r> {
     /// Observes the process until the end.
     pub(super) fn observe(&mut self, target: &Target) -> Result<Failed, Failure> {
         let (args, output, recorded) = (self.args, self.output, &self.args.recorded);
-        if recorded.gc {
-            let events = probes_lib::RuntimeEvents::of_process(self.pid);
-            let events = events.map_err(Failure::of_process(self.pid))?;
+        let of_process = Failure::of_process(self.pid);
+        let switches_on = recorded.gc && !target.check_events().map_err(&of_process)?;
+        if recorded.gc && !switches_on {
+            let events = RuntimeEvents::of_process(self.pid).map_err(&of_process)?;
             self.set_events(OpenedEvents::always_on(events));
         }
-        let active = ActiveObservation::begin(
-            target,
-            &recorded.observation(),
-            args.seccomp.options(args.take_over.options()),
-            args.until.duration,
-            output,
-        )?;
+        let observe = || {
+            let observation = recorded.observation();
+            let options = args.seccomp.options(args.take_over.options());
+            if switches_on {
+                return target.observe_with_events(&observation, options);
+            }
+            target.observe(&observation, options)
+        };
+        let active = ActiveObservation::begin_by(target, args.until.duration, output, observe)?;
         self.begun = Instant::now();
         if recorded.has_functions() {
             warn_of_uncounted(&output.messages, active.observer(), "recorded");
@@ -93,14 +98,40 @@ impl<'r> Recording<'r> {
             interval: Some(READ_INTERVAL),
             table: None,
         };
+        let are_awaited = Cell::new(switches_on);
+        let mut is_wait_said = false;
         let mut outcome = active.run(
             display,
-            |observer| observer.events(),
-            |shown, _| self.add(&shown.reading),
+            |observer| {
+                let hits = observer.events()?;
+                let are_there = are_awaited.get() && observer.events_are_on()?;
+                let opened = are_there.then(|| open_switched(observer)).transpose()?;
+                Ok((hits, opened))
+            },
+            |shown, _| {
+                let (hits, opened) = shown.reading;
+                if let Some((events, left)) = opened {
+                    are_awaited.set(false);
+                    warn_of_left_file(&output.messages, left);
+                    self.set_events(OpenedEvents::always_on(events));
+                }
+                if are_awaited.get() && !is_wait_said && shown.at > PATIENCE {
+                    is_wait_said = true;
+                    note_wait(&output.messages);
+                }
+                self.add(&hits)
+            },
         );
         let rest = outcome.observed.take().map(|observed| observed.events);
-        let rest = rest.or(outcome.last.take().map(|(events, _)| events));
+        let rest = rest.or(outcome.last.take().map(|((hits, _), _)| hits));
         self.add_rest(&rest.unwrap_or_default());
+        if are_awaited.get() {
+            output.messages.warning(
+                WarningKind::LostEvents,
+                "the file has no runtime events: the process has not allocated or collected meanwhile",
+                "they are switched on when it does",
+            );
+        }
         let mut failures = Failed::default();
         failures.add(outcome.finish(&output.messages));
         Ok(failures)
@@ -235,6 +266,14 @@ impl EventReader for Recording<'_> {
     fn show(&mut self, _: Duration, _: &mut InterruptibleOutput) -> Result<Next, Failure> {
         Ok(Next::Continue)
     }
+}
+
+/// Opens the events that an observer has switched on, and removes the name of their file; returns why if it could not be removed.
+fn open_switched(
+    observer: &mut Observer,
+) -> probes_lib::Result<(RuntimeEvents, Option<(PathBuf, io::Error)>)> {
+    let events = RuntimeEvents::of_process(observer.target().pid())?;
+    Ok((events, observer.remove_events_file()?))
 }
 
 /// A process, and the clocks now.
