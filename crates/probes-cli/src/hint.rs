@@ -448,6 +448,9 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
 /// Expressions that make no sense at a point.
 fn of_expression(problem: &ExpressionProblem, operand: &Operand) -> Option<String> {
     match problem {
+        ExpressionProblem::GoneAtExit { .. } => {
+            Some("`watch -fn FUNCTION -results` shows arguments and results".to_owned())
+        }
         ExpressionProblem::NoArgument { point, .. }
         | ExpressionProblem::UnreadArgument { point, .. }
             if point.starts_with("probe ") =>

@@ -13,6 +13,8 @@ mod serving; // a running exporter
 
 #[path = "cli/ask.rs"]
 mod ask; // the twenty questions of docs/ask.md
+#[path = "cli/asked_at_exits.rs"]
+mod asked_at_exits; // `retval` and `elapsed` in expressions
 #[path = "cli/attach.rs"]
 mod attach; // changes of running programs: counters, kinds of actions, -force, all or nothing
 #[path = "cli/bad_files.rs"]

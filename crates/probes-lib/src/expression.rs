@@ -4,6 +4,7 @@
 //! text ─▶ tree        expression/syntax.rs      with places, for messages
 //!      ─▶ filter      expression/types.rs       for one point: what its arguments are is known
 //!      ─▶ integer     expression/types.rs       or a number instead of a truth
+//!      ─▶ times       expression/times.rs       what it asks of the time of a pair or call, apart from the rest
 //!      ─▶ answer      expression/interpret.rs   true, false, a number, or untyped; the reference for the compiled code
 //! ```
 
@@ -12,6 +13,7 @@ mod keys;
 mod lexer;
 mod problem;
 mod syntax;
+pub(crate) mod times;
 pub(crate) mod typed;
 mod types;
 
@@ -22,6 +24,7 @@ pub use self::interpret::{Answer, Hit};
 pub use self::keys::Keys;
 pub use self::problem::{BadExpression, ExpressionProblem};
 use self::syntax::Node;
+use self::times::TimeRange;
 use self::typed::{KeyPart, MAX_REGISTERS};
 pub use self::types::{Filter, IntegerExpression, Parameter, ParameterKind, Scope};
 
@@ -129,6 +132,28 @@ impl Expression {
     /// Returns whether it asks for the thread of a hit.
     pub(crate) fn asks_for_thread(&self) -> bool {
         self.tree.has_name("tid")
+    }
+
+    /// Returns what it asks where a pair or call begins, if that is anything, and of how long it lasts.
+    ///
+    /// # Errors
+    ///
+    /// If the time is used in another way than is possible.
+    pub(crate) fn split_times(
+        &self,
+    ) -> Result<(Option<Expression>, Option<TimeRange>), BadExpression> {
+        let (rest, times) = times::split(&self.tree)
+            .map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))?;
+        let rest = rest.map(|tree| Expression {
+            text: self.text.clone(),
+            tree: Arc::new(tree),
+        });
+        Ok((rest, times))
+    }
+
+    /// Returns whether it asks for the result of a function.
+    pub(crate) fn asks_for_result(&self) -> bool {
+        self.tree.has_name("retval")
     }
 
     /// Returns what it is as a key of the hits of a point.

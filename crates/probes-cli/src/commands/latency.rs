@@ -42,7 +42,8 @@ STOP, it replaces it, and the line ends with `doubtful N`. Without -key, their t
 `doubtful N` if either requests overlap, or exceptions skip stops, and some times may be wrong: at N stops,
 an earlier start of their stack frame waited. A warning says the same.
 
-With -where, only the pairs are timed for whose START EXPR is true, and the calls for whose entry it is. The line ends with
+With -where, only the pairs are timed for whose START EXPR is true, and the calls for whose entry it is; 'elapsed > 10ms',
+by itself or beside &&, is about the time that they take: only those that take so long are counted. The line ends with
 `untyped N` if there were N hits or calls for which -where or -key has no answer: these are left out.
 
 START and STOP may be the same: the times are then from each hit to the next.

@@ -199,6 +199,17 @@ pub enum ExpressionProblem {
         /// Where it is known.
         why: &'static str,
     },
+    /// An argument of a function, asked together with its result.
+    #[error("{name} is not known where a function returns, which is where retval is asked")]
+    GoneAtExit {
+        /// The argument.
+        name: String,
+    },
+    /// The time of a pair or call, used in another way than is possible.
+    #[error(
+        "elapsed is compared with a time by <, <=, > or >=, by itself or beside &&: elapsed > 10ms && arg0 == 5"
+    )]
+    ElapsedElsewhere,
     /// Two things of different kinds are compared.
     #[error("{text} compares {left} with {right}")]
     Mismatch {

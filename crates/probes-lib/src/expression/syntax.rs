@@ -7,20 +7,21 @@ use super::problem::ExpressionProblem as Problem;
 use super::{MAX_DEPTH, MAX_LEN};
 
 /// A part of an expression.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Node {
     /// Where it is in the text, in bytes.
     pub(super) place: Range<usize>,
     pub(super) kind: NodeKind,
     /// How deep it is nested, at least 1.
-    depth: u32,
+    pub(super) depth: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum NodeKind {
     Number(u64),
     Float(f64),
-    Time,
+    /// In nanoseconds.
+    Time(u64),
     Text(Vec<u8>),
     Name(String),
     Call(String, Box<Node>),
@@ -132,7 +133,7 @@ impl Parser<'_> {
         let kind = match token {
             Token::Number(number) => NodeKind::Number(number),
             Token::Float(number) => NodeKind::Float(number),
-            Token::Time(_) => NodeKind::Time,
+            Token::Time(time) => NodeKind::Time(time),
             Token::Text(text) => NodeKind::Text(text),
             Token::Name(name) => {
                 if !matches!(self.peek(), Some((_, Token::Open))) {

@@ -309,6 +309,24 @@ fn messages_are_golden() {
         let error = parsed.and_then(|parsed| parsed.filter(&scope)).unwrap_err();
         text += &format!("{error}\n{}\n", error.marked());
     }
+    for expression in [
+        "elapsed == 10ms",
+        "elapsed > 10",
+        "elapsed > 10ms || arg0 == 1",
+        "!(elapsed > 10ms)",
+        "elapsed + 1ms > 10ms",
+        "arg0 > elapsed",
+    ] {
+        let parsed: Expression = expression.parse().unwrap();
+        let error = parsed.split_times().unwrap_err();
+        text += &format!("{error}\n{}\n", error.marked());
+    }
+    let exits = Scope::of_exits("function f", "f", ParameterKind::Word);
+    for expression in ["retval == arg1", "retval == \"GET\"", "request == 1"] {
+        let parsed: Expression = expression.parse().unwrap();
+        let error = parsed.filter(&exits).unwrap_err();
+        text += &format!("{error}\n{}\n", error.marked());
+    }
     for scope in [
         Scope::without_arguments("function f", "f"),
         Scope::of("probe tick", "tick", Vec::new()),

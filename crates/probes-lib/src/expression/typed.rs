@@ -43,6 +43,19 @@ impl Relation {
     }
 }
 
+impl Relation {
+    /// Returns the relation with the sides exchanged.
+    pub(crate) fn reversed(self) -> Relation {
+        match self {
+            Relation::Less => Relation::Greater,
+            Relation::AtMost => Relation::AtLeast,
+            Relation::Greater => Relation::Less,
+            Relation::AtLeast => Relation::AtMost,
+            Relation::Equal | Relation::NotEqual => self,
+        }
+    }
+}
+
 /// How two numbers are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Signs {

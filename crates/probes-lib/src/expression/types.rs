@@ -34,6 +34,8 @@ pub struct Scope {
     parameters: Option<Vec<Parameter>>,
     /// Whether the return address of a call is at the top of the stack.
     has_caller: bool,
+    /// Of the exits of a function: what its result is, which is the only argument that a hit has.
+    result: Option<ParameterKind>,
 }
 
 /// An argument of a point.
@@ -78,6 +80,7 @@ impl Scope {
             name: name.into(),
             parameters: Some(parameters),
             has_caller: false,
+            result: None,
         }
     }
 
@@ -87,6 +90,31 @@ impl Scope {
         Scope {
             has_caller: true,
             ..self
+        }
+    }
+
+    /// Returns the scope of the exits of a function with a result of this kind, which is `retval` in expressions, and the first argument
+    /// of a [`Hit`]. Its arguments are not known there.
+    ///
+    /// ```
+    /// use probes_lib::{Expression, ParameterKind, Scope};
+    ///
+    /// let exits = Scope::of_exits("function f", "f", ParameterKind::Value);
+    /// let found: Expression = "retval > 0".parse()?;
+    /// assert!(found.filter(&exits).is_ok());
+    /// let both: Expression = "retval > arg0".parse()?;
+    /// assert!(both.filter(&exits).is_err());
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    pub fn of_exits(
+        point: impl Into<String>,
+        name: impl Into<String>,
+        result: ParameterKind,
+    ) -> Scope {
+        Scope {
+            has_caller: true,
+            result: Some(result),
+            ..Scope::of(point, name, Vec::new())
         }
     }
 
@@ -282,7 +310,7 @@ impl Typing<'_> {
                 Part::Number(Number::Literal(*number), sign)
             }
             NodeKind::Float(number) => Part::Float(Float::Literal(number.to_bits())),
-            NodeKind::Time => Part::Time,
+            NodeKind::Time(_) => Part::Time,
             NodeKind::Text(text) => Part::Literal(text.clone()),
             NodeKind::Name(name) => self.name(node, name)?,
             NodeKind::Call(name, inside) => self.call(node, name, inside)?,
@@ -306,13 +334,28 @@ impl Typing<'_> {
                 return Ok(Part::Number(Number::Caller, Sign::Unsigned));
             }
             "caller" => return not_here("caller", "only the entry of a function has one"),
-            "retval" => return not_here("retval", "a result is known at an exit"),
+            "retval" => {
+                return match self.scope.result {
+                    Some(kind) => self.argument(node, name, 0, kind),
+                    None => not_here(
+                        "retval",
+                        "a result is known where a function returns, which `count -fn`, `hist -fn` and `watch -fn` ask",
+                    ),
+                };
+            }
             "elapsed" => {
-                return not_here("elapsed", "a time is known at the end of a pair or call");
+                return not_here(
+                    "elapsed",
+                    "a time is known at the end of a pair or call, which `latency -where` asks, and `latency` makes the histogram of times",
+                );
             }
             _ => {}
         }
         let number = name.strip_prefix("arg").and_then(argument_number);
+        if number.is_some() && self.scope.result.is_some() {
+            let name = name.to_owned();
+            return wrong(Problem::GoneAtExit { name });
+        }
         let Some(parameters) = &self.scope.parameters else {
             if number.is_some() {
                 let point = self.scope.point.clone();
@@ -332,8 +375,19 @@ impl Typing<'_> {
                 has: parameters.len(),
             });
         };
+        self.argument(node, name, index, parameter.kind)
+    }
+
+    /// Returns the argument of this number, which is called `name`.
+    fn argument(
+        &self,
+        node: &Node,
+        name: &str,
+        index: usize,
+        kind: ParameterKind,
+    ) -> Result<Part, Wrong> {
         let word = Word::Argument(index as u8);
-        Ok(match parameter.kind {
+        Ok(match kind {
             ParameterKind::Value => Part::Value(word),
             ParameterKind::Word => Part::Word(word),
             ParameterKind::Float => Part::Float(Float::Word(word)),
@@ -346,10 +400,11 @@ impl Typing<'_> {
                 Part::Number(Number::Narrow(word, bits.clamp(1, 32), signs), Sign::Signed)
             }
             ParameterKind::Unread => {
-                return wrong(Problem::UnreadArgument {
+                let problem = Problem::UnreadArgument {
                     point: self.scope.point.clone(),
                     name: name.to_owned(),
-                });
+                };
+                return Err((node.place.clone(), problem));
             }
         })
     }

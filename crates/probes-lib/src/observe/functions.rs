@@ -66,6 +66,8 @@ pub(crate) struct ObservedFunction {
     pub(crate) wanted: WantedFunction,
     /// Whether it is known to be OCaml code: it has a name of OCaml's, in a process with OCaml's runtime.
     pub(crate) is_ocaml: bool,
+    /// Whether it has a name of OCaml's, in whatever process.
+    pub(crate) is_named_ocaml: bool,
     bias: LoadBias,
     /// That of the USDT probe that it is a site of, or what is changed while something is called once.
     pub(crate) semaphore: Option<ChangedWord>,
@@ -84,7 +86,10 @@ pub(crate) struct ObservedFunction {
     integer: Option<Arc<IntegerRole>>,
     /// If its calls are counted by keys, or their times are distinguished, these; not yet with the number of its name.
     keys: Option<KeyRole>,
-    /// If its results or exits are recorded, the patches of its returns, or of all exits, that the patch of its entry does not displace.
+    /// Whether its hits are its returns, whose results are asked for.
+    pub(crate) is_asked_at_exits: bool,
+    /// If its results or exits are recorded or asked for, the patches of its returns, or of all exits, that the patch of its entry does
+    /// not displace.
     ends: Vec<Candidate>,
 }
 
@@ -179,7 +184,8 @@ impl ObservedFunctions {
         let asks = observation.filter.is_some()
             || observation.histogram.is_some()
             || observation.keys.is_some();
-        let times_some = observation.start_filter.is_some();
+        let (start_filter, _) = observation.asked_of_times()?;
+        let times_some = start_filter.is_some();
         let reports = observation.slow_from.is_some();
         let asks_of_times = times_some || reports || observation.time_keys.is_some();
         let asked = [(asks, &counted), (asks_of_times, &timed)];
@@ -190,6 +196,7 @@ impl ObservedFunctions {
             filter: observation.filter.as_ref(),
             histogram: observation.histogram.as_ref(),
             keys: observation.keys.as_ref(),
+            at_exits: observation.asks_for_results(),
             words: &words,
         };
         let chooses = observation.filter.is_some();
@@ -198,9 +205,10 @@ impl ObservedFunctions {
             ..questions
         };
         let timed_choice = Questions {
-            filter: observation.start_filter.as_ref(),
+            filter: start_filter.as_ref(),
             histogram: None,
             keys: observation.time_keys.as_ref(),
+            at_exits: false,
             ..questions
         };
         let asks_of_calls = times_some || observation.time_keys.is_some();
@@ -304,10 +312,16 @@ impl ObservedFunctions {
             .map(|place| place.function.function.range())
             .collect();
         let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed(..));
+        let is_function =
+            |place: &FunctionPlace<'_>| place.offset == 0 && place.selected_by.name().is_none();
+        let is_asked_at_exits = |place: &FunctionPlace<'_>| {
+            let questions = wanted(place).questions();
+            is_function(place) && questions.is_some_and(|it| it.at_exits)
+        };
         let has_ends = |place: &FunctionPlace<'_>| {
-            let is_function = place.offset == 0 && place.selected_by.name().is_none();
             let is_wanted = |words: &WatchedWords| words.has_results() || words.has_exits();
-            is_function && matches!(wanted(place), Wanted::Watched(words, _) if is_wanted(words))
+            let is_wanted = matches!(wanted(place), Wanted::Watched(words, _) if is_wanted(words));
+            is_function(place) && is_wanted || is_asked_at_exits(place)
         };
         let mut planned_with_exits = places.iter().filter(|it| is_timed(it) || has_ends(it));
         let exit_planner = planned_with_exits.next().is_some();
@@ -342,8 +356,10 @@ impl ObservedFunctions {
             let mut lacks_argument = false;
             if let Some(questions) = wanted(place).questions() {
                 let words = questions.words;
-                let (scope, arguments) =
-                    words.scope(&shown, place, address, is_ocaml, may_be_ocaml);
+                let (scope, arguments) = match is_asked_at_exits(place) {
+                    true => WatchedWords::scope_of_exits(&shown, is_ocaml),
+                    false => words.scope(&shown, place, address, is_ocaml, may_be_ocaml),
+                };
                 match questions.of_calls(&scope, &arguments) {
                     Ok(roles) => (filter, integer, keys) = roles,
                     // A pattern that matches others as well is not meant for these.
@@ -377,6 +393,18 @@ impl ObservedFunctions {
                 let reported =
                     reported.map(|it| it.of_place(place, address, is_ocaml, may_be_ocaml));
                 stack.and_then(|stack| patching.timed(place, stack, is_ocaml, reported))
+            } else if is_asked_at_exits(place) {
+                if let Wanted::Watched(words, _) = wanted(place) {
+                    let mut returns = words.of_place(place, address, is_ocaml, may_be_ocaml);
+                    returns.function.has_only_results = true;
+                    watching = Some(returns);
+                }
+                patching
+                    .with_exits(place, |_| {})
+                    .map(|(best, ends)| PlannedPatches {
+                        ends: Some(ends),
+                        ..PlannedPatches::of(best)
+                    })
             } else {
                 if let Wanted::Watched(words, _) = wanted(place) {
                     watching = Some(words.of_place(place, address, is_ocaml, may_be_ocaml));
@@ -414,6 +442,7 @@ impl ObservedFunctions {
                     }
                 }
             };
+            let is_asked_at_exits = is_asked_at_exits(place);
             let wanted = WantedFunction {
                 name: shown,
                 object: path.clone(),
@@ -425,12 +454,14 @@ impl ObservedFunctions {
                     let without = without_results.map(|why| wanted.refused(why));
                     self.without_results.extend(without);
                     if let (Some(watching), true) = (&mut watching, planned.ends.is_some()) {
-                        watching.function.has_results = has_results;
+                        let has_only_results = watching.function.has_only_results;
+                        watching.function.has_results = has_results || has_only_results;
                         watching.function.exits_on = exits_on;
                     }
                     self.functions.push(ObservedFunction {
                         wanted,
                         is_ocaml,
+                        is_named_ocaml: is_ocaml,
                         bias,
                         semaphore: place.selected_by.semaphore().map(|at| ChangedWord {
                             at: bias.live(at),
@@ -444,6 +475,7 @@ impl ObservedFunctions {
                         filter,
                         integer,
                         keys,
+                        is_asked_at_exits,
                         ends: planned.ends.unwrap_or_default(),
                     });
                 }
@@ -790,6 +822,8 @@ struct Questions<'w> {
     histogram: Option<&'w Expression>,
     /// By what they are counted.
     keys: Option<&'w Keys>,
+    /// Whether they are asked where calls return.
+    at_exits: bool,
     words: &'w WatchedWords,
 }
 

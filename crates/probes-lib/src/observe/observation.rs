@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::address::LiveAddr;
 use crate::error::ObserveError;
+use crate::expression::times::TimeRange;
 use crate::expression::{Expression, Keys};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::semaphores::ChangedWord;
@@ -223,6 +224,8 @@ impl Observation {
 
     /// Measures only the times of pairs for whose start, and of calls of functions for whose entry, this is true. For how many it has no
     /// answer, is known ([`Latency::untyped`](crate::Latency::untyped), [`FunctionLatency::untyped`](crate::FunctionLatency::untyped)).
+    /// What it asks of `elapsed`, which is compared with times beside `&&`, is asked at the end: `arg1 > 1000 && elapsed > 10ms`. How long a
+    /// tick is is known to about 1 % when that is compared.
     /// Self times are still without the time of the calls that are left out.
     ///
     /// ```
@@ -419,6 +422,36 @@ impl Observation {
         ];
         let why = excluded.into_iter().find(|(is_asked, _)| *is_asked);
         why.map_or(Ok(()), |(_, why)| Err(ObserveError::TimesByKeys(why)))
+    }
+
+    /// Returns whether hits are asked for the results of functions: then the hits of these are their returns.
+    ///
+    /// ```
+    /// use probes_lib::{FunctionSelector, Observation};
+    ///
+    /// let find = FunctionSelector::Glob("Cache.find".parse().unwrap());
+    /// let observation = Observation::new().count_functions(find).only_where("retval > 0".parse()?);
+    /// assert!(observation.asks_for_results());
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    pub fn asks_for_results(&self) -> bool {
+        let keys = self.keys.iter().flat_map(|keys| keys.expressions());
+        let asked = [&self.filter, &self.histogram];
+        let mut all = asked.into_iter().flatten().chain(keys);
+        all.any(Expression::asks_for_result)
+    }
+
+    /// Returns what is asked where pairs and calls begin, and of how long they last.
+    ///
+    /// # Errors
+    ///
+    /// If the time is used in another way than is possible.
+    pub(crate) fn asked_of_times(
+        &self,
+    ) -> Result<(Option<Expression>, Option<TimeRange>), ObserveError> {
+        let asked = self.start_filter.as_ref().map(Expression::split_times);
+        let asked = asked.transpose().map_err(ObserveError::Expression)?;
+        Ok(asked.unwrap_or((None, None)))
     }
 
     /// Returns whether something is asked of the thread of a hit.

@@ -326,6 +326,7 @@ mod tests {
             key_kinds: Vec::new(),
             key_names: Vec::new(),
             slow_from: Duration::ZERO,
+            times: None,
             times_by_key: false,
             shared,
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::address::LoadBias;
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
+use crate::expression::times::TimeRange;
 use crate::expression::{Expression, Parameter, ParameterKind, Scope};
 use crate::observe::buckets::Linear;
 use crate::observe::fibers::ProcessStacks;
@@ -19,8 +20,8 @@ use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::point::{
-    ArgumentSource, FilterRole, HistogramRole, IntegerRole, KeyKind, KeyRole, Marks, PairEnd,
-    PairFilter, Point, Role, TimedRole, WatchRole, Words,
+    ArgumentSource, ExitsRole, FilterRole, HistogramRole, IntegerRole, KeyKind, KeyRole, Marks,
+    PairEnd, PairFilter, Point, Role, TimedRole, WatchRole, Words,
 };
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::refusal::Refusal;
@@ -51,6 +52,8 @@ pub(crate) struct ObservationPlan {
     pub(crate) key_names: Vec<String>,
     /// From which time on pairs are reported, if slow ones are.
     pub(crate) slow_from: Duration,
+    /// Which times are recorded; `None`: all.
+    pub(crate) times: Option<TimeRange>,
     /// Whether times are distinguished by keys, the last of which is the name of the pair or function.
     pub(crate) times_by_key: bool,
     /// The layout of the data that all points share.
@@ -109,6 +112,7 @@ impl ObservationPlan {
             return Err(ObserveError::ResultsOfSomeCalls.into());
         }
         observation.refuse_keys_of_times()?;
+        let (_, times) = observation.asked_of_times()?;
         let (mut roles, histograms, key_names) = roles(observation, &program)?;
         let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
@@ -123,7 +127,8 @@ impl ObservationPlan {
         });
         let linear = observation.linear;
         let of_functions = function_points(&functions, histograms.len(), key_names.len(), linear);
-        let points: Vec<PlannedPoint> = sites.chain(of_functions).collect();
+        let mut points: Vec<PlannedPoint> = sites.chain(of_functions).collect();
+        mark_range(&mut points, times);
         // Those of all points are alike, as the expressions are the same.
         let mut keyed = points.iter().filter_map(|it| {
             let keys = it.role.keys.as_ref().or(it.role.time_keys.as_ref());
@@ -200,6 +205,7 @@ impl ObservationPlan {
             key_kinds,
             key_names,
             slow_from: observation.slow_from.unwrap_or_default(),
+            times,
             times_by_key,
             shared,
         };
@@ -262,6 +268,7 @@ impl ObservationPlan {
             self.linear,
         );
         self.points.extend(points);
+        mark_range(&mut self.points, self.times);
         self.sort_by_key(|planned| planned.point.address);
     }
 
@@ -368,6 +375,14 @@ impl ObservationPlan {
     }
 }
 
+/// Marks what is timed if only times of a range are recorded.
+fn mark_range(points: &mut [PlannedPoint], times: Option<TimeRange>) {
+    for PlannedPoint { role, .. } in points {
+        let is_timed = !role.ends.is_empty() || role.timed.is_some();
+        role.is_in_range = is_timed && times.is_some();
+    }
+}
+
 /// Returns the layout of so many histograms.
 fn layout_of_values(histograms: usize, linear: Option<Linear>) -> Result<ValuesLayout> {
     let (given, most) = (histograms, MAX_HISTOGRAMS as usize);
@@ -437,6 +452,9 @@ fn function_points(
                     .timing()
                     .and_then(|timing| timing.reported.as_ref())
                     .map(|reported| reported.role(0, is_from_start)),
+                exits: function.is_asked_at_exits.then_some(ExitsRole {
+                    is_ocaml: function.is_named_ocaml,
+                }),
                 ..Role::default()
             },
             of: PointOf::Function(index),
@@ -512,6 +530,7 @@ fn roles(
             .map(|(start, stop)| format!("{start},{stop}"))
             .collect();
     }
+    let (start_filter, _) = observation.asked_of_times()?;
     let is_ocaml_4_once = OnceCell::new();
     for (number, (start, stop)) in (0..).zip(&observation.pairs) {
         for (name, end) in [
@@ -537,7 +556,7 @@ fn roles(
                     };
                     role.time_keys = Some(Arc::new(keys.with_name()));
                 }
-                if let Some(expression) = &observation.start_filter {
+                if let Some(expression) = &start_filter {
                     match end {
                         PairEnd::Start(_) => {
                             let filter = filter_role(expression, name, program.site(site))?;

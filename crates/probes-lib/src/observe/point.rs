@@ -324,6 +324,18 @@ pub(crate) struct Role {
     pub(crate) watched: Option<WatchRole>,
     /// Of an entry or an exit of a function that is timed.
     pub(crate) timed: Option<TimedRole>,
+    /// Of an end of a pair, and of a function that is timed: whether only times of a range are recorded
+    /// ([`TIMES_FROM`](crate::observe::layout::shared::TIMES_FROM)).
+    pub(crate) is_in_range: bool,
+    /// Of a function that is counted or has a histogram, if it is asked for its results: hits are its returns.
+    pub(crate) exits: Option<ExitsRole>,
+}
+
+/// Of a function whose hits are its returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ExitsRole {
+    /// Whether it is of OCaml, which does not use the x87 unit.
+    pub(crate) is_ocaml: bool,
 }
 
 /// Which hits of a point are counted.
@@ -488,6 +500,8 @@ pub(crate) struct WatchedFunction {
     pub(crate) result: Words,
     /// Whether its results are recorded: then there are points at its returns.
     pub(crate) has_results: bool,
+    /// Whether only these are recorded, not its calls.
+    pub(crate) has_only_results: bool,
     /// On which stack it is called, if all of its exits are recorded, and where its calls are on that stack.
     pub(crate) exits_on: Option<StackKind>,
     pub(crate) part: FunctionPart,

@@ -72,10 +72,10 @@ use self::template::{CountTemplate, CountTemplates};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::rows::claim;
-use crate::observe::layout::shared::SharedLayout;
+use crate::observe::layout::shared::{self, SharedLayout};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::{FunctionPart, Role};
-use crate::patch_plan::displaced::DisplacedCopy;
+use crate::observe::point::{ExitsRole, FunctionPart, Role};
+use crate::patch_plan::displaced::{DisplacedCopy, ExitKind};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::site::{NOP, RET};
@@ -204,7 +204,7 @@ pub(crate) fn arena_code(
                 lost: arena.locked_counter(pointers.untyped),
             };
             let counter = arena.locked_counter(index);
-            of_filtered_function(at, (site, bias), role, &pointers, locked, counter)
+            of_filtered_function(at, (site, bias), role, &pointers, (locked, counter))
         } else if let Some(once) = plan.calls_once_at(planned) {
             let entry = planned.point.address;
             call_once::code(at, (site, bias), entry, once, arena.locked_counter(index))
@@ -243,6 +243,7 @@ fn of_recorded_function(
             filter: role.filter.as_deref(),
             keys: role.time_keys.as_deref(),
             reported: role.reported.as_ref(),
+            are_in_range: role.is_in_range,
         };
         return of_timed_function(at, (site, bias), what, pointers);
     }
@@ -255,7 +256,7 @@ fn of_recorded_function(
         function_record::code(at, what, watched, mmx_is_free, pointers)
     };
     let mut code = Vec::new();
-    if function.part != FunctionPart::Exit {
+    if function.part != FunctionPart::Exit && !function.has_only_results {
         code = code_at(at, Recorded::Call)?;
     }
     let here = at.plus(code.len() as u64);
@@ -352,9 +353,17 @@ fn of_filtered_function(
     (site, bias): (&PatchSite, LoadBias),
     role: &Role,
     pointers: &Pointers,
-    locked: LockedRegisters,
-    counter: LiveAddr,
+    (locked, counter): (LockedRegisters, LiveAddr),
 ) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
+    if let Some(exits) = role.exits {
+        let mut at_exit = |at: LiveAddr, kind| {
+            let code = ask_at_exit(at, (exits, kind), role, pointers, (locked, counter));
+            code.map_err(|_| Refusal::OutOfReach)
+        };
+        let copy = site.copy_with_exits(bias, at, &mut at_exit);
+        let copy = copy.map_err(|_| DoesNotFit)?;
+        return Ok((copy.code().to_vec(), copy));
+    }
     let mut a = CodeAssembler::new(64)?;
     let mut end = a.create_label();
     let registers = saved_for(role);
@@ -374,12 +383,36 @@ fn of_filtered_function(
             count::emit_slow_path(&mut a, pointers.count, slow_path)?;
         }
     } else {
-        count_behind_lock(&mut a, role, pointers, locked, counter)?;
+        count_saved(&mut a, role, pointers, Place::Lock, (locked, counter))?;
     }
     a.set_label(&mut end)?;
     // A label needs an instruction.
     a.nop()?;
     with_displaced(a.assemble(at.0)?, at, site, bias)
+}
+
+/// Returns the code at `at` that asks for the result of a function where it returns. If it jumps to another function instead, the hit is
+/// untyped: the result is that of the other one.
+fn ask_at_exit(
+    at: LiveAddr,
+    (exits, kind): (ExitsRole, ExitKind),
+    role: &Role,
+    pointers: &Pointers,
+    (locked, counter): (LockedRegisters, LiveAddr),
+) -> Result<Vec<u8>, IcedError> {
+    let mut a = CodeAssembler::new(64)?;
+    match kind {
+        ExitKind::Jump => a.add_instruction(locked_increment(locked.lost)?)?,
+        ExitKind::Return => {
+            // A result of C may be in the x87 unit.
+            let place = match exits.is_ocaml {
+                true => Place::Mmx,
+                false => Place::StackOrLock,
+            };
+            count_saved(&mut a, role, pointers, place, (locked, counter))?;
+        }
+    }
+    a.assemble(at.0)
 }
 
 /// Returns the registers that the trampoline of a point uses, which have to be saved before.
@@ -446,14 +479,14 @@ fn filter_and_count(
     Ok(slow_paths)
 }
 
-/// Emits the code that does the same where registers cannot be saved in their copies: they are `locked`. The
-/// counter of the point is at `counter`; what is lost if the lock is not free is its second one.
-fn count_behind_lock(
+/// Emits the code that does the same with registers that are saved at a place, maybe `locked`. The
+/// counter of the point is at `counter`, and is incremented by locked instructions; what is lost if the lock is not free is its second one.
+fn count_saved(
     a: &mut CodeAssembler,
     role: &Role,
     pointers: &Pointers,
-    locked: LockedRegisters,
-    counter: LiveAddr,
+    place: Place,
+    (locked, counter): (LockedRegisters, LiveAddr),
 ) -> Result<(), IcedError> {
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
     // With all those before them.
@@ -461,11 +494,16 @@ fn count_behind_lock(
         saved if saved.len() == SAVED_IF_COUNTED.len() => &SAVED_IF_TIMED[..3],
         saved => saved,
     };
-    let mut saving = Saving::new(a, Place::Lock, saved.len(), locked, None);
+    let mut saving = Saving::new(a, place, saved.len(), locked, None);
     saving.save(a)?;
+    let registers = locked.registers();
     let context = FilterContext {
         saved,
-        saved_at: SavedAt::Address(locked.registers()),
+        saved_at: match place {
+            Place::Mmx | Place::StackOrMmx => SavedAt::Copies,
+            Place::Lock => SavedAt::Address(registers),
+            Place::StackOrLock => SavedAt::StackOrAddress(registers),
+        },
         pushed: 0,
         shared: pointers.shared,
         layout: pointers.layout,
@@ -599,7 +637,7 @@ fn len_of_function(
             at: near,
             lost: near,
         };
-        let made = of_filtered_function(near, (site, bias), role, &pointers, locked, near);
+        let made = of_filtered_function(near, (site, bias), role, &pointers, (locked, near));
         made.map_or(LINE, |(code, _)| code.len() as u64)
     } else {
         let copy = site.copy_at(bias, near);
@@ -710,6 +748,7 @@ fn recording(
             filter: &role.pair_filter,
             time_keys: role.time_keys.as_deref(),
             reported: role.reported.as_ref(),
+            are_in_range: role.is_in_range,
         };
         pair::ends(&mut a, ends, pointers, context(saved))?;
     } else if role.is_timed() {
@@ -810,6 +849,19 @@ fn find_shared_and_time(a: &mut CodeAssembler, pointers: &Pointers) -> Result<()
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.lea(rsi, qword_ptr(rdx + rax))
+}
+
+/// Emits the code that goes to `over` unless the time in `time` is in the range of those that are recorded; it is changed. Expects the
+/// address of the shared data in rbx.
+fn unless_in_range(
+    a: &mut CodeAssembler,
+    time: AsmRegister64,
+    over: CodeLabel,
+) -> Result<(), IcedError> {
+    a.sub(time, qword_ptr(rbx + offset(shared::TIMES_FROM)))?;
+    // Below the range, it is a large number without sign.
+    a.cmp(time, qword_ptr(rbx + offset(shared::TIMES_MANY)))?;
+    a.jae(over)
 }
 
 /// Returns a jump that is `JUMP_LEN` bytes long.

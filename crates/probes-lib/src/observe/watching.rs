@@ -137,6 +137,17 @@ impl WatchedWords {
         (scope, registers.map(ArgumentSource::Register).to_vec())
     }
 
+    /// Returns what expressions can ask where a function returns, and where that is. No memory is read unless its words are certainly
+    /// values.
+    pub(crate) fn scope_of_exits(name: &str, is_ocaml: bool) -> (Scope, Vec<ArgumentSource>) {
+        let result = match is_ocaml {
+            true => ParameterKind::Value,
+            false => ParameterKind::Word,
+        };
+        let scope = Scope::of_exits(format!("function {name}"), name, result);
+        (scope, vec![ArgumentSource::RESULT])
+    }
+
     /// Returns how calls are recorded at a place in a function, without its results.
     pub(crate) fn of_place(
         &self,
@@ -172,6 +183,7 @@ impl WatchedWords {
                 words,
                 result,
                 has_results: false,
+                has_only_results: false,
                 exits_on: None,
                 part: if is_inside {
                     FunctionPart::Inside

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
+use crate::expression::times::TimeRange;
 use crate::inject::code_cave::{self, CodeCave};
 use crate::inject::injected_call::{InjectedCall, PlacedCall, placed};
 use crate::inject::injector::{Injector, RedirectMode};
@@ -80,6 +81,8 @@ pub(crate) struct Prepared {
     pages_ticks: u64,
     /// From how many ticks on pairs are recorded one by one.
     slow_from: u64,
+    /// The least time that is recorded, and how many longer ones are, in ticks, if not all are.
+    times: Option<(u64, u64)>,
     /// Where the stack of the main thread ends; 0 if that is not known.
     main_stack_end: u64,
     /// The mappings of the points, which have to be there still when these are patched.
@@ -228,7 +231,12 @@ impl Prepared {
             Duration::ZERO => 0,
             slow_from => ticks.of(slow_from.mul_f64(0.99)),
         };
+        let times = plan.times.map(|TimeRange { from, until }| {
+            let from = ticks.of(from);
+            (from, ticks.of(until).saturating_sub(from))
+        });
         Ok(Prepared {
+            times,
             main_stack_end: main_stack_end(&maps),
             slow_from,
             plan,
@@ -481,6 +489,11 @@ impl Prepared {
         let validity = validity.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
         let validity = validity.into_iter().filter(|_| sharing.shared.has_pages());
         let slow_from = (shared::SLOW_FROM, self.slow_from.to_le_bytes().to_vec());
+        let times = self
+            .times
+            .into_iter()
+            .flat_map(|(from, many)| [(shared::TIMES_FROM, from), (shared::TIMES_MANY, many)]);
+        let times = times.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
         let copies_stacks = sharing.shared.stacks != StackCopies::None;
         let main_stack_end = self.main_stack_end.to_le_bytes().to_vec();
         let main_stack_end = (shared::MAIN_STACK_END, main_stack_end);
@@ -488,6 +501,7 @@ impl Prepared {
             .into_iter()
             .chain(copies_stacks.then_some(main_stack_end))
             .chain((self.slow_from > 0).then_some(slow_from))
+            .chain(times)
             .chain(pages)
             .chain(validity)
             .collect();

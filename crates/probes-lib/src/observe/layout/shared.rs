@@ -48,6 +48,10 @@ pub(crate) const SLOW_FROM: u64 = 8;
 /// In the header, eight bytes: where the stack of the main thread ends, if stacks are copied; 0 if that is not known.
 pub(crate) const MAIN_STACK_END: u64 = 16;
 
+/// In the header, eight bytes each: the least time that is recorded, if only those of a range are, in ticks, and how many the range has.
+pub(crate) const TIMES_FROM: u64 = 24;
+pub(crate) const TIMES_MANY: u64 = 32;
+
 /// The fields of the validity of the table of pages, eight bytes each. All zero: it is not valid.
 /// The observer, which keeps the table up to date, may be stopped or killed.
 pub(crate) mod validity {

@@ -124,7 +124,11 @@ impl Counts {
                 let count = PointHits { hits, untyped };
                 match point.of {
                     PointOf::Site(site) => site_hits[site] = Some(count),
-                    PointOf::Function(function) => function_hits[function] = Some(count),
+                    // One whose results are asked for has several exits.
+                    PointOf::Function(function) => {
+                        let others: &mut Option<PointHits> = &mut function_hits[function];
+                        *others = Some(others.map_or(count, |others| others.plus(count)));
+                    }
                 }
             }
         }

@@ -39,7 +39,7 @@ use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
 use super::saved::{Place, Saving};
 use super::stack_info::{FIBER, UPPER_END};
-use super::{SAVED_IF_TIMED, at_address, load, offset, spread};
+use super::{SAVED_IF_TIMED, at_address, load, offset, spread, unless_in_range};
 use super::{keys, values};
 use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
@@ -72,6 +72,8 @@ pub(super) struct TimedCalls<'r> {
     pub(super) keys: Option<&'r KeyRole>,
     /// What is recorded of slow ones, if they are reported.
     pub(super) reported: Option<&'r WatchRole>,
+    /// Whether only those with times of a range are recorded.
+    pub(super) are_in_range: bool,
 }
 
 /// Returns the code at `at` for the entry of a function, or for an exit. `mmx_is_free`: the function uses neither
@@ -88,6 +90,7 @@ pub(super) fn code(
         filter,
         keys,
         reported,
+        are_in_range,
     } = timed;
     let mut a = CodeAssembler::new(64)?;
     let is_entry = what == CallEnd::Entry;
@@ -117,7 +120,9 @@ pub(super) fn code(
     let calls = Calls {
         role,
         shared,
-        are_filtered: filter.is_some(),
+        are_filtered: filter.is_some() || are_in_range,
+        are_in_range,
+        have_flags: filter.is_some() || keys.is_some(),
         have_keys: keys.is_some(),
     };
     let context = FilterContext {
@@ -159,6 +164,10 @@ struct Calls<'r> {
     shared: (LiveAddr, SharedLayout),
     /// Whether some are left out, those of other functions included.
     are_filtered: bool,
+    /// Whether those are whose time is not of a range.
+    are_in_range: bool,
+    /// Whether flags are known where they begin.
+    have_flags: bool,
     /// Whether times are distinguished by keys, those of other functions included.
     have_keys: bool,
 }
@@ -269,9 +278,9 @@ fn entry(
         a.mov(qword_ptr(rcx + call_slot::CALL_OWNER), r9)?;
     }
     let flags = dword_ptr(rcx + call_slot::FLAGS);
-    if calls.are_filtered || calls.have_keys {
+    if calls.have_flags {
         a.mov(flags, r8d)?;
-    } else if layout.of_self {
+    } else if layout.of_self || calls.are_in_range {
         a.mov(flags, 0)?;
     }
     if layout.of_self {
@@ -368,6 +377,9 @@ fn exit(
     drop_others(a, calls, again)?;
 
     a.set_label(&mut ended)?;
+    if calls.are_in_range {
+        leave_out_by_time(a, layout)?;
+    }
     if let Some(report) = report {
         report.if_slow(a, calls)?;
     }
@@ -417,6 +429,24 @@ fn exit(
     a.mov(r8d, esi)?;
     a.shr(r8d, call_slot::HISTOGRAM_AT)?;
     values::add_time(a, context)
+}
+
+/// Emits the code that marks the last call, which is located and ended at the time in r8, as left out, unless it lasted as long as those that
+/// are recorded. Uses rdi.
+fn leave_out_by_time(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
+    let mut is_positive = a.create_label();
+    let (mut left_out, mut over) = (a.create_label(), a.create_label());
+    a.mov(rdi, r8)?;
+    a.sub(rdi, last_call(layout, call_slot::TIME))?;
+    a.jnc(is_positive)?;
+    a.xor(edi, edi)?;
+    a.set_label(&mut is_positive)?;
+    unless_in_range(a, rdi, left_out)?;
+    a.jmp(over)?;
+    a.set_label(&mut left_out)?;
+    a.or(last_flags(layout), call_slot::IS_LEFT_OUT as i32)?;
+    a.set_label(&mut over)?;
+    a.nop()
 }
 
 /// Emits the code that takes away the last call, which is located and ended at the time in r8, and adds how long it lasted to the

@@ -92,6 +92,11 @@ pub(super) fn code(
         }
     };
     let mut a = CodeAssembler::new(64)?;
+    if function.has_only_results && what == Recorded::Exit(ExitKind::Jump) {
+        // The result is that of another function.
+        a.add_instruction(locked_increment(pointers.untyped)?)?;
+        return a.assemble(at.0);
+    }
     let mut saving = Saving::new(
         &mut a,
         place,

@@ -15,7 +15,7 @@ use super::filter::{self, FilterContext};
 use super::histogram::{self, Histograms};
 use super::keys;
 use super::values;
-use super::{Pointers, Saved, find_shared_and_time, offset, spread};
+use super::{Pointers, Saved, find_shared_and_time, offset, spread, unless_in_range};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::pair_slots::{SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOTS_TRIED, slot};
@@ -33,6 +33,8 @@ pub(super) struct Ends<'r> {
     pub(super) time_keys: Option<&'r KeyRole>,
     /// What is recorded of slow pairs, if they are reported.
     pub(super) reported: Option<&'r WatchRole>,
+    /// Whether only pairs with times of a range are recorded.
+    pub(super) are_in_range: bool,
 }
 
 /// Emits the code of the ends of pairs that a point is. Expects, and leaves, in the copies of the saved registers what these held at
@@ -61,6 +63,15 @@ pub(super) fn ends(
     a.nop()
 }
 
+/// What becomes of times.
+#[derive(Clone, Copy)]
+struct KeptTimes {
+    /// Whether they are kept in r8.
+    keeps_time: bool,
+    /// Whether only those of a range are recorded.
+    are_in_range: bool,
+}
+
 /// What becomes of a start.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Starts {
@@ -83,7 +94,10 @@ impl Ends<'_> {
             a.mov(r8, rdx)?;
         }
         find_shared_and_time(a, pointers)?;
-        let keeps_time = self.time_keys.is_some();
+        let kept_times = KeptTimes {
+            keeps_time: self.time_keys.is_some(),
+            are_in_range: self.are_in_range,
+        };
         for (index, end) in self.ends.iter().enumerate() {
             let mut next = a.create_label();
             let is_kept = matches!(end, PairEnd::Start(_)) && starts == Starts::Timed;
@@ -91,9 +105,9 @@ impl Ends<'_> {
                 (true, Some(reported)) if is_kept => {
                     let kept = slow::Place::of_key(*end);
                     slow::keep(a, kept, reported, context.saved, pointers)?;
-                    keyed::end(a, *end, starts, pointers, keeps_time, next)?;
+                    keyed::end(a, *end, starts, pointers, kept_times, next)?;
                 }
-                (true, _) => keyed::end(a, *end, starts, pointers, keeps_time, next)?,
+                (true, _) => keyed::end(a, *end, starts, pointers, kept_times, next)?,
                 (false, reported) => {
                     self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
                     if let Some(reported) = reported.filter(|_| is_kept) {
@@ -175,7 +189,11 @@ impl Ends<'_> {
                 }
                 a.mov(rax, rsi)?;
                 a.sub(rax, start)?;
-                add_time(a, pair, layout, self.time_keys.is_some())?;
+                let times = KeptTimes {
+                    keeps_time: self.time_keys.is_some(),
+                    are_in_range: self.are_in_range,
+                };
+                add_time(a, pair, layout, times, over)?;
             }
         }
         Ok(())
@@ -318,13 +336,17 @@ fn add_by_key(
     values::add_time(a, context)
 }
 
-/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx. Uses rdx, too, and if it
-/// `keeps_time`, r8, where the time is then.
+/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx, and the address of the
+/// shared data in rbx. Uses rdx, too, and if it is kept, r8, where the time is then. Goes to `over` if it is not in the range.
 fn add_time(
     a: &mut CodeAssembler,
     pair: u32,
     layout: SharedLayout,
-    keeps_time: bool,
+    KeptTimes {
+        keeps_time,
+        are_in_range,
+    }: KeptTimes,
+    over: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let mut is_shorter = a.create_label();
@@ -333,6 +355,10 @@ fn add_time(
     a.jnc(is_positive)?;
     a.xor(edx, edx)?;
     a.set_label(&mut is_positive)?;
+    if are_in_range {
+        a.mov(rax, rdx)?;
+        unless_in_range(a, rax, over)?;
+    }
     if keeps_time {
         a.mov(r8, rdx)?;
     }

@@ -365,6 +365,7 @@ fn forked_child_leaves_timed_code_at_once() {
                 filter: None,
                 keys: None,
                 reported: None,
+                are_in_range: false,
             };
             call::code(AT, what, mmx_is_free, timed, pointers).unwrap()
         };
@@ -533,6 +534,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         key_kinds: Vec::new(),
         key_names: Vec::new(),
         slow_from: Duration::ZERO,
+        times: None,
         times_by_key: false,
         shared,
     };

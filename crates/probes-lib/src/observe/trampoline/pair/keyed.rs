@@ -14,20 +14,20 @@ use iced_x86::code_asm::{
 };
 
 use super::super::{Pointers, load, offset};
-use super::{Starts, add_time, find_slot, reset_slot_of_exited_thread};
+use super::{KeptTimes, Starts, add_time, find_slot, reset_slot_of_exited_thread};
 use crate::observe::layout::keyed_starts::{BUCKET_LEN_BITS, BUCKETS_BITS, SLOTS, slot};
 use crate::observe::layout::pair_slots;
 use crate::observe::point::PairEnd;
 
 /// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx, the time in rsi, and the hash of
-/// the key in r8, and preserves them. Goes to `over` if it has no slot, or no start; else the time of that is in r9 after a stop, and if it
-/// `keeps_time`, how long it took in r8.
+/// the key in r8, and preserves them. Goes to `over` if it has no slot, or no start, or its time is not recorded; else the time of the
+/// start is in r9 after a stop, and if times are kept, how long it took in r8.
 pub(super) fn end(
     a: &mut CodeAssembler,
     end: PairEnd,
     starts: Starts,
     pointers: &Pointers,
-    keeps_time: bool,
+    times: KeptTimes,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     match end {
@@ -36,7 +36,7 @@ pub(super) fn end(
             take_start(a, end, pointers, over)?;
             a.mov(rax, rsi)?;
             a.sub(rax, r9)?;
-            add_time(a, pair, pointers.layout, keeps_time)
+            add_time(a, pair, pointers.layout, times, over)
         }
     }
 }
