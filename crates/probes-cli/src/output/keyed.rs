@@ -186,10 +186,12 @@ impl<'k> KeyedReport<'k> {
             let keys = format!("of {} more", number_of(hidden.len(), "key"));
             rest.push((hits.fold(0, u64::saturating_add), keys));
         }
-        if self.has_others {
+        // An answer without a line would look like no answer.
+        let has_others = self.has_others || self.keys.is_empty();
+        if has_others {
             rest.push((self.other, "other".to_owned()));
         }
-        if self.has_others || self.untyped > 0 {
+        if has_others || self.untyped > 0 {
             rest.push((self.untyped, "untyped".to_owned()));
         }
         rest

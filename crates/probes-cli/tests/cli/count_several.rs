@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use test_support::{Talker, program_forms};
 
 use crate::count_functions::observing_several;
@@ -83,6 +83,37 @@ fn calls_of_several_processes_add_up() {
         let processes = json["processes"].as_array().unwrap();
         assert_eq!((&json["pid"], processes.len()), (&Value::Null, 3));
         assert!(!pids.iter().any(|pid| is_observed(*pid)));
+    }
+}
+
+#[test]
+fn no_hits_of_several_are_an_answer() {
+    let targets = targets("calls");
+    let pids = format!("-pid {}{}", targets[0].pid(), others(&targets));
+    let rows = |way: &str, format: &str| {
+        let line = format!("count {pids} -fn Calls.leaf{way} -for 10ms -format {format}");
+        let answer = run(&line).answer();
+        let words = |line: &str| {
+            line.replace('|', " ")
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        answer.lines().map(words).collect::<Vec<String>>()
+    };
+    for way in [" -by pid", " -by pid,arg0", ""] {
+        assert_eq!(
+            rows(way, "plain"),
+            ["0 0.0 other", "0 0.0 untyped"],
+            "{way}"
+        );
+        let table = rows(way, "table");
+        assert_eq!(table[2..], ["other 0 0", "untyped 0 0"], "{way}: {table:?}");
+        let json = object(&rows(way, "json")[0]);
+        assert_eq!(
+            (&json["keys"], &json["other"], &json["untyped"]),
+            (&json!([]), &json!(0), &json!(0))
+        );
     }
 }
 
