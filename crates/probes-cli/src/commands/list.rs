@@ -10,7 +10,8 @@ use super::open_target::{detail, warn_of_unreadable};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, FunctionArgument, OutputFlags, PathFlags, ProviderArgument, function, pid, provider,
+    Checked, FunctionArgument, FunctionList, OutputFlags, PathFlags, ProviderArgument, functions,
+    pid, provider,
 };
 use crate::hint::Operand;
 use crate::output::{self, FunctionListing, Listing, WarningKind};
@@ -30,23 +31,23 @@ With -functions, it prints a line for each function, by its address:
 with the size in bytes, and with -pid addresses in the process, also of the libraries that it has loaded.
 CAN is `count,time` if a jump can be put at its entry and at all its exits, `count(REASON)` if only at its
 entry, and `no(REASON)` if not there either. `count -fn` counts; `latency -fn` times them.
-A GLOB is for the whole name as it is shown here, such as 'Stdlib.List.*': * stands for any characters,
-? for one, [ab] for one of these, [!ab] for another. A function with several names is shown by the one that
-is asked for, or the first that matches; -json has them all. 0xADDRESS is the function whose code is there, in
-the process or in the file. FILE:LINE(call) is the first call of a function whose own line is not
-known. Calls that the compiler has inlined are not calls of a function.
+GLOBS are separated by commas, but a comma that a space follows belongs to a name. Each is for the whole name as it
+is shown here, such as 'Stdlib.List.*': * stands for any characters, ? for one, [ab] for one of these, [!ab] for
+another. A function with several names is shown by the one that is asked for, or the first that matches; -json has
+them all. 0xADDRESS is the function whose code is there, in the process or in the file. FILE:LINE(call) is the first
+call of a function whose own line is not known. Calls that the compiler has inlined are not calls of a function.
 
 With -provider, it prints the USDT probes of all providers (any), or of those that the glob matches, also of
-OCaml: one PROVIDER:NAME on each line, sorted. `count -usdt` counts those that are not of OCaml. A GLOB is for
-NAME alone: -provider postgresql 'query__*'. With -sites, below each name
+OCaml: one PROVIDER:NAME on each line, sorted. `count -usdt` counts those that are not of OCaml. GLOBS are
+for NAME alone: -provider postgresql 'query__*'. With -sites, below each name
     site ADDRESS OBJECT FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS
 with -pid addresses in the process, also of the libraries that it has loaded. FUNCTION may have spaces.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]
-       ocaml-probes list -functions -prog FILE|-pid N [FLAGS] [GLOB...]
-       ocaml-probes list -provider any|GLOB -prog FILE|-pid N [FLAGS] [GLOB...]")]
+       ocaml-probes list -functions -prog FILE|-pid N [FLAGS] [GLOBS...]
+       ocaml-probes list -provider any|GLOB -prog FILE|-pid N [FLAGS] [GLOBS...]")]
 #[command(after_help = HELP, next_help_heading = "Flags")]
 pub(crate) struct Args {
     /// The file, as a path: it is not looked up in PATH
@@ -69,8 +70,15 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
     /// Globs for functions, 0xADDRESS or FILE:LINE, or for names of USDT probes; all, if there is none
-    #[arg(value_name = "GLOB", value_parser = function)]
-    wanted: Vec<FunctionArgument>,
+    #[arg(value_name = "GLOBS", value_parser = functions)]
+    wanted: Vec<FunctionList>,
+}
+
+impl Args {
+    /// What is to be listed; nothing: all.
+    fn wanted(&self) -> impl Iterator<Item = &FunctionArgument> {
+        self.wanted.iter().flat_map(|list| &list.0)
+    }
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -78,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.output.refuse_to_overwrite("-prog", file)?;
     }
     if let (Some(FunctionArgument { typed: glob, .. }), false) = (
-        args.wanted.first(),
+        args.wanted().next(),
         args.functions || args.provider.is_some(),
     ) {
         return Err(usage(match args.prog {
@@ -181,7 +189,7 @@ fn list_functions(
     if let Some(pid) = args.pid {
         warn_of_unreadable(messages, functions.unreadable(), pid, "functions");
     }
-    let wanted = args.wanted.iter().map(|it| it.selector.clone());
+    let wanted = args.wanted().map(|it| it.selector.clone());
     let wanted: Vec<_> = wanted.collect();
     let selected = functions.select(&wanted).map_err(&failed)?;
     let listing = FunctionListing::of(&functions, &selected, args.pid, args.paths.form());

@@ -22,9 +22,9 @@ pub(crate) struct FunctionFlags {
     collector: Vec<CollectorWork>,
 }
 
-/// The functions that one flag selects, each as it was typed and what that means.
+/// The functions that one flag or argument selects, each as it was typed and what that means.
 #[derive(Clone, Debug)]
-struct FunctionList(Vec<FunctionArgument>);
+pub(crate) struct FunctionList(pub(crate) Vec<FunctionArgument>);
 
 /// A function, or several, as it was typed and what that means.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ fn work(typed: &str) -> Result<CollectorWork, String> {
 }
 
 /// Reads a comma list of functions.
-fn functions(typed: &str) -> Result<FunctionList, String> {
+pub(crate) fn functions(typed: &str) -> Result<FunctionList, String> {
     let list = parts(typed).into_iter().map(function);
     list.collect::<Result<_, String>>().map(FunctionList)
 }
@@ -82,7 +82,7 @@ fn parts(list: &str) -> Vec<&str> {
 }
 
 /// Reads a glob, an address or a source line.
-pub(crate) fn function(typed: &str) -> Result<FunctionArgument, String> {
+fn function(typed: &str) -> Result<FunctionArgument, String> {
     Ok(FunctionArgument {
         typed: typed.to_owned(),
         selector: selector(typed)?,

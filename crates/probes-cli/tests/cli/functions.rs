@@ -39,6 +39,21 @@ fn plain_lines_have_the_name_last() {
 }
 
 #[test]
+fn comma_lists_are_those_of_counting() {
+    let file = program("service");
+    let listed = |globs: &str| run_on(&format!("list -functions {globs}"), &file).answer();
+    let apart = listed("Stdlib.List.rev Stdlib.List.rev_append main");
+    assert_eq!(apart.lines().count(), 3);
+    assert_eq!(listed("Stdlib.List.rev,Stdlib.List.rev_append main"), apart);
+    // A comma that a space follows belongs to a name.
+    let mut tool = command(["list", "-functions", "f(int, int),main", "-prog"]);
+    let failure = run_command(tool.arg(&file)).failure();
+    assert!(failure.contains(" matches f(int, int)\n"), "{failure}");
+    let refused = run_on("list -functions main,", &file);
+    assert!(refused.stderr.contains("a name is empty"), "{refused:?}");
+}
+
+#[test]
 fn all_functions_are_listed_without_a_glob() {
     let file = program("service");
     let all = run_on("list -functions", &file);

@@ -12,7 +12,7 @@ use crate::output::{self, Format, SiteSources, UsdtListing};
 use crate::text::number_of;
 
 pub(super) fn run(args: &Args, provider: &ProviderArgument) -> Result<(), Failure> {
-    let names = args.wanted.iter().map(|it| usdt_name(&it.typed));
+    let names = args.wanted().map(|it| usdt_name(&it.typed));
     let names: Vec<Glob> = names.collect::<Result<_, _>>().map_err(usage)?;
     let provider = provider.glob.as_ref();
     match (&args.prog, args.pid) {
