@@ -220,14 +220,18 @@ fn pieces(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
     for piece in text.as_bytes().chunks(PIPE_BUF) {
         let mut errors = stderr();
-        // poll(2) says that a pipe can be written if there is room for PIPE_BUF bytes.
-        let mut fds = [PollFd::new(errors.as_fd(), PollFlags::POLLOUT)];
-        if !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1)) {
+        if !is_writable(errors.as_fd()) {
             break;
         }
         errors.write_all(piece).map_err(Failure::Output)?;
     }
     Ok(())
+}
+
+/// Returns whether [`PIPE_BUF`] bytes can be written without waiting: poll(2) says so of a pipe if there is room for as many.
+pub(crate) fn is_writable(output: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(output, PollFlags::POLLOUT)];
+    matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1))
 }
 
 #[cfg(test)]

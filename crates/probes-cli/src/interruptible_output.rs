@@ -1,15 +1,16 @@
 //! [`InterruptibleOutput`]: where a long-running command writes its answer.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write, stdout};
+use std::io::{self, Write, stderr, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::destination::Destination;
+use crate::destination::{Output, is_writable};
 use crate::failure::Failure;
+use crate::output::WarningKind;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// Standard output, which is a terminal, opened once more, so that writes to the returned file do
@@ -32,7 +33,7 @@ const ROOM_WITHIN: Duration = Duration::from_secs(1);
 /// Where a long-running command writes its result: a reader that stopped reading cannot keep the
 /// command from ending at a signal or at its deadline.
 pub(crate) struct InterruptibleOutput {
-    destination: Destination,
+    output: Output,
     signals: TerminationSignals,
     deadline: Option<Instant>,
     /// Standard output, if it is a terminal.
@@ -51,13 +52,13 @@ pub(crate) enum Next {
 impl InterruptibleOutput {
     /// Its [`InterruptibleOutput::write`] waits no longer than until one of `signals` comes.
     pub(crate) fn new(
-        destination: Destination,
+        output: &Output,
         signals: TerminationSignals,
     ) -> Result<InterruptibleOutput, Failure> {
-        let is_terminal = destination.is_terminal_on_stdout();
+        let is_terminal = output.destination.is_terminal_on_stdout();
         let terminal = is_terminal.then(open_terminal).transpose();
         Ok(InterruptibleOutput {
-            destination,
+            output: output.clone(),
             signals,
             deadline: None,
             terminal: terminal.map_err(Failure::Output)?,
@@ -76,10 +77,18 @@ impl InterruptibleOutput {
     }
 
     /// Unblocks the signals, and writes what there was no room for when the deadline came. Returns false if a signal came while
-    /// the reader did not read, and what has failed.
+    /// the reader did not read, which it says if standard error takes it without waiting, and what has failed.
     pub(crate) fn end(self) -> (bool, Result<(), Failure>) {
         self.signals.unblock();
-        (self.was_read, self.destination.print(&self.rest))
+        if !self.was_read && is_writable(stderr().as_fd()) {
+            self.output.messages.warning(
+                WarningKind::UnreadAnswer,
+                "the answer is cut off, perhaps within a line: its reader had not made room for the rest when the command \
+                 was asked to end, nor within a second of that",
+                "what was not written is lost, unless it follows here; -for ends a command without cutting its answer off",
+            );
+        }
+        (self.was_read, self.output.destination.print(&self.rest))
     }
 
     /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them. After the first signal, they are
@@ -90,7 +99,10 @@ impl InterruptibleOutput {
         while !rest.is_empty() {
             let soon = is_interrupted.then(|| Instant::now() + ROOM_WITHIN);
             let deadline = soon.or(self.deadline);
-            match self.signals.wait_to_write(&self.destination, deadline)? {
+            match self
+                .signals
+                .wait_to_write(&self.output.destination, deadline)?
+            {
                 None => {}
                 Some(WaitEnd::Interrupted) if !is_interrupted => {
                     is_interrupted = true;
@@ -123,7 +135,7 @@ impl InterruptibleOutput {
             let mut terminal = terminal;
             return terminal.write(bytes);
         }
-        self.destination.write_some(bytes)
+        self.output.destination.write_some(bytes)
     }
 }
 

@@ -92,7 +92,7 @@ impl<'o> EventReading<'o> {
     ) -> Result<(), Failure> {
         let output = self.output;
         let signals = TerminationSignals::block()?;
-        let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+        let mut interruptible = InterruptibleOutput::new(output, signals)?;
         let end = duration.unwrap_or(Duration::MAX);
         let mut failures = Failed::default();
         failures.add(output.begin());

@@ -137,7 +137,7 @@ fn read(
 ) -> Result<(), Failure> {
     let pid = target.pid();
     let signals = TerminationSignals::block()?;
-    let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+    let mut interruptible = InterruptibleOutput::new(output, signals)?;
     let end = args.until.duration.unwrap_or(Duration::MAX);
     let opened = open(end, interruptible.signals());
     let events = match opened {

@@ -141,7 +141,7 @@ impl<'t> ActiveObservation<'t> {
         // Signals are blocked before anything is changed, so that none can keep the observation
         // from being removed.
         let (signals, messages) = (TerminationSignals::block()?, &output.messages);
-        let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+        let mut interruptible = InterruptibleOutput::new(output, signals)?;
         // If it has exited meanwhile, that is reported later.
         let is_stopped = target.is_stopped().unwrap_or(false);
         let what = format!("preparing to observe process {}", target.pid());

@@ -82,7 +82,7 @@ impl<'o> SeveralObservations<'o> {
     ) -> Result<SeveralObservations<'o>, Failure> {
         // Signals are blocked before anything is changed, so that none can keep an observation from being removed.
         let signals = TerminationSignals::block()?;
-        let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+        let mut interruptible = InterruptibleOutput::new(output, signals)?;
         let (mut each, mut observed) = (Vec::new(), Vec::new());
         for target in targets {
             let pid = target.pid();

@@ -43,6 +43,8 @@ pub(crate) enum WarningKind {
     NoObserver,
     /// Hits came faster than they could be read.
     LostHits,
+    /// The answer is cut off, because its reader did not read it when the command was asked to end.
+    UnreadAnswer,
     /// A recording has less of the last time than was asked for.
     ShortRecording,
     /// Runtime events were overwritten before they were read: the figures are those of the others.

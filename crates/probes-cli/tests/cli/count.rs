@@ -286,16 +286,40 @@ fn results_go_to_stderr_if_stdout_blocks() {
     }
 }
 
-/// Interrupts `count -json` while it waits for its reader.
+// promise: Observations: If a signal ends a command while nobody reads its answer, it says that the answer is cut off (2 commands)
+#[test]
+fn unread_answers_are_said_to_be_cut() {
+    let target = Talker::start(&fixture("threads_spin.pie"));
+    let pid = target.pid();
+    for line in ["count -format plain -interval 1us", "watch -probe ping"] {
+        let mut tool = command(line.split(' '));
+        tool.args(["-pid", &pid.to_string()]).stdin(Stdio::null());
+        let mut tool = Guard::spawn(tool.stdout(Stdio::piped()).stderr(Stdio::piped()));
+        wait_for_reader(&tool);
+        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+        let said = std::io::read_to_string(tool.child().stderr.take().unwrap()).unwrap();
+        let warning = "ocaml-probes: warning: the answer is cut off, perhaps within a line: ";
+        assert_eq!(said.matches(warning).count(), 1, "{line}: {said}");
+        assert_eq!(tool.wait().code(), Some(0));
+        assert!(!is_observed(pid));
+    }
+}
+
+/// Waits until a tool waits for its reader: in poll(2), without a timeout, of a signal and where the answer is written.
 #[track_caller]
-fn results_go_to_standard_error(tool: &mut Guard) {
-    // poll(2), without a timeout, of a signal and where the answer is written.
+fn wait_for_reader(tool: &Guard) {
     eventually("it waits for its reader", || {
         let call = std::fs::read_to_string(format!("/proc/{}/syscall", tool.pid())).unwrap();
         let words: Vec<&str> = call.split(' ').collect();
         let limit = words.get(3).unwrap_or(&"");
         (words[0] == "7" && words[2] == "0x2" && limit.ends_with("ffffffff")).then_some(())
     });
+}
+
+/// Interrupts `count -json` while it waits for its reader.
+#[track_caller]
+fn results_go_to_standard_error(tool: &mut Guard) {
+    wait_for_reader(tool);
     kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
     let said = std::io::read_to_string(tool.child().stderr.take().unwrap()).unwrap();
     let last = object(&said);

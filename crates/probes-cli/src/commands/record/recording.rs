@@ -175,7 +175,7 @@ impl<'r> Recording<'r> {
     ) -> Result<Failed, Failure> {
         let output = self.output;
         let signals = TerminationSignals::block()?;
-        let mut interruptible = InterruptibleOutput::new(output.destination.clone(), signals)?;
+        let mut interruptible = InterruptibleOutput::new(output, signals)?;
         let end = self.args.until.duration.unwrap_or(Duration::MAX);
         match open(end, interruptible.signals()) {
             Ok(events) => self.set_events(events),
