@@ -205,7 +205,7 @@ impl CommandKind {
     fn needs(self) -> &'static [Need] {
         use Need::{
             Events, Files, Memory, Observe, Points, Probes, Processes, Stacks, Start, Stop,
-            StopOrReadLive, StopOrWriteLive, Times,
+            StopOrReadLive, StopOrWriteLive, Times, Waits,
         };
         match self {
             CommandKind::Trace => &[Start],
@@ -219,7 +219,8 @@ impl CommandKind {
                 &[Files, Memory, Stop, Observe, Points, Times]
             }
             CommandKind::Gc => &[Files, Events],
-            CommandKind::Stack | CommandKind::Profile => &[Files, Memory, Stacks, StopOrReadLive],
+            CommandKind::Stack => &[Files, Memory, Stacks, StopOrReadLive],
+            CommandKind::Profile => &[Files, Memory, Stacks, StopOrReadLive, Waits],
             CommandKind::Observe => &[Files, Memory, Stop],
             CommandKind::Record => &[Files, Memory, Stop, Observe, Points, Times],
             CommandKind::Ps => &[Processes],

@@ -129,6 +129,9 @@ pub(crate) fn of_check(check: &Check, operand: &Operand) -> Option<String> {
         }
         _ if !failed => return None,
         (CheckKind::Hidepid, _) => "use sudo",
+        (CheckKind::PerfEvents, _) => {
+            "`profile` samples waits instead, and says how large the error may be"
+        }
         (CheckKind::Symbols, _) => KEEP_SYMBOLS,
         (CheckKind::Frametables, _) => "build it with -g",
         (CheckKind::Probes, Operand::Process(pid)) if check.cause().is_none() => {

@@ -61,7 +61,7 @@ pub enum CheckKind {
     ForceOverride,
     /// Whether the time stamp counter has one rate in all states of the processors.
     InvariantTsc,
-    /// `kernel.perf_event_paranoid`: without perf events, a profile samples waits.
+    /// Whether perf_event_open(2) is permitted, as it is tried with the events of a profile: without them, it samples waits.
     PerfEvents,
     /// Whether a translator, such as valgrind, executes the program.
     Translator,

@@ -20,6 +20,7 @@ mod activity;
 mod answer;
 mod found;
 mod records;
+mod refusal;
 mod switches;
 mod waits;
 
@@ -33,14 +34,16 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, ProcessError, Result};
+use crate::process::Process;
 use crate::stacks::{Look, Slices, StackFrame, Stacks, ThreadFiles, ThreadRole, monotonic_now};
 use crate::unwind::StackEnd;
 pub use activity::Activity;
 pub use answer::{Profile, ProfiledStack, ThreadTimes, WaitMethod};
 pub use found::WaitTimes;
 use found::{Found, Key, shared};
+pub(crate) use refusal::paranoid;
 use switches::Switches;
-use waits::{Wait, Waits};
+use waits::{Cause, Waits};
 
 /// How many descriptors are left to others. As long as there are more, two files of each thread stay open; those of other threads
 /// are opened for each sample, which takes four times as long.
@@ -106,6 +109,8 @@ struct Recorded {
     samples: VecDeque<(Duration, Key, Duration)>,
     /// When the process was stopped, until the records of that time are there.
     stops: VecDeque<Range<Duration>>,
+    /// See [`Profile::unseen_excess`].
+    unseen_excess: Duration,
     /// How long this thread had run when they were last looked at, and how long it has run since the time before.
     ran_until: Duration,
     ran: Duration,
@@ -184,10 +189,7 @@ impl Profiler {
         let (switches, tids) = match Switches::of_process(self.stacks.process()) {
             Ok(recorded) => recorded,
             Err(why) => {
-                self.not_recorded = Some(match why.raw_os_error() {
-                    Some(_) => format!("perf_event_open is refused: {why}"),
-                    None => format!("perf_event_open is not used: {why}"),
-                });
+                self.not_recorded = Some(refusal::text(&why));
                 return Ok(());
             }
         };
@@ -202,6 +204,7 @@ impl Profiler {
             waits,
             samples: VecDeque::new(),
             stops: VecDeque::new(),
+            unseen_excess: Duration::ZERO,
             ran_until,
             ran: Duration::ZERO,
         });
@@ -258,7 +261,11 @@ impl Profiler {
             tids.insert(record.tid);
             if let Some(wait) = recorded.waits.add(record) {
                 let tid = wait.tid;
-                if !recorded.is_of_stop(&wait) {
+                let cause = Cause::of(&wait, &recorded.stops);
+                if cause == Cause::PerhapsStop && wait.seen.is_none() {
+                    recorded.unseen_excess = recorded.unseen_excess.saturating_add(wait.time);
+                }
+                if cause != Cause::Stop {
                     self.found.add_wait(wait, || name(tid));
                 }
             }
@@ -579,6 +586,10 @@ impl Profiler {
                     because: self.not_recorded.clone(),
                 },
             },
+            unseen_excess: match &self.recorded {
+                Some(recorded) => recorded.unseen_excess,
+                None => Duration::ZERO,
+            },
         }
     }
 }
@@ -596,13 +607,6 @@ impl Recorded {
             }
         }
     }
-
-    /// Returns whether a thread that ran was off the processor because we had stopped it. Threads that waited are woken for a stop.
-    fn is_of_stop(&self, wait: &Wait<Key>) -> bool {
-        let mut stops = self.stops.iter();
-        let stop = stops.find(|stop| stop.contains(&wait.from));
-        stop.is_some_and(|stop| wait.on_since.is_none_or(|since| since < stop.start))
-    }
 }
 
 impl Watched {
@@ -619,6 +623,11 @@ impl Watched {
             off: present.saturating_sub(running.saturating_add(runnable)),
         }
     }
+}
+
+/// Tries whether the kernel would record the waits of a process; if not, says why.
+pub(crate) fn try_to_record_waits(process: &Process) -> std::result::Result<(), String> {
+    Switches::try_out(process).map_err(|why| refusal::text(&why))
 }
 
 /// Returns how long this thread has run.

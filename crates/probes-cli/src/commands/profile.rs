@@ -28,7 +28,7 @@ sampled. Blocked threads are not stopped; for those that run, the process is sto
 all with -live: then it is not known where they run. When the duration is over, on Ctrl-C, or when the process exits,
 it prints in plain format, times in seconds:
     all SECONDS samples N threads N running S runnable S off S stopped S
-    waits recorded N unseen S lost N, or: waits sampled error S WHY
+    waits recorded N unseen S lost N excess S, or: waits sampled error S WHY
     SELF TOTAL FUNCTION
 running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel counts them. SELF is
 the time in the function itself, TOTAL also that in what it calls; the most SELF first. A system call that waits is a
@@ -36,6 +36,7 @@ function in brackets: [read]. With -by stack, each line is TIME and the function
 with ; between them; with -by thread, TIME TID NAME; with -by syscall, TIME and the system call. With -off-cpu, the
 number of waits and their p50, p90, p99 and longest follow the times; if waits are sampled, each is -. Without it, they
 are not counted, as stops wake threads that wait.
+`excess` is by how much `unseen` may be too long, at most, because of stops; 0 with -off-cpu.
 `error` is twice the standard deviation of the sampled time of all waits: 95 % of such profiles are as near as that.
 
 Threads that only work for the runtime (tick, backup) count as idle; they are left out, except in the totals.
@@ -173,6 +174,10 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let report = ProfileReport::new(pid, &program, &profile, how, is_wanted);
     if let Some((kind, file)) = picture_file {
         file.write(report.picture(kind, &title(args, pid, &program))?)?;
+        // The file has no place for it.
+        if let Some(excess) = report.excess() {
+            output.messages.note(&excess);
+        }
     }
     output.print_result(&report.text(output.format)?)?;
     warn(args, &profile, &profiler.unreadable(), output);

@@ -123,6 +123,8 @@ struct Waits {
     seconds: f64,
     /// The time of those that were not looked at.
     unseen_seconds: f64,
+    /// By how much that may be too long, at most, because of stops.
+    unseen_excess_seconds: f64,
     /// Two standard deviations of `seconds`.
     error_seconds: f64,
 }
@@ -142,6 +144,7 @@ impl Waits {
         };
         let count = waits().filter_map(|it| it.waits.as_ref());
         let variance: f64 = waits().map(|it| it.variance).sum();
+        let unseen: Duration = unseen.map(|it| it.time).sum();
         Waits {
             method,
             because,
@@ -150,9 +153,19 @@ impl Waits {
             count: (method == "recorded" && how.is_off_cpu)
                 .then(|| count.map(|it| it.times().count()).sum()),
             seconds: waits().map(|it| it.time).sum::<Duration>().as_secs_f64(),
-            unseen_seconds: unseen.map(|it| it.time).sum::<Duration>().as_secs_f64(),
+            unseen_seconds: unseen.as_secs_f64(),
+            // Without that of threads that are left out, it may be less.
+            unseen_excess_seconds: profile.unseen_excess.min(unseen).as_secs_f64(),
             error_seconds: 2.0 * variance.sqrt(),
         }
+    }
+
+    /// Says by how much they may be too long, if they may.
+    fn excess(&self) -> Option<String> {
+        let milliseconds = 1000.0 * self.unseen_excess_seconds;
+        (milliseconds > 0.0).then(|| {
+            format!("[unseen waits] may be too long by up to {milliseconds:.3} ms, because the process was stopped")
+        })
     }
 
     fn plain(&self) -> String {
@@ -162,7 +175,8 @@ impl Waits {
         }
         let count = self.count.map_or("-".to_owned(), |count| count.to_string());
         let (unseen, lost) = (self.unseen_seconds, self.lost_records);
-        format!("waits recorded {count} unseen {unseen:.3} lost {lost}\n")
+        let excess = self.unseen_excess_seconds;
+        format!("waits recorded {count} unseen {unseen:.3} lost {lost} excess {excess:.6}\n")
     }
 
     /// A sentence below a table.
@@ -179,6 +193,9 @@ impl Waits {
         let mut text = format!("{count}waits, each recorded");
         if unseen > 0.0 {
             let _ = write!(text, "; too short to be looked at: {unseen:.3} s");
+        }
+        if let Some(excess) = self.excess() {
+            let _ = write!(text, "; {excess}");
         }
         if self.lost_records > 0 {
             let _ = write!(text, "; {} records of switches lost", self.lost_records);
@@ -389,6 +406,11 @@ impl ProfileReport {
             Format::Plain => Ok(self.plain()),
             Format::Table => Ok(self.tables()),
         }
+    }
+
+    /// Says by how much unseen waits may be too long, if they may.
+    pub(crate) fn excess(&self) -> Option<String> {
+        self.waits.excess()
     }
 
     /// The times in microseconds of each stack, the outermost function first.

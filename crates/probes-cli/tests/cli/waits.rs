@@ -167,6 +167,84 @@ fn refused_records_are_replaced_by_samples() {
     target.expect("turned");
 }
 
+// promise: Bad input: `doctor` tries perf_event_open as `profile` does, and says the meaning of its error (2 errors)
+#[test]
+fn doctor_tries_the_events_of_profiles() {
+    const ENOSYS: u32 = 38;
+    let scratch = Scratch::new();
+    let target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid().to_string();
+    let check = |run: crate::support::Run, list: &str, name: &str| {
+        let diagnosis = object(&run.stdout);
+        let items = diagnosis[list].as_array().unwrap();
+        items.iter().find(|it| it["name"] == name).unwrap().clone()
+    };
+    for words in [vec!["-json"], vec!["-json", "-pid", &pid]] {
+        let permitted = || run_command(command(["doctor"]).args(&words));
+        assert_eq!(
+            check(permitted(), "checks", "perf_events")["result"],
+            "pass"
+        );
+        assert_eq!(check(permitted(), "commands", "profile")["result"], "works");
+        for (error, name) in [
+            (EACCES, "Permission denied"),
+            (ENOSYS, "Function not implemented"),
+        ] {
+            let filter = scratch.file("no_perf.bpf");
+            filter_against(PERF_EVENT_OPEN, error, &filter);
+            let refused = || {
+                let mut tool = Command::new(fixture("under_filters.exe"));
+                tool.arg(&filter).args(["--", TOOL, "doctor"]).args(&words);
+                run_command(&mut tool)
+            };
+            let found = check(refused(), "checks", "perf_events");
+            assert_eq!(found["result"], "fail", "{found}");
+            let finding = found["finding"].as_str().unwrap();
+            let start = format!("perf_event_open is refused: {name}");
+            assert!(finding.starts_with(&start), "{finding}");
+            assert!(
+                finding
+                    .ends_with("a seccomp filter of this tool refuses it, as in many containers"),
+                "{finding}"
+            );
+            let profile = check(refused(), "commands", "profile");
+            assert_eq!(profile["result"], "limited", "{profile}");
+            let reasons = profile["reasons"].as_array().unwrap();
+            let said = format!("waits are sampled: {finding}");
+            assert!(reasons.iter().any(|it| *it == said), "{profile}");
+        }
+    }
+}
+
+// promise: Profiles: By how much unseen waits may be too long because of stops is in each form of the answer
+#[test]
+fn excess_of_unseen_waits_is_in_each_form() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    let mut profile = |flags: &[&str]| {
+        let tool = profiling(flags, pid);
+        target.ask("nods 1000", "nodded");
+        lines(tool)
+    };
+    let json = object(&profile(&["-json"])[0]);
+    let waits = &json["waits"];
+    let excess = number(waits, "unseen_excess_seconds");
+    assert!(
+        (0.0..=number(waits, "unseen_seconds")).contains(&excess),
+        "{waits}"
+    );
+    let json = object(&profile(&["-json", "-off-cpu"])[0]);
+    assert_eq!(
+        json["waits"]["unseen_excess_seconds"], 0.0,
+        "nothing is stopped"
+    );
+    let plain = profile(&["-format", "plain"]);
+    let words: Vec<&str> = plain[1].split(' ').collect();
+    assert_eq!((words[0], words[7]), ("waits", "excess"), "{plain:?}");
+    let excess: f64 = words[8].parse().unwrap();
+    assert!(excess >= 0.0);
+}
+
 // promise: Profiles: A terminal shows how far a profile is; nothing else does, nor with -quiet
 #[test]
 fn progress_is_shown_on_terminals_alone() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
+use super::machine::perf_events_of;
 use super::{Check, CheckKind};
 use crate::error::{
     Denial, Error, ErrorKind, ObserveError, Operation, ProcessError, UnreadableFilter,
@@ -77,6 +78,7 @@ pub(super) fn checks(process: &Process) -> Vec<Check> {
         memory_limit(process),
         files(process),
         memory,
+        perf_events_of(process),
     ]);
     found
 }

@@ -1,7 +1,6 @@
 //! Checks of this tool, its user, the kernel and the processor.
 
 use std::fs;
-use std::path::Path;
 
 use nix::unistd::geteuid;
 
@@ -12,6 +11,7 @@ use crate::process::denial::{
 };
 use crate::process::memory::ProcessMemory;
 use crate::process::{Process, refuse_foreign_proc};
+use crate::profile;
 use crate::sys::{ptrace, ticks};
 
 pub(super) fn checks() -> Vec<Check> {
@@ -173,13 +173,29 @@ fn invariant_tsc() -> Check {
 }
 
 fn perf_events() -> Check {
-    let path = Path::new("/proc/sys/kernel/perf_event_paranoid");
-    let instead = "without perf_event_open(2), `profile` samples waits instead of having the kernel record each, and says so";
-    let finding = match fs::read_to_string(path) {
-        Ok(value) => format!("kernel.perf_event_paranoid={}: {instead}", value.trim()),
-        Err(_) => format!("this kernel has no perf events: {instead}"),
-    };
-    Check::pass(CheckKind::PerfEvents, finding)
+    match Process::own() {
+        Ok(own) => perf_events_of(&own),
+        Err(error) => Check::unknown(
+            CheckKind::PerfEvents,
+            format!("it cannot be tried: {error}"),
+        ),
+    }
+}
+
+/// Tries, for a moment, what `profile` does: the setting alone does not decide it.
+pub(super) fn perf_events_of(process: &Process) -> Check {
+    let kind = CheckKind::PerfEvents;
+    match profile::try_to_record_waits(process) {
+        Ok(()) => {
+            let paranoid = profile::paranoid();
+            let paranoid = paranoid.map_or_else(|| "?".to_owned(), |value| value.to_string());
+            Check::pass(
+                kind,
+                format!("perf_event_open is permitted (kernel.perf_event_paranoid={paranoid})"),
+            )
+        }
+        Err(why) => Check::fail(kind, why),
+    }
 }
 
 #[cfg(test)]

@@ -49,6 +49,9 @@ pub struct Profile {
     pub not_stopped: Option<String>,
     /// How the waits were found.
     pub waits: WaitMethod,
+    /// By how much [`Activity::Unseen`](crate::Activity::Unseen) may be too long, at most, because the process was stopped: the time of
+    /// such waits that began during a stop, and may be of it.
+    pub unseen_excess: Duration,
 }
 
 /// How waits are found.

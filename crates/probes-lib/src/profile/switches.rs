@@ -60,14 +60,7 @@ impl Switches {
     /// Why the kernel does not permit it; or that there are too many threads.
     pub(super) fn of_process(process: &Process) -> io::Result<(Switches, Vec<i32>)> {
         let processors = processors()?;
-        let mut switches = Switches {
-            rings: Vec::new(),
-            events: Vec::new(),
-            bytes: Vec::new(),
-            held_back: Vec::new(),
-            read_at: Duration::ZERO,
-            fills_up_in: Duration::MAX,
-        };
+        let mut switches = Switches::of_none();
         let (mut begun, mut known) = (Vec::new(), HashSet::new());
         for _ in 0..ATTEMPTS {
             let tids = process.threads().and_then(|mut list| list.read())?;
@@ -91,6 +84,35 @@ impl Switches {
             return Err(io::ErrorKind::NotFound.into());
         }
         Ok((switches, begun))
+    }
+
+    fn of_none() -> Switches {
+        Switches {
+            rings: Vec::new(),
+            events: Vec::new(),
+            bytes: Vec::new(),
+            held_back: Vec::new(),
+            read_at: Duration::ZERO,
+            fills_up_in: Duration::MAX,
+        }
+    }
+
+    /// Tries whether the switches of a process could be recorded: those of one thread are, for a moment.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Switches::of_process`].
+    pub(super) fn try_out(process: &Process) -> io::Result<()> {
+        let processors = processors()?;
+        let tids = process.threads().and_then(|mut list| list.read())?;
+        refuse_too_many(tids.len().saturating_mul(processors.len()))?;
+        let mut switches = Switches::of_none();
+        for tid in tids {
+            if switches.open_first(tid, &processors)? {
+                return Ok(());
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
     }
 
     /// Returns how many descriptors are open for it.

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::time::Duration;
 
 use super::records::{Record, RecordKind};
@@ -34,6 +35,32 @@ pub(super) struct Wait<L> {
     pub(super) seen: Option<L>,
     /// If it was not seen, what it was last seen to do.
     pub(super) before: Option<L>,
+}
+
+/// Why a thread was off the processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// It waited.
+    Wait,
+    /// It ran, and we stopped it: that is no wait of its own.
+    Stop,
+    /// It began during a stop for which the thread was woken, from a wait, or which it met as soon as it had a processor: it is one of
+    /// these.
+    PerhapsStop,
+}
+
+impl Cause {
+    pub(super) fn of<'s, L>(
+        wait: &Wait<L>,
+        stops: impl IntoIterator<Item = &'s Range<Duration>>,
+    ) -> Cause {
+        let stop = stops.into_iter().find(|stop| stop.contains(&wait.from));
+        match stop {
+            None => Cause::Wait,
+            Some(stop) if wait.on_since.is_none_or(|since| since < stop.start) => Cause::Stop,
+            Some(_) => Cause::PerhapsStop,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -282,6 +309,23 @@ mod tests {
         waits.begin(PID);
         let records = [(10, Preempted), (20, In), (30, Out), (40, In)];
         assert_eq!(add(&mut waits, &records), [(10, None)]);
+    }
+
+    #[test]
+    fn stops_of_threads_that_ran_are_no_waits() {
+        let mut waits: Waits<()> = Waits::of_process(PID, at(0));
+        let stops = [at(100)..at(200)];
+        let mut cause = |records: &[(u64, RecordKind)]| {
+            let ended = records
+                .iter()
+                .map(|(time, kind)| waits.add(record(*time, *kind)));
+            Cause::of(&ended.flatten().last().unwrap(), &stops)
+        };
+        // It ran when it was stopped; waited for a processor, and was stopped once it had one; waited later.
+        assert_eq!(cause(&[(10, In), (110, Out), (210, In)]), Cause::Stop);
+        let records = [(90, Preempted), (120, In), (121, Out), (230, In)];
+        assert_eq!(cause(&records), Cause::PerhapsStop);
+        assert_eq!(cause(&[(240, Out), (260, In)]), Cause::Wait);
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(crate) enum Need {
     Events,
     /// Stacks of its threads.
     Stacks,
+    /// To have the kernel record its waits.
+    Waits,
 }
 
 /// Whether a command works that needs this.
@@ -97,6 +99,7 @@ impl Found<'_> {
             Need::Points => self.points(),
             Need::Times => vec![self.needed(CheckKind::InvariantTsc)],
             Need::Events => self.events(),
+            Need::Waits => vec![self.limited(CheckKind::PerfEvents, "waits are sampled: ")],
             Need::Stacks => vec![
                 self.limited(CheckKind::Translator, "stacks of the translator: "),
                 self.limited(CheckKind::UnwindTables, "stacks are cut: "),
