@@ -17,6 +17,7 @@ pub(crate) mod buckets;
 mod closures;
 pub(crate) mod discarded;
 mod fibers;
+pub(crate) mod forked;
 mod frame;
 pub(crate) mod functions;
 pub(crate) mod install;
@@ -37,6 +38,7 @@ mod watching;
 
 pub use self::buckets::{BadLinear, Linear};
 pub use self::discarded::DiscardedPatches;
+pub use self::forked::ForkedChildren;
 pub use self::functions::RefusedFunction;
 pub use self::install::remove::CleanReport;
 pub use self::observation::Observation;

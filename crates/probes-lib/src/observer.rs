@@ -14,6 +14,7 @@ use crate::error::{
 };
 use crate::events_switch::EventsSwitch;
 use crate::observe::discarded::DiscardCheck;
+use crate::observe::forked::ForkCheck;
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::install::prepare::{Installed, install, refuse_forbidden};
 use crate::observe::install::remove::{
@@ -37,7 +38,7 @@ use crate::observe::read::keyed_values::KeyedHistograms;
 use crate::observe::read::keys::KeyedCounts;
 use crate::observe::read::latency::{Latency, read_pairs};
 use crate::observe::read::values::{ValueHistogram, read_histograms};
-use crate::observe::{DiscardedPatches, Observation, RefusedFunction};
+use crate::observe::{DiscardedPatches, ForkedChildren, Observation, RefusedFunction};
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
@@ -572,14 +573,29 @@ impl Observer {
         Ok(())
     }
 
+    /// Returns the processes that it has been found to have forked, whose hits are missing. Looked for when
+    /// [`Observer::discarded`] are.
+    pub fn forked(&self) -> ForkedChildren {
+        self.lock_forked().found()
+    }
+
+    fn lock_forked(&self) -> MutexGuard<'_, ForkCheck> {
+        self.active
+            .forked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn discards(&self) -> MutexGuard<'_, DiscardCheck> {
         let discards = self.active.discards.lock();
         discards.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for patches that the process has discarded, and for files that it has loaded, if it is time. Fails only if
+    /// Looks for patches that the process has discarded, for files that it has loaded, and for processes that it has forked, if it is time. Fails only if
     /// the process cannot be read, which the next reading reports.
     fn find_discarded(&self) {
+        self.lock_forked()
+            .look_if_due(self.target.opened.process(), &self.active.arenas);
         let mut discards = self.discards();
         if discards.is_due() {
             let _ = self.try_to_find_discarded(&mut discards);
@@ -656,7 +672,12 @@ impl Observer {
             let _ = switch.settle(&self.target, || self.counts());
             self.events_switch = Some(switch);
         }
+        self.lock_forked()
+            .look(self.target.opened.process(), &self.active.arenas);
         let removed = self.try_to_remove();
+        // Again: those that were about to execute a program have done so.
+        self.lock_forked()
+            .look(self.target.opened.process(), &self.active.arenas);
         self.is_removed = removed.is_ok();
         if self.is_removed {
             self.active.lock = None;

@@ -6,6 +6,7 @@
 pub(crate) mod code_page;
 pub(crate) mod fork;
 pub(crate) mod heap;
+pub(crate) mod kcmp;
 pub(crate) mod loaded;
 pub(crate) mod packet_socket;
 pub(crate) mod perf;

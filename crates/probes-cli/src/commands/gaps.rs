@@ -1,9 +1,9 @@
 //! What is said about hits that are missing: of sites that record nothing any more, because the process has discarded its
-//! patched pages, and of functions in files that the process has loaded since.
+//! patched pages, of processes that it has forked, and of functions in files that it has loaded since.
 
 use std::path::PathBuf;
 
-use probes_lib::{DiscardedPatches, Observer};
+use probes_lib::{DiscardedPatches, ForkedChildren, Observer};
 
 use crate::messages::Messages;
 use crate::output::WarningKind;
@@ -14,6 +14,7 @@ use crate::text::{join_first_few, number_of};
 pub(super) struct Gaps {
     /// Of each process.
     discarded: Vec<DiscardedPatches>,
+    forked: Vec<ForkedChildren>,
     loaded_later: Vec<PathBuf>,
 }
 
@@ -27,6 +28,7 @@ impl Gaps {
         let mut gaps = Gaps::default();
         for observer in observers {
             gaps.discarded.push(observer.discarded());
+            gaps.forked.push(observer.forked());
             gaps.loaded_later.extend(observer.loaded_later());
         }
         gaps
@@ -41,9 +43,13 @@ impl Gaps {
         self.discarded.iter().filter_map(discarded_caution)
     }
 
+    fn forked_cautions(&self) -> impl Iterator<Item = String> {
+        self.forked.iter().filter_map(forked_caution)
+    }
+
     /// Why figures are wrong, if any are.
     pub(super) fn caution(&self) -> Option<String> {
-        let cautions = self.discarded_cautions();
+        let cautions = self.discarded_cautions().chain(self.forked_cautions());
         let cautions = cautions.chain(loaded_caution(&self.loaded_later));
         let cautions: Vec<String> = cautions.collect();
         (!cautions.is_empty()).then(|| cautions.join("; "))
@@ -55,6 +61,8 @@ impl Gaps {
 pub(super) struct GapWarning {
     /// How many discarded sites the last warning was about.
     sites: usize,
+    /// Whether a warning was about processes that were forked: one is enough, since a server may fork one for each request.
+    of_forked: bool,
     /// How many files that were loaded later have been named.
     files: usize,
 }
@@ -69,6 +77,17 @@ impl GapWarning {
                 &caution,
                 "run the command again to observe them, too",
             );
+        }
+        if !self.of_forked {
+            for caution in gaps.forked_cautions() {
+                self.of_forked = true;
+                messages.warning(
+                    WarningKind::Forked,
+                    &caution,
+                    "such a process can be observed by itself, by its pid; the hits of a program that `trace` starts \
+                     include those of all processes that it forks",
+                );
+            }
         }
         if gaps.sites() <= self.sites {
             return;
@@ -93,6 +112,25 @@ fn loaded_caution(files: &[PathBuf]) -> Option<String> {
     let names = join_first_few(&names)?;
     Some(format!(
         "functions of {names} that were asked for are not observed: the process has loaded {them} since"
+    ))
+}
+
+/// Says of which processes something is missing.
+fn forked_caution(forked: &ForkedChildren) -> Option<String> {
+    let pids: Vec<String> = forked
+        .pids()
+        .iter()
+        .map(|pid| format!("pid {pid}"))
+        .collect();
+    let pids: Vec<&str> = pids.iter().map(String::as_str).collect();
+    let what = if forked.are_recorded() {
+        "times in forked processes are missing or wrong, and their hits are counted"
+    } else {
+        "hits in forked processes are missing"
+    };
+    Some(format!(
+        "{what}: the process has forked {}",
+        join_first_few(&pids)?
     ))
 }
 

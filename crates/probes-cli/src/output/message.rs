@@ -27,6 +27,8 @@ pub(crate) enum WarningKind {
     StillMapped,
     /// Figures are too low, because the process has discarded pages with observed sites.
     Discarded,
+    /// Hits, or times, in processes that the observed one has forked are missing.
+    Forked,
     /// The process has loaded a file with functions that were asked for: they are not observed.
     LoadedLater,
     /// A followed process does not have the probes that were asked for, so far.
@@ -41,10 +43,10 @@ pub(crate) enum WarningKind {
     Inconsistent,
     /// Sites are observed, but the observer was killed or is not known.
     NoObserver,
-    /// Hits came faster than they could be read.
-    LostHits,
     /// The answer is cut off, because its reader did not read it when the command was asked to end.
     UnreadAnswer,
+    /// Hits came faster than they could be read.
+    LostHits,
     /// A recording has less of the last time than was asked for.
     ShortRecording,
     /// Runtime events were overwritten before they were read: the figures are those of the others.

@@ -20,6 +20,7 @@ use std::sync::Mutex;
 use self::data_source::SharedData;
 use self::events::EventReader;
 use crate::observe::discarded::DiscardCheck;
+use crate::observe::forked::ForkCheck;
 use crate::observe::layout::arena::Arena;
 use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::ObserverLock;
@@ -38,6 +39,7 @@ pub(crate) struct ActiveObservation {
     pub(crate) events: Mutex<EventReader>,
     pub(crate) discards: Mutex<DiscardCheck>,
     pub(crate) loaded_later: Mutex<LoadedLater>,
+    pub(crate) forked: Mutex<ForkCheck>,
     /// Tells other tools that we observe; `None` once it is released.
     pub(crate) lock: Option<ObserverLock>,
 }

@@ -2,6 +2,7 @@
 //! bytes.
 
 use std::str;
+use std::time::Duration;
 
 /// `PF_EXITING`, `PF_FORKNOEXEC` and `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
 const PF_EXITING: u64 = 0x4;
@@ -14,8 +15,8 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// `USER_HZ` of amd64: clock ticks of `stat` per second.
 const TICKS: f64 = 100.0;
 
-/// For how many seconds after its fork a process may be about to execute a program.
-const JUST_FORKED_SECONDS: f64 = 1.0;
+/// For how long after its fork a process may be about to execute a program.
+const JUST_FORKED: Duration = Duration::from_secs(1);
 
 /// The fields of `/proc/…/status` that are used here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -122,12 +123,17 @@ pub(super) fn is_kernel_thread(stat: &[u8]) -> bool {
 /// Returns whether `stat` is that of a process which was forked within the last second and has executed
 /// nothing so far. `now` is the time since boot in seconds.
 pub(super) fn was_just_forked(stat: &[u8], now: f64) -> bool {
-    let age = field(stat, STARTTIME).map(|start| now - start as f64 / TICKS);
-    was_only_forked(stat) && age.is_some_and(|age| age < JUST_FORKED_SECONDS)
+    was_only_forked(stat) && age(stat, now).is_some_and(|age| age < JUST_FORKED)
+}
+
+/// Returns for how long the process of `stat` has run. `now` is the time since boot in seconds.
+pub(crate) fn age(stat: &[u8], now: f64) -> Option<Duration> {
+    let age = now - start_time(stat)? as f64 / TICKS;
+    Duration::try_from_secs_f64(age.max(0.0)).ok()
 }
 
 /// Returns whether `stat` is that of a process which was forked and has executed nothing since.
-pub(super) fn was_only_forked(stat: &[u8]) -> bool {
+pub(crate) fn was_only_forked(stat: &[u8]) -> bool {
     has_flag(stat, PF_FORKNOEXEC)
 }
 

@@ -23,6 +23,7 @@ use crate::inject::permissions::{Permissions, why_unreadable};
 use crate::memory::page_copies::PageCopies;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::discarded::DiscardCheck;
+use crate::observe::forked::ForkCheck;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::{
     fs_base, semaphores, tsc_access, unmap_call, unmapped_together, write_code, write_shared,
@@ -565,6 +566,7 @@ impl Prepared {
     /// Turns the observation, which has been installed, into an active one.
     pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
+        let times = !self.plan.pairs.is_empty() || self.plan.functions.timed().next().is_some();
         ActiveObservation {
             events: Mutex::new(EventReader::begin(
                 &self.plan,
@@ -575,6 +577,7 @@ impl Prepared {
             )),
             discards: Mutex::new(DiscardCheck::new(&self.plan)),
             loaded_later: Mutex::new(LoadedLater::new(&self.plan.functions)),
+            forked: Mutex::new(ForkCheck::new(data.is_some(), times)),
             plan: self.plan,
             arenas: self.arenas,
             data,

@@ -1,0 +1,216 @@
+//! [`ForkedChildren`]: processes that an observed process has forked while it is observed, with copies of the trampolines and of
+//! their counters.
+
+use std::collections::HashMap;
+use std::fs;
+use std::mem;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+
+use crate::memory::ReadMemory;
+use crate::observe::layout::arena::Arena;
+use crate::process::memory::ProcessMemory;
+use crate::process::{Process, is_gone, status};
+use crate::sys::kcmp;
+
+/// How often children are looked for at most.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// How many times as long as a look it is to the next one at least: a process may have thousands of threads.
+const REST: u32 = 20;
+
+/// After this time without an execve, a child is taken for one that executes no other program; so is one that is seen twice.
+const EXECUTES_WITHIN: Duration = Duration::from_millis(50);
+
+/// How many are kept: a server may fork one for each request.
+const MAX_KEPT: usize = 64;
+
+/// Processes that an observed process, or one of these, has forked while it was observed, and that executed no other program
+/// at once: they have copies of the trampolines, and what they record is in copies of the data, which are not read. Hits, times and
+/// events of theirs are missing ([`ForkedChildren::are_recorded`]: some are not).
+///
+/// Children are looked for whenever something is read, but at most five times a second; those that exit between two looks are not noticed,
+/// nor are processes whose parent has exited before the first look at them. Children that share the memory of their parent, as after
+/// vfork(2) and posix_spawn(3), are none of them.
+///
+/// ```no_run
+/// # let observer: probes_lib::Observer = unimplemented!();
+/// for pid in observer.forked().pids() {
+///     println!("hits of process {pid} are missing");
+/// }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ForkedChildren {
+    pids: Vec<i32>,
+    are_recorded: bool,
+}
+
+impl ForkedChildren {
+    /// Returns their pids, in the order in which they were found: the first 64.
+    pub fn pids(&self) -> &[i32] {
+        &self.pids
+    }
+
+    /// Returns whether their hits are recorded with those of their parent, as those of a program that was launched to be observed: then
+    /// only what is timed is unreliable or missing.
+    pub fn are_recorded(&self) -> bool {
+        self.are_recorded
+    }
+}
+
+/// A process that is known: a pid may be used again.
+type Identity = (i32, u64);
+
+/// Collects these processes while an observation lasts.
+#[derive(Debug)]
+pub(crate) struct ForkCheck {
+    found: ForkedChildren,
+    /// Those that live, and whether they are among those found.
+    known: HashMap<Identity, bool>,
+    begun: Instant,
+    next: Option<Instant>,
+}
+
+impl ForkCheck {
+    /// Of an observation that begins now. If children record with their parent, they matter only if something `is_timed`.
+    pub(crate) fn new(are_recorded: bool, is_timed: bool) -> ForkCheck {
+        let now = Instant::now();
+        let matter = !are_recorded || is_timed;
+        ForkCheck {
+            found: ForkedChildren {
+                pids: Vec::new(),
+                are_recorded,
+            },
+            known: HashMap::new(),
+            begun: now,
+            next: matter.then_some(now),
+        }
+    }
+
+    /// Looks for children if it is time.
+    pub(crate) fn look_if_due(&mut self, process: &Process, arenas: &[Arena]) {
+        if self.next.is_some_and(|next| next <= Instant::now()) {
+            self.look(process, arenas);
+        }
+    }
+
+    /// Looks for children, if they matter. A process that cannot be read has exited, or other readings fail as well.
+    pub(crate) fn look(&mut self, process: &Process, arenas: &[Arena]) {
+        let (Some(_), Some(arena)) = (self.next, arenas.first()) else {
+            return;
+        };
+        let looked = Instant::now();
+        let before = mem::take(&mut self.known);
+        let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
+        let uptime = uptime.split_ascii_whitespace().next();
+        let uptime = uptime.and_then(|uptime| uptime.parse().ok());
+        let mut parents = children(process);
+        while let Some(pid) = parents.pop() {
+            let Ok(child) = Process::open(pid) else {
+                continue;
+            };
+            let Some((start, age)) = forked(&child, uptime) else {
+                continue;
+            };
+            let may_have = age.is_none_or(|age| age <= self.begun.elapsed());
+            if !has_copy(&child, process, arena, may_have) || self.known.contains_key(&(pid, start))
+            {
+                continue;
+            }
+            parents.extend(children(&child));
+            let known = before.get(&(pid, start)).copied();
+            let stays = known.is_some() || age.is_some_and(|age| age >= EXECUTES_WITHIN);
+            if stays && known != Some(true) && self.found.pids.len() < MAX_KEPT {
+                self.found.pids.push(pid);
+            }
+            self.known.insert((pid, start), stays);
+        }
+        self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
+    }
+
+    pub(crate) fn found(&self) -> ForkedChildren {
+        self.found.clone()
+    }
+}
+
+/// Returns when a process was started, in clock ticks since boot, and for how long it has run, if it has executed no program since it was
+/// forked. `uptime` is in seconds.
+fn forked(child: &Process, uptime: Option<f64>) -> Option<(u64, Option<Duration>)> {
+    let stat = child.read("stat").ok()?;
+    let start = status::start_time(&stat).filter(|_| status::was_only_forked(&stat))?;
+    let age = uptime.and_then(|uptime| status::age(&stat, uptime));
+    Some((start, age))
+}
+
+/// Returns whether a child has copies of an arena of its parent. If its memory cannot be read, it `may_have` them.
+fn has_copy(child: &Process, parent: &Process, arena: &Arena, may_have: bool) -> bool {
+    let shares = kcmp::share_memory(parent.pid(), child.pid());
+    if matches!(shares, Ok(true)) || child.has_exited() {
+        return false;
+    }
+    let memory = ProcessMemory::open(child, OFlag::O_RDONLY);
+    match memory.and_then(|memory| arena.is_there(|at, bytes| memory.read(at, bytes))) {
+        Ok(is_there) => is_there,
+        Err(_) => may_have && !child.has_exited() && child.was_only_forked(),
+    }
+}
+
+/// Returns the pids of the children of all threads of a process.
+fn children(process: &Process) -> Vec<i32> {
+    let threads = process.threads().and_then(|mut threads| threads.read());
+    let mut children = Vec::new();
+    for tid in threads.unwrap_or_default() {
+        match process.read(&format!("task/{tid}/children")) {
+            Ok(pids) => children.extend(numbers(&String::from_utf8_lossy(&pids))),
+            // A kernel without CONFIG_PROC_CHILDREN, unless the thread has just exited.
+            Err(error) if is_gone(&error) && process.thread_status(tid).is_ok() => {
+                return children_among_all(process.pid());
+            }
+            Err(_) => {}
+        }
+    }
+    children
+}
+
+fn numbers(text: &str) -> impl Iterator<Item = i32> {
+    let words = text.split_ascii_whitespace();
+    words.filter_map(|pid| pid.parse().ok())
+}
+
+/// Returns the same by a look at all processes.
+fn children_among_all(parent: i32) -> Vec<i32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &i32| {
+        let status =
+            Process::open(*pid).and_then(|it| it.status().map_err(|error| it.exited_or(error)));
+        status.is_ok_and(|status| status.ppid == parent)
+    };
+    pids.filter(is_child).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn children_are_found_in_both_ways() {
+        let mut child = Command::new("cat");
+        let mut child = child
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (own, pid) = (Process::own().unwrap(), child.id() as i32);
+        assert!(children(&own).contains(&pid));
+        assert!(children_among_all(own.pid()).contains(&pid));
+        // It has executed a program.
+        assert_eq!(forked(&Process::open(pid).unwrap(), None), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!children_among_all(own.pid()).contains(&pid));
+    }
+}
