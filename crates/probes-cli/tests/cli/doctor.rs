@@ -92,7 +92,8 @@ fn doctor_changes_nothing_and_names_each_command() {
         let counts = states(pid).lines().count();
         let probes = diagnosis.check("probes");
         let finding = probes["finding"].as_str().unwrap();
-        assert!(finding.starts_with(&format!("{counts} of ")), "{finding}");
+        let expected = format!("{counts} with provider ");
+        assert!(finding.starts_with(&expected), "{finding}");
         // OCaml 4 has no events, and functions are timed instead.
         let gc = run(&format!("gc -pid {pid} -for 10ms"));
         let foretold = diagnosis.command("gc");

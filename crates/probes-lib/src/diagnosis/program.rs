@@ -1,12 +1,14 @@
 //! Checks of the program that a process runs, and of what it has loaded.
 
+use std::iter;
+
 use nix::fcntl::OFlag;
 
 use super::{Check, CheckKind, CheckResult};
 use crate::elf::ElfFile;
 use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
 use crate::error::{
-    Error, ErrorKind, MemoryPart, Operation, ProcessError, Result, RuntimeEventsError,
+    Error, ErrorKind, MemoryPart, Operation, ProbeError, ProcessError, Result, RuntimeEventsError,
 };
 use crate::observe::installed::refuse_observed;
 use crate::process::Process;
@@ -20,11 +22,11 @@ use crate::site::SITE_LEN;
 use crate::target::Target;
 use crate::update::snapshot::State;
 
-/// What every native OCaml program has, unless it is stripped.
-const OF_OCAML: &str = "caml_frametable";
+/// A symbol of every native OCaml program that is not stripped.
+const OCAML_SYMBOL: &str = "caml_frametable";
 
-/// What the files of the process say.
-const OF_FILES: [CheckKind; 6] = [
+/// The checks of the files that are mapped with code.
+const FILE_CHECKS: [CheckKind; 6] = [
     CheckKind::Translator,
     CheckKind::Bytecode,
     CheckKind::Symbols,
@@ -33,19 +35,19 @@ const OF_FILES: [CheckKind; 6] = [
     CheckKind::OcamlVersion,
 ];
 
-/// What else takes reading the process.
-const OTHERS: [CheckKind; 4] = [
+/// The other checks that read the process.
+const PROCESS_CHECKS: [CheckKind; 4] = [
     CheckKind::Observer,
     CheckKind::Probes,
     CheckKind::HugePages,
     CheckKind::RuntimeEvents,
 ];
 
-/// `may_read`: whether the kernel lets us.
+/// Checks the program of a process. If the kernel does not permit us to read it (`may_read`), all results are unknown.
 pub(super) fn checks(process: &Process, may_read: bool) -> Vec<Check> {
     if !may_read {
         let unread = |kind| Check::unknown(kind, "the process may not be read");
-        let kinds = OF_FILES.into_iter().chain(OTHERS);
+        let kinds = FILE_CHECKS.into_iter().chain(PROCESS_CHECKS);
         return kinds.map(unread).collect();
     }
     let mut checks = of_files(process);
@@ -55,7 +57,7 @@ pub(super) fn checks(process: &Process, may_read: bool) -> Vec<Check> {
     checks
 }
 
-/// What its files say.
+/// Checks the files that are mapped with code.
 fn of_files(process: &Process) -> Vec<Check> {
     let read = CodeFiles::of(process).and_then(|files| Ok((files, read_maps(process)?)));
     let (files, maps) = match read {
@@ -63,7 +65,7 @@ fn of_files(process: &Process) -> Vec<Check> {
         Err(error) => {
             let why = error.to_string();
             let unread = |kind| Check::unknown(kind, &*why);
-            return OF_FILES.into_iter().map(unread).collect();
+            return FILE_CHECKS.into_iter().map(unread).collect();
         }
     };
     let translator = translator::translator(&files.program, &maps);
@@ -85,7 +87,9 @@ fn of_files(process: &Process) -> Vec<Check> {
         .iter()
         .find(|it| it.kind == CodeKind::Executable);
     let Some(elf) = executable.map(|file| file.elf.clone()) else {
-        return vec![translated];
+        let others = FILE_CHECKS.into_iter().skip(1);
+        let unknown = others.map(|kind| Check::unknown(kind, "the executable is not mapped"));
+        return iter::once(translated).chain(unknown).collect();
     };
     let bytecode = if elf.interprets_bytecode() {
         let error = Error::of_process(process.pid(), ProcessError::Bytecode);
@@ -97,7 +101,7 @@ fn of_files(process: &Process) -> Vec<Check> {
         Some(version) => Check::pass(CheckKind::OcamlVersion, format!("OCaml {version}")),
         None => Check::unknown(
             CheckKind::OcamlVersion,
-            "nothing in the program says so: it is not of OCaml, or uses nothing of Sys",
+            "no OCaml version found in the program: it is not an OCaml program, or does not use the module Sys",
         ),
     };
     vec![
@@ -141,12 +145,12 @@ fn frametables(elf: &ElfFile) -> Check {
             kind,
             format!("{calls} calls of OCaml code with their source lines"),
         )
-    } else if elf.data_symbol(OF_OCAML).is_some() {
+    } else if elf.data_symbol(OCAML_SYMBOL).is_some() {
         Check::fail(kind, "the frametables of the program have no source lines")
     } else {
         Check::pass(
             kind,
-            "the program has no symbol of native OCaml code, and needs none",
+            "no symbol caml_frametable: the program has no OCaml code, or is stripped",
         )
     }
 }
@@ -168,16 +172,23 @@ fn unwind_tables(files: &CodeFiles) -> Check {
     }
 }
 
-/// The probes, and where they are.
+/// Checks the probes, and whether their sites can be changed.
 fn of_probes(process: &Process) -> Vec<Check> {
     let target = match Target::open(process.pid()) {
         Ok(target) => target,
         Err(error) => {
-            let none = Check::pass(CheckKind::HugePages, "there is no site to change");
-            return vec![Check::error(CheckKind::Probes, error), none];
+            let kind = CheckKind::HugePages;
+            let sites = match error.kind() {
+                ErrorKind::Probe(ProbeError::NoProbes { .. })
+                | ErrorKind::Process(ProcessError::Bytecode) => {
+                    Check::pass(kind, "there is no site to change")
+                }
+                _ => Check::unknown(kind, "the probes could not be read"),
+            };
+            return vec![Check::error(CheckKind::Probes, error), sites];
         }
     };
-    vec![probes(&target), sites(process, &target)]
+    vec![probes(&target), huge_pages(process, &target)]
 }
 
 fn probes(target: &Target) -> Check {
@@ -187,11 +198,11 @@ fn probes(target: &Target) -> Check {
         // What is denied has a check of its own.
         Err(error) if error.denial().is_some() => {
             let objects = target.objects();
-            let names = objects
+            let count = objects
                 .iter()
                 .map(|it| it.table().probes().len())
                 .sum::<usize>();
-            return Check::unknown(kind, format!("{names}, whose states cannot be read"));
+            return Check::unknown(kind, format!("{count} probes, whose states cannot be read"));
         }
         Err(error) => return Check::error(kind, error),
     };
@@ -206,7 +217,7 @@ fn probes(target: &Target) -> Check {
     providers.dedup();
     let inconsistent = count(State::Inconsistent);
     let finding = format!(
-        "{} of {}: {} enabled, {} disabled, {inconsistent} inconsistent",
+        "{} with provider {}: {} enabled, {} disabled, {inconsistent} inconsistent",
         states.probes().len(),
         providers.join(", "),
         count(State::Enabled),
@@ -226,14 +237,14 @@ fn observer(process: &Process) -> Check {
     let memory =
         memory.map_err(|source| denial::denied_or_exited(process, Operation::Read, source));
     match memory.and_then(|memory| refuse_observed(process, &memory)) {
-        Ok(()) => Check::pass(kind, "nobody observes it"),
+        Ok(()) => Check::pass(kind, "no other tool observes it"),
         Err(error) if error.denial().is_some() => Check::unknown(kind, error.to_string()),
         Err(error) => Check::error(kind, error),
     }
 }
 
 /// Whether an update could change the sites.
-fn sites(process: &Process, target: &Target) -> Check {
+fn huge_pages(process: &Process, target: &Target) -> Check {
     let kind = CheckKind::HugePages;
     let image = target.opened.image();
     let sites = (0..image.program.site_count()).map(|index| {
@@ -241,10 +252,7 @@ fn sites(process: &Process, target: &Target) -> Check {
         (address, SITE_LEN as u64, MemoryPart::Site)
     });
     match image.mappings(process, sites, false) {
-        Ok(_) => Check::pass(
-            kind,
-            "the sites of all probes can be changed at little cost",
-        ),
+        Ok(_) => Check::pass(kind, "no site is on a page of 1 GiB or in a shared mapping"),
         Err(error) => Check::error(kind, error),
     }
 }
@@ -252,22 +260,24 @@ fn sites(process: &Process, target: &Target) -> Check {
 /// Whether events can be read, and whether they have to be switched on for that.
 fn runtime_events(process: &Process) -> Vec<Check> {
     let (kind, on) = (CheckKind::RuntimeEvents, CheckKind::RuntimeEventsOn);
-    let version = |events: RuntimeEvents| format!("on, of OCaml {}", events.version());
-    let switchable = || Target::open_any(process.pid())?.check_events();
+    let are_on = || Target::open_any(process.pid())?.check_events();
     let error = match RuntimeEvents::of_process(process.pid()) {
         Err(error) => error,
-        // They may be paused.
-        Ok(events) => match switchable() {
-            Ok(false) => {
-                let finding = "paused: `gc` lets them go on as long as it observes the process";
-                let paused = Check::fail(on, "they are paused");
-                return vec![Check::pass(kind, finding), paused];
-            }
-            _ => {
-                let is_on = Check::pass(on, "nothing has to be switched on");
-                return vec![Check::pass(kind, version(events)), is_on];
-            }
-        },
+        Ok(events) => {
+            let found = Check::pass(kind, format!("on, of OCaml {}", events.version()));
+            // They may be paused.
+            return match are_on() {
+                Ok(true) => vec![found, Check::pass(on, "nothing has to be switched on")],
+                Ok(false) => {
+                    let finding = "paused: `gc` resumes them while it observes the process";
+                    vec![
+                        Check::pass(kind, finding),
+                        Check::fail(on, "they are paused"),
+                    ]
+                }
+                Err(why) => vec![found, Check::unknown(on, why.to_string())],
+            };
+        }
     };
     if !matches!(
         error.kind(),
@@ -275,9 +285,9 @@ fn runtime_events(process: &Process) -> Vec<Check> {
     ) {
         return vec![Check::error(kind, error)];
     }
-    match switchable() {
+    match are_on() {
         Ok(_) => {
-            let finding = "off: `gc` switches them on as long as it observes the process";
+            let finding = "off: `gc` switches them on while it observes the process";
             vec![Check::pass(kind, finding), Check::error(on, error)]
         }
         Err(why) if why.denial().is_some() => vec![
