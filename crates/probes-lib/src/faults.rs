@@ -40,6 +40,7 @@ pub enum Call {
     ListThreads,
     Seize,
     SeizeForExec,
+    SetOptions,
     Interrupt,
     /// `PTRACE_CONT`, `PTRACE_LISTEN`.
     Restart,
@@ -92,7 +93,11 @@ impl Call {
             Call::ReadLink | Call::Stat => &[Errno::ENOENT, Errno::EACCES],
             Call::ListThreads => &[Errno::ENOENT, Errno::ESRCH, Errno::ENOMEM],
             Call::Seize | Call::SeizeForExec => &[Errno::EPERM, Errno::ESRCH],
-            Call::Interrupt | Call::Restart | Call::Detach | Call::EventMessage => &[Errno::ESRCH],
+            Call::SetOptions
+            | Call::Interrupt
+            | Call::Restart
+            | Call::Detach
+            | Call::EventMessage => &[Errno::ESRCH],
             Call::SignalInfo => &[Errno::ESRCH, Errno::EINVAL],
             Call::Wait => &[Errno::ECHILD],
             Call::PeekText | Call::PokeText => &[Errno::EIO, Errno::EFAULT],

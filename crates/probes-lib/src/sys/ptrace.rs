@@ -1,5 +1,5 @@
-//! ptrace(2) and waitid(2), one call each, for what nix cannot express: waits that do not consume,
-//! and real-time signals.
+//! Safe functions for ptrace(2) and waitid(2). Where nix cannot express a call (waits that do not consume, real-time signals,
+//! seccomp filters), libc is called.
 
 use std::io;
 
@@ -27,9 +27,9 @@ const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 pub(crate) enum Wait {
     /// It runs, or has not reported yet.
     Running,
-    /// It is stopped before it receives this signal, which it has to be given when it resumes.
+    /// It is in signal-delivery-stop: this signal must be injected when it is resumed.
     Signal(i32),
-    /// It is stopped for our `PTRACE_INTERRUPT`, or because a group-stop has ended.
+    /// It is in another ptrace-stop: after our `PTRACE_INTERRUPT`, at the start of a new tracee, or because a group-stop has ended.
     Trapped,
     /// It is in a group-stop, in which the kernel keeps it.
     GroupStopped,
@@ -64,7 +64,7 @@ impl Scope {
     }
 }
 
-/// Starts to trace a thread, without stopping it. Threads that it starts will be traced from their start.
+/// Starts to trace a thread, without stopping it. What it starts is traced from its start, as far as `scope` says.
 ///
 /// `PTRACE_SEIZE`, not `PTRACE_ATTACH`: if we die, the kernel resumes it as if it had not been traced.
 pub(crate) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
@@ -81,9 +81,9 @@ pub(crate) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
     ptrace::seize(Pid::from_raw(pid), options)
 }
 
-/// Changes which of the threads and processes that a stopped tracee will start are traced too.
+/// Sets which of the threads and processes that a stopped tracee starts are traced.
 pub(crate) fn set_scope(tid: i32, scope: Scope) -> Result<(), Errno> {
-    fault_point!(SeizeForExec);
+    fault_point!(SetOptions);
     ptrace::setoptions(Pid::from_raw(tid), scope.options())
 }
 
@@ -139,8 +139,7 @@ pub(crate) fn registers(tid: i32) -> Result<libc::user_regs_struct, Errno> {
     ptrace::getregs(Pid::from_raw(tid))
 }
 
-/// Returns whether `signal` waits for a stopped thread or its process, which will receive it once more
-/// after it resumes. Only the first signals of each queue are looked at.
+/// Returns whether `signal` is pending for a stopped thread or its process. Only the first signals of each queue are looked at.
 pub(crate) fn is_pending(tid: i32, signal: i32) -> bool {
     [0, libc::PTRACE_PEEKSIGINFO_SHARED]
         .into_iter()
@@ -150,7 +149,7 @@ pub(crate) fn is_pending(tid: i32, signal: i32) -> bool {
         })
 }
 
-/// Returns the first signals that wait in a queue of a stopped thread.
+/// Returns the first pending signals of a queue of a stopped thread.
 fn pending_signals(tid: i32, flags: u32) -> Result<Vec<libc::siginfo_t>, Errno> {
     const MAX: usize = 16;
     let asked = libc::ptrace_peeksiginfo_args {
@@ -162,7 +161,7 @@ fn pending_signals(tid: i32, flags: u32) -> Result<Vec<libc::siginfo_t>, Errno> 
     // SAFETY: ptrace reads `asked` and writes at most MAX infos to `found`, which has room for them.
     let count = unsafe { libc::ptrace(libc::PTRACE_PEEKSIGINFO, tid, &asked, found.as_mut_ptr()) };
     let count = Errno::result(count)?;
-    // SAFETY: the kernel has written so many.
+    // SAFETY: the kernel has written `count` elements.
     unsafe { found.set_len(count as usize) };
     Ok(found)
 }
@@ -227,8 +226,7 @@ pub(crate) fn seccomp_filter(
         k: 0,
     };
     let mut filter = vec![none; MAX_FILTER_LEN];
-    // SAFETY: ptrace(2): the kernel writes the instructions of one filter, of which it accepts no more
-    // than these; the index is a number.
+    // SAFETY: ptrace(2): the kernel writes the instructions of one filter, at most MAX_FILTER_LEN; the index is a number.
     let len = unsafe { libc::ptrace(SECCOMP_GET_FILTER, tid, index, filter.as_mut_ptr()) };
     match Errno::result(len) {
         Ok(len) => {
@@ -250,8 +248,8 @@ fn event_message(tid: i32) -> Result<libc::c_long, Errno> {
     ptrace::getevent(Pid::from_raw(tid))
 }
 
-/// Returns whether a seccomp filter forbids ptrace, as in many containers: if the kernel itself checks
-/// the request, a pid that cannot exist is ESRCH.
+/// Returns whether a seccomp filter forbids ptrace, as in many containers: if the request reaches the kernel's own checks, it fails
+/// with ESRCH for a pid that cannot exist.
 pub(crate) fn is_filtered() -> bool {
     ptrace::seize(Pid::from_raw(i32::MAX), Options::empty()) == Err(Errno::EPERM)
 }
@@ -259,7 +257,7 @@ pub(crate) fn is_filtered() -> bool {
 /// Returns the state of a tracee, and changes nothing.
 ///
 /// WNOWAIT matters: a wait that consumes a signal-delivery-stop takes the signal off the tracee,
-/// and if we die before we give it back, it is lost.
+/// and if we die before we inject it, it is lost.
 pub(crate) fn peek_wait(tid: i32) -> Wait {
     match wait(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(info)) => decode(tid, &info),
