@@ -587,7 +587,7 @@ const FAR_POINTERS: (LiveAddr, CountPointers) = (
         routine: LiveAddr(1 << 21),
         of_ocaml: LiveAddr(1 << 21),
         first_domain: LiveAddr(1 << 21),
-        of_first_domain: LiveAddr(1 << 21),
+        first_domain_counter: LiveAddr(1 << 21),
     },
 );
 

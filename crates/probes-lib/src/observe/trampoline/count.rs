@@ -1,21 +1,21 @@
 //! The code that counts a hit: adds one to the counter of the point in the row of the thread ([`rows`]).
 //!
 //! ```text
-//! trampoline   the claim that the stack pointer selects is of this thread, and this part of its stack?
-//!              then increment the counter in its row; else → routine
-//! of OCaml     this is the first domain? then increment the counter in its row, whose address is fixed; else
-//!              the claim that the domain's state selects is of this domain?
-//!              then increment the counter in its row; else → routine
+//! trampoline   if the claim that the stack pointer selects is of this thread and this part of its stack,
+//!              increment the counter in its row; else → routine
+//! of OCaml     if this is the first domain, increment the counter in its row, whose address is fixed; else,
+//!              if the claim that the domain's state selects is of this domain,
+//!              increment the counter in its row; else → routine
 //! routine      find the claim of the thread or domain nearby, or make one; increment the counter in its row; or, if there is
 //!              no row left, increment the counter in a shared row, locked; → trampoline
 //! ```
 //!
 //! It accesses no memory through the `fs` base, which is 0 or invalid in some threads, as in every program before its
 //! loader has made thread-local storage. `rdfsbase` only reads it. Where the kernel does not allow that (before Linux
-//! 5.9), the routine makes no claims, so that the trampolines never come to that instruction.
+//! 5.9), the routine makes no claims, so that the trampolines never reach that instruction.
 //!
 //! The increment is one instruction, so a signal handler that hits the same point loses nothing. While a claim is
-//! written, it is nobody's: a signal handler that interrupts that makes another one for the same thread.
+//! being written, it belongs to no thread: a signal handler that runs then makes another claim for the same thread.
 
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, ebx, ecx, edx, esi, qword_ptr, r8, r8d, r9,
@@ -40,13 +40,14 @@ use crate::site::NOP;
 pub(super) struct CountPointers {
     /// The place in memory that holds the address of the claims.
     pub(super) claims: LiveAddr,
-    /// The routine that counts the other hits.
+    /// The routine, which counts the hits for which a trampoline does not find the claim.
     pub(super) routine: LiveAddr,
-    /// Where the routine begins for OCaml code.
+    /// The entry of the routine for OCaml code.
     pub(super) of_ocaml: LiveAddr,
-    /// The state of the first domain, and the counter of the first point in its row.
+    /// The word that holds the address of the first domain's state.
     pub(super) first_domain: LiveAddr,
-    pub(super) of_first_domain: LiveAddr,
+    /// The counter of the first point in the row of the first domain.
+    pub(super) first_domain_counter: LiveAddr,
 }
 
 impl CountPointers {
@@ -56,7 +57,7 @@ impl CountPointers {
             routine: arena.routine(),
             of_ocaml: arena.routine().plus(OF_OCAML),
             first_domain: arena.data().plus(claim::FIRST_DOMAIN),
-            of_first_domain: arena.data().plus(arena.rows().first_domain_row()),
+            first_domain_counter: arena.data().plus(arena.rows().first_domain_row()),
         }
     }
 }
@@ -64,17 +65,17 @@ impl CountPointers {
 /// Where the routine begins for OCaml code: behind a short jump.
 const OF_OCAML: u64 = 2;
 
-/// The part of a trampoline to which [`lookup`] jumps.
+/// The slow path of a trampoline, for hits for which [`lookup`] finds no claim.
 #[derive(Clone, Copy)]
 pub(super) struct SlowPath {
-    /// The thread has no claim there.
+    /// Where the slow path begins.
     missed: CodeLabel,
-    /// Where it goes on then.
+    /// Where the trampoline continues after it.
     counted: CodeLabel,
 }
 
-/// Emits the code that adds one to the counter of the point with this index, and uses rcx and rdx. What it jumps to has
-/// to follow it somewhere: [`emit_slow_path`].
+/// Emits the code that adds one to the counter of the point with this index, and uses rcx and rdx. [`emit_slow_path`] must
+/// emit the code that it jumps to, somewhere after it.
 pub(super) fn lookup(
     a: &mut CodeAssembler,
     pointers: CountPointers,
@@ -91,7 +92,7 @@ pub(super) fn lookup(
     add(a, rdx, pointers.claims)?;
     a.cmp(qword_ptr(rdx + claim::STACK_PART), rcx)?;
     a.jne(slow_path.missed)?;
-    // Its address does not depend on the slow `rdfsbase`, only a branch does.
+    // The address of the counter does not depend on the slow `rdfsbase`; only a branch does.
     a.rdfsbase(rcx)?;
     a.cmp(qword_ptr(rdx + claim::OWNER), rcx)?;
     a.jne(slow_path.missed)?;
@@ -112,9 +113,9 @@ pub(super) fn emit_slow_path(
     a.jmp(pointers.routine.0)
 }
 
-/// Returns the routine of an arena, [`ROUTINE_LEN`] bytes long. Expects in rdx the address where the trampoline goes
-/// on, which directly follows the displacement of the counter, and the saved rcx and rdx in [`SAVED_IF_COUNTED`]; restores
-/// all registers but rcx. If it `claims` no rows for threads, their hits are counted in shared rows.
+/// Returns the routine of an arena, [`ROUTINE_LEN`] bytes long. The routine expects in rdx the address where the trampoline
+/// continues, which directly follows the displacement of the counter, and the saved rcx and rdx in [`SAVED_IF_COUNTED`]; it
+/// restores all registers except rcx. If it `claims` no rows for threads, their hits are counted in shared rows.
 pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit> {
     let mut a = CodeAssembler::new(64)?;
     let pointers = CountPointers::of(arena);
@@ -135,15 +136,13 @@ pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit
     let mut marked = a.create_label();
     a.jmp(of_thread)?;
     a.set_label(&mut of_ocaml)?;
-    for (register, copy) in saved_by_routine() {
-        a.movq(copy, register)?;
-    }
+    save_registers(&mut a)?;
     a.add_instruction(Instruction::with2(
         Code::Mov_rm64_imm32,
         Register::RSI,
         claim::OF_DOMAIN,
     )?)?;
-    // A claim that is free has no owner, 0.
+    // The owner of a free claim is 0, so code whose r14 is 0 cannot own one.
     a.test(r14, r14)?;
     a.je(none_left)?;
     a.mov(rdi, r14)?;
@@ -163,9 +162,7 @@ pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit
     a.jmp(add_one)?;
 
     a.set_label(&mut of_thread)?;
-    for (register, copy) in saved_by_routine() {
-        a.movq(copy, register)?;
-    }
+    save_registers(&mut a)?;
     a.mov(rsi, rsp)?;
     a.shr(rsi, STACK_PART_BITS)?;
     a.mov(r8d, esi)?;
@@ -181,7 +178,7 @@ pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit
     add(&mut a, r8, pointers.claims)?;
     a.xor(r9d, r9d)?;
     a.set_label(&mut next)?;
-    // The exclusive or visits all claims of the aligned group that contains the one that the hash selects.
+    // XOR visits all claims of the aligned group that contains the claim selected by the hash.
     a.mov(rbx, r8)?;
     a.xor(rbx, r9)?;
     a.mov(rax, qword_ptr(rbx + claim::STACK_PART))?;
@@ -201,7 +198,7 @@ pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit
     let in_progress = Instruction::with2(Code::Mov_rm64_imm32, Register::RCX, claim::IN_PROGRESS)?;
     a.add_instruction(in_progress)?;
     a.lock().cmpxchg(qword_ptr(rbx + claim::STACK_PART), rcx)?;
-    // Another thread was faster: rax is its part.
+    // Another thread was faster: rax is the stack part of its claim, or IN_PROGRESS.
     a.jne(check)?;
     a.mov(eax, 1)?;
     address_of(&mut a, Register::RCX, at_header(header::CLAIMED))?;
@@ -210,8 +207,8 @@ pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit
     address_of(&mut a, Register::R9, row_at(rows.owned_row(0)))?;
     a.add(rcx, r9)?;
     a.cmp(eax, CLAIMED_ROWS as i32)?;
-    a.mov(eax, 0)?;
-    a.jae(other)?;
+    // Other threads have claimed the last rows meanwhile. This claim stays in progress, so that all pass over it.
+    a.jae(none_left)?;
     a.mov(qword_ptr(rbx + claim::ROW), rcx)?;
     a.mov(qword_ptr(rbx + claim::OWNER), rdi)?;
     a.mov(qword_ptr(rbx + claim::STACK_PART), rsi)?;
@@ -261,13 +258,21 @@ pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit
     Ok(code)
 }
 
+/// Saves the registers that the routine uses.
+fn save_registers(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    for (register, copy) in saved_by_routine() {
+        a.movq(copy, register)?;
+    }
+    Ok(())
+}
+
 /// Loads an address, by RIP-relative addressing.
 fn address_of(a: &mut CodeAssembler, to: Register, at: LiveAddr) -> Result<(), IcedError> {
     by_address(a, Code::Lea_r64_m, to, at)
 }
 
-/// The registers that the routine uses, but for rcx and rdx. In a trampoline with time stamps, their copies hold the same
-/// already.
+/// The registers that the routine uses, except rcx and rdx. In a trampoline with time stamps, their copies already hold the same
+/// values.
 fn saved_by_routine() -> impl Iterator<Item = Saved> {
     let is_saved = |saved: &Saved| !SAVED_IF_COUNTED.contains(saved);
     SAVED_IF_TIMED.into_iter().filter(is_saved)

@@ -71,7 +71,7 @@ fn of_domain(a: &mut CodeAssembler, pointers: CountPointers) -> Result<CodeLabel
         Register::R14,
     )?)?;
     a.jne(is_other)?;
-    let counter = at_address(pointers.of_first_domain);
+    let counter = at_address(pointers.first_domain_counter);
     a.add_instruction(Instruction::with1(Code::Inc_rm64, counter)?)?;
     a.set_label(&mut displaced)?;
     a.nop()?;

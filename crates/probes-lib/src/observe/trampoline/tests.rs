@@ -29,7 +29,7 @@ fn pointers(layout: SharedLayout) -> Pointers {
             routine: LiveAddr(0x5555_0000_0a00),
             of_ocaml: LiveAddr(0x5555_0000_0a02),
             first_domain: LiveAddr(0x5555_0000_0038),
-            of_first_domain: LiveAddr(0x5555_0000_0800),
+            first_domain_counter: LiveAddr(0x5555_0000_0800),
         },
         point: 0x2f,
         untyped: 0x12f,
