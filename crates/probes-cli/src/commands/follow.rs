@@ -8,6 +8,7 @@ use std::time::Duration;
 use probes_lib::{Actions, Follow, FollowEvent, Follower, Options, Target};
 
 use super::changes;
+use super::failed::Failed;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::hint::Operand;
@@ -31,7 +32,7 @@ pub(super) fn attached(
     let follow = stop_if_interrupted(signals, follow)?;
     let mut printed = Ok(());
     let mut failures: Vec<Failure> = Vec::new();
-    // If the only target cannot be changed, its failure is that of the command: it is not reported before.
+    // If the only target cannot be changed, its failure is returned, and the caller prints it: printed here, it would appear twice.
     let mut reports_each_failure = count > 1;
     while let Some(event) = follow.next(Duration::MAX) {
         match event {
@@ -50,14 +51,18 @@ pub(super) fn attached(
                 }
                 failures.push(failure);
             }
-            event => say_event(&messages, &event),
+            event => report_event(&messages, &event),
         }
     }
-    match failures.len() {
-        0 => printed.and_then(|()| output.begin()),
-        1 if !reports_each_failure => Err(failures.remove(0)),
-        failed => Err(Failure::NotSet(failed)),
-    }
+    let failure = match failures.len() {
+        0 => return printed.and_then(|()| output.begin()),
+        1 if !reports_each_failure => failures.remove(0),
+        failed => Failure::NotSet(failed),
+    };
+    let mut failed = Failed::default();
+    failed.add(printed);
+    failed.add(Err(failure));
+    failed.finish(&messages)
 }
 
 /// `trace -follow`: the part that runs in the process that follows the program.
@@ -71,7 +76,7 @@ pub(super) fn launched(
     let follow = match follower.start() {
         Ok(follow) => stop_if_interrupted(signals, follow)?,
         Err(error) => {
-            // Said before the program's parent, the other process, learns of the error and exits.
+            // Printed now: afterwards, the other process, the parent of the program, receives the error and exits.
             messages.failure(&Failure::Target(
                 Operand::Program(program.to_owned()),
                 error,
@@ -81,7 +86,7 @@ pub(super) fn launched(
     };
     let mut has_begun = false;
     while let Some(event) = follow.next(Duration::MAX) {
-        // Not earlier: the program may not be there.
+        // The output file is emptied only now: without an event, the program may not exist, and nothing was done.
         if let Err(failure) = output.begin() {
             messages.failure(&failure);
         }
@@ -102,7 +107,7 @@ pub(super) fn launched(
                 let failure = Failure::of_process(pid)(error);
                 messages.about(pid).failure(&failure);
             }
-            event => say_event(&messages, &event),
+            event => report_event(&messages, &event),
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -113,12 +118,12 @@ fn stop_if_interrupted(
     follow: Follow,
 ) -> Result<Arc<Follow>, Failure> {
     let follow = Arc::new(follow);
-    let stopped = follow.clone();
-    signals.on_interrupt(move || stopped.stop())?;
+    let to_stop = follow.clone();
+    signals.on_interrupt(move || to_stop.stop())?;
     Ok(follow)
 }
 
-fn say_event(messages: &Messages, event: &FollowEvent) {
+fn report_event(messages: &Messages, event: &FollowEvent) {
     match event {
         FollowEvent::Missing { pid, error } => messages.about(*pid).warning(
             WarningKind::MissingProbes,
@@ -129,7 +134,7 @@ fn say_event(messages: &Messages, event: &FollowEvent) {
             messages.step(format_args!("process {parent} started process {pid}"));
         }
         FollowEvent::Executed { pid, program } => {
-            messages.step(format_args!("process {pid} runs {}", program.display()));
+            messages.step(format_args!("process {pid} executed {}", program.display()));
         }
         FollowEvent::Detached { pid } => {
             messages.step(format_args!("detached from process {pid}: no probes"));
@@ -138,8 +143,7 @@ fn say_event(messages: &Messages, event: &FollowEvent) {
             WarningKind::Unfollowed,
             "not followed any more: it, or a process that it has forked, receives signals faster than \
              a tracer can resume it",
-            "probes of what it forks, executes or loads from now on are not set; `attach` sets them in a \
-             process that runs",
+            "probes of what it forks, executes or loads from now on are not set: set them with `attach -pid`",
         ),
         FollowEvent::LoaderNotHooked { pid, reason } => messages.note(&format!(
             "objects that process {pid} loads later will not be seen: {reason}"
