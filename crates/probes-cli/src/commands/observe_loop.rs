@@ -1,6 +1,6 @@
-//! What `count`, `latency` and `watch` have in common: a process is observed for a time and read
-//! periodically; in the end the observation is removed, also after an error. If that fails, the
-//! failure says so.
+//! What the commands that observe one process for a time have in common (`count`, `gc`, `hist`, `latency`, `record`, `watch`): the
+//! process is read periodically, and in the end the observation is removed, also after an error. If the removal fails, the
+//! command fails with that error.
 
 use std::iter;
 use std::time::{Duration, Instant};
@@ -66,7 +66,8 @@ pub(super) struct Shown<'t, T> {
     pub(super) reading: T,
     /// Since the beginning.
     pub(super) at: Duration,
-    /// To be shown by a table that is redrawn; else there was a warning.
+    /// To be shown in a table that is redrawn. In other formats, they are warned of: by [`ActiveObservation`] before the reading is
+    /// shown, by [`SeveralObservations`](super::several::SeveralObservations) at the end.
     pub(super) gaps: Gaps,
     /// The table that is redrawn, if one is.
     pub(super) table: Option<&'t mut RedrawnTable>,
@@ -98,7 +99,7 @@ impl<T> Outcome<T> {
         self.failures.add(printed);
     }
 
-    /// The same, if readings are kept elsewhere.
+    /// The outcome without its last reading, which the caller keeps.
     pub(super) fn without_last<U>(self) -> Outcome<U> {
         Outcome {
             observed: self.observed,
@@ -111,7 +112,7 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Reports what is wrong with the results, which are printed, and what has failed.
+    /// Reports gaps in the results, which have been printed, and what has failed.
     pub(super) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
         self.warning.update(messages, &self.gaps);
         self.failures.finish(messages)
@@ -131,7 +132,7 @@ impl<'t> ActiveObservation<'t> {
         ActiveObservation::begin_by(target, duration, output, observe)
     }
 
-    /// The same, observed by `observe`.
+    /// The same, with the observer that `observe` returns.
     pub(super) fn begin_by(
         target: &'t Target,
         duration: Option<Duration>,
@@ -140,23 +141,9 @@ impl<'t> ActiveObservation<'t> {
     ) -> Result<ActiveObservation<'t>, Failure> {
         // Signals are blocked before anything is changed, so that none can keep the observation
         // from being removed.
-        let (signals, messages) = (TerminationSignals::block()?, &output.messages);
+        let signals = TerminationSignals::block()?;
         let mut interruptible = InterruptibleOutput::new(output, signals)?;
-        // If it has exited meanwhile, that is reported later.
-        let is_stopped = target.is_stopped().unwrap_or(false);
-        let what = format!("preparing to observe process {}", target.pid());
-        let preparing = LongWork::begin(what, messages);
-        let observer = observe();
-        drop(preparing);
-        let observer = observer.map_err(Failure::of_process(target.pid()))?;
-        warn_of_refused_closures(messages, target.pid(), observer.code_digest());
-        messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
-        if is_stopped {
-            let pid = target.pid();
-            messages.note(&format!(
-                "process {pid} is stopped (state T): it executes nothing until `kill -CONT {pid}`"
-            ));
-        }
+        let observer = observe_by(target, &output.messages, observe)?;
         let begun = Instant::now();
         interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
         Ok(ActiveObservation {
@@ -175,9 +162,9 @@ impl<'t> ActiveObservation<'t> {
         &self.observer
     }
 
-    /// Has `show` show a reading at the intervals of `display`, until the observation is over; then removes it. If that
-    /// is seldom, it is read in between, too, in case it ends before the next is shown. A table that is redrawn is erased in
-    /// the end. Whatever fails, what was observed until then is returned.
+    /// Calls `show` with a reading at the intervals of `display` until the observation is over; then removes the observation. If
+    /// the intervals are long, the process is read in between, too, because it may exit before the next reading is shown. A table
+    /// that is redrawn is erased in the end. Returns what was observed until then, whatever fails.
     pub(super) fn run<T>(
         mut self,
         mut display: Display,
@@ -224,7 +211,9 @@ impl<'t> ActiveObservation<'t> {
                         last_reading(self.read_at, lasted)
                     ));
                 } else {
-                    self.output.messages.note("this is the last reading");
+                    self.output.messages.note(&format!(
+                        "process {pid} cannot be read any more: the results are those of the last reading"
+                    ));
                     // The earlier error is more likely to name the observer that replaced this one.
                     let earlier = read_error.filter(is_replaced);
                     let failure = Failure::of_removal(pid, earlier.unwrap_or(error));
@@ -306,10 +295,33 @@ impl<'t> ActiveObservation<'t> {
     }
 }
 
+/// Observes a process by `observe`. Notes how long that has stopped it, and whether it is stopped anyway.
+pub(super) fn observe_by(
+    target: &Target,
+    messages: &Messages,
+    observe: impl FnOnce() -> probes_lib::Result<Observer>,
+) -> Result<Observer, Failure> {
+    let pid = target.pid();
+    // An error means that it has exited, which `observe` reports.
+    let is_stopped = target.is_stopped().unwrap_or(false);
+    let preparing = LongWork::begin(format!("preparing to observe process {pid}"), messages);
+    let observer = observe();
+    drop(preparing);
+    let observer = observer.map_err(Failure::of_process(pid))?;
+    warn_of_refused_closures(messages, pid, observer.code_digest());
+    messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
+    if is_stopped {
+        messages.note(&format!(
+            "process {pid} is stopped (state T): it executes nothing until `kill -CONT {pid}`"
+        ));
+    }
+    Ok(observer)
+}
+
 /// Says what is missing if a process that was observed for `lasted` cannot be read any more.
-fn last_reading(read_at: Option<Duration>, lasted: Duration) -> String {
+pub(super) fn last_reading(read_at: Option<Duration>, lasted: Duration) -> String {
     match read_at {
-        None => "it could not be read before".to_owned(),
+        None => "it was not read before that, so it has no results".to_owned(),
         Some(at) => format!(
             "the last reading is {} ms old, and hits since then are missing",
             lasted.saturating_sub(at).as_millis()
@@ -329,7 +341,7 @@ pub(super) fn warn_of_still_mapped(messages: &Messages, pid: i32, bytes: u64) {
     }
 }
 
-/// When a process is read next: in the beginning, after twice the time so far, then five times a second.
+/// When a process is read next: at first when twice as much time has passed, then five times a second.
 pub(super) fn next_reading(at: Duration) -> Duration {
     if at < READ_INTERVAL {
         (2 * at).clamp(FIRST_READING, READ_INTERVAL)
@@ -339,7 +351,7 @@ pub(super) fn next_reading(at: Duration) -> Duration {
 }
 
 /// The first multiple of `interval` after `at`.
-fn next_time(at: Duration, interval: Duration) -> Duration {
+pub(super) fn next_time(at: Duration, interval: Duration) -> Duration {
     let passed = at.as_nanos() % interval.as_nanos().max(1);
     let left = interval.as_nanos().saturating_sub(passed);
     at.saturating_add(Duration::from_nanos(

@@ -4,10 +4,12 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
-use super::closures::warn_of_refused_closures;
 use super::failures::Failures;
 use super::gaps::{GapWarning, Gaps};
-use super::observe_loop::{Display, READ_INTERVAL, Shown, next_reading, warn_of_still_mapped};
+use super::observe_loop::{
+    Display, READ_INTERVAL, Shown, last_reading, next_reading, next_time, observe_by,
+    warn_of_still_mapped,
+};
 use super::open_target::open_to_observe;
 use super::undo::retry;
 use crate::destination::Output;
@@ -17,12 +19,12 @@ use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
 
-/// What failures of some processes mean for the others.
-const OTHERS: &str = "the others were observed";
+/// The end of the error message if only some processes failed.
+const OTHERS_WERE_OBSERVED: &str = "the others were observed";
 
 /// Processes that are observed.
 pub(super) struct SeveralObservations<'o> {
-    each: Vec<One>,
+    each: Vec<ObservedProcess>,
     /// Of the same processes, in the same order.
     targets: Vec<Target>,
     failures: Failures,
@@ -32,11 +34,13 @@ pub(super) struct SeveralObservations<'o> {
     output: &'o Output,
 }
 
-/// One of them.
-struct One {
+/// One of the processes.
+struct ObservedProcess {
     observer: Observer,
-    /// Whether it can be read no more.
-    has_ended: bool,
+    /// Whether a reading has failed, so that it is not read again.
+    is_unreadable: bool,
+    /// When the last reading was, since the beginning.
+    read_at: Option<Duration>,
     warning: GapWarning,
 }
 
@@ -66,7 +70,7 @@ pub(super) struct SeveralOutcome<T> {
     /// False if a blocked write to standard output was interrupted by a signal.
     pub(super) was_read: bool,
     failures: Failures,
-    shown: Result<(), Failure>,
+    printed: Result<(), Failure>,
 }
 
 impl<'o> SeveralObservations<'o> {
@@ -87,23 +91,15 @@ impl<'o> SeveralObservations<'o> {
         for target in targets {
             let pid = target.pid();
             let messages = failures.messages(pid);
-            // If it has exited meanwhile, that is reported later.
-            let is_stopped = target.is_stopped().unwrap_or(false);
-            let observer = target.observe(observation, options);
-            let observer = observer.map_err(Failure::of_process(pid));
+            let observe = || target.observe(observation, options);
+            let observer = observe_by(&target, &messages, observe);
             let Some(observer) = failures.record(pid, observer) else {
                 continue;
             };
-            warn_of_refused_closures(&messages, pid, observer.code_digest());
-            messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
-            if is_stopped {
-                messages.note(&format!(
-                    "process {pid} is stopped (state T): it executes nothing until `kill -CONT {pid}`"
-                ));
-            }
-            each.push(One {
+            each.push(ObservedProcess {
                 observer,
-                has_ended: false,
+                is_unreadable: false,
+                read_at: None,
                 warning: GapWarning::default(),
             });
             observed.push(target);
@@ -121,16 +117,18 @@ impl<'o> SeveralObservations<'o> {
         })
     }
 
-    /// The observations, each with what is said about its process.
+    /// The observers, each with the [`Messages`] for its process.
     pub(super) fn each(&self) -> impl Iterator<Item = (Messages, &Observer)> {
         let each = self.each.iter().zip(&self.targets);
         each.map(|(one, target)| (self.failures.messages(target.pid()), &one.observer))
     }
 
-    /// `read` and `last_of` are given the pid of what they read; what `read` returns takes the place of the reading before, if it is any.
-    /// Has `show` show the readings at the intervals of `display`, until the observation is over or all
-    /// processes have exited; then removes it. Each process is read in between, too, in case it exits. Whatever fails, what was
-    /// observed until then is returned.
+    /// Calls `show` with the readings at the intervals of `display` until the observation is over or all processes have exited; then
+    /// removes the observation from all processes. In between, each process is read too, because it may exit. Returns what was
+    /// observed until then, whatever fails.
+    ///
+    /// `read` and `last_of` get the pid of the process that they read. A reading replaces the previous one of its process; `None`
+    /// leaves that in place.
     pub(super) fn run<T>(
         mut self,
         mut display: Display,
@@ -144,9 +142,9 @@ impl<'o> SeveralObservations<'o> {
         ) -> Result<Next, Failure>,
     ) -> SeveralOutcome<T> {
         let mut last: Vec<(i32, T)> = Vec::new();
-        let mut shown = self.output.begin();
-        if shown.is_ok() && !self.each.is_empty() {
-            shown = self.read_repeatedly(&mut display, &mut last, &mut read, &mut show);
+        let mut printed = self.output.begin();
+        if printed.is_ok() && !self.each.is_empty() {
+            printed = self.read_repeatedly(&mut display, &mut last, &mut read, &mut show);
         }
         let lasted = self.begun.elapsed();
         let signals = self.interruptible.signals();
@@ -162,16 +160,17 @@ impl<'o> SeveralObservations<'o> {
                 }
                 Err(error) => match exit_or_exec(&error) {
                     Some(exit_or_exec) => messages.note(&format!(
-                        "process {pid} {exit_or_exec}: its last reading counts, and hits since then are missing"
+                        "process {pid} {exit_or_exec}: {}",
+                        last_reading(one.read_at, lasted)
                     )),
                     None => self.failures.add(pid, Failure::of_removal(pid, error)),
                 },
             }
         }
         let (was_read, rest_printed) = self.interruptible.end();
-        shown = shown.and(rest_printed);
+        printed = printed.and(rest_printed);
         if let Some(table) = display.table.as_mut().filter(|_| was_read) {
-            shown = shown.and(self.output.print(&table.erase_sequence()));
+            printed = printed.and(self.output.print(&table.erase_sequence()));
         }
         SeveralOutcome {
             targets: self.targets,
@@ -179,7 +178,7 @@ impl<'o> SeveralObservations<'o> {
             lasted,
             was_read,
             failures: self.failures,
-            shown,
+            printed,
         }
     }
 
@@ -204,7 +203,7 @@ impl<'o> SeveralObservations<'o> {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
             let running = self.each.iter().zip(&self.targets);
-            let running = running.filter(|(one, _)| !one.has_ended);
+            let running = running.filter(|(one, _)| !one.is_unreadable);
             let running = running.map(|(_, target)| target);
             let wait_end = self.interruptible.signals().wait(running, left)?;
             let at = self.begun.elapsed();
@@ -212,15 +211,18 @@ impl<'o> SeveralObservations<'o> {
                 return Ok(());
             }
             for (one, target) in self.each.iter_mut().zip(&self.targets) {
-                if one.has_ended {
+                if one.is_unreadable {
                     continue;
                 }
                 let pid = target.pid();
                 match read(pid, &mut one.observer) {
-                    Ok(Some(reading)) => keep(last, pid, reading),
+                    Ok(Some(reading)) => {
+                        one.read_at = Some(at);
+                        keep(last, pid, reading);
+                    }
                     Ok(None) => {}
                     Err(error) => {
-                        one.has_ended = true;
+                        one.is_unreadable = true;
                         if exit_or_exec(&error).is_none() {
                             self.failures.add(pid, Failure::of_process(pid)(error));
                         }
@@ -237,8 +239,7 @@ impl<'o> SeveralObservations<'o> {
                 if let Next::Stop = show(&self.targets, last, shown, &mut self.interruptible)? {
                     return Ok(());
                 }
-                next = interval
-                    .saturating_mul((at.as_nanos() / interval.as_nanos().max(1)) as u32 + 1);
+                next = next_time(at, interval);
             }
             reading_at = if interval > READ_INTERVAL {
                 next_reading(at)
@@ -256,8 +257,10 @@ impl<T> SeveralOutcome<T> {
         output: &Output,
         text: Result<String, Failure>,
     ) -> Result<(), Failure> {
-        let printed = text.and_then(|text| output.print_last(&text, self.was_read));
-        self.shown.and(printed).and(self.failures.finish(OTHERS))
+        let last_printed = text.and_then(|text| output.print_last(&text, self.was_read));
+        self.printed
+            .and(last_printed)
+            .and(self.failures.finish(OTHERS_WERE_OBSERVED))
     }
 }
 

@@ -527,7 +527,10 @@ fn failed_removal_is_reported_with_the_last_values() {
             "{errors:?}"
         );
         assert!(says(&clean), "{errors:?}");
-        assert!(says("this is the last reading"), "{errors:?}");
+        let last = format!(
+            "process {pid} cannot be read any more: the results are those of the last reading"
+        );
+        assert!(says(&last), "{errors:?}");
         target.ask("", "vforked");
         target.hits();
         assert_eq!(run(&clean).answer(), format!("{pid} 3\n"));
