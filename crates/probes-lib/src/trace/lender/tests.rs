@@ -36,7 +36,7 @@ const PATIENT: Limits = Limits {
 /// A thread that follows processes, and lends them.
 struct Follower {
     tid: i32,
-    is_over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -51,19 +51,19 @@ impl Follower {
 
     fn with(pids: &[i32], limits: Limits) -> Follower {
         let pids = pids.to_vec();
-        let (tid, started) = channel();
-        let is_over = Arc::new(AtomicBool::new(false));
-        let stop = is_over.clone();
-        let thread = std::thread::spawn(move || follow(&pids, limits, tid, &stop));
+        let (started, is_started) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_to_stop = stop.clone();
+        let thread = std::thread::spawn(move || follow(&pids, limits, started, &is_to_stop));
         Follower {
-            tid: started.recv().unwrap(),
-            is_over,
+            tid: is_started.recv().unwrap(),
+            stop,
             thread,
         }
     }
 
     fn end(self) {
-        self.is_over.store(true, Ordering::SeqCst);
+        self.stop.store(true, Ordering::SeqCst);
         self.thread.join().unwrap();
     }
 }
@@ -106,7 +106,7 @@ fn hello(pid: i32, holds_lock: bool) -> Vec<u8> {
     Hello::Process { pid, holds_lock }.to_bytes()
 }
 
-/// Opens the memory of a process to write it.
+/// Opens the memory of a process to read and write it.
 fn memory_file(pid: i32) -> File {
     let mut options = File::options();
     let options = options.read(true).write(true);
@@ -147,7 +147,7 @@ fn process_is_stopped_until_resumed_or_abandoned() {
         assert!(matches!(&registers, Reply::Registers(it) if it.rip != 0));
         lease.write(code, &[byte]).unwrap();
         lease.poke(pid, code, &[byte]).unwrap();
-        // Once more, as after a part of it has run.
+        // A second stop, as after one of its threads was resumed.
         assert_eq!(lease.stop(LIMIT).unwrap().unwrap().len(), tids.len());
         if is_resumed {
             lease.resume_all();
@@ -163,8 +163,8 @@ fn process_is_stopped_until_resumed_or_abandoned() {
     talker.hits();
 }
 
-// promise: Following: A tool that is silent while a followed process is stopped for it loses it: the process runs on,
-//    and nothing more of what the tool asks for is done
+// promise: Following: If a tool sends nothing while a followed process is stopped on its behalf, its lease is lost: the process is
+//    resumed, and later requests of that tool fail
 #[test]
 fn silent_tool_loses_the_process() {
     let mut talker = Talker::start(&fixture("idle_threads.pie"));
@@ -179,7 +179,7 @@ fn silent_tool_loses_the_process() {
     // No thread has such a number on its stack.
     let nowhere = 0x5a5a_7b7b_5a5a..0x5a5a_7b7b_5a5b;
     assert!(!stopped.leads_into(&memory, &nowhere));
-    // It answers although the tool has not resumed it.
+    // The process answers although the tool has not resumed it.
     talker.hits();
     let other = [!byte];
     assert!(lease.write(code, &other).is_err());
@@ -205,7 +205,7 @@ fn silent_tool_loses_the_process() {
 }
 
 #[test]
-fn tool_that_says_nothing_is_not_waited_for() {
+fn silent_tools_do_not_block_a_lease() {
     let mut talker = Talker::start(&fixture("idle_threads.pie"));
     let process = Process::open(talker.pid()).unwrap();
     let follower = Follower::patient(process.pid());
@@ -219,7 +219,7 @@ fn tool_that_says_nothing_is_not_waited_for() {
 }
 
 #[test]
-fn only_the_proven_process_is_touched() {
+fn requests_for_threads_of_other_processes_fail() {
     let talker = Talker::start(&fixture("idle_threads.pie"));
     let other = Talker::start(&fixture("idle_threads.pie"));
     let pid = talker.pid();
@@ -239,7 +239,8 @@ fn only_the_proven_process_is_touched() {
     follower.end();
 }
 
-/// Sends bytes, and a file with them; returns the answer, `None` if the connection is closed without one.
+/// Sends a message, with the descriptor of the file if there is one; returns the reply, or `None` if the connection is closed
+/// without one.
 fn answer(socket: &PacketSocket, bytes: &[u8], file: Option<&File>) -> Option<Vec<u8>> {
     socket.send(bytes, file.map(File::as_fd)).unwrap();
     socket.wait_for_message(LIMIT).unwrap();
@@ -272,7 +273,7 @@ fn message_out_of_order_ends_the_connection() {
         let refused = welcome(answer(&connect(), &hello, file));
         assert_eq!(refused, Some(Welcome::Refused));
     }
-    // Another version gets the number of ours.
+    // A tool of another version is sent our version number.
     let later = Hello::OtherVersion(lease::message::VERSION + 1).to_bytes();
     let ours = Welcome::OtherVersion(lease::message::VERSION).to_bytes();
     assert_eq!(answer(&connect(), &later, Some(&memory)), Some(ours));
@@ -286,7 +287,7 @@ fn message_out_of_order_ends_the_connection() {
     let socket = connect();
     answer(&socket, &hello, Some(&memory)).unwrap();
     assert_eq!(answer(&socket, &stop, Some(&memory)), None);
-    // While it is stopped: the process runs on.
+    // While the process is stopped: the connection is closed, and the process is resumed.
     for (message, file) in [(&vec![7; 64], None), (&wait, Some(&memory))] {
         let socket = connect();
         answer(&socket, &hello, Some(&memory)).unwrap();
@@ -308,7 +309,9 @@ fn memory_from_before_an_exec_proves_nothing() {
     let outdated = memory_file(pid);
     talker.ask(&exec("idle_threads.pie"), "ready");
     let socket = PacketSocket::connect(&lease::address(follower.tid)).unwrap();
-    answer(&socket, &hello(pid, true), Some(&outdated)).unwrap();
+    let accepted = answer(&socket, &hello(pid, true), Some(&outdated));
+    let accepted = accepted.and_then(|it| Welcome::parse(&it));
+    assert_eq!(accepted, Some(Welcome::Accepted));
     let stop = Request::Stop(LIMIT.as_millis() as u64).to_bytes();
     let executed = Reply::NotStopped(NotStopped::Executed).to_bytes();
     assert_eq!(answer(&socket, &stop, None), Some(executed));
@@ -323,8 +326,7 @@ fn exec(name: &str) -> String {
     format!("exec {}", fixture(name).display())
 }
 
-/// Asserts that nothing can be written with the memory that a tool has opened before the process has executed the
-/// program that it runs now.
+/// Asserts that memory that was opened before the last exec of the process cannot be written.
 fn assert_unwritable(stopped: &Stopped<'_>, outdated: &ProcessMemory) {
     let (code, byte) = some_code(stopped.process());
     let written = stopped.memory(outdated).map(|mut memory| {
@@ -377,7 +379,7 @@ fn program_executed_between_two_stops_is_not_stopped() {
 // promise: Following: A program that a process executes while it is lent cannot be changed through its follower, nor its
 //    registers be read
 #[test]
-fn program_executed_inside_the_lease_is_not_touched() {
+fn program_executed_during_the_lease_is_not_touched() {
     let mut talker = Talker::start(&fixture("family.pie"));
     let pid = talker.pid();
     let follower = Follower::patient(pid);
@@ -414,7 +416,7 @@ fn program_executed_inside_the_lease_is_not_touched() {
 }
 
 #[test]
-fn resumed_threads_are_only_looked_at() {
+fn nothing_is_written_while_any_thread_runs() {
     let talker = Talker::start(&fixture("idle_threads.pie"));
     let pid = talker.pid();
     let follower = Follower::patient(pid);
@@ -426,18 +428,18 @@ fn resumed_threads_are_only_looked_at() {
         panic!("no registers");
     };
     let (code, byte) = some_code(&process);
-    let set = [
+    let writes = [
         Request::SetRegisters(other, registers),
         Request::Poke(other, code, vec![byte]),
         Request::Write(code, vec![byte]),
     ];
-    let are_done = || set.each_ref().map(|it| lease.call(it).is_ok());
-    assert_eq!(are_done(), [true; 3]);
+    let try_writes = || writes.each_ref().map(|it| lease.call(it).is_ok());
+    assert_eq!(try_writes(), [true; 3]);
     lease.call(&Request::ResumeThread(pid)).unwrap();
-    assert_eq!(are_done(), [false; 3]);
+    assert_eq!(try_writes(), [false; 3]);
     assert!(lease.answer(&Request::Registers(other), Some).is_ok());
     lease.stop(LIMIT).unwrap().unwrap();
-    assert_eq!(are_done(), [true; 3]);
+    assert_eq!(try_writes(), [true; 3]);
     lease.resume_all();
     follower.end();
 }
@@ -457,20 +459,20 @@ fn with_lender(processes: &[&Process], check: impl FnOnce(&mut TraceeSet<'_>, Le
 }
 
 #[test]
-fn job_stop_outlives_a_thread_that_was_resumed() {
+fn job_control_stop_survives_resuming_a_thread() {
     let mut talker = Talker::start_with(&fixture("idle_threads.pie"), ["4"]);
     let pid = talker.pid();
     let follower = Follower::patient(pid);
     let process = Process::open(pid).unwrap();
     let threads = process.threads().unwrap().read().unwrap();
-    let are_stopped = || {
-        eventually("it is stopped", || {
-            let is_stopped = |tid: &i32| matches!(state(*tid), Some('T' | 't'));
-            threads.iter().all(is_stopped).then_some(())
+    let wait_until_stopped = || {
+        eventually("all threads are stopped", || {
+            let is_stopped_or_traced = |tid: &i32| matches!(state(*tid), Some('T' | 't'));
+            threads.iter().all(is_stopped_or_traced).then_some(())
         });
     };
     kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
-    are_stopped();
+    wait_until_stopped();
     for is_resumed in [true, false] {
         let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
         lease.stop(LIMIT).unwrap().unwrap();
@@ -482,7 +484,7 @@ fn job_stop_outlives_a_thread_that_was_resumed() {
             lease.resume_all();
         }
         drop(lease);
-        are_stopped();
+        wait_until_stopped();
     }
     kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
     talker.hits();
@@ -500,14 +502,17 @@ fn signals_reach_other_processes_while_one_is_lent() {
     lease.stop(LIMIT).unwrap().unwrap();
     for is_busy in [false, true] {
         kill(Pid::from_raw(other.pid()), Signal::SIGUSR1).unwrap();
-        let begun = Instant::now();
-        // A tool that asks all the time, until the other process has received its signal.
-        while is_busy && is_stopped(other.pid()) && begun.elapsed() < LIMIT {
-            lease.answer(&Request::Wait(process.pid()), Some).unwrap();
-        }
-        assert!(begun.elapsed() < LIMIT);
-        eventually("the signal is caught", || {
-            other.ask("caught", "caught").contains(" 10:").then_some(())
+        let other = &mut other;
+        std::thread::scope(|scope| {
+            let caught = scope.spawn(|| {
+                eventually("the signal is caught", || {
+                    other.ask("caught", "caught").contains(" 10:").then_some(())
+                });
+            });
+            // A tool that sends requests without a pause, until the other process has caught its signal.
+            while is_busy && !caught.is_finished() {
+                lease.answer(&Request::Wait(process.pid()), Some).unwrap();
+            }
         });
     }
     assert!(is_stopped(lent.pid()));
@@ -537,13 +542,13 @@ fn tool_that_reads_no_answers_loses_the_process() {
 }
 
 #[test]
-fn follower_that_does_not_answer_is_silent() {
+fn connecting_to_a_silent_follower_times_out() {
     let mut talker = Talker::start(&fixture("idle_threads.pie"));
     let process = &Process::open(talker.pid()).unwrap();
     with_lender(&[process], |_, lender| {
         assert!(lender.error().is_none());
-        let at_once = Duration::from_millis(10);
-        let refused = Lease::connect(gettid().as_raw(), process, true, at_once);
+        let limit = Duration::from_millis(10);
+        let refused = Lease::connect(gettid().as_raw(), process, true, limit);
         assert_eq!(refused.err(), Some(NoLease::Silent));
     });
     let (started, is_started) = channel();
@@ -614,7 +619,7 @@ fn lost_lease_is_not_blamed_on_seccomp() {
     let process = &Process::open(talker.pid()).unwrap();
     let checked = with_tracer(&[process], |tracer| {
         let stopped = tracer.stop(process, LIMIT)?;
-        eventually("it is taken back", || {
+        eventually("the process is resumed", || {
             (!is_stopped(process.pid())).then_some(())
         });
         Permissions::of(process, false).check_some_thread_may(&stopped, &[])
@@ -628,9 +633,9 @@ fn lost_lease_is_not_blamed_on_seccomp() {
     follower.end();
 }
 
-/// A follower that takes `pause` to stop a process, and then says that its thread is at `code` until it has been asked to stop it
-/// `stops` times.
-fn show_thread_in(
+/// A fake follower: replies to each stop request after `pause`, and reports `code` as the program counter until it has received
+/// `stops` stop requests.
+fn serve_with_thread_at(
     code: u64,
     stops: usize,
     pause: Duration,
@@ -647,7 +652,7 @@ fn show_thread_in(
         started.send(()).unwrap();
         let client = eventually("a tool connects", || listener.accept().ok());
         let mut buffer = vec![0; MAX_LEN];
-        let mut stopped = 0;
+        let mut stop_requests = 0;
         loop {
             client.wait_for_message(LIMIT).unwrap();
             let Ok((len, _)) = client.receive(&mut buffer) else {
@@ -660,11 +665,11 @@ fn show_thread_in(
             let reply = match request {
                 Request::Stop(_) => {
                     std::thread::sleep(pause);
-                    stopped += 1;
+                    stop_requests += 1;
                     Reply::Stopped(vec![process.pid()])
                 }
                 Request::Registers(_) => {
-                    registers.rip = if stopped < stops { code } else { 0 };
+                    registers.rip = if stop_requests < stops { code } else { 0 };
                     Reply::Registers(Box::new(registers))
                 }
                 Request::Wait(_) => Reply::Wait(Wait::Trapped),
@@ -678,7 +683,7 @@ fn show_thread_in(
 }
 
 #[test]
-fn slow_stops_are_not_blamed_on_the_process() {
+fn slow_stops_do_not_use_up_the_limit() {
     let talker = Talker::start(&fixture("idle_threads.pie"));
     let process = &Process::open(talker.pid()).unwrap();
     let memory = &ProcessMemory::open(process, OFlag::O_RDONLY).unwrap();
@@ -686,7 +691,7 @@ fn slow_stops_are_not_blamed_on_the_process() {
     let limit = Duration::from_millis(5);
     let (started, is_started) = channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| show_thread_in(code.start, 4, 2 * limit, process, started));
+        scope.spawn(|| serve_with_thread_at(code.start, 4, 2 * limit, process, started));
         is_started.recv().unwrap();
         let ran = with_tracer(&[process], |tracer| {
             let stopped = tracer.stop(process, limit)?;
@@ -701,7 +706,7 @@ fn slow_stops_are_not_blamed_on_the_process() {
     });
 }
 
-/// A follower that takes its time to stop a process, and then only says that it has done so, and for how long.
+/// A fake follower: replies after `pause` that the process is stopped, and then that it was stopped for `stop_time`.
 fn stop_slowly(process: &Process, pause: Duration, stop_time: Duration, started: Sender<()>) {
     let served = with_tracer(&[process], |tracer| {
         let mut tracees = TraceeSet::new(tracer);
@@ -710,15 +715,15 @@ fn stop_slowly(process: &Process, pause: Duration, stop_time: Duration, started:
         started.send(()).unwrap();
         let client = eventually("a tool connects", || listener.accept().ok());
         let mut buffer = vec![0; MAX_LEN];
-        let mut request = |answer: &[u8]| {
+        let mut reply_with = |reply: &[u8]| {
             client.wait_for_message(LIMIT).unwrap();
             client.receive(&mut buffer).unwrap();
-            client.send(answer, None).unwrap();
+            client.send(reply, None).unwrap();
         };
-        request(&Welcome::Accepted.to_bytes());
+        reply_with(&Welcome::Accepted.to_bytes());
         std::thread::sleep(pause);
-        request(&Reply::Stopped(vec![process.pid()]).to_bytes());
-        request(&Reply::Resumed(stop_time).to_bytes());
+        reply_with(&Reply::Stopped(vec![process.pid()]).to_bytes());
+        reply_with(&Reply::Resumed(stop_time).to_bytes());
         Ok(())
     });
     served.unwrap();
@@ -728,11 +733,11 @@ fn stop_slowly(process: &Process, pause: Duration, stop_time: Duration, started:
 fn stop_time_is_that_which_the_follower_measures() {
     let talker = Talker::start(&fixture("idle_threads.pie"));
     let open = || Process::open(talker.pid()).unwrap();
-    let (follower, process) = (&open(), &open());
+    let (followed, process) = (&open(), &open());
     let (pause, measured) = (Duration::from_millis(50), Duration::from_millis(2));
     let (started, is_started) = channel();
     std::thread::scope(|scope| {
-        scope.spawn(move || stop_slowly(follower, pause, measured, started));
+        scope.spawn(move || stop_slowly(followed, pause, measured, started));
         is_started.recv().unwrap();
         let stopped = with_tracer(&[process], |tracer| {
             tracer.stop(process, LIMIT).map(Stopped::release)
@@ -752,7 +757,7 @@ fn stop_time_lasts_from_first_stop_to_resume() {
     let begun = Instant::now();
     lease.stop(LIMIT).unwrap().unwrap();
     let stopped = Instant::now();
-    // Once more, as after a part of it has run.
+    // A second stop, as after one of its threads was resumed.
     lease.stop(LIMIT).unwrap().unwrap();
     let at_least = stopped.elapsed();
     lease.resume_all();
@@ -762,7 +767,7 @@ fn stop_time_lasts_from_first_stop_to_resume() {
 }
 
 #[test]
-fn stop_time_counts_stops_that_were_lost() {
+fn stop_time_includes_stops_of_a_lost_lease() {
     let talker = Talker::start(&fixture("idle_threads.pie"));
     let process = Process::open(talker.pid()).unwrap();
     let limits = Limits {
@@ -772,7 +777,7 @@ fn stop_time_counts_stops_that_were_lost() {
     let follower = Follower::with(&[process.pid()], limits);
     let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
     lease.stop(LIMIT).unwrap().unwrap();
-    eventually("it is taken back", || {
+    eventually("the process is resumed", || {
         (!is_stopped(process.pid())).then_some(())
     });
     lease.resume_all();
@@ -800,7 +805,7 @@ fn tools_take_turns() {
             })
             .collect();
         let mut buffer = vec![0; MAX_LEN];
-        // Which have been answered: the greeting, and that the process was stopped and resumed.
+        // How many replies each socket has received since the last call: one to its greeting, and one to each stop and resume.
         let mut answered = || -> Vec<usize> {
             let mut count = |socket: &PacketSocket| {
                 let answers = std::iter::from_fn(|| socket.receive(&mut buffer).ok());
@@ -831,8 +836,8 @@ fn process_is_not_stopped_for_ever() {
     // A slow machine may need longer to stop it.
     let _ = lease.stop(LIMIT).unwrap();
     eventually("it is lost", || {
-        let is_asked = lease.answer(&Request::Wait(process.pid()), Some).is_ok();
-        (!is_asked && lease.is_lost()).then_some(())
+        let is_answered = lease.answer(&Request::Wait(process.pid()), Some).is_ok();
+        (!is_answered && lease.is_lost()).then_some(())
     });
     talker.hits();
     follower.end();
@@ -870,7 +875,7 @@ fn lock_is_skipped_for_its_holder_only() {
         let socket = connect(&mut lender, true).unwrap();
         assert!(!lender.lends_to(own, own, tracees));
         assert!(!lender.lends_to(1, pid, tracees));
-        // Another thread of that process may hold the lock now.
+        // Without the connection, another thread of the tool may hold the lock.
         drop(socket);
         assert!(!lender.lends_to(own, pid, tracees));
     });
@@ -961,7 +966,7 @@ fn exited_process_is_not_stopped() {
     follower.end();
 }
 
-/// A thread that follows a process, and answers as another version would.
+/// Follows a process, and replies to every tool with another protocol version.
 fn follow_as_another_version(pid: i32, started: Sender<()>, stop: &AtomicBool) {
     let process = &Process::open(pid).unwrap();
     let followed = with_tracer(&[process], move |tracer| {
@@ -989,15 +994,15 @@ fn follower_of_another_version_is_named() {
     let mut talker = Talker::start(&fixture("idle_threads.pie"));
     let pid = talker.pid();
     let process = &Process::open(pid).unwrap();
-    let is_over = AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     let (started, is_started) = channel();
     let stopped = std::thread::scope(|scope| {
-        scope.spawn(|| follow_as_another_version(pid, started, &is_over));
+        scope.spawn(|| follow_as_another_version(pid, started, &stop));
         is_started.recv().unwrap();
         let stopped = with_tracer(&[process], |tracer| {
             tracer.stop(process, LIMIT).map(Stopped::release)
         });
-        is_over.store(true, Ordering::SeqCst);
+        stop.store(true, Ordering::SeqCst);
         stopped
     });
     let text = stopped.unwrap_err().to_string();
@@ -1050,7 +1055,7 @@ fn refuse_and_end(process: &Process, started: Sender<()>) {
 }
 
 #[test]
-fn follower_that_ends_is_no_obstacle() {
+fn process_is_stopped_after_its_follower_exits() {
     let mut talker = Talker::start(&fixture("idle_threads.pie"));
     let process = &Process::open(talker.pid()).unwrap();
     let (started, is_started) = channel();
