@@ -8,8 +8,8 @@ use test_support::{Talker, program_forms};
 use crate::count_functions::observing_several;
 use crate::support::{is_observed, object, run};
 
-/// The flags for these processes, but the first, which follows `-pid` anyway.
-pub(crate) fn others(targets: &[Talker]) -> String {
+/// `-pid` flags for all these processes but the first.
+pub(crate) fn other_pid_flags(targets: &[Talker]) -> String {
     let others = targets[1..].iter();
     others.map(|it| format!(" -pid {}", it.pid())).collect()
 }
@@ -19,7 +19,7 @@ pub(crate) fn targets(name: &str) -> Vec<Talker> {
     files.take(3).map(|file| Talker::start(&file)).collect()
 }
 
-/// The hits of each key, each part of which is shown as JSON.
+/// The hits by key; a key is its parts as JSON, separated by spaces.
 fn hits(json: &Value) -> BTreeMap<String, u64> {
     let keys = json["keys"].as_array().unwrap().iter();
     let one = |it: &Value| {
@@ -75,7 +75,10 @@ fn calls_of_several_processes_add_up() {
     ];
     let ways = ["", "-by pid ", "-by pid,arg0&1 ", "-by arg0&1 "];
     for (way, expected) in ways.into_iter().zip(expected) {
-        let flags = format!("{way}-json -fn Calls.leaf,Calls.raises{}", others(&targets));
+        let flags = format!(
+            "{way}-json -fn Calls.leaf,Calls.raises{}",
+            other_pid_flags(&targets)
+        );
         let tool = observing_several("count", &flags, pids[0], 3);
         run_all(&mut targets);
         let json = object(&tool.end().answer());
@@ -123,16 +126,15 @@ fn exited_and_missing_processes_keep_others_counted() {
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
     let flags = format!(
         "-by pid -json -fn Calls.raises{} -pid 4194305",
-        others(&targets)
+        other_pid_flags(&targets)
     );
     let tool = observing_several("count", &flags, pids[0], 3);
     run_all(&mut targets);
-    // Its hits have been read by then, or are missing.
+    // The last reading before its exit may have seen none, some or all of its hits.
     let mut gone = targets.remove(1);
     gone.close_input();
     assert!(gone.guard().wait().success());
-    let again = targets[1].ask("run 1 50", "calls");
-    assert!(again.starts_with("calls "));
+    targets[1].ask("run 1 50", "calls");
     let run = tool.end();
     assert_eq!(run.code, Some(1), "{run:?}");
     assert!(run.stderr.contains("the others were observed"), "{run:?}");
@@ -145,14 +147,14 @@ fn exited_and_missing_processes_keep_others_counted() {
             .unwrap_or(0)
     };
     assert_eq!([of(pids[0]), of(pids[2])], [200, 650]);
-    assert!([0, 400].contains(&of(pids[1])), "{found:?}");
+    assert!(of(pids[1]) <= 400, "{found:?}");
     assert!(![pids[0], pids[2]].iter().any(|pid| is_observed(*pid)));
 }
 
 #[test]
-fn what_is_about_one_process_is_refused() {
+fn flags_for_one_process_are_refused() {
     let targets = targets("calls");
-    let pids = format!("-pid {}{}", targets[0].pid(), others(&targets));
+    let pids = format!("-pid {}{}", targets[0].pid(), other_pid_flags(&targets));
     for (flags, why) in [
         ("-sites", "-sites is for one process"),
         ("-fn Calls.leaf -by caller", "-by caller is for one process"),
@@ -167,9 +169,9 @@ fn what_is_about_one_process_is_refused() {
 // promise: Death of the tool: A tool that is killed while it counts several processes leaves them running; the next one counts all
 //    (3 processes)
 #[test]
-fn killed_counts_of_several_are_taken_over() {
+fn next_count_replaces_orphaned_observations() {
     let mut targets = targets("calls");
-    let flags = format!("-json -fn Calls.raises{}", others(&targets));
+    let flags = format!("-json -fn Calls.raises{}", other_pid_flags(&targets));
     let pid = targets[0].pid();
     observing_several("count", &flags, pid, 3).kill();
     run_all(&mut targets);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use test_support::{Scratch, Talker};
 
 use crate::count_functions::observing_several;
-use crate::count_several::{others, run_all, targets};
+use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::support::{command, is_observed, object, run_command};
 
 /// The name, the pid, the count and the sum of each histogram.
@@ -31,7 +31,7 @@ fn sum(rounds: u64) -> u64 {
 fn values_of_several_processes_add_up() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
-    let others = others(&targets);
+    let others = other_pid_flags(&targets);
     let sums = [sum(100), sum(200), sum(300)];
     for way in ["", " -by pid"] {
         let flags = format!("-json -fn Calls.raises -of arg0{way}{others}");
@@ -62,7 +62,10 @@ fn values_of_several_processes_add_up() {
 fn histograms_of_exited_processes_stay() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
-    let flags = format!("-by pid -fn Calls.raises -of arg0{}", others(&targets));
+    let flags = format!(
+        "-by pid -fn Calls.raises -of arg0{}",
+        other_pid_flags(&targets)
+    );
     let tool = observing_several("hist", &flags, pids[0], 3);
     run_all(&mut targets);
     let mut gone = targets.remove(1);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use test_support::{Talker, fixture_forms, program, program_forms};
 
 use crate::count_functions::{Observing, observing, observing_several};
-use crate::count_several::{others, run_all, targets};
+use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::support::{is_observed, object, run};
 
 fn timing(flags: &str, pid: i32) -> Observing {
@@ -183,7 +183,7 @@ fn times_without_a_key_are_untyped() {
 fn keys_of_several_processes_add_up() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
-    let others = others(&targets);
+    let others = other_pid_flags(&targets);
     for way in ["", "pid,"] {
         let flags = format!("-json -fn Calls.leaf -by {way}arg0&1{others}");
         let tool = observing_several("latency", &flags, pids[0], 3);

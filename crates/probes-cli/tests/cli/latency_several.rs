@@ -4,7 +4,7 @@ use serde_json::Value;
 use test_support::Talker;
 
 use crate::count_functions::observing_several;
-use crate::count_several::{others, run_all, targets};
+use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::support::{is_observed, object, run};
 
 // promise: Observations: Pairs of several processes are timed in one answer, every one, together and by process (3 processes, 3 ways)
@@ -13,7 +13,10 @@ fn pairs_of_several_processes_add_up() {
     let mut targets = targets("requests");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
     let mut measure = |flags: &str| {
-        let flags = format!("-pair start,stop -key number {flags}{}", others(&targets));
+        let flags = format!(
+            "-pair start,stop -key number {flags}{}",
+            other_pid_flags(&targets)
+        );
         let tool = observing_several("latency", &flags, pids[0], 3);
         for (many, target) in [95, 195, 295].into_iter().zip(&mut targets) {
             target.ask(&format!("flight 5 {many}"), "flight");
@@ -48,7 +51,10 @@ fn pairs_of_several_processes_add_up() {
 fn interleaving_in_one_of_several_is_said() {
     let mut targets = targets("requests");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
-    let flags = format!("-pair start,stop -by pid -json{}", others(&targets));
+    let flags = format!(
+        "-pair start,stop -by pid -json{}",
+        other_pid_flags(&targets)
+    );
     let tool = observing_several("latency", &flags, pids[0], 3);
     targets[1].ask("flight 5 100", "flight");
     targets[2].ask("flight 1 100", "flight");
@@ -62,7 +68,7 @@ fn interleaving_in_one_of_several_is_said() {
             .contains(&format!("{} start,stop: no time", pids[1])),
         "{run_ended:?}"
     );
-    let flags = format!("{}{}", pids[0], others(&targets));
+    let flags = format!("{}{}", pids[0], other_pid_flags(&targets));
     let refused = run(&format!(
         "latency -pid {flags} -fn Requests.start -by caller"
     ));
@@ -82,7 +88,10 @@ fn timed_calls_of_several_processes_add_up() {
     // Of 100, 200 and 300 rounds of 2 threads: a round calls `leaf` once or twice, and `raises` once, whose calls are unwound half the time.
     let (leaves, raises) = ([300, 600, 900], [200, 400, 600]);
     let mut measure = |flags: &str| {
-        let flags = format!("-fn Calls.leaf,Calls.raises {flags}{}", others(&targets));
+        let flags = format!(
+            "-fn Calls.leaf,Calls.raises {flags}{}",
+            other_pid_flags(&targets)
+        );
         let tool = observing_several("latency", &flags, pids[0], 3);
         run_all(&mut targets);
         tool.end().answer()
@@ -139,7 +148,7 @@ fn slow_pairs_of_several_say_their_process() {
         ("-pair start,stop -key number", "slow_pair"),
         ("-fn Requests.flight", "slow_call"),
     ] {
-        let flags = format!("{what} -over 0 -json{}", others(&targets));
+        let flags = format!("{what} -over 0 -json{}", other_pid_flags(&targets));
         let tool = observing_several("latency", &flags, pids[0], 3);
         for (many, target) in [5, 15, 25].into_iter().zip(&mut targets) {
             target.ask(&format!("flight 5 {many}"), "flight");
@@ -158,7 +167,10 @@ fn slow_pairs_of_several_say_their_process() {
         assert_eq!(counted.as_u64(), Some(shown), "{answer:?}");
         assert!(pids.iter().all(|pid| of(*pid) > 0), "{answer:?}");
     }
-    let flags = format!("-pair start,stop -key number -over 0{}", others(&targets));
+    let flags = format!(
+        "-pair start,stop -key number -over 0{}",
+        other_pid_flags(&targets)
+    );
     let tool = observing_several("latency", &flags, pids[0], 3);
     targets[2].ask("flight 5 5", "flight");
     let plain = tool.end().answer();

@@ -4,7 +4,7 @@ use serde_json::Value;
 use test_support::Talker;
 
 use crate::count_functions::observing_several;
-use crate::count_several::{others, run_all, targets};
+use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::support::{is_observed, object, run};
 
 // promise: Observations: The hits of several processes are shown in one stream, every one, each with its process (3 processes)
@@ -12,7 +12,7 @@ use crate::support::{is_observed, object, run};
 fn hits_of_several_say_their_process() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
-    let flags = format!("-fn Calls.leaf -json{}", others(&targets));
+    let flags = format!("-fn Calls.leaf -json{}", other_pid_flags(&targets));
     let tool = observing_several("watch", &flags, pids[0], 3);
     run_all(&mut targets);
     let answer = tool.end();
@@ -30,7 +30,10 @@ fn columns_of_several_have_the_pid() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
     for (flags, place) in [("", 1), (" -fields name,pid", 1), (" -fields pid", 0)] {
-        let flags = format!("-fn Calls.leaf -limit 3{flags}{}", others(&targets));
+        let flags = format!(
+            "-fn Calls.leaf -limit 3{flags}{}",
+            other_pid_flags(&targets)
+        );
         let tool = observing_several("watch", &flags, pids[0], 3);
         targets[1].ask("run 1 100", "calls");
         let answer = tool.until_end().answer();
@@ -50,7 +53,7 @@ fn columns_of_several_have_the_pid() {
 fn others_are_watched_when_one_exits() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
-    let flags = format!("-fn Calls.leaf -fields pid{}", others(&targets));
+    let flags = format!("-fn Calls.leaf -fields pid{}", other_pid_flags(&targets));
     let mut tool = observing_several("watch", &flags, pids[0], 3);
     targets[0].ask("run 1 1", "calls");
     assert_eq!(tool.line(), Some(pids[0].to_string()));

@@ -60,7 +60,7 @@ fn second_observer_is_refused_naming_the_first() {
         // Also through another `Target` of the same process.
         for target in [&target, &Target::open(pid).unwrap()] {
             let Err(error) = target.observe(&everything(), options()) else {
-                panic!("two observe it");
+                panic!("process {pid} accepted a second observer");
             };
             let observer = already_observed(&error);
             assert_eq!(observer.pid, std::process::id() as i32);
@@ -75,7 +75,7 @@ fn second_observer_is_refused_naming_the_first() {
         }
         before.assert_same(&Image::of(pid).text(), "the observed program");
         assert_eq!(anonymous_code(pid), mapped);
-        // Others switch its probes meanwhile.
+        // Its probes can be switched meanwhile.
         target.update(&named(Action::Enable, "start")).unwrap();
         talker.hits();
         target.update(&named(Action::Disable, "start")).unwrap();
@@ -113,7 +113,7 @@ fn replaced_observer_gets_an_error() {
         assert_eq!(observed.counts.total(), 2);
         assert_eq!(observed.events.events.len(), 2);
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
-        // The successor has been removed: its pid and command are no longer known.
+        // The successor has removed its observation: its pid and command are no longer known.
         let error = first.remove().unwrap_err();
         let kind = error.kind();
         assert!(
@@ -193,10 +193,10 @@ fn launch(file: &std::path::Path, input: Stdio) -> probes_lib::Launched {
     launch.spawn().unwrap()
 }
 
-// promise: Observations: If another tool takes over a program that was launched to be observed,
-//    what was recorded before can be read, but only with an error that says so (2 × 2)
+// promise: Observations: If another tool takes over a program that was launched to be observed, what was recorded before can be
+//    read, and checking or removing the observation fails with the pid of that tool (2 × 2)
 #[test]
-fn launched_program_that_is_taken_over_keeps_results() {
+fn replaced_observer_of_launched_program_keeps_results() {
     for file in fixture_forms("timed") {
         for exits in [false, true] {
             let mut launched = launch(&file, Stdio::piped());
@@ -227,9 +227,9 @@ fn launched_program_that_is_taken_over_keeps_results() {
 fn launched_program_that_exits_was_not_replaced() {
     for file in fixture_forms("timed") {
         let scratch = Scratch::new();
-        std::fs::write(scratch.file("words"), "run\nquit\n").unwrap();
-        let words = File::open(scratch.file("words")).unwrap();
-        let mut launched = launch(&file, words.into());
+        std::fs::write(scratch.file("commands"), "run\nquit\n").unwrap();
+        let commands = File::open(scratch.file("commands")).unwrap();
+        let mut launched = launch(&file, commands.into());
         let mut observer = launched.take_observer().unwrap();
         assert!(launched.child().wait().unwrap().success());
         assert_eq!(observer.remove().unwrap().counts.total(), 2);
