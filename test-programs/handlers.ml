@@ -31,7 +31,7 @@ let allocating values =
      if List.length (Sys.opaque_identity copies) = 1000 then count "alloc")];
   sum + List.length values
 
-(* Values live across the site must survive, and move, with the collection. *)
+(* Values that are live across the site must survive a collection that moves them. *)
 let collecting n =
   let fresh = List.init n string_of_int in
   let pair = (Array.make n 1.5, fresh) in

@@ -1,4 +1,4 @@
-(* Knows no command; exits at the end of its input. *)
+(* Has no commands; exits at the end of its input. *)
 
 let () =
   print_endline "ready";

@@ -1,7 +1,8 @@
-(* Marshals a closure and reads those of other processes, line by line:
+(* Marshals a closure, and reads closures that other processes have marshalled. Commands on stdin, one a line:
 
    write FILE    marshals [work] to FILE
-   read FILE     reads a closure from FILE and calls it, or says that it is refused *)
+   read FILE     reads a closure from FILE, calls it with 41 and prints `got RESULT`; prints `refused` if
+                 Marshal raises Failure *)
 
 let work x =
   [%probe "work" (ignore (Sys.opaque_identity x))];
@@ -30,7 +31,7 @@ let rec serve () =
     (match String.sub line 0 space with
     | "write" -> write file
     | "read" -> read file
-    | command -> failwith command);
+    | command -> failwith ("unknown command: " ^ command));
     serve ()
 
 let () =

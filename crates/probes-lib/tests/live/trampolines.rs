@@ -123,7 +123,7 @@ fn long_signal_handler_returns_into_its_trampoline() {
             // No thread can enter any more, but those inside have to leave.
             assert_eq!(anonymous_code(talker.pid()).len(), 1, "{stay}, {leave}");
             before.assert_same(&Image::of(talker.pid()).text(), "the program");
-            talker.ask(leave, "gone on");
+            talker.ask(leave, "resumed");
             eventually("it is removed", || {
                 target.clean(options()).unwrap();
                 anonymous_code(talker.pid()).is_empty().then_some(())
