@@ -44,7 +44,7 @@ static void raise_error(const char *message)
     caml_raise_with_string(*error, message);
 }
 
-/* Raises the message of a call, and frees it. OCaml values may move from here on. */
+/* Raises Error with the message of a failed call, and frees the message. OCaml values may move from here on. */
 static void raise_and_free(void (*error_free)(char *), char *message)
 {
     CAMLparam0();
@@ -56,21 +56,19 @@ static void raise_and_free(void (*error_free)(char *), char *message)
     CAMLnoreturn;
 }
 
-/* Returns a name as a C string, valid until something is allocated in the OCaml heap. */
-static const char *name_of(value name)
+/* Returns an OCaml string as a C string, valid until something is allocated in the OCaml heap. */
+static const char *c_string_of(value text)
 {
-    if (strlen(String_val(name)) != caml_string_length(name))
-        raise_error("the name has a zero byte in it");
-    return String_val(name);
+    if (strlen(String_val(text)) != caml_string_length(text))
+        raise_error("a name, regular expression or path contains a NUL byte");
+    return String_val(text);
 }
 
 /* ---- The library ------------------------------------------------------------ */
 
 static void finalize(value v)
 {
-    /* Without the library there is nothing to free. */
-    if (SELF(v)->probes != NULL)
-        SELF(v)->free(SELF(v)->probes);
+    SELF(v)->free(SELF(v)->probes);
 }
 
 static struct custom_operations operations = {
@@ -105,12 +103,18 @@ CAMLprim value probes_self_current(value path)
     char *error = NULL;
 
     /* Never unloaded: threads may use it until they exit. */
-    void *library = dlopen(name_of(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    void *library = dlopen(c_string_of(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == NULL)
         raise_not_loaded(dlerror());
     FUNCTIONS(LOOK_UP)
-    if (self.abi() != PROBES_ABI)
-        raise_not_loaded("its version is not the one that this program was built for");
+    if (self.abi() != PROBES_ABI) {
+        char reason[128];
+
+        snprintf(reason, sizeof reason,
+                 "its interface has version %d, but this program was built for version %d",
+                 (int)self.abi(), (int)PROBES_ABI);
+        raise_not_loaded(reason);
+    }
     self.probes = self.current(&error);
     if (self.probes == NULL)
         raise_and_free(self.error_free, error);
@@ -125,10 +129,11 @@ CAMLprim value probes_self_update(value v, value update, value argument)
 {
     CAMLparam3(v, update, argument);
     const struct self *self = SELF(v);
-    const char *name = name_of(argument);
+    const char *name = c_string_of(argument);
     char *error = NULL;
     bool done = false;
 
+    /* In the order of the constructors of `update` in probes_self.ml. */
     switch (Int_val(update)) {
     case 0: done = self->enable(self->probes, name, &error); break;
     case 1: done = self->disable(self->probes, name, &error); break;
@@ -151,7 +156,7 @@ CAMLprim value probes_self_state(value v, value name)
     CAMLparam2(v, name);
     const struct self *self = SELF(v);
     char *error = NULL;
-    int state = self->state(self->probes, name_of(name), &error);
+    int state = self->state(self->probes, c_string_of(name), &error);
 
     if (state == PROBES_FAILED)
         raise_and_free(self->error_free, error);

@@ -82,7 +82,10 @@ fn each_function_does_what_its_documentation_says() {
                 "disable even",
                 "failed probe \"even\" is not enabled; nothing was changed",
             ),
-            ("zero", "failed the name has a zero byte in it"),
+            (
+                "zero",
+                "failed a name, regular expression or path contains a NUL byte",
+            ),
         ] {
             assert_eq!(service.ask(line, ""), answer, "{line}");
         }
