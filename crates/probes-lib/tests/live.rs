@@ -35,7 +35,7 @@ mod objects;
 #[path = "live/functions.rs"]
 mod functions;
 
-// What is written on the library, as an example.
+// A program that uses the library, as an example.
 #[path = "live/exporter.rs"]
 mod exporter;
 
@@ -43,7 +43,7 @@ mod exporter;
 #[path = "live/survey.rs"]
 mod survey;
 
-// Updates without a stop of the process, and updates that are undone, or given back for the dead.
+// Updates without a stop of the process, updates that are undone, and holds of killed tools that are given back.
 #[path = "live/holds.rs"]
 mod holds;
 #[path = "live/undo.rs"]
@@ -132,7 +132,7 @@ mod examples;
 #[path = "live/oracles.rs"]
 mod oracles;
 
-// Patches of any code, and what they do.
+// Patches of any instruction, and the code that is executed instead.
 #[path = "live/displaced.rs"]
 mod displaced;
 #[path = "live/lockstep.rs"]

@@ -11,10 +11,10 @@ use test_support::{Scratch, Talker, fixture, fixture_forms, output};
 use crate::objects::{damage_messages, damaged_plugin, hosts};
 use crate::support::{Run, image, run, run_on};
 
-/// A note, or what is shown of a site: probe, address and semaphore in the file, arguments.
+/// A note, or what is shown of a site: probe, address in the file, arguments.
 type Note = (String, u64, String);
 
-fn number(text: &str) -> u64 {
+fn parse_hex(text: &str) -> u64 {
     u64::from_str_radix(text.strip_prefix("0x").unwrap(), 16).unwrap()
 }
 
@@ -40,16 +40,19 @@ fn shown_by_readelf(file: &Path) -> (BTreeSet<Note>, BTreeSet<(String, u64)>) {
             "Location" => {
                 let numbers = value.split(", ");
                 location = numbers
-                    .map(|part| number(part.rsplit(' ').next().unwrap()))
+                    .map(|part| parse_hex(part.rsplit(' ').next().unwrap()))
                     .collect();
             }
             // The last line of a note.
             "Arguments" => {
-                if location[0] != 0 {
-                    sites.insert((probe.clone(), location[0], value.to_owned()));
+                let [pc, _base, semaphore] = location[..] else {
+                    panic!("{location:x?}");
+                };
+                if pc != 0 {
+                    sites.insert((probe.clone(), pc, value.to_owned()));
                 }
-                if location[2] != 0 {
-                    semaphores.insert((probe.clone(), location[2]));
+                if semaphore != 0 {
+                    semaphores.insert((probe.clone(), semaphore));
                 }
             }
             _ => {}
@@ -70,7 +73,7 @@ fn each<'j>(json: &'j Value, field: &'j str) -> impl Iterator<Item = (String, &'
 /// The sites and semaphores of an object in a JSON answer.
 fn shown(json: &Value, object: &Path) -> (BTreeSet<Note>, BTreeSet<(String, u64)>) {
     let is_of = |part: &Value| part["object"] == object.to_str().unwrap();
-    let address = |part: &Value| number(part["file_address"].as_str().unwrap());
+    let address = |part: &Value| parse_hex(part["file_address"].as_str().unwrap());
     let sites = each(json, "sites").filter(|(_, site)| is_of(site));
     let sites = sites.map(|(probe, site)| {
         let arguments = site["arguments"].as_str().unwrap().to_owned();
@@ -120,7 +123,7 @@ fn sites_and_semaphores_are_below_their_names() {
             let found = source.lines().enumerate().filter(is_code);
             found.map(|(index, _)| index + 1).collect::<Vec<_>>()
         };
-        let inner = lines("GUARDED");
+        let guarded_lines = lines("GUARDED");
         let expected = format!(
             "demo:between\n  site {:#x} {name} usdt_round usdt.S:{}\n\
              demo:guarded\n  site {:#x} {name} usdt_round usdt.S:{} -4@%edi 8@%rsi\n  \
@@ -129,9 +132,9 @@ fn sites_and_semaphores_are_below_their_names() {
             between[0],
             lines("FOREIGN demo, between")[0],
             guarded[0],
-            inner[0],
+            guarded_lines[0],
             guarded[1],
-            inner[1],
+            guarded_lines[1],
             open[0],
             lines("FOREIGN demo, open")[0],
         );
@@ -154,7 +157,7 @@ fn sites_and_semaphores_are_below_their_names() {
 }
 
 /// The address of the first mapping of a file.
-fn start(pid: i32, file: &Path) -> u64 {
+fn first_mapping(pid: i32, file: &Path) -> u64 {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let of_file = |line: &&str| line.ends_with(file.to_str().unwrap());
     let first = maps.lines().find(of_file).unwrap();
@@ -178,11 +181,15 @@ fn process_has_the_probes_of_its_libraries() {
             let expected = shown_by_readelf(object);
             assert_eq!(shown(&json, object), expected);
             let is_fixed = object.to_str().unwrap().ends_with("nopie");
-            let bias = if is_fixed { 0 } else { start(pid, object) };
+            let bias = if is_fixed {
+                0
+            } else {
+                first_mapping(pid, object)
+            };
             for (_, part) in each(&json, "sites").chain(each(&json, "semaphores")) {
                 if part["object"] == object.to_str().unwrap() {
                     let [live, in_file] = ["address", "file_address"]
-                        .map(|field| number(part[field].as_str().unwrap()));
+                        .map(|field| parse_hex(part[field].as_str().unwrap()));
                     assert_eq!(live, in_file + bias);
                 }
             }
@@ -212,7 +219,7 @@ fn providers_and_names_are_selected_by_globs() {
 }
 
 #[test]
-fn probes_that_are_not_there_are_refused() {
+fn selecting_unknown_probes_fails_with_a_suggestion() {
     let file = fixture("usdt.pie");
     let failure = |line: &str| run_on(&format!("list -provider {line}"), &file).failure();
     let hint = format!(
@@ -240,7 +247,8 @@ fn probes_that_are_not_there_are_refused() {
     assert!(json.contains("\"kind\":\"function.no_usdt\""), "{json}");
 }
 
-/// A file with these notes, each provider, name, arguments, and an offset from its only code, as assembly has them.
+/// Builds a file with these notes. Each is a provider, a name, arguments and the offset of the site from `_start`, as they are written
+/// in assembly.
 fn with_notes(scratch: &Scratch, notes: &[(&str, &str, &str, &str)]) -> PathBuf {
     let (source, file) = (scratch.file("notes.s"), scratch.file("notes"));
     let mut assembly = String::from(".text\n.globl _start\n_start: nop; ret\n");
@@ -259,9 +267,9 @@ fn with_notes(scratch: &Scratch, notes: &[(&str, &str, &str, &str)]) -> PathBuf 
     file
 }
 
-// promise: Bad input: Bytes in notes of USDT probes never reach a terminal as they are (1)
+// promise: Bad input: Unprintable bytes in notes of USDT probes are escaped before they reach a terminal (1)
 #[test]
-fn notes_of_any_bytes_are_shown_printable() {
+fn unprintable_bytes_of_notes_are_escaped() {
     let scratch = Scratch::new();
     let notes = [
         ("a", "good", r"8@\033[31m\n\377", "0"),
@@ -339,7 +347,7 @@ fn equal_notes_of_a_site_are_one_site() {
     assert_eq!(answer.matches("  site ").count(), 2, "{answer}");
 }
 
-/// A copy of a file with other bytes in a place.
+/// A copy of a file with other bytes at these offsets.
 fn patched(scratch: &Scratch, file: &Path, name: &str, patches: &[(usize, &[u8])]) -> PathBuf {
     let copy = scratch.copy(file, name);
     let mut bytes = fs::read(&copy).unwrap();
@@ -350,7 +358,7 @@ fn patched(scratch: &Scratch, file: &Path, name: &str, patches: &[(usize, &[u8])
     copy
 }
 
-// promise: Bad input: A file without section headers is not said to have no USDT probes (2)
+// promise: Bad input: A file without section headers is refused, not listed as without USDT probes (2)
 #[test]
 fn file_without_section_headers_is_refused() {
     let scratch = Scratch::new();
@@ -359,19 +367,14 @@ fn file_without_section_headers_is_refused() {
         let copy = patched(&scratch, &file, "bare", &[(40, &[0; 8]), (58, &[0; 6])]);
         let error = run_on("list -provider any", &copy).failure();
         assert!(error.contains("bare has no section headers, "), "{error}");
-        let mut target = Talker::start(&copy);
-        let error = run(&format!("list -provider any -pid {}", target.pid()));
-        assert!(
-            error.stderr.contains("bare has no section headers, "),
-            "{}",
-            error.stderr
-        );
-        target.send("quit");
-        target.guard().wait();
+        let target = Talker::start(&copy);
+        let listed = run(&format!("list -provider any -pid {}", target.pid()));
+        let expected = "bare has no section headers, ";
+        assert!(listed.stderr.contains(expected), "{}", listed.stderr);
     }
 }
 
-/// A copy of a program that runs, and whose symbol table is said to be behind the end of the file.
+/// A copy of a program that can still be executed, but whose section header places the symbol table past the end of the file.
 pub(crate) fn without_function_names(scratch: &Scratch, file: &Path) -> PathBuf {
     let bytes = fs::read(file).unwrap();
     let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;

@@ -23,14 +23,14 @@ fn load() -> String {
     format!("load {}", fixture("objects/plugin.so").display())
 }
 
-/// What a tool says on standard error if the process is told something while it is observed.
-fn said(target: &mut Talker, line: &str, ask: &str) -> String {
+/// The standard error of a tool that observes a process while that executes a command.
+fn stderr_of(target: &mut Talker, line: &str, command: &str) -> String {
     let tool = watched(line, target.pid());
-    target.ask(ask, "loaded");
+    target.ask(command, "loaded");
     kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
-    let (_, said, status) = rest(tool);
-    assert_eq!(status, Some(0), "{said}");
-    said
+    let (_, stderr, status) = rest(tool);
+    assert_eq!(status, Some(0), "{stderr}");
+    stderr
 }
 
 // promise: Functions: If the process loads a library with functions that were asked for, each command warns that they are not
@@ -44,7 +44,7 @@ fn each_command_warns_of_libraries_loaded_later() {
             "watch -fn fixture_*",
         ] {
             let mut target = Talker::start(&file);
-            let text = said(&mut target, line, &load());
+            let text = stderr_of(&mut target, line, &load());
             let warning = format!(
                 "ocaml-probes: warning: {}\nhint: run the command again to observe them, too\n",
                 message()
@@ -52,7 +52,7 @@ fn each_command_warns_of_libraries_loaded_later() {
             assert_eq!(text.matches(&warning).count(), 1, "{line}: {text}");
 
             let mut target = Talker::start(&file);
-            let said = said(&mut target, &format!("{line} -json"), &load());
+            let said = stderr_of(&mut target, &format!("{line} -json"), &load());
             let said: Vec<_> = said.lines().map(object).collect();
             let later: Vec<_> = said
                 .iter()
@@ -71,8 +71,8 @@ fn library_loaded_twice_is_noticed() {
     for file in fixture_forms("objects/host") {
         let mut target = Talker::start(&file);
         target.ask(&load(), "loaded");
-        let isolate = load().replace("load", "isolate");
-        let said = said(&mut target, "count -fn plugin_*", &isolate);
+        let isolate = load().replacen("load", "isolate", 1);
+        let said = stderr_of(&mut target, "count -fn plugin_*", &isolate);
         assert_eq!(said.matches(&message()).count(), 1, "{said}");
     }
 }
@@ -81,7 +81,7 @@ fn library_loaded_twice_is_noticed() {
 fn libraries_without_selected_functions_are_not_named() {
     for file in fixture_forms("objects/host") {
         let mut target = Talker::start(&file);
-        let said = said(&mut target, "count -fn main", &load());
+        let said = stderr_of(&mut target, "count -fn main", &load());
         assert!(!said.contains("not observed"), "{said}");
     }
 }

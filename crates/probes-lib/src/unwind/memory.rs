@@ -1,4 +1,4 @@
-//! [`StackMemory`]: the memory that stacks are read from.
+//! [`StackMemory`], the memory that stacks are read from, and [`CachedPages`], a cache of the pages of a process.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ pub(crate) trait StackMemory {
     /// Fills `bytes` from `at`; `None` if that cannot be read.
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()>;
 
-    /// Returns the word at `at`.
+    /// Returns the word at `at`; `None` if it cannot be read.
     fn word(&mut self, at: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(at, &mut bytes)?;
@@ -18,18 +18,18 @@ pub(crate) trait StackMemory {
     }
 }
 
-/// How many pages are kept.
-const KEPT_PAGES: usize = 1 << 12;
+/// The number of cached pages at which the cache is emptied.
+const MAX_PAGES: usize = 1 << 12;
 
-/// How many pages are read at once where they are there.
+/// How many pages are read at once if all of them are mapped.
 const AT_ONCE: usize = 4;
 
 const PAGE_LEN: usize = PAGE as usize;
 
-/// Where no process has memory of its own: the kernel's half.
-const FIRST_OF_KERNEL: u64 = 1 << 47;
+/// The end of the user half of the address space, with 4-level page tables.
+const USER_END: u64 = 1 << 47;
 
-/// Pages of a process, each read once.
+/// Pages of a process, cached.
 pub(crate) struct CachedPages<'m, M> {
     memory: &'m M,
     /// `None` if the page cannot be read.
@@ -47,7 +47,7 @@ impl<'m, M: ReadMemory> CachedPages<'m, M> {
     fn page(&mut self, at: u64) -> Option<&[u8; PAGE_LEN]> {
         let start = at - at % PAGE;
         if !self.pages.contains_key(&start) {
-            if self.pages.len() >= KEPT_PAGES {
+            if self.pages.len() >= MAX_PAGES {
                 self.pages.clear();
             }
             self.load(start);
@@ -55,10 +55,10 @@ impl<'m, M: ReadMemory> CachedPages<'m, M> {
         self.pages.get(&start)?.as_deref()
     }
 
-    /// Reads a page, and those after it if they are there.
+    /// Reads a page, and the following ones if all [`AT_ONCE`] can be read.
     fn load(&mut self, start: u64) {
         let mut several = [0; AT_ONCE * PAGE_LEN];
-        let has_all = start < FIRST_OF_KERNEL - several.len() as u64
+        let has_all = start < USER_END - several.len() as u64
             && self.memory.read(LiveAddr(start), &mut several).is_ok();
         if has_all {
             for (page, bytes) in (0..).zip(several.chunks_exact(PAGE_LEN)) {
@@ -70,8 +70,7 @@ impl<'m, M: ReadMemory> CachedPages<'m, M> {
             return;
         }
         let mut one = [0; PAGE_LEN];
-        let is_there =
-            start < FIRST_OF_KERNEL && self.memory.read(LiveAddr(start), &mut one).is_ok();
+        let is_there = start < USER_END && self.memory.read(LiveAddr(start), &mut one).is_ok();
         self.pages.insert(start, is_there.then(|| Box::new(one)));
     }
 }

@@ -1,3 +1,5 @@
+use std::path::PathBuf;
+
 use proptest::prelude::*;
 use test_support::{DEADLINE, Scratch, SymbolFile, fixture, program, program_forms};
 
@@ -11,6 +13,14 @@ fn table(file: &Path) -> FunctionTable {
 fn named<'t>(table: &'t FunctionTable, name: &str) -> Vec<Function<'t>> {
     let has_name = |it: &Function<'_>| it.names().any(|found| found.text == name);
     table.functions().filter(has_name).collect()
+}
+
+/// Writes a stripped copy of a file; returns its path.
+fn strip(file: &Path, copy: PathBuf, flags: &[&str]) -> PathBuf {
+    let mut strip = std::process::Command::new("strip");
+    strip.args(flags).arg("-o").arg(&copy).arg(file);
+    assert!(strip.status().unwrap().success());
+    copy
 }
 
 #[test]
@@ -31,18 +41,14 @@ fn functions_have_names_of_the_source() {
 }
 
 #[test]
-fn selecting_knows_the_names_of_all_functions() {
+fn table_for_selection_has_all_names() {
     let scratch = Scratch::new();
     for file in program_forms("service") {
         let whole = ElfFile::open(&file).unwrap();
         let known = table(&file);
         let map = named(&known, "Stdlib.List.map")[0].name().unwrap().symbol;
         let strip = |name: &str, flags: &[&str]| {
-            let stripped = scratch.file(name);
-            let mut strip = std::process::Command::new("strip");
-            strip.args(flags).arg("-o").arg(&stripped).arg(&file);
-            assert!(strip.status().unwrap().success());
-            ElfFile::open(&stripped).unwrap()
+            ElfFile::open(&strip(&file, scratch.file(name), flags)).unwrap()
         };
         let lacks_one = strip("lacks_one", &["--strip-debug", "-N", &map]);
         for elf in [&whole, &strip("stripped", &[]), &lacks_one] {
@@ -58,7 +64,7 @@ fn selecting_knows_the_names_of_all_functions() {
             assert!(names(&to_select) == names(&all));
             assert_eq!(named(&to_select, "Stdlib.List.map").len(), 1);
         }
-        // Nothing is read in vain.
+        // First calls are not read: no function needs them for its name.
         let to_select = FunctionTable::with_names_of(&whole).unwrap();
         assert!(to_select.functions().all(|it| it.first_call().is_none()));
     }
@@ -86,10 +92,7 @@ fn parts_of_functions_are_no_functions() {
 fn stripped_files_still_have_parts() {
     let scratch = Scratch::new();
     for file in program_forms("service") {
-        let stripped = scratch.file("stripped");
-        let mut strip = std::process::Command::new("strip");
-        strip.arg("-o").arg(&stripped).arg(&file);
-        assert!(strip.status().unwrap().success());
+        let stripped = strip(&file, scratch.file("stripped"), &[]);
         let elf = ElfFile::open(&file).unwrap();
         let mut named = Vec::new();
         let visit = |symbol: &Sym, name: &[u8]| {
@@ -123,7 +126,7 @@ fn aliases_are_names_of_one_function() {
     assert_eq!(write.len(), 1);
     let names: Vec<String> = write[0].names().map(|name| name.text).collect();
     assert_eq!(names, ["write", "__write"]);
-    // Global is `__nanosleep`, and weak what programs call.
+    // `__nanosleep` is the global symbol; `nanosleep`, which programs call, is weak.
     let nanosleep = named(&table, "nanosleep")[0].name().unwrap();
     assert_eq!(nanosleep.text, "nanosleep");
     let memcpy = named(&table, "memcpy");
@@ -131,12 +134,12 @@ fn aliases_are_names_of_one_function() {
 }
 
 #[test]
-fn length_that_is_unknown_ends_before_the_next() {
+fn function_of_unknown_length_ends_at_the_next() {
     let table = table(&program("service"));
     let start = named(&table, "deregister_tm_clones");
     let next = named(&table, "register_tm_clones");
     assert_eq!(start[0].len(), next[0].address().0 - start[0].address().0);
-    // Another section follows it.
+    // `_fini` is the last function of its section, and ends where that ends.
     let elf = ElfFile::open(&program("service")).unwrap();
     let (address, len) = elf.section_range(".fini").unwrap();
     let fini = named(&table, "_fini");
@@ -160,8 +163,8 @@ fn functions_of(file: &SymbolFile) -> Result<FunctionTable> {
 }
 
 #[test]
-fn symbols_that_overlap_are_refused() {
-    // Each name is the end of the same one.
+fn too_long_symbol_names_are_refused() {
+    // Each name is a suffix of one string of 16,000 characters.
     let aliases = SymbolFile {
         names: format!("\0{}\0", "_".repeat(16_000)).into(),
         symbols: (0..50_000).map(|it| (1 + it % 16_000, 0)).collect(),
@@ -225,13 +228,14 @@ fn functions_of_the_corpus_are_read() {
 }
 
 #[test]
-fn frametable_names_the_function_it_is_of() {
+fn function_is_named_by_symbol_or_frametable() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/functions");
     for (file, symbol) in [("symbols", "camlA__go_1"), ("frametable", "A.go")] {
         let table = table(&Path::new(root).join(file));
         let mut functions = table.functions();
         let function = functions.next().unwrap();
-        assert_eq!((functions.len(), function.len()), (0, 6));
+        assert_eq!(functions.len(), 0, "there is only one");
+        assert_eq!(function.len(), 6);
         let name = function.name().unwrap();
         assert_eq!((&*name.text, &*name.symbol), ("A.go", symbol));
         let call = function.first_call().unwrap();
@@ -255,11 +259,11 @@ proptest! {
         };
         let mut bytes = std::fs::read(&path).unwrap();
         let elf = ElfFile::open(&path).unwrap();
-        let table = elf.contents(section).unwrap();
+        let contents = elf.contents(section).unwrap();
         for (index, byte) in damages {
             // In a section or anywhere.
-            let at = match &table {
-                Some(table) if table.len > 0 => table.offset as usize + index.index(table.len),
+            let at = match &contents {
+                Some(it) if it.len > 0 => it.offset as usize + index.index(it.len),
                 _ => index.index(bytes.len()),
             };
             bytes[at] = byte;
