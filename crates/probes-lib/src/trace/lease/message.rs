@@ -1,4 +1,4 @@
-//! What a tool asks of a follower that lends it a process, and the answers: words of 64 bits, the first of which
+//! The requests of a tool to the follower that lends it a process, and the replies: words of 64 bits, the first of which
 //! says what the others are.
 
 use std::time::Duration;
@@ -12,21 +12,21 @@ use crate::sys::ptrace::Wait;
 /// The version of these messages. A follower lends to tools of the same version only.
 pub(crate) const VERSION: u64 = 1;
 
-/// Begins the first message, and the answer to it, in all versions; the version is next.
+/// Begins the first message, and the reply to it, in all versions; the version is next.
 const MAGIC: u64 = u64::from_le_bytes(*b"o-p lend");
 
 /// The length of the longest message in bytes. The kernel's default limit of a socket is a little more.
 pub(crate) const MAX_LEN: usize = 192 << 10;
 
-/// How many threads the answer to a request to stop can name.
+/// How many threads the reply to a request to stop can name.
 pub(crate) const MAX_THREADS: usize = MAX_LEN / WORD - 1;
 
-/// How many bytes are written by one message.
+/// How many bytes one message writes at most.
 pub(crate) const MAX_WRITE: usize = 16 << 10;
 
 const WORD: usize = size_of::<u64>();
 
-/// The first message, with which the tool sends the memory of the process, opened to write.
+/// The first message. With it the tool sends a descriptor of the memory of the process (/proc/PID/mem), open for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hello {
     Process {
@@ -37,7 +37,7 @@ pub(crate) enum Hello {
     OtherVersion(u64),
 }
 
-/// The answer to it.
+/// The reply to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Welcome {
     Accepted,
@@ -47,7 +47,7 @@ pub(crate) enum Welcome {
     OtherVersion(u64),
 }
 
-/// What is asked of the follower. All threads are of the process that the first message is about.
+/// A request to the follower. All threads are of the process that the first message is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// To stop all threads of the process within this many milliseconds, until `ResumeAll`.
@@ -62,15 +62,15 @@ pub(crate) enum Request {
     SeccompFilter(i32, usize),
     /// To write memory through the descriptor that the tool has sent.
     Write(LiveAddr, Vec<u8>),
-    /// To write memory by ptrace, which the kernel may permit where it refuses the other.
+    /// To write memory with ptrace(2), which the kernel may permit where it refuses `Write`.
     Poke(i32, LiveAddr, Vec<u8>),
 }
 
-/// The answer of the follower.
+/// The reply of the follower.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Done,
-    /// All threads are resumed; the process was stopped for so long.
+    /// All threads are resumed; the process was stopped for this long.
     Resumed(Duration),
     /// These threads are stopped.
     Stopped(Vec<i32>),
@@ -93,7 +93,7 @@ pub(crate) enum NotStopped {
     /// This thread has not stopped in time.
     Busy(i32),
     ThreadsKeepStarting,
-    /// The follower could not do it, or could not tell whether it may.
+    /// The follower failed to stop the process, or to check whether the tool may change it.
     Failed(Errno),
 }
 
@@ -165,7 +165,7 @@ impl Request {
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Option<Request> {
-        Request::of(&to_words(bytes)?)
+        Request::from_words(&to_words(bytes)?)
     }
 
     fn words(&self) -> Vec<u64> {
@@ -186,7 +186,7 @@ impl Request {
         }
     }
 
-    fn of(words: &[u64]) -> Option<Request> {
+    fn from_words(words: &[u64]) -> Option<Request> {
         let (kind, rest) = words.split_first()?;
         Some(match (kind, rest) {
             (0, &[limit_ms]) => Request::Stop(limit_ms),
@@ -214,7 +214,7 @@ impl Reply {
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Option<Reply> {
-        Reply::of(&to_words(bytes)?)
+        Reply::from_words(&to_words(bytes)?)
     }
 
     fn words(&self) -> Vec<u64> {
@@ -260,7 +260,7 @@ impl Reply {
         }
     }
 
-    fn of(words: &[u64]) -> Option<Reply> {
+    fn from_words(words: &[u64]) -> Option<Reply> {
         let (kind, rest) = words.split_first()?;
         Some(match (kind, rest) {
             (0, []) => Reply::Done,
@@ -316,7 +316,7 @@ fn number(word: u64) -> Option<i32> {
     i32::try_from(word as i64).ok()
 }
 
-/// Returns bytes as words, behind their number.
+/// Returns how many bytes there are, and then the bytes as words, the last one filled up with zeroes.
 fn padded(bytes: &[u8]) -> Vec<u64> {
     let words = bytes.chunks(WORD).map(|piece| {
         let mut word = [0; WORD];
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_as_they_were_sent() {
+    fn messages_are_parsed_as_they_were_written() {
         let requests = [
             Request::Stop(500),
             Request::ResumeAll,
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_are_recognized() {
+    fn greetings_are_parsed_as_they_were_written() {
         let hello = |holds_lock| Hello::Process {
             pid: 4242,
             holds_lock,
@@ -425,8 +425,6 @@ mod tests {
         for hello in [hello(false), hello(true), Hello::OtherVersion(2)] {
             assert_eq!(Hello::parse(&hello.to_bytes()), Some(hello));
         }
-        let later = to_bytes(&[MAGIC, VERSION + 1, 17, 18]);
-        assert_eq!(Hello::parse(&later), Some(Hello::OtherVersion(VERSION + 1)));
         for welcome in [
             Welcome::Accepted,
             Welcome::Refused,
@@ -434,6 +432,12 @@ mod tests {
         ] {
             assert_eq!(Welcome::parse(&welcome.to_bytes()), Some(welcome));
         }
+    }
+
+    #[test]
+    fn other_versions_are_recognized() {
+        let later = to_bytes(&[MAGIC, VERSION + 1, 17, 18]);
+        assert_eq!(Hello::parse(&later), Some(Hello::OtherVersion(VERSION + 1)));
         assert_eq!(Hello::parse(&to_bytes(&[VERSION, MAGIC])), None);
         assert_eq!(Welcome::parse(&to_bytes(&[MAGIC])), None);
     }
@@ -450,11 +454,11 @@ mod tests {
             prop_oneof![0..12_u64, any::<u64>()], 0..40)) {
             let bytes = to_bytes(&words);
             let _ = (Hello::parse(&bytes), Welcome::parse(&bytes), Request::parse(&bytes[..bytes.len() / 2]));
-            if let Some(request) = Request::of(&words) {
-                prop_assert_eq!(Request::of(&request.words()), Some(request));
+            if let Some(request) = Request::from_words(&words) {
+                prop_assert_eq!(Request::from_words(&request.words()), Some(request));
             }
-            if let Some(reply) = Reply::of(&words) {
-                prop_assert_eq!(Reply::of(&reply.words()), Some(reply));
+            if let Some(reply) = Reply::from_words(&words) {
+                prop_assert_eq!(Reply::from_words(&reply.words()), Some(reply));
             }
         }
     }
