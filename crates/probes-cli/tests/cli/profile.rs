@@ -214,7 +214,7 @@ fn pictures_have_the_same_stacks() {
 fn stacks_of_running_code_are_complete() {
     let mut target = Talker::start(&program("calls"));
     let pid = target.pid();
-    target.send("run 1 100000000");
+    target.send("run 1 10000000000");
     check_complete(pid);
 }
 

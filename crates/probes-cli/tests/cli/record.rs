@@ -241,7 +241,7 @@ fn running_calls_are_ended_and_marked() {
     let mut target = Talker::start(&program("calls"));
     let tool = recording(target.pid(), &["-fn", "Calls.work"], &file);
     // It has not answered, so that its thread is in `work`.
-    target.send("run 1 100000000");
+    target.send("run 1 10000000000");
     eventually("it calls", || {
         let written = fs::read_to_string(&file).ok()?;
         written.contains("Calls.work").then_some(())

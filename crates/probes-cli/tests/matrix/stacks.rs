@@ -50,7 +50,7 @@ fn stacks_reach_through_fibers_and_callbacks() {
 #[test]
 fn stacks_of_running_code_are_complete() {
     for (name, work) in [
-        ("calls", "run 1 100000000"),
+        ("calls", "run 1 10000000000"),
         ("ocaml5/fibers", "nested 100000000"),
     ] {
         let [file, _] = program_forms(name);
