@@ -159,6 +159,34 @@ impl Welcome {
     }
 }
 
+/// The first word of each request.
+mod request_kind {
+    pub(super) const STOP: u64 = 0;
+    pub(super) const RESUME_ALL: u64 = 1;
+    pub(super) const WAIT: u64 = 2;
+    pub(super) const RESUME_THREAD: u64 = 3;
+    pub(super) const REGISTERS: u64 = 4;
+    pub(super) const SET_REGISTERS: u64 = 5;
+    pub(super) const RSEQ_ADDRESS: u64 = 6;
+    pub(super) const SECCOMP_FILTER: u64 = 7;
+    pub(super) const WRITE: u64 = 8;
+    pub(super) const POKE: u64 = 9;
+}
+
+/// The first word of each reply.
+mod reply_kind {
+    pub(super) const DONE: u64 = 0;
+    pub(super) const STOPPED: u64 = 1;
+    pub(super) const NOT_STOPPED: u64 = 2;
+    pub(super) const WAIT: u64 = 3;
+    pub(super) const REGISTERS: u64 = 4;
+    pub(super) const RSEQ_ADDRESS: u64 = 5;
+    pub(super) const NO_SECCOMP_FILTER: u64 = 6;
+    pub(super) const SECCOMP_FILTER: u64 = 7;
+    pub(super) const FAILED: u64 = 8;
+    pub(super) const RESUMED: u64 = 9;
+}
+
 impl Request {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         to_bytes(&self.words())
@@ -171,36 +199,46 @@ impl Request {
     fn words(&self) -> Vec<u64> {
         let of = |kind, tid: i32| vec![kind, word(tid)];
         match self {
-            Request::Stop(limit_ms) => vec![0, *limit_ms],
-            Request::ResumeAll => vec![1],
-            Request::Wait(tid) => of(2, *tid),
-            Request::ResumeThread(tid) => of(3, *tid),
-            Request::Registers(tid) => of(4, *tid),
-            Request::SetRegisters(tid, registers) => {
-                [of(5, *tid), register_words(registers)].concat()
+            Request::Stop(limit_ms) => vec![request_kind::STOP, *limit_ms],
+            Request::ResumeAll => vec![request_kind::RESUME_ALL],
+            Request::Wait(tid) => of(request_kind::WAIT, *tid),
+            Request::ResumeThread(tid) => of(request_kind::RESUME_THREAD, *tid),
+            Request::Registers(tid) => of(request_kind::REGISTERS, *tid),
+            Request::SetRegisters(tid, registers) => [
+                of(request_kind::SET_REGISTERS, *tid),
+                register_words(registers),
+            ]
+            .concat(),
+            Request::RseqAddress(tid) => of(request_kind::RSEQ_ADDRESS, *tid),
+            Request::SeccompFilter(tid, index) => {
+                vec![request_kind::SECCOMP_FILTER, word(*tid), *index as u64]
             }
-            Request::RseqAddress(tid) => of(6, *tid),
-            Request::SeccompFilter(tid, index) => vec![7, word(*tid), *index as u64],
-            Request::Write(at, bytes) => [vec![8, at.0], padded(bytes)].concat(),
-            Request::Poke(tid, at, bytes) => [of(9, *tid), vec![at.0], padded(bytes)].concat(),
+            Request::Write(at, bytes) => [vec![request_kind::WRITE, at.0], padded(bytes)].concat(),
+            Request::Poke(tid, at, bytes) => {
+                [of(request_kind::POKE, *tid), vec![at.0], padded(bytes)].concat()
+            }
         }
     }
 
     fn from_words(words: &[u64]) -> Option<Request> {
         let (kind, rest) = words.split_first()?;
-        Some(match (kind, rest) {
-            (0, &[limit_ms]) => Request::Stop(limit_ms),
-            (1, []) => Request::ResumeAll,
-            (2, &[tid]) => Request::Wait(number(tid)?),
-            (3, &[tid]) => Request::ResumeThread(number(tid)?),
-            (4, &[tid]) => Request::Registers(number(tid)?),
-            (5, [tid, registers @ ..]) => {
+        Some(match (*kind, rest) {
+            (request_kind::STOP, &[limit_ms]) => Request::Stop(limit_ms),
+            (request_kind::RESUME_ALL, []) => Request::ResumeAll,
+            (request_kind::WAIT, &[tid]) => Request::Wait(number(tid)?),
+            (request_kind::RESUME_THREAD, &[tid]) => Request::ResumeThread(number(tid)?),
+            (request_kind::REGISTERS, &[tid]) => Request::Registers(number(tid)?),
+            (request_kind::SET_REGISTERS, [tid, registers @ ..]) => {
                 Request::SetRegisters(number(*tid)?, registers_of(registers)?)
             }
-            (6, &[tid]) => Request::RseqAddress(number(tid)?),
-            (7, &[tid, index]) => Request::SeccompFilter(number(tid)?, index.try_into().ok()?),
-            (8, [at, padded @ ..]) => Request::Write(LiveAddr(*at), unpadded(padded)?),
-            (9, [tid, at, padded @ ..]) => {
+            (request_kind::RSEQ_ADDRESS, &[tid]) => Request::RseqAddress(number(tid)?),
+            (request_kind::SECCOMP_FILTER, &[tid, index]) => {
+                Request::SeccompFilter(number(tid)?, index.try_into().ok()?)
+            }
+            (request_kind::WRITE, [at, padded @ ..]) => {
+                Request::Write(LiveAddr(*at), unpadded(padded)?)
+            }
+            (request_kind::POKE, [tid, at, padded @ ..]) => {
                 Request::Poke(number(*tid)?, LiveAddr(*at), unpadded(padded)?)
             }
             _ => return None,
@@ -219,56 +257,64 @@ impl Reply {
 
     fn words(&self) -> Vec<u64> {
         match self {
-            Reply::Done => vec![0],
-            Reply::Stopped(tids) => [1]
+            Reply::Done => vec![reply_kind::DONE],
+            Reply::Stopped(tids) => [reply_kind::STOPPED]
                 .into_iter()
                 .chain(tids.iter().map(|tid| word(*tid)))
                 .collect(),
             Reply::NotStopped(why) => match why {
-                NotStopped::NotLent => vec![2, 0, 0],
-                NotStopped::Exited => vec![2, 1, 0],
-                NotStopped::Executed => vec![2, 2, 0],
-                NotStopped::Busy(tid) => vec![2, 3, word(*tid)],
-                NotStopped::ThreadsKeepStarting => vec![2, 4, 0],
-                NotStopped::Failed(errno) => vec![2, 5, word(*errno as i32)],
+                NotStopped::NotLent => vec![reply_kind::NOT_STOPPED, 0, 0],
+                NotStopped::Exited => vec![reply_kind::NOT_STOPPED, 1, 0],
+                NotStopped::Executed => vec![reply_kind::NOT_STOPPED, 2, 0],
+                NotStopped::Busy(tid) => vec![reply_kind::NOT_STOPPED, 3, word(*tid)],
+                NotStopped::ThreadsKeepStarting => vec![reply_kind::NOT_STOPPED, 4, 0],
+                NotStopped::Failed(errno) => vec![reply_kind::NOT_STOPPED, 5, word(*errno as i32)],
             },
             Reply::Wait(wait) => match wait {
-                Wait::Running => vec![3, 0, 0],
-                Wait::Signal(signal) => vec![3, 1, word(*signal)],
-                Wait::Trapped => vec![3, 2, 0],
-                Wait::GroupStopped => vec![3, 3, 0],
-                Wait::Cloned(child) => vec![3, 4, word(*child)],
-                Wait::Executed => vec![3, 5, 0],
-                Wait::Exited => vec![3, 6, 0],
-                Wait::Gone => vec![3, 7, 0],
+                Wait::Running => vec![reply_kind::WAIT, 0, 0],
+                Wait::Signal(signal) => vec![reply_kind::WAIT, 1, word(*signal)],
+                Wait::Trapped => vec![reply_kind::WAIT, 2, 0],
+                Wait::GroupStopped => vec![reply_kind::WAIT, 3, 0],
+                Wait::Cloned(child) => vec![reply_kind::WAIT, 4, word(*child)],
+                Wait::Executed => vec![reply_kind::WAIT, 5, 0],
+                Wait::Exited => vec![reply_kind::WAIT, 6, 0],
+                Wait::Gone => vec![reply_kind::WAIT, 7, 0],
             },
-            Reply::Registers(registers) => [vec![4], register_words(registers)].concat(),
-            Reply::RseqAddress(None) => vec![5],
-            Reply::RseqAddress(Some(at)) => vec![5, at.0],
-            Reply::SeccompFilter(None) => vec![6],
+            Reply::Registers(registers) => {
+                [vec![reply_kind::REGISTERS], register_words(registers)].concat()
+            }
+            Reply::RseqAddress(None) => vec![reply_kind::RSEQ_ADDRESS],
+            Reply::RseqAddress(Some(at)) => vec![reply_kind::RSEQ_ADDRESS, at.0],
+            Reply::SeccompFilter(None) => vec![reply_kind::NO_SECCOMP_FILTER],
             Reply::SeccompFilter(Some(filter)) => {
                 let instructions = filter.iter().map(|it| {
                     let (code, jumps) = (u64::from(it.code), [it.jt, it.jf].map(u64::from));
                     code | jumps[0] << 16 | jumps[1] << 24 | u64::from(it.k) << 32
                 });
-                [7].into_iter().chain(instructions).collect()
+                [reply_kind::SECCOMP_FILTER]
+                    .into_iter()
+                    .chain(instructions)
+                    .collect()
             }
-            Reply::Failed(errno) => vec![8, word(*errno as i32)],
+            Reply::Failed(errno) => vec![reply_kind::FAILED, word(*errno as i32)],
             Reply::Resumed(stop_time) => {
-                vec![9, u64::try_from(stop_time.as_nanos()).unwrap_or(u64::MAX)]
+                vec![
+                    reply_kind::RESUMED,
+                    u64::try_from(stop_time.as_nanos()).unwrap_or(u64::MAX),
+                ]
             }
         }
     }
 
     fn from_words(words: &[u64]) -> Option<Reply> {
         let (kind, rest) = words.split_first()?;
-        Some(match (kind, rest) {
-            (0, []) => Reply::Done,
-            (1, tids) => {
+        Some(match (*kind, rest) {
+            (reply_kind::DONE, []) => Reply::Done,
+            (reply_kind::STOPPED, tids) => {
                 let tids: Option<Vec<i32>> = tids.iter().map(|tid| number(*tid)).collect();
                 Reply::Stopped(tids?)
             }
-            (2, &[why, about]) => Reply::NotStopped(match why {
+            (reply_kind::NOT_STOPPED, &[why, about]) => Reply::NotStopped(match why {
                 0 => NotStopped::NotLent,
                 1 => NotStopped::Exited,
                 2 => NotStopped::Executed,
@@ -277,7 +323,7 @@ impl Reply {
                 5 => NotStopped::Failed(Errno::from_raw(number(about)?)),
                 _ => return None,
             }),
-            (3, &[wait, about]) => Reply::Wait(match wait {
+            (reply_kind::WAIT, &[wait, about]) => Reply::Wait(match wait {
                 0 => Wait::Running,
                 1 => Wait::Signal(number(about)?),
                 2 => Wait::Trapped,
@@ -288,11 +334,11 @@ impl Reply {
                 7 => Wait::Gone,
                 _ => return None,
             }),
-            (4, registers) => Reply::Registers(registers_of(registers)?),
-            (5, []) => Reply::RseqAddress(None),
-            (5, &[at]) => Reply::RseqAddress(Some(LiveAddr(at))),
-            (6, []) => Reply::SeccompFilter(None),
-            (7, instructions) => {
+            (reply_kind::REGISTERS, registers) => Reply::Registers(registers_of(registers)?),
+            (reply_kind::RSEQ_ADDRESS, []) => Reply::RseqAddress(None),
+            (reply_kind::RSEQ_ADDRESS, &[at]) => Reply::RseqAddress(Some(LiveAddr(at))),
+            (reply_kind::NO_SECCOMP_FILTER, []) => Reply::SeccompFilter(None),
+            (reply_kind::SECCOMP_FILTER, instructions) => {
                 let filter = instructions.iter().map(|it| libc::sock_filter {
                     code: *it as u16,
                     jt: (it >> 16) as u8,
@@ -301,8 +347,10 @@ impl Reply {
                 });
                 Reply::SeccompFilter(Some(filter.collect()))
             }
-            (8, &[errno]) => Reply::Failed(Errno::from_raw(number(errno)?)),
-            (9, &[nanoseconds]) => Reply::Resumed(Duration::from_nanos(nanoseconds)),
+            (reply_kind::FAILED, &[errno]) => Reply::Failed(Errno::from_raw(number(errno)?)),
+            (reply_kind::RESUMED, &[nanoseconds]) => {
+                Reply::Resumed(Duration::from_nanos(nanoseconds))
+            }
             _ => return None,
         })
     }

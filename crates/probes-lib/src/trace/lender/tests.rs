@@ -706,14 +706,23 @@ fn slow_stops_do_not_use_up_the_limit() {
     });
 }
 
+/// Begins to follow a process, and waits for a tool to connect.
+fn follow_until_connected(
+    tracees: &mut TraceeSet<'_>,
+    process: &Process,
+    started: &Sender<()>,
+) -> PacketSocket {
+    let listener = PacketSocket::listen(&lease::address(gettid().as_raw())).unwrap();
+    add(tracees, process);
+    started.send(()).unwrap();
+    eventually("a tool connects", || listener.accept().ok())
+}
+
 /// A fake follower: replies after `pause` that the process is stopped, and then that it was stopped for `stop_time`.
 fn stop_slowly(process: &Process, pause: Duration, stop_time: Duration, started: Sender<()>) {
     let served = with_tracer(&[process], |tracer| {
         let mut tracees = TraceeSet::new(tracer);
-        let listener = PacketSocket::listen(&lease::address(gettid().as_raw())).unwrap();
-        add(&mut tracees, process);
-        started.send(()).unwrap();
-        let client = eventually("a tool connects", || listener.accept().ok());
+        let client = follow_until_connected(&mut tracees, process, &started);
         let mut buffer = vec![0; MAX_LEN];
         let mut reply_with = |reply: &[u8]| {
             client.wait_for_message(LIMIT).unwrap();
@@ -1038,10 +1047,7 @@ fn tracer_uses_the_follower() {
 fn refuse_and_end(process: &Process, started: Sender<()>) {
     let client = with_tracer(&[process], |tracer| {
         let mut tracees = TraceeSet::new(tracer);
-        let listener = PacketSocket::listen(&lease::address(gettid().as_raw())).unwrap();
-        add(&mut tracees, process);
-        started.send(()).unwrap();
-        let client = eventually("a tool connects", || listener.accept().ok());
+        let client = follow_until_connected(&mut tracees, process, &started);
         client.wait_for_message(LIMIT).unwrap();
         Ok(client)
     });
