@@ -10,7 +10,7 @@ use crate::program::Program;
 fn programs_behave_the_same_under_top() {
     let mut case = Case::begin("on the screen of top", 100);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for (form, name) in ["signals", "systhreads", "callbacks", "values"]
             .iter()
             .enumerate()

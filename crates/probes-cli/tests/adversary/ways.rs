@@ -66,7 +66,7 @@ pub(crate) fn every_way(name: &'static str, program: &Program) {
     let mut case = Case::begin(name, 100);
     assert!(alone(program, &mut case) > 0);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for (index, way) in WAYS.into_iter().enumerate() {
             for form in 0..2 {
                 if case.is_long() || form == (index + name.len()) % 2 {

@@ -63,7 +63,7 @@ impl Case {
     }
 
     /// Whether another round is due after `done` of them.
-    pub(crate) fn wants_another_round(&self, done: usize, least: usize) -> bool {
+    pub(crate) fn has_another_round(&self, done: usize, least: usize) -> bool {
         done < least || self.has_time()
     }
 

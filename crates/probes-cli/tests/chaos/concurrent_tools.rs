@@ -125,7 +125,7 @@ fn run_at_once(case: &mut Case, file: &Path, args: &[&str], tools: usize, thread
 fn no_update_of_concurrent_tools_is_lost() {
     let mut case = Case::begin("two and five tools at once", 4);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for (tools, threads) in [(2, 0), (3, 2)] {
             for file in fixture_forms("gen_ocaml_2_static") {
                 run_at_once(&mut case, &file, &[], tools, threads);
@@ -147,7 +147,7 @@ fn no_update_of_concurrent_tools_is_lost() {
 fn tool_stopped_amid_its_update_is_named() {
     let mut case = Case::begin("one tool is stopped, others come", 2);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("multi_semaphore") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let mut stops = 0;

@@ -86,7 +86,7 @@ fn kill_at_each(case: &mut Case, file: &Path, fault: &str, action: Action, point
 fn remains_of_killed_counting_tools_are_removed() {
     let mut case = Case::begin("killed while it counts", 4);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("page_borders") {
             // No kill takes effect within a write: the kernel completes a write within one page.
             kill_at_each(&mut case, &file, "kill-write", Action::Enable, "");
@@ -106,7 +106,7 @@ fn remains_of_killed_counting_tools_are_removed() {
 fn remains_of_killed_function_counts_are_removed() {
     let mut case = Case::begin("killed while it counts functions", 4);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in program_forms("twolibs") {
             kill_at_each(
                 &mut case,
@@ -127,7 +127,7 @@ fn remains_of_killed_function_counts_are_removed() {
 fn semaphores_survive_kills_before_each_write() {
     let mut case = Case::begin("killed while semaphores are raised", 1);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("usdt") {
             let mut talker = Talker::start(&file);
             let pid = talker.pid();
@@ -165,7 +165,7 @@ fn counting_tool_killed_anytime_leaves_threads_running() {
         .collect();
     let each = case.part_of(KILLS).div_ceil(files.len());
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in &files {
             let subject = Subject::start(file, ["3"]);
             let line = format!("count -for 1ms -pid {}", subject.pid());
@@ -204,7 +204,7 @@ fn counting_starts_and_ends_under_load() {
         .collect();
     let each = case.part_of(CYCLES).div_ceil(files.len());
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in &files {
             let subject = Subject::start(file, [] as [&str; 0]);
             let target = Target::open(subject.pid()).unwrap();
@@ -255,7 +255,7 @@ fn functions_are_patched_and_restored_under_load() {
     let files: Vec<_> = of_c.into_iter().chain(of_ocaml).collect();
     let each = case.part_of(CYCLES).div_ceil(files.len());
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for (file, globs) in &files {
             let subject = Subject::start(file, [] as [&str; 0]);
             let target = Target::open(subject.pid()).unwrap();

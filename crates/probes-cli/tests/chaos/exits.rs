@@ -134,7 +134,7 @@ fn zombies() -> Vec<i32> {
 fn exit_before_any_call_of_update_is_reported() {
     let mut case = Case::begin("exited before each call", 4);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("threads_spin") {
             sweep(&mut case, &file, &["3"], Event::Kill);
             sweep(&mut case, &file, &["2"], Event::Exit);
@@ -163,7 +163,7 @@ fn exit_before_any_call_of_update_is_reported() {
 fn exec_before_any_call_of_update_is_reported() {
     let mut case = Case::begin("exec'd before each call", 4);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("exec_self") {
             sweep(&mut case, &file, &[], Event::Exec);
         }
@@ -230,7 +230,7 @@ fn kill_second_before(file: &Path, nth: usize) -> Option<String> {
 fn exit_of_one_of_several_processes_is_reported() {
     let mut case = Case::begin("one of two exited before each call", 2);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("multi_semaphore") {
             for nth in 1.. {
                 match kill_second_before(&file, nth) {
@@ -297,7 +297,7 @@ fn kill_container_before(case: &mut Case, file: &Path, nth: usize) -> usize {
 fn exit_of_a_container_during_update_is_reported() {
     let mut case = Case::begin("container exited before each call", 2);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("objects/host") {
             for nth in 1.. {
                 if kill_container_before(&mut case, &file, nth) < nth {

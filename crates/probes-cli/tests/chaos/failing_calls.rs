@@ -13,7 +13,7 @@ use test_support::{fixture_forms, program_forms};
 use crate::case::Case;
 use crate::subject::{Subject, all, state_after};
 
-/// The deadline of an update. It is short, because an update waits in vain for a tracee that an
+/// The deadline of an update. It is short, because an update waits until then for a tracee that an
 /// injected error reports as gone.
 const DEADLINE: Duration = Duration::from_millis(200);
 
@@ -248,7 +248,7 @@ fn failing_calls_leave_idle_process_in_known_state() {
         files.extend(program_forms("many"));
     }
     let mut sweeps = 0;
-    while case.wants_another_round(sweeps, 1) {
+    while case.has_another_round(sweeps, 1) {
         sweep_all(&mut case, files.clone(), Activity::Idle);
         sweeps += 1;
     }
@@ -262,7 +262,7 @@ fn failing_calls_leave_idle_process_in_known_state() {
 fn failing_calls_leave_busy_process_in_known_state() {
     let mut case = Case::begin("failing calls, busy process", 10);
     let mut sweeps = 0;
-    while case.wants_another_round(sweeps, 1) {
+    while case.has_another_round(sweeps, 1) {
         sweep_all(&mut case, fixture_forms("threads_spin"), Activity::Busy);
         sweeps += 1;
     }

@@ -188,7 +188,7 @@ impl Executing {
 fn processes_run_on_when_their_follower_ends() {
     let mut case = Case::begin("followers killed at any moment", 15);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for name in ["fork_storm", "churn"] {
             for file in fixture_forms(name) {
                 let mut subject = Subject::start(&file, [] as [&str; 0]);
@@ -280,7 +280,7 @@ const MANY: u64 = 1600;
 fn thousands_of_forks_loads_and_execs_are_followed() {
     let mut case = Case::begin("followed without an end", 10);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("fork_storm") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let follower = Follower::of(subject.pid());
@@ -367,7 +367,7 @@ fn follow_with_fault(case: &mut Case, host: &mut Subject, fault: &str) {
 fn processes_run_on_when_a_follower_call_fails() {
     let mut case = Case::begin("failing calls of a follower", 5);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("objects/host") {
             let mut host = Subject::start(&file, [] as [&str; 0]);
             for fault in [
@@ -398,7 +398,7 @@ fn processes_run_on_when_a_follower_call_fails() {
 fn followers_under_a_signal_storm_lose_no_signal() {
     let mut case = Case::begin("followed under a storm of signals", 10);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("threads_spin") {
             let (mut storm, mut subject) = Storm::start(&file, "8");
             follow_many_times(&mut case, &mut subject, FOLLOWERS / 2);

@@ -129,7 +129,7 @@ fn kill_in_every_way(case: &mut Case, file: PathBuf, fault: &str) {
 fn hold_killed_before_each_call_is_given_back() {
     let mut case = Case::begin("holds, killed before each call", 5);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("multi_semaphore") {
             kill_in_every_way(&mut case, file, "kill");
         }
@@ -144,7 +144,7 @@ fn hold_killed_before_each_call_is_given_back() {
 fn hold_killed_within_each_write_is_given_back() {
     let mut case = Case::begin("holds, killed before or within each write", 3);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for fault in ["kill-write", "kill-within"] {
             for file in fixture_forms("multi_semaphore") {
                 kill_in_every_way(&mut case, file, fault);

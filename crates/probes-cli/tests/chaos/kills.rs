@@ -106,7 +106,7 @@ fn kill_at_each(case: &mut Case, files: impl IntoIterator<Item = PathBuf>, fault
 fn kill_before_each_call_leaves_a_repairable_process() {
     let mut case = Case::begin("killed before each call", 5);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         kill_at_each(&mut case, fixture_forms("multi_semaphore"), "kill");
         if case.is_long() {
             kill_at_each(&mut case, program_forms("twolibs"), "kill");
@@ -122,7 +122,7 @@ fn kill_before_each_call_leaves_a_repairable_process() {
 fn kill_within_each_write_leaves_a_repairable_process() {
     let mut case = Case::begin("killed before or within each write", 5);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for fault in ["kill-write", "kill-within"] {
             kill_at_each(&mut case, fixture_forms("segments"), fault);
             kill_at_each(&mut case, program_forms("many"), fault);
@@ -237,7 +237,7 @@ fn kill_at_any_moment_leaves_a_repairable_process() {
     };
     let each = MIN_KILLS.div_ceil(stormy().len() + churning().count());
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in stormy() {
             let (mut storm, mut subject) = Storm::start(&file, "3");
             kill_at_random(&mut case, &mut subject, each);

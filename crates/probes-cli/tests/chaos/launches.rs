@@ -90,7 +90,7 @@ fn failed_launch_leaves_no_program_with_probes_unset() {
     let mut case = Case::begin("failing calls of a launch", 2);
     let folder = Scratch::new();
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in program_forms("terminating") {
             let copy = folder.copy(&file, &format!("program{rounds}"));
             for (fault, is_observed) in [
@@ -131,7 +131,7 @@ fn killed_launch_leaves_no_program_with_probes_unset() {
     let folder = Scratch::new();
     let output = folder.file("output");
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in program_forms("terminating") {
             let copy = folder.copy(&file, &format!("program{rounds}"));
             let path = copy.to_str().unwrap();

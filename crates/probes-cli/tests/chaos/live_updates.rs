@@ -48,7 +48,7 @@ fn threads_run_on_while_their_code_is_changed() {
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(program_forms("threads"));
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in &files {
             update_repeatedly(&mut case, file);
         }

@@ -63,7 +63,7 @@ fn threads_created_by_the_thousand_are_all_stopped() {
     };
     let each = CYCLES.div_ceil(leaderless().len() + with_leader().count());
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for (file, args) in with_leader().chain(leaderless()) {
             switch_repeatedly(&mut case, &file, args, each, "threads created");
         }
@@ -77,7 +77,7 @@ fn threads_created_by_the_thousand_are_all_stopped() {
 fn forking_process_is_changed_and_children_run_on() {
     let mut case = Case::begin("switched while processes are forked", 4);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("fork_storm") {
             // A child that fails ends the program.
             switch_repeatedly(&mut case, &file, &[], 100, "children forked");

@@ -32,7 +32,7 @@ const CYCLES: usize = 36;
 /// What happens to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    Killed,
+    Kill,
     Exit,
     Exec,
 }
@@ -52,16 +52,16 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: us
     let pid = subject.pid();
     let talker = Arc::new(Mutex::new(subject.talker));
     let event_talker = Arc::clone(&talker);
-    let tell = move |line: &str| {
+    let send = move |line: &str| {
         let mut talker = event_talker.lock().unwrap_or_else(PoisonError::into_inner);
         talker.send(line);
     };
     let target = Target::open(pid).unwrap();
     let observation = everything(&target);
     faults::arm_event(nth, move || match event {
-        Event::Killed => kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap(),
-        Event::Exit => tell("quit"),
-        Event::Exec => tell("exec"),
+        Event::Kill => kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap(),
+        Event::Exit => send("quit"),
+        Event::Exec => send("exec"),
     });
     let result = observe(&target, &observation);
     let calls = faults::disarm().calls.len();
@@ -100,7 +100,7 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: us
     }
     talker.close_input();
     let status = talker.guard().wait();
-    let is_killed = event == Event::Killed && has_happened;
+    let is_killed = event == Event::Kill && has_happened;
     assert_eq!(status.success(), !is_killed, "{what}: {status}");
     eventually("the process is gone", || {
         (!processes().contains(&pid)).then_some(())
@@ -124,13 +124,13 @@ fn sweep(case: &mut Case, file: &Path, args: &[&str], event: Event) {
 fn exit_before_any_call_of_observation_is_reported() {
     let mut case = Case::begin("exited while it was observed", 4);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("threads_spin") {
-            sweep(&mut case, &file, &["2"], Event::Killed);
+            sweep(&mut case, &file, &["2"], Event::Kill);
             sweep(&mut case, &file, &["2"], Event::Exit);
         }
         for file in program_forms("threads") {
-            sweep(&mut case, &file, &["2"], Event::Killed);
+            sweep(&mut case, &file, &["2"], Event::Kill);
             sweep(&mut case, &file, &["2"], Event::Exit);
         }
         for file in fixture_forms("exec_self") {
@@ -138,7 +138,7 @@ fn exit_before_any_call_of_observation_is_reported() {
         }
         rounds += 1;
     }
-    assert!(case.counted("Killed: reported as exited") > 0);
+    assert!(case.counted("Kill: reported as exited") > 0);
     assert!(case.counted("Exec: reported as exec'd") > 0);
 }
 
@@ -148,7 +148,7 @@ fn exit_before_any_call_of_observation_is_reported() {
 fn exit_at_any_moment_ends_the_counting_tool() {
     let mut case = Case::begin("exited while a tool counted", 2);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         let files = program_forms("parked")
             .into_iter()
             .chain(fixture_forms("exec_self"));
@@ -195,7 +195,7 @@ fn exit_at_any_moment_ends_the_counting_tool() {
 fn process_stopped_and_continued_repeatedly_is_observed() {
     let mut case = Case::begin("observed while it is stopped and continued", 2);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         let files = fixture_forms("threads_spin")
             .into_iter()
             .chain(program_forms("parked"));
@@ -257,7 +257,7 @@ fn process_stopped_and_continued_repeatedly_is_observed() {
 fn forking_process_is_observed_and_children_run_on() {
     let mut case = Case::begin("observed while it forks", 2);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("fork_storm") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let born: u64 = subject.rounds().iter().sum();

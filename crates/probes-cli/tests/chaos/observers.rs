@@ -117,7 +117,7 @@ fn observer_killed_at_any_moment_leaves_threads_running() {
     files.extend(fixture_forms("threads_spin").map(|file| (file, &["3"] as &[&str])));
     let each = case.part_of(KILLS).div_ceil(2 * files.len());
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for (file, args) in &files {
             for action in [Action::Disable, Action::Enable] {
                 let mut subject = start(file, args);
@@ -178,7 +178,7 @@ fn kill_before_each_call(
     observe_once: impl Fn(&mut Case, &mut Subject, &str) -> ExitStatus,
 ) {
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for (file, fault) in fixture_forms("timed")
             .into_iter()
             .zip(["kill", "kill-write"])
@@ -281,7 +281,7 @@ fn observations_start_and_end_while_threads_run_handlers() {
     let files = programs();
     let each = case.part_of(CYCLES).div_ceil(files.len());
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for (file, args) in &files {
             let subject = start(file, args);
             let target = Target::open(subject.pid()).unwrap();
@@ -353,7 +353,7 @@ fn observations_under_a_signal_storm_lose_no_signal() {
     let mut files: Vec<PathBuf> = fixture_forms("threads_spin").into();
     files.extend(program_forms("threads"));
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in &files {
             let (mut storm, subject) = Storm::start(file, "3");
             let target = Target::open(subject.pid()).unwrap();

@@ -189,7 +189,7 @@ fn thousand_updates_under_a_signal_storm_lose_nothing() {
     files.extend(program_forms("threads"));
     let each = CYCLES.div_ceil(files.len());
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in &files {
             switch_in_storm(&mut case, file, each);
         }

@@ -16,7 +16,7 @@ const CALLS: u32 = 3000;
 fn panic_of_the_screen_restores_terminal_and_process() {
     let mut case = Case::begin("panics of the screen", 1);
     let mut rounds = 0;
-    while case.wants_another_round(rounds, 1) {
+    while case.has_another_round(rounds, 1) {
         for file in fixture_forms("gen_ocaml") {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             subject.apply(&all(Action::Enable));
