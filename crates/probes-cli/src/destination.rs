@@ -215,7 +215,7 @@ fn pieces(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Writes a result, while nobody reads the answer, to standard error, as far as that takes it without waiting:
+/// Writes a result, if the answer is not read, to standard error, as far as that takes it without waiting:
 /// the command was interrupted.
 fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
     for piece in text.as_bytes().chunks(PIPE_BUF) {

@@ -51,7 +51,7 @@ impl Drop for Progress {
 /// Replaces the line, also what the terminal has written behind it (`^C`).
 fn write(line: &str) {
     const ERASE_TO_END: &str = "\x1b[K";
-    // If the terminal is gone, nobody looks at it.
+    // An error means that the terminal is gone.
     let _ = write!(stderr(), "\r{line}{ERASE_TO_END}");
 }
 

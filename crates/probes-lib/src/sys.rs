@@ -26,7 +26,7 @@ macro_rules! fault_point {
 }
 
 /// Precedes a write of `$len` units that succeeds as a whole or fails, and can be made to fail
-/// after `$write(part)` has written the first `part` of them.
+/// after `$write(part)` has written the first `part` of them. Expands to nothing without the feature `fault-injection`.
 macro_rules! fault_point_within {
     ($call:ident, $len:expr, $write:expr) => {
         #[cfg(feature = "fault-injection")]
@@ -41,7 +41,7 @@ macro_rules! fault_point_within {
 }
 
 /// Precedes a write that returns how much it has written, and can be made to write a part only, or
-/// to fail.
+/// to fail. Expands to nothing without the feature `fault-injection`.
 macro_rules! short_write_point {
     ($call:ident, $len:expr, $write:expr) => {
         #[cfg(feature = "fault-injection")]

@@ -88,7 +88,7 @@ impl OpenedEvents {
     ///
     /// # Errors
     ///
-    /// If somebody else has switched off what we have switched on.
+    /// If another tool has switched off what we have switched on.
     pub(super) fn are_written(&self) -> Result<bool, Error> {
         let are_written = self.events.is_mapped()?;
         if let Some(switched) = self.switched.as_ref().filter(|_| are_written) {

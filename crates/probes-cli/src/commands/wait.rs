@@ -237,7 +237,7 @@ impl Program {
         only.add(by);
         let change = self.read_change()?;
         if self.state.program_is_stopped && matches!(change, Change::Nothing) {
-            // Where nobody could continue us, in an orphaned process group, the kernel ignores it.
+            // In an orphaned process group, where no shell could continue us, the kernel ignores it.
             only.thread_unblock()?;
             only.thread_block()?;
             return self.read_change();

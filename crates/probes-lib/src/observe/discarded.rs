@@ -1,4 +1,4 @@
-//! [`DiscardedPatches`]: patches that are gone although nobody has removed the observation.
+//! [`DiscardedPatches`]: patches that are gone although the observation was not removed.
 //!
 //! A patched page is a private copy of a page of a file. If the process discards the copy, the bytes of the
 //! file are back, and the sites of the page record nothing any more.

@@ -627,7 +627,7 @@ impl ObservedFunctions {
         }
     }
 
-    /// Returns bytes of code of the executable in which nobody sets a breakpoint, and what they are: one of each function that
+    /// Returns bytes of code of the executable in which no debugger sets a breakpoint, and what they are: one of each function that
     /// has such a byte where it is patched.
     pub(crate) fn harmless_bytes(&self) -> impl Iterator<Item = (LiveAddr, u8)> {
         let functions = self.functions.iter().filter(|it| it.is_in_executable);

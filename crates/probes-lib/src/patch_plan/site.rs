@@ -59,7 +59,7 @@ impl PatchSite {
         &self.displaced
     }
 
-    /// Returns the first displaced byte at which no instruction begins, so that nobody sets a breakpoint there.
+    /// Returns the first displaced byte at which no instruction begins, so that no debugger sets a breakpoint there.
     pub(crate) fn harmless_byte(&self) -> Option<(FileAddr, u8)> {
         let mut instructions = decode(&self.displaced, self.address.0);
         let at = instructions.find(|it| it.len() > 1)?.ip() + 1;

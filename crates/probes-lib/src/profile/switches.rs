@@ -5,7 +5,7 @@
 //! processor            a ring, which the events of all threads on this processor write to
 //! ```
 //!
-//! The rings are read from time to time; nobody is woken. So memory depends on the number of processors, and the target pays for the
+//! The rings are read from time to time; no thread is woken for a record. So memory depends on the number of processors, and the target pays for the
 //! record alone.
 
 use std::collections::HashSet;

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A holder killed between an intent and its end leaves a record that does not say whether the counters were
-//! written. The counters do, until somebody changes them. So the tool that takes the update lock first settles such
+//! written. The counters do, until another tool changes them. So the tool that takes the update lock first settles such
 //! records ([`settled_lock`]). What still cannot be known counts as not held: to subtract what was not added
 //! would disable the probe of another tool.
 
@@ -135,7 +135,7 @@ pub struct ReleasedHold {
 pub(crate) struct FoundRecord {
     pub(crate) file: RecordFile,
     pub(crate) record: Record,
-    /// Whether its holder is alive, or somebody is giving back for it.
+    /// Whether its holder is alive, or a tool is giving it back on its behalf.
     pub(crate) is_alive: bool,
 }
 
@@ -252,7 +252,7 @@ impl ProcessRecords {
         Ok((record.process == self.key).then_some(record))
     }
 
-    /// Locks the record of a dead holder, and reads it again; returns `None` if somebody else has it now, or it
+    /// Locks the record of a dead holder, and reads it again; returns `None` if another tool has it now, or it
     /// is another user's.
     pub(crate) fn lock(&self, found: FoundRecord) -> Option<(LockedRecord, Record)> {
         if found.is_alive || !found.file.folder().can_write() {

@@ -134,7 +134,7 @@ fn probes(table: &ProbeTable, start: &str, found: &SyncSender<Name>) {
     }
 }
 
-/// Those of the program alone: its libraries have many that nobody asks for.
+/// Those of the program alone: its libraries have many that are seldom wanted.
 fn functions(file: &Path, start: &str, found: &SyncSender<Name>) -> Option<()> {
     let table = FunctionTable::read(file).ok()?;
     for function in table.functions() {

@@ -171,7 +171,7 @@ impl Found<'_> {
         hindered.next().unwrap_or(Ability::Works)
     }
 
-    /// A program may trace those that it starts, unless Yama allows only root to, or nobody.
+    /// A process may trace programs that it starts, unless Yama allows that only to root, or to no process at all.
     fn start_in_spite_of_yama(&self) -> Ability {
         let error = self.check(CheckKind::Yama).and_then(Check::cause);
         match error.and_then(probes_lib::Error::denial) {

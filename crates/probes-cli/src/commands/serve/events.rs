@@ -72,7 +72,7 @@ pub(super) fn events() -> Result<(EventSender, EventReceiver), Failure> {
 }
 
 impl EventSender {
-    /// Does nothing if nobody receives any more: then the command ends.
+    /// Does nothing if the receiver is gone: then the command ends.
     pub(super) fn send(&self, event: Event) {
         if self.events.send(event).is_ok() {
             // It fails only if the counter is full, and then the receiver is awake anyway.

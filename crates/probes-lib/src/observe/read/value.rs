@@ -709,7 +709,7 @@ mod tests {
         assert_eq!(block(0, 2, &bytes(&words)), nested);
         let words = [0, int(1), int(0)];
         assert_eq!(block(0, 2, &bytes(&words)), pair(&one, Value::Int(0)));
-        // As many as nobody can count.
+        // A number of elements that cannot be right.
         let words = [u64::MAX, int(1), int(2)];
         assert_eq!(block(0, 2, &bytes(&words)), list(&[&one, &two], false));
     }

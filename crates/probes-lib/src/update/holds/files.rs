@@ -277,7 +277,7 @@ impl RecordFile {
         file_lock::is_excluded(&self.file, LockKind::Shared, WHOLE).unwrap_or(true)
     }
 
-    /// Locks it; returns `None` if somebody else has, or it was deleted.
+    /// Locks it; returns `None` if another tool has locked it, or it was deleted.
     pub(crate) fn lock(self) -> Option<LockedRecord> {
         file_lock::lock(&self.file, LockKind::Exclusive, WHOLE).ok()?;
         let is_there = self.file.metadata().is_ok_and(|found| found.nlink() == 1);
@@ -285,7 +285,7 @@ impl RecordFile {
     }
 }
 
-/// A record that nobody else changes until this is dropped.
+/// A record that no other tool changes until this is dropped.
 #[derive(Debug)]
 pub(crate) struct LockedRecord(RecordFile);
 
