@@ -23,8 +23,8 @@ Examples:
     ocaml-probes latency -pid 4242 -fn 'Http.*' -for 10s
 
 -pid 7, --pid 7, -pid=7 and --pid=7 are the same. Subcommands and flags may be cut to a unique
-prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value,
-and that of a FILE or RE also if it looks like a flag. `--` ends the flags.
+prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value; a FILE
+or RE may begin with a dash, too. `--` ends the flags.
 
 The answer is on standard output or, with -o, in a file; with trace, on standard error. Errors, warnings
 and notes are on standard error; with -json they are objects, too, one on each line.
@@ -53,7 +53,7 @@ struct CommandLine {
     #[arg(short, visible_short_alias = '?', long, action = ArgAction::Help, global = true)]
     #[arg(help_heading = "Flags", display_order = 1000)]
     help: Option<bool>,
-    /// Print the version: the same as the subcommand
+    /// Print the version, as the subcommand `version` does
     #[arg(long)]
     version: bool,
 }
@@ -63,7 +63,7 @@ struct CommandLine {
 pub(crate) enum NoCommand {
     /// Help was asked for: its text.
     Print(String),
-    /// The arguments make no sense; and how to say so.
+    /// A usage error, and the form in which it is printed.
     Usage(UsageError, MessageForm),
 }
 
@@ -90,15 +90,15 @@ pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Command,
     }
 }
 
-/// The subcommands and flags, as clap knows them.
+/// The definition of the subcommands and flags for clap.
 fn definition() -> clap::Command {
     let mut definition = CommandLine::command();
     definition.build();
     definition
 }
 
-/// The same with the flags of the subcommand in `argv` only, if it comes first and is spelled out: to know those of
-/// all of them would take longer than all else that `ocaml-probes version` does.
+/// The same, but without the flags of the other subcommands if the first argument is a subcommand that is spelled out: to define the
+/// flags of all subcommands takes longer than everything else that `ocaml-probes version` does.
 pub(crate) fn definition_for(argv: &[OsString]) -> clap::Command {
     let definition = CommandLine::command();
     let is_typed = |it: &clap::Command| argv.get(1).is_some_and(|word| word == it.get_name());
@@ -109,7 +109,8 @@ pub(crate) fn definition_for(argv: &[OsString]) -> clap::Command {
         if is_typed(&it) {
             it
         } else {
-            it.defer(|without_flags| without_flags)
+            // clap adds the flags of a subcommand in its deferred function: this one adds none.
+            it.defer(|command| command)
         }
     };
     let mut definition = definition.mut_subcommands(without_flags);
@@ -189,8 +190,8 @@ fn without_value(flag: &str) -> String {
 
 /// With colours on a terminal, unless NO_COLOR is set (<https://no-color.org>).
 fn coloured(text: &StyledStr) -> String {
-    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    if std::io::stdout().is_terminal() && !refused {
+    let has_no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if std::io::stdout().is_terminal() && !has_no_color {
         text.ansi().to_string()
     } else {
         text.to_string()

@@ -39,8 +39,8 @@ pub(crate) enum WaitEnd {
 }
 
 impl TerminationSignals {
-    /// Blocks the termination signals, except those that the tool was started to ignore (by nohup, or
-    /// as a background job of a shell).
+    /// Blocks the termination signals, except those that were already ignored when the tool was started (by nohup, or by a shell for
+    /// a background job).
     pub(crate) fn block() -> Result<TerminationSignals, Failure> {
         let ignored = ignored_signals();
         let is_ignored = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) != 0;
@@ -89,7 +89,7 @@ impl TerminationSignals {
     }
 
     /// Waits until a few kilobytes can be written to `destination`, which may be a pipe that no process
-    /// reads. Returns `Some` if a signal or `deadline` comes first.
+    /// reads. Returns `None` if it can, `Some` if a signal or `deadline` comes first.
     pub(crate) fn wait_to_write(
         &self,
         destination: &Destination,
@@ -150,10 +150,10 @@ impl TerminationSignals {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(failed(errno.into())),
             }
-            let is_readable: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
-            let mut has_exited = is_readable[1..].iter();
-            running.retain(|_| has_exited.next() == Some(&false));
-            if is_readable[0] && !running.is_empty() {
+            let readable: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
+            let mut exited = readable[1..].iter();
+            running.retain(|_| exited.next() == Some(&false));
+            if readable[0] && !running.is_empty() {
                 self.take_interrupt();
                 return Ok(WaitEnd::Interrupted);
             }
@@ -172,7 +172,7 @@ impl AsFd for TerminationSignals {
     }
 }
 
-/// Blocks signals, and returns what they are read from.
+/// Blocks signals in this thread, and returns a signalfd(2) for them.
 pub(crate) fn block(signals: &SigSet) -> Result<SignalFd, Failure> {
     let failed = |errno: Errno| Failure::System("block signals", errno.into());
     signals.thread_block().map_err(failed)?;

@@ -67,7 +67,7 @@ use self::session::FollowSession;
 /// let follow = Follow::start(targets, actions, Options::default())?;
 /// while let Some(event) = follow.next(Duration::MAX) {
 ///     match event {
-///         FollowEvent::Executed { pid, program } => println!("{pid} runs {}", program.display()),
+///         FollowEvent::Executed { pid, program } => println!("{pid} executed {}", program.display()),
 ///         event => println!("{event:?}"),
 ///     }
 /// }
@@ -152,7 +152,7 @@ impl Follow {
     ///
     /// # Errors
     ///
-    /// See [`Target::check`]; unlike an update, this needs a process that nobody traces, not even another
+    /// See [`Target::check`]; unlike an update, this needs a process that is not traced, not even by another
     /// `Follow`.
     pub fn check(target: &Target, actions: &Actions, options: Options) -> Result<()> {
         session::check(target, actions, options)

@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return holds::release_dead(&targets, options, output, failures);
     };
     if args.follow {
-        return follow::attached(targets, actions, options, output);
+        return follow::attach_and_follow(targets, actions, options, output);
     }
     let printed = match args.duration {
         None => change(args, output, &targets, &actions, &mut failures),

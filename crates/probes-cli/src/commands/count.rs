@@ -48,8 +48,8 @@ With -usdt it counts the sites of USDT probes that C and other languages have, s
 
 With -where it counts only the hits for which an expression is true, such as
     arg0 > 5 && arg1 == \"GET\"
-Lines end with `untyped N` then: N hits for which it is neither true nor false, because an argument is not
-what is asked for. docs/ask.md has all that can be asked.
+Lines end with `untyped N` then: N hits for which it is neither true nor false, because an argument does not
+have the type that the expression needs. docs/ask.md describes all expressions.
 
 With -by it counts hits by what one or several expressions are at each of them: integers, strings as
 str(arg0), and by themselves probe, caller (where a function is called) and tid. It prints
@@ -150,7 +150,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let asked = stacks::Asked {
             observation: args.filter.of(counted.with_stacks()),
             has_functions: counted.has_functions(),
-            shown: by.shown(),
+            top: by.shown(),
             picture: args.svg.as_deref(),
         };
         return stacks::run(&asked, &target, begin, output);
@@ -232,14 +232,20 @@ fn run_of_several(
 ) -> Result<(), Failure> {
     let one = |message| Err(Failure::Usage(UsageError::new(Some("count"), message)));
     if args.sites {
-        return one("-sites is for one process: sites of several processes differ");
+        return one(
+            "-sites is for one process, because sites differ between processes: give one -pid",
+        );
     }
     let by = args.by.clone().unwrap_or_else(CountedBy::name);
     if by.is_stack() {
-        return one("-by stack is for one process: its code is at other addresses in others");
+        return one(
+            "-by stack is for one process, because addresses differ between processes: give one -pid",
+        );
     }
     if by.has_caller() {
-        return one("-by caller is for one process: the addresses of several processes differ");
+        return one(
+            "-by caller is for one process, because addresses differ between processes: give one -pid",
+        );
     }
     let needs_probes = counted.needs_probes();
     let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);

@@ -86,7 +86,7 @@ pub(super) fn read_until_end(
 
 /// Warns of events that were overwritten before they were read, if there were any.
 pub(super) fn warn_of_lost_words(lost: &LostWords, messages: &Messages) {
-    if let Some(lost) = lost.sentence() {
+    if let Some(lost) = lost.list() {
         messages.warning(
             WarningKind::LostEvents,
             &format!("words of events were overwritten before they were read: {lost}"),

@@ -1,5 +1,5 @@
-//! What `watch`, `count` and `hist` have in common with -events: the runtime events of a process are read for a time, and shown
-//! periodically. The process is not changed.
+//! What `watch -events`, `count -events` and `hist -events` have in common: they read the runtime events of a process for a time, and
+//! show them periodically. The process is not changed.
 
 use std::time::{Duration, Instant};
 
@@ -35,27 +35,28 @@ pub(super) trait EventView {
     /// Adds what was read.
     fn add(&mut self, entry: &SelectedEntry<'_>);
 
-    /// What is to be shown now, and whether that is enough.
+    /// The text to show now, and whether the command ends after it.
     fn show(&mut self, so_far: SoFar<'_>) -> Result<(String, Next), Failure>;
 
-    /// What is shown in the end.
+    /// The text to show in the end.
     fn last(&mut self, so_far: SoFar<'_>) -> Result<String, Failure>;
 }
 
-/// What is known of the process besides the events.
+/// The state of a reading, for a view.
 #[derive(Clone, Copy)]
 pub(super) struct SoFar<'r> {
     pub(super) target: &'r Target,
     /// The version of OCaml.
     pub(super) ocaml: &'r str,
     pub(super) names: &'r [RuntimeEventName],
-    /// Since the beginning.
+    /// How long events have been read.
     pub(super) at: Duration,
+    /// Whether the text replaces the last one on a terminal.
     pub(super) is_redrawn: bool,
 }
 
 impl<'o> EventReading<'o> {
-    /// Opens the events of the only process that is selected, from now on. No globs mean all events.
+    /// Opens the events of the only selected process, from now on; all events if there are no globs.
     pub(super) fn open(
         command: &'static str,
         selection: &TargetSelection,
@@ -82,8 +83,8 @@ impl<'o> EventReading<'o> {
         })
     }
 
-    /// Reads events and shows them at the intervals of `display`, until the time is over, a signal comes, or the process writes no
-    /// more; then shows the last of them.
+    /// Reads events and shows them at the intervals of `display`, until the time is over, a signal arrives, the process writes no
+    /// more events, or the view ends it; then shows the final text of the view.
     pub(super) fn run(
         mut self,
         view: &mut impl EventView,
@@ -103,8 +104,8 @@ impl<'o> EventReading<'o> {
             view,
             display: &mut display,
         };
-        let ended = read_until_end(&mut shown, &target, begun, end, &mut interruptible);
-        failures.add(ended.map(|end| end.note(&output.messages)));
+        let why = read_until_end(&mut shown, &target, begun, end, &mut interruptible);
+        failures.add(why.map(|why| why.note(&output.messages)));
         let lasted = begun.elapsed();
         let (was_read, rest_printed) = interruptible.end();
         failures.add(rest_printed);
@@ -158,7 +159,7 @@ struct ShownEvents<'s, 'o, V> {
     reading: &'s mut EventReading<'o>,
     view: &'s mut V,
     display: &'s mut Display,
-    /// When they are shown next, since the beginning.
+    /// The time of the next display, since the start of the reading.
     next: Duration,
 }
 
@@ -211,8 +212,10 @@ fn only_pid(
 
 /// Says that the events of a child are not read.
 fn note_fork(messages: &Messages, child: Option<i64>) {
-    let child = child.map_or_else(String::new, |pid| format!(" {pid}, as it calls it,"));
+    let child = child.map_or_else(String::new, |pid| {
+        format!(" (pid {pid} in its pid namespace)")
+    });
     messages.note(&format!(
-        "the process has forked a child{child} whose events are in rings of its own: give its pid to see them"
+        "the process has forked a child{child}, whose events are in rings of its own: give its pid to see them"
     ));
 }

@@ -17,7 +17,7 @@ use crate::output::{Update, WarningKind};
 use crate::signals::{TerminationSignals, block_all};
 
 /// `attach -follow`: changes the targets, and follows them until interrupted.
-pub(super) fn attached(
+pub(super) fn attach_and_follow(
     targets: Vec<Target>,
     actions: Actions,
     options: Options,
@@ -66,7 +66,7 @@ pub(super) fn attached(
 }
 
 /// `trace -follow`: the part that runs in the process that follows the program.
-pub(super) fn launched(
+pub(super) fn follow_launched(
     mut follower: Follower,
     output: &Output,
     program: &Path,

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use probes_lib::{Observation, Target};
 
+use super::gaps::Gaps;
 use super::observe_loop::{ActiveObservation, Display, Shown};
 use super::open_target::open_to_observe;
 use super::picture_file::PictureFile;
+use super::redraw::RedrawnTable;
 use super::several::{self, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
@@ -28,14 +30,14 @@ const HELP: &str = "\
 Makes a histogram of what EXPR is at each hit, inside the process, at some ten nanoseconds a hit: one
 for each probe, by its name, and one for each function. EXPR is an integer, such as
     arg0        request + 1        len(page)        arg1 & 0xff        int(arg0.1)
-docs/ask.md has all that can be asked. When the duration is over, on Ctrl-C, or when the process exits, it
+docs/ask.md describes all expressions. When the duration is over, on Ctrl-C, or when the process exits, it
 removes the instrumentation and prints, in plain format,
     count N untyped N sum N mean N min N max N p50 N p90 N p99 N p99.9 N NAME
-and below it a line with a bar for each power of two, [1K, 2K) being from 1,024 to 2,047. Counts, least and
-greatest value, and the sum (unless it exceeds what is known, -) are exact. So are quantiles up to 1,024, of
-either sign; larger ones have their largest error behind +-, at most 0.1 %. untyped are hits for which EXPR has
-no value, because an argument is not what is asked for. Of more than 24 histograms, those without hits are
-left out; at most 1,024 can be made.
+and below it a line with a bar for each power of two, [1K, 2K) being from 1,024 to 2,047. Counts, minimum,
+maximum and sum are exact; a sum that is too large to be known is shown as -. Quantiles from -1,024 to 1,024
+are exact, too; others are followed by +- and their maximum error, at most 0.1 %. untyped are hits for which
+EXPR has no value, because an argument does not have the type that EXPR needs. Of more than 24 histograms,
+those without hits are left out; at most 1,024 can be made.
 
 With -linear LO,HI,STEP there is a bar for each STEP from LO to HI, one for what is below, and one for
 what is not below HI. Quantiles are as precise as the steps then.
@@ -44,23 +46,23 @@ Hits are selected by -probe, -regexp, -fn and -usdt, as for `count`, and by -whe
 
 With -events it makes one of each runtime event of OCaml 5 whose name matches a glob, such as minor_promoted, or all:
 of the values of counters and of the program's own ints, and of how long phases and the program's spans take, in
-nanoseconds. An end belongs to the last begin of its name in its domain; what has begun before, or lost its begin, is
-left out. untyped are events that have no value. Names come after what they are, such as phase minor. Lines
-`lost WORDS domain D` say what was overwritten before it was read. Nothing is stopped or changed; the events
-have to be on: OCAML_RUNTIME_EVENTS_START=1 in its environment.
+nanoseconds. An end is paired with the last begin of the same name and domain; an end without a recorded begin is
+left out. untyped are events that have no value. Each name is preceded by its kind, as in phase minor. Lines
+`lost WORDS domain D` say what was overwritten before it was read. Nothing is stopped or changed; the process
+must write events: start it with OCAML_RUNTIME_EVENTS_START=1 in its environment.
 
 With -by EXPR,... there is a histogram for each key instead of one for each name: of what an expression is
 at the hit, as for `count -by`, such as arg0, str(page), probe, tid, caller; up to 4. The 20 keys with most
-values are shown (-top), then how many values are of the others, and other: the histogram of all keys for
-which there was no room, as some 1,000 are distinguished. All of them add up to all values. Buckets are wider:
-exact up to 64, then at most 3 % wide.
+values are shown (-top), then the number of values of the remaining keys, and other: the histogram of the keys
+for which there was no room, as some 1,000 are distinguished. Together, they have all values. Buckets are
+wider: exact up to 64, then at most 3 % wide.
 
-With several processes, of -pid and -name, there is one histogram of each name, of the values of all of
-them; with -by pid one of each process and name, whose line ends with PID NAME; with -by pid,EXPR one of each
-process and key. A process that exits keeps its values, and the others go on.
+With several processes, of -pid and -name, there is one histogram for each name, with the values of all
+processes; with -by pid one for each process and name, whose line ends with PID NAME; with -by pid,EXPR one for
+each process and key. If a process exits, its values are kept, and the others are observed further.
 
-With -interval it also prints the histograms so far, where the line of figures begins with the seconds so
-far; on a terminal, it redraws a table of the figures. JSON has every bucket that has values.";
+With -interval it also prints the current histograms, whose first lines begin with the seconds since the
+start; on a terminal, it redraws a table of the figures. JSON has every bucket that has values.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
@@ -108,13 +110,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let pids = args.selection.pids(&output.messages)?;
     if args.by.as_ref().is_some_and(CountedBy::is_stack) {
-        return Err(refused("-by stack is for `count`"));
+        return Err(refused("-by stack can only be used with `count`"));
     }
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
-    let (&[pid], false) = (&pids[..], args.selection.is_by_name() || by_pid) else {
+    let is_one = pids.len() == 1 && !args.selection.is_by_name() && !by_pid;
+    let Some(&pid) = pids.first().filter(|_| is_one) else {
         return run_of_several(args, hits, &pids, output);
     };
-    let output = &output.clone().with_pid(pid);
+    run_of_one(args, hits, pid, &output.clone().with_pid(pid))
+}
+
+/// Makes histograms of one process.
+fn run_of_one(args: &Args, hits: Hits<'_>, pid: i32, output: &Output) -> Result<(), Failure> {
     let messages = &output.messages;
     let target = open_to_observe(pid, hits.counted.needs_probes(), messages)?;
     // Before anything is changed, because it may fail.
@@ -130,8 +137,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if hits.counted.has_functions() {
         warn_of_uncounted(messages, active.observer(), "observed");
     }
-    if let Some(asked) = keyed_question(args, hits) {
-        return keyed::run(asked, active, display, &target, picture_file, output);
+    if let Some(question) = keyed_question(args, hits) {
+        return keyed::run(question, active, display, &target, picture_file, output);
     }
     let mut showing = Showing {
         target: &target,
@@ -157,13 +164,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let written = picture_file.write(histograms.picture());
             outcome.failures.add(written);
         }
-        let (many, sum) = histograms.sum();
-        output.sum_up(messages, many, || sum);
+        let (lines, summary) = histograms.sum();
+        output.sum_up(messages, lines, || summary);
     }
     outcome.finish(messages)
 }
 
-/// What histograms are made of.
+/// The hits that are observed, and what is measured of them.
 #[derive(Clone, Copy)]
 struct Hits<'a> {
     histogram: &'a Histogrammed,
@@ -179,7 +186,7 @@ fn observation(args: &Args, hits: Hits<'_>) -> Observation {
     }
 }
 
-/// What is asked, if each key has a histogram.
+/// The expression and the keys, if there is a histogram for each key.
 fn keyed_question<'a>(args: &'a Args, hits: Hits<'a>) -> Option<KeyedQuestion<'a>> {
     let by = args.by.as_ref().filter(|by| by.has_keys())?;
     Some(KeyedQuestion {
@@ -200,7 +207,7 @@ fn run_of_several(
     output: &Output,
 ) -> Result<(), Failure> {
     if args.by.as_ref().is_some_and(CountedBy::has_caller) {
-        let message = "-by caller is for one process: the addresses of several processes differ";
+        let message = "-by caller is for one process, because addresses differ between processes: give one -pid";
         return Err(refused(message));
     }
     let needs_probes = hits.counted.needs_probes();
@@ -218,7 +225,7 @@ fn run_of_several(
     if let Some(asked) = keyed_question(args, hits) {
         return keyed::run_of_several(asked, active, display, picture_file, output);
     }
-    let by_pid = args.by.is_some();
+    let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
     let of_all = |each: &[_]| HistogramReading::of_processes(each, by_pid);
     let outcome = active.run(
         display,
@@ -227,11 +234,7 @@ fn run_of_several(
         |targets, each, shown, interruptible| {
             let reading = of_all(each);
             let so_far = Histograms::new(targets, &reading, shown.at, hits.histogram).so_far();
-            if let Some(table) = shown.table {
-                return table.redraw(&so_far.table(), &shown.gaps, interruptible);
-            }
-            let text = output::histograms(output.format, &so_far);
-            text.and_then(|text| interruptible.write(&text))
+            write_so_far(&so_far, shown.table, &shown.gaps, output, interruptible)
         },
     );
     if outcome.last.is_empty() {
@@ -242,9 +245,24 @@ fn run_of_several(
     let histograms = Histograms::new(&targets, &reading, lasted, hits.histogram);
     let text = output::histograms(output.format, &histograms);
     let written = picture_file.map_or(Ok(()), |file| file.write(histograms.picture()));
-    let (many, sum) = histograms.sum();
-    output.sum_up(&output.messages, many, || sum);
+    let (lines, summary) = histograms.sum();
+    output.sum_up(&output.messages, lines, || summary);
     outcome.finish(output, text).and(written)
+}
+
+/// Writes histograms while more hits are observed.
+fn write_so_far(
+    so_far: &Histograms<'_>,
+    table: Option<&mut RedrawnTable>,
+    gaps: &Gaps,
+    output: &Output,
+    interruptible: &mut InterruptibleOutput,
+) -> Result<Next, Failure> {
+    if let Some(table) = table {
+        return table.redraw(&so_far.table(), gaps, interruptible);
+    }
+    let text = output::histograms(output.format, so_far);
+    text.and_then(|text| interruptible.write(&text))
 }
 
 /// Shows histograms.
@@ -266,12 +284,13 @@ impl Showing<'_> {
         let (reading, at) = (shown.reading, shown.at);
         let targets = std::slice::from_ref(self.target);
         let so_far = Histograms::new(targets, &reading, at, self.wanted).so_far();
-        let next = if let Some(table) = shown.table {
-            table.redraw(&so_far.table(), &shown.gaps, interruptible)
-        } else {
-            let text = output::histograms(self.output.format, &so_far);
-            text.and_then(|text| interruptible.write(&text))
-        };
+        let next = write_so_far(
+            &so_far,
+            shown.table,
+            &shown.gaps,
+            self.output,
+            interruptible,
+        );
         self.last = Some((reading, at));
         next
     }

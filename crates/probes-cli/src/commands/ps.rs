@@ -12,8 +12,8 @@ use crate::text::number_of;
 const HELP: &str = "\
 In plain format, it prints a line for each process, sorted by pid:
     PID USER PROVIDERS PROBES ENABLED PROGRAM
-PROVIDERS are those in its probe notes, and show which compiler built it; PROBES is the number of its
-probes, and ENABLED how many of them are enabled. Processes that you have no permission to read are left out; -v says how many.";
+PROVIDERS are the providers named in the probe notes of the program, and show which compiler built it; PROBES is
+the number of its probes, and ENABLED how many of them are enabled. Processes that you have no permission to read are left out; -v says how many.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]
@@ -32,10 +32,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     output.print(&output::processes(output.format, &processes)?)?;
     let denied = survey.denied.len();
     if denied > 0 {
-        let processes = number_of(denied, "other process");
+        let others = number_of(denied, "other process");
         output
             .messages
-            .step(format_args!("no permission to read {processes}"));
+            .step(format_args!("no permission to read {others}"));
     }
     Ok(())
 }

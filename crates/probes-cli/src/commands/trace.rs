@@ -138,7 +138,7 @@ fn start_followed(
     let starter = match launch.split().map_err(of_program(program))? {
         Split::Starter(starter) => starter,
         Split::Follower(follower) => {
-            return follow::launched(follower, output, program);
+            return follow::follow_launched(follower, output, program);
         }
     };
     let follower = starter.follower();

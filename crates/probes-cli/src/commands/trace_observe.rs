@@ -118,7 +118,7 @@ fn names(values: &[Watched]) -> Vec<String> {
 fn by(is_counted: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, String> {
     let why = match given {
         Some(_) if !is_counted => "-by needs -count or -hist: it says what hits are counted by",
-        Some(by) if by.is_stack() => "-by stack is for `count`, of a process that runs",
+        Some(by) if by.is_stack() => "-by stack can only be used with `count -pid`",
         Some(by) if by.has_pid() => {
             "-by pid is for `count` and `hist`: the hits of one program are counted"
         }

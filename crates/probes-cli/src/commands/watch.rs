@@ -68,7 +68,7 @@ had the same chance, and all if they are no more.
 With -where it shows only the hits for which an expression is true, such as
     arg0 > 5 && arg1 == \"GET\"
 The others are not even copied. It is reported how many were untyped: neither true nor false, because an
-argument is not what is asked for. docs/ask.md has all that can be asked.
+argument does not have the type that the expression needs. docs/ask.md describes all expressions.
 
 With -sample 1/1000, the program records only every 1000th hit of each site and function, as counted by all
 its threads: so many can be watched that are hit more often than can be printed. It chooses after -where, and

@@ -72,7 +72,7 @@ impl Flags for TimedFlags {
             );
         }
         if timed.by.as_ref().is_some_and(CountedBy::is_stack) {
-            return Err("-by stack is for `count`".to_owned());
+            return Err("-by stack can only be used with `count`".to_owned());
         }
         if timed.keys().is_some() && timed.of_self {
             let why = "-self and -by EXPR exclude each other: the times of keys are whole times";

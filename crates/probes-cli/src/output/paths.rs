@@ -36,20 +36,21 @@ impl ShownPaths {
         sorted.dedup_by(|one, other| components_from_end(one).eq(components_from_end(other)));
         let common: Vec<usize> = sorted
             .windows(2)
-            .map(|pair| common_names(pair[0], pair[1]))
+            .map(|pair| common_components(pair[0], pair[1]))
             .collect();
         let needed = |index: usize| {
             let before = index.checked_sub(1).and_then(|before| common.get(before));
             1 + before.max(common.get(index)).copied().unwrap_or(0)
         };
-        let tails = sorted
+        let needed_components = sorted
             .iter()
             .enumerate()
             .map(|(index, path)| (components_from_end(path).collect(), needed(index)));
-        let tails: HashMap<Vec<&str>, usize> = tails.collect();
+        let needed_components: HashMap<Vec<&str>, usize> = needed_components.collect();
         let left_out = paths.keys().map(|path| {
-            let names: Vec<&str> = components_from_end(path).collect();
-            let needed = tails.get(&names).copied().unwrap_or(usize::MAX);
+            let components: Vec<&str> = components_from_end(path).collect();
+            let needed = needed_components.get(&components);
+            let needed = needed.copied().unwrap_or(usize::MAX);
             (path.clone(), start_of(path, needed))
         });
         ShownPaths {
@@ -67,21 +68,21 @@ impl ShownPaths {
 /// The components of a path, the last one first. For an absolute path, an empty one follows them.
 fn components_from_end(path: &str) -> impl Iterator<Item = &str> {
     let is_absolute = path.starts_with('/');
-    let names = path.rsplit('/').filter(|name| !matches!(*name, "" | "."));
-    names.chain(is_absolute.then_some(""))
+    let components = path.rsplit('/').filter(|it| !matches!(*it, "" | "."));
+    components.chain(is_absolute.then_some(""))
 }
 
-/// How many names at the end of two paths are the same.
-fn common_names(one: &str, other: &str) -> usize {
+/// How many components at the end of two paths are the same.
+fn common_components(one: &str, other: &str) -> usize {
     let pairs = components_from_end(one).zip(components_from_end(other));
     pairs.take_while(|(one, other)| one == other).count()
 }
 
-/// Where the last `count` names of a path begin; 0 if it does not have more.
+/// Where the last `count` components of a path begin; 0 if it does not have more.
 fn start_of(path: &str, count: usize) -> usize {
-    let place = |name: &str| name.as_ptr() as usize - path.as_ptr() as usize;
-    let names = components_from_end(path).filter(|name| !name.is_empty());
-    let mut starts = names.map(place).skip(count.saturating_sub(1));
+    let place = |component: &str| component.as_ptr() as usize - path.as_ptr() as usize;
+    let components = components_from_end(path).filter(|it| !it.is_empty());
+    let mut starts = components.map(place).skip(count.saturating_sub(1));
     let start = starts.next().unwrap_or(0);
     let has_more = starts.next().is_some();
     // Nothing is gained by leaving out the slash alone.
@@ -115,12 +116,12 @@ mod tests {
     }
 
     #[test]
-    fn other_paths_are_shown_in_full() {
+    fn paths_without_unique_end_are_shown_in_full() {
         assert_eq!(
             shown(&["a.ml", "/a.ml", "", "/"]),
             ["a.ml", "/a.ml", "", "/"]
         );
-        // One is the end of the other.
+        // `lib/a.ml` is also the end of `/x/lib/a.ml`.
         assert_eq!(
             shown(&["lib/a.ml", "/x/lib/a.ml"]),
             ["lib/a.ml", "/x/lib/a.ml"]

@@ -156,7 +156,7 @@ impl EventLines {
         let mut rows: Vec<Vec<String>> = Vec::new();
         for (domain, words) in lost.each() {
             match self.format {
-                Format::Json => text += &lost::object(domain, words)?,
+                Format::Json => text += &lost::json_line(domain, words)?,
                 Format::Plain => text += &format!("- {domain} lost - {words}\n"),
                 Format::Table => {
                     let cells = ["-", &domain.to_string(), "lost", "-", &words.to_string()];

@@ -367,7 +367,7 @@ fn probes_and_functions_are_not_confused() {
 }
 
 #[test]
-fn stopped_process_is_told() {
+fn stopped_process_is_noted() {
     let target = Talker::start(&fixture("calls.pie"));
     let pid = target.pid();
     let line = format!("count -fn leaf -for 1ms -pid {pid}");
@@ -385,7 +385,7 @@ fn stopped_process_is_told() {
 }
 
 #[test]
-fn age_of_the_last_reading_is_told() {
+fn age_of_the_last_reading_is_noted() {
     let mut target = Talker::start(&fixture("calls.pie"));
     let mut tool = counting("-fn leaf -interval 1ms", target.pid());
     // It has been read.

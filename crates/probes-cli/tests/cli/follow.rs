@@ -481,7 +481,7 @@ fn silent_tool_leaves_lent_process_running() {
 }
 
 #[test]
-fn tool_stopped_with_its_follower_blames_nobody() {
+fn tool_stopped_with_its_follower_reports_no_error() {
     let mut talker = Talker::start(&fixture("family.pie"));
     for _ in 0..3 {
         end_lending_by(Accident::BothSilent, &mut talker);

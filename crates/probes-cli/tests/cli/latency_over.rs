@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use test_support::process::state;
 use test_support::{Scratch, Talker, eventually, fixture_forms, program_forms};
 
 use crate::count::{end, observing, observing_with};
@@ -23,17 +24,34 @@ fn words_of_slow(line: &str) -> Vec<&str> {
     words[4..].to_vec()
 }
 
+/// The lines of `latency -over 0` of a process that executes a command meanwhile, whose answer begins with `flight`.
+fn answer_to_flight(target: &mut Talker, flags: &str, command: &str) -> Vec<String> {
+    let line = format!("latency -quiet -pair start,stop -over 0 {flags}");
+    let tool = observing(&line, target.pid());
+    target.ask(command, "flight");
+    end(tool, Signal::SIGINT)
+}
+
+/// The lines that a tool writes to a file while it observes a process, because a pipe that is not read would fill up. `meanwhile` gets
+/// the pid of the tool.
+fn lines_of_file(line: &str, pid: i32, meanwhile: impl FnOnce(i32)) -> Vec<Value> {
+    let scratch = Scratch::new();
+    let file = scratch.file("lines");
+    let words = line.split(' ').map(OsStr::new);
+    let words = words.chain([OsStr::new("-o"), file.as_os_str()]);
+    let tool = observing_with(words, pid);
+    meanwhile(tool.pid());
+    end(tool, Signal::SIGINT);
+    let lines = std::fs::read_to_string(&file).unwrap();
+    lines.lines().map(object).collect()
+}
+
 #[test]
 fn slow_pairs_are_shown_with_both_ends() {
     for file in program_forms("requests") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let mut answer = |flags: &str| {
-            let line = format!("latency -quiet -pair start,stop -over 0 {flags}");
-            let tool = observing(&line, target.pid());
-            target.ask("flight 1 99", "flight");
-            end(tool, Signal::SIGINT)
-        };
+        let mut answer = |flags: &str| answer_to_flight(&mut target, flags, "flight 1 99");
         let plain = answer("-format plain");
         let (figures, slow) = plain.split_last().unwrap();
         assert!(figures.starts_with("100 "), "{figures}");
@@ -96,18 +114,13 @@ fn only_pairs_over_the_bound_are_shown() {
 fn slow_pairs_that_interleave_are_untrusted() {
     for file in program_forms("requests") {
         let mut target = Talker::start(&file);
-        let mut answer = |flags: &str| {
-            let line = format!("latency -quiet -pair start,stop -over 0 {flags}");
-            let tool = observing(&line, target.pid());
-            target.ask("flight 5 100", "flight");
-            end(tool, Signal::SIGINT)
-        };
+        let mut answer = |flags: &str| answer_to_flight(&mut target, flags, "flight 5 100");
         // A pair that is shown before a stop reveals the interleaving has no mark, so only the last of 105 is checked.
-        let last_slow = |lines: &[String], figures: usize| lines[lines.len() - 1 - figures].clone();
+        let last_slow = |lines: &[String]| lines[lines.len() - 2].clone();
         let plain = answer("-format plain");
         assert_eq!(plain.len(), 105 + 1);
-        assert_eq!(words_of_slow(&last_slow(&plain, 1))[1], "untrusted");
-        let json = object(&last_slow(&answer("-json"), 1));
+        assert_eq!(words_of_slow(&last_slow(&plain))[1], "untrusted");
+        let json = object(&last_slow(&answer("-json")));
         assert_eq!(
             (&json["type"], &json["trusted"]),
             (&json!("slow_pair"), &json!(false))
@@ -115,7 +128,7 @@ fn slow_pairs_that_interleave_are_untrusted() {
         // Below a head of two lines.
         let table = &answer("-format table")[2 + 104];
         assert!(table.contains(" start,stop (untrusted) "), "{table}");
-        let by_key = last_slow(&answer("-key number"), 1);
+        let by_key = last_slow(&answer("-key number"));
         assert!(words_of_slow(&by_key)[1].starts_with("number="));
     }
 }
@@ -124,25 +137,17 @@ fn slow_pairs_that_interleave_are_untrusted() {
 fn slow_pairs_that_are_dropped_are_counted() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
-        // A pipe that is not read would fill up.
-        let scratch = Scratch::new();
-        let file = scratch.file("said");
-        let line = "latency -json -pair start,stop -over 0 -o";
-        let words = line.split(' ').map(OsStr::new);
-        let tool = observing_with(words.chain([file.as_os_str()]), pid);
-        // The tool does not read meanwhile.
-        kill(Pid::from_raw(tool.pid()), Signal::SIGSTOP).unwrap();
-        let status = format!("/proc/{}/status", tool.pid());
-        eventually("the tool is stopped", || {
-            let status = std::fs::read_to_string(&status).unwrap();
-            status.contains("State:\tT").then_some(())
+        let lines = lines_of_file("latency -json -pair start,stop -over 0", pid, |tool| {
+            // The tool does not read meanwhile.
+            kill(Pid::from_raw(tool), Signal::SIGSTOP).unwrap();
+            eventually("the tool is stopped", || {
+                (state(tool) == Some('T')).then_some(())
+            });
+            target.ask("pairs 4 20000", "pairs");
+            kill(Pid::from_raw(tool), Signal::SIGCONT).unwrap();
         });
-        target.ask("pairs 4 20000", "pairs");
-        kill(Pid::from_raw(tool.pid()), Signal::SIGCONT).unwrap();
-        end(tool, Signal::SIGINT);
         let (mut shown, mut lost, mut count) = (0, 0, None);
-        for line in std::fs::read_to_string(&file).unwrap().lines() {
-            let line = object(line);
+        for line in lines {
             match line["type"].as_str().unwrap() {
                 "slow_pair" => shown += 1,
                 "missing" => lost += line["lost"].as_u64().unwrap(),
@@ -196,17 +201,12 @@ fn slow_calls(
     functions: &str,
     (command, word): (&str, &str),
 ) -> (Vec<Value>, u64, HashMap<String, u64>) {
-    // A pipe that is not read would fill up.
-    let scratch = Scratch::new();
-    let file = scratch.file("said");
-    let line = format!("latency -quiet -json -over 0 -fn {functions} -o");
-    let words = line.split(' ').map(OsStr::new);
-    let tool = observing_with(words.chain([file.as_os_str()]), target.pid());
-    target.ask(command, word);
-    end(tool, Signal::SIGINT);
+    let line = format!("latency -quiet -json -over 0 -fn {functions}");
+    let lines = lines_of_file(&line, target.pid(), |_| {
+        target.ask(command, word);
+    });
     let (mut calls, mut lost, mut counts) = (Vec::new(), 0, HashMap::new());
-    for line in std::fs::read_to_string(&file).unwrap().lines() {
-        let line = object(line);
+    for line in lines {
         match line["type"].as_str().unwrap() {
             "slow_call" => calls.push(line),
             "missing" => lost += line["lost"].as_u64().unwrap(),

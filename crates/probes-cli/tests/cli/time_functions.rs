@@ -548,7 +548,7 @@ fn idle_functions_of_many_are_left_out() {
 }
 
 #[test]
-fn lost_calls_are_told_in_a_warning() {
+fn lost_calls_are_warned_of() {
     let mut target = Talker::start(&program_forms("overflow")[0]);
     for form in ["plain", "table", "json"] {
         let flags = format!("-fn Overflow.* -format {form}");

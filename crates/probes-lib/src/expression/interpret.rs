@@ -35,7 +35,7 @@ pub enum Answer {
     True,
     /// It is false.
     False,
-    /// Neither: something is not what it is asked as (a block where an `int` is asked for), or cannot be read.
+    /// Neither: a value does not have the type that the expression needs (a block instead of an `int`), or cannot be read.
     Untyped,
 }
 

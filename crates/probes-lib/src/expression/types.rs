@@ -163,7 +163,7 @@ impl IntegerExpression {
         self.is_signed
     }
 
-    /// Returns what it is at a hit. `None` is untyped: something is not what it is asked as, or cannot be read.
+    /// Returns what it is at a hit. `None` is untyped: a value does not have the type that the expression needs, or cannot be read.
     pub fn value(&self, hit: &impl Hit) -> Option<u64> {
         super::interpret::number(&self.number, hit)
     }

@@ -1,7 +1,7 @@
 //! What can complete the last word of a command line.
 //!
-//! A line for each: the whole word, and after a tab what it means. The word for a file is empty, and after the tab is `files`: the
-//! shell completes it.
+//! One line for each completion: the whole word, a tab, and its description. If the shell is to complete the word with file names,
+//! the only line is a tab and `files`.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -16,7 +16,7 @@ use crate::search_path::look_up;
 use crate::spelling::{Given, Place, completions_of_flag, long, place, value_name};
 use crate::text::is_unprintable;
 
-/// What the shell is to complete with files.
+/// The answer that makes the shell complete file names.
 const FILES: &str = "\tfiles\n";
 
 /// Completions: words, and what they mean.
@@ -50,7 +50,7 @@ pub(super) fn answer(root: &Command, words: &[OsString]) -> String {
     };
     let mut text = String::new();
     for (word, meaning) in completions {
-        // A shell would show it, or take it for two words.
+        // An unprintable character would reach the terminal, or split the word.
         if !word.is_empty() && !word.chars().any(is_unprintable) {
             let meaning = meaning.replace(is_unprintable, "?");
             // Writing to a String cannot fail.
@@ -77,7 +77,7 @@ fn first_line(text: Option<&clap::builder::StyledStr>) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// What a value can be; `None` if it is a file.
+/// The completions of a value; `None` if the shell completes it with file names.
 fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
     let of_list = |names: &dyn Fn(&str) -> Completions| {
         let (before, last) = split_list(typed);
@@ -86,13 +86,13 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
     let values = match (long(arg), value_name(arg)) {
         (_, "FILE" | "ARGS" | "FOLDER") => return None,
         ("pid", _) => names::pids(typed),
-        (_, "FORMAT") => of_few(typed, &["plain", "table", "json"]),
-        (_, "FORM") => of_few(typed, &["short", "full"]),
-        (_, "SHELL") => of_few(typed, &["bash", "zsh", "fish"]),
-        (_, "pid") => of_few(typed, &["pid"]),
+        (_, "FORMAT") => words_with_prefix(typed, &["plain", "table", "json"]),
+        (_, "FORM") => words_with_prefix(typed, &["short", "full"]),
+        (_, "SHELL") => words_with_prefix(typed, &["bash", "zsh", "fish"]),
+
         (_, "WORK") => {
             let work = CollectorWork::ALL.map(CollectorWork::word);
-            of_list(&|typed| of_few(typed, &work))
+            of_list(&|typed| words_with_prefix(typed, &work))
         }
         (_, "NAMES" | "START,STOP") => of_list(&|typed| of_target(given, Names::Probes, typed)),
         ("fn", _) => of_list(&|typed| of_target(given, Names::Functions, typed)),
@@ -100,34 +100,34 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
         _ => {
             let possible = arg.get_possible_values();
             let possible: Vec<&str> = possible.iter().map(|it| it.get_name()).collect();
-            of_few(typed, &possible)
+            words_with_prefix(typed, &possible)
         }
     };
     Some(values)
 }
 
-/// Those of a few words that begin with `typed`.
-fn of_few(typed: &str, few: &[&str]) -> Completions {
-    let fitting = few.iter().filter(|it| it.starts_with(typed));
+/// The words that begin with `typed`.
+fn words_with_prefix(typed: &str, words: &[&str]) -> Completions {
+    let fitting = words.iter().filter(|it| it.starts_with(typed));
     let each = fitting.map(|it| ((*it).to_owned(), String::new()));
     each.collect()
 }
 
-/// The last part of a comma list, and what comes before it. A comma that a space follows belongs to a name.
+/// Splits a comma-separated list before its last element. A comma followed by a space is part of a name.
 fn split_list(typed: &str) -> (&str, &str) {
     let mut commas = typed.match_indices(',').map(|(at, _)| at + 1);
     let last = commas.rfind(|&at| !typed[at..].starts_with(' '));
     typed.split_at(last.unwrap_or(0))
 }
 
-/// The names of the process or file on the line that begin with `typed`.
+/// The names that begin with `typed`, in the process or file that the command line names.
 fn of_target(given: &[Given<'_>], names: Names, typed: &str) -> Completions {
-    let of = |flag: &str| {
+    let value_of = |flag: &str| {
         let mut of_flag = given.iter().filter(|(arg, _)| long(arg) == flag);
         of_flag.next_back().map(|(_, value)| value.clone())
     };
-    let pid = of("pid").and_then(|pid| pid.to_str()?.parse().ok());
-    let file = of("prog").as_deref().and_then(program);
+    let pid = value_of("pid").and_then(|pid| pid.to_str()?.parse().ok());
+    let file = value_of("prog").as_deref().and_then(program);
     let found = match (pid, file) {
         (Some(pid), _) => names::of_process(pid, names, typed),
         (None, Some(file)) => names::of_file(file, names, typed),
@@ -136,7 +136,7 @@ fn of_target(given: &[Given<'_>], names: Names, typed: &str) -> Completions {
     shortened(found, typed.len())
 }
 
-/// The file of a program: what is typed, or what it is in PATH.
+/// The file of a program: `typed` if it is a file, or else the file of that name in PATH.
 fn program(typed: &OsStr) -> Option<PathBuf> {
     let typed = Path::new(typed);
     if typed.is_file() {
@@ -146,20 +146,19 @@ fn program(typed: &OsStr) -> Option<PathBuf> {
 }
 
 /// If there are many names, each only up to the next dot: `Stdlib.`, instead of all that is in it.
-fn shortened(found: Completions, typed: usize) -> Completions {
+fn shortened(found: Completions, typed_len: usize) -> Completions {
     if found.len() <= MOST {
         return found;
     }
-    let part = |name: &str| match name.get(typed..).and_then(|rest| rest.find('.')) {
-        Some(dot) => name[..=typed + dot].to_owned(),
-        None => name.to_owned(),
-    };
-    let parts = found.into_iter().map(|(name, meaning)| match part(&name) {
-        part if part == name => (name, meaning),
-        part => (part, String::new()),
+    let parts = found.into_iter().map(|(name, meaning)| {
+        let dot = name.get(typed_len..).and_then(|rest| rest.find('.'));
+        match dot.map(|dot| &name[..=typed_len + dot]) {
+            Some(part) if part != name => (part.to_owned(), String::new()),
+            _ => (name, meaning),
+        }
     });
     let parts: Completions = parts.collect();
-    // Still too many to read.
+    // There may still be too many to read.
     parts.into_iter().take(MOST).collect()
 }
 

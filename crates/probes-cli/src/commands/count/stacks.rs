@@ -1,5 +1,5 @@
-//! `count -by stack`: how often hits have which stack. Each hit is recorded with its stack; those that come faster than they can be read are
-//! counted without.
+//! `count -by stack`: how often each stack is hit. Each hit is recorded with its stack; hits that come faster than they can be read are
+//! counted without their stack.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,11 +15,12 @@ use crate::failure::Failure;
 use crate::interruptible_output::Next;
 use crate::output::{CountedStacks, WarningKind};
 
-/// What is asked.
+/// The checked arguments of `count -by stack`.
 pub(super) struct Asked<'a> {
     pub(super) observation: Observation,
     pub(super) has_functions: bool,
-    pub(super) shown: usize,
+    /// How many stacks are printed at most.
+    pub(super) top: usize,
     pub(super) picture: Option<&'a Path>,
 }
 
@@ -57,13 +58,13 @@ pub(super) fn run<'t>(
         add(&mut counted, &mut stacks, &observed.events);
     }
     counted.finish(outcome.lasted);
-    outcome.print(output, counted.text(output.format, asked.shown));
+    outcome.print(output, counted.text(output.format, asked.top));
     if let Some(file) = picture_file {
         let drawn = counted.picture(asked.picture.is_some_and(is_folded));
         outcome.failures.add(drawn.and_then(|it| file.write(it)));
     }
     if outcome.was_read {
-        warn_of_others(&counted, outcome.lasted, output);
+        warn_of_hits_without_stack(&counted, outcome.lasted, output);
     }
     outcome.finish(&output.messages)
 }
@@ -83,19 +84,18 @@ fn add(counted: &mut CountedStacks, stacks: &mut Stacks, events: &Events) {
     counted.add_untyped(events.untyped.unwrap_or(0));
 }
 
-/// Says if hits are among the others.
-fn warn_of_others(counted: &CountedStacks, lasted: Duration, output: &Output) {
-    let others = counted.others();
-    if others == 0 {
+/// Warns if hits were counted without their stack.
+fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output: &Output) {
+    let without_stack = counted.others();
+    if without_stack == 0 {
         return;
     }
     let text = format!(
-        "{others} of {} hits in {:.1} s are without a stack: they came faster than they could be read",
+        "{without_stack} of {} hits in {:.1} s have no stack: they came faster than they could be read",
         counted.all(),
         lasted.as_secs_f64()
     );
-    let remedy =
-        "choose fewer with -where; `profile -on-cpu` tells from where a function is called often";
+    let remedy = "select fewer hits with -where, or use `profile -on-cpu`, which shows the callers of a function that is called often";
     output
         .messages
         .warning(WarningKind::LostHits, &text, remedy);

@@ -23,13 +23,13 @@ pub(super) fn run(
     picture_file: Option<PictureFile>,
     output: &Output,
 ) -> Result<(), Failure> {
-    // If it has exited meanwhile, its callers are not known.
+    // If its functions cannot be read (it may have exited meanwhile), its callers are not named.
     let functions = asked
         .by
         .has_caller()
         .then(|| Functions::of_process(target.pid()).ok());
     let sources = functions.flatten().map(FunctionSources::of);
-    let showing = Showing {
+    let reporter = KeyedReporter {
         output,
         asked,
         sources: sources.unwrap_or_default(),
@@ -52,7 +52,7 @@ pub(super) fn run(
                 table,
                 gaps,
             };
-            let next = showing.show(targets, &reading, shown, interruptible);
+            let next = reporter.show(targets, &reading, shown, interruptible);
             // Kept even if it could not be written.
             last = Some((reading, at));
             next
@@ -67,14 +67,14 @@ pub(super) fn run(
         None => outcome.last.take().or_else(|| last.take()),
     };
     if let Some((reading, lasted)) = total {
-        let report = showing.report(targets, &reading, lasted);
+        let report = reporter.report(targets, &reading, lasted);
         outcome.print(output, output::keyed_histograms(output.format, &report));
         if let Some(picture_file) = picture_file {
             let written = picture_file.write(report.picture());
             outcome.failures.add(written);
         }
-        let (many, sum) = report.sum();
-        output.sum_up(&output.messages, many, || sum);
+        let (lines, summary) = report.sum();
+        output.sum_up(&output.messages, lines, || summary);
     }
     outcome.finish(&output.messages)
 }
@@ -87,10 +87,10 @@ pub(super) fn run_of_several(
     picture_file: Option<PictureFile>,
     output: &Output,
 ) -> Result<(), Failure> {
-    let showing = Showing {
+    let reporter = KeyedReporter {
         output,
         asked,
-        // None: an address has no meaning for several.
+        // Left empty: the same address is another function in each process.
         sources: FunctionSources::default(),
     };
     let of_all = |each: &[_]| KeyedHistogramReading::of_processes(each, asked.by.has_pid());
@@ -99,29 +99,29 @@ pub(super) fn run_of_several(
         |_, observer| KeyedHistogramReading::of(observer).map(Some),
         |_, report| KeyedHistogramReading::last(report.keyed_histograms, report.counts.refused()),
         |targets, each, shown, interruptible| {
-            showing.show(targets, &of_all(each), shown, interruptible)
+            reporter.show(targets, &of_all(each), shown, interruptible)
         },
     );
     if outcome.last.is_empty() {
         return outcome.finish(output, Ok(String::new()));
     }
     let (reading, targets) = (of_all(&outcome.last), outcome.targets.clone());
-    let report = showing.report(&targets, &reading, outcome.lasted);
+    let report = reporter.report(&targets, &reading, outcome.lasted);
     let text = output::keyed_histograms(output.format, &report);
     let written = picture_file.map_or(Ok(()), |file| file.write(report.picture()));
-    let (many, sum) = report.sum();
-    output.sum_up(&output.messages, many, || sum);
+    let (lines, summary) = report.sum();
+    output.sum_up(&output.messages, lines, || summary);
     outcome.finish(output, text).and(written)
 }
 
-/// Shows the histograms so far.
-struct Showing<'q> {
+/// What the reports of an observation are made with.
+struct KeyedReporter<'q> {
     output: &'q Output,
     asked: KeyedQuestion<'q>,
     sources: FunctionSources,
 }
 
-impl Showing<'_> {
+impl KeyedReporter<'_> {
     fn show(
         &self,
         targets: &[Target],
@@ -141,8 +141,8 @@ impl Showing<'_> {
         &'r self,
         targets: &'r [Target],
         reading: &'r KeyedHistogramReading,
-        seconds: Duration,
+        elapsed: Duration,
     ) -> KeyedHistogramReport<'r> {
-        KeyedHistogramReport::new(targets, reading, seconds, self.asked, &self.sources)
+        KeyedHistogramReport::new(targets, reading, elapsed, self.asked, &self.sources)
     }
 }

@@ -34,7 +34,7 @@ impl LostWords {
         *sum = sum.saturating_add(words);
     }
 
-    /// What was lost in each domain, by number.
+    /// How many words were lost in each domain, in the order of the domains.
     pub(crate) fn each(&self) -> impl Iterator<Item = (u32, u64)> {
         self.0.iter().map(|(domain, words)| (*domain, *words))
     }
@@ -48,7 +48,7 @@ impl LostWords {
     }
 
     /// `12 of domain 0, 3 of domain 2`; `None` if nothing was lost.
-    pub(crate) fn sentence(&self) -> Option<String> {
+    pub(crate) fn list(&self) -> Option<String> {
         let lost = self.each();
         let lost: Vec<String> = lost
             .map(|(domain, words)| format!("{words} of domain {domain}"))
@@ -64,22 +64,22 @@ pub(crate) fn lost_of_domains(lost: &LostWords) -> Vec<LostOfDomain> {
         .collect()
 }
 
-/// The lines below an answer, each after `at`.
-pub(in crate::output) fn lost_lines(lost: &[LostOfDomain], format: Format, at: &str) -> String {
+/// The lines below an answer; in plain format, each begins with `prefix`.
+pub(in crate::output) fn lost_lines(lost: &[LostOfDomain], format: Format, prefix: &str) -> String {
     let mut text = String::new();
     for it in lost {
         let (domain, words) = (it.domain, it.words);
         // Writing to a string does not fail.
         let _ = match format {
             Format::Table => writeln!(text, "lost: {words} words of domain {domain}"),
-            _ => writeln!(text, "{at}lost {words} domain {domain}"),
+            _ => writeln!(text, "{prefix}lost {words} domain {domain}"),
         };
     }
     text
 }
 
 /// The line of a domain among events.
-pub(super) fn object(domain: u32, words: u64) -> Result<String, Failure> {
+pub(super) fn json_line(domain: u32, words: u64) -> Result<String, Failure> {
     json(&LostLine {
         version: VERSION,
         lost: LostOfDomain { domain, words },
@@ -91,19 +91,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn losses_are_told_by_domain() {
+    fn losses_are_listed_by_domain() {
         let mut lost = LostWords::default();
-        assert_eq!(lost.sentence(), None);
+        assert_eq!(lost.list(), None);
         lost.add(4, 10);
         let before = lost.clone();
         lost.add(4, 2);
         lost.add(0, 1);
-        assert_eq!(lost.sentence().unwrap(), "1 of domain 0, 12 of domain 4");
+        assert_eq!(lost.list().unwrap(), "1 of domain 0, 12 of domain 4");
         assert_eq!(
-            lost.since(&before).sentence().unwrap(),
+            lost.since(&before).list().unwrap(),
             "1 of domain 0, 2 of domain 4"
         );
-        assert_eq!(before.since(&lost).sentence(), None);
+        assert_eq!(before.since(&lost).list(), None);
         let all = lost_of_domains(&lost);
         assert_eq!(
             lost_lines(&all, Format::Plain, "1.0 "),

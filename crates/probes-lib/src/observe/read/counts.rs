@@ -184,8 +184,8 @@ impl Counts {
     }
 
     /// Returns how many hits of a probe [`Observation::only_where`](crate::Observation::only_where) has no answer for, which are
-    /// not counted by [`Counts::hits`]: an argument is not what is asked for, or memory could not be read. `None` if all hits are
-    /// counted, or none.
+    /// not counted by [`Counts::hits`]: an argument does not have the type that the expression needs, or memory could not be read.
+    /// `None` if all hits are counted, or none.
     pub fn untyped(&self, name: &str) -> Option<u64> {
         self.hits_of_sites(name)?.untyped
     }

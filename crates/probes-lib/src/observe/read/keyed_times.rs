@@ -111,7 +111,8 @@ impl KeyedTimes {
         &self.other
     }
 
-    /// Returns the times that have no key, because an argument is not what it is asked as, or memory could not be read.
+    /// Returns the times that have no key, because an argument does not have the type that the expression needs, or memory could not
+    /// be read.
     pub fn untyped(&self) -> &Times {
         &self.untyped
     }

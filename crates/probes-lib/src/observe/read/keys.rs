@@ -143,8 +143,8 @@ impl KeyedCounts {
         self.other
     }
 
-    /// Returns how many hits have no key, because an argument is not what it is asked as, or memory could not be read; or of how many it
-    /// is not known whether they are meant.
+    /// Returns how many hits have no key, because an argument does not have the type that the expression needs, or memory could not be
+    /// read; or of how many it is not known whether they are meant.
     pub fn untyped(&self) -> u64 {
         self.untyped
     }

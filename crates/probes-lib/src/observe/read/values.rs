@@ -171,8 +171,8 @@ impl ValueHistogram {
         counts.fold(0, u64::saturating_add)
     }
 
-    /// Returns how many hits have no value, because an argument is not what it is asked as, or memory could not be read; or of how many
-    /// it is not known whether they are meant ([`Observation::only_where`](crate::Observation::only_where)).
+    /// Returns how many hits have no value, because an argument does not have the type that the expression needs, or memory could not
+    /// be read; or of how many it is not known whether they are meant ([`Observation::only_where`](crate::Observation::only_where)).
     pub fn untyped(&self) -> u64 {
         self.untyped
     }
