@@ -92,7 +92,7 @@ fn calls_of_several_processes_add_up() {
 #[test]
 fn no_hits_of_several_are_an_answer() {
     let targets = targets("calls");
-    let pids = format!("-pid {}{}", targets[0].pid(), others(&targets));
+    let pids = format!("-pid {}{}", targets[0].pid(), other_pid_flags(&targets));
     let rows = |way: &str, format: &str| {
         let line = format!("count {pids} -fn Calls.leaf{way} -for 10ms -format {format}");
         let answer = run(&line).answer();
