@@ -37,6 +37,7 @@ mod stack;
 mod started_program;
 mod top;
 mod trace;
+mod trace_collector;
 mod trace_observe;
 mod uncounted;
 mod undo;

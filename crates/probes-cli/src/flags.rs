@@ -33,7 +33,9 @@ pub(crate) use duration::{DurationFlag, duration, positive};
 pub(crate) use events::{EventsOr, Subject};
 pub(crate) use fields::{FieldFlags, refuse_fields_in_json};
 pub(crate) use filter::FilterFlags;
-pub(crate) use function_selection::{FunctionArgument, FunctionFlags, FunctionList, functions};
+pub(crate) use function_selection::{
+    FunctionArgument, FunctionList, FunctionOrCollectorFlags, functions,
+};
 pub(crate) use histogrammed::{
     HistogramFlags, HistogramSource, HistogramSourceFlags, Histogrammed,
 };

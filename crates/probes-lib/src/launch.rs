@@ -47,6 +47,7 @@ pub struct Launch {
     /// Whether the caller waits for the program, which is then a job of the shell: see `job.rs`.
     pub(crate) attended: bool,
     observation: Option<Observation>,
+    may_lack_probes: bool,
 }
 
 impl Launch {
@@ -59,6 +60,7 @@ impl Launch {
             options: Options::default(),
             attended: false,
             observation: None,
+            may_lack_probes: false,
         }
     }
 
@@ -85,12 +87,19 @@ impl Launch {
         self
     }
 
+    /// Also starts a program that has no probes, if no actions are given and no probes are to be observed.
+    #[must_use]
+    pub fn may_lack_probes(mut self) -> Launch {
+        self.may_lack_probes = true;
+        self
+    }
+
     /// Starts the program, sets its probes and runs it.
     ///
     /// # Errors
     ///
-    /// If the program cannot be found, read, executed or traced, or has no OCaml probes, or if the
-    /// actions cannot be applied to these. None of its code has run then, and no child is left
+    /// If the program cannot be found, read, executed or traced, or has no OCaml probes (unless only functions
+    /// are observed, or see [`Launch::may_lack_probes`]), or if the actions cannot be applied to these. None of its code has run then, and no child is left
     /// behind.
     pub fn spawn(self) -> Result<Launched> {
         self.try_spawn()
@@ -104,11 +113,15 @@ impl Launch {
             options,
             attended,
             observation,
+            may_lack_probes,
         } = self;
         let file = resolve(&command);
         // A program may have no probes if only its functions are observed.
-        let needs_probes =
-            !actions.is_empty() || observation.as_ref().is_none_or(Observation::needs_probes);
+        let are_observed = match &observation {
+            Some(observation) => observation.needs_probes(),
+            None => !may_lack_probes,
+        };
+        let needs_probes = !actions.is_empty() || are_observed;
         if let Some(file) = &file {
             refuse_setuid(file)?;
             if needs_probes {

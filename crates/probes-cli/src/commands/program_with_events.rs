@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::mkdtemp;
 use probes_lib::{RuntimeEvents, Target};
 
+use super::observe_loop::next_reading;
 use super::started_program::StartedProgram;
 use crate::failure::Failure;
 use crate::search_path::look_up;
@@ -27,13 +28,19 @@ pub(super) struct ProgramWithEvents {
     folder: EventsFolder,
 }
 
-/// A folder that is removed when it is not needed any more, with the files of events in it.
+/// A folder that is removed when the program has exited, with the files of events in it; not while processes that it has forked write
+/// there: the runtime ends one that cannot create a file for a child of its own.
 pub(super) struct EventsFolder(PathBuf);
 
 impl Drop for EventsFolder {
     fn drop(&mut self) {
-        // What cannot be removed stays in the folder for temporary files.
-        let _ = fs::remove_dir_all(&self.0);
+        let is_running = |pid: &str| Path::new("/proc").join(pid).exists();
+        let files = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let mut names = files.filter_map(|file| file.file_name().into_string().ok());
+        if !names.any(|name| name.strip_suffix(".events").is_some_and(is_running)) {
+            // What cannot be removed stays in the folder for temporary files.
+            let _ = fs::remove_dir_all(&self.0);
+        }
     }
 }
 
@@ -55,7 +62,7 @@ impl EventsFolder {
     }
 
     /// The file of a process, if there is one.
-    pub(super) fn file(&self, pid: i32) -> Option<PathBuf> {
+    fn file(&self, pid: i32) -> Option<PathBuf> {
         let file = self.0.join(format!("{pid}.events"));
         file.exists().then_some(file)
     }
@@ -65,15 +72,40 @@ impl EventsFolder {
     /// # Errors
     ///
     /// If it has written none, or they cannot be read.
-    pub(super) fn events_of_exited(
-        &self,
-        pid: i32,
-        program: &Path,
-    ) -> Result<RuntimeEvents, Failure> {
+    fn events_of_exited(&self, pid: i32, program: &Path) -> Result<RuntimeEvents, Failure> {
         let file = self.file(pid);
         let file = file.ok_or_else(|| Failure::NoRuntimeEvents(program.to_owned()))?;
         let path = look_up(program).unwrap_or_else(|| program.to_owned());
         RuntimeEvents::of_file(file, path).map_err(Failure::of_process(pid))
+    }
+}
+
+/// The runtime events of a program that another thread waits for, once they are there.
+pub(super) struct AwaitedEvents<'f> {
+    folder: &'f EventsFolder,
+    /// When it is tried next to open them, since the beginning.
+    try_at: Duration,
+}
+
+impl<'f> AwaitedEvents<'f> {
+    pub(super) fn in_folder(folder: &'f EventsFolder) -> AwaitedEvents<'f> {
+        let try_at = Duration::ZERO;
+        AwaitedEvents { folder, try_at }
+    }
+
+    /// Opens them, from the first, if it is time to try and they are there by now: `at` after the beginning.
+    pub(super) fn try_to_open(&mut self, pid: i32, at: Duration) -> Option<RuntimeEvents> {
+        if at < self.try_at {
+            return None;
+        }
+        self.try_at = next_reading(at);
+        let events = RuntimeEvents::of_process(pid).ok()?;
+        Some(events.from_start())
+    }
+
+    /// Opens those of a program that has exited.
+    pub(super) fn of_exited(&self, pid: i32, program: &Path) -> Result<RuntimeEvents, Failure> {
+        self.folder.events_of_exited(pid, program)
     }
 }
 

@@ -8,6 +8,7 @@ use probes_lib::{Action, Actions, Launch, Selector, Split};
 
 use super::changes::print_started;
 use super::follow;
+use super::program_with_events::EventsFolder;
 use super::trace_observe::{self, ObserveFlags};
 use super::wait::Wait;
 use crate::destination::Output;
@@ -34,14 +35,16 @@ another program or a library does not have are skipped there; processes without 
 detached, and what they start is not followed. A name that the program itself does not have gives a
 warning. -v reports what happens.
 
-With -count, -hist, -latency or -watch, ocaml-probes waits as with -wait, observes the program from its
-first instruction to its last, and prints what `count`, `hist`, `latency` and `watch` print, on standard error
+With -count, -hist, -latency, -watch or -gc, ocaml-probes waits as with -wait, observes the program from its
+first instruction to its last, and prints what `count`, `hist`, `latency`, `watch` and `gc` print, on standard error
 or with -o in a file; without actions no probe is then enabled. Hits in processes that the program forks
 are included in the counts, and make the times unreliable. -count -fn GLOBS counts functions of any
 native program, and of the libraries that it is linked with; not of those that it loads later.
 With -latency -fn GLOBS they are timed: calls in processes that the program forks are left out, and
 those of a thread that has no thread-local storage (yet) are LOST. With -watch -fn GLOBS they are shown,
 as by `watch -fn`, with -args and -results. -usdt GLOBS counts or shows USDT probes of other providers. -sample 1/N shows every Nth hit, as in `watch`.
+With -gc the program is started with the runtime events of OCaml 5 on, and what `gc` prints is printed when it has exited, after the
+rest; -gc WORK chooses functions of the collector instead, of any OCaml, which -count, -latency, -watch or -hist observe.
 With -by EXPR,... hits are counted (-count), or each key has a histogram (-hist), as by `count -by` and `hist -by`.
 
 Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
@@ -59,7 +62,7 @@ pub(crate) struct Args {
     #[arg(long)]
     wait: bool,
     /// Follow fork, exec and dlopen
-    #[arg(long, conflicts_with_all = ["count", "hist", "latency", "watch"])]
+    #[arg(long, conflicts_with_all = ["count", "hist", "latency", "watch", "gc"])]
     follow: bool,
     #[command(flatten)]
     observe: Checked<ObserveFlags>,
@@ -97,12 +100,18 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     let output = &args.output.open_beside_program()?;
     let mut command = Command::new(&args.prog);
     command.args(&args.arguments);
+    let folder = args.observe.reports_collector.then(EventsFolder::make);
+    let folder = folder.transpose()?;
+    if let Some(folder) = &folder {
+        command.envs(folder.variables());
+    }
     let mut launch = Launch::new(command).actions(args.actions());
     // Called before the program is started, because preparing may fail.
     let prepare = || Wait::prepare().map_err(wait_failure);
     if args.observe.observes_anything() {
         let (launch, wait) = (launch.attended(), prepare()?);
-        let status = trace_observe::run(launch, wait, &args.observe, output, &args.prog)?;
+        let (observed, folder) = (&args.observe, folder.as_ref());
+        let status = trace_observe::run(launch, wait, observed, output, &args.prog, folder)?;
         return Ok(ExitCode::from(status));
     }
     let wait = args.wait.then(prepare).transpose()?;

@@ -1,4 +1,4 @@
-//! `trace -count`, `-hist`, `-latency` and `-watch`: observes a program from its first instruction to its last.
+//! `trace -count`, `-hist`, `-latency`, `-watch` and `-gc`: observes a program from its first instruction to its last.
 
 use std::mem::take;
 use std::path::Path;
@@ -16,7 +16,9 @@ use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
+use super::program_with_events::EventsFolder;
 use super::slow_pairs::SlowPairs;
+use super::trace_collector::CollectorReader;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
 use super::until_exit::wait_and_record;
 use super::wait::Wait;
@@ -24,9 +26,9 @@ use super::watch::{self, Watching, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
-    CallFlags, Checked, CountedBy, FieldFlags, FilterFlags, Flags, FunctionFlags, HistogramFlags,
-    Histogrammed, KeyFlags, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags, by_name,
-    each_once, pair, probe_name,
+    CallFlags, Checked, CountedBy, FieldFlags, FilterFlags, Flags, FunctionOrCollectorFlags,
+    HistogramFlags, Histogrammed, KeyFlags, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag,
+    UsdtFlags, by_name, each_once, pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
@@ -46,7 +48,7 @@ pub(super) struct ObserveFlags {
     #[command(flatten)]
     filter: FilterFlags,
     #[command(flatten)]
-    functions: FunctionFlags,
+    functions: FunctionOrCollectorFlags,
     #[command(flatten)]
     usdt: UsdtFlags,
     /// Time START,STOP in one thread, or the functions of -fn; may be repeated
@@ -133,6 +135,8 @@ fn by(is_counted: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, 
 /// The checked form of [`ObserveFlags`]: what to observe of a program that is started, if anything.
 #[derive(Debug)]
 pub(super) struct ProgramObservation {
+    /// Whether its collector is reported, from its runtime events.
+    pub(super) reports_collector: bool,
     counts: bool,
     /// By what hits are counted, or in which histogram they are, if not by probe and function.
     by: Option<CountedBy>,
@@ -202,7 +206,7 @@ impl Flags for ObserveFlags {
         }
         self.calls
             .refuse_results_of_some(&self.filter, self.sample)?;
-        let mut functions = self.functions.selectors()?;
+        let (mut functions, reports_collector) = self.functions.check()?;
         let has_calls = !functions.is_empty();
         let usdt = self.usdt.selectors()?;
         if times_functions && !usdt.is_empty() {
@@ -236,7 +240,7 @@ impl Flags for ObserveFlags {
         ];
         match uses.into_iter().filter(|is_given| *is_given).count() {
             0 if !functions.is_empty() => {
-                let why = "-fn, -usdt and -gc need -count, -latency, -watch or -hist: they select what is counted, timed or shown";
+                let why = "-fn, -usdt and -gc WORK need -count, -latency, -watch or -hist: they select what is counted, timed or shown";
                 return Err(why.to_owned());
             }
             0 | 1 => {}
@@ -257,6 +261,7 @@ impl Flags for ObserveFlags {
             }
         };
         Ok(ProgramObservation {
+            reports_collector,
             counts: self.count,
             by,
             filter: self.filter,
@@ -280,6 +285,10 @@ impl Flags for ObserveFlags {
 
 impl ProgramObservation {
     pub(super) fn observes_anything(&self) -> bool {
+        self.reports_collector || self.observes_hits()
+    }
+
+    fn observes_hits(&self) -> bool {
         self.counts || self.times() || self.watches() || self.histogram.is_some()
     }
 
@@ -332,14 +341,21 @@ pub(super) fn run(
     wanted: &ProgramObservation,
     output: &Output,
     program: &Path,
+    folder: Option<&EventsFolder>,
 ) -> Result<u8, Failure> {
     let begun = Instant::now();
-    let launched = launch.observe(wanted.observation()).spawn();
+    let launch = if wanted.observes_hits() {
+        launch.observe(wanted.observation())
+    } else {
+        launch.may_lack_probes()
+    };
+    let launched = launch.spawn();
     let mut launched =
         launched.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
     let pid = launched.report().pid;
     let output = &output.clone().with_pid(pid);
     let printed = print_started(output, program, launched.report());
+    let collector = folder.map(|it| CollectorReader::new(pid, program, output, it, begun));
     let observed = launched.take_observer();
     let (status, recorded) = match observed {
         Some(observer) => {
@@ -361,9 +377,15 @@ pub(super) fn run(
             }
             let functions = observer.functions().map(FunctionSources::of);
             let recorder = Recorder::new(&target, wanted, functions, output, begun);
-            wait_and_record(launched, wait, |exited| recorder.run(observer, exited))
+            wait_and_record(launched, wait, |exited| match collector {
+                Some(collector) => collector.run_beside(exited, || recorder.run(observer, exited)),
+                None => recorder.run(observer, exited),
+            })
         }
-        None => (wait.until_exit(launched), Ok(())),
+        None => match collector {
+            Some(collector) => wait_and_record(launched, wait, |exited| collector.run(exited)),
+            None => (wait.until_exit(launched), Ok(())),
+        },
     };
     let status = status.map_err(|source| Failure::System("wait for the program", source))?;
     let mut is_complete = true;

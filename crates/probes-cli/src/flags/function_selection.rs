@@ -57,6 +57,48 @@ impl FunctionFlags {
     }
 }
 
+// Functions, or the collector, of a program that is started. The same as above, but -gc may be without WORK.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FunctionOrCollectorFlags {
+    #[command(flatten)]
+    named: NamedFunctionFlags,
+    /// Report OCaml 5's GC, or observe minor, slice, major, compact, stw
+    #[arg(id = "gc", long, value_name = "WORK", value_parser = collected, num_args = 0..=1, default_missing_value = "")]
+    collector: Vec<Collected>,
+}
+
+/// A value of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Collected {
+    Report,
+    Work(Vec<CollectorWork>),
+}
+
+impl FunctionOrCollectorFlags {
+    /// The functions, each glob or address once, and whether the collector is reported.
+    pub(crate) fn check(self) -> Result<(Vec<FunctionSelector>, bool), String> {
+        let mut is_reported = false;
+        let mut collector = Vec::new();
+        for collected in self.collector {
+            match collected {
+                Collected::Report => is_reported = true,
+                Collected::Work(work) => collector.extend(work),
+            }
+        }
+        let named = self.named;
+        let functions = FunctionFlags { named, collector };
+        Ok((functions.selectors()?, is_reported))
+    }
+}
+
+fn collected(typed: &str) -> Result<Collected, String> {
+    if typed.is_empty() {
+        return Ok(Collected::Report);
+    }
+    let work = typed.split(',').map(work);
+    work.collect::<Result<_, _>>().map(Collected::Work)
+}
+
 /// Reads work of the collector, of which a comma list may have spaces.
 fn work(typed: &str) -> Result<CollectorWork, String> {
     typed.trim().parse()

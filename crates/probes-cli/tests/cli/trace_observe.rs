@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use test_support::tmux::Terminal;
-use test_support::{Scratch, fixture, fixture_forms, program_forms};
+use test_support::{Scratch, fixture, fixture_forms, program, program_forms};
 
 use crate::support::{Run, command, object, run_command};
 
@@ -109,6 +109,28 @@ fn results_of_an_exited_program_are_printed() {
             "{times}"
         );
     }
+}
+
+#[test]
+fn collector_of_ocaml_4_is_not_reported() {
+    let is_ocaml_5 = program("terminating").with_file_name("ocaml5/events.exe");
+    if is_ocaml_5.exists() {
+        return;
+    }
+    let why = "has written no runtime events\nhint: only programs of OCaml 5 write them; `ocaml-probes trace -prog ";
+    let plain = run_command(&mut Command::new(program("terminating")));
+    let alone = trace(&program("terminating"), "-gc", "");
+    // No probe is enabled.
+    assert_eq!((alone.code, alone.stdout), (Some(1), plain.stdout));
+    assert!(alone.stderr.contains(why), "{}", alone.stderr);
+    // One without probes.
+    let without = trace(&program("calls"), "-gc", "run 1 2\n");
+    assert!(without.stdout.contains("calls leaf="), "{without:?}");
+    let beside = trace(&program("terminating"), "-gc -count", "");
+    assert!(beside.stderr.contains("112 "), "{}", beside.stderr);
+    assert!(beside.stderr.contains(why), "{}", beside.stderr);
+    let following = trace(&program("terminating"), "-gc -follow", "");
+    assert_eq!(following.code, Some(2), "{}", following.stderr);
 }
 
 #[test]

@@ -88,3 +88,17 @@ fn chroot() -> PathBuf {
         .expect("`scripts/matrix` runs this, and names the chroot")
         .into()
 }
+
+/// The tool with these arguments, inside the chroot. It reads `words` from standard input; `folder` is /tmp/files there.
+pub(crate) fn tool_inside(folder: &Path, args: &[&str], words: &str) -> Command {
+    std::fs::write(folder.join("input"), words).unwrap();
+    // Mounts are gone with the namespace.
+    let script = "mount --bind \"$1\" \"$1\"; cd \"$1\"; mount -t proc proc proc; mount --rbind /dev dev; \
+                  mount -t tmpfs -o mode=1777 tmpfs tmp; mkdir tmp/files; mount --bind \"$2\" tmp/files; \
+                  cp \"$3\" tmp/ocaml-probes; shift 3; exec chroot . /tmp/ocaml-probes \"$@\" < tmp/files/input";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-euc"]);
+    command.args([script, "-"]).arg(chroot()).arg(folder);
+    command.arg(env!("CARGO_BIN_EXE_ocaml-probes")).args(args);
+    command
+}

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use probes_lib::RuntimeEvents;
-use test_support::{Talker, program_forms};
+use test_support::{Scratch, Talker, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
 use crate::events::own_lines;
@@ -341,6 +341,37 @@ fn program_is_read_from_its_start() {
             // The program preserves its file, for a tool that is too late to open it.
             let name = said_folder(&chroot);
             std::fs::remove_dir_all(name).unwrap();
+        }
+    }
+}
+
+// promise: Runtime events: `trace -gc` reports the collector of a program from the first event, alone, beside what else is observed,
+//    and if it exits at once (2 programs × 4 runs in each chroot)
+#[test]
+fn trace_reports_the_collector_beside_the_rest() {
+    for file in program_forms("ocaml5/events") {
+        for (flags, rounds) in [("-gc", None), ("-gc -count -fn Events.round", Some(20))] {
+            for words in ["", "work 2 5\n"] {
+                let scratch = Scratch::new();
+                let folder = scratch.file("input");
+                let program = crate::chroot::inside(&file);
+                let line = format!("trace {flags} -json -prog {}", program.display());
+                let line: Vec<&str> = line.split(' ').collect();
+                let folder = folder.parent().unwrap();
+                let mut tool = crate::chroot::tool_inside(folder, &line, words);
+                let run = crate::support::run_command(&mut tool);
+                assert_eq!(run.code, Some(0), "{}", run.stderr);
+                assert!(run.stdout.starts_with("ready"), "{}", run.stdout);
+                let said = run.said();
+                let of_type = |name| said.iter().find(|it| it["type"] == name);
+                let report = of_type("gc").unwrap();
+                assert_eq!(report["from"], "events");
+                let bytes = report["allocated_bytes"].as_u64().unwrap();
+                assert_eq!(bytes > 0, !words.is_empty(), "{report}");
+                let hits = of_type("count").map(|it| &it["functions"][0]["hits"]);
+                let expected = rounds.map(|rounds| if words.is_empty() { 0 } else { rounds });
+                assert_eq!(hits.map(|it| it.as_u64().unwrap()), expected, "{said:?}");
+            }
         }
     }
 }

@@ -1,12 +1,12 @@
 //! `record` with runtime events that it switches on: in programs that it starts, and in those that run.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 use test_support::{Scratch, Talker, eventually, output, program_forms};
 
-use crate::chroot::{ChrootProgram, Isolation};
+use crate::chroot::{ChrootProgram, Isolation, inside, tool_inside};
 use crate::gc::{collect_until_exit, signal, writes_events};
 use crate::support::{command, run};
 
@@ -14,22 +14,14 @@ use crate::support::{command, run};
 /// error, and the events of the file.
 fn record_inside(program: &Path, flags: &str, words: &str) -> (String, Vec<Value>) {
     let scratch = Scratch::new();
-    let chroot = std::env::var("OCAML_PROBES_CHROOT").unwrap();
     let file = scratch.file("events.json");
-    let folder = file.parent().unwrap();
-    let input = scratch.file("input");
-    std::fs::write(&input, words).unwrap();
-    // Mounts are gone with the namespace.
-    let script = "mount --bind \"$1\" \"$1\"; cd \"$1\"; mount -t proc proc proc; mount --rbind /dev dev; \
-                  mount -t tmpfs -o mode=1777 tmpfs tmp; mkdir tmp/files; mount --bind \"$2\" tmp/files; \
-                  cp \"$3\" tmp/ocaml-probes; shift 3; \
-                  exec chroot . /tmp/ocaml-probes record \"$@\" -o /tmp/files/events.json < tmp/files/input";
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-euc"]);
-    command.args([script, "-", &chroot]).arg(folder);
-    command.arg(env!("CARGO_BIN_EXE_ocaml-probes"));
-    command.arg("-prog").arg(crate::chroot::inside(program));
-    let run = output(command.args(flags.split(' ')));
+    let program = inside(program);
+    let flags = format!(
+        "record {flags} -o /tmp/files/events.json -prog {}",
+        program.display()
+    );
+    let flags: Vec<&str> = flags.split(' ').collect();
+    let run = output(&mut tool_inside(file.parent().unwrap(), &flags, words));
     let said = String::from_utf8(run.stderr).unwrap();
     assert!(run.status.success(), "{said}");
     let text = std::fs::read_to_string(&file).unwrap();

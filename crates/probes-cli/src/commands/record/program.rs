@@ -11,16 +11,16 @@ use std::process::{Command, ExitCode};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Launch, ObservationReport, Observer, Options, RuntimeEvents, Target};
+use probes_lib::{Launch, ObservationReport, Observer, Options, Target};
 
 use super::recording::Recording;
 use super::{Args, NamedFile};
 use crate::commands::closures::warn_of_refused_closures;
 use crate::commands::failed::Failed;
 use crate::commands::gaps::{GapWarning, Gaps};
-use crate::commands::observe_loop::{self, next_reading, warn_of_still_mapped};
+use crate::commands::observe_loop::{self, warn_of_still_mapped};
 use crate::commands::opened_events::OpenedEvents;
-use crate::commands::program_with_events::{EventsFolder, ProgramWithEvents};
+use crate::commands::program_with_events::{AwaitedEvents, EventsFolder, ProgramWithEvents};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
 use crate::commands::until_exit::wait_and_record;
 use crate::commands::wait::Wait;
@@ -127,8 +127,7 @@ fn observed(
                 output: &output,
                 pid,
                 program,
-                folder,
-                try_at: Duration::ZERO,
+                awaited: folder.as_ref().map(AwaitedEvents::in_folder),
                 warning: GapWarning::default(),
                 begun: Instant::now(),
             };
@@ -149,10 +148,8 @@ struct Recorder<'r> {
     output: &'r Output,
     pid: i32,
     program: &'r Path,
-    /// Where it writes runtime events, if these are recorded.
-    folder: Option<EventsFolder>,
-    /// When it is tried next to open its runtime events, since the beginning.
-    try_at: Duration,
+    /// Its runtime events, if they are recorded and not there so far.
+    awaited: Option<AwaitedEvents<'r>>,
     warning: GapWarning,
     begun: Instant,
 }
@@ -228,29 +225,21 @@ impl Recorder<'_> {
             .update(&self.output.messages, &Gaps::of(observer));
     }
 
-    /// Opens the runtime events, from the first, if they are there by now.
+    /// Opens the runtime events if they are there by now.
     fn try_to_open_events(&mut self, at: Duration) {
-        if self.folder.is_none() || self.recording.has_events() || at < self.try_at {
-            return;
-        }
-        self.try_at = next_reading(at);
-        if let Ok(events) = RuntimeEvents::of_process(self.pid) {
-            let events = OpenedEvents::always_on(events.from_start());
-            self.recording.set_events(events);
+        let awaited = self.awaited.as_mut();
+        if let Some(events) = awaited.and_then(|it| it.try_to_open(self.pid, at)) {
+            self.awaited = None;
+            self.recording.set_events(OpenedEvents::always_on(events));
         }
     }
 
     /// Opens what a program has written that has exited before it could be opened.
     fn open_events_in_the_end(&mut self) -> Result<(), Failure> {
-        let Some(folder) = self
-            .folder
-            .as_ref()
-            .filter(|_| !self.recording.has_events())
-        else {
-            return Ok(());
-        };
-        let events = folder.events_of_exited(self.pid, self.program)?;
-        self.recording.set_events(OpenedEvents::always_on(events));
+        if let Some(awaited) = self.awaited.take() {
+            let events = awaited.of_exited(self.pid, self.program)?;
+            self.recording.set_events(OpenedEvents::always_on(events));
+        }
         Ok(())
     }
 }

@@ -66,10 +66,6 @@ impl<'r> Recording<'r> {
         self.events = Some(events);
     }
 
-    pub(super) fn has_events(&self) -> bool {
-        self.events.is_some()
-    }
-
     /// Observes the process until the end.
     pub(super) fn observe(&mut self, target: &Target) -> Result<Failed, Failure> {
         let (args, output, recorded) = (self.args, self.output, &self.args.recorded);

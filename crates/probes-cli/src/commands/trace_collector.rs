@@ -1,0 +1,123 @@
+//! `trace -gc`: the report of the collector of a program that is started with its runtime events on, beside what else `trace` does.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use probes_lib::{GcPauses, RuntimeEvents};
+
+use super::event_loop::warn_of_lost_words;
+use super::failed::Failed;
+use super::program_with_events::{AwaitedEvents, EventsFolder};
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::output::GcReport;
+
+/// How often events are read: a ring holds more than what is written in this time.
+const READ_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Reads the events of a program until it has exited, and reports what they add up to.
+pub(super) struct CollectorReader<'r> {
+    pid: i32,
+    program: &'r Path,
+    output: &'r Output,
+    awaited: AwaitedEvents<'r>,
+    events: Option<RuntimeEvents>,
+    pauses: GcPauses,
+    begun: Instant,
+}
+
+impl<'r> CollectorReader<'r> {
+    pub(super) fn new(
+        pid: i32,
+        program: &'r Path,
+        output: &'r Output,
+        folder: &'r EventsFolder,
+        begun: Instant,
+    ) -> CollectorReader<'r> {
+        CollectorReader {
+            pid,
+            program,
+            output,
+            awaited: AwaitedEvents::in_folder(folder),
+            events: None,
+            pauses: GcPauses::default(),
+            begun,
+        }
+    }
+
+    /// Reads until the program has exited, as `exited` says, and prints the report.
+    pub(super) fn run(mut self, exited: &Receiver<()>) -> Result<(), Failure> {
+        let read = self.read_until_end(exited);
+        self.report(read)
+    }
+
+    /// The same in another thread, if there can be one, while this one calls `record`; the report comes after what that prints.
+    pub(super) fn run_beside(
+        mut self,
+        exited: &Receiver<()>,
+        record: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (end, ended) = channel::<()>();
+        let (recorded, read) = thread::scope(|scope| {
+            let reader = &mut self;
+            let read = move || reader.read_until_end(&ended);
+            let reading = thread::Builder::new().spawn_scoped(scope, read);
+            let recorded = record();
+            // That may have ended before the program.
+            let _ = exited.recv();
+            drop(end);
+            let read = match reading.map(thread::ScopedJoinHandle::join) {
+                Ok(Ok(read)) => read,
+                Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                // What the program has left is read in the end.
+                Err(_) => Ok(()),
+            };
+            (recorded, read)
+        });
+        let messages = self.output.messages;
+        let mut failures = Failed::default();
+        failures.add(recorded);
+        failures.add(self.report(read));
+        failures.finish(&messages)
+    }
+
+    fn read_until_end(&mut self, ended: &Receiver<()>) -> Result<(), Failure> {
+        while ended.recv_timeout(READ_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            if self.events.is_none() {
+                self.events = self.awaited.try_to_open(self.pid, self.begun.elapsed());
+            }
+            self.read()?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), Failure> {
+        let Some(events) = &mut self.events else {
+            return Ok(());
+        };
+        let pauses = &mut self.pauses;
+        let read = events.read(|entry| drop(pauses.add(&entry)));
+        self.pauses.settle();
+        read.map_err(Failure::of_process(self.pid))
+    }
+
+    /// Reads what is left, and prints what all adds up to.
+    fn report(mut self, read: Result<(), Failure>) -> Result<(), Failure> {
+        let seconds = self.begun.elapsed();
+        let mut failures = Failed::default();
+        failures.add(read);
+        if self.events.is_none() {
+            self.events = Some(self.awaited.of_exited(self.pid, self.program)?);
+        }
+        failures.add(self.read());
+        self.pauses.finish();
+        let version = self.events.as_ref().map_or("", RuntimeEvents::version);
+        let report = GcReport::new(self.pid, self.program, version, seconds, &self.pauses);
+        let text = report.text(self.output.format);
+        failures.add(text.and_then(|text| self.output.print_result(&text)));
+        warn_of_lost_words(&report.lost(), &self.output.messages);
+        failures.finish(&self.output.messages)
+    }
+}
