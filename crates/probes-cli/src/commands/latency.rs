@@ -48,6 +48,10 @@ by itself or beside &&, is about the time that they take: only those that take s
 
 START and STOP may be the same: the times are then from each hit to the next.
 
+With -usdt, START and STOP are USDT probes of other providers than OCaml's, such as
+postgresql:query__start,postgresql:query__done: of C and C++ programs, of Julia or Python. Their semaphores are raised
+meanwhile. All of the above holds for them, but for -over.
+
 With -over, each pair that takes DURATION or longer is shown by itself, too, within 0.2 seconds after it has ended:
     slow TIME THREAD NANOSECONDS START,STOP ARGUMENTS -> ARGUMENTS
 with the time of day in UTC when it ended, and the arguments of its START and of its STOP, as `watch` shows them;
@@ -101,6 +105,7 @@ them add up to those of the pairs and functions; quantiles are known to 3 %. Wit
     ocaml-probes latency -pid N -pair START,STOP [FLAGS]
        ocaml-probes latency -pid N -pid M -pair START,STOP [FLAGS]
        ocaml-probes latency -name RE -pair START,STOP [FLAGS]
+       ocaml-probes latency -pid N -usdt PROVIDER:START,PROVIDER:STOP [FLAGS]
        ocaml-probes latency -pid N -fn GLOBS [FLAGS]
        ocaml-probes latency -name RE -fn GLOBS [FLAGS]")]
 #[command(after_help = HELP, next_help_heading = "Flags")]

@@ -4,12 +4,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-use probes_lib::{Keys, Observation};
+use probes_lib::{Glob, Keys, Observation};
 
 use super::checked::{Flags, each_once};
 use super::duration::bound;
 use super::keys::keys;
 use super::probe_selection::probe_name;
+use super::usdt::usdt_probe;
 
 /// The names of two probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,8 +89,15 @@ impl Flags for PairFlags {
     type Value = Pairs;
 
     fn check(self) -> Result<Pairs, String> {
+        self.check_beside(false)
+    }
+}
+
+impl PairFlags {
+    /// Checks them if there are pairs `beside` them, or none.
+    pub(crate) fn check_beside(self, beside: bool) -> Result<Pairs, String> {
         each_once("-pair", &self.pairs)?;
-        if self.key.is_given() && self.pairs.is_empty() {
+        if self.key.is_given() && self.pairs.is_empty() && !beside {
             let why = "-key needs -pair START,STOP: it says which STOP belongs to which START";
             return Err(why.to_owned());
         }
@@ -98,6 +106,33 @@ impl Flags for PairFlags {
             key: self.key,
         })
     }
+}
+
+/// The start and the stop of an event, USDT probes of other providers.
+#[derive(Clone, Debug)]
+pub(crate) struct UsdtPair {
+    start: Glob,
+    stop: Glob,
+}
+
+impl UsdtPair {
+    pub(crate) fn of(&self, observation: Observation) -> Observation {
+        observation.time_usdt(self.start.clone(), self.stop.clone())
+    }
+}
+
+/// Reads two names of USDT probes.
+pub(crate) fn usdt_pair(typed: &str) -> Result<UsdtPair, String> {
+    let names: Vec<&str> = typed.split(',').map(str::trim).collect();
+    let &[start, stop] = names.as_slice() else {
+        return Err(format!(
+            "\"{typed}\" is not two names, PROVIDER:START,PROVIDER:STOP"
+        ));
+    };
+    Ok(UsdtPair {
+        start: usdt_probe(start)?,
+        stop: usdt_probe(stop)?,
+    })
 }
 
 impl Pairs {

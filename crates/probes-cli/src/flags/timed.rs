@@ -6,7 +6,7 @@ use super::checked::Flags;
 use super::filter::expression;
 use super::function_selection::FunctionFlags;
 use super::keys::{CountedBy, KeyFlags};
-use super::pairs::{OverFlag, PairFlags, Pairs};
+use super::pairs::{OverFlag, PairFlags, Pairs, UsdtPair, usdt_pair};
 use super::stack::{StackFlag, StackLimit};
 
 // The pairs and functions to time.
@@ -14,6 +14,9 @@ use super::stack::{StackFlag, StackLimit};
 pub(crate) struct TimedFlags {
     #[command(flatten)]
     pairs: PairFlags,
+    /// Time USDT probes of C and others: PROVIDER:START,PROVIDER:STOP
+    #[arg(id = "usdt", long, value_name = "START,STOP", value_parser = usdt_pair)]
+    usdt: Vec<UsdtPair>,
     /// Only pairs and calls that begin where EXPR is true, such as 'arg0 > 5'
     #[arg(id = "where", long, value_name = "EXPR", value_parser = expression, allow_hyphen_values = true)]
     filter: Option<Expression>,
@@ -34,6 +37,7 @@ pub(crate) struct TimedFlags {
 #[derive(Debug)]
 pub(crate) struct Timed {
     pairs: Pairs,
+    usdt: Vec<UsdtPair>,
     /// Which starts and calls are meant.
     filter: Option<Expression>,
     over: OverFlag,
@@ -49,7 +53,8 @@ impl Flags for TimedFlags {
 
     fn check(self) -> Result<Timed, String> {
         let timed = Timed {
-            pairs: self.pairs.check()?,
+            pairs: self.pairs.check_beside(!self.usdt.is_empty())?,
+            usdt: self.usdt,
             filter: self.filter,
             over: self.over,
             stack: self.stack,
@@ -57,8 +62,13 @@ impl Flags for TimedFlags {
             of_self: self.of_self,
             by: self.by.check()?,
         };
-        if timed.pairs.is_empty() && timed.functions.is_empty() {
-            return Err("needs -pair START,STOP, -fn GLOBS or -gc WORK".to_owned());
+        if timed.pairs.is_empty() && timed.functions.is_empty() && timed.usdt.is_empty() {
+            let needed = "needs -pair START,STOP, -usdt START,STOP, -fn GLOBS or -gc WORK";
+            return Err(needed.to_owned());
+        }
+        if timed.over.is_given() && !timed.usdt.is_empty() {
+            let why = "-over is for probes of OCaml and functions: `watch -usdt` shows the hits of other probes";
+            return Err(why.to_owned());
         }
         if timed.of_self && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
@@ -129,12 +139,14 @@ impl Timed {
     }
 
     pub(crate) fn has_functions(&self) -> bool {
-        !self.functions.is_empty()
+        !self.functions.is_empty() || !self.usdt.is_empty()
     }
 
     pub(crate) fn observation(&self) -> Observation {
         let observation = self.over.of(self.pairs.of(Observation::new()));
-        let mut observation = self.stack.of(observation);
+        let observation = self.stack.of(observation);
+        let usdt = self.usdt.iter();
+        let mut observation = usdt.fold(observation, |all, pair| pair.of(all));
         if let Some(filter) = &self.filter {
             observation = observation.only_starts_where(filter.clone());
         }

@@ -85,6 +85,17 @@ fn usdt(typed: &str) -> Result<UsdtArgument, String> {
     Ok(UsdtArgument { typed, glob })
 }
 
+/// Reads the name of a USDT probe, which is no pattern.
+pub(super) fn usdt_probe(typed: &str) -> Result<Glob, String> {
+    let UsdtArgument { typed, glob } = usdt(typed)?;
+    if typed.contains(['*', '?', '[']) {
+        return Err(format!(
+            "\"{typed}\" is a pattern, where the name of a probe is needed"
+        ));
+    }
+    Ok(glob)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

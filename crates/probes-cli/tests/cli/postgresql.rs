@@ -11,7 +11,7 @@ use test_support::{Guard, Scratch, Talker, eventually, output};
 
 use crate::ask::Question;
 use crate::count_functions::{counting, observing};
-use crate::support::{is_observed, started_by};
+use crate::support::{is_observed, object, started_by};
 
 /// The user that runs the server if the tests are run by root, which it refuses: nobody.
 const NOBODY: u32 = 65534;
@@ -145,6 +145,19 @@ fn queries_of_postgresql_are_shown_with_text() {
         counted.trim_end(),
         "0 0.0 postgresql:query__start untyped 0"
     );
+    assert!(!is_observed(own));
+    let flags = "-json -usdt postgresql:query__start,postgresql:query__done -where arg0!=0";
+    let tool = observing("latency", flags, own);
+    for number in 0..40 {
+        session.ask(&query(number), &format!("answer {number}"));
+    }
+    session.ask("select 'slept ' || (pg_sleep(0.05) is null);", "slept");
+    let timed = object(&tool.end().answer());
+    let pair = &timed["pairs"][0];
+    assert_eq!(pair["count"], 41, "{pair}");
+    assert_eq!(pair["unmatched_starts"], 0, "{pair}");
+    assert_eq!(pair["interleaved"], 0, "{pair}");
+    assert!(pair["max_ns"].as_u64().unwrap() >= 50_000_000, "{pair}");
     assert!(!is_observed(own));
     let of_pgbench = eventually("pgbench has connected", || {
         let pid = "select 'pid ' || coalesce(min(pid), 0) from pg_stat_activity";

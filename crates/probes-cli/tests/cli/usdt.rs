@@ -6,10 +6,10 @@ use std::process::Command;
 
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output};
 
-use crate::count_functions::counting;
+use crate::count_functions::{counting, observing};
 use crate::list_usdt::{libstdcxx, without_function_names};
 use crate::objects::{damage_messages, damaged_plugin};
-use crate::support::{is_observed, run};
+use crate::support::{is_observed, object, run};
 
 /// The two bytes of the semaphore of `demo:guarded`, which gdb reads.
 #[track_caller]
@@ -67,6 +67,47 @@ fn usdt_probes_are_counted_and_semaphores_raised() {
         assert_eq!(found, expected, "{}", counted.stderr);
         assert_eq!(semaphore(pid), "0");
         assert_eq!(fired(&talker.ask("fire 1 10", "fired")), [8010, 6000]);
+    }
+}
+
+// promise: Observations: Pairs of USDT probes of other providers are timed, each of them, with their semaphores raised, also by key and by
+//    their times (2 programs, 4 threads)
+#[test]
+fn usdt_probes_are_timed_as_pairs() {
+    for file in fixture_forms("usdt") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        for (flags, count, unmatched) in [
+            ("demo:open,demo:guarded", 4000, 2000),
+            ("demo:open,demo:guarded -where arg0>=500", 2000, 2000),
+            ("demo:open,demo:guarded -where elapsed>100s", 0, 2000),
+            ("demo:open,demo:guarded -by tid", 4000, 2000),
+            ("demo:open,demo:open -key tid", 3996, 4),
+        ] {
+            let tool = observing("latency", &format!("-json -usdt {flags}"), pid);
+            talker.ask("fire 4 1000", "fired");
+            let run = tool.end();
+            let json = object(run.stdout.trim_end());
+            let pair = &json["pairs"][0];
+            assert_eq!(pair["count"], count, "{flags} {run:?}");
+            assert_eq!(pair["unmatched_stops"], unmatched, "{flags} {pair}");
+            assert_eq!(pair["start"], "demo:open");
+            assert_eq!(semaphore(pid), "0");
+        }
+        for (flags, why) in [
+            ("demo:*,demo:open", "is a pattern"),
+            ("demo:open", "is not two names"),
+            ("demo:open,demo:none", "demo:none"),
+            (
+                "demo:open,demo:guarded -over 1ms",
+                "-over is for probes of OCaml",
+            ),
+        ] {
+            let refused = run(&format!("latency -pid {pid} -usdt {flags}"));
+            assert_ne!(refused.code, Some(0));
+            assert!(refused.stderr.contains(why), "{refused:?}");
+        }
+        assert!(!is_observed(pid));
     }
 }
 

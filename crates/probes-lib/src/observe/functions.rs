@@ -2,7 +2,7 @@
 //! that are left out, with the reason.
 
 use std::cell::LazyCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,8 @@ use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::point::{
-    ArgumentSource, FilterRole, IntegerRole, Island, KeyRole, PATCH_LEN, PatchBytes, Point,
-    PointKind, StackKind,
+    ArgumentSource, FilterRole, IntegerRole, Island, KeyRole, PATCH_LEN, PairEnd, PairFilter,
+    PatchBytes, Point, PointKind, Role, StackKind,
 };
 use crate::observe::watching::{WatchedWords, Watching};
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
@@ -91,6 +91,8 @@ pub(crate) struct ObservedFunction {
     /// If its results or exits are recorded or asked for, the patches of its returns, or of all exits, that the patch of its entry does
     /// not displace.
     ends: Vec<Candidate>,
+    /// Of a USDT probe that is an end of pairs: what is recorded there.
+    paired: Option<Arc<Role>>,
 }
 
 /// How the calls of a function are timed.
@@ -179,6 +181,16 @@ impl ObservedFunctions {
         let timed = limited(&observation.timed_functions)?;
         let watched = limited(&observation.watched_functions)?;
         let counted = all.places(&observation.counted_functions)?;
+        let mut paired = Vec::new();
+        let mut ends: HashMap<_, Vec<PairEnd>> = HashMap::new();
+        for (index, (selector, end)) in observation.usdt_ends().into_iter().enumerate() {
+            for mut place in all.places(std::slice::from_ref(&selector))? {
+                ends.entry(key(&place)).or_default().push(end);
+                place.named_by = Some(index);
+                paired.push(place);
+            }
+        }
+        let paired = all.merged(paired);
         let [is_timed, is_watched]: [HashSet<_>; 2] =
             [&timed, &watched].map(|places| places.iter().map(key).collect());
         let asks = observation.filter.is_some()
@@ -218,6 +230,8 @@ impl ObservedFunctions {
             if calls_once.is_some_and(|once| place.is_at(once.before)) {
                 // Whatever else selects it.
                 Wanted::Counted(None)
+            } else if let Some(ends) = ends.get(&key) {
+                Wanted::Paired(&words, ends, observation)
             } else if is_timed.contains(&key) {
                 Wanted::Timed(
                     asks_of_calls.then_some(&timed_choice),
@@ -230,7 +244,10 @@ impl ObservedFunctions {
             }
         };
         let is_address = |it: &&FunctionSelector| matches!(it, FunctionSelector::Address(_));
+        let usdt_pairs = observation.usdt_ends().into_iter();
+        let usdt_pairs: Vec<FunctionSelector> = usdt_pairs.map(|(it, _)| it).collect();
         let all_selectors = [
+            &usdt_pairs,
             &observation.timed_functions,
             &observation.watched_functions,
             &observation.counted_functions,
@@ -238,6 +255,7 @@ impl ObservedFunctions {
         let all_selectors = all_selectors.into_iter().flatten();
         let mut selectors = 0;
         let lists = [
+            (paired, &usdt_pairs),
             (timed, &observation.timed_functions),
             (watched, &observation.watched_functions),
             (counted, &observation.counted_functions),
@@ -369,6 +387,12 @@ impl ObservedFunctions {
                     Err(bad) => return Err(ObserveError::Expression(bad).into()),
                 }
             }
+            let mut paired = None;
+            if let Wanted::Paired(words, ends, observation) = wanted(place) {
+                let scope = words.scope(&shown, place, address, is_ocaml, may_be_ocaml);
+                let role = role_of_ends(observation, ends, scope)?;
+                paired = Some(Arc::new(role));
+            }
             let mut watching = None;
             let mut without_results = None;
             let [has_results, has_exits] = match wanted(place) {
@@ -414,7 +438,8 @@ impl ObservedFunctions {
                 let asks_arguments = watching.as_ref().is_some_and(Watching::has_arguments)
                     || (filter.as_ref()).is_some_and(|it| it.filter.test.has_argument(&any))
                     || (integer.as_ref()).is_some_and(|it| it.integer.number.has_argument(&any));
-                let is_exact = asks_arguments && place.selected_by.is_usdt();
+                let is_exact = asks_arguments && place.selected_by.is_usdt()
+                    || paired.as_ref().is_some_and(|role| asks_at_end(role));
                 let entry = patching.counted(place, is_exact);
                 let text = name.as_ref().map_or("", |name| &name.text);
                 let stack = || match is_named_ocaml {
@@ -477,6 +502,7 @@ impl ObservedFunctions {
                         keys,
                         is_asked_at_exits,
                         ends: planned.ends.unwrap_or_default(),
+                        paired,
                     });
                 }
                 Err(why) => self.refused.push(wanted.refused(why)),
@@ -770,6 +796,11 @@ impl ObservedFunction {
         self.integer.as_ref()
     }
 
+    /// Returns what is recorded there, if it is an end of pairs.
+    pub(crate) fn paired(&self) -> Option<&Role> {
+        self.paired.as_deref()
+    }
+
     /// Returns how it is timed, if it is.
     pub(crate) fn timing(&self) -> Option<&Timing> {
         self.timing.as_ref()
@@ -801,6 +832,59 @@ enum Wanted<'w> {
     Timed(Option<&'w Questions<'w>>, Option<&'w WatchedWords>),
     /// With questions, only some calls.
     Watched(&'w WatchedWords, Option<&'w Questions<'w>>),
+    /// These ends of pairs.
+    Paired(&'w WatchedWords, &'w [PairEnd], &'w Observation),
+}
+
+/// Returns what is recorded at a site of a USDT probe that is these ends of pairs, with the scope of the site, and where its arguments are.
+fn role_of_ends(
+    observation: &Observation,
+    ends: &[PairEnd],
+    (scope, arguments): (Scope, Vec<ArgumentSource>),
+) -> Result<Role> {
+    let mut ends = ends.to_vec();
+    // A site that both stops and starts a pair stops it first.
+    ends.sort_by_key(|end| matches!(end, PairEnd::Start(_)));
+    ends.dedup();
+    let is_start = ends.iter().any(|end| matches!(end, PairEnd::Start(_)));
+    let is_stop = ends.iter().any(|end| matches!(end, PairEnd::Stop(_)));
+    let of_keys = |parts: std::result::Result<_, BadExpression>| -> Result<KeyRole> {
+        Ok(KeyRole {
+            parts: parts.map_err(ObserveError::Expression)?,
+            arguments: arguments.clone(),
+            name: 0,
+        })
+    };
+    let pair_key = observation.pair_key.as_ref();
+    let pair_key = pair_key.map(|keys| of_keys(keys.parts_of_pair(&scope)));
+    let time_keys = observation.time_keys.as_ref().filter(|_| is_stop);
+    let time_keys = time_keys.map(|keys| of_keys(keys.parts_at_stop(&scope)));
+    let (start_filter, _) = observation.asked_of_times()?;
+    let pair_filter = match start_filter {
+        None => PairFilter::All,
+        Some(_) if !is_start => PairFilter::Stops,
+        Some(expression) => PairFilter::Starts(Arc::new(FilterRole {
+            filter: expression
+                .filter(&scope)
+                .map_err(ObserveError::Expression)?,
+            arguments: arguments.clone(),
+        })),
+    };
+    Ok(Role {
+        ends,
+        pair_key: pair_key.transpose()?.map(Arc::new),
+        time_keys: time_keys
+            .transpose()?
+            .map(|keys| Arc::new(keys.with_name())),
+        pair_filter,
+        ..Role::default()
+    })
+}
+
+/// Returns whether something is asked at an end of pairs.
+fn asks_at_end(role: &Role) -> bool {
+    let has_keys = role.pair_key.is_some() || role.time_keys.is_some();
+    has_keys || matches!(role.pair_filter, PairFilter::Starts(_))
 }
 
 impl<'w> Wanted<'w> {
@@ -809,6 +893,7 @@ impl<'w> Wanted<'w> {
             Wanted::Counted(questions)
             | Wanted::Timed(questions, _)
             | Wanted::Watched(_, questions) => questions,
+            Wanted::Paired(..) => None,
         }
     }
 }

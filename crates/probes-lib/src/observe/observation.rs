@@ -9,8 +9,10 @@ use crate::expression::times::TimeRange;
 use crate::expression::{Expression, Keys};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::semaphores::ChangedWord;
+use crate::observe::point::PairEnd;
 use crate::select::Selector;
 use crate::select::function::FunctionSelector;
+use crate::select::glob::Glob;
 
 /// What to record of the hits of a process: counts, times between hits, each hit with its arguments.
 ///
@@ -28,6 +30,8 @@ pub struct Observation {
     pub(super) counted: Vec<Selector>,
     /// Of each pair, the names of the probes that start and stop it.
     pub(super) pairs: Vec<(String, String)>,
+    /// The same of USDT probes of other providers, `PROVIDER:NAME`.
+    usdt_pairs: Vec<(Glob, Glob)>,
     pub(super) watched: Vec<Selector>,
     pub(crate) counted_functions: Vec<FunctionSelector>,
     pub(crate) timed_functions: Vec<FunctionSelector>,
@@ -220,6 +224,45 @@ impl Observation {
     pub fn time(mut self, start: impl Into<String>, stop: impl Into<String>) -> Observation {
         self.pairs.push((start.into(), stop.into()));
         self
+    }
+
+    /// The same of USDT probes of other providers than OCaml's, whose `PROVIDER:NAME` are `start` and `stop`. While they are observed, their
+    /// semaphores are raised by one. Slow ones are not recorded by themselves ([`Observation::report_slow`]).
+    ///
+    /// ```
+    /// use probes_lib::Observation;
+    ///
+    /// let (start, stop) = ("postgresql:query__start".parse()?, "postgresql:query__done".parse()?);
+    /// let observation = Observation::new().time_usdt(start, stop);
+    /// # Ok::<(), probes_lib::BadGlob>(())
+    /// ```
+    #[must_use]
+    pub fn time_usdt(mut self, start: Glob, stop: Glob) -> Observation {
+        self.usdt_pairs.push((start, stop));
+        self
+    }
+
+    /// Returns the names of all pairs: those of OCaml's probes first.
+    pub(super) fn all_pairs(&self) -> Vec<(String, String)> {
+        let of_usdt = self.usdt_pairs.iter();
+        let of_usdt = of_usdt.map(|(start, stop)| (start.to_string(), stop.to_string()));
+        self.pairs.iter().cloned().chain(of_usdt).collect()
+    }
+
+    /// Returns what selects the ends of pairs of USDT probes, each with which ends of which pairs they are.
+    pub(super) fn usdt_ends(&self) -> Vec<(FunctionSelector, PairEnd)> {
+        let first = self.pairs.len() as u32;
+        let pairs = (first..).zip(&self.usdt_pairs);
+        let ends = pairs.flat_map(|(number, (start, stop))| {
+            [
+                (FunctionSelector::Usdt(stop.clone()), PairEnd::Stop(number)),
+                (
+                    FunctionSelector::Usdt(start.clone()),
+                    PairEnd::Start(number),
+                ),
+            ]
+        });
+        ends.collect()
     }
 
     /// Measures only the times of pairs for whose start, and of calls of functions for whose entry, this is true. For how many it has no
@@ -473,6 +516,6 @@ impl Observation {
 
     pub(crate) fn has_functions(&self) -> bool {
         let counted = !self.counted_functions.is_empty() || !self.timed_functions.is_empty();
-        counted || !self.watched_functions.is_empty()
+        counted || !self.watched_functions.is_empty() || !self.usdt_pairs.is_empty()
     }
 }

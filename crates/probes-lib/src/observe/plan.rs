@@ -173,8 +173,9 @@ impl ObservationPlan {
             true => StackCopies::OF_THREADS,
             false => StackCopies::None,
         };
+        let pairs = observation.all_pairs();
         let shared = SharedLayout {
-            pairs: observation.pairs.len() as u32,
+            pairs: pairs.len() as u32,
             record_len: record_len + stacks.len(),
             has_large_rings: most_arguments > Some(0)
                 || kept_arguments.is_some()
@@ -190,13 +191,13 @@ impl ObservationPlan {
             },
             values,
             keys,
-            pairs_by_key: observation.pair_key.is_some() && !observation.pairs.is_empty(),
+            pairs_by_key: observation.pair_key.is_some() && !pairs.is_empty(),
             asks_for_threads: observation.asks_for_threads(),
             kept_len,
             stacks,
         };
         let mut plan = ObservationPlan {
-            pairs: observation.pairs.clone(),
+            pairs,
             program,
             functions,
             points,
@@ -349,7 +350,10 @@ impl ObservationPlan {
     /// Returns whether calls of functions are recorded: their trampolines read the thread control block.
     pub(crate) fn watches_functions(&self) -> bool {
         let mut points = self.points.iter();
-        points.any(|planned| planned.site().is_none() && planned.role.watched.is_some())
+        points.any(|planned| {
+            let role = &planned.role;
+            planned.site().is_none() && (role.watched.is_some() || !role.ends.is_empty())
+        })
     }
 
     /// Returns whether a trampoline asks the kernel which memory can be read.
@@ -430,32 +434,37 @@ fn function_points(
             keys => (keys.map(Arc::new), None),
         };
         let is_counted = number.is_none() && function.watching().is_none() && histogram.is_none();
+        let paired = function.paired();
         function.points().map(move |(part, point)| PlannedPoint {
             point,
-            role: Role {
-                is_counted,
-                filter: function.filter().cloned(),
-                histogram: histogram.clone(),
-                keys: keys.clone(),
-                time_keys: time_keys.clone(),
-                watched: function
-                    .watching()
-                    .map(|watching| watching.role(part, is_from_start)),
-                timed: number.map(|(function, timing)| TimedRole {
-                    function,
-                    stack: timing.stack,
-                    is_ocaml: timing.is_ocaml,
-                    is_entry: part == 0,
-                    is_from_start,
-                }),
-                reported: function
-                    .timing()
-                    .and_then(|timing| timing.reported.as_ref())
-                    .map(|reported| reported.role(0, is_from_start)),
-                exits: function.is_asked_at_exits.then_some(ExitsRole {
-                    is_ocaml: function.is_named_ocaml,
-                }),
-                ..Role::default()
+            role: if let Some(paired) = paired {
+                paired.clone()
+            } else {
+                Role {
+                    is_counted,
+                    filter: function.filter().cloned(),
+                    histogram: histogram.clone(),
+                    keys: keys.clone(),
+                    time_keys: time_keys.clone(),
+                    watched: function
+                        .watching()
+                        .map(|watching| watching.role(part, is_from_start)),
+                    timed: number.map(|(function, timing)| TimedRole {
+                        function,
+                        stack: timing.stack,
+                        is_ocaml: timing.is_ocaml,
+                        is_entry: part == 0,
+                        is_from_start,
+                    }),
+                    reported: function
+                        .timing()
+                        .and_then(|timing| timing.reported.as_ref())
+                        .map(|reported| reported.role(0, is_from_start)),
+                    exits: function.is_asked_at_exits.then_some(ExitsRole {
+                        is_ocaml: function.is_named_ocaml,
+                    }),
+                    ..Role::default()
+                }
             },
             of: PointOf::Function(index),
             part,
@@ -469,7 +478,7 @@ fn roles(
     observation: &Observation,
     program: &Program,
 ) -> Result<(Vec<Role>, Vec<PlannedHistogram>, Vec<String>)> {
-    let (given, most) = (observation.pairs.len(), MAX_PAIRS as usize);
+    let (given, most) = (observation.all_pairs().len(), MAX_PAIRS as usize);
     if given > most {
         return Err(ObserveError::TooManyPairs { given, most }.into());
     }
@@ -525,8 +534,9 @@ fn roles(
         }
     }
     if observation.time_keys.is_some() {
-        let pairs = observation.pairs.iter();
+        let pairs = observation.all_pairs();
         key_names = pairs
+            .iter()
             .map(|(start, stop)| format!("{start},{stop}"))
             .collect();
     }

@@ -55,7 +55,7 @@ use std::collections::HashMap;
 
 use iced_x86::code_asm::{
     AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, get_gpr64, mm0, mm1,
-    mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
+    mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{
     BlockEncoderOptions, Code, Encoder, IcedError, Instruction, MemoryOperand, Register,
@@ -67,7 +67,7 @@ use self::fields::FieldCopies;
 use self::filter::{FilterContext, SavedAt};
 use self::function_record::{RecordPointers, Recorded};
 use self::pair::Ends;
-use self::saved::{LockedRegisters, Place, Saving};
+use self::saved::{LockedRegisters, Place, RED_ZONE, Saving};
 use self::template::{CountTemplate, CountTemplates};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
@@ -184,7 +184,10 @@ pub(crate) fn arena_code(
             return Err(DoesNotFit);
         };
         let role = &planned.role;
-        let made = if role.is_timed() {
+        let made = if !role.ends.is_empty() {
+            let pointers = Pointers::of(arena, index, sharing);
+            of_paired_site(at, (site, bias), role, &pointers)
+        } else if role.is_timed() {
             let pointers = RecordPointers {
                 shared: arena.shared_pointer(),
                 in_program: arena.data().plus(claim::IN_PROGRAM),
@@ -270,6 +273,41 @@ fn of_recorded_function(
     let copy = copy.map_err(|_| DoesNotFit)?;
     code.extend(copy.code());
     Ok((code, copy))
+}
+
+/// Returns the trampoline at `at` for the site of a USDT probe that is an end of pairs, and the copy of the displaced instructions in it.
+///
+/// Registers are saved on the stack, below what the function may have there: a hit that was lost because a lock is not free would make
+/// wrong pairs, and the x87 unit may hold something. These are functions of C, which call others, and signal handlers take more room.
+///
+/// # Errors
+///
+/// If it is too far from what it refers to.
+fn of_paired_site(
+    at: LiveAddr,
+    (site, bias): (&PatchSite, LoadBias),
+    role: &Role,
+    pointers: &Pointers,
+) -> Result<(Vec<u8>, DisplacedCopy), DoesNotFit> {
+    const PUSHED: i32 = RED_ZONE + 8 * SAVED_IF_TIMED.len() as i32;
+    let mut a = CodeAssembler::new(64)?;
+    a.lea(rsp, qword_ptr(rsp - PUSHED))?;
+    for (at, (register, _)) in (0..).step_by(8).zip(SAVED_IF_TIMED) {
+        a.mov(qword_ptr(rsp + at), register)?;
+    }
+    let context = FilterContext {
+        saved: &SAVED_IF_TIMED,
+        saved_at: SavedAt::Pushed,
+        pushed: PUSHED as u64,
+        shared: pointers.shared,
+        layout: pointers.layout,
+    };
+    pair::ends(&mut a, Ends::of(role), pointers, context)?;
+    for (at, (register, _)) in (0..).step_by(8).zip(SAVED_IF_TIMED) {
+        a.mov(register, qword_ptr(rsp + at))?;
+    }
+    a.lea(rsp, qword_ptr(rsp + PUSHED))?;
+    with_displaced(a.assemble(at.0)?, at, site, bias)
 }
 
 /// Returns the trampoline at `at` for an entry or an exit of a function that is timed, and the copy of the displaced
@@ -602,7 +640,26 @@ fn len_of_function(
     // Anywhere near the site; at another place, up to 7 bytes more are needed to align data.
     let near = LiveAddr(bias.live(site.address()).0 & !7);
     let alignment = if site.moves_call() { 7 } else { 0 };
-    let len = if role.is_timed() {
+    let (far, count) = FAR_POINTERS;
+    let distance = far.0.wrapping_sub(near.0);
+    let here = |it: LiveAddr| LiveAddr(it.0.wrapping_sub(distance));
+    let of_counts = Pointers {
+        count: CountPointers {
+            claims: here(count.claims),
+            routine: here(count.routine),
+            ..count
+        },
+        point: 0,
+        untyped: 0,
+        untyped_locked: near,
+        sampled: near,
+        shared: near,
+        layout,
+    };
+    let len = if !role.ends.is_empty() {
+        let made = of_paired_site(near, (site, bias), role, &of_counts);
+        made.map_or(LINE, |(code, _)| code.len() as u64)
+    } else if role.is_timed() {
         let pointers = RecordPointers {
             shared: near,
             in_program: near,
@@ -617,27 +674,11 @@ fn len_of_function(
         let made = of_recorded_function(near, (site, bias), role, pointers);
         made.map_or(LINE, |(code, _)| code.len() as u64)
     } else if role.may_be_untyped() {
-        let (at, count) = FAR_POINTERS;
-        let distance = at.0.wrapping_sub(near.0);
-        let here = |it: LiveAddr| LiveAddr(it.0.wrapping_sub(distance));
-        let pointers = Pointers {
-            count: CountPointers {
-                claims: here(count.claims),
-                routine: here(count.routine),
-                ..count
-            },
-            point: 0,
-            untyped: 0,
-            untyped_locked: near,
-            sampled: near,
-            shared: near,
-            layout,
-        };
         let locked = LockedRegisters {
             at: near,
             lost: near,
         };
-        let made = of_filtered_function(near, (site, bias), role, &pointers, (locked, near));
+        let made = of_filtered_function(near, (site, bias), role, &of_counts, (locked, near));
         made.map_or(LINE, |(code, _)| code.len() as u64)
     } else {
         let copy = site.copy_at(bias, near);
@@ -741,16 +782,7 @@ fn recording(
         slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
     }
     if !role.ends.is_empty() {
-        let ends = Ends {
-            ends: &role.ends,
-            marks: &role.marks,
-            key: role.pair_key.as_deref(),
-            filter: &role.pair_filter,
-            time_keys: role.time_keys.as_deref(),
-            reported: role.reported.as_ref(),
-            are_in_range: role.is_in_range,
-        };
-        pair::ends(&mut a, ends, pointers, context(saved))?;
+        pair::ends(&mut a, Ends::of(role), pointers, context(saved))?;
     } else if role.is_timed() {
         find_shared_and_time(&mut a, pointers)?;
     }

@@ -39,6 +39,8 @@ pub(super) enum SavedAt {
     Address(LiveAddr),
     /// Below the stack pointer if there is room, or else at an address ([`Place::StackOrLock`]).
     StackOrAddress(LiveAddr),
+    /// On the stack, one after the other from the stack pointer on.
+    Pushed,
 }
 
 /// What the code of a filter needs to know.
@@ -500,6 +502,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                 self.a.set_label(&mut over)?;
                 self.a.nop()
             }
+            (SavedAt::Pushed, Some(place)) => self.a.mov(to, qword_ptr(rsp + 8 * place as u64)),
             _ => load_at_point(self.a, to, register, self.context.saved),
         }
     }

@@ -20,7 +20,7 @@ use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::pair_slots::{SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOTS_TRIED, slot};
 use crate::observe::layout::shared::{self, SLOT_OVERFLOWS, SharedLayout};
-use crate::observe::point::{KeyRole, Marks, PairEnd, PairFilter, WatchRole};
+use crate::observe::point::{KeyRole, Marks, PairEnd, PairFilter, Role, WatchRole};
 
 /// The ends of pairs that a point is.
 #[derive(Clone, Copy)]
@@ -81,6 +81,19 @@ enum Starts {
 }
 
 impl Ends<'_> {
+    /// Those of a role.
+    pub(super) fn of(role: &Role) -> Ends<'_> {
+        Ends {
+            ends: &role.ends,
+            marks: &role.marks,
+            key: role.pair_key.as_deref(),
+            filter: &role.pair_filter,
+            time_keys: role.time_keys.as_deref(),
+            reported: role.reported.as_ref(),
+            are_in_range: role.is_in_range,
+        }
+    }
+
     fn emit(
         self,
         a: &mut CodeAssembler,
