@@ -60,3 +60,5 @@ mod serve;
 mod serving;
 #[path = "matrix/stacks.rs"]
 mod stacks;
+#[path = "matrix/top.rs"]
+mod top;

@@ -1,5 +1,6 @@
 //! `top`: shows live how often probes are hit; a key enables or disables the selected probe.
 
+mod collector;
 mod inputs;
 mod keys;
 mod model;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Functions, Latency, Observation, Target};
 
+use self::collector::{Collector, Found};
 use self::inputs::{End, Input, Inputs, Stop, stop};
 use self::model::{Model, PairLatency, Request};
 use self::screen::{RowSources, Scroll, ShownProgram};
@@ -37,12 +39,17 @@ use crate::text::join_first_few;
 /// Redrawing the screen more often than this costs time and shows nothing more.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
+/// How often runtime events are read: a ring holds more than what is written in this time.
+const EVENTS_INTERVAL: Duration = Duration::from_millis(20);
+
 const HELP: &str = "\
 Counts as `count` does, and shows for each probe whether it is enabled, its hits, hits a second, its share of
 all hits, and its latest rates; with -fn the same of functions, with their source lines, and of more than
 24 only those that have been called; below, for each pair the number of times, their mean, median, 99th
 percentile and maximum. With -where, as in `count`, only hits for which it is true are counted, and it is shown
-how many were untyped; times of pairs are those of all hits. Keys:
+how many were untyped; times of pairs are those of all hits. Of a program of OCaml 5 whose runtime events are on, a line
+says what the collector does: the share of the time in pauses, of the domain with the most, the longest pause and
+what is allocated a second, all since the last redraw. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or the only one, or disable it
     s, r                            sort by rate, hits or name; reverse the order
@@ -199,6 +206,8 @@ struct View<'l, 't> {
     scroll: Scroll,
     /// A reading after the last one that was shown.
     latest: Option<Sample>,
+    /// If runtime events are on.
+    collector: Option<Box<Collector>>,
 }
 
 impl<'l, 't> View<'l, 't> {
@@ -221,9 +230,18 @@ impl<'l, 't> View<'l, 't> {
             .has_functions()
             .then(|| Functions::of_process(target.pid()));
         let sources = sources.and_then(Result::ok).map(FunctionSources::of);
+        let mut model = Model::new(probes, functions);
+        let collector = match Collector::find(target) {
+            Found::Events(collector) => Some(collector),
+            Found::EventsAreOff => {
+                model.set_events_off();
+                None
+            }
+            Found::Nothing => None,
+        };
         View {
             interval: args.interval,
-            model: Model::new(probes, functions),
+            model,
             session,
             screen,
             program: ShownProgram {
@@ -233,6 +251,7 @@ impl<'l, 't> View<'l, 't> {
             },
             scroll: Scroll::default(),
             latest: None,
+            collector,
         }
     }
 
@@ -291,7 +310,7 @@ impl<'l, 't> View<'l, 't> {
             let left = left.map_or(Duration::MAX, |next| {
                 next.saturating_duration_since(Instant::now())
             });
-            let done = match inputs.wait(left)? {
+            let done = match self.wait(inputs, left)? {
                 Input::End(end) => return Ok(end),
                 Input::Timeout | Input::Redraw { was_stopped: false } => Ok(None),
                 Input::Keys(keys) => self.press(&keys),
@@ -305,6 +324,25 @@ impl<'l, 't> View<'l, 't> {
                 Ok(None) => {}
                 Ok(Some(end)) => return Ok(end),
                 Err(error) => return Ok(end_after_write_error(&error)),
+            }
+        }
+    }
+
+    /// Waits for input, and reads runtime events meanwhile, of which a ring holds only the latest.
+    fn wait(&mut self, inputs: &mut Inputs<'_>, left: Duration) -> Result<Input, Failure> {
+        let begun = Instant::now();
+        loop {
+            let left = left.saturating_sub(begun.elapsed());
+            let Some(collector) = &mut self.collector else {
+                return inputs.wait(left);
+            };
+            if collector.read().is_err() {
+                // If the process has exited, that is noticed by itself.
+                self.collector = None;
+            }
+            let input = inputs.wait(left.min(EVENTS_INTERVAL))?;
+            if !matches!(input, Input::Timeout) || left <= EVENTS_INTERVAL {
+                return Ok(input);
             }
         }
     }
@@ -328,6 +366,9 @@ impl<'l, 't> View<'l, 't> {
         if let Some(sample) = self.latest.take() {
             let pairs = sample.latencies.iter();
             self.model.set_times(pairs.map(times).collect());
+            let collector = self.collector.as_mut();
+            self.model
+                .set_collector(collector.map(|collector| collector.figures()));
             let gaps = self.session.gaps();
             self.model.set_caution(gaps.and_then(|gaps| gaps.caution()));
             let counts = &sample.counts;

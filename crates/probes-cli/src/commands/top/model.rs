@@ -42,6 +42,8 @@ pub(super) struct Model {
     message: Option<String>,
     /// What is wrong with the figures.
     caution: Option<String>,
+    /// Whether the runtime could write events of its collector, and does not.
+    are_events_off: bool,
 }
 
 /// A probe or a function.
@@ -69,6 +71,8 @@ struct Readings {
     untyped: Option<u64>,
     /// In the order in which the pairs were given.
     times: Vec<PairLatency>,
+    /// `None` if there are no runtime events.
+    collector: Option<CollectorFigures>,
 }
 
 /// The times of a pair, from the beginning.
@@ -83,6 +87,23 @@ pub(super) struct PairLatency {
     pub(super) p99: Duration,
     pub(super) max: Duration,
     pub(super) evidence: Evidence,
+}
+
+/// What the garbage collector has done since the sample before.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct CollectorFigures {
+    /// The domain that was in pauses for longest.
+    pub(super) domain: u32,
+    /// Its share of the time in pauses, from 0 to 1.
+    pub(super) share: f64,
+    /// The longest pause of any domain that has ended since then.
+    pub(super) longest: Duration,
+    /// Bytes a second, of all domains.
+    pub(super) allocated: f64,
+    /// Words of events that were lost since the beginning.
+    pub(super) lost_words: u64,
+    /// Whether the program has paused its events.
+    pub(super) is_stopped: bool,
 }
 
 /// The figures of one probe or function.
@@ -168,6 +189,7 @@ impl Model {
             help_page: None,
             message: None,
             caution: None,
+            are_events_off: false,
         };
         model.arrange();
         model
@@ -215,6 +237,16 @@ impl Model {
     /// Takes the times of all pairs.
     pub(super) fn set_times(&mut self, times: Vec<PairLatency>) {
         self.now.times = times;
+    }
+
+    /// Takes the figures of the collector.
+    pub(super) fn set_collector(&mut self, collector: Option<CollectorFigures>) {
+        self.now.collector = collector;
+    }
+
+    /// The runtime could write events of its collector, and does not.
+    pub(super) fn set_events_off(&mut self) {
+        self.are_events_off = true;
     }
 
     /// Takes the states of the probes.
@@ -441,6 +473,15 @@ impl Model {
     /// The times of each pair.
     pub(super) fn times(&self) -> &[PairLatency] {
         &self.readings().times
+    }
+
+    /// The figures of the collector, if there are any.
+    pub(super) fn collector(&self) -> Option<&CollectorFigures> {
+        self.readings().collector.as_ref()
+    }
+
+    pub(super) fn are_events_off(&self) -> bool {
+        self.are_events_off
     }
 
     fn readings(&self) -> &Readings {

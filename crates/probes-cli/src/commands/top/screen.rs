@@ -15,9 +15,9 @@ use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
-use self::cells::{GAP, clipped, grouped, rate_text, sparkline};
-use super::model::{HISTORY_LEN, Model, Sort};
-use crate::output::FunctionSources;
+use self::cells::{GAP, bytes_text, clipped, grouped, rate_text, sparkline};
+use super::model::{CollectorFigures, HISTORY_LEN, Model, Sort};
+use crate::output::{FunctionSources, with_unit};
 use crate::text::{Escaped, number_of};
 
 /// The program that is shown.
@@ -99,7 +99,10 @@ const LEAST_HISTORY_WIDTH: u16 = 20;
 /// The lines of the table that are always there, if anything is: the titles of the columns and a row.
 const LEAST_TABLE_HEIGHT: u16 = 2;
 
-const TITLE_HEIGHT: u16 = 2;
+/// The height of the title, which has a line for the collector if that is known.
+fn title_height(model: &Model) -> u16 {
+    2 + u16::from(model.collector().is_some())
+}
 
 /// Draws the whole screen.
 pub(super) fn draw(
@@ -119,7 +122,7 @@ pub(super) fn draw(
     };
     // The most important first.
     let least_foot = take(foot.needed);
-    let title_height = take(TITLE_HEIGHT.into());
+    let title_height = take(title_height(model).into());
     let foot_height = least_foot + take(foot.lines.len() - usize::from(least_foot));
     // The lines of the pairs: below an empty line, and in no more than half of the screen.
     let pairs = match model.times().len() {
@@ -149,7 +152,7 @@ pub(super) fn text(program: &ShownProgram, model: &Model, width: u16, height: u1
         0 => 0,
         pairs => pairs.saturating_add(2).min(height / 2),
     };
-    let room = height.saturating_sub(TITLE_HEIGHT + 1 + BELOW + pairs);
+    let room = height.saturating_sub(title_height(model) + 1 + BELOW + pairs);
     let shown = model.shown_count().min(room.max(1).into());
     let heights = [shown as u16 + 1, pairs];
     let area = Rect::new(0, 0, width, heights.iter().sum());
@@ -223,7 +226,33 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
         let filter = Escaped(model.filter());
         second += &format!("; {} with \"{filter}\"", model.shown_count());
     }
-    Text::from(vec![first, second.into()])
+    let collector = model.collector().map(collector_line);
+    Text::from_iter([first, second.into()].into_iter().chain(collector))
+}
+
+/// What the collector does.
+fn collector_line(figures: &CollectorFigures) -> Line<'static> {
+    let mut line = Line::from("GC: ");
+    if figures.is_stopped {
+        line.push_span("the program has paused its runtime events");
+    } else if figures.longest.is_zero() {
+        line.push_span("no pauses");
+    } else {
+        let (share, domain) = (100.0 * figures.share, figures.domain);
+        let longest = with_unit(figures.longest);
+        line.push_span(format!(
+            "domain {domain} {share:.1}% in pauses, longest {longest}"
+        ));
+    }
+    if !figures.is_stopped {
+        let allocated = bytes_text(figures.allocated);
+        line.push_span(format!("; {allocated}/s allocated"));
+    }
+    if figures.lost_words > 0 {
+        let lost = grouped(figures.lost_words);
+        line.push_span(format!("; {lost} words of events lost").red());
+    }
+    line
 }
 
 fn draw_table(

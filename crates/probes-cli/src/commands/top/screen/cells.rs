@@ -54,6 +54,21 @@ pub(super) fn rate_text(rate: f64) -> String {
     }
 }
 
+/// `118 MB`, with three digits.
+pub(super) fn bytes_text(bytes: f64) -> String {
+    let units = [("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)];
+    let fits = |(_, unit): &&(&str, f64)| bytes / unit < 999.5;
+    let (name, unit) = units.iter().find(fits).unwrap_or(&units[3]);
+    let number = bytes / unit;
+    let digits = match number {
+        _ if *unit == 1.0 => 0,
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{number:.digits$} {name}")
+}
+
 /// A bar for each rate, scaled to the highest; none where nothing was counted.
 pub(super) fn sparkline(rates: impl ExactSizeIterator<Item = f64> + Clone, width: usize) -> String {
     const BARS: [&str; 8] = [

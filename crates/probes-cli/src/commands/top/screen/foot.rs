@@ -149,7 +149,12 @@ fn help(model: &Model) -> Vec<&'static str> {
         "q Ctrl-C: quit",
         "Quitting removes all instrumentation, and undoes what was enabled or disabled here.",
     ];
-    [&before[..], filter, &after].concat()
+    let events: &[&str] = if model.are_events_off() {
+        &["No line for the GC: runtime events are off; `gc` switches them on."]
+    } else {
+        &[]
+    };
+    [&before[..], filter, &after, events].concat()
 }
 
 /// Breaks help into pages of `room` lines, of which the last is how to go on.

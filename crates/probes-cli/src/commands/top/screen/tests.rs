@@ -81,6 +81,81 @@ fn screen_of_usual_size_has_everything() {
     assert_eq!(screen(&model(), 80, 8), expected);
 }
 
+fn collector() -> CollectorFigures {
+    CollectorFigures {
+        domain: 2,
+        share: 0.1234,
+        longest: Duration::from_micros(4_100),
+        allocated: 118_400_000.0,
+        lost_words: 0,
+        is_stopped: false,
+    }
+}
+
+#[test]
+fn collector_has_a_line_in_the_title() {
+    let mut model = model();
+    let lines = screen(&model, 80, 9);
+    assert!(lines[2].starts_with("PROBE "), "{lines:?}");
+    for (figures, expected) in [
+        (
+            collector(),
+            "GC: domain 2 12.3% in pauses, longest 4.10 ms; 118 MB/s allocated",
+        ),
+        (
+            CollectorFigures {
+                longest: Duration::ZERO,
+                share: 0.0,
+                allocated: 0.0,
+                ..collector()
+            },
+            "GC: no pauses; 0 B/s allocated",
+        ),
+        (
+            CollectorFigures {
+                lost_words: 12_345,
+                ..collector()
+            },
+            "GC: domain 2 12.3% in pauses, longest 4.10 ms; 118 MB/s allocated; 12,345 words of events lost",
+        ),
+        (
+            CollectorFigures {
+                is_stopped: true,
+                ..collector()
+            },
+            "GC: the program has paused its runtime events",
+        ),
+    ] {
+        model.set_collector(Some(figures));
+        let lines = screen(&model, 100, 9);
+        assert_eq!(lines[2], expected);
+        assert!(lines[3].starts_with("PROBE "), "{lines:?}");
+        assert!(lines[4].starts_with("req_start "), "{lines:?}");
+        let printed = text(&program(), &model, 100, 20);
+        assert_eq!(printed.lines().nth(2), Some(expected));
+    }
+    // Where there is little room, the table is more important.
+    let lines = screen(&model, 80, 5);
+    assert!(
+        lines.iter().any(|line| line.starts_with("req_start ")),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn help_says_that_runtime_events_are_off() {
+    let mut model = model();
+    model.press(Key::Character('?'), 5);
+    let is_said = |model: &Model| {
+        screen(model, 100, 30)
+            .join(" ")
+            .contains("`gc` switches them on")
+    };
+    assert!(!is_said(&model));
+    model.set_events_off();
+    assert!(is_said(&model));
+}
+
 /// A model of the probe `tick` and of functions, of which `f1` is called most.
 fn functions(count: u64) -> Model {
     let names: Vec<String> = (0..count).map(|at| format!("f{at}")).collect();
