@@ -6,6 +6,7 @@ mod keys;
 mod model;
 mod screen;
 mod session;
+mod sessions;
 mod terminal;
 
 use std::ffi::OsStr;
@@ -19,16 +20,18 @@ use self::collector::{Collector, Found};
 use self::inputs::{End, Input, Inputs, Stop, stop};
 use self::model::{Model, PairLatency, Request};
 use self::screen::{RowSources, Scroll, ShownProgram};
-use self::session::{Sample, Session};
+use self::session::Session;
+use self::sessions::{Sample, Sessions};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
+use super::failures::Failures;
 use super::gaps::GapWarning;
 use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open_to_observe;
 use super::uncounted::warn_of_uncounted;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
-    Checked, CountedFlags, FilterFlags, OneProcess, PairFlags, SeccompFlag, TakeOver,
+    Checked, CountedFlags, FilterFlags, PairFlags, SeccompFlag, TakeOver, TargetSelection,
     VerbosityFlags, duration, with_regexp_help,
 };
 use crate::messages::{Level, MessageForm, Messages};
@@ -49,7 +52,9 @@ all hits, and its latest rates; with -fn the same of functions, with their sourc
 percentile and maximum. With -where, as in `count`, only hits for which it is true are counted, and it is shown
 how many were untyped; times of pairs are those of all hits. Of a program of OCaml 5 whose runtime events are on, a line
 says what the collector does: the share of the time in pauses, of the domain with the most, the longest pause and
-what is allocated a second, all since the last redraw. Keys:
+what is allocated a second, all since the last redraw. With several processes, of -pid and -name, each row has the
+sum of all of them, a key switches a probe in all of them, and nothing is said of collectors; with -by pid, each process
+has rows of its own, which begin with its pid. One that exits keeps its last hits, and the others go on. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or the only one, or disable it
     s, r                            sort by rate, hits or name; reverse the order
@@ -67,17 +72,23 @@ also when the process exits. If top is killed by SIGKILL, the process goes on co
 no harm, and probes stay as they are; the next count or top removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes top -pid N [FLAGS]", after_help = with_regexp_help(HELP))]
+#[command(override_usage = "\
+    ocaml-probes top -pid N [FLAGS]
+       ocaml-probes top -pid N -pid M [FLAGS]
+       ocaml-probes top -name RE [FLAGS]", after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     #[command(flatten)]
-    process: OneProcess,
+    selection: Checked<TargetSelection>,
     #[command(flatten)]
     counted: Checked<CountedFlags>,
     #[command(flatten)]
     filter: FilterFlags,
     #[command(flatten)]
     pairs: Checked<PairFlags>,
+    /// Show the rows of each process by itself: -by pid
+    #[arg(id = "by", long, value_name = "pid", value_parser = by_pid)]
+    by: Option<ByPid>,
     /// How often the screen is redrawn
     #[arg(long, value_name = "DURATION", value_parser = screen_interval, default_value = "1s")]
     interval: Duration,
@@ -87,6 +98,19 @@ pub(crate) struct Args {
     take_over: TakeOver,
     #[command(flatten)]
     pub(super) messages: Checked<VerbosityFlags>,
+}
+
+/// Rows are distinguished by their processes.
+#[derive(Clone, Copy, Debug)]
+struct ByPid;
+
+fn by_pid(typed: &str) -> Result<ByPid, String> {
+    match typed {
+        "pid" => Ok(ByPid),
+        _ => Err(format!(
+            "\"{typed}\" is not pid: `count -by` counts by other keys"
+        )),
+    }
 }
 
 fn screen_interval(typed: &str) -> Result<Duration, String> {
@@ -101,29 +125,46 @@ fn screen_interval(typed: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let pid = args.process.pid;
-    refuse_no_terminal(pid)?;
     let mut messages = *args.messages;
-    let failed = Failure::of_process(pid);
+    let pids = args.selection.pids(&messages)?;
+    refuse_no_terminal(pids.first().copied().unwrap_or_default())?;
+    let mut failures = Failures::new(&args.selection, pids.len(), messages);
     let needs_probes = args.counted.needs_probes() || !args.pairs.is_empty();
-    let target = open_to_observe(pid, needs_probes, &messages)?;
+    let mut targets = Vec::new();
+    for &pid in &pids {
+        let opened = open_to_observe(pid, needs_probes, &failures.messages(pid));
+        targets.extend(failures.record(pid, opened));
+    }
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = TerminationSignals::block()?;
-    let exit = target.pidfd().map_err(&failed)?;
+    let exit = match (&pids[..], &targets[..]) {
+        ([pid], [target]) => Some(target.pidfd().map_err(Failure::of_process(*pid))?),
+        _ => None,
+    };
     let mut inputs = Inputs::new(&signals, exit)?;
-    let mut session = Session::begin(
-        &target,
-        &observation(args),
-        args.seccomp.options(args.take_over.options()),
-    )
-    .map_err(&failed)?;
-    warn_of_refused_closures(&messages, pid, session.code_digest());
-    messages.step(format_args!("stopped {} us", session.stopped().as_micros()));
-    if let (true, Some(observer)) = (args.counted.has_functions(), session.observer()) {
-        warn_of_uncounted(&messages, observer, "counted");
+    let mut sessions = Vec::new();
+    for target in &targets {
+        let pid = target.pid();
+        let options = args.seccomp.options(args.take_over.options());
+        let session = Session::begin(target, &observation(args), options);
+        let session = session.map_err(Failure::of_process(pid));
+        let Some(session) = failures.record(pid, session) else {
+            continue;
+        };
+        let messages = failures.messages(pid);
+        warn_of_refused_closures(&messages, pid, session.code_digest());
+        messages.step(format_args!("stopped {} us", session.stopped().as_micros()));
+        if let (true, Some(observer)) = (args.counted.has_functions(), session.observer()) {
+            warn_of_uncounted(&messages, observer, "counted");
+        }
+        sessions.push(session);
     }
+    if sessions.is_empty() {
+        return failures.finish(OTHERS);
+    }
+    let mut sessions = Sessions::new(sessions, args.by.is_some());
     let (end, is_restored) = match Screen::take(signals.as_fd()) {
-        Ok(screen) => View::new(args, &target, screen, &mut session).run(&mut inputs),
+        Ok(screen) => View::new(args, &targets, screen, &mut sessions).run(&mut inputs),
         Err(error) => (Err(Failure::System("set up the terminal", error)), false),
     };
     if end.is_ok() && !is_restored {
@@ -131,8 +172,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         messages = Messages::new(Level::Errors, MessageForm::Text);
     }
     // Also if something has failed before.
-    undo(&mut session, end, &signals, &messages, pid)
+    let undone = undo(&mut sessions, end, &signals, &messages, &mut failures);
+    undone.and(failures.finish(OTHERS))
 }
+
+/// What failures of some processes mean for the others.
+const OTHERS: &str = "the others were observed";
 
 fn observation(args: &Args) -> Observation {
     let counted = args.filter.of(args.counted.observation());
@@ -153,27 +198,64 @@ fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
     }
 }
 
-/// Removes the observation and switches probes back; prints what it has done.
+/// Removes the observations and switches probes back; prints what it has done.
 fn undo(
-    session: &mut Session<'_>,
+    sessions: &mut Sessions<'_>,
     end: Result<End, Failure>,
     signals: &TerminationSignals,
     messages: &Messages,
-    pid: i32,
+    failures: &mut Failures,
 ) -> Result<(), Failure> {
+    let leaves_figures = leaves_figures(&end);
+    let shows_pid = failures.shows_pid();
+    let mut have_all_gone = true;
+    for session in sessions.each_mut() {
+        let pid = session.pid();
+        let messages = if shows_pid {
+            messages.about(pid)
+        } else {
+            messages.with_pid(pid)
+        };
+        match undo_one(session, leaves_figures, signals, &messages) {
+            Ok(is_gone) => have_all_gone &= is_gone,
+            Err(failure) => {
+                have_all_gone = false;
+                failures.add(pid, failure);
+            }
+        }
+    }
+    if have_all_gone {
+        return end.map(drop);
+    }
+    match end? {
+        End::TerminalLost => messages.step(format_args!("the terminal is gone")),
+        End::Interrupted => messages.step(format_args!("interrupted")),
+        End::Quit | End::Exited => {}
+    }
+    Ok(())
+}
+
+/// The same of one process; returns whether it is gone.
+fn undo_one(
+    session: &mut Session<'_>,
+    leaves_figures: bool,
+    signals: &TerminationSignals,
+    messages: &Messages,
+) -> Result<bool, Failure> {
+    let pid = session.pid();
     let removed = session.remove(signals, messages);
     if let Some(gaps) = session.gaps() {
         GapWarning::default().update(messages, &gaps);
     }
     if let Some(exit_or_exec) = removed.as_ref().err().and_then(exit_or_exec) {
         session.forget();
-        let figures = if leaves_figures(&end) {
+        let figures = if leaves_figures {
             ": these are the figures read last"
         } else {
             ""
         };
         messages.note(&format!("process {pid} {exit_or_exec}{figures}"));
-        return end.map(drop);
+        return Ok(true);
     }
     let switched_back = session.switch_back(signals, messages);
     match removed {
@@ -188,18 +270,15 @@ fn undo(
     if let Some(names) = join_first_few(&switched_back?) {
         messages.note(&format!("restored: {names}"));
     }
-    match end? {
-        End::TerminalLost => messages.step(format_args!("the terminal is gone")),
-        End::Interrupted => messages.step(format_args!("interrupted")),
-        End::Quit | End::Exited => {}
-    }
-    Ok(())
+    Ok(false)
 }
 
 /// Shows on a screen what is counted.
 struct View<'l, 't> {
     interval: Duration,
-    session: &'l mut Session<'t>,
+    sessions: &'l mut Sessions<'t>,
+    /// The names of the rows of probes.
+    probes: Vec<String>,
     screen: Screen,
     program: ShownProgram,
     model: Model,
@@ -213,25 +292,25 @@ struct View<'l, 't> {
 impl<'l, 't> View<'l, 't> {
     fn new(
         args: &Args,
-        target: &Target,
+        targets: &[Target],
         screen: Screen,
-        session: &'l mut Session<'t>,
+        sessions: &'l mut Sessions<'t>,
     ) -> View<'l, 't> {
-        let program = target.program();
-        let name = program.file_name().unwrap_or(program.as_os_str());
-        let sample = session.sample();
-        let counts = || sample.iter().map(|sample| &sample.counts);
-        let probes = counts().flat_map(|counts| counts.probes().map(|(name, _)| name));
-        let functions = counts().flat_map(|counts| counts.functions());
-        let functions = functions.map(|function| (function.name, function.address));
+        let mut names: Vec<String> = targets.iter().map(program_name).collect();
+        names.dedup();
+        let (probes, functions) = sessions.rows();
+        let rows = probes.iter().map(String::as_str);
+        let of_functions = functions.iter().map(|(name, at)| (name.as_str(), *at));
+        let mut model = Model::new(rows, of_functions);
         // If it has exited meanwhile, source lines are not known.
-        let sources = args
-            .counted
-            .has_functions()
-            .then(|| Functions::of_process(target.pid()));
-        let sources = sources.and_then(Result::ok).map(FunctionSources::of);
-        let mut model = Model::new(probes, functions);
-        let collector = match Collector::find(target) {
+        let first = targets.first().filter(|_| args.counted.has_functions());
+        let sources = first.and_then(|target| Functions::of_process(target.pid()).ok());
+        let sources = sources.map(FunctionSources::of);
+        let found = match targets {
+            [target] => Collector::find(target),
+            _ => Found::Nothing,
+        };
+        let collector = match found {
             Found::Events(collector) => Some(collector),
             Found::EventsAreOff => {
                 model.set_events_off();
@@ -242,13 +321,14 @@ impl<'l, 't> View<'l, 't> {
         View {
             interval: args.interval,
             model,
-            session,
-            screen,
+            probes,
             program: ShownProgram {
-                name: name.to_string_lossy().into_owned(),
-                pid: target.pid(),
+                name: names.join(" "),
+                processes: processes(sessions),
                 sources: RowSources::of(sources.unwrap_or_default()),
             },
+            sessions,
+            screen,
             scroll: Scroll::default(),
             latest: None,
             collector,
@@ -355,9 +435,10 @@ impl<'l, 't> View<'l, 't> {
     /// Reads the figures, because later the process may be gone; returns whether there still is
     /// something to read.
     fn sample(&mut self) -> bool {
-        let sample = self.session.sample();
+        let sample = self.sessions.sample();
         let is_there = sample.is_some();
         self.latest = sample.or(self.latest.take());
+        self.program.processes = processes(self.sessions);
         is_there
     }
 
@@ -369,20 +450,17 @@ impl<'l, 't> View<'l, 't> {
             let collector = self.collector.as_mut();
             self.model
                 .set_collector(collector.map(|collector| collector.figures()));
-            let gaps = self.session.gaps();
-            self.model.set_caution(gaps.and_then(|gaps| gaps.caution()));
-            let counts = &sample.counts;
-            self.model.set_untyped(counts.total_untyped());
-            let functions: Vec<u64> = counts.functions().map(|it| it.hits).collect();
+            self.model.set_caution(self.sessions.gaps().caution());
+            self.model.set_untyped(sample.untyped);
             self.model
-                .set_counts(sample.at, |name| counts.hits(name), &functions);
+                .set_counts(sample.at, |row| sample.hits(row), &sample.functions);
         }
     }
 
     fn read_states(&mut self) {
-        if let Some(states) = self.session.states() {
-            let state = |name: &str| states.probe(name).map(|probe| probe.state());
-            self.model.set_states(state);
+        let states = self.sessions.states(&self.probes);
+        if !states.is_empty() {
+            self.model.set_states(|row| states.get(row).copied());
         }
     }
 
@@ -400,23 +478,38 @@ impl<'l, 't> View<'l, 't> {
     }
 
     fn switch(&mut self, name: &str, on: bool) {
-        let said = match self.session.switch(name, on) {
-            Ok((before, after)) if !on && after > 0 => {
-                format!(
-                    "{name} {before} -> {after}: still enabled, because others have enabled it too"
-                )
-            }
-            Ok((before, after)) => format!("{name} {before} -> {after}"),
-            Err(error) => error.to_string(),
-        };
+        let said = self.sessions.switch(name, on);
         self.model.show_message(said);
         self.read_states();
     }
 }
 
-fn times(latency: &Latency) -> PairLatency {
+/// Which processes are shown.
+fn processes(sessions: &Sessions<'_>) -> String {
+    let all = sessions.processes();
+    if let [(pid, _)] = all[..] {
+        return format!("process {pid}");
+    }
+    let each = all.iter().map(|(pid, has_ended)| match has_ended {
+        true => format!("{pid} ended"),
+        false => pid.to_string(),
+    });
+    let each: Vec<String> = each.collect();
+    format!("{} processes: {}", all.len(), each.join(", "))
+}
+
+fn program_name(target: &Target) -> String {
+    let program = target.program();
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+fn times((pid, latency): &(Option<i32>, Latency)) -> PairLatency {
     PairLatency {
-        start: latency.start().to_owned(),
+        start: match pid {
+            Some(pid) => format!("{pid} {}", latency.start()),
+            None => latency.start().to_owned(),
+        },
         stop: latency.stop().to_owned(),
         count: latency.count(),
         mean: latency.mean(),

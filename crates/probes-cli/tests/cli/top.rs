@@ -42,12 +42,17 @@ impl Top {
 
     /// The same, after the shell has executed the command `before`.
     fn start_after(pid: i32, flags: &str, before: &str) -> Top {
+        Top::start_shown(pid, flags, before, &format!(", process {pid}"))
+    }
+
+    /// The same, once `shown` is on the terminal.
+    fn start_shown(pid: i32, flags: &str, before: &str, shown: &str) -> Top {
         let terminal = Terminal::open(100, 30);
         terminal.line(&format!(
             "{before} clear; stty -g | md5sum; {TOOL} top -pid {pid} {flags}; echo \"status $?\"; \
              stty -g | md5sum"
         ));
-        terminal.wait_for(&format!(", process {pid}"));
+        terminal.wait_for(shown);
         Top {
             tool: terminal.child("ocaml-probes"),
             terminal,
@@ -100,6 +105,94 @@ fn only_hits_that_are_true_are_counted() {
     assert_eq!(top.wait_for_exit(), "");
     top.wait_until_gone();
     target.ask("hit 1", "done");
+}
+
+// promise: Observations: `top` of several processes has the sum of their hits, switches probes in all of them, and keeps the hits of one
+//    that exits
+#[test]
+fn several_processes_are_one_table() {
+    let file = fixture("gen_ocaml.pie");
+    let (mut one, mut other) = (Talker::start(&file), Talker::start(&file));
+    let pids = [one.pid(), other.pid()];
+    let shown = format!(", 2 processes: {}, {}", pids[0], pids[1]);
+    let flags = format!("-pid {} -interval 10ms -regexp shared", pids[1]);
+    let top = Top::start_shown(pids[0], &flags, "", &shown);
+    for _ in 0..10 {
+        one.hits();
+    }
+    for _ in 0..5 {
+        other.hits();
+    }
+    let screen = top.terminal.wait_until("all hits", |screen| {
+        screen.contains("1 probe, 0 on; 45 hits, ")
+    });
+    assert_eq!(row(&screen, "shared")[1..3], ["off", "45"]);
+    top.terminal.press(&["e"]);
+    top.terminal.wait_for("shared 0 -> 1 in 2 processes");
+    for pid in pids {
+        assert!(states(pid).contains("shared enabled"));
+    }
+    drop(other);
+    top.terminal.wait_for(&format!("{} ended", pids[1]));
+    one.hits();
+    let screen = top
+        .terminal
+        .wait_until("more hits", |screen| screen.contains("; 48 hits, "));
+    assert_eq!(row(&screen, "shared")[1..3], ["on", "48"]);
+    top.terminal.press(&["q"]);
+    let said = top.wait_for_exit();
+    assert!(said.contains("restored: shared"), "{said}");
+    top.wait_until_gone();
+    assert!(states(pids[0]).contains("shared disabled"));
+}
+
+#[test]
+fn several_processes_have_rows_by_pid() {
+    let file = fixture("gen_ocaml.pie");
+    let (mut one, mut other) = (Talker::start(&file), Talker::start(&file));
+    let pids = [one.pid(), other.pid()];
+    let shown = format!(", 2 processes: {}, {}", pids[0], pids[1]);
+    let flags = format!("-pid {} -interval 10ms -regexp shared -by pid", pids[1]);
+    let top = Top::start_shown(pids[0], &flags, "", &shown);
+    one.hits();
+    other.hits();
+    other.hits();
+    let screen = top
+        .terminal
+        .wait_until("all hits", |screen| screen.contains("; 9 hits, 0.0/s"));
+    for (pid, hits) in pids.into_iter().zip(["3", "6"]) {
+        let row = row(&screen, &pid.to_string());
+        assert_eq!(row[1..4], ["shared", "off", hits], "{screen}");
+    }
+    // Sorted by rate or hits, that of the other process is the first.
+    top.terminal.press(&["j", "e"]);
+    top.terminal.wait_for("shared 0 -> 1");
+    assert!(states(pids[1]).contains("shared enabled"));
+    assert!(states(pids[0]).contains("shared disabled"));
+    top.terminal.press(&["q"]);
+    top.wait_for_exit();
+    top.wait_until_gone();
+    assert!(states(pids[1]).contains("shared disabled"));
+}
+
+#[test]
+fn functions_of_several_processes_are_added_up() {
+    let files = test_support::program_forms("calls");
+    let mut targets = files.map(|file| Talker::start(&file));
+    let pids = targets.each_ref().map(Talker::pid);
+    let shown = format!(", 2 processes: {}, {}", pids[0], pids[1]);
+    let flags = format!("-pid {} -interval 10ms -fn Calls.leaf,Calls.deep", pids[1]);
+    let top = Top::start_shown(pids[0], &flags, "", &shown);
+    for target in &mut targets {
+        target.ask("run 1 100", "calls");
+    }
+    let screen = top.terminal.wait_until("all hits", |screen| {
+        row(screen, "Calls.leaf").contains(&"300".to_owned())
+    });
+    assert!(screen.contains("2 functions, 2 called; "), "{screen}");
+    top.terminal.press(&["q"]);
+    assert_eq!(top.wait_for_exit(), "");
+    top.wait_until_gone();
 }
 
 #[test]

@@ -220,7 +220,8 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "trace -prog x -disable-regexp [",
         // The screen of `top`.
         "top",
-        "top -pid 7 -pid 8",
+        "top -pid 7 -pid 7",
+        "top -pid 7 -by tid",
         "top -pid 7 -probe a -regexp b",
         "top -pid 7 -pair a",
         "top -pid 7 -pair a,b,c",

@@ -49,15 +49,16 @@ pub(super) struct Inputs<'e> {
     termination: &'e TerminationSignals,
     /// The signals about the terminal.
     signals: SignalFd,
-    exit: OwnedFd,
+    /// Of a single process.
+    exit: Option<OwnedFd>,
     keys: Keys,
 }
 
 impl<'e> Inputs<'e> {
-    /// `exit` is readable once the process has exited.
+    /// `exit` is readable once the process has exited. The exits of several processes are no input.
     pub(super) fn new(
         termination: &'e TerminationSignals,
-        exit: OwnedFd,
+        exit: Option<OwnedFd>,
     ) -> Result<Inputs<'e>, Failure> {
         let signals = [Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT];
         Ok(Inputs {
@@ -112,12 +113,9 @@ impl<'e> Inputs<'e> {
     /// Returns which descriptors are readable; `None` if a signal handler interrupted the wait.
     fn poll(&self, left: Duration) -> Result<Option<Ready>, Failure> {
         let input = stdin();
-        let fds = [
-            self.termination.as_fd(),
-            self.exit.as_fd(),
-            self.signals.as_fd(),
-            input.as_fd(),
-        ];
+        let termination = self.termination.as_fd();
+        let exit = self.exit.as_ref().map_or(termination, AsFd::as_fd);
+        let fds = [termination, exit, self.signals.as_fd(), input.as_fd()];
         let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match poll(&mut fds, poll_timeout(left)) {
             Ok(_) => {}
@@ -128,7 +126,7 @@ impl<'e> Inputs<'e> {
         let [termination, exit, signal, input] = fds.map(|fd| fd.any() == Some(true));
         Ok(Some(Ready {
             termination,
-            exit,
+            exit: exit && self.exit.is_some(),
             signal,
             input,
         }))

@@ -23,7 +23,8 @@ use crate::text::{Escaped, number_of};
 /// The program that is shown.
 pub(super) struct ShownProgram {
     pub(super) name: String,
-    pub(super) pid: i32,
+    /// `process 4242`, or which ones there are.
+    pub(super) processes: String,
     pub(super) sources: RowSources,
 }
 
@@ -195,7 +196,7 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
     let name = Escaped(&program.name).to_string();
     let mut first = Line::from(vec![
         "top".bold(),
-        format!(" {name}, process {}", program.pid).into(),
+        format!(" {name}, {}", program.processes).into(),
     ]);
     if model.is_paused() {
         first.push_span("  PAUSED".bold());

@@ -1,6 +1,6 @@
 //! [`Session`]: what `top` does to a process, and undoes in the end.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use probes_lib::{
     Action, Actions, CodeDigest, Counts, Hold, Latency, Observation, Observer, Options,
@@ -19,18 +19,15 @@ pub(super) struct Session<'t> {
     target: &'t Target,
     /// `None` once it is forgotten. If it was removed, removing it again does nothing.
     observer: Option<Observer>,
-    begun: Instant,
     /// The updates that have switched a probe and are still to be undone, in the order they were made.
     switched: Vec<Hold>,
 }
 
-/// The figures from the beginning.
-pub(super) struct Sample {
+/// The figures of a process from the beginning.
+pub(super) struct Reading {
     pub(super) counts: Counts,
     /// Of each pair.
     pub(super) latencies: Vec<Latency>,
-    /// How long the observation has run.
-    pub(super) at: Duration,
 }
 
 impl<'t> Session<'t> {
@@ -43,9 +40,12 @@ impl<'t> Session<'t> {
         Ok(Session {
             observer: Some(target.observe(observation, options)?),
             target,
-            begun: Instant::now(),
             switched: Vec::new(),
         })
+    }
+
+    pub(super) fn pid(&self) -> i32 {
+        self.target.pid()
     }
 
     /// `None` once it is forgotten.
@@ -67,12 +67,11 @@ impl<'t> Session<'t> {
 
     /// Reads the figures so far; `None` if the process has exited or executed a new program, or another
     /// tool has replaced this one.
-    pub(super) fn sample(&self) -> Option<Sample> {
+    pub(super) fn sample(&self) -> Option<Reading> {
         let observer = self.observer.as_ref()?;
-        Some(Sample {
+        Some(Reading {
             counts: observer.counts().ok()?,
             latencies: observer.latencies().ok()?,
-            at: self.begun.elapsed(),
         })
     }
 

@@ -17,7 +17,7 @@ const KEYS: &str = "q quit  s sort  r reverse  / filter  e enable or disable  p 
 fn program() -> ShownProgram {
     ShownProgram {
         name: "server.exe".to_owned(),
-        pid: 4242,
+        processes: "process 4242".to_owned(),
         sources: RowSources::default(),
     }
 }

@@ -1,0 +1,261 @@
+//! [`Sessions`]: the processes that `top` shows, one or several, as one table.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use probes_lib::{Counts, Latency, LiveAddr, ProbeStates, State};
+
+use super::session::{Reading, Session};
+use crate::commands::gaps::Gaps;
+
+/// The sessions of all processes.
+pub(super) struct Sessions<'t> {
+    each: Vec<One<'t>>,
+    /// Whether each process has rows of its own.
+    by_pid: bool,
+    begun: Instant,
+    /// The functions, in the order of their figures in samples.
+    functions: Vec<(String, LiveAddr)>,
+    /// The index of each, by its name and which of those of its process with this name it is.
+    function_rows: HashMap<(String, usize), usize>,
+}
+
+/// A process.
+struct One<'t> {
+    session: Session<'t>,
+    /// What was read last.
+    last: Option<Reading>,
+    /// Whether it can be read no more.
+    has_ended: bool,
+}
+
+/// The figures of all processes from the beginning.
+pub(super) struct Sample {
+    probes: HashMap<String, u64>,
+    /// In the order of [`Sessions::functions`].
+    pub(super) functions: Vec<u64>,
+    /// See [`Counts::total_untyped`].
+    pub(super) untyped: Option<u64>,
+    /// Of each pair, with the process if each has rows of its own.
+    pub(super) latencies: Vec<(Option<i32>, Latency)>,
+    /// How long the observation has run.
+    pub(super) at: Duration,
+}
+
+impl Sample {
+    /// Returns the hits of the probe in a row.
+    pub(super) fn hits(&self, row: &str) -> Option<u64> {
+        self.probes.get(row).copied()
+    }
+}
+
+impl<'t> Sessions<'t> {
+    pub(super) fn new(sessions: Vec<Session<'t>>, by_pid: bool) -> Sessions<'t> {
+        let each = sessions.into_iter().map(|session| One {
+            session,
+            last: None,
+            has_ended: false,
+        });
+        Sessions {
+            each: each.collect(),
+            by_pid,
+            begun: Instant::now(),
+            functions: Vec::new(),
+            function_rows: HashMap::new(),
+        }
+    }
+
+    /// Returns the sessions, in the order in which they began.
+    pub(super) fn each_mut(&mut self) -> impl Iterator<Item = &mut Session<'t>> {
+        self.each.iter_mut().map(|one| &mut one.session)
+    }
+
+    /// Returns the processes, each with whether it has ended.
+    pub(super) fn processes(&self) -> Vec<(i32, bool)> {
+        let each = self.each.iter();
+        each.map(|one| (one.session.pid(), one.has_ended)).collect()
+    }
+
+    /// Returns the names of the rows of probes, and of functions with their addresses: those of a process that is not the first one
+    /// have none, if the first one does not have the function.
+    pub(super) fn rows(&mut self) -> (Vec<String>, Vec<(String, LiveAddr)>) {
+        self.read();
+        let mut probes = Vec::new();
+        for index in 0..self.each.len() {
+            let pid = self.each[index].session.pid();
+            let Some(Reading { counts, .. }) = &self.each[index].last else {
+                continue;
+            };
+            probes.extend(counts.probes().map(|(name, _)| row(self.by_pid, pid, name)));
+            let functions: Vec<_> = numbered(counts, self.by_pid, pid).collect();
+            for (key, address, _) in functions {
+                if self.function_rows.contains_key(&key) {
+                    continue;
+                }
+                let address = if index == 0 { address } else { LiveAddr(0) };
+                self.functions.push((key.0.clone(), address));
+                self.function_rows.insert(key, self.functions.len() - 1);
+            }
+        }
+        probes.sort();
+        probes.dedup();
+        (probes, self.functions.clone())
+    }
+
+    /// Reads each process; what was read last of one that can be read no more is kept.
+    fn read(&mut self) {
+        for one in self.each.iter_mut().filter(|one| !one.has_ended) {
+            match one.session.sample() {
+                Some(reading) => one.last = Some(reading),
+                None => one.has_ended = true,
+            }
+        }
+    }
+
+    /// Reads the figures so far; `None` if all processes have exited or executed new programs, or other tools have replaced this one.
+    pub(super) fn sample(&mut self) -> Option<Sample> {
+        self.read();
+        if self.each.iter().all(|one| one.has_ended) {
+            return None;
+        }
+        Some(self.sum())
+    }
+
+    /// Returns the figures that were read last.
+    fn sum(&self) -> Sample {
+        let mut sample = Sample {
+            probes: HashMap::new(),
+            functions: vec![0; self.functions.len()],
+            untyped: None,
+            latencies: Vec::new(),
+            at: self.begun.elapsed(),
+        };
+        let mut latencies: Vec<&[Latency]> = Vec::new();
+        for one in &self.each {
+            let pid = one.session.pid();
+            let Some(reading) = &one.last else {
+                continue;
+            };
+            for (name, hits) in reading.counts.probes() {
+                let sum = sample.probes.entry(row(self.by_pid, pid, name));
+                let sum = sum.or_default();
+                *sum = sum.saturating_add(hits);
+            }
+            for (key, _, hits) in numbered(&reading.counts, self.by_pid, pid) {
+                if let Some(index) = self.function_rows.get(&key) {
+                    let sum = &mut sample.functions[*index];
+                    *sum = sum.saturating_add(hits);
+                }
+            }
+            let untyped = [sample.untyped, reading.counts.total_untyped()];
+            sample.untyped = untyped.into_iter().flatten().reduce(u64::saturating_add);
+            if self.by_pid {
+                let own = reading.latencies.iter().cloned();
+                sample.latencies.extend(own.map(|it| (Some(pid), it)));
+            } else {
+                latencies.push(&reading.latencies);
+            }
+        }
+        let together = Latency::of_processes(latencies).into_iter();
+        sample.latencies.extend(together.map(|it| (None, it)));
+        sample
+    }
+
+    /// What they miss, as far as is known.
+    pub(super) fn gaps(&self) -> Gaps {
+        let each = self.each.iter().filter(|one| !one.has_ended);
+        let observers = each.filter_map(|one| one.session.observer());
+        Gaps::of_all(observers)
+    }
+
+    /// Returns which probes are enabled, as far as that can be read now, by their rows. If it differs between processes, they are
+    /// inconsistent.
+    pub(super) fn states(&self, rows: &[String]) -> BTreeMap<String, State> {
+        let each = self.each.iter().filter(|one| !one.has_ended);
+        let each = each.filter_map(|one| Some((one.session.pid(), one.session.states()?)));
+        let each: Vec<(i32, ProbeStates)> = each.collect();
+        let state = |row: &String| {
+            let (of, name) = self.meant(row);
+            let each = each
+                .iter()
+                .filter(|(pid, _)| of.is_none_or(|of| of == *pid));
+            let mut states = each.filter_map(|(_, states)| Some(states.probe(name)?.state()));
+            let first = states.next()?;
+            let is_same = states.all(|state| state == first);
+            let state = if is_same { first } else { State::Inconsistent };
+            Some((row.clone(), state))
+        };
+        rows.iter().filter_map(state).collect()
+    }
+
+    /// Switches the probe in a row, in all processes that have it; returns what is said of it.
+    pub(super) fn switch(&mut self, row: &str, on: bool) -> String {
+        let (of, name) = self.meant(row);
+        let (of, name) = (of, name.to_owned());
+        let is_one = self.each.len() == 1;
+        let mut said = Vec::new();
+        let mut switched: Vec<((u16, u16), usize)> = Vec::new();
+        for one in &mut self.each {
+            let session = &mut one.session;
+            let is_meant = of.is_none_or(|of| of == session.pid());
+            let counts = one.last.as_ref().map(|last| &last.counts);
+            let has_it = is_one || counts.is_some_and(|counts| counts.hits(&name).is_some());
+            if one.has_ended || !is_meant || !has_it {
+                continue;
+            }
+            match session.switch(&name, on) {
+                Ok(counters) => match switched.iter_mut().find(|(it, _)| *it == counters) {
+                    Some((_, many)) => *many += 1,
+                    None => switched.push((counters, 1)),
+                },
+                Err(error) if is_one => said.push(error.to_string()),
+                Err(error) => said.push(format!("process {}: {error}", session.pid())),
+            }
+        }
+        let changes = switched.into_iter().map(|((before, after), many)| {
+            let others = if !on && after > 0 {
+                ": still enabled, because others have enabled it too"
+            } else {
+                ""
+            };
+            let processes = match many {
+                1 if is_one || of.is_some() => String::new(),
+                1 => " in 1 process".to_owned(),
+                many => format!(" in {many} processes"),
+            };
+            format!("{name} {before} -> {after}{processes}{others}")
+        });
+        let said: Vec<String> = changes.chain(said).collect();
+        said.join("; ")
+    }
+
+    /// Returns the process and the name that a row is about; without a process, that of all of them.
+    fn meant<'r>(&self, row: &'r str) -> (Option<i32>, &'r str) {
+        let split = row.split_once(' ').filter(|_| self.by_pid);
+        let split = split.and_then(|(pid, name)| Some((pid.parse().ok()?, name)));
+        split.map_or((None, row), |(pid, name)| (Some(pid), name))
+    }
+}
+
+/// Returns the name of a row.
+fn row(by_pid: bool, pid: i32, name: &str) -> String {
+    match by_pid {
+        true => format!("{pid} {name}"),
+        false => name.to_owned(),
+    }
+}
+
+/// Returns the functions of a process: the name of its row and which of those with this name it is, its address, its hits.
+fn numbered(
+    counts: &Counts,
+    by_pid: bool,
+    pid: i32,
+) -> impl Iterator<Item = ((String, usize), LiveAddr, u64)> {
+    let mut many: HashMap<String, usize> = HashMap::new();
+    counts.functions().map(move |function| {
+        let name = row(by_pid, pid, function.name);
+        let number = many.entry(name.clone()).or_default();
+        *number += 1;
+        ((name, *number), function.address, function.hits)
+    })
+}
