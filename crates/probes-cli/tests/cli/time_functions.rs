@@ -643,7 +643,7 @@ fn errors_say_what_to_give() {
     assert!(
         missing
             .stderr
-            .contains("needs -pair START,STOP, -fn GLOBS or -gc WORK")
+            .contains("needs -pair START,STOP, -usdt START,STOP, -fn GLOBS or -gc WORK")
     );
     let listed = run(&format!("list -functions -pid {} leaf", target.pid())).answer();
     let (address, _) = listed.split_once(' ').unwrap();
