@@ -123,7 +123,7 @@ impl Spin {
         Ok((result, gap))
     }
 
-    /// Waits until each of the sites that the target executes has been executed again.
+    /// Waits for the iterations in which a single thread executes each of its sites twice.
     fn wait_for_progress(&self) -> Result<()> {
         let goal = self.read(ITERATIONS)? + 2 * HOT_SITES;
         self.wait_until("the target makes progress", |spin| {
@@ -175,7 +175,8 @@ impl Drop for Spin {
     }
 }
 
-/// Gives this thread, and those that it starts, real-time priority until this value is dropped: beside
+/// Gives the first thread of this process, which runs the benchmarks, and threads that it starts, real-time
+/// priority until this value is dropped: beside
 /// 256 busy threads, any step would take a second without it. If we have no privilege for that, the
 /// priority is not changed, and any step takes that long.
 struct RealTimePriority;

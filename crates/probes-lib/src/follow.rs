@@ -20,7 +20,7 @@
 //! sigtimedwait(2), the kernel prefers that thread, even if others do not block SIGCHLD. While the
 //! tracer thread is busy, another thread may take it. Nothing is lost then: the tracer thread looks at
 //! its tracees before it waits again. If one stops between the look and the wait, the wait ends after
-//! `TICK` at the latest, and the tracer thread looks again.
+//! `FOLLOW_TICK` at the latest, and the tracer thread looks again.
 //! Conversely, the tracer thread may take a SIGCHLD that is about a child of the caller's; so
 //! `with_tracer` sends the process one more when the tracer thread has ended.
 

@@ -48,7 +48,7 @@ pub(super) fn run(
         }
         None => Diagnosis::of_machine(),
     };
-    // Hints about no process name none.
+    // Without -pid, no hint names a process.
     let operand = Operand::Process(args.pid.unwrap_or(0));
     let commands = commands.map(|(name, needs)| requirements::answer(name, needs, &diagnosis));
     let report = DiagnosisReport::of(

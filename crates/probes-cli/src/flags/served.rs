@@ -128,7 +128,7 @@ impl Served {
     }
 }
 
-/// Reads the bound of a bucket, of which a comma list may have spaces.
+/// Reads the bound of a bucket; there may be spaces around it.
 fn bucket(typed: &str) -> Result<Duration, String> {
     duration(typed.trim())
 }

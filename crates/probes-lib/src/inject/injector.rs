@@ -183,7 +183,7 @@ impl<'i> Injector<'i> {
                     stopped.refuse_lost()?;
                     return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }
-                // Each thread has a pending signal, perhaps: often enough, one is stopped without.
+                // Perhaps each thread had a pending signal: stopped again, one may have none.
                 None if !is_inside => {
                     stopped.release();
                     stopped = self.tracer.stop(self.process, self.limit)?;
@@ -327,7 +327,7 @@ impl<'i> Injector<'i> {
         self.write(stopped, self.code_cave.at, &[0; injected_call::MARK_LEN])
     }
 
-    /// Returns what calls have not done that they were to do, according to the mappings after them. All threads may have run
+    /// Returns why calls have failed, according to the mappings after them; `None` if they have not. All threads may have run
     /// meanwhile: what is mapped there now may be neither what the calls have mapped nor what they were to unmap.
     fn check(maps: &[Mapping], calls: &[InjectedCall], before: &[Mapping]) -> Option<Failed> {
         for call in calls {

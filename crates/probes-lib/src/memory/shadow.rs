@@ -83,7 +83,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Returns what to write so that `bytes` are shown at `at`.
+    /// Returns what to write so that `bytes` are shown at `at`. Of an observed site, only the opcode can be
+    /// changed, to that of `cmp` or `call`: everything else in it stays as it is, and so is shown unchanged.
     fn plan_write(
         &self,
         at: LiveAddr,

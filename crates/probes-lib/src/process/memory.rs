@@ -17,14 +17,16 @@ use crate::sys::{fault_point, fault_point_within};
 /// `AT_RANDOM` of getauxval(3): "The address of sixteen bytes containing a random value."
 const AT_RANDOM: u64 = 25;
 
-/// Returns where the random bytes of the program are that a process runs; `None` if it is exiting.
+/// Returns the address of the random bytes that the kernel has given to the program that a process runs; `None` if the
+/// process is exiting.
 pub(crate) fn random_bytes_at(process: &Process) -> io::Result<Option<LiveAddr>> {
     let auxv = process.read_of_living_thread("auxv")?;
     Ok(auxv_value(&auxv, AT_RANDOM).map(LiveAddr))
 }
 
 /// The address space that a process had when this was opened. After the process has executed another
-/// program, reads and writes fail; they never reach the new program.
+/// program, reads and writes never reach the new program: they fail, unless another process still has
+/// the old address space (vfork(2)).
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
     file: File,

@@ -29,7 +29,7 @@ fn pin(pid: i32) {
     }
 }
 
-/// Leaves a thread about to make a system call, as a tool that is killed.
+/// Leaves a thread about to make a system call, as a killed tool does.
 fn abandon(injector: &Injector<'_>, call: InjectedCall) {
     let stopped = injector.tracer.stop(injector.process, PATIENT).unwrap();
     let (tid, before) = stopped.first().unwrap();
@@ -42,7 +42,7 @@ fn abandon(injector: &Injector<'_>, call: InjectedCall) {
     stopped.calls().set_registers(tid, registers).unwrap();
 }
 
-/// A process, where calls are injected, and one that maps memory.
+/// A process, the code cave that calls are made from, and a call that maps memory.
 struct Injected {
     talker: Talker,
     process: Process,
