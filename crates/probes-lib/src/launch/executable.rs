@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use libc::{S_ISGID, S_ISUID, S_IXGRP};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access, getegid, geteuid};
@@ -25,9 +26,10 @@ use crate::select::{Actions, choose};
 /// Returns the file that execvp(3) will execute, as far as it is known; `None` if there is none.
 pub(super) fn resolve(command: &Command) -> Option<PathBuf> {
     let program = command.get_program();
+    // execvp(3) is called in this directory.
+    let current = command.get_current_dir().unwrap_or(Path::new(""));
     if program.as_bytes().contains(&b'/') {
-        let directory = command.get_current_dir().unwrap_or(Path::new(""));
-        return Some(directory.join(program)).filter(|file| file.exists());
+        return Some(current.join(program)).filter(|file| file.exists());
     }
     let path = command
         .get_envs()
@@ -36,8 +38,11 @@ pub(super) fn resolve(command: &Command) -> Option<PathBuf> {
             || std::env::var_os("PATH"),
             |(_, value)| value.map(OsStr::to_owned),
         );
-    std::env::split_paths(&path?)
-        .map(|directory| directory.join(program))
+    // "If this variable isn't defined, the path list defaults to a list that includes the directories
+    // returned by confstr(_CS_PATH) (which typically returns the value "/bin:/usr/bin")".
+    let path = path.unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path)
+        .map(|directory| current.join(directory).join(program))
         // "If permission is denied for a file (the attempted execve(2) failed with the error
         // EACCES), these functions will continue searching the rest of the search path."
         .find(|file| file.is_file() && access(file, AccessFlags::X_OK).is_ok())
@@ -48,17 +53,25 @@ pub(super) fn resolve(command: &Command) -> Option<PathBuf> {
 /// execve(2): the set-user-ID bits are ignored if "the calling process is being ptraced" by a tracer
 /// without the privilege.
 pub(super) fn refuse_setuid(file: &Path) -> Result<()> {
-    const SETUID_OR_SETGID: u32 = 0o6000;
     let Ok(metadata) = std::fs::metadata(file) else {
         return Ok(());
     };
-    let gives = metadata.mode() & SETUID_OR_SETGID != 0 && metadata.mode() & 0o111 != 0;
-    let changes = metadata.uid() != geteuid().as_raw() || metadata.gid() != getegid().as_raw();
-    if gives && changes && !geteuid().is_root() {
+    let owner = (metadata.uid(), metadata.gid());
+    let ours = (geteuid().as_raw(), getegid().as_raw());
+    if changes_ids(metadata.mode(), owner, ours) && !geteuid().is_root() {
         let program = file.to_owned();
         return Err(Error::of_program(&program, LaunchError::Setuid));
     }
     Ok(())
+}
+
+/// Returns whether a file of this mode, user and group changes the user or the group of the process with
+/// these effective ids that executes it.
+fn changes_ids(mode: u32, (uid, gid): (u32, u32), (euid, egid): (u32, u32)) -> bool {
+    // Without the group's permission to execute it, the set-group-ID bit gives nothing (execve(2) of Linux).
+    let is_setuid = mode & S_ISUID != 0;
+    let is_setgid = mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP;
+    (is_setuid && uid != euid) || (is_setgid && gid != egid)
 }
 
 /// Looks the names up among the probes of a file, so that a wrong name is found before anything is started.
@@ -120,5 +133,48 @@ pub(super) fn error_of_launch(error: Error, program: PathBuf, file: Option<&Path
         // The process never ran the program, and is not there any more.
         _ if error.pid().is_some() => error.about(Subject::Program(program)),
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_id_bits_change_their_own_id() {
+        for (mode, owner, changes) in [
+            (0o755, (0, 0), false),
+            (0o4755, (0, 7), true),
+            (0o4755, (7, 0), false),
+            (0o4755, (7, 7), false),
+            (0o2755, (7, 0), true),
+            (0o2755, (0, 7), false),
+            // Without the group's permission to execute.
+            (0o2745, (7, 0), false),
+            (0o6755, (7, 0), true),
+        ] {
+            let changed = changes_ids(mode, owner, (7, 7));
+            assert_eq!(changed, changes, "{mode:o} {owner:?}");
+        }
+    }
+
+    #[test]
+    fn files_are_found_where_execvp_finds_them() {
+        let file = |directory: &str, path: Option<&str>, program: &str| {
+            let mut command = Command::new(program);
+            command.current_dir(directory);
+            match path {
+                Some(path) => command.env("PATH", path),
+                None => command.env_remove("PATH"),
+            };
+            resolve(&command)
+        };
+        let shell = Path::new("/usr/bin/sh");
+        assert_eq!(file("/usr", Some("nowhere:bin"), "sh").unwrap(), shell);
+        assert_eq!(file("/usr", Some(""), "bin/sh").unwrap(), shell);
+        assert_eq!(file("/usr/bin", Some(""), "sh").unwrap(), shell);
+        assert_eq!(file("/usr", Some("nowhere"), "sh"), None);
+        let by_default = file("/usr", None, "sh").unwrap();
+        assert_eq!(by_default, Path::new("/bin/sh"));
     }
 }
