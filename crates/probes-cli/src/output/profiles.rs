@@ -121,7 +121,7 @@ struct Waits {
     lost_records: u64,
     count: Option<u64>,
     seconds: f64,
-    /// The time of those that were not looked at.
+    /// The sum of those that ended before they were looked at.
     unseen_seconds: f64,
     /// By how much that may be too long, at most, because of stops.
     unseen_excess_seconds: f64,
@@ -154,7 +154,7 @@ impl Waits {
                 .then(|| count.map(|it| it.times().count()).sum()),
             seconds: waits().map(|it| it.time).sum::<Duration>().as_secs_f64(),
             unseen_seconds: unseen.as_secs_f64(),
-            // Without that of threads that are left out, it may be less.
+            // The excess is that of all threads; `unseen` lacks those that only work for the runtime.
             unseen_excess_seconds: profile.unseen_excess.min(unseen).as_secs_f64(),
             error_seconds: 2.0 * variance.sqrt(),
         }
@@ -263,7 +263,7 @@ struct Function {
 struct Stack {
     tid: i32,
     thread: String,
-    /// running, blocked, waiting or stopped
+    /// running, blocked, waiting, stopped or unseen
     state: &'static str,
     /// The system call that it waited in.
     system_call: Option<String>,
@@ -339,9 +339,13 @@ impl Stack {
 
     /// Its functions, the outermost first; before them the thread, and whether there was a collection, if that is asked for.
     fn path(&self, by: ProfileBy) -> Vec<String> {
-        let collection = self.in_collection.map(|it| match it {
-            true => "[collection]".to_owned(),
-            false => "[no collection]".to_owned(),
+        let collection = self.in_collection.map(|is_in| {
+            let root = if is_in {
+                "[collection]"
+            } else {
+                "[no collection]"
+            };
+            root.to_owned()
         });
         let thread = (by == ProfileBy::Thread).then(|| format!("{} {}", self.thread, self.tid));
         let frames = self.frames.iter().rev().cloned();
@@ -413,7 +417,8 @@ impl ProfileReport {
         self.waits.excess()
     }
 
-    /// The times in microseconds of each stack, the outermost function first.
+    /// The times in microseconds of each stack, the outermost function first. Those of less than one are left out: inferno fails
+    /// if all counts are zero.
     fn folded(&self) -> Vec<(Vec<String>, u64)> {
         let mut sums: BTreeMap<Vec<String>, Duration> = BTreeMap::new();
         for stack in &self.stacks {
@@ -421,10 +426,11 @@ impl ProfileReport {
         }
         let sums = sums.into_iter();
         sums.map(|(path, time)| (path, time.as_micros() as u64))
+            .filter(|(_, time)| *time > 0)
             .collect()
     }
 
-    /// The lines of other tools: functions with ; between them, and the microseconds.
+    /// The lines of the folded format, which flamegraph.pl and inferno read: functions with ; between them, and the microseconds.
     fn folded_lines(&self) -> Vec<String> {
         lines(self.folded())
     }
@@ -454,9 +460,10 @@ impl ProfileReport {
 
     fn svg(&self, title: &str) -> Result<Vec<u8>, Failure> {
         let lines = self.drawn_lines();
-        let lines: Vec<&str> = match lines.is_empty() {
-            true => vec!["[nothing] 1"],
-            false => lines.iter().map(|line| &**line).collect(),
+        let lines: Vec<&str> = if lines.is_empty() {
+            vec!["[nothing] 1"]
+        } else {
+            lines.iter().map(|line| &**line).collect()
         };
         let mut options = flamegraph::Options::default();
         options.title = title.to_owned();
