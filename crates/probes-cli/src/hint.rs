@@ -361,7 +361,7 @@ fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<
         | ProcessError::Executed => "try again",
         ProcessError::FollowerSilent => {
             return Some(format!(
-                "look whether its tracer is stopped (TracerPid in /proc/{}/status); `kill -CONT` continues that",
+                "look whether its tracer is stopped (TracerPid in /proc/{}/status); `kill -CONT` resumes it",
                 pid.map_or("PID".to_owned(), |pid| pid.to_string())
             ));
         }
@@ -621,9 +621,9 @@ fn of_exec(program: &Path, source: &io::Error) -> Option<String> {
 }
 
 fn permission_denied(program: &Path) -> String {
-    const ANYBODY: u32 = 0o111;
+    const EXECUTE: u32 = 0o111;
     match program.metadata() {
-        Ok(metadata) if metadata.mode() & ANYBODY == 0 => format!(
+        Ok(metadata) if metadata.mode() & EXECUTE == 0 => format!(
             "is it a program? `chmod +x {}` makes it one",
             program.display()
         ),
@@ -654,7 +654,7 @@ fn of_elf(defect: &ElfDefect) -> Option<String> {
 fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
     let hint = match denial {
         Denial::Yama { scope: 1 } if attach => {
-            "use sudo, or `trace` instead of `attach`, or let the program call \
+            "use sudo, or start the program with `trace`, or let it call \
              prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)"
                 .to_owned()
         }
@@ -796,7 +796,7 @@ mod tests {
             (
                 Denial::Yama { scope: 1 },
                 "cannot attach to process 4242: kernel.yama.ptrace_scope=1 allows only descendants",
-                "use sudo, or `trace` instead of `attach`, or let the program call \
+                "use sudo, or start the program with `trace`, or let it call \
                  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)",
             ),
             (
@@ -889,6 +889,14 @@ mod tests {
                 },
                 "process 4242 is being changed by pid 99 (ocaml-probes)",
                 "try again; `kill -CONT 99` if that process is stopped",
+            ),
+            (
+                Denial::OtherVersion {
+                    tracer: 99,
+                    name: "ocaml-probes".to_owned(),
+                },
+                "process 4242 is followed by pid 99 (ocaml-probes), another version of this tool, which does not lend it",
+                "use the version of process 99, or end that; or use -live, which does not use ptrace",
             ),
             (
                 Denial::Unexplained,

@@ -13,7 +13,7 @@ use crate::text::number_of;
 const FEW: usize = 3;
 
 /// Warns of functions that `observer` does not observe although they were selected, and of files that may have some.
-/// They are `counted`, timed or watched. Files that were named when the process was opened are not named again.
+/// `counted` is the word for what is done with the others: counted, timed, watched, observed or recorded. Files that were named when the process was opened are not named again.
 pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer, counted: &str) {
     warn_except(messages, observer, counted, &observer.target().unreadable());
 }
@@ -55,10 +55,11 @@ fn warn_except(
         ));
     }
     if let Some(warning) = warning(&counts, counted) {
-        let gives = if counted == "watched" {
-            "-v gives"
-        } else {
+        // The JSON of other commands does not have them.
+        let gives = if ["counted", "timed"].contains(&counted) {
             "-v and -json give"
+        } else {
+            "-v gives"
         };
         let hint =
             format!("all others are {counted}; {gives} each function and its reason in words");
