@@ -294,7 +294,7 @@ impl Exporter<'_> {
         self.shown.scrapes += self.scrapes.len() as u64;
         self.shown.connections = read(&figures.connections);
         self.shown.timed_out = read(&figures.timed_out);
-        self.shown.crowded_out = read(&figures.crowded_out);
+        self.shown.over_limit = read(&figures.over_limit);
         let processes = self.processes.shown();
         let bounds = self.processes.bounds();
         let mut pages: [Option<Bytes>; 2] = [None, None];

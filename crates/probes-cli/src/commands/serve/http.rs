@@ -47,7 +47,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct ServerFigures {
     pub(super) connections: AtomicU64,
     pub(super) timed_out: AtomicU64,
-    pub(super) crowded_out: AtomicU64,
+    pub(super) over_limit: AtomicU64,
 }
 
 /// Serves clients, until that fails.
@@ -118,7 +118,7 @@ impl Server {
             self.figures.connections.fetch_add(1, Ordering::Relaxed);
             connections.retain(|it| !it.task.is_finished());
             if connections.len() >= MOST_CONNECTIONS {
-                self.figures.crowded_out.fetch_add(1, Ordering::Relaxed);
+                self.figures.over_limit.fetch_add(1, Ordering::Relaxed);
                 let mut phases = [Phase::Request, Phase::Answer].into_iter();
                 let closed =
                     phases.find_map(|phase| connections.iter().position(|it| it.phase.is(phase)));

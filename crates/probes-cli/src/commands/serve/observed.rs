@@ -124,7 +124,7 @@ impl Observed {
         read
     }
 
-    /// Whether it still has its runtime events mapped: not if it has exited.
+    /// Whether it still has its runtime events mapped, if they are read: not if it has exited, or executed another program.
     pub(super) fn has_events(&self) -> bool {
         let collector = self.collector.as_ref();
         collector.is_none_or(|collector| matches!(collector.events.is_mapped(), Ok(true)))
@@ -135,7 +135,7 @@ impl Observed {
         self.observer.is_none()
     }
 
-    /// Reads the states of the probes with these names, and what else is shown of it; warns of what makes figures wrong.
+    /// Reads the states of the probes that `figures` names, and what else is shown of it; warns of what makes figures wrong.
     pub(super) fn details(&mut self, figures: &Figures, messages: &Messages) -> Details {
         let Some(observer) = &self.observer else {
             return Details::default();
@@ -157,7 +157,7 @@ impl Observed {
         }
     }
 
-    /// Restores the process.
+    /// Removes the trampolines, if it has some.
     pub(super) fn remove(
         &mut self,
         signals: &TerminationSignals,

@@ -37,7 +37,7 @@ pub(super) struct ShownExporter {
     pub(super) connections: u64,
     /// Connections that were closed because they were too slow, and because there were too many.
     pub(super) timed_out: u64,
-    pub(super) crowded_out: u64,
+    pub(super) over_limit: u64,
     /// How long it took to look for processes.
     pub(super) scan: Duration,
 }
@@ -123,7 +123,7 @@ static CALL: Family = family(
     "ocaml_probes_call_duration_seconds",
     Histogram,
     "seconds",
-    "How long the calls of the function lasted that have ended with an exit.",
+    "How long those calls of the function lasted that ended with an exit.",
 );
 static CALL_OPEN: Family = family(
     "ocaml_probes_calls_running",
@@ -159,7 +159,7 @@ static GC_PROMOTED: Family = family(
     "ocaml_probes_gc_promoted_bytes",
     Counter,
     "bytes",
-    "What has survived in the minor heaps.",
+    "What was promoted from the minor heaps to the major heap.",
 );
 static GC_HEAP: Family = family(
     "ocaml_probes_gc_heap_bytes",
@@ -303,7 +303,7 @@ pub(super) fn page(
     let mut closed = page.family(&CLOSED);
     for (reason, number) in [
         ("too_slow", exporter.timed_out),
-        ("too_many", exporter.crowded_out),
+        ("too_many", exporter.over_limit),
     ] {
         closed.add(&none.with("reason", reason), number);
     }

@@ -23,7 +23,7 @@ pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Fa
         lost: LostWords::default(),
     };
     let display = Display {
-        // Each reading.
+        // Zero: after each reading.
         interval: Some(Duration::ZERO),
         table: None,
     };
