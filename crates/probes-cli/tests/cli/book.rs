@@ -1,5 +1,5 @@
 //! The pages of the book that a reader types along: each command of their `console` blocks runs in one shell,
-//! from top to bottom, and shows what the page says.
+//! from top to bottom. It succeeds or fails as on the page, and shows the OCaml functions that the page shows.
 
 use std::fs;
 use std::net::TcpListener;
@@ -19,10 +19,7 @@ struct Step {
 impl Step {
     /// Whether the page shows that it fails.
     fn fails(&self) -> bool {
-        self.answer
-            .iter()
-            .any(|it| it.starts_with("ocaml-probes: "))
-            && !self.answer.iter().any(|it| it.contains(": warning: "))
+        self.answer.iter().any(|it| is_error(it))
     }
 
     /// The names of OCaml's functions in the answer, such as `Shop.search`.
@@ -36,6 +33,11 @@ impl Step {
                     .all(|it| !it.is_empty() && it.chars().all(is_of_name))
         })
     }
+}
+
+/// Whether a line is an error of the tool, which the status of a pipe does not show.
+fn is_error(line: &str) -> bool {
+    line.starts_with("ocaml-probes: ") && !line.starts_with("ocaml-probes: warning: ")
 }
 
 fn is_of_name(it: char) -> bool {
@@ -116,6 +118,17 @@ fn run(page: &str) {
         let (output, status) = (read("output").unwrap(), read("status").unwrap());
         let expected = if step.fails() { "1" } else { "0" };
         assert_eq!(status.trim(), expected, "{}: {output}", step.command);
+        assert_eq!(
+            output.lines().any(is_error),
+            step.fails(),
+            "{}: {output}",
+            step.command
+        );
+        assert!(
+            step.answer.is_empty() || !output.is_empty(),
+            "{}: no output",
+            step.command
+        );
         for name in step.names() {
             assert!(
                 output.contains(name),
@@ -132,7 +145,8 @@ macro_rules! page {
     };
 }
 
-// promise: Documents: Every command of the tutorial shows what the page says, on a web server under load
+// promise: Documents: Every command of the tutorial succeeds or fails as on the page, and shows the OCaml functions that the page
+//    shows, on a web server under load
 #[test]
 fn tutorial_works_as_written() {
     page!("tutorial");

@@ -44,8 +44,8 @@ const SECTIONS: [&str; 26] = [
 const INTRODUCTION: &str = "\
 # Promises
 
-Each promise, the test that tries to break it, and how often it tries in one `make test-all`. “2 ×” means once as a position
-independent program and once at a fixed address. [reliability.md](reliability.md) says the same in prose, and what is not promised.
+Each promise, the test that tries to break it, and how often it tries in one `make test-all`. “2 ×” means once as a
+position-independent program and once at a fixed address. [reliability.md](reliability.md) says the same in prose, and what is not promised.
 
 `live::…` and `unit::…` are tests of `probes-lib` (`--test live`, `--lib`), `cli::…`, `chaos::…`, `adversary::…` and
 `matrix::…` of `probes-cli`, `interface::…` of `probes-c`.
@@ -171,11 +171,16 @@ fn tests_named_by_pages_exist() {
     collect_files(&root().join("docs"), "md", &mut pages);
     let tests = tests();
     let names: BTreeSet<&str> = tests.iter().map(|test| test.name.as_str()).collect();
+    let suites = names.iter().filter_map(|it| Some(it.split_once("::")?.0));
+    let suites: BTreeSet<&str> = suites.collect();
     let mut missing = Vec::new();
     for path in pages {
         let page = fs::read_to_string(&path).unwrap();
-        let named = page.split('`').filter(|it| it.matches("::").count() == 2);
-        let wrong = named.filter(|it| !it.contains(['{', ' ']) && !names.contains(it));
+        let named = page.split('`').filter(|it| {
+            let suite = it.split_once("::").map(|(suite, _)| suite);
+            suite.is_some_and(|it| suites.contains(it)) || it.matches("::").count() == 2
+        });
+        let wrong = named.filter(|it| !it.contains(['{', ' ', '…']) && !names.contains(it));
         missing.extend(wrong.map(|it| format!("{}: {it}", path.display())));
     }
     assert!(missing.is_empty(), "{missing:#?}");
@@ -185,11 +190,13 @@ fn tests_named_by_pages_exist() {
 fn every_supported_combination_names_a_test() {
     let page = fs::read_to_string(root().join("docs/support.md")).unwrap();
     let rows = page.lines().filter(|line| line.starts_with("| "));
+    let tests = tests();
+    let names: BTreeSet<&str> = tests.iter().map(|test| test.name.as_str()).collect();
     let mut cells = 0;
     for row in rows {
         let is_head = row.starts_with("| compiled by |") || row.starts_with("| the code is |");
         for cell in row.split('|').skip(2).map(str::trim) {
-            let is_named = cell.matches("::").count() >= 2;
+            let is_named = cell.split('`').any(|it| names.contains(it));
             assert!(
                 is_head || is_named || ["", "–"].contains(&cell),
                 "no test: {cell}"
@@ -228,7 +235,11 @@ fn pages() -> Vec<PathBuf> {
 /// What the headings of a page can be linked by.
 fn anchors(page: &Path) -> BTreeSet<String> {
     let text = fs::read_to_string(page).unwrap();
-    let headings = text.lines().filter(|line| line.starts_with('#'));
+    // Every second part is a block of code.
+    let outside = text.split("\n```").step_by(2);
+    let headings = outside
+        .flat_map(str::lines)
+        .filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {
         let letters = heading.trim_start_matches('#').trim().chars();
         let kept = letters.filter(|it| it.is_alphanumeric() || " -_".contains(*it));
