@@ -77,7 +77,8 @@ pub(crate) const MAX_ARGUMENTS: usize = 6;
 pub(crate) const SLOT_OVERFLOWS: u64 = 0;
 
 const SLOTS_AT: u64 = HEADER_LEN;
-const HISTOGRAMS_AT: u64 = SLOTS_AT + (SLOTS + SLOTS_TRIED) * SLOT_LEN;
+/// Where the histograms of a pair begin in it.
+pub(crate) const HISTOGRAMS_AT: u64 = SLOTS_AT + (SLOTS + SLOTS_TRIED) * SLOT_LEN;
 pub(crate) const PAIR_LEN: u64 = HISTOGRAMS_AT + GROUPS as u64 * HISTOGRAM_LEN;
 
 /// About how many bytes of records a ring holds, if it is no large one: these hold twice as many.

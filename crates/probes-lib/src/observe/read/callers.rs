@@ -211,7 +211,7 @@ mod tests {
         let read = |_, len: u64| Ok(vec![0xff; len as usize]);
         let callers = RecordedCallers::read(LAYOUT, read).unwrap().unwrap();
         let latencies = callers.latencies(1.0);
-        // Only the others are of functions that there are.
+        // No key is of a function that exists; the other callers belong to one by their place.
         assert!(latencies.iter().all(|callers| callers.len() == 1));
     }
 }

@@ -5,16 +5,17 @@ use std::ops::Deref;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::{BUCKETS, HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::keyed_starts;
 use crate::observe::layout::pair_slots::{SLOT_LEN, SLOTS, SLOTS_TRIED, slot};
-use crate::observe::layout::shared::{HEADER_LEN, PAIR_LEN, SLOT_OVERFLOWS};
+use crate::observe::layout::shared::{HEADER_LEN, HISTOGRAMS_AT, PAIR_LEN, SLOT_OVERFLOWS};
 use crate::observe::read::data_source;
+use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
 use crate::sys::ticks::TickMeasurement;
 
-/// The times from the hits of one probe to those of another, in the same thread.
+/// The times from the hits of one probe to those of another, in the same thread, or with the same key
+/// ([`Observation::match_by`](crate::Observation::match_by)).
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Target};
@@ -164,21 +165,16 @@ impl Latency {
     /// Returns the latency of a pair, from its bytes; `nanoseconds` is the length of a tick.
     fn of((start, stop): &(String, String), data: &PairData, nanoseconds: f64) -> Latency {
         let pair = &data.bytes[..];
-        let word = |at: usize| {
-            let bytes = pair.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
-            bytes.map_or(0, u64::from_le_bytes)
-        };
         let each = |field: u64| {
             let slots =
                 (0..SLOTS + SLOTS_TRIED).map(move |slot| HEADER_LEN + slot * SLOT_LEN + field);
-            slots.map(move |at| word(at as usize))
+            slots.map(move |at| word(pair, at))
         };
         let sum = |field| total(each(field));
         let longest = each(slot::MAX).max().unwrap_or(0);
-        let histograms_offset = (PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN) as usize;
         let mut counts = vec![0_u64; BUCKETS as usize];
         for group in pair
-            .get(histograms_offset..)
+            .get(HISTOGRAMS_AT as usize..)
             .into_iter()
             .flat_map(|all| all.chunks(HISTOGRAM_LEN as usize))
         {
@@ -186,7 +182,7 @@ impl Latency {
                 *sum = sum.saturating_add(bytes.try_into().map_or(0, u64::from_le_bytes));
             }
         }
-        let sum_of_times = total(each(slot::SUM));
+        let sum_of_times = sum(slot::SUM);
         let (waiting, replaced) = (data.waiting.unwrap_or(0), sum(slot::REPLACED_STARTS));
         Latency {
             start: start.clone(),
@@ -203,11 +199,11 @@ impl Latency {
                     .chain(each(slot::ABANDONED_STARTS))
                     .chain([waiting, replaced]),
             ),
-            unmatched_stops: total(each(slot::UNMATCHED_STOPS)),
+            unmatched_stops: sum(slot::UNMATCHED_STOPS),
             dropped: total(
                 each(slot::OVERWRITTEN_STARTS)
                     .chain(each(slot::STARTS_WITHOUT_ROOM))
-                    .chain([word(SLOT_OVERFLOWS as usize)]),
+                    .chain([word(pair, SLOT_OVERFLOWS)]),
             ),
             interleaved: Crossings {
                 same_frame: sum(slot::SAME_FRAME),
@@ -344,15 +340,14 @@ mod tests {
     #[test]
     fn times_read_equal_times_recorded() {
         let mut pair = vec![0; PAIR_LEN as usize];
-        let histograms_offset = PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN;
         // In two groups, 1000 ticks a hundred times, and 3 million once.
         for group in [0, 7] {
-            let at = histograms_offset + group * HISTOGRAM_LEN;
+            let at = HISTOGRAMS_AT + group * HISTOGRAM_LEN;
             put(&mut pair, at + 8 * histogram::bucket(1000), 50);
         }
         put(
             &mut pair,
-            histograms_offset + 8 * histogram::bucket(3_000_000),
+            HISTOGRAMS_AT + 8 * histogram::bucket(3_000_000),
             1,
         );
         for (index, sum) in [(3, 50_000), (SLOTS + SLOTS_TRIED - 1, 3_050_000)] {
@@ -402,9 +397,8 @@ mod tests {
     fn latencies_of_processes_add_up() {
         let of = |ticks: &[u64], stop: &str| {
             let mut pair = vec![0; PAIR_LEN as usize];
-            let histograms_offset = PAIR_LEN - GROUPS as u64 * HISTOGRAM_LEN;
             for ticks in ticks {
-                let at = histograms_offset + 8 * histogram::bucket(*ticks);
+                let at = HISTOGRAMS_AT + 8 * histogram::bucket(*ticks);
                 let before = pair[at as usize];
                 put(&mut pair, at, u64::from(before) + 1);
             }
