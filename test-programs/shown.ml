@@ -196,7 +196,7 @@ let numbered thread number =
 
 let nothing _ _ = [%probe "nothing" (count "nothing")]
 
-(* Functions that are passed values of every kind, and whose results are some. *)
+(* Functions that take and return values of several kinds. *)
 
 let[@inline never] takes_ints a b c = opaque (a + b + c)
 

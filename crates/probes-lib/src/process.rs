@@ -361,7 +361,8 @@ impl Process {
 
     /// Returns the user that the process runs as: its effective uid.
     pub(crate) fn effective_user(&self) -> u32 {
-        // proc(5): the folder belongs to it, whatever the files in it belong to.
+        // task_dump_owner in the kernel's fs/proc/base.c: the folder belongs to it even if the files in it belong to root, because
+        // it is not dumpable.
         fstat(&self.dir).map_or(0, |found| found.st_uid)
     }
 

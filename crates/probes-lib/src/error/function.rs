@@ -44,7 +44,7 @@ pub enum FunctionError {
         libraries: usize,
         /// Whether probes of OCaml match, though only those of other providers were asked for.
         is_ocamls: bool,
-        /// Files that are mapped, and that or whose notes could not be read.
+        /// Mapped files that could not be read, or whose notes could not.
         unreadable: Vec<PathBuf>,
         /// Names that there are, nearest first.
         near: Vec<String>,
@@ -119,7 +119,7 @@ pub enum FunctionError {
         /// The last line before it and the first after it that have code.
         near: Vec<u32>,
     },
-    /// None of the functions that were asked for, or none of those with one name that was, can be observed.
+    /// None of the functions that were asked for can be observed, or none of those with one of the names.
     #[error("{}", none_possible(refused))]
     NonePossible {
         /// Which, and why.

@@ -261,7 +261,8 @@ fn number(text: &str, at: usize) -> Result<(usize, Token), Wrong> {
 /// Times are shorter, in nanoseconds: 292 years.
 const MAX_TIME: u64 = i64::MAX as u64;
 
-/// Reads what is between two quotes, with OCaml's escapes; `at` is the first one.
+/// Reads what is between two quotes, with OCaml's escapes except `\o101`, `\u{e9}`, a space and a line break; `at` is the first
+/// quote.
 fn quoted(text: &str, at: usize, quote: char) -> Result<(usize, Vec<u8>), Wrong> {
     let mut bytes = Vec::new();
     let mut rest = text[at + 1..].char_indices().peekable();

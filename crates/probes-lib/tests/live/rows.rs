@@ -37,7 +37,7 @@ fn hits_of_all_kinds_of_threads_are_exact() {
     for name in ["owners", "owners_static"] {
         for file in fixture_forms(name) {
             let mut talker = Talker::start(&file);
-            // Before it is observed: their stacks are used again.
+            // So that the stacks exist in the first image: later threads use them again.
             talker.ask("threads 4 10", "done");
             let mut before = rounds(&talker.ask("clones 4 10", "done"));
             let image = Image::of(talker.pid()).text();

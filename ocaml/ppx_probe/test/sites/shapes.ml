@@ -30,7 +30,7 @@ class shape =
       [%probe "method" ~enabled_at_init:true (Printf.printf "method %d\n" drawn)]
   end
 
-(* Types that hide nothing that the expansion needs. *)
+(* Locally abstract types. *)
 let polymorphic (type a) (show : a -> string) (value : a) =
   [%probe "polymorphic" ~enabled_at_init:true
     (Printf.printf "polymorphic %s\n" (show value))];

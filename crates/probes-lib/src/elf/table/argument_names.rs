@@ -5,7 +5,7 @@
 //! desc:  u64 pc   u64 base   then for each argument: name\0
 //! ```
 //!
-//! What a tool changes does not depend on them, so that notes from a malformed one on are only left out.
+//! Updates do not depend on them, so a note that is too short is no error: it and the notes after it are left out.
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
