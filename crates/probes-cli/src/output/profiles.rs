@@ -511,3 +511,49 @@ fn lines(folded: impl IntoIterator<Item = (Vec<String>, u64)>) -> Vec<String> {
     };
     folded.into_iter().map(line).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_without_a_microsecond_are_not_drawn() {
+        let stack = ProfiledStack {
+            tid: 1,
+            thread_name: "main".to_owned(),
+            role: ThreadRole::Other,
+            activity: Activity::Running,
+            in_collection: false,
+            frames: Vec::new(),
+            end: None,
+            is_guessed: false,
+            time: Duration::from_nanos(999),
+            samples: 1,
+            variance: 0.0,
+            waits: None,
+        };
+        let profile = Profile {
+            stacks: vec![stack],
+            seconds: Duration::from_millis(1),
+            samples: 1,
+            threads: 1,
+            times: None,
+            stops: 0,
+            stopped: Duration::ZERO,
+            not_stopped: None,
+            waits: WaitMethod::Sampled { because: None },
+            unseen_excess: Duration::ZERO,
+        };
+        let how = ProfileOptions {
+            by: ProfileBy::Stack,
+            tells_collections: false,
+            is_off_cpu: false,
+            is_on_cpu: false,
+        };
+        let report = ProfileReport::new(1, Path::new("/srv/server"), &profile, how, |_| true);
+        let svg = report.picture(PictureKind::Svg, "server").unwrap();
+        assert!(String::from_utf8(svg).unwrap().contains("[nothing]"));
+        let folded = report.picture(PictureKind::Folded, "server").unwrap();
+        assert_eq!(folded, b"");
+    }
+}
