@@ -355,7 +355,7 @@ impl CodeDigests {
         }
     }
 
-    /// Returns whether a thread may be about to overwrite a digest that is written.
+    /// Returns whether a thread may be computing a digest that is to be written.
     fn is_being_computed(&self, stopped: &Stopped<'_>, memory: &ProcessMemory) -> bool {
         let functions = self.fragments.iter().filter(|_| !self.writes.is_empty());
         let mut functions = functions.flat_map(|table| &table.computing);
@@ -387,6 +387,7 @@ impl CodeDigests {
         // A plugin may have been unloaded since, or a digest computed.
         let now = table.read(memory).ok()?;
         let mut writer = stopped.memory(memory).ok()?;
+        let mut written = Vec::new();
         for (fragment, digest) in &self.writes {
             if !now.contains(fragment) {
                 let mut now = now.iter();
@@ -398,14 +399,14 @@ impl CodeDigests {
             for (at, bytes) in fragment.writes(*digest) {
                 writer.write_code(at, &bytes).ok()?;
             }
+            written.push((fragment, *digest));
         }
         let after = table.read(memory).ok()?;
-        let is_written = |(fragment, digest): &(CodeFragment, Digest)| {
+        let is_written = |&(fragment, digest): &(&CodeFragment, Digest)| {
             let mut after = after.iter().filter(|it| it.code == fragment.code);
-            let computed = DigestStatus::Computed(*digest);
-            state == CodeDigest::Computed || after.any(|it| it.status == computed)
+            after.any(|it| it.status == DigestStatus::Computed(digest))
         };
-        self.writes.iter().all(is_written).then_some(state)
+        written.iter().all(is_written).then_some(state)
     }
 
     /// Returns what holds if nothing is written.
@@ -430,7 +431,8 @@ fn has_any(sites: &[LiveAddr], code: &Range<LiveAddr>) -> bool {
     sites.get(first).is_some_and(|site| *site < code.end)
 }
 
-/// Returns whether code at `at` is as in its file, except for sites. (Other patches are no longer than a site.)
+/// Returns whether code at `at` is as in its file, except for sites. These
+/// may be other patched places, too: no patch is longer than a site.
 fn is_same_outside_sites(sites: &[LiveAddr], at: LiveAddr, file: &[u8], live: &mut [u8]) -> bool {
     if file == live {
         return true;
