@@ -291,7 +291,6 @@ impl<'f> FollowSession<'f> {
 
     /// Sets the probes of the program that a process has executed, and resumes it.
     fn executed(&mut self, pid: i32) {
-        let before = self.processes.remove(&pid);
         let process = match Process::open(pid) {
             Ok(process) => process,
             Err(error) => {
@@ -299,6 +298,7 @@ impl<'f> FollowSession<'f> {
                 return self.cannot_follow(pid, error);
             }
         };
+        let before = self.processes.remove(&pid);
         if before.is_none_or(|followed| followed.is_to_be_detached) {
             return self.detach_at_exec(&process);
         }
@@ -400,9 +400,10 @@ impl<'f> FollowSession<'f> {
     }
 
     /// Reports that a process cannot be followed, for example because too many files are open. If it was
-    /// killed, nothing is reported here, because that is an event of its own.
-    fn cannot_follow(&self, pid: i32, error: Error) {
+    /// killed, nothing is reported here: the exit of a process that was followed is an event of its own.
+    fn cannot_follow(&mut self, pid: i32, error: Error) {
         if !matches!(error.kind(), ErrorKind::Process(ProcessError::NotFound)) {
+            self.processes.remove(&pid);
             self.failed(pid, error);
         }
     }
