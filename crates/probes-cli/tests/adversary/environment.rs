@@ -11,7 +11,7 @@ use crate::ways::{LAUNCHES, every_way, launched};
 
 // promise: Launching programs: A program sees the same descriptors, limits, signals, status,
 //    environment and identity under `trace` as without a tool, and while its probes are changed and
-//    observed (2 × 6 starts, and every treatment of the adversary suite)
+//    observed (2 × 7 starts, and every treatment of the adversary suite)
 #[test]
 fn programs_see_the_same_as_alone() {
     let scratch = Scratch::new();
@@ -23,6 +23,7 @@ fn programs_see_the_same_as_alone() {
         program.start(form).end("alone");
         let alone = fs::read_to_string(&file).unwrap();
         for launch in LAUNCHES {
+            fs::remove_file(&file).unwrap();
             launched(&mut case, &program, form, launch);
             let seen = fs::read_to_string(&file).unwrap();
             let differences: Vec<_> = alone.lines().zip(seen.lines()).collect();

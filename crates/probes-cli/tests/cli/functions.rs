@@ -83,8 +83,8 @@ fn all_functions_are_listed_without_a_glob() {
 fn functions_say_whether_they_can_be_observed() {
     let scratch = Scratch::new();
     let (source, file) = (scratch.file("short.s"), scratch.file("short"));
-    // The first is followed by another one, whose exit is a branch target, the second by padding; the third has a conditional
-    // jump to a part of the code that belongs to no function.
+    // `first` has no padding behind it; the exit of `exit` is a branch target; `second` ends with padding; `third` has a
+    // conditional jump to a part of the code that belongs to no function.
     let functions = [
         ("first", "ret"),
         (
@@ -143,7 +143,7 @@ fn functions_say_whether_they_can_be_observed() {
 
 #[test]
 fn code_that_cannot_be_read_is_unknown() {
-    // Segments beyond those that are planned.
+    // More segments than patches are planned for.
     let file = SymbolFile {
         names: b"\0f\0".to_vec(),
         symbols: vec![(1, 0)],
@@ -279,8 +279,13 @@ fn unreadable_library_is_named_in_a_warning() {
     fs::write(&plugin, "another file").unwrap();
     let run = run(&format!("list -functions -json -pid {} main", target.pid()));
     // As root, a deleted file can be opened through /proc/PID/map_files.
-    if run.stderr.is_empty() {
-        assert!(nix::unistd::geteuid().is_root());
+    if nix::unistd::geteuid().is_root() && run.stderr.is_empty() {
+        let json = run.json();
+        assert_eq!(json["unreadable"], Value::Array(Vec::new()));
+        let line = format!("list -functions -json -pid {}", target.pid());
+        let all = crate::support::run(&line).json();
+        let mut functions = all["functions"].as_array().unwrap().iter();
+        assert!(functions.any(|it| it["object"].as_str().unwrap().contains("plugin.so")));
         return;
     }
     assert!(

@@ -157,7 +157,7 @@ fn replaced_observer_prints_results_and_its_successor() {
             let mut first = watched(line, pid);
             target.hits();
             if line.contains("1ms") {
-                // They are read.
+                // Wait until the tool has read the hits.
                 while !first.line().unwrap().contains(" 1 ") {}
             } else if line.contains("1h") {
                 wait_for_reading(first.pid());
@@ -188,17 +188,22 @@ fn replaced_observer_prints_results_and_its_successor() {
     }
 }
 
-// promise: Observations: Every command that observes takes over with -force (2 × 4 commands)
+// promise: Observations: Every command that observes takes over with -force (2 × 6 commands)
 #[test]
 fn every_observing_command_takes_over_with_force() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
+        let mut first = observing("count -quiet", pid);
+        let serve = taking_over("serve -force -quiet -listen 127.0.0.1:0", pid);
+        assert_eq!(first.guard().wait().code(), Some(1));
+        end(serve, Signal::SIGTERM);
         let mut current = observing("count -quiet", pid);
         for line in [
             "count -force -quiet",
             "watch -force -quiet -probe start",
             "latency -force -quiet -pair start,stop",
+            "hist -force -quiet -probe start -of tid",
         ] {
             let next = taking_over(line, pid);
             assert_eq!(current.guard().wait().code(), Some(1), "{line}");

@@ -117,8 +117,12 @@ impl<'t> Call<'t> {
     /// The path of the descriptor that `text` begins with: `3</proc/42/status>, …`.
     fn path(text: &str) -> &str {
         let path = text.split_once('<').map_or("", |(_, path)| path);
-        path.rfind('>')
-            .map_or(path, |_| path.split('>').next().unwrap_or(path))
+        path.split('>').next().unwrap_or(path)
+    }
+
+    /// Whether it writes to standard output or standard error.
+    fn is_answer(&self) -> bool {
+        self.name == "write" && ["1<", "2<"].iter().any(|fd| self.arguments.starts_with(fd))
     }
 
     /// How it is kept: its name, its object, and how many bytes are written.
@@ -171,12 +175,11 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
         let Some(call) = Call::parse(line) else {
             continue;
         };
-        let is_answer = call.name == "write" && call.arguments.starts_with(['1', '2']);
         // Folders with records of holds are there or not.
         let is_of_holds = ["/run/ocaml-probes", "/tmp/ocaml-probes-"]
             .iter()
             .any(|folder| line.contains(folder));
-        if OWN.contains(&call.name) || is_answer || is_of_holds {
+        if OWN.contains(&call.name) || call.is_answer() || is_of_holds {
             continue;
         }
         let line = match call.name {
@@ -186,7 +189,8 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
         // The tool reads its ancestors, and the libraries of the target, one after the other. How
         // many there are is not up to the tool, so equal lines are kept only once.
         let is_other = line.contains("/proc/OTHER") || line.contains("LIBRARY");
-        let is_known = is_other && kept.contains(&line);
+        let is_write = call.name.contains("write");
+        let is_known = is_other && !is_write && kept.contains(&line);
         let is_repeated = only_reads(call.name) && kept.last() == Some(&line);
         if !is_known && !is_repeated {
             kept.push(line);
@@ -356,9 +360,11 @@ fn info_traces_and_writes_nothing() {
                 "{}",
                 call.summary()
             );
-            let is_answer = call.arguments.starts_with(['1', '2']);
+            let is_answer = call.is_answer();
             assert!(call.name != "write" || is_answer, "{}", call.summary());
-            assert!(!call.summary().contains("O_RDWR"), "{}", call.summary());
+            for flag in ["O_RDWR", "O_WRONLY", "O_CREAT"] {
+                assert!(!call.arguments.contains(flag), "{}", call.summary());
+            }
         }
         golden("system-calls-info.txt", &all_calls(&traces, &file, pid));
     }
