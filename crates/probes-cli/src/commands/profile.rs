@@ -20,6 +20,9 @@ use crate::progress::{LongWork, Progress};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::number_of;
 
+/// From which part of the time that threads run on they have waited for processors too long to be left unsaid: one in so many.
+const BUSY: u32 = 5;
+
 const HELP: &str = "\
 Looks at all threads 99 times a second, and adds the time in between to what those do that run. Waits are recorded by
 the kernel where it permits that (perf_event_open): each, exactly; its stack is read if it lasts for a millisecond or
@@ -290,6 +293,18 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], outpu
                 "without -live, they are stopped for some 50 us",
             );
         }
+    }
+    let times = profile.times.unwrap_or_default();
+    if !args.off_cpu && times.runnable * BUSY > times.running {
+        let (runnable, running) = (times.runnable.as_secs_f64(), times.running.as_secs_f64());
+        messages.warning(
+            WarningKind::ProcessorsBusy,
+            &format!(
+                "threads waited {runnable:.1} s for a processor, and ran {running:.1} s: stacks of both are among those that \
+                 run, so that what wakes up, such as a sleep, seems to take the processor's time"
+            ),
+            "profile while less else runs, or compare the functions of OCaml with each other alone",
+        );
     }
     if let WaitMethod::Recorded { lost: 1.. } = profile.waits {
         messages.warning(

@@ -77,6 +77,8 @@ pub(crate) enum WarningKind {
     CutStacks,
     /// The kernel has lost records of switches, so that waits are missing.
     LostSwitches,
+    /// Threads have waited for a processor, and the stacks of a profile do not distinguish that from running.
+    ProcessorsBusy,
 }
 
 #[derive(Serialize)]

@@ -78,6 +78,11 @@ impl Linear {
         u32::try_from(steps).unwrap_or(Linear::MOST_STEPS)
     }
 
+    /// Returns whether only one value is in the last step.
+    pub(crate) fn last_is_one_value(self) -> bool {
+        self.width == 1 || self.len() % u128::from(self.width) == 1
+    }
+
     /// Returns how many values are in the range.
     fn len(self) -> u128 {
         (i128::from(self.end) - i128::from(self.start)) as u128

@@ -113,9 +113,12 @@ fn add(a: &mut CodeAssembler, place: Place, context: FilterContext) -> Result<()
     if let Some(linear) = place.linear {
         let mut outside = a.create_label();
         step(a, linear, place.is_signed, outside)?;
+        // Where its bucket tells the value, it is not added to the sum.
         if linear.width() == 1 {
-            // Its bucket tells the value.
             a.jmp(counted)?;
+        } else if linear.last_is_one_value() {
+            a.cmp(edx, linear.steps())?;
+            a.je(counted)?;
         }
         a.set_label(&mut outside)?;
         a.lock().add(field(copy::SUM), rsi)?;
