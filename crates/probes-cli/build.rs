@@ -43,16 +43,16 @@ fn of_repository() -> Option<String> {
         return None;
     }
     let git = |args: &[&str]| {
-        // git status would write the index, and so have this script run again.
+        // git status would write the index.
         let command = ["--no-optional-locks"].iter().chain(args);
         let output = Command::new("git").args(command).output().ok()?;
         let text = String::from_utf8(output.stdout).ok()?;
         output.status.success().then(|| text.trim().to_owned())
     };
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
-    // What the commit and the changes depend on.
+    // What the commit and the changes depend on. Not the index, which each `git status` of a user writes.
     let folder = git(&["rev-parse", "--absolute-git-dir"])?;
-    for file in ["HEAD", "logs/HEAD", "index"] {
+    for file in ["HEAD", "logs/HEAD"] {
         let path = Path::new(&folder).join(file);
         if path.exists() {
             println!("cargo:rerun-if-changed={}", path.display());

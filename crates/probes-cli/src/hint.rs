@@ -2,6 +2,7 @@
 //! that has a sensible next step.
 
 mod mistaken;
+mod shell;
 
 use std::fs;
 use std::io;
@@ -202,6 +203,9 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
              deleted or replaced"
         }
         ProbeError::NoProbes { .. } => {
+            if let Some(hint) = pid.and_then(shell::with_children) {
+                return Some(hint);
+            }
             let built = "was it built by a compiler with probes, or with ppx_probe? was the code with the probes \
                          linked in? was .note.stapsdt kept when it was stripped?";
             return Some(match operand {
@@ -210,7 +214,13 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
                         "{built} `count -fn GLOB` counts functions of any program, `latency -fn GLOB` times them"
                     )
                 }
-                _ => built.to_owned(),
+                Operand::Program(_) => format!(
+                    "{built} -count -fn GLOB counts functions of any program, -latency -fn GLOB times them"
+                ),
+                Operand::File(_) => {
+                    format!("{built} `list -functions` lists the functions of any program")
+                }
+                Operand::Attached(_) => built.to_owned(),
             });
         }
         ProbeError::Unknown { name, .. } => {
@@ -260,6 +270,13 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
         FunctionError::NoMatch { glob, .. } => {
             if let Some(as_probe) = mistaken::as_probe(glob, operand) {
                 return Some(as_probe);
+            }
+            let of_shell = match operand {
+                Operand::Process(pid) => shell::with_children(*pid),
+                _ => None,
+            };
+            if of_shell.is_some() {
+                return of_shell;
             }
             // Names of C++ and Rust have such commas between parentheses or angle brackets.
             if glob.contains(", ") && !glob.contains(['(', '<']) {

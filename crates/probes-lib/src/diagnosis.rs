@@ -196,7 +196,8 @@ impl Diagnosis {
         }
     }
 
-    /// Checks this machine and a process. Stops and changes nothing.
+    /// Checks this machine and a process. Stops and changes nothing. A process that was forked within the last second is waited for
+    /// until it has executed a program, or is older.
     ///
     /// # Errors
     ///
@@ -205,6 +206,8 @@ impl Diagnosis {
     pub fn of_process(pid: i32) -> Result<Diagnosis> {
         let process = Process::open(pid)?;
         process.refuse_without_program()?;
+        // Else it is what starts the program that is checked, and perhaps a part of the program.
+        process.wait_until_executed();
         let mut checks = machine::checks();
         let of_process = access::checks(&process);
         let may_read = of_process

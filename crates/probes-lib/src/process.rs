@@ -31,6 +31,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
@@ -50,6 +52,9 @@ const USUAL_PROC_FILE: usize = 8 << 10;
 
 /// How many bytes to read at a time where the first lines may be enough.
 const FEW_LINES: usize = 1 << 10;
+
+/// How often it is checked whether a process has executed its program.
+pub(crate) const EXECUTE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How often the threads of a process whose leader has exited are listed anew.
 const ATTEMPTS: usize = 100;
@@ -279,6 +284,13 @@ impl Process {
         match (self.read("stat"), now.and_then(|now| now.parse().ok())) {
             (Ok(stat), Some(now)) => status::was_just_forked(&stat, now),
             _ => false,
+        }
+    }
+
+    /// Waits while it was forked within the last second and has executed nothing since.
+    pub(crate) fn wait_until_executed(&self) {
+        while self.was_just_forked() {
+            thread::sleep(EXECUTE_CHECK_INTERVAL);
         }
     }
 

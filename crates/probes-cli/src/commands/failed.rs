@@ -3,6 +3,21 @@
 use crate::failure::Failure;
 use crate::messages::Messages;
 
+/// Says what has failed beside a program that was started, but for a reader that has gone; returns whether nothing else has.
+pub(crate) fn is_complete(
+    results: impl IntoIterator<Item = Result<(), Failure>>,
+    messages: &Messages,
+) -> bool {
+    let mut is_complete = true;
+    for failure in results.into_iter().filter_map(Result::err) {
+        if !failure.is_closed_pipe() {
+            messages.failure(&failure);
+            is_complete = false;
+        }
+    }
+    is_complete
+}
+
 /// What failed of a command that goes on nevertheless, to print what it knows.
 #[derive(Debug, Default)]
 pub(crate) struct Failed(Vec<Failure>);

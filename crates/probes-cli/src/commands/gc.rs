@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
-use super::failed::Failed;
+use super::failed::{Failed, is_complete};
 use super::opened_events::OpenedEvents;
 use super::program_with_events::ProgramWithEvents;
 use crate::destination::Output;
@@ -93,7 +93,7 @@ fn of_process(args: &Args, pid: i32) -> Result<(), Failure> {
     }
 }
 
-/// Starts a program, and returns its status, whatever has become of the figures.
+/// Starts a program, and returns its status.
 fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
     args.output.refuse_to_overwrite("-prog", path)?;
     let output = args.output.open_beside_program()?;
@@ -109,10 +109,7 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
             .events_of_exited()
             .and_then(|events| read_exited(args, &started, events, &output)),
     };
-    if let Err(failure) = &done {
-        output.messages.failure(failure);
-    }
-    started.wait()
+    started.wait(is_complete([done], &output.messages))
 }
 
 /// Whether the collector of a process is shown by its functions: it has no events, or they cannot be had.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Activity, Profile, Profiler, Target, WaitMethod};
 
+use super::failed::is_complete;
 use super::picture_file::PictureFile;
 use super::started_program::StartedProgram;
 use crate::descriptors;
@@ -107,7 +108,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Starts a program, and returns its status, whatever has become of the profile.
+/// Starts a program, and returns its status.
 fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
     args.output.refuse_to_overwrite("-prog", path)?;
     let output = match picture_path(args) {
@@ -115,16 +116,16 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
         None => args.output.open_beside_program()?,
     };
     let mut started = StartedProgram::start(path, arguments, [])?;
-    match profile(args, started.pid(), &output) {
-        Err(_) if started.has_exited() => output.messages.warning(
+    let mut done = profile(args, started.pid(), &output);
+    if done.is_err() && started.has_exited() {
+        output.messages.warning(
             WarningKind::UnreadStacks,
             "the program exited before its profile could begin",
             "profile a longer run of it",
-        ),
-        Err(failure) => output.messages.failure(&failure),
-        Ok(()) => {}
+        );
+        done = Ok(());
     }
-    started.wait()
+    started.wait(is_complete([done], &output.messages))
 }
 
 /// The file of a picture, if -o asks for one.

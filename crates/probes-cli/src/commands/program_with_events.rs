@@ -168,8 +168,8 @@ impl ProgramWithEvents {
         look_up(&self.program).unwrap_or_else(|| self.program.clone())
     }
 
-    /// Waits until it has exited; returns its status as ours.
-    pub(super) fn wait(self) -> Result<ExitCode, Failure> {
-        self.started.wait()
+    /// Waits until it has exited, and returns its status as [`StartedProgram::wait`] does.
+    pub(super) fn wait(self, is_complete: bool) -> Result<ExitCode, Failure> {
+        self.started.wait(is_complete)
     }
 }

@@ -32,11 +32,13 @@ impl StartedProgram {
         matches!(self.0.try_wait(), Ok(Some(_)))
     }
 
-    /// Waits until it has exited; returns its status as ours, 128 plus the number of the signal if one has ended it.
-    pub(super) fn wait(mut self) -> Result<ExitCode, Failure> {
+    /// Waits until it has exited; returns its status as ours, 128 plus the number of the signal if one has ended it; and 1 if that
+    /// is 0, but what was to be done with it is not complete.
+    pub(super) fn wait(mut self, is_complete: bool) -> Result<ExitCode, Failure> {
         let status = self.0.wait();
         let status = status.map_err(|source| Failure::System("wait for the program", source))?;
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
-        Ok(ExitCode::from(code.unwrap_or(1) as u8))
+        let status = code.unwrap_or(1) as u8;
+        Ok(ExitCode::from(status.max((!is_complete).into())))
     }
 }

@@ -11,7 +11,7 @@ use probes_lib::{
 
 use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
-use super::failed::Failed;
+use super::failed::{Failed, is_complete};
 use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
@@ -388,14 +388,8 @@ pub(super) fn run(
         },
     };
     let status = status.map_err(|source| Failure::System("wait for the program", source))?;
-    let mut is_complete = true;
-    for failure in [recorded, printed].into_iter().filter_map(Result::err) {
-        if !failure.is_closed_pipe() {
-            output.messages.failure(&failure);
-            is_complete = false;
-        }
-    }
-    Ok(if is_complete { status } else { status.max(1) })
+    let is_complete = is_complete([recorded, printed], &output.messages);
+    Ok(status.max((!is_complete).into()))
 }
 
 /// Reads what is observed, and prints it.

@@ -6,15 +6,24 @@ use super::Operand;
 
 /// What to do instead, if `name`, which is no probe, is a function.
 pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
+    if name.contains(['*', '?', '[']) {
+        let hint = match operand {
+            Operand::Attached(_) => {
+                "-enable takes names; -enable-regexp req_ selects those that begin with req_"
+            }
+            Operand::Program(_) => {
+                "-enable and -probe take names; -enable-regexp req_ and -regexp req_ select those that begin with req_"
+            }
+            Operand::Process(_) | Operand::File(_) => {
+                "-probe takes names; -regexp req_ selects those that begin with req_"
+            }
+        };
+        return Some(hint.to_owned());
+    }
     let functions = match operand {
         Operand::Process(pid) | Operand::Attached(pid) => Functions::of_process(*pid),
         Operand::Program(file) | Operand::File(file) => Functions::of_file(file),
     };
-    if name.contains(['*', '?', '[']) {
-        return Some(
-            "-probe takes names; -regexp '^req_' selects those that begin with req_".to_owned(),
-        );
-    }
     let glob = FunctionSelector::Glob(name.parse().ok()?);
     functions.ok()?.select(&[glob]).ok()?;
     Some(format!(

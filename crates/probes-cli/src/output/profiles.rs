@@ -143,7 +143,7 @@ impl Waits {
             _ => ("unknown", None, 0),
         };
         let count = waits().filter_map(|it| it.waits.as_ref());
-        let variance: f64 = waits().map(|it| it.variance).sum();
+        let variance = waits().map(|it| it.variance).sum::<f64>().abs();
         let unseen: Duration = unseen.map(|it| it.time).sum();
         Waits {
             method,
@@ -192,7 +192,7 @@ impl Waits {
         let unseen = self.unseen_seconds;
         let mut text = format!("{count}waits, each recorded");
         if unseen > 0.0 {
-            let _ = write!(text, "; too short to be looked at: {unseen:.3} s");
+            let _ = write!(text, "; not looked at in time: {unseen:.3} s");
         }
         if let Some(excess) = self.excess() {
             let _ = write!(text, "; {excess}");
@@ -374,7 +374,8 @@ impl ProfileReport {
         let in_collection = |is_running: bool| -> f64 {
             let stacks = stacks.iter().filter(|it| it.in_collection == Some(true));
             let stacks = stacks.filter(|it| (it.state == "running") == is_running);
-            stacks.map(|it| it.seconds).sum()
+            // The sum of nothing is -0.
+            stacks.map(|it| it.seconds).sum::<f64>().abs()
         };
         let seconds =
             |of: fn(&ThreadTimes) -> Duration| move |it: &ThreadTimes| of(it).as_secs_f64();

@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, geteuid};
-use test_support::{Talker, fixture, fixture_forms, program};
+use test_support::process::{children, status};
+use test_support::{Talker, eventually, fixture, fixture_forms, program};
 
 use crate::observers::rest;
 use crate::support::{Folder, image, is_observed, run, run_command, states};
@@ -89,6 +90,21 @@ fn thread_id_is_refused_with_its_process() {
         &why,
         &format!("give the pid of its process: -pid {pid}"),
     );
+}
+
+#[test]
+fn pid_of_a_shell_names_its_children() {
+    let mut shell = Command::new("bash");
+    let shell = Talker::spawn(shell.args(["-c", "cat <&0 & wait"]));
+    let pid = shell.pid();
+    let child = eventually("it starts cat", || {
+        let mut children = children(pid).into_iter();
+        children.find(|&child| status(child, "Name") == "cat")
+    });
+    let hint = format!("process {pid} is a shell (bash); it has started cat (-pid {child})");
+    refused(pid, "no OCaml probes in ", &hint);
+    let error = run(&format!("count -fn Bakery.insert -pid {pid}")).failure();
+    assert!(error.contains(&format!("hint: {hint}")), "{error}");
 }
 
 #[test]

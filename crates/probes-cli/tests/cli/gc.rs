@@ -108,6 +108,8 @@ fn status_of_a_started_program_is_ours() {
         said.stderr.contains("hint: only programs of OCaml 5"),
         "{said:?}"
     );
+    let failed = run_command(&mut command(["gc", "-prog", "true"]));
+    assert_eq!(failed.code, Some(1), "{failed:?}");
     let missing = run("gc -prog /none").failure();
     assert!(
         missing.contains("cannot start /none: No such file"),

@@ -443,6 +443,8 @@ fn status_of_a_recorded_program_is_ours() {
     assert_eq!(ended.code, Some(7));
     let none = "sh has written no runtime events";
     assert!(ended.stderr.contains(none), "{}", ended.stderr);
+    let failed = record_program(Path::new("true"), &["-gc"], &file, "");
+    assert_eq!(failed.code, Some(1), "{failed:?}");
     // A signal that is sent to the tool is passed on.
     let mut tool = command(["record", "-prog"]);
     tool.arg(program("calls")).args(["-fn", "Calls.leaf", "-o"]);

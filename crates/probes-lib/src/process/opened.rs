@@ -11,19 +11,16 @@ use nix::fcntl::OFlag;
 use crate::build_id::BuildId;
 use crate::elf::ElfFile;
 use crate::error::{Error, ErrorKind, MemoryError, Operation, ProbeError, ProcessError, Result};
-use crate::process::Process;
 use crate::process::denial;
 use crate::process::image::{Image, open_executable};
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::objects::Files;
+use crate::process::{EXECUTE_CHECK_INTERVAL, Process};
 use crate::sys::loaded::{load_biases, while_nothing_is_unloaded};
 
 /// How long a process may keep executing new programs before opening it fails.
 const EXECUTING: Duration = Duration::from_secs(1);
-
-/// How long to wait before checking again whether a process has exec'd its program.
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// A process that has been opened.
 pub(crate) struct OpenedProcess {
@@ -61,7 +58,7 @@ impl OpenedProcess {
                     _ => return Err(error),
                 },
             }
-            thread::sleep(PAUSE);
+            thread::sleep(EXECUTE_CHECK_INTERVAL);
         }
     }
 
@@ -75,13 +72,13 @@ impl OpenedProcess {
         let process = open_with_program(pid)?;
         let begun = Instant::now();
         loop {
-            if !process.was_just_forked() {
-                match Image::even_without_probes(&process, Arc::default()) {
-                    Err(error) if is_executing(&error) && begun.elapsed() < EXECUTING => {}
-                    image => return Ok(OpenedProcess::new(process, image?, None)),
+            process.wait_until_executed();
+            match Image::even_without_probes(&process, Arc::default()) {
+                Err(error) if is_executing(&error) && begun.elapsed() < EXECUTING => {
+                    thread::sleep(EXECUTE_CHECK_INTERVAL);
                 }
+                image => return Ok(OpenedProcess::new(process, image?, None)),
             }
-            thread::sleep(PAUSE);
         }
     }
 

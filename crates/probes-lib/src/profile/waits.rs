@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! out ├─────────── look ───────┤ in      the wait has the stack that was read while it lasted
-//! out ├──┤ in                            too short to be looked at: unseen
+//! out ├──┤ in                            over before it was looked at: unseen
 //! ```
 
 use std::collections::HashMap;

@@ -16,7 +16,7 @@ use probes_lib::{Launch, ObservationReport, Observer, Options, Target};
 use super::recording::Recording;
 use super::{Args, NamedFile};
 use crate::commands::closures::warn_of_refused_closures;
-use crate::commands::failed::Failed;
+use crate::commands::failed::{Failed, is_complete};
 use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::{self, warn_of_still_mapped};
 use crate::commands::opened_events::OpenedEvents;
@@ -36,7 +36,7 @@ const REMOVAL: Duration = Duration::from_secs(30);
 /// How long until the next attempt.
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Starts a program, and returns its status, whatever has become of the recording.
+/// Starts a program, and returns its status.
 pub(super) fn run(
     args: &Args,
     file: &NamedFile,
@@ -75,10 +75,7 @@ fn with_events(
         }),
     };
     let done = read.and_then(|failures| recording.finish(failures));
-    if let Err(failure) = &done {
-        output.messages.failure(failure);
-    }
-    started.wait()
+    started.wait(is_complete([done], &output.messages))
 }
 
 /// Records what is observed of a program, and its runtime events if they are asked for.
@@ -135,10 +132,9 @@ fn observed(
         }
         None => (wait.until_exit(launched), Ok(())),
     };
-    if let Err(failure) = &recorded {
-        messages.failure(failure);
-    }
-    status.map(ExitCode::from).map_err(wait_failure)
+    let status = status.map_err(wait_failure)?;
+    let is_complete = is_complete([recorded], messages);
+    Ok(ExitCode::from(status.max((!is_complete).into())))
 }
 
 /// Records a program while another thread waits for it.

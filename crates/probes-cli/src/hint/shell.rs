@@ -1,0 +1,28 @@
+//! The hint for users who give the pid of a shell, which has started the program that they mean.
+
+use std::fs;
+
+use crate::text::join_first_few;
+
+const SHELLS: [&str; 6] = ["sh", "dash", "bash", "zsh", "fish", "busybox"];
+
+/// What to do if a process is a shell: what it has started are other processes. `None` if it is none, or has started nothing.
+pub(super) fn with_children(pid: i32) -> Option<String> {
+    let shell = program(pid).filter(|it| SHELLS.contains(&it.as_str()))?;
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let described = children.split_ascii_whitespace().filter_map(|child| {
+        let program = program(child.parse().ok()?)?;
+        Some(format!("{program} (-pid {child})"))
+    });
+    let described: Vec<String> = described.collect();
+    let children = join_first_few(&described)?;
+    Some(format!(
+        "process {pid} is a shell ({shell}); it has started {children}"
+    ))
+}
+
+/// The name of the file that a process executes.
+fn program(pid: i32) -> Option<String> {
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
