@@ -88,10 +88,12 @@ fn slices<'t>(timeline: &'t Value, name: &str) -> Vec<&'t Value> {
     slices.filter(|slice| slice["name"] == name).collect()
 }
 
-/// A figure of the line that `record` prints.
+/// A figure of the line that `record` prints, before which there may be messages.
+#[track_caller]
 fn figure(answer: &str, name: &str) -> u64 {
-    let mut words = answer.split(' ').skip_while(|word| *word != name);
-    words.nth(1).unwrap().trim().parse().unwrap()
+    let mut words = answer.split_ascii_whitespace();
+    words.find(|word| *word == name).expect(answer);
+    words.next().unwrap().parse().unwrap()
 }
 
 /// A figure of what the program `calls` answers.
@@ -472,13 +474,19 @@ fn program_runs_on_when_its_recording_ends() {
     tool.expect("ready");
     let first = tool.ask("run 1 10", "calls");
     let mut errors = BufReader::new(tool.guard().child().stderr.take().unwrap());
+    // Messages may come before it.
     let mut said = String::new();
-    while !said.contains("slices ") {
-        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
-    }
+    let answer = loop {
+        let mut line = String::new();
+        assert!(errors.read_line(&mut line).unwrap() > 0, "{said}");
+        if line.starts_with("slices ") {
+            break line;
+        }
+        said += &line;
+    };
     // However busy the machine is.
     let found = slices(&read(&file), "Calls.leaf").len() as u64;
-    assert_eq!(figure(&said, "slices"), found);
+    assert_eq!(figure(&answer, "slices"), found);
     assert!(found <= called(&first, "leaf") as u64);
     assert!(!is_observed(test_support::container::only_child(
         tool.pid()
