@@ -272,7 +272,10 @@ fn forked_children_have_rings_of_their_own() {
             (&fork["name"], &fork["value"]),
             (&"fork_parent".into(), &child.into())
         );
-        assert!(said.contains(&format!("forked a child (pid {child} ")), "{said}");
+        assert!(
+            said.contains(&format!("forked a child (pid {child} ")),
+            "{said}"
+        );
         let (lines, _) = of_child.end();
         let count = object(lines.last().unwrap());
         let of = |name: &str| {
