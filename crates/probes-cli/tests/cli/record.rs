@@ -92,7 +92,7 @@ fn slices<'t>(timeline: &'t Value, name: &str) -> Vec<&'t Value> {
 #[track_caller]
 fn figure(answer: &str, name: &str) -> u64 {
     let mut words = answer.split_ascii_whitespace();
-    words.find(|word| *word == name).expect(answer);
+    assert!(words.any(|word| word == name), "{answer}");
     words.next().unwrap().parse().unwrap()
 }
 
