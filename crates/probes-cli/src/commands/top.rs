@@ -490,9 +490,9 @@ fn processes(sessions: &Sessions<'_>) -> String {
     if let [(pid, _)] = all[..] {
         return format!("process {pid}");
     }
-    let each = all.iter().map(|(pid, has_ended)| match has_ended {
-        true => format!("{pid} ended"),
-        false => pid.to_string(),
+    let each = all.iter().map(|(pid, has_ended)| {
+        let ended = if *has_ended { " ended" } else { "" };
+        format!("{pid}{ended}")
     });
     let each: Vec<String> = each.collect();
     format!("{} processes: {}", all.len(), each.join(", "))

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Counts, Latency, LiveAddr, ProbeStates, State};
+use probes_lib::{Latency, LiveAddr, ProbeStates, State};
 
 use super::session::{Reading, Session};
 use crate::commands::gaps::Gaps;
@@ -16,8 +16,6 @@ pub(super) struct Sessions<'t> {
     begun: Instant,
     /// The functions, in the order of their figures in samples.
     functions: Vec<(String, LiveAddr)>,
-    /// The index of each, by its name and which of those of its process with this name it is.
-    function_rows: HashMap<(String, usize), usize>,
 }
 
 /// A process.
@@ -25,6 +23,8 @@ struct One<'t> {
     session: Session<'t>,
     /// What was read last.
     last: Option<Reading>,
+    /// Of each of its functions, in the order of its readings, the index in [`Sessions::functions`].
+    function_rows: Vec<usize>,
     /// Whether it can be read no more.
     has_ended: bool,
 }
@@ -34,7 +34,7 @@ pub(super) struct Sample {
     probes: HashMap<String, u64>,
     /// In the order of [`Sessions::functions`].
     pub(super) functions: Vec<u64>,
-    /// See [`Counts::total_untyped`].
+    /// See [`Counts::total_untyped`](probes_lib::Counts::total_untyped).
     pub(super) untyped: Option<u64>,
     /// Of each pair, with the process if each has rows of its own.
     pub(super) latencies: Vec<(Option<i32>, Latency)>,
@@ -54,6 +54,7 @@ impl<'t> Sessions<'t> {
         let each = sessions.into_iter().map(|session| One {
             session,
             last: None,
+            function_rows: Vec::new(),
             has_ended: false,
         });
         Sessions {
@@ -61,7 +62,6 @@ impl<'t> Sessions<'t> {
             by_pid,
             begun: Instant::now(),
             functions: Vec::new(),
-            function_rows: HashMap::new(),
         }
     }
 
@@ -81,20 +81,29 @@ impl<'t> Sessions<'t> {
     pub(super) fn rows(&mut self) -> (Vec<String>, Vec<(String, LiveAddr)>) {
         self.read();
         let mut probes = Vec::new();
-        for index in 0..self.each.len() {
-            let pid = self.each[index].session.pid();
-            let Some(Reading { counts, .. }) = &self.each[index].last else {
+        // By its name and which of those of its process with this name it is.
+        let mut rows: HashMap<(String, usize), usize> = HashMap::new();
+        for (index, one) in self.each.iter_mut().enumerate() {
+            let pid = one.session.pid();
+            let Some(Reading { counts, .. }) = &one.last else {
                 continue;
             };
             probes.extend(counts.probes().map(|(name, _)| row(self.by_pid, pid, name)));
-            let functions: Vec<_> = numbered(counts, self.by_pid, pid).collect();
-            for (key, address, _) in functions {
-                if self.function_rows.contains_key(&key) {
-                    continue;
-                }
-                let address = if index == 0 { address } else { LiveAddr(0) };
-                self.functions.push((key.0.clone(), address));
-                self.function_rows.insert(key, self.functions.len() - 1);
+            let mut namesakes: HashMap<String, usize> = HashMap::new();
+            for function in counts.functions() {
+                let name = row(self.by_pid, pid, function.name);
+                let number = namesakes.entry(name.clone()).or_default();
+                *number += 1;
+                let at = rows.entry((name.clone(), *number)).or_insert_with(|| {
+                    let address = if index == 0 {
+                        function.address
+                    } else {
+                        LiveAddr(0)
+                    };
+                    self.functions.push((name, address));
+                    self.functions.len() - 1
+                });
+                one.function_rows.push(*at);
             }
         }
         probes.sort();
@@ -141,11 +150,9 @@ impl<'t> Sessions<'t> {
                 let sum = sum.or_default();
                 *sum = sum.saturating_add(hits);
             }
-            for (key, _, hits) in numbered(&reading.counts, self.by_pid, pid) {
-                if let Some(index) = self.function_rows.get(&key) {
-                    let sum = &mut sample.functions[*index];
-                    *sum = sum.saturating_add(hits);
-                }
+            for (index, function) in one.function_rows.iter().zip(reading.counts.functions()) {
+                let sum = &mut sample.functions[*index];
+                *sum = sum.saturating_add(function.hits);
             }
             let untyped = [sample.untyped, reading.counts.total_untyped()];
             sample.untyped = untyped.into_iter().flatten().reduce(u64::saturating_add);
@@ -239,23 +246,9 @@ impl<'t> Sessions<'t> {
 
 /// Returns the name of a row.
 fn row(by_pid: bool, pid: i32, name: &str) -> String {
-    match by_pid {
-        true => format!("{pid} {name}"),
-        false => name.to_owned(),
+    if by_pid {
+        format!("{pid} {name}")
+    } else {
+        name.to_owned()
     }
-}
-
-/// Returns the functions of a process: the name of its row and which of those with this name it is, its address, its hits.
-fn numbered(
-    counts: &Counts,
-    by_pid: bool,
-    pid: i32,
-) -> impl Iterator<Item = ((String, usize), LiveAddr, u64)> {
-    let mut many: HashMap<String, usize> = HashMap::new();
-    counts.functions().map(move |function| {
-        let name = row(by_pid, pid, function.name);
-        let number = many.entry(name.clone()).or_default();
-        *number += 1;
-        ((name, *number), function.address, function.hits)
-    })
 }
