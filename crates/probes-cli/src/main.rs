@@ -4,6 +4,7 @@
 //! and checked, which gives a command ([`command_line`], [`flags`]); then the command runs, and
 //! writes its answer ([`commands`], [`output`], [`messages`]).
 
+mod clock;
 mod command_line;
 mod commands;
 mod descriptors;

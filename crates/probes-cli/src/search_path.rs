@@ -3,6 +3,11 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+/// The path of a program that was started: what is found in PATH, or the name itself.
+pub(crate) fn path_of(program: &Path) -> PathBuf {
+    look_up(program).unwrap_or_else(|| program.to_owned())
+}
+
 /// Looks a program up in PATH, as execvp(3) does. A path with a slash is returned as it is.
 pub(crate) fn look_up(program: &Path) -> Option<PathBuf> {
     if program.as_os_str().as_encoded_bytes().contains(&b'/') {

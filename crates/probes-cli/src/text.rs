@@ -69,6 +69,21 @@ fn push_byte(byte: u8, literal: &mut String) {
     literal.push_str(&format!("\\{byte:03}"));
 }
 
+/// A number to three digits, in the unit that fits: its name, and how large it is. The first one has no fractions.
+pub(crate) fn three_digits(number: f64, units: [(&str, f64); 4]) -> String {
+    // A number that would be rounded up to the next unit has that unit.
+    let fits = |(_, unit): &&(&str, f64)| number / unit < 999.5;
+    let (name, unit) = units.iter().find(fits).unwrap_or(&units[3]);
+    let number = number / unit;
+    let digits = match number {
+        _ if *unit == 1.0 => 0,
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{number:.digits$} {name}")
+}
+
 /// The first eight names and how many more there are; `None` if there are none.
 pub(crate) fn join_first_few(names: &[impl AsRef<str>]) -> Option<String> {
     join_first(8, names)

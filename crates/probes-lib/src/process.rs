@@ -53,6 +53,12 @@ const USUAL_PROC_FILE: usize = 8 << 10;
 /// How many bytes to read at a time where the first lines may be enough.
 const FEW_LINES: usize = 1 << 10;
 
+/// Returns the time since boot in seconds; `None` if it cannot be read.
+pub(crate) fn uptime() -> Option<f64> {
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    uptime.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// How often it is checked whether a process has executed its program.
 pub(crate) const EXECUTE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -279,9 +285,7 @@ impl Process {
     /// Returns whether it was forked within the last second and has not called execve(2) so far: it
     /// may be about to, like a process that a shell starts.
     pub(crate) fn was_just_forked(&self) -> bool {
-        let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
-        let now = uptime.split_ascii_whitespace().next();
-        match (self.read("stat"), now.and_then(|now| now.parse().ok())) {
+        match (self.read("stat"), uptime()) {
             (Ok(stat), Some(now)) => status::was_just_forked(&stat, now),
             _ => false,
         }

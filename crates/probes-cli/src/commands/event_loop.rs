@@ -12,7 +12,7 @@ use crate::output::{LostWords, WarningKind};
 use crate::signals::WaitEnd;
 
 /// How often events are read: a ring holds more than what is written in this time.
-const READ_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const READ_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How often it is checked whether the process still writes events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -42,9 +42,9 @@ pub(super) enum EventsEnd {
 }
 
 impl EventsEnd {
-    /// Says that the process was the first to end, if it was.
-    pub(super) fn note(&self, messages: &Messages) {
-        if let EventsEnd::NotWritten = self {
+    /// Says that the process was the first to end, if it was; that a program which `was_started` has exited is no news.
+    pub(super) fn note(&self, was_started: bool, messages: &Messages) {
+        if let (EventsEnd::NotWritten, false) = (self, was_started) {
             messages.note("the process has exited, or writes no more events");
         }
     }

@@ -105,7 +105,7 @@ impl<'o> EventReading<'o> {
             display: &mut display,
         };
         let why = read_until_end(&mut shown, &target, begun, end, &mut interruptible);
-        failures.add(why.map(|why| why.note(&output.messages)));
+        failures.add(why.map(|why| why.note(false, &output.messages)));
         let lasted = begun.elapsed();
         let (was_read, rest_printed) = interruptible.end();
         failures.add(rest_printed);

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::messages::Messages;
 
 /// Says what has failed beside a program that was started, but for a reader that has gone; returns whether nothing else has.
-pub(crate) fn is_complete(
+pub(crate) fn report_failures(
     results: impl IntoIterator<Item = Result<(), Failure>>,
     messages: &Messages,
 ) -> bool {

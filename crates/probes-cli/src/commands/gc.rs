@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
-use super::failed::{Failed, is_complete};
+use super::failed::{Failed, report_failures};
 use super::opened_events::OpenedEvents;
 use super::program_with_events::ProgramWithEvents;
 use crate::destination::Output;
@@ -109,7 +109,7 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
             .events_of_exited()
             .and_then(|events| read_exited(args, &started, events, &output)),
     };
-    started.wait(is_complete([done], &output.messages))
+    started.wait(report_failures([done], &output.messages))
 }
 
 /// Whether the collector of a process is shown by its functions: it has no events, or they cannot be had.
@@ -158,13 +158,8 @@ fn read(
     let mut failures = Failed::default();
     failures.add(output.begin());
     let ended = read_until_end(&mut reading, target, begun, end, &mut interruptible);
-    // That a program which was started has exited is no news.
-    let is_news = args.observed.is_process();
-    failures.add(ended.map(|end| {
-        if is_news {
-            end.note(&output.messages);
-        }
-    }));
+    let was_started = !args.observed.is_process();
+    failures.add(ended.map(|end| end.note(was_started, &output.messages)));
     let seconds = begun.elapsed();
     // Before anything waits for a reader.
     failures.add(reading.events.close(pid));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Activity, Profile, Profiler, Target, WaitMethod};
 
-use super::failed::is_complete;
+use super::failed::report_failures;
 use super::picture_file::PictureFile;
 use super::started_program::StartedProgram;
 use crate::descriptors;
@@ -125,7 +125,7 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
         );
         done = Ok(());
     }
-    started.wait(is_complete([done], &output.messages))
+    started.wait(report_failures([done], &output.messages))
 }
 
 /// The file of a picture, if -o asks for one.

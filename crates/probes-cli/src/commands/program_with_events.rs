@@ -14,7 +14,7 @@ use probes_lib::{RuntimeEvents, Target};
 use super::observe_loop::next_reading;
 use super::started_program::StartedProgram;
 use crate::failure::Failure;
-use crate::search_path::look_up;
+use crate::search_path::path_of;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// How often it is checked whether it has begun to write events.
@@ -75,8 +75,7 @@ impl EventsFolder {
     fn events_of_exited(&self, pid: i32, program: &Path) -> Result<RuntimeEvents, Failure> {
         let file = self.file(pid);
         let file = file.ok_or_else(|| Failure::NoRuntimeEvents(program.to_owned()))?;
-        let path = look_up(program).unwrap_or_else(|| program.to_owned());
-        RuntimeEvents::of_file(file, path).map_err(Failure::of_process(pid))
+        RuntimeEvents::of_file(file, path_of(program)).map_err(Failure::of_process(pid))
     }
 }
 
@@ -165,7 +164,7 @@ impl ProgramWithEvents {
 
     /// The path of the program.
     pub(super) fn path(&self) -> PathBuf {
-        look_up(&self.program).unwrap_or_else(|| self.program.clone())
+        path_of(&self.program)
     }
 
     /// Waits until it has exited, and returns its status as [`StartedProgram::wait`] does.

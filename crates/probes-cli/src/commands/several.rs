@@ -20,7 +20,7 @@ use crate::messages::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// The end of the error message if only some processes failed.
-const OTHERS_WERE_OBSERVED: &str = "the others were observed";
+pub(super) const OTHERS_WERE_OBSERVED: &str = "the others were observed";
 
 /// Processes that are observed.
 pub(super) struct SeveralObservations<'o> {

@@ -28,6 +28,7 @@ use super::failures::Failures;
 use super::gaps::GapWarning;
 use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open_to_observe;
+use super::several::OTHERS_WERE_OBSERVED;
 use super::uncounted::warn_of_uncounted;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
@@ -160,7 +161,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         sessions.push(session);
     }
     if sessions.is_empty() {
-        return failures.finish(OTHERS);
+        return failures.finish(OTHERS_WERE_OBSERVED);
     }
     let mut sessions = Sessions::new(sessions, args.by.is_some());
     let (end, is_restored) = match Screen::take(signals.as_fd()) {
@@ -173,11 +174,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     // Also if something has failed before.
     let undone = undo(&mut sessions, end, &signals, &messages, &mut failures);
-    undone.and(failures.finish(OTHERS))
+    undone.and(failures.finish(OTHERS_WERE_OBSERVED))
 }
-
-/// What failures of some processes mean for the others.
-const OTHERS: &str = "the others were observed";
 
 fn observation(args: &Args) -> Observation {
     let counted = args.filter.of(args.counted.observation());

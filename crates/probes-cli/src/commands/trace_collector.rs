@@ -3,19 +3,16 @@
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use probes_lib::{GcPauses, RuntimeEvents};
 
-use super::event_loop::warn_of_lost_words;
+use super::event_loop::{READ_INTERVAL, warn_of_lost_words};
 use super::failed::Failed;
 use super::program_with_events::{AwaitedEvents, EventsFolder};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::GcReport;
-
-/// How often events are read: a ring holds more than what is written in this time.
-const READ_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Reads the events of a program until it has exited, and reports what they add up to.
 pub(super) struct CollectorReader<'r> {

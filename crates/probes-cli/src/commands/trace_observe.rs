@@ -11,7 +11,7 @@ use probes_lib::{
 
 use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
-use super::failed::{Failed, is_complete};
+use super::failed::{Failed, report_failures};
 use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
@@ -388,7 +388,7 @@ pub(super) fn run(
         },
     };
     let status = status.map_err(|source| Failure::System("wait for the program", source))?;
-    let is_complete = is_complete([recorded, printed], &output.messages);
+    let is_complete = report_failures([recorded, printed], &output.messages);
     Ok(status.max((!is_complete).into()))
 }
 

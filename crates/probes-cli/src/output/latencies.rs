@@ -21,7 +21,7 @@ use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
 use crate::flags::CountedBy;
-use crate::text::{Escaped, join_first_few, number_of};
+use crate::text::{Escaped, join_first_few, number_of, three_digits};
 
 /// The times of the pairs of a process.
 #[derive(Debug, Serialize)]
@@ -600,19 +600,8 @@ pub(super) fn of_nanoseconds(nanoseconds: u64) -> String {
 
 /// A time to three digits, in the unit that fits.
 pub(crate) fn with_unit(time: Duration) -> String {
-    let nanoseconds = time.as_nanos() as f64;
-    // A time that would be rounded up to the next unit has that unit.
     let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)];
-    let fits = |(_, unit): &&(&str, f64)| nanoseconds / unit < 999.5;
-    let (name, unit) = units.iter().find(fits).unwrap_or(&units[3]);
-    let number = nanoseconds / unit;
-    let digits = match number {
-        _ if *unit == 1.0 => 0,
-        ..9.995 => 2,
-        ..99.95 => 1,
-        _ => 0,
-    };
-    format!("{number:.digits$} {name}")
+    three_digits(time.as_nanos() as f64, units)
 }
 
 fn nanoseconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {

@@ -11,7 +11,7 @@ use nix::fcntl::OFlag;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::ProcessMemory;
-use crate::process::{Process, is_gone, status};
+use crate::process::{Process, is_gone, status, uptime};
 use crate::sys::kcmp;
 
 /// How often children are looked for at most.
@@ -102,9 +102,7 @@ impl ForkCheck {
         };
         let looked = Instant::now();
         let before = mem::take(&mut self.known);
-        let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
-        let uptime = uptime.split_ascii_whitespace().next();
-        let uptime = uptime.and_then(|uptime| uptime.parse().ok());
+        let uptime = uptime();
         let mut parents = children(process);
         while let Some(pid) = parents.pop() {
             let Ok(child) = Process::open(pid) else {

@@ -89,7 +89,6 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
         (_, "FORMAT") => words_with_prefix(typed, &["plain", "table", "json"]),
         (_, "FORM") => words_with_prefix(typed, &["short", "full"]),
         (_, "SHELL") => words_with_prefix(typed, &["bash", "zsh", "fish"]),
-
         (_, "WORK") => {
             let work = CollectorWork::ALL.map(CollectorWork::word);
             of_list(&|typed| words_with_prefix(typed, &work))

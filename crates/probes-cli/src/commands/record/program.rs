@@ -16,7 +16,7 @@ use probes_lib::{Launch, ObservationReport, Observer, Options, Target};
 use super::recording::Recording;
 use super::{Args, NamedFile};
 use crate::commands::closures::warn_of_refused_closures;
-use crate::commands::failed::{Failed, is_complete};
+use crate::commands::failed::{Failed, report_failures};
 use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::{self, warn_of_still_mapped};
 use crate::commands::opened_events::OpenedEvents;
@@ -75,7 +75,7 @@ fn with_events(
         }),
     };
     let done = read.and_then(|failures| recording.finish(failures));
-    started.wait(is_complete([done], &output.messages))
+    started.wait(report_failures([done], &output.messages))
 }
 
 /// Records what is observed of a program, and its runtime events if they are asked for.
@@ -133,7 +133,7 @@ fn observed(
         None => (wait.until_exit(launched), Ok(())),
     };
     let status = status.map_err(wait_failure)?;
-    let is_complete = is_complete([recorded], messages);
+    let is_complete = report_failures([recorded], messages);
     Ok(ExitCode::from(status.max((!is_complete).into())))
 }
 

@@ -6,12 +6,13 @@ use std::mem::take;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::time::{ClockId, clock_gettime};
+use nix::time::ClockId;
 use probes_lib::{Events, Observer, RuntimeEvents, Target};
 
 use super::Args;
 use super::sink::Sink;
 use super::timeline::Timeline;
+use crate::clock::nanoseconds;
 use crate::commands::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use crate::commands::failed::Failed;
 use crate::commands::observe_loop::{ActiveObservation, Display};
@@ -184,13 +185,8 @@ impl<'r> Recording<'r> {
         self.begun = begun;
         let ended = read_until_end(self, target, begun, end, &mut interruptible);
         let mut failures = Failed::default();
-        // That a program which was started has exited is no news.
-        let is_news = self.args.observed.is_process();
-        failures.add(ended.map(|end| {
-            if is_news {
-                end.note(&output.messages);
-            }
-        }));
+        let was_started = !self.args.observed.is_process();
+        failures.add(ended.map(|end| end.note(was_started, &output.messages)));
         let closed = self.events.as_mut().map(|events| events.close(self.pid));
         failures.add(closed.unwrap_or(Ok(())));
         let (_, printed) = interruptible.end();
@@ -213,7 +209,7 @@ impl<'r> Recording<'r> {
     pub(super) fn finish(mut self, mut failures: Failed) -> Result<(), Failure> {
         let (output, lasted) = (self.output, self.begun.elapsed());
         failures.add(self.read_runtime_events());
-        self.timeline.finish(clock(ClockId::CLOCK_MONOTONIC));
+        self.timeline.finish(nanoseconds(ClockId::CLOCK_MONOTONIC));
         failures.add(self.timeline.sink().flush(true));
         let mut counts = self.timeline.counts;
         let lost_words = take(&mut self.timeline.lost_words);
@@ -278,16 +274,10 @@ fn traced(pid: i32, program: &Path) -> TracedProcess {
     TracedProcess {
         pid,
         name: name.to_string_lossy().into_owned(),
-        monotonic: clock(ClockId::CLOCK_MONOTONIC),
-        boottime: clock(ClockId::CLOCK_BOOTTIME),
-        realtime: clock(ClockId::CLOCK_REALTIME),
+        monotonic: nanoseconds(ClockId::CLOCK_MONOTONIC),
+        boottime: nanoseconds(ClockId::CLOCK_BOOTTIME),
+        realtime: nanoseconds(ClockId::CLOCK_REALTIME),
     }
-}
-
-/// A clock in nanoseconds.
-fn clock(id: ClockId) -> u64 {
-    let now = clock_gettime(id).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Says what the time line lacks.

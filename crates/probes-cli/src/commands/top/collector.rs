@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
+use nix::time::ClockId;
 use probes_lib::{GcPause, GcPauses, RingEntry, RuntimeEventKind, RuntimeEvents, Target};
 
 use super::model::CollectorFigures;
+use crate::clock::nanoseconds;
 
 /// Reads the events of a process.
 pub(super) struct Collector {
@@ -52,7 +53,7 @@ impl Collector {
         let Ok(events) = RuntimeEvents::of_process(target.pid()) else {
             return Found::Nothing;
         };
-        let since = now();
+        let since = nanoseconds(ClockId::CLOCK_MONOTONIC);
         let work = CollectorWork {
             since,
             ..CollectorWork::default()
@@ -74,7 +75,7 @@ impl Collector {
 
     /// The figures since the last call.
     pub(super) fn figures(&mut self) -> CollectorFigures {
-        self.work.figures(now())
+        self.work.figures(nanoseconds(ClockId::CLOCK_MONOTONIC))
     }
 }
 
@@ -129,12 +130,6 @@ impl CollectorWork {
         self.allocated = allocated;
         figures
     }
-}
-
-/// CLOCK_MONOTONIC in nanoseconds.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use ratatui::symbols::bar;
 use ratatui::text::Line;
 
-use crate::text::Escaped;
+use crate::text::{Escaped, three_digits};
 
 /// The space between two columns.
 pub(super) const GAP: u16 = 2;
@@ -56,17 +56,7 @@ pub(super) fn rate_text(rate: f64) -> String {
 
 /// `118 MB`, with three digits.
 pub(super) fn bytes_text(bytes: f64) -> String {
-    let units = [("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)];
-    let fits = |(_, unit): &&(&str, f64)| bytes / unit < 999.5;
-    let (name, unit) = units.iter().find(fits).unwrap_or(&units[3]);
-    let number = bytes / unit;
-    let digits = match number {
-        _ if *unit == 1.0 => 0,
-        ..9.995 => 2,
-        ..99.95 => 1,
-        _ => 0,
-    };
-    format!("{number:.digits$} {name}")
+    three_digits(bytes, [("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)])
 }
 
 /// A bar for each rate, scaled to the highest; none where nothing was counted.
