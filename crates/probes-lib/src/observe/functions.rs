@@ -183,8 +183,10 @@ impl ObservedFunctions {
         let counted = all.places(&observation.counted_functions)?;
         let mut paired = Vec::new();
         let mut ends: HashMap<_, Vec<PairEnd>> = HashMap::new();
-        for (index, (selector, end)) in observation.usdt_ends().into_iter().enumerate() {
-            for mut place in all.places(std::slice::from_ref(&selector))? {
+        let (usdt_pairs, pair_ends): (Vec<FunctionSelector>, Vec<PairEnd>) =
+            observation.usdt_ends().into_iter().unzip();
+        for (index, (selector, end)) in usdt_pairs.iter().zip(pair_ends).enumerate() {
+            for mut place in all.places(std::slice::from_ref(selector))? {
                 ends.entry(key(&place)).or_default().push(end);
                 place.named_by = Some(index);
                 paired.push(place);
@@ -244,8 +246,6 @@ impl ObservedFunctions {
             }
         };
         let is_address = |it: &&FunctionSelector| matches!(it, FunctionSelector::Address(_));
-        let usdt_pairs = observation.usdt_ends().into_iter();
-        let usdt_pairs: Vec<FunctionSelector> = usdt_pairs.map(|(it, _)| it).collect();
         let all_selectors = [
             &usdt_pairs,
             &observation.timed_functions,
@@ -369,14 +369,16 @@ impl ObservedFunctions {
                 keeps_faults: may_be_ocaml && stacks == ProcessStacks::OfThreads,
             };
             let is_ocaml = is_named_ocaml == Some(true);
+            let is_asked_at_exits = is_asked_at_exits(place);
             let shown = shown_name(name.as_ref().map(|it| it.text.clone()), address, place);
             let (mut filter, mut integer, mut keys) = (None, None, None);
             let mut lacks_argument = false;
             if let Some(questions) = wanted(place).questions() {
                 let words = questions.words;
-                let (scope, arguments) = match is_asked_at_exits(place) {
-                    true => WatchedWords::scope_of_exits(&shown, is_ocaml),
-                    false => words.scope(&shown, place, address, is_ocaml, may_be_ocaml),
+                let (scope, arguments) = if is_asked_at_exits {
+                    WatchedWords::scope_of_exits(&shown, is_ocaml)
+                } else {
+                    words.scope(&shown, place, address, is_ocaml, may_be_ocaml)
                 };
                 match questions.of_calls(&scope, &arguments) {
                     Ok(roles) => (filter, integer, keys) = roles,
@@ -417,7 +419,7 @@ impl ObservedFunctions {
                 let reported =
                     reported.map(|it| it.of_place(place, address, is_ocaml, may_be_ocaml));
                 stack.and_then(|stack| patching.timed(place, stack, is_ocaml, reported))
-            } else if is_asked_at_exits(place) {
+            } else if is_asked_at_exits {
                 if let Wanted::Watched(words, _) = wanted(place) {
                     let mut returns = words.of_place(place, address, is_ocaml, may_be_ocaml);
                     returns.function.has_only_results = true;
@@ -467,7 +469,6 @@ impl ObservedFunctions {
                     }
                 }
             };
-            let is_asked_at_exits = is_asked_at_exits(place);
             let wanted = WantedFunction {
                 name: shown,
                 object: path.clone(),

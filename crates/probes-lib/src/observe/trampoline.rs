@@ -443,9 +443,10 @@ fn ask_at_exit(
         ExitKind::Jump => a.add_instruction(locked_increment(locked.lost)?)?,
         ExitKind::Return => {
             // A result of C may be in the x87 unit.
-            let place = match exits.is_ocaml {
-                true => Place::Mmx,
-                false => Place::StackOrLock,
+            let place = if exits.is_ocaml {
+                Place::Mmx
+            } else {
+                Place::StackOrLock
             };
             count_saved(&mut a, role, pointers, place, (locked, counter))?;
         }

@@ -719,9 +719,10 @@ fn answers_about_results_agree() {
             &(results, any::<bool>(), hits()),
             |(text, is_ocaml, hit)| {
                 let expression: Expression = text.parse().unwrap();
-                let kind = match is_ocaml {
-                    true => ParameterKind::Value,
-                    false => ParameterKind::Word,
+                let kind = if is_ocaml {
+                    ParameterKind::Value
+                } else {
+                    ParameterKind::Word
                 };
                 // The result is where the first argument of the tests is.
                 let scope = Scope::of_exits("function p", "p", kind);
