@@ -1,0 +1,11 @@
+//! The clocks of the kernel.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+/// What a clock shows now, in nanoseconds.
+pub(crate) fn nanoseconds(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
