@@ -59,7 +59,18 @@ fn arguments_of_every_form_are_shown() {
             let each: Vec<String> = each.collect();
             let mut expected = vec![each; threads].concat();
             expected.sort();
-            assert_eq!(shown, expected);
+            let differing = |lines: &[String], others: &[String]| -> Vec<String> {
+                let differing = lines.iter().filter(|it| !others.contains(it));
+                differing.cloned().collect()
+            };
+            let differing = (differing(&shown, &expected), differing(&expected, &shown));
+            assert_eq!(differing, (vec![], vec![]), "shown, and expected, alone");
+            assert!(
+                shown == expected,
+                "{} lines were shown, {} expected",
+                shown.len(),
+                expected.len(),
+            );
         }
         assert!(!is_observed(pid));
         target.ask("form 4 10", "formed");

@@ -59,7 +59,8 @@ pub(crate) mod validity {
     /// stored, not the end: if the TSC restarts from 0, as after a suspend, an end would be far in
     /// the future.
     pub(crate) const SINCE: u64 = 0;
-    /// For how many TSC ticks it is valid from then on.
+    /// For how many TSC ticks it is valid from then on; and as many before, for a thread that read its clock before the
+    /// observer renewed the table.
     pub(crate) const TICKS: u64 = 8;
 }
 

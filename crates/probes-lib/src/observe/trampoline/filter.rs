@@ -12,7 +12,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
-use super::readable::{unless_listed, unless_of_values};
+use super::readable::{check_validity, unless_listed, unless_of_values};
 use super::saved::{RED_ZONE, unless_room_on_stack};
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
 use crate::address::LiveAddr;
@@ -21,7 +21,7 @@ use crate::expression::typed::{
     Relation, STRING_TAG, Signs, Test, Word, block_of, words_of,
 };
 use crate::observe::layout::keys::text;
-use crate::observe::layout::shared::{SharedLayout, TID_AT, validity};
+use crate::observe::layout::shared::{SharedLayout, TID_AT};
 use crate::observe::point::{
     ArgumentSource, FilterRole, IntegerRole, KeyRole, MemorySource, STACK_OFFSET_LIMIT,
 };
@@ -172,7 +172,6 @@ fn holders(many: usize) -> &'static [AsmRegister64] {
 /// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if the table is
 /// needed for values, and is not valid now. Uses rax and rdx.
 fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
-    let validity = context.layout.validity();
     let mut is_valid = a.create_label();
     load(a, rbx, context.shared)?;
     if context.layout.value_pages != ValuePages::Observers {
@@ -181,8 +180,7 @@ fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedE
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rdx, rax)?;
-    a.sub(rdx, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
-    a.cmp(rdx, qword_ptr(rbx + offset(validity + validity::TICKS)))?;
+    check_validity(a, context.layout, [rdx, rax])?;
     a.jb(is_valid)?;
     // Nothing can be read.
     a.xor(rbx, rbx)?;

@@ -116,12 +116,26 @@ pub(super) fn unless_readable(
     layout: SharedLayout,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
-    let validity = layout.validity();
     a.mov(r9, qword_ptr(rcx + record::TIME))?;
-    a.sub(r9, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
-    a.cmp(r9, qword_ptr(rbx + offset(validity + validity::TICKS)))?;
+    check_validity(a, layout, [r9, rdi])?;
     a.jae(otherwise)?;
     unless_listed(a, layout, rax, 0, otherwise)
+}
+
+/// Emits the code that leaves the flags of *below* if the table of pages was valid at the time in `ticks`, in TSC ticks. Uses both
+/// registers.
+pub(super) fn check_validity(
+    a: &mut CodeAssembler,
+    layout: SharedLayout,
+    [ticks, negated]: [AsmRegister64; 2],
+) -> Result<(), IcedError> {
+    let validity = layout.validity();
+    a.sub(ticks, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
+    // The observer may have renewed the table after the thread read its clock.
+    a.mov(negated, ticks)?;
+    a.neg(negated)?;
+    a.cmovns(ticks, negated)?;
+    a.cmp(ticks, qword_ptr(rbx + offset(validity + validity::TICKS)))
 }
 
 /// Emits a jump to `otherwise` unless the kernel reads the word `offset_of` bytes behind rdx; the address of the shared data is at `shared`,

@@ -13,6 +13,7 @@ use super::super::filter::tests::{
 };
 use super::*;
 use crate::address::PAGE;
+use crate::sys::ticks;
 
 /// Where the record is.
 const RECORD: u64 = RUNTIMES + 0x800;
@@ -223,6 +224,8 @@ fn code_copies_what_the_model_copies() {
     let tested = runner.run(&(blocks(), 2_u64..6), |(blocks, index)| {
         let mut expected = vec![0xdd; RECORD_LEN];
         expected[record::COPIED as usize..][..6].fill(1);
+        let now = ticks::now().to_le_bytes();
+        expected[record::TIME as usize..][..8].copy_from_slice(&now);
         let before = expected.clone();
         if let Some(words) = blocks.copied() {
             expected[(record::COPIED + index) as usize] += words.len() as u8;

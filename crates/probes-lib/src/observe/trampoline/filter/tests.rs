@@ -28,11 +28,13 @@ use crate::observe::buckets::Linear;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::rows::STACK_PART_BITS;
+use crate::observe::layout::shared::validity;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, copy, order};
 use crate::observe::point::HistogramRole;
 use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
+use crate::sys::ticks;
 
 /// Where the code is, behind the address of the shared data.
 pub(in super::super) const CODE: u64 = 0x10_0000_0000;
@@ -40,6 +42,8 @@ const CODE_LEN: u64 = 1 << 16;
 /// Some words; the pages before and after them are not mapped.
 pub(in super::super) const MEMORY: u64 = 0x10_1000_0000;
 pub(in super::super) const PAGES: u64 = 3;
+/// For how many ticks the table of pages is valid, if it is.
+const VALID_FOR: u64 = 1 << 42;
 pub(in super::super) const STACK: u64 = MEMORY + PAGE + 0x800;
 pub(in super::super) const SHARED: u64 = 0x10_2000_0000;
 pub(in super::super) const LAYOUT: SharedLayout = SharedLayout {
@@ -278,8 +282,13 @@ impl Puppet {
             pages + key % readable_pages::ENTRIES * 8,
             &(key << 32 | mask).to_le_bytes(),
         );
-        let ticks: u64 = if hit.is_valid { u64::MAX } else { 0 };
-        poke(pid, validity + validity::SINCE, &0_u64.to_le_bytes());
+        let ticks = if hit.is_valid { VALID_FOR } else { 0 };
+        // The table may be renewed after the code has read the clock.
+        let since = match hit.arguments[2] & 1 {
+            0 => ticks::now().wrapping_sub(VALID_FOR / 2),
+            _ => ticks::now() + VALID_FOR / 2,
+        };
+        poke(pid, validity + validity::SINCE, &since.to_le_bytes());
         poke(pid, validity + validity::TICKS, &ticks.to_le_bytes());
     }
 
