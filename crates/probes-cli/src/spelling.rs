@@ -16,6 +16,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use clap::{Arg, Command};
 
+use crate::flags::MEASURED_BY_LATENCY;
 use crate::usage::UsageError;
 
 /// A name is suggested if what was typed differs from it by at most this many typing errors, and by no more than
@@ -29,6 +30,10 @@ const DURATION: &str = "for";
 /// The flag with which `list` shows functions, and the one with which others observe them.
 const FUNCTIONS: &str = "functions";
 const FN: &str = "fn";
+
+/// What makes histograms, but not of the times of pairs, and the flag that is therefore missing there.
+const HIST: &str = "hist";
+const PAIR: &str = "pair";
 
 /// The subcommand that is also a flag.
 const VERSION: &str = "version";
@@ -329,7 +334,12 @@ impl Flag<'_> {
                 if near.is_empty() && self.name == FUNCTIONS {
                     near.extend(flags(command).filter(|arg| long(arg) == FN).map(one_dash));
                 }
-                let suggestion = did_you_mean(&near);
+                let suggestion =
+                    if near.is_empty() && (subcommand, &*self.name) == (Some(HIST), PAIR) {
+                        format!(": times are what {MEASURED_BY_LATENCY}")
+                    } else {
+                        did_you_mean(&near)
+                    };
                 return error(format!("unknown flag {typed}{suggestion}"));
             }
             [arg] => *arg,

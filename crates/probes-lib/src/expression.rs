@@ -129,6 +129,19 @@ impl Expression {
         ))
     }
 
+    /// Returns whether it asks for the time of a pair or call, which is known at its end only.
+    ///
+    /// ```
+    /// use probes_lib::Expression;
+    ///
+    /// let slow: Expression = "elapsed > 10ms".parse()?;
+    /// assert!(slow.asks_for_time());
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    pub fn asks_for_time(&self) -> bool {
+        self.tree.has_name(times::NAME)
+    }
+
     /// Returns whether it asks for the thread of a hit.
     pub(crate) fn asks_for_thread(&self) -> bool {
         self.tree.has_name("tid")

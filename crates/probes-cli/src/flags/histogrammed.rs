@@ -18,6 +18,10 @@ pub(crate) struct HistogramFlags {
     linear: Option<Linear>,
 }
 
+/// Which command measures times.
+pub(crate) const MEASURED_BY_LATENCY: &str =
+    "`latency` measures: ocaml-probes latency -pid N -pair START,STOP or -fn GLOBS";
+
 /// What histograms are made of.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogrammed {
@@ -32,6 +36,16 @@ impl HistogramFlags {
             expression: self.of.clone()?,
             linear: self.linear,
         })
+    }
+
+    /// Refuses to make a histogram of times, which `measured` makes.
+    pub(crate) fn refuse_times(&self, measured: &str) -> Result<(), String> {
+        match &self.of {
+            Some(of) if of.asks_for_time() => Err(format!(
+                "-of: elapsed is what {measured}, which also has a histogram of the times"
+            )),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn is_linear(&self) -> bool {
@@ -81,6 +95,7 @@ impl super::Flags for HistogramSourceFlags {
             let linear = self.histogram.linear;
             return Ok(HistogramSource::Events { globs, linear });
         }
+        self.histogram.refuse_times(MEASURED_BY_LATENCY)?;
         Ok(HistogramSource::Hits {
             histogram: self.histogram.check()?,
             counted: self.counted.check()?,

@@ -58,7 +58,8 @@ pub(super) fn split(tree: &Node) -> Result<(Option<Node>, Option<TimeRange>), Wr
     Ok((rest, Some(times)))
 }
 
-const NAME: &str = "elapsed";
+/// What it is called.
+pub(super) const NAME: &str = "elapsed";
 
 /// Returns what is left of a tree; the times are narrowed by what is not.
 fn without_times(node: &Node, times: &mut TimeRange) -> Result<Option<Node>, Wrong> {
