@@ -346,3 +346,75 @@ fn what_makes_no_sense_is_refused_before() {
         run.stderr
     );
 }
+
+// promise: Observations: Strings of C are compared, and are keys, wherever they are; what cannot be read is untyped, and the program runs on
+//    (9 expressions, 2 programs, 1 and 4 threads)
+#[test]
+fn strings_of_c_are_read_where_possible() {
+    for file in fixture_forms("usdt_arguments") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        target.ask("form 4 1", "formed");
+        for (points, expression, expected) in [
+            (
+                "-usdt forms:registers",
+                r#"str(arg2)=="round\032text""#,
+                (40, 0),
+            ),
+            (
+                "-usdt forms:registers",
+                r#"str(arg2)=="round\032texts""#,
+                (0, 0),
+            ),
+            ("-usdt forms:registers", r#"str(arg2)!="round""#, (40, 0)),
+            ("-usdt forms:stack", r#"str(arg1)^="round""#, (40, 0)),
+            // A small number.
+            ("-usdt forms:registers", r#"str(arg1)^="""#, (0, 40)),
+            ("-fn forms_round", r#"str(arg1)=="round\032text""#, (40, 0)),
+            ("-fn forms_round", r#"str(arg0)=="round""#, (0, 40)),
+            // The last byte before memory that is not mapped.
+            ("-fn forms_round", r#"str(arg3)^="\001""#, (40, 0)),
+            ("-fn forms_round", r#"str(arg3)=="\001""#, (0, 40)),
+        ] {
+            let tool = counting(&format!("{points} -where {expression}"), pid);
+            target.ask("form 4 10", "formed");
+            let ended = tool.end();
+            let words: Vec<&str> = ended.stdout.trim_end().split(' ').collect();
+            let number = |at: usize| words[at].parse::<u64>().unwrap();
+            let counted = (number(0), number(words.len() - 1));
+            assert_eq!(counted, expected, "{points} {expression}");
+        }
+        for (points, by, key, expected) in [
+            (
+                "-usdt x87:registers,forms:registers",
+                "str(arg2)",
+                "\"round text\"",
+                20,
+            ),
+            (
+                "-fn forms_round,x87_round",
+                "probe,str(arg1)",
+                "\"round text\"",
+                20,
+            ),
+            (
+                "-fn forms_round",
+                "str(arg1),arg0>>4",
+                "\"round text\" 0",
+                10,
+            ),
+        ] {
+            let tool = counting(&format!("{points} -by {by}"), pid);
+            target.ask("form 1 10", "formed");
+            let counted = tool.end().stdout;
+            let keyed = counted.lines().filter(|line| line.ends_with(key));
+            let hits = keyed.map(|line| line.split(' ').next().unwrap());
+            let hits: u64 = hits.map(|it| it.parse::<u64>().unwrap()).sum();
+            assert_eq!(hits, expected, "{points} {by}: {counted}");
+            let rest = "0 0.0 other\n0 0.0 untyped\n";
+            assert!(counted.ends_with(rest), "{counted}");
+        }
+        assert!(!is_observed(pid));
+        target.ask("form 4 10", "formed");
+    }
+}

@@ -159,6 +159,37 @@ fn queries_of_postgresql_are_shown_with_text() {
     assert_eq!(pair["interleaved"], 0, "{pair}");
     assert!(pair["max_ns"].as_u64().unwrap() >= 50_000_000, "{pair}");
     assert!(!is_observed(own));
+    let by_text =
+        "-usdt postgresql:query__start,postgresql:query__done -key str(arg0) -by str(arg0)";
+    let tool = observing("latency", by_text, own);
+    for number in 0..40 {
+        session.ask(&query(number % 4), &format!("answer {}", number % 4));
+    }
+    let timed = tool.end().answer();
+    let of_texts: Vec<&str> = timed.lines().filter(|line| line.ends_with(";\"")).collect();
+    assert_eq!(of_texts.len(), 4, "{timed}");
+    assert!(
+        of_texts.iter().all(|line| line.starts_with("by 10 ")),
+        "{timed}"
+    );
+    let by_text =
+        "-usdt postgresql:query__start -by str(arg0) -where str(arg0)^=\"select\\032'answer\"";
+    let tool = counting(by_text, own);
+    for number in 0..40 {
+        session.ask(&query(number % 4), &format!("answer {}", number % 4));
+        session.ask("select 1;", "1");
+    }
+    let counted = tool.end().answer();
+    let mut lines: Vec<&str> = counted.lines().collect();
+    lines.truncate(4);
+    let rest: Vec<&str> = counted.lines().skip(4).collect();
+    assert!(
+        lines.iter().all(|line| line.starts_with("10 ")),
+        "{counted}"
+    );
+    assert!(counted.contains("\"select 'answer 3';\""), "{counted}");
+    assert_eq!(rest, ["0 0.0 other", "0 0.0 untyped"]);
+    assert!(!is_observed(own));
     let of_pgbench = eventually("pgbench has connected", || {
         let pid = "select 'pid ' || coalesce(min(pid), 0) from pg_stat_activity";
         let query = format!("{pid} where application_name = 'pgbench';");

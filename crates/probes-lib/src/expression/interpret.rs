@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::typed::{
     DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, LEAST_OPAQUE_TAG, Number, STRING_TAG, Signs,
-    Test, Word, block_of, words_of,
+    Test, Text, Word, block_of, last_compared, words_of,
 };
 
 /// A hit: what its arguments are, and what is in memory. `None` is what cannot be read.
@@ -62,7 +62,14 @@ fn holds(test: &Test, hit: &impl Hit) -> Option<bool> {
             let order: Option<Ordering> = float(one, hit)?.partial_cmp(&float(other, hit)?);
             relation.holds(order)
         }
-        Test::IsString(of, text) => {
+        Test::IsString(Text::C(of), text) => {
+            let bytes = bytes_of_c(of, last_compared(text, true), hit)?;
+            bytes.strip_prefix(&text[..]) == Some(&[0])
+        }
+        Test::BeginsWith(Text::C(of), text) => {
+            bytes_of_c(of, last_compared(text, false), hit)?.starts_with(text)
+        }
+        Test::IsString(Text::Ocaml(of), text) => {
             let at = word(of, hit)?;
             let (tag, size) = header(at, hit)?;
             let expected = block_of(text);
@@ -71,7 +78,7 @@ fn holds(test: &Test, hit: &impl Hit) -> Option<bool> {
             }
             size == expected.len() as u64 && words(at, expected.len(), hit)? == expected
         }
-        Test::BeginsWith(of, text) => {
+        Test::BeginsWith(Text::Ocaml(of), text) => {
             let at = word(of, hit)?;
             let (tag, size) = header(at, hit)?;
             let expected = words_of(text);
@@ -177,6 +184,17 @@ fn word(of: &Word, hit: &impl Hit) -> Option<u64> {
             hit.word_at(at.wrapping_add(8 * field))
         }
     }
+}
+
+/// Returns the bytes that a word points to, up to this one. All of them have to be readable.
+fn bytes_of_c(of: &Word, last: usize, hit: &impl Hit) -> Option<Vec<u8>> {
+    let at = word(of, hit)?;
+    let bytes = (0..=last as u64).map(|index| {
+        let at = at.wrapping_add(index);
+        let bytes = hit.word_at(at & !7)?.to_le_bytes();
+        bytes.get((at & 7) as usize).copied()
+    });
+    bytes.collect()
 }
 
 /// Returns tag and size in words of the block at an address.

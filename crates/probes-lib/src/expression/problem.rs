@@ -230,6 +230,11 @@ pub enum ExpressionProblem {
         /// The kind that is needed.
         wanted: &'static str,
     },
+    /// A string of C, in a process whose seccomp filter may forbid to find out whether it can be read.
+    #[error(
+        "strings of C are not read in a process that has set itself a seccomp filter: the kernel is asked whether they can be, and might kill it"
+    )]
+    UnreadText,
     /// Strings have no order.
     #[error("strings are compared by ==, != and ^=")]
     NoOrder,

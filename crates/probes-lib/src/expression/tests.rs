@@ -278,7 +278,9 @@ fn messages_are_golden() {
         "int(arg0) == 1.5",
         "size == 1.5",
         "size == \"GET\"",
-        "str(size) == \"GET\"",
+        "len(str(size)) == 3",
+        "str(size) < \"GET\"",
+        "str(size) == str(size)",
         "float(size) == 1.",
         "arg3 + 1 == 2",
         "arg0 + \"a\" == 1",
@@ -437,4 +439,17 @@ proptest! {
         let text = words.join(" ");
         check(&text);
     }
+}
+
+#[test]
+fn texts_of_c_need_the_kernel() {
+    let word = Parameter {
+        name: None,
+        kind: ParameterKind::Word,
+    };
+    let scope = Scope::of("function f", "f", vec![word]);
+    let text: Expression = "str(arg0) == \"GET\"".parse().unwrap();
+    assert!(text.filter(&scope).is_ok());
+    let error = text.filter(&scope.asking_kernel_if(false)).unwrap_err();
+    assert_eq!(error.problem(), &ExpressionProblem::UnreadText);
 }

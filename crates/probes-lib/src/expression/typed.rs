@@ -7,10 +7,10 @@ pub(crate) enum Test {
     Constant(bool),
     Compare(Relation, Signs, Number, Number),
     CompareFloats(Relation, Float, Float),
-    /// Whether an OCaml string is this one.
-    IsString(Word, Vec<u8>),
-    /// Whether an OCaml string begins with this one.
-    BeginsWith(Word, Vec<u8>),
+    /// Whether a string is this one.
+    IsString(Text, Vec<u8>),
+    /// Whether a string begins with this one.
+    BeginsWith(Text, Vec<u8>),
     Not(Box<Test>),
     And(Box<Test>, Box<Test>),
     Or(Box<Test>, Box<Test>),
@@ -82,6 +82,18 @@ impl Test {
         }
     }
 
+    /// Returns whether it reads a string of C, for which the kernel is asked.
+    pub(crate) fn reads_text_of_c(&self) -> bool {
+        match self {
+            Test::IsString(text, _) | Test::BeginsWith(text, _) => text.is_of_c(),
+            Test::Not(test) => test.reads_text_of_c(),
+            Test::And(one, other) | Test::Or(one, other) => {
+                one.reads_text_of_c() || other.reads_text_of_c()
+            }
+            Test::Constant(_) | Test::Compare(..) | Test::CompareFloats(..) => false,
+        }
+    }
+
     /// Returns whether it asks for this argument.
     pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
         match self {
@@ -91,7 +103,7 @@ impl Test {
                 Float::Literal(_) => false,
                 Float::Word(word) | Float::Boxed(word) => is_it(word.argument()),
             }),
-            Test::IsString(word, _) | Test::BeginsWith(word, _) => is_it(word.argument()),
+            Test::IsString(text, _) | Test::BeginsWith(text, _) => is_it(text.word().argument()),
             Test::Not(test) => test.has_argument(is_it),
             Test::And(one, other) | Test::Or(one, other) => {
                 one.has_argument(is_it) || other.has_argument(is_it)
@@ -205,8 +217,8 @@ pub(crate) enum Float {
 pub(crate) enum KeyPart {
     /// A number, and whether it may be negative.
     Number(Number, bool),
-    /// A string of OCaml.
-    Text(Word),
+    /// A string.
+    Text(Text),
     /// The id of the thread.
     Thread,
     /// The return address of the function that is called.
@@ -226,7 +238,9 @@ impl KeyPart {
         match self {
             KeyPart::Number(number, _) => number.registers(),
             // To find its end.
-            KeyPart::Text(_) => 2,
+            KeyPart::Text(Text::Ocaml(_)) => 2,
+            // With those that the kernel is asked with.
+            KeyPart::Text(Text::C(_)) => 4,
             KeyPart::Thread | KeyPart::Caller | KeyPart::Probe => 0,
         }
     }
@@ -244,10 +258,37 @@ impl KeyPart {
     pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
         match self {
             KeyPart::Number(number, _) => number.has_argument(is_it),
-            KeyPart::Text(word) => is_it(word.argument()),
+            KeyPart::Text(text) => is_it(text.word().argument()),
             KeyPart::Thread | KeyPart::Caller | KeyPart::Probe => false,
         }
     }
+}
+
+/// A string of the process.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Text {
+    /// A block of OCaml.
+    Ocaml(Word),
+    /// What the word points to, up to a byte that is 0.
+    C(Word),
+}
+
+impl Text {
+    /// The word that points to it.
+    pub(crate) fn word(&self) -> &Word {
+        match self {
+            Text::Ocaml(word) | Text::C(word) => word,
+        }
+    }
+
+    pub(crate) fn is_of_c(&self) -> bool {
+        matches!(self, Text::C(_))
+    }
+}
+
+/// Returns which byte of a string of C is the last one that is compared: `None` is none.
+pub(crate) fn last_compared(text: &[u8], is_whole: bool) -> usize {
+    (text.len() + usize::from(is_whole)).saturating_sub(1)
 }
 
 /// A word of the process.

@@ -7,7 +7,8 @@ use super::lexer::{Operator, Wrong};
 use super::problem::ExpressionProblem as Problem;
 use super::syntax::{Node, NodeKind};
 use super::typed::{
-    Calculation, Float, KeyPart, MAX_COMPARED, MAX_REGISTERS, Number, Relation, Signs, Test, Word,
+    Calculation, Float, KeyPart, MAX_COMPARED, MAX_REGISTERS, Number, Relation, Signs, Test, Text,
+    Word,
 };
 use crate::select::near::near_names;
 
@@ -36,6 +37,8 @@ pub struct Scope {
     has_caller: bool,
     /// Of the exits of a function: what its result is, which is the only argument that a hit has.
     result: Option<ParameterKind>,
+    /// Whether the kernel may be asked which memory can be read.
+    may_ask: bool,
 }
 
 /// An argument of a point.
@@ -81,7 +84,13 @@ impl Scope {
             parameters: Some(parameters),
             has_caller: false,
             result: None,
+            may_ask: true,
         }
+    }
+
+    /// The same, where the kernel is asked which memory can be read only if it may be.
+    pub(crate) fn asking_kernel_if(self, may_ask: bool) -> Scope {
+        Scope { may_ask, ..self }
     }
 
     /// The same, of the entry of a function, which knows its caller.
@@ -181,8 +190,7 @@ enum Part {
     Number(Number, Sign),
     Float(Float),
     Literal(Vec<u8>),
-    /// A string of OCaml.
-    Text(Word),
+    Text(Text),
     /// A value of OCaml: what it is compared with decides how it is read.
     Value(Word),
     Word(Word),
@@ -204,7 +212,8 @@ impl Part {
             Part::Truth(_) => "a comparison",
             Part::Number(..) => "an integer",
             Part::Float(_) => "a float",
-            Part::Literal(_) | Part::Text(_) => "a string",
+            Part::Literal(_) | Part::Text(Text::Ocaml(_)) => "a string",
+            Part::Text(Text::C(_)) => "a string of C",
             Part::Value(_) => "an OCaml value",
             Part::Word(_) => "a word of C",
             Part::Time => "a time",
@@ -242,7 +251,7 @@ pub(super) fn key(tree: &Node, text: &str, scope: &Scope) -> Result<KeyPart, Wro
     }
     let typing = Typing { text, scope };
     match typing.part(tree)? {
-        Part::Text(word) => Ok(KeyPart::Text(word)),
+        Part::Text(text) => Ok(KeyPart::Text(text)),
         part => match as_number(part) {
             Ok((number, sign)) => Ok(KeyPart::Number(number, sign != Sign::Unsigned)),
             Err(part) => Err(typing.wrong_kind(tree, &part, "an integer, or str(...)")),
@@ -451,11 +460,15 @@ impl Typing<'_> {
             },
             "str" => match self.part(inside)? {
                 text @ (Part::Text(_) | Part::Literal(_)) => Ok(text),
-                Part::Value(word) => Ok(Part::Text(word)),
-                part => needs(&part, "an OCaml value"),
+                Part::Value(word) => Ok(Part::Text(Text::Ocaml(word))),
+                Part::Word(_) if !self.scope.may_ask => {
+                    Err((node.place.clone(), Problem::UnreadText))
+                }
+                Part::Word(word) => Ok(Part::Text(Text::C(word))),
+                part => needs(&part, "an OCaml value, or a word of C"),
             },
             "len" => match self.part(inside)? {
-                Part::Text(word) | Part::Value(word) => {
+                Part::Text(Text::Ocaml(word)) | Part::Value(word) => {
                     Ok(Part::Number(Number::Len(word), Sign::Signed))
                 }
                 part => needs(&part, "an OCaml value"),
@@ -537,13 +550,17 @@ impl Typing<'_> {
             (Part::Literal(of), Part::Literal(with)) => {
                 return Ok(Part::Truth(Test::Constant(of.starts_with(&with))));
             }
-            (Part::Text(of) | Part::Value(of), Part::Literal(with)) => (of, with),
+            (Part::Text(of), Part::Literal(with)) => (of, with),
+            (Part::Value(of), Part::Literal(with)) => (Text::Ocaml(of), with),
             (Part::Text(_) | Part::Value(_) | Part::Literal(_), Part::Text(_) | Part::Value(_)) => {
                 return Err((right.place.clone(), Problem::NoLiteral));
             }
             (of, with) => return Err(self.mismatch(node, &of, &with)),
         };
         let with = checked(with, right)?;
+        if of.is_of_c() && with.contains(&0) {
+            return Ok(Part::Truth(Test::Constant(false)));
+        }
         Ok(Part::Truth(Test::BeginsWith(of, with)))
     }
 
@@ -560,11 +577,17 @@ impl Typing<'_> {
                 let order = Some(one.cmp(&other));
                 Test::Constant(relation.holds(order))
             }
-            (Part::Text(of) | Part::Value(of), Part::Literal(text)) => {
+            (Part::Text(of), Part::Literal(text)) => {
                 self.is_string(node, relation, of, checked(text, right)?)?
             }
-            (Part::Literal(text), Part::Text(of) | Part::Value(of)) => {
+            (Part::Literal(text), Part::Text(of)) => {
                 self.is_string(node, relation, of, checked(text, left)?)?
+            }
+            (Part::Value(of), Part::Literal(text)) => {
+                self.is_string(node, relation, Text::Ocaml(of), checked(text, right)?)?
+            }
+            (Part::Literal(text), Part::Value(of)) => {
+                self.is_string(node, relation, Text::Ocaml(of), checked(text, left)?)?
             }
             (Part::Text(_), Part::Text(_) | Part::Value(_)) | (Part::Value(_), Part::Text(_)) => {
                 return Err((node.place.clone(), Problem::NoLiteral));
@@ -587,10 +610,15 @@ impl Typing<'_> {
         &self,
         node: &Node,
         relation: Relation,
-        of: Word,
+        of: Text,
         text: Vec<u8>,
     ) -> Result<Test, Wrong> {
-        let is = Test::IsString(of, text);
+        let is = if of.is_of_c() && text.contains(&0) {
+            // The first one is its end.
+            Test::Constant(false)
+        } else {
+            Test::IsString(of, text)
+        };
         match relation {
             Relation::Equal => Ok(is),
             Relation::NotEqual => Ok(Test::Not(Box::new(is))),

@@ -376,7 +376,7 @@ impl ObservedFunctions {
             if let Some(questions) = wanted(place).questions() {
                 let words = questions.words;
                 let (scope, arguments) = if is_asked_at_exits {
-                    WatchedWords::scope_of_exits(&shown, is_ocaml)
+                    words.scope_of_exits(&shown, is_ocaml)
                 } else {
                     words.scope(&shown, place, address, is_ocaml, may_be_ocaml)
                 };

@@ -358,6 +358,10 @@ impl ObservationPlan {
 
     /// Returns whether a trampoline asks the kernel which memory can be read.
     pub(crate) fn asks_kernel(&self) -> bool {
+        let mut roles = self.points.iter().map(|it| &it.role);
+        if roles.any(Role::reads_text_of_c) {
+            return true;
+        }
         let mut watched = self.points.iter().filter_map(|it| it.role.watched.as_ref());
         watched.any(|watched| {
             let words = watched.function.map(|function| function.words);

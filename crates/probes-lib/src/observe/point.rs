@@ -399,6 +399,12 @@ impl KeyRole {
         signed.fold(0, |signs, (index, _)| signs | 1 << index)
     }
 
+    /// Returns whether the key has a string of C.
+    pub(crate) fn reads_text_of_c(&self) -> bool {
+        let is_it = |part: &KeyPart| matches!(part, KeyPart::Text(text) if text.is_of_c());
+        self.parts.iter().any(is_it)
+    }
+
     /// Returns whether the key reads memory, the stack included.
     pub(crate) fn reads_memory(&self) -> bool {
         self.parts.iter().any(|part| {
@@ -632,6 +638,21 @@ impl Role {
             || self.pair_key.as_ref().is_some_and(|key| key.reads_memory())
             || self.time_keys.as_ref().is_some_and(|it| it.reads_memory())
             || matches!(&self.pair_filter, PairFilter::Starts(filter) if filter.reads_memory())
+    }
+
+    /// Returns whether an expression reads strings of C, for which the kernel is asked.
+    pub(crate) fn reads_text_of_c(&self) -> bool {
+        let starts = match &self.pair_filter {
+            PairFilter::Starts(filter) => Some(filter),
+            _ => None,
+        };
+        let filters = self.filter.iter().chain(starts);
+        let keys = [&self.keys, &self.pair_key, &self.time_keys];
+        let mut keys = keys.into_iter().flatten();
+        filters
+            .into_iter()
+            .any(|it| it.filter.test.reads_text_of_c())
+            || keys.any(|it| it.reads_text_of_c())
     }
 
     /// Returns whether hits are counted that an expression has no answer for.

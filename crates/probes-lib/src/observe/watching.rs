@@ -70,11 +70,15 @@ impl WatchedWords {
             ocaml_arguments: HashMap::new(),
             other_arguments: HashMap::new(),
         };
-        if watched.is_empty() && filtered.is_empty() {
+        let asks_of_functions = !watched.is_empty() || !filtered.is_empty();
+        if !asks_of_functions && observation.usdt_ends().is_empty() {
             return words;
         }
         if let Ok(process) = Process::open(pid) {
             words.may_ask = matches!(OwnFilters::of(&process).has_any(), Ok(false));
+            if !asks_of_functions {
+                return words;
+            }
             words.ocaml_arguments = arities(&process, functions.objects());
             words.other_arguments = other_arguments(watched);
             words.other_arguments.extend(other_arguments(filtered));
@@ -106,6 +110,7 @@ impl WatchedWords {
             let arguments = of_usdt(place);
             let parameters = arguments.iter().map(|it| it.parameter()).collect();
             let scope = Scope::of(format!("USDT probe {name}"), &**name, parameters);
+            let scope = self.limited(scope);
             return (scope, arguments.iter().map(|it| it.source).collect());
         }
         let is_inside = place.offset > 0 || place.selected_by.name().is_some();
@@ -134,18 +139,28 @@ impl WatchedWords {
             None => Scope::without_arguments(point, name),
         };
         let scope = if is_inside { scope } else { scope.of_entry() };
+        let scope = self.limited(scope);
         (scope, registers.map(ArgumentSource::Register).to_vec())
+    }
+
+    /// Returns a scope in which the kernel is asked only if it may be.
+    fn limited(&self, scope: Scope) -> Scope {
+        scope.asking_kernel_if(self.may_ask)
     }
 
     /// Returns what expressions can ask where a function returns, and where that is. No memory is read unless its words are certainly
     /// values.
-    pub(crate) fn scope_of_exits(name: &str, is_ocaml: bool) -> (Scope, Vec<ArgumentSource>) {
+    pub(crate) fn scope_of_exits(
+        &self,
+        name: &str,
+        is_ocaml: bool,
+    ) -> (Scope, Vec<ArgumentSource>) {
         let result = match is_ocaml {
             true => ParameterKind::Value,
             false => ParameterKind::Word,
         };
         let scope = Scope::of_exits(format!("function {name}"), name, result);
-        (scope, vec![ArgumentSource::RESULT])
+        (self.limited(scope), vec![ArgumentSource::RESULT])
     }
 
     /// Returns how calls are recorded at a place in a function, without its results.

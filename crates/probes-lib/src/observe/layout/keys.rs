@@ -61,6 +61,10 @@ pub(crate) mod text {
     pub(crate) const WORDS: u64 = 8;
     pub(crate) const WHOLE: u64 = WORDS + 1;
     pub(crate) const LONGER: u64 = WORDS + 2;
+    /// Of a string of C, what is added to how many bytes it has, 65 if it is longer; they follow, and zeros up to a whole word.
+    pub(crate) const OF_C: u64 = 16;
+    /// Up to which byte it is read: one more than a key has.
+    pub(crate) const MOST_READ: u64 = 8 * WORDS;
 }
 
 /// How long the slots are.

@@ -221,6 +221,11 @@ pub(super) fn key(slot: &[u8], plan: &ObservationPlan) -> Option<Vec<Key>> {
 /// Returns the string in a slot. Its last word says how many bytes are not used, unless more follow.
 fn string(many: u64, words: &[u8]) -> Key {
     let mut bytes = words.to_vec();
+    if let Some(len) = many.checked_sub(text::OF_C) {
+        bytes.truncate(len.min(text::MOST_READ) as usize);
+        let is_whole = len <= text::MOST_READ;
+        return Key::Text { bytes, is_whole };
+    }
     if many <= text::WORDS {
         bytes.truncate(8 * many as usize);
         let unused = usize::from(bytes.last().copied().unwrap_or(0)) + 1;
@@ -287,6 +292,13 @@ mod tests {
                 is_whole,
             };
             assert_eq!(string(many, &bytes), expected);
+        }
+        for (len, is_whole) in [(0, true), (3, true), (64, true), (65, false)] {
+            let expected = Key::Text {
+                bytes: bytes[..len.min(64)].to_vec(),
+                is_whole,
+            };
+            assert_eq!(string(text::OF_C + len as u64, &bytes), expected, "{len}");
         }
         // Whatever the memory holds.
         assert!(matches!(string(1, &[0xff; 64]), Key::Text { bytes, .. } if bytes.is_empty()));

@@ -7,18 +7,18 @@
 //! and then without its validity: the frame of the point is mapped.
 
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, edi, get_gpr32, get_xmm,
-    qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, edi, get_gpr32,
+    get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use iced_x86::{IcedError, Register};
 
-use super::readable::{check_validity, unless_listed, unless_of_values};
+use super::readable::{check_validity, unless_kernel_reads, unless_listed, unless_of_values};
 use super::saved::{RED_ZONE, unless_room_on_stack};
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::expression::typed::{
     Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, LEAST_OPAQUE_TAG, Number,
-    Relation, STRING_TAG, Signs, Test, Word, block_of, words_of,
+    Relation, STRING_TAG, Signs, Test, Text, Word, block_of, last_compared, words_of,
 };
 use crate::observe::layout::keys::text;
 use crate::observe::layout::shared::{SharedLayout, TID_AT};
@@ -123,8 +123,8 @@ pub(super) fn integer(
     code.number(&role.integer.number, pool(beside_r8))
 }
 
-/// Emits the code that loads what arguments make of a key, or goes to `untyped`; of a string, the address of its block, of which the
-/// first words can be read. Returns the register that holds each part. Changes the registers of [`SAVED_IF_TIMED`]; not r8 if it is
+/// Emits the code that loads what arguments make of a key, or goes to `untyped`; of a string, the address of its block or of its first byte,
+/// of which as much as a key has can be read. Returns the register that holds each part. Changes the registers of [`SAVED_IF_TIMED`]; not r8 if it is
 /// `beside_r8`, and arguments make no more than one part.
 pub(super) fn key(
     a: &mut CodeAssembler,
@@ -142,7 +142,8 @@ pub(super) fn key(
     for part in &role.parts {
         match part {
             KeyPart::Number(number, _) => code.number(number, &pool)?,
-            KeyPart::Text(word) => code.text(word, &pool)?,
+            KeyPart::Text(Text::Ocaml(word)) => code.text(word, &pool)?,
+            KeyPart::Text(Text::C(word)) => code.text_of_c(word, text::MOST_READ)?,
             KeyPart::Thread | KeyPart::Caller | KeyPart::Probe => {
                 all.push(None);
                 continue;
@@ -270,8 +271,10 @@ impl<'p, 'a> FilterCode<'p, 'a> {
             Test::CompareFloats(relation, one, other) => {
                 self.compare_floats(*relation, one, other, jump)
             }
-            Test::IsString(of, text) => self.is_string(of, text, jump),
-            Test::BeginsWith(of, text) => self.begins_with(of, text, jump),
+            Test::IsString(Text::Ocaml(of), text) => self.is_string(of, text, jump),
+            Test::BeginsWith(Text::Ocaml(of), text) => self.begins_with(of, text, jump),
+            Test::IsString(Text::C(of), text) => self.compare_text_of_c(of, text, true, jump),
+            Test::BeginsWith(Text::C(of), text) => self.compare_text_of_c(of, text, false, jump),
         }
     }
 
@@ -596,6 +599,75 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.ja(differs)?;
         self.a.set_label(&mut is_long)?;
         self.a.nop()?;
+        self.end_of_string(jump, &mut over)
+    }
+
+    /// Emits the code that loads the address of a string of C into rcx, of which the bytes up to number `last`, less than a page, can be
+    /// read: the table of pages and the kernel both say so. Uses all registers of the pool but r8.
+    fn text_of_c(&mut self, of: &Word, last: u64) -> Result<(), IcedError> {
+        let mut is_in_page = self.a.create_label();
+        if self.context.layout.value_pages != ValuePages::Observers {
+            self.a.rdtsc()?;
+            self.a.shl(rdx, 32)?;
+            self.a.or(rdx, rax)?;
+            check_validity(self.a, self.context.layout, [rdx, rax])?;
+            self.a.jae(self.untyped)?;
+        }
+        self.word(of, rdx)?;
+        self.unless_listed(rdx, 0)?;
+        // What the kernel is asked with has to be a multiple of 8; an address that is listed has three bits more.
+        self.a.mov(rcx, rdx)?;
+        self.a.shl(rcx, 3)?;
+        self.a.and(rdx, -8)?;
+        unless_kernel_reads(self.a, 0, self.context.shared, self.untyped)?;
+        if last > 0 {
+            self.a.mov(rax, rcx)?;
+            self.a.shr(rax, 3)?;
+            self.a.lea(rdx, qword_ptr(rax + last as i32))?;
+            self.a.xor(rax, rdx)?;
+            self.a.test(eax, -(PAGE as i32))?;
+            self.a.je(is_in_page)?;
+            self.a.and(rdx, -8)?;
+            self.unless_listed(rdx, 0)?;
+            unless_kernel_reads(self.a, 0, self.context.shared, self.untyped)?;
+            self.a.set_label(&mut is_in_page)?;
+        }
+        self.a.shr(rcx, 3)
+    }
+
+    /// Emits the code that compares a string of C with this one: the whole, or how it begins.
+    fn compare_text_of_c(
+        &mut self,
+        of: &Word,
+        text: &[u8],
+        is_whole: bool,
+        jump: Jump,
+    ) -> Result<(), IcedError> {
+        let mut over = self.a.create_label();
+        let differs = if jump.when { over } else { jump.to };
+        self.text_of_c(of, last_compared(text, is_whole) as u64)?;
+        let mut rest = text.to_vec();
+        rest.extend(is_whole.then_some(0));
+        let mut at = 0;
+        // No byte more is read.
+        while at < rest.len() {
+            let left = rest.len() - at;
+            let len = [8, 4, 2, 1].into_iter().find(|it| *it <= left);
+            let len = len.unwrap_or(1);
+            let mut bytes = [0; 8];
+            bytes[..len].copy_from_slice(&rest[at..at + len]);
+            let number = u64::from_le_bytes(bytes);
+            self.a.mov(rdi, number)?;
+            let place = rcx + at as i32;
+            match len {
+                8 => self.a.cmp(qword_ptr(place), rdi)?,
+                4 => self.a.cmp(dword_ptr(place), edi)?,
+                2 => self.a.cmp(word_ptr(place), di)?,
+                _ => self.a.cmp(byte_ptr(place), dil)?,
+            }
+            self.a.jne(differs)?;
+            at += len;
+        }
         self.end_of_string(jump, &mut over)
     }
 

@@ -10,17 +10,17 @@
 //! Where each key has a histogram, no hit is counted in the slot: its number is that of the histogram.
 //!
 //! A signal handler that interrupts this finds a claimed slot at most, and passes it over. Strings of OCaml cannot move meanwhile; another
-//! domain may write to one, and then its hit has a key that is a mixture.
+//! domain or thread may write to one, and then its hit has a key that is a mixture.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, eax, edi, esi, qword_ptr,
-    r8, r8d, r9, r9d, rax, rbx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, al, byte_ptr, dword_ptr, eax, edi,
+    esi, qword_ptr, r8, r8d, r9, r9d, rax, rbx, rdi, rdx, rsi, rsp,
 };
 
 use super::filter::{self, FilterContext};
 use super::{load, offset, spread_of};
-use crate::expression::typed::KeyPart;
+use crate::expression::typed::{KeyPart, Text};
 use crate::observe::layout::keys::{self, KeysLayout, TRIED, histograms, slot, text};
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::shared::TID_AT;
@@ -178,10 +178,10 @@ impl<'r, 'a> KeyCode<'r, 'a> {
                     self.a.mov(eax, self.role.name)?;
                     self.mix(rax)?;
                 }
-                (KeyPart::Text(_), Some(block)) => {
-                    self.words(block)?;
+                (KeyPart::Text(text), Some(block)) => {
+                    self.words(text, block)?;
                     self.mix(r9)?;
-                    self.for_each_word(block, |code| code.mix(rax))?;
+                    self.for_each_word(text, block, |code| code.mix(rax))?;
                 }
                 (_, Some(held)) => self.mix(held)?,
                 (part, None) => {
@@ -218,8 +218,31 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         }
     }
 
-    /// Emits the code that puts in r9 how many words a slot says that a string has. Uses rdi.
-    fn words(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
+    /// Emits the code that puts in r9 how much a slot says that there is of a string. Uses rdi.
+    fn words(&mut self, text: &Text, block: AsmRegister64) -> Result<(), IcedError> {
+        match text {
+            Text::Ocaml(_) => self.words_of_block(block),
+            Text::C(_) => self.bytes_of_c(block),
+        }
+    }
+
+    /// Emits the code that does so with a string of C. It may become longer meanwhile.
+    fn bytes_of_c(&mut self, first: AsmRegister64) -> Result<(), IcedError> {
+        let mut next = self.a.create_label();
+        let mut known = self.a.create_label();
+        self.a.xor(r9d, r9d)?;
+        self.a.set_label(&mut next)?;
+        self.a.cmp(byte_ptr(first + r9), 0)?;
+        self.a.je(known)?;
+        self.a.inc(r9d)?;
+        self.a.cmp(r9d, text::MOST_READ as i32)?;
+        self.a.jbe(next)?;
+        self.a.set_label(&mut known)?;
+        self.a.add(r9d, text::OF_C as i32)
+    }
+
+    /// Emits the code that does so with a string of OCaml.
+    fn words_of_block(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
         let mut known = self.a.create_label();
         let mut longer = self.a.create_label();
         self.a.mov(r9, qword_ptr(block - 8))?;
@@ -241,8 +264,63 @@ impl<'r, 'a> KeyCode<'r, 'a> {
     /// Emits the code that does the same for each word in rax, number rdi, of as many as r9 says that a slot has of the string.
     fn for_each_word(
         &mut self,
+        text: &Text,
         block: AsmRegister64,
-        word: impl FnOnce(&mut Self) -> Result<(), IcedError>,
+        word: impl Fn(&mut Self) -> Result<(), IcedError>,
+    ) -> Result<(), IcedError> {
+        match text {
+            Text::Ocaml(_) => self.for_each_word_of_block(block, word),
+            Text::C(_) => self.for_each_word_of_c(block, word),
+        }
+    }
+
+    /// Emits the code that does so with a string of C. Of its last word, no byte more is read.
+    fn for_each_word_of_c(
+        &mut self,
+        first: AsmRegister64,
+        word: impl Fn(&mut Self) -> Result<(), IcedError>,
+    ) -> Result<(), IcedError> {
+        let mut next = self.a.create_label();
+        let mut last = self.a.create_label();
+        let mut next_byte = self.a.create_label();
+        let mut end = self.a.create_label();
+        self.a.sub(r9d, text::OF_C as i32)?;
+        self.a.mov(edi, text::MOST_READ as u32)?;
+        self.a.cmp(r9d, edi)?;
+        self.a.cmova(r9d, edi)?;
+        self.a.xor(edi, edi)?;
+        self.a.set_label(&mut next)?;
+        self.a.lea(eax, dword_ptr(rdi * 8 + 8))?;
+        self.a.cmp(eax, r9d)?;
+        self.a.ja(last)?;
+        self.a.mov(rax, qword_ptr(first + rdi * 8))?;
+        word(self)?;
+        self.a.inc(edi)?;
+        self.a.jmp(next)?;
+
+        self.a.set_label(&mut last)?;
+        self.a.shl(edi, 3)?;
+        self.a.sub(r9d, edi)?;
+        self.a.je(end)?;
+        self.a.add(rdi, first)?;
+        self.a.xor(eax, eax)?;
+        self.a.set_label(&mut next_byte)?;
+        self.a.shl(rax, 8)?;
+        self.a.mov(al, byte_ptr(rdi + r9 - 1))?;
+        self.a.dec(r9d)?;
+        self.a.jne(next_byte)?;
+        self.a.sub(rdi, first)?;
+        self.a.shr(edi, 3)?;
+        word(self)?;
+        self.a.set_label(&mut end)?;
+        self.a.nop()
+    }
+
+    /// Emits the code that does so with a string of OCaml.
+    fn for_each_word_of_block(
+        &mut self,
+        block: AsmRegister64,
+        word: impl Fn(&mut Self) -> Result<(), IcedError>,
     ) -> Result<(), IcedError> {
         let mut next = self.a.create_label();
         self.a.mov(edi, text::WORDS as u32)?;
@@ -314,10 +392,10 @@ impl<'r, 'a> KeyCode<'r, 'a> {
     fn write(&mut self) -> Result<(), IcedError> {
         for (part, held, at) in self.parts() {
             match (&part, held) {
-                (KeyPart::Text(_), Some(block)) => {
-                    self.words(block)?;
+                (KeyPart::Text(text), Some(block)) => {
+                    self.words(text, block)?;
                     self.a.mov(in_slot(at), r9)?;
-                    self.for_each_word(block, |code| {
+                    self.for_each_word(text, block, |code| {
                         code.a.mov(qword_ptr(rbx + rdi * 8 + (at + 8)), rax)
                     })?;
                 }
@@ -335,11 +413,11 @@ impl<'r, 'a> KeyCode<'r, 'a> {
     fn compare(&mut self, differs: CodeLabel) -> Result<(), IcedError> {
         for (part, held, at) in self.parts() {
             match (&part, held) {
-                (KeyPart::Text(_), Some(block)) => {
-                    self.words(block)?;
+                (KeyPart::Text(text), Some(block)) => {
+                    self.words(text, block)?;
                     self.a.cmp(in_slot(at), r9)?;
                     self.a.jne(differs)?;
-                    self.for_each_word(block, |code| {
+                    self.for_each_word(text, block, |code| {
                         code.a.cmp(qword_ptr(rbx + rdi * 8 + (at + 8)), rax)?;
                         code.a.jne(differs)
                     })?;

@@ -651,6 +651,9 @@ fn expressions() -> impl Strategy<Value = String> {
             format!("{of} {} \"{text}\"", ["==", "!="][is])
         }),
         2 => (value(), text()).prop_map(|(of, text)| format!("{of} ^= \"{text}\"")),
+        2 => (0..3_usize, text()).prop_map(|(is, text)| {
+            format!("str(arg2) {} \"{text}\"", ["==", "!=", "^="][is])
+        }),
         1 => proptest::sample::select(&["probe == \"p\"", "probe != \"p\""][..]).prop_map(str::to_owned),
     ];
     test.prop_recursive(4, 8, 2, |inner| {
@@ -710,6 +713,60 @@ fn compiled_and_interpreted_answers_agree() {
         seen.borrow().iter().all(|many| *many > cases / 20),
         "{seen:?}"
     );
+}
+
+/// A hit whose C argument is at an address, with a text there, as far as there is memory; the table has one page more than there is.
+pub(in super::super) fn hit_with_text_of_c(at: u64, text: &[u8]) -> RecordedHit {
+    let end = MEMORY + PAGES * PAGE;
+    let mut words: BTreeMap<u64, u64> = BTreeMap::new();
+    let places = (at..end).zip(text);
+    for (at, byte) in places.filter(|(at, _)| *at >= MEMORY) {
+        *words.entry(at & !7).or_default() |= u64::from(*byte) << (8 * (at & 7));
+    }
+    RecordedHit {
+        arguments: [1, 1, at, 0, 0, 1, 1],
+        words,
+        readable: (1 << (PAGES + 1)) - 1,
+        is_valid: true,
+    }
+}
+
+// promise: Observations: Strings of C are compared to the last byte, at any address, and not read where the table has memory that the process
+//    has not (600 texts and places)
+#[test]
+fn texts_of_c_are_compared_exactly() {
+    let end = MEMORY + PAGES * PAGE;
+    let mut seen = [0; 3];
+    for text in TEXTS {
+        let whole = [text.as_bytes(), &[0]].concat();
+        let places = (0..8).map(|at| MEMORY + 0x100 + at);
+        let borders = (1..=70)
+            .step_by(3)
+            .flat_map(|it| [MEMORY + 2 * PAGE - it, end - it]);
+        for at in places.chain(borders).chain([0, end, u64::MAX - 3, 1 << 63]) {
+            let hit = hit_with_text_of_c(at, &whole);
+            for other in TEXTS {
+                for is in ["==", "!=", "^="] {
+                    if other.len().abs_diff(text.len()) > 3 && at % 5 != 0 {
+                        continue;
+                    }
+                    let answer = assert_same(&format!("str(arg2) {is} \"{other}\""), &hit).unwrap();
+                    seen[answer as usize] += 1;
+                    let compared = other.len() + usize::from(is != "^=");
+                    let can_be_read = (MEMORY..=end - compared.max(1) as u64).contains(&at);
+                    let expected = match (can_be_read, is) {
+                        (false, _) => Answer::Untyped,
+                        (true, "==") if text == other => Answer::True,
+                        (true, "!=") if text != other => Answer::True,
+                        (true, "^=") if text.starts_with(other) => Answer::True,
+                        _ => Answer::False,
+                    };
+                    assert_eq!(answer, expected, "{other} {is} {text} at {at:x}");
+                }
+            }
+        }
+    }
+    assert!(seen.iter().all(|many| *many > 100), "{seen:?}");
 }
 
 // promise: Observations: The same of expressions about results (500 random expressions)

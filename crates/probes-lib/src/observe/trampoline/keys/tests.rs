@@ -10,9 +10,11 @@ use test_support::process::{peek, poke};
 
 use super::super::SAVED_IF_TIMED;
 use super::super::filter::tests::{
-    LAYOUT, Puppet, RecordedHit, SHARED, SOURCES, TID, finished, hits, numbers, scope, with_puppet,
+    LAYOUT, MEMORY, PAGES, Puppet, RecordedHit, SHARED, SOURCES, TID, finished, hit_with_text_of_c,
+    hits, numbers, scope, with_puppet,
 };
 use super::*;
+use crate::address::PAGE;
 use crate::expression::typed::{STRING_TAG, Word};
 use crate::expression::{Expression, Hit, Keys};
 use crate::observe::layout::groups::GROUPS;
@@ -34,7 +36,14 @@ const NAME: u32 = 7;
 
 /// A list of keys, as text.
 fn lists() -> impl Strategy<Value = String> {
-    const STRINGS: &[&str] = &["str(arg0)", "str(arg1)", "str(arg5)", "str(arg6.1)"];
+    const STRINGS: &[&str] = &[
+        "str(arg0)",
+        "str(arg1)",
+        "str(arg5)",
+        "str(arg6.1)",
+        "str(arg2)",
+        "str(arg2)",
+    ];
     let held = prop_oneof![
         2 => numbers(),
         1 => numbers().prop_map(|number| format!("u64({number})")),
@@ -55,7 +64,8 @@ fn expected(role: &KeyRole, keys: &Keys, hit: &RecordedHit) -> Option<Vec<Vec<u6
     let parts = role.parts.iter().zip(keys.expressions());
     let parts = parts.map(|(part, expression)| match part {
         KeyPart::Number(..) => Some(vec![number(expression, hit)?]),
-        KeyPart::Text(word) => string(word, hit),
+        KeyPart::Text(Text::Ocaml(word)) => string(word, hit),
+        KeyPart::Text(Text::C(word)) => string_of_c(hit.argument(of_c(word))?, hit),
         KeyPart::Probe => Some(vec![NAME.into()]),
         KeyPart::Thread => Some(vec![TID.into()]),
         KeyPart::Caller => Some(vec![hit.caller()?]),
@@ -85,6 +95,32 @@ fn string(word: &Word, hit: &RecordedHit) -> Option<Vec<u64>> {
     let mut all = vec![many];
     all.extend(words?);
     Some(all)
+}
+
+/// Returns how many bytes a string of C has, and the first of them. All that a key may need have to be readable.
+fn string_of_c(at: u64, hit: &RecordedHit) -> Option<Vec<u64>> {
+    let bytes = (0..=text::MOST_READ).map(|index| {
+        let at = at.wrapping_add(index);
+        let word = hit.word_at(at & !7)?;
+        Some(word.to_le_bytes()[(at & 7) as usize])
+    });
+    let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
+    let len = bytes.iter().position(|byte| *byte == 0);
+    let len = len.unwrap_or(bytes.len());
+    let mut held = bytes[..len.min(text::MOST_READ as usize)].to_vec();
+    held.resize(held.len().next_multiple_of(8), 0);
+    let words = held
+        .chunks_exact(8)
+        .map(|it| u64::from_le_bytes(it.try_into().unwrap()));
+    Some([text::OF_C + len as u64].into_iter().chain(words).collect())
+}
+
+/// The number of an argument of C.
+fn of_c(word: &Word) -> usize {
+    match word {
+        Word::Argument(index) => (*index).into(),
+        Word::Field(..) => panic!("{word:?}"),
+    }
 }
 
 fn address(word: &Word, hit: &RecordedHit) -> Option<u64> {
@@ -134,6 +170,45 @@ impl Drop for Slots<'_> {
             poke(self.puppet.pid.as_raw(), *at, &free);
         }
     }
+}
+
+#[test]
+fn texts_of_c_are_held_to_64_bytes() {
+    let keys: Keys = "str(arg2)".parse().unwrap();
+    let role = KeyRole {
+        parts: keys.parts(&scope()).unwrap(),
+        arguments: SOURCES.to_vec(),
+        name: NAME,
+    };
+    let code = code(&role);
+    let end = MEMORY + PAGES * PAGE;
+    with_puppet(|puppet| {
+        for len in [0, 1, 7, 8, 9, 15, 63, 64, 65, 100] {
+            let text: Vec<u8> = (1..=len).chain([0]).collect();
+            for at in [MEMORY + 0x100, MEMORY + PAGE - 3, end - 65, end - 64, end] {
+                let hit = hit_with_text_of_c(at, &text);
+                let after = puppet.execute(&code, &role, &hit);
+                let Some(expected) = string_of_c(at, &hit) else {
+                    assert_eq!((after.rax, at >= end - 64), (3, true), "{len} {at:x}");
+                    continue;
+                };
+                assert_eq!(after.rax, 1, "{len} {at:x}");
+                let _slots = Slots {
+                    puppet,
+                    at: [after.rbx].into(),
+                };
+                let slot = peek(
+                    puppet.pid.as_raw(),
+                    after.rbx,
+                    LAYOUT.keys.slot_len() as usize,
+                );
+                let words = slot[slot::KEY as usize..].chunks_exact(8);
+                let words = words.map(|it| u64::from_le_bytes(it.try_into().unwrap()));
+                let held: Vec<u64> = words.take(expected.len()).collect();
+                assert_eq!(held, expected, "{len} {at:x}");
+            }
+        }
+    });
 }
 
 // promise: Observations: Compiled keys are those of a model, and each has a slot of its own with its exact hits (300 random lists of
