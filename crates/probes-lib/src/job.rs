@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use crate::launch::{Launch, Launched};
-use crate::sys::{pidfd, signals};
+use crate::sys::{pidfd, ptrace, signals};
 
 pub use crate::sys::signals::ReceivedSignal;
 
@@ -38,6 +38,17 @@ impl Launched {
         pidfd::open(self.report().pid)
     }
 
+    /// Returns whether the program has exited and can be waited for. Consumes nothing, unlike
+    /// [`Child::try_wait`](std::process::Child::try_wait), which also consumes the stops that are meant for another thread of this
+    /// process if that traces the program at this moment, as an [`Observer`](crate::Observer) does that is removed.
+    ///
+    /// # Errors
+    ///
+    /// ECHILD if it was waited for.
+    pub fn has_exited(&self) -> io::Result<bool> {
+        Ok(ptrace::has_child_exited(self.report().pid)?)
+    }
+
     /// Sends the program a signal that was sent to this process. If it was queued, with
     /// sigqueue(3), the program sees its sender and value; otherwise, it sees this process as the
     /// sender. If the program has exited, nothing is sent.
@@ -46,9 +57,8 @@ impl Launched {
     ///
     /// Those of kill(2) or rt_sigqueueinfo(2).
     pub fn pass_on(&mut self, signal: &ReceivedSignal) -> io::Result<()> {
-        let has_exited = self.child().try_wait()?.is_some();
-        if has_exited {
-            // Its pid may be another process's by now.
+        // An error: it was waited for, and its pid may be another process's by now.
+        if self.has_exited().unwrap_or(true) {
             return Ok(());
         }
         Ok(signals::pass_on(self.report().pid, signal)?)

@@ -226,11 +226,15 @@ impl Launched {
     }
 
     /// Returns the program as a child of this process: to wait for, or to drop, which leaves it running.
+    ///
+    /// While this process stops the program, as an [`Observer`] does when it is removed, waitpid(2) in any of its threads reports
+    /// that as well, so [`Child::wait`] and [`Child::try_wait`] may return a status with neither a code nor a
+    /// signal: wait again then, or call [`Launched::has_exited`] before.
     pub fn into_child(self) -> Child {
         self.child
     }
 
-    /// Returns the program as a child of this process, to wait for.
+    /// Returns the program as a child of this process, to wait for; see [`Launched::into_child`].
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }

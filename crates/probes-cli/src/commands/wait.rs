@@ -184,10 +184,15 @@ impl Program {
 
     /// Returns what has happened to it since this was called last.
     fn read_change(&mut self) -> io::Result<Change> {
-        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
+        let stops = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
+        let wait = |flags| waitid(Id::Pid(Pid::from_raw(self.state.program)), flags);
         let mut change = Change::Nothing;
-        loop {
-            match waitid(Id::Pid(Pid::from_raw(self.state.program)), flags) {
+        // Another thread of ours may trace it, to change its code. Then waits report the stops that are meant for that thread,
+        // which must not miss them: so nothing is consumed before it is known what it is.
+        while let Ok(WaitStatus::Stopped(..) | WaitStatus::Continued(_)) =
+            wait(stops | WaitPidFlag::WNOWAIT)
+        {
+            match wait(stops) {
                 Ok(WaitStatus::Stopped(_, by)) => {
                     self.state.program_is_stopped = true;
                     change = Change::Stopped(by);
@@ -196,14 +201,15 @@ impl Program {
                     self.state.program_is_stopped = false;
                     change = Change::Nothing;
                 }
-                // Nothing more, or it has exited.
-                _ => break,
+                _ => {}
             }
         }
-        Ok(match self.launched.child().try_wait()? {
-            Some(status) => Change::Exited(status),
-            None => change,
-        })
+        if matches!(self.launched.has_exited(), Ok(false)) {
+            return Ok(change);
+        }
+        let status = self.launched.child().try_wait()?;
+        let has_exited = |it: &ExitStatus| it.code().or(it.signal()).is_some();
+        Ok(status.filter(has_exited).map_or(change, Change::Exited))
     }
 
     /// Stops us as often as it stops; returns how it has exited, if it has.

@@ -267,6 +267,26 @@ pub(crate) fn peek_wait(tid: i32) -> Wait {
     }
 }
 
+/// Same as `peek_wait`, also if another thread of this process has consumed the stop of the tracee, which waitid(2) then reports no
+/// more: a thread that waits for its child with any options consumes the ptrace-stops of the child as well, if another
+/// thread of the same process traces it. To be called by the thread that traces it.
+pub(crate) fn peek_stop(tid: i32) -> Wait {
+    match peek_wait(tid) {
+        // ptrace(2): this fails while it runs.
+        Wait::Running => signal_info(tid).map_or(Wait::Running, |info| of_signal_info(tid, &info)),
+        wait => wait,
+    }
+}
+
+/// Returns why a tracee is stopped, from what `PTRACE_GETSIGINFO` returns: for a signal-delivery-stop the signal; for any other
+/// stop, its status is in `si_code`, of which the kernel gives signals no such values.
+fn of_signal_info(tid: i32, info: &libc::siginfo_t) -> Wait {
+    match info.si_code {
+        status if status > 0xff && status & 0x7f == info.si_signo => of_status(tid, status),
+        _ => Wait::Signal(info.si_signo),
+    }
+}
+
 /// Returns one of the tracees of this thread that do not run (see `peek_wait`); the same one until it is
 /// resumed or reaped.
 pub(crate) fn next_stopped() -> Option<i32> {
@@ -275,6 +295,15 @@ pub(crate) fn next_stopped() -> Option<i32> {
     let info = wait_for(libc::P_ALL, 0, options).ok()??;
     // SAFETY: waitid fills the fields of a SIGCHLD siginfo.
     Some(unsafe { info.si_pid() })
+}
+
+/// Returns whether a child has exited and was not waited for so far. Changes nothing.
+pub(crate) fn has_child_exited(pid: i32) -> Result<bool, Errno> {
+    let info = wait(pid, libc::WEXITED | libc::WNOWAIT)?;
+    // The stops of a tracee of this process are reported, too, whatever the options are.
+    let is_stop =
+        |info: &libc::siginfo_t| matches!(info.si_code, libc::CLD_TRAPPED | libc::CLD_STOPPED);
+    Ok(info.is_some_and(|info| !is_stop(&info)))
 }
 
 /// Consumes an exec stop that `peek_wait` has reported, which carries no signal that could be lost.
@@ -324,7 +353,11 @@ fn decode(tid: i32, info: &libc::siginfo_t) -> Wait {
         return Wait::Exited;
     }
     // SAFETY: waitid fills the fields of a SIGCHLD siginfo.
-    let status = unsafe { info.si_status() };
+    of_status(tid, unsafe { info.si_status() })
+}
+
+/// Returns what the status of a stopped tracee means, as ptrace(2) has it.
+fn of_status(tid: i32, status: i32) -> Wait {
     match status >> 8 {
         0 => Wait::Signal(status & 0x7f),
         // ptrace(2): a group-stop has a stopping signal in the low byte.

@@ -210,7 +210,7 @@ pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut pipes: TracerPipes) -> Resu
     }
     pipes.go().map_err(|_| Untraced::Exited)?;
     loop {
-        match ptrace::peek_wait(pid) {
+        match ptrace::peek_stop(pid) {
             Wait::Executed => return Ok(pid),
             Wait::Exited | Wait::Gone => return Err(Untraced::Exited),
             Wait::Running => {

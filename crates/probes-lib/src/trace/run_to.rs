@@ -53,7 +53,7 @@ pub(crate) fn run_to(
     };
     ptrace::resume(pid, 0);
     let reached = loop {
-        match ptrace::peek_wait(pid) {
+        match ptrace::peek_stop(pid) {
             Wait::Signal(signal) => match trapped_at().filter(|_| signal == libc::SIGTRAP) {
                 Some(place) => break place,
                 // Sent from outside, or raised by an initialiser.

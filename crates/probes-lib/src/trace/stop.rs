@@ -377,7 +377,11 @@ impl Stopping<'_, '_> {
 
     /// Records the new state of a running thread; returns false if it still runs.
     fn has_stopped(&mut self, tid: i32) -> Result<bool> {
-        let tracee = match ptrace::peek_wait(tid) {
+        let wait = match self.scope {
+            Scope::Threads => ptrace::peek_stop(tid),
+            Scope::Descendants => ptrace::peek_wait(tid),
+        };
+        let tracee = match wait {
             Wait::Running => return Ok(false),
             Wait::Signal(signal) => self.stopped_with(tid, signal),
             Wait::Trapped | Wait::GroupStopped => self.stopped_with(tid, 0),

@@ -50,10 +50,10 @@ impl ThreadCalls {
         }
     }
 
-    /// See [`ptrace::peek_wait`].
+    /// See [`ptrace::peek_stop`].
     pub(crate) fn peek_wait(&self, tid: i32) -> Wait {
         match self {
-            ThreadCalls::Own => ptrace::peek_wait(tid),
+            ThreadCalls::Own => ptrace::peek_stop(tid),
             ThreadCalls::Leased(lease) => {
                 let wait = lease.answer(&Request::Wait(tid), |reply| match reply {
                     Reply::Wait(wait) => Some(wait),

@@ -1,14 +1,16 @@
 //! Stopping: threads that come and go, pending signals, processes that are already stopped, and
 //! those that exec, fork or wait in vfork during an update.
 
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use probes_lib::{
-    Action, Effect, ErrorKind, Options, ProcessError, Selector, State, Subject, Target,
+    Action, Effect, ErrorKind, Observation, Options, ProcessError, Selector, State, Subject, Target,
 };
 use test_support::process;
 use test_support::{Talker, eventually, fixture_forms};
@@ -107,12 +109,58 @@ fn queued_signals_arrive_once_and_in_order() {
             session.apply(&all(Action::Enable)).unwrap();
             session.apply(&all(Action::Disable)).unwrap();
         }
-        let line = session.talker.ask("received", "received");
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let count: u64 = words[1].parse().unwrap();
-        assert!(count >= 2000, "{line}");
-        assert_eq!(words[2..], ["lost", "0", "disordered", "0"], "{line}");
+        assert_signals_arrived(&mut session.talker);
         session.end();
+    }
+}
+
+/// Asserts that the fixture `signals` has received all its signals.
+#[track_caller]
+fn assert_signals_arrived(talker: &mut Talker) {
+    let line = talker.ask("received", "received");
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let count: u64 = words[1].parse().unwrap();
+    assert!(count >= 2000, "{line}");
+    assert_eq!(words[2..], ["lost", "0", "disordered", "0"], "{line}");
+}
+
+// promise: Stopping and resuming: A thread of the tool that waits for the process all the time hides
+//    neither its stops nor its signals from updates and observations (2 × 50, at least 2,000 signals)
+#[test]
+fn wait_in_another_thread_hides_no_stop() {
+    let _lock = heavy_test_lock();
+    for file in fixture_forms("signals") {
+        let mut talker = Talker::start(&file);
+        let pid = Pid::from_raw(talker.pid());
+        let target = Target::open(talker.pid()).unwrap();
+        talker.ask("send", "sending");
+        let is_over = AtomicBool::new(false);
+        let done = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // Consumes the ptrace-stops of its child.
+                    let _ = waitpid(pid, Some(WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG));
+                }
+            });
+            let update = |action| target.update_with(&all(action), patient()).map(drop);
+            let change = || -> probes_lib::Result<()> {
+                for _ in 0..20 {
+                    update(Action::Enable)?;
+                    update(Action::Disable)?;
+                }
+                for _ in 0..10 {
+                    let counted = Observation::new().count(Selector::All);
+                    let removed = target.observe(&counted, patient())?.remove()?;
+                    assert_eq!(removed.still_mapped, 0);
+                }
+                Ok(())
+            };
+            let done = std::panic::catch_unwind(AssertUnwindSafe(change));
+            is_over.store(true, Ordering::Relaxed);
+            done
+        });
+        done.unwrap().unwrap();
+        assert_signals_arrived(&mut talker);
     }
 }
 
