@@ -11,6 +11,7 @@ use super::hits::{argument_names, in_ocaml};
 use super::table::table;
 use super::timeline::{Annotation, AnnotationValue, TimelineFormat};
 use crate::failure::Failure;
+use crate::text::Escaped;
 
 /// What a time line has, and what is missing in it.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -34,6 +35,14 @@ pub(crate) struct RecordCounts {
     pub(crate) lost_words: u64,
 }
 
+/// A name that many of the hits have that were read while others were lost.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct FrequentName {
+    pub(crate) name: String,
+    /// Which part of those hits have it, from 0 to 1.
+    pub(crate) share: f64,
+}
+
 /// What was recorded of a process.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename = "recorded")]
@@ -51,6 +60,7 @@ pub(crate) struct RecordReport {
     last_seconds: Option<Duration>,
     #[serde(flatten)]
     counts: RecordCounts,
+    frequent: Vec<FrequentName>,
 }
 
 impl RecordReport {
@@ -59,6 +69,7 @@ impl RecordReport {
         (file, format, bytes): (&Path, TimelineFormat, u64),
         (seconds, last_seconds): (Duration, Option<Duration>),
         counts: RecordCounts,
+        frequent: Vec<FrequentName>,
     ) -> RecordReport {
         RecordReport {
             version: VERSION,
@@ -70,6 +81,7 @@ impl RecordReport {
             seconds,
             last_seconds,
             counts,
+            frequent,
         }
     }
 
@@ -97,9 +109,13 @@ impl RecordReport {
                 let last = self.last_seconds.map_or_else(String::new, |last| {
                     format!(" last {:.3}", last.as_secs_f64())
                 });
+                let frequent = self.frequent.iter();
+                let frequent =
+                    frequent.map(|it| format!("frequent {:.3} {}\n", it.share, Escaped(&it.name)));
                 Ok(format!(
-                    "{} seconds {seconds:.3}{last}\n",
-                    figures.join(" ")
+                    "{} seconds {seconds:.3}{last}\n{}",
+                    figures.join(" "),
+                    frequent.collect::<String>()
                 ))
             }
             Format::Table => {
@@ -108,7 +124,12 @@ impl RecordReport {
                     .filter(|(name, value)| *value > 0 || matches!(*name, "slices" | "instants"));
                 let rows =
                     shown.map(|(name, value)| vec![name.replace('_', " "), value.to_string()]);
-                Ok(table(&["recorded", "how many"], rows))
+                let frequent = self.frequent.iter().map(|it| {
+                    let name = Escaped(&it.name);
+                    let share = format!("{:.0} %", it.share * 100.0);
+                    vec![format!("frequent when hits were lost: {name}"), share]
+                });
+                Ok(table(&["recorded", "how many"], rows.chain(frequent)))
             }
         }
     }
@@ -136,4 +157,43 @@ pub(crate) fn hit_annotations(event: &Event) -> Vec<Annotation> {
         Annotation { key, value }
     });
     annotations.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequent_names_are_in_every_format() {
+        let counts = RecordCounts {
+            slices: 9,
+            lost_hits: 1000,
+            ..RecordCounts::default()
+        };
+        let frequent = [("Cache.find", 0.9344), ("f(int, char)", 0.2)];
+        let frequent = frequent.map(|(name, share)| FrequentName {
+            name: name.to_owned(),
+            share,
+        });
+        let report = RecordReport::new(
+            (42, Path::new("/bin/a")),
+            (Path::new("a.json"), TimelineFormat::Chrome, 77),
+            (Duration::from_secs(1), None),
+            counts,
+            frequent.to_vec(),
+        );
+        let plain = report.text(Format::Plain).unwrap();
+        let (_, lines) = plain.split_once(" lost_hits 1000 ").unwrap();
+        let expected = "lost_words 0 bytes 77 seconds 1.000\nfrequent 0.934 Cache.find\nfrequent 0.200 f(int, char)\n";
+        assert_eq!(lines, expected);
+        let table = report.text(Format::Table).unwrap();
+        let row = |line: &str| line.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
+        let rows: Vec<String> = table.lines().map(row).collect();
+        let expected = "frequent when hits were lost: Cache.find | 93 %".to_owned();
+        assert!(rows.contains(&expected), "{table}");
+        let json = report.text(Format::Json).unwrap();
+        let object: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(object["frequent"][1]["name"], "f(int, char)");
+        assert_eq!(object["frequent"][0]["share"], 0.9344);
+    }
 }

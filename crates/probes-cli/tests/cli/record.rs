@@ -376,7 +376,22 @@ fn lost_hits_are_in_the_file() {
     kill(Pid::from_raw(tool.tool.pid()), Signal::SIGCONT).unwrap();
     let run = tool.end();
     assert!(run.stderr.contains("hits were lost"), "{}", run.stderr);
-    let lost = figure(&run.answer(), "lost_hits");
+    // Most calls are of one function, which is named.
+    let (_, named) = run
+        .stderr
+        .split_once("; of those read meanwhile, ")
+        .unwrap();
+    let (share, name) = named.split_once(" % of ").unwrap();
+    assert!(share.parse::<u32>().unwrap() > 50, "{named}");
+    assert!(name.starts_with("Calls.deep and "), "{named}");
+    let summary = run.answer();
+    let frequent: Vec<&str> = summary.lines().skip(1).collect();
+    assert!(frequent[0].starts_with("frequent 0.") && frequent[0].ends_with(" Calls.deep"));
+    assert!(
+        frequent[1].ends_with(" Calls.leaf") && frequent.len() == 2,
+        "{frequent:?}"
+    );
+    let lost = figure(&summary, "lost_hits");
     let timeline = read(&file);
     let instants = timeline["instants"].as_array().unwrap().iter();
     let in_file = instants.filter(|it| it["name"] == "hits were lost");

@@ -23,9 +23,11 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{
-    LostWords, RecordCounts, RecordReport, TimelineFile, TimelineFormat, TracedProcess, WarningKind,
+    FrequentName, LostWords, RecordCounts, RecordReport, TimelineFile, TimelineFormat,
+    TracedProcess, WarningKind,
 };
 use crate::signals::TerminationSignals;
+use crate::text::Escaped;
 
 /// What is read of a process, and the time line that is made of it.
 pub(super) struct Recording<'r> {
@@ -213,6 +215,7 @@ impl<'r> Recording<'r> {
         failures.add(self.timeline.sink().flush(true));
         let mut counts = self.timeline.counts;
         let lost_words = take(&mut self.timeline.lost_words);
+        let frequent = self.timeline.frequent();
         let sink = self.timeline.sink();
         let last = sink.last_written();
         if let Some(written) = last {
@@ -226,11 +229,12 @@ impl<'r> Recording<'r> {
             (file.path(), self.format, file.len()),
             (lasted, last),
             counts,
+            frequent.clone(),
         );
         let is_short = sink.is_short();
         let text = report.text(output.format);
         failures.add(text.and_then(|text| output.print_result(&text)));
-        warn(counts, &lost_words, output);
+        warn(counts, &frequent, &lost_words, output);
         if let Some(last) = last.filter(|_| is_short) {
             let seconds = last.as_secs_f64();
             output.messages.warning(
@@ -280,15 +284,30 @@ fn traced(pid: i32, program: &Path) -> TracedProcess {
     }
 }
 
+/// Says which names most of the hits have that were read while others were lost.
+fn most_frequent(names: &[FrequentName]) -> String {
+    let each = names.iter().map(|it| {
+        let name = Escaped(&it.name);
+        format!("{:.0} % of {name}", it.share * 100.0)
+    });
+    let each: Vec<String> = each.collect();
+    match each.as_slice() {
+        [] => String::new(),
+        [one] => format!("; of those read meanwhile, {one}"),
+        [first @ .., last] => format!("; of those read meanwhile, {} and {last}", first.join(", ")),
+    }
+}
+
 /// Says what the time line lacks.
-fn warn(counts: RecordCounts, lost_words: &LostWords, output: &Output) {
+fn warn(counts: RecordCounts, frequent: &[FrequentName], lost_words: &LostWords, output: &Output) {
     let messages = output.messages;
     if counts.lost_hits > 0 {
         messages.warning(
             WarningKind::LostHits,
             &format!(
-                "{} hits were lost: they came faster than they could be read",
-                counts.lost_hits
+                "{} hits were lost: they came faster than they could be read{}",
+                counts.lost_hits,
+                most_frequent(frequent)
             ),
             "record fewer functions or probes; the time line has instants where they are missing",
         );

@@ -18,8 +18,8 @@ use probes_lib::{CallFrame, Event, EventKind, Events, LiveAddr, RingEntry, Runti
 use super::sink::Sink;
 use crate::flags::Pair;
 use crate::output::{
-    Annotation, LostWords, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId, TrackOf,
-    hit_annotations,
+    Annotation, FrequentName, LostWords, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId,
+    TrackOf, hit_annotations,
 };
 
 /// How many calls may be open at once, of all stacks; what is called within them is not recorded.
@@ -58,6 +58,8 @@ pub(super) struct Timeline {
     pub(super) counts: RecordCounts,
     /// The same words as in `counts`, by domain.
     pub(super) lost_words: LostWords,
+    /// How many hits had which name in those readings that had lost others.
+    read_beside_losses: HashMap<String, u64>,
     /// How long the longest pair or call lasted that has ended, in nanoseconds.
     longest: u64,
 }
@@ -138,6 +140,7 @@ impl Timeline {
             latest: 0,
             counts: RecordCounts::default(),
             lost_words: LostWords::default(),
+            read_beside_losses: HashMap::new(),
             longest: 0,
         }
     }
@@ -167,11 +170,35 @@ impl Timeline {
             }
         }
         if events.dropped > 0 {
+            for event in &events.events {
+                match self.read_beside_losses.get_mut(event.name()) {
+                    Some(hits) => *hits += 1,
+                    None => drop(self.read_beside_losses.insert(event.name().to_owned(), 1)),
+                }
+            }
             self.counts.lost_hits = self.counts.lost_hits.saturating_add(events.dropped);
             let time = self.latest;
             let lost = vec![Annotation::int("hits", events.dropped)];
             self.instant(TrackId::PROCESS, time, "hits were lost", lost);
         }
+    }
+
+    /// Returns the names that most of the hits have that were read while others were lost, most first: the ring holds the last hits
+    /// before a reading, and what floods it is most of these as well.
+    pub(super) fn frequent(&self) -> Vec<FrequentName> {
+        /// With less, it is none that floods the ring.
+        const LEAST_SHARE: f64 = 0.1;
+        const MOST: usize = 3;
+        let all: u64 = self.read_beside_losses.values().sum();
+        let names = self.read_beside_losses.iter();
+        let names = names.map(|(name, &hits)| FrequentName {
+            name: name.clone(),
+            share: hits as f64 / all.max(1) as f64,
+        });
+        let mut names: Vec<FrequentName> = names.filter(|it| it.share >= LEAST_SHARE).collect();
+        names.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.name.cmp(&b.name)));
+        names.truncate(MOST);
+        names
     }
 
     fn enter(&mut self, event: &Event, frame: CallFrame) {
