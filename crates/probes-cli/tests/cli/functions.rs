@@ -226,6 +226,11 @@ fn glob_without_a_match_names_similar_functions() {
         assert!(error.starts_with(start), "{error}");
         assert!(hint.contains("-functions` lists the names"), "{hint}");
     }
+    for glob in ["Sevrice.*", "service.*", "Service.rend?rr"] {
+        let error = run_on(&format!("list -functions {glob}"), &file).failure();
+        let message = format!("matches {glob}; did you mean \"Service.");
+        assert!(error.contains(&message), "{error}");
+    }
     let error = run_on("list -functions -json nothing_like_it", &file);
     assert_eq!(error.code, Some(1));
     assert!(

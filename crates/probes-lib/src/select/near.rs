@@ -1,11 +1,14 @@
 //! The names that may have been meant by one that is not there.
 
-/// Returns up to three of `names` that are similar to `name`, the most similar first.
+/// Returns up to three of `names` that are similar to `name`, or to what it matches if it is a glob; the most similar first.
 pub(crate) fn near_names<N: AsRef<str>>(
     names: impl IntoIterator<Item = N>,
     name: &str,
 ) -> Vec<String> {
-    nearest(names, name, similarity)
+    match Pattern::of(name) {
+        Some(pattern) => nearest(names, name, |_, other| pattern.similarity(other)),
+        None => nearest(names, name, similarity),
+    }
 }
 
 /// The same for functions: also those that have another module before the last component, or none. The symbols of ocamlopt leave
@@ -14,12 +17,21 @@ pub(crate) fn near_functions<N: AsRef<str>>(
     names: impl IntoIterator<Item = N>,
     name: &str,
 ) -> Vec<String> {
+    if let Some(pattern) = Pattern::of(name) {
+        let has_module = name.contains(['.', ':']);
+        return nearest(names, name, |_, other| {
+            let score = pattern.similarity(other);
+            if has_module {
+                return score;
+            }
+            // `Stdlib.List.map` is near to `ma*`, which does not match it.
+            score.max(0.9 * pattern.similarity(last_component(other)))
+        });
+    }
     let last = last_component(name);
-    // Globs match many names: `Work.*` is not near to all functions.
-    let is_word = !last.is_empty() && !last.contains(['*', '?', '[', ']']);
     nearest(names, name, |name, other| {
         let score = similarity(name, other);
-        if !is_word || last_component(other) != last {
+        if last.is_empty() || last_component(other) != last {
             return score;
         }
         // `Stdlib.List.init` is nearer to `List.init` than `Stdlib.Array.init`.
@@ -46,6 +58,97 @@ fn similarity(name: &str, other: &str) -> f64 {
         score.max(0.8)
     } else {
         score
+    }
+}
+
+/// A glob, as what it is compared by.
+struct Pattern {
+    parts: Vec<Part>,
+    /// How many of its characters stand for themselves.
+    literals: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// A character that stands for itself.
+    Literal(char),
+    /// Any character: `?`, or one of a set.
+    One,
+    /// Any characters.
+    Any,
+}
+
+impl Pattern {
+    /// Returns the glob that `text` is; `None` if it is a name.
+    fn of(text: &str) -> Option<Pattern> {
+        let mut parts = Vec::new();
+        let mut rest = text.chars();
+        while let Some(next) = rest.next() {
+            parts.push(match next {
+                '*' => Part::Any,
+                '?' => Part::One,
+                // A `]` that comes first is one of the characters.
+                '[' => {
+                    let is_first = |inside: &str| inside.starts_with(']');
+                    let inside = rest.as_str();
+                    let inside = inside.strip_prefix('!').unwrap_or(inside);
+                    let skipped = usize::from(is_first(inside));
+                    let end = inside[skipped..].find(']')?;
+                    rest = inside[skipped + end + 1..].chars();
+                    Part::One
+                }
+                '\\' => Part::Literal(rest.next()?),
+                literal => Part::Literal(literal),
+            });
+        }
+        let is_literal = |part: &&Part| matches!(part, Part::Literal(_));
+        let literals = parts.iter().filter(is_literal).count();
+        let is_glob = parts.iter().any(|part| !is_literal(&part));
+        is_glob.then_some(Pattern { parts, literals })
+    }
+
+    /// Returns how similar a name is to those that match, from 0 to 1: which part of the characters that stand for themselves need no
+    /// edit. The other case is a quarter of an edit.
+    fn similarity(&self, name: &str) -> f64 {
+        const EDIT: usize = 4;
+        const OTHER_CASE: usize = 1;
+        if self.literals == 0 {
+            return 0.0;
+        }
+        let name: Vec<char> = name.chars().collect();
+        // The cost from the part before to the beginnings of the name; and from the one before that, for transposed characters.
+        let mut before: Vec<usize> = (0..=name.len()).map(|len| EDIT * len).collect();
+        let mut earlier = before.clone();
+        for (at, &part) in self.parts.iter().enumerate() {
+            let mut row = Vec::with_capacity(name.len() + 1);
+            let missing = if part == Part::Any { 0 } else { EDIT };
+            row.push(before[0] + missing);
+            for (index, &found) in name.iter().enumerate() {
+                let same = match part {
+                    Part::Any => {
+                        row.push(before[index + 1].min(row[index]));
+                        continue;
+                    }
+                    Part::One => 0,
+                    Part::Literal(wanted) if wanted == found => 0,
+                    Part::Literal(wanted) if wanted.eq_ignore_ascii_case(&found) => OTHER_CASE,
+                    Part::Literal(_) => EDIT,
+                };
+                let mut cost = before[index] + same;
+                cost = cost.min(before[index + 1] + EDIT).min(row[index] + EDIT);
+                let is_transposed = at > 0
+                    && index > 0
+                    && part == Part::Literal(name[index - 1])
+                    && self.parts[at - 1] == Part::Literal(found);
+                if is_transposed {
+                    cost = cost.min(earlier[index - 1] + EDIT);
+                }
+                row.push(cost);
+            }
+            earlier = std::mem::replace(&mut before, row);
+        }
+        let edits = before[name.len()] as f64 / EDIT as f64;
+        1.0 - edits / self.literals as f64
     }
 }
 
@@ -96,8 +199,44 @@ mod tests {
         assert_eq!(near("read"), ["std::fs::read"]);
         assert_eq!(near("App.biuld"), ["App.build"]);
         assert_eq!(near("Work.*"), [""; 0]);
+        assert_eq!(near("Std.List.m*"), [""; 0]);
         assert_eq!(near("Work."), [""; 0]);
         // Files and probes have other names: an ending is none of them.
         assert_eq!(near_names(["other.ml"], "app.ml"), [""; 0]);
+    }
+
+    #[test]
+    fn names_are_near_to_globs() {
+        let names = [
+            "Service.render",
+            "Service.serve",
+            "Service.tick",
+            "Stdlib.List.map",
+            "Stdlib.List.mapi",
+        ];
+        let near = |glob| near_functions(names, glob);
+        let of_service = ["Service.render", "Service.serve", "Service.tick"];
+        for glob in [
+            "Sevrice.*",
+            "Servce.*",
+            "service.*",
+            "Service_*",
+            "*rvise.*",
+        ] {
+            assert_eq!(near(glob), of_service, "{glob}");
+        }
+        assert_eq!(near("*.rendr"), ["Service.render"]);
+        assert_eq!(near("Sevrice.ti?k"), ["Service.tick"]);
+        assert_eq!(near("Sevrice.[!s]ick"), ["Service.tick"]);
+        // Without its module.
+        assert_eq!(near("mapi*"), ["Stdlib.List.mapi"]);
+        for glob in ["*", "?", "X*", "Unix.*", "[", "[]", "\\", "*\\"] {
+            assert_eq!(near(glob), [""; 0], "{glob}");
+        }
+        let probes = ["req_start", "req_end", "tick"];
+        assert_eq!(near_names(probes, "rqe_*"), ["req_end", "req_start"]);
+        assert_eq!(near_names(probes, "req*"), ["req_end", "req_start"]);
+        assert_eq!(near_names(probes, "*_strat"), ["req_start"]);
+        assert_eq!(near_names(probes, r"\*req*"), ["req_end", "req_start"]);
     }
 }
