@@ -34,7 +34,7 @@ pub(crate) use events::{EventsOr, Subject};
 pub(crate) use fields::{FieldFlags, refuse_fields_in_json};
 pub(crate) use filter::FilterFlags;
 pub(crate) use function_selection::{
-    FunctionArgument, FunctionList, FunctionOrCollectorFlags, functions,
+    FunctionArgument, FunctionList, FunctionOrCollectorFlags, ends_part, functions,
 };
 pub(crate) use histogrammed::{
     HistogramFlags, HistogramSource, HistogramSourceFlags, Histogrammed, MEASURED_BY_LATENCY,

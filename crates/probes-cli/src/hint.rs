@@ -278,12 +278,12 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
             if of_shell.is_some() {
                 return of_shell;
             }
-            // Names of C++ and Rust have such commas between parentheses or angle brackets.
-            if glob.contains(", ") && !glob.contains(['(', '<']) {
-                let list = glob.replace(", ", ",");
-                return Some(format!(
-                    "a comma with a space behind it belongs to a name: write a list without spaces, {list}"
-                ));
+            if glob.contains(", ") {
+                return Some(
+                    "a comma with a space behind it belongs to a name if there are parentheses or angle brackets: \
+                     write the list without spaces, or repeat the flag"
+                        .to_owned(),
+                );
             }
             let later = match operand {
                 Operand::Program(_) => {

@@ -31,7 +31,7 @@ With -functions, it prints a line for each function, by its address:
 with the size in bytes, and with -pid addresses in the process, also of the libraries that it has loaded.
 CAN is `count,time` if a jump can be put at its entry and at all its exits, `count(REASON)` if only at its
 entry, and `no(REASON)` if not there either. `count -fn` counts; `latency -fn` times them.
-GLOBS are separated by commas, but a comma that a space follows belongs to a name. Each is for the whole name as it
+GLOBS are separated by commas; if there are ( or <, a comma that a space follows belongs to a name. Each is for the whole name as it
 is shown here, such as 'Stdlib.List.*': * stands for any characters, ? for one, [ab] for one of these, [!ab] for
 another. A function with several names is shown by the one that is asked for, or the first that matches; -json has
 them all. 0xADDRESS is the function whose code is there, in the process or in the file. FILE:LINE(call) is the first

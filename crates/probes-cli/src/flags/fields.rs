@@ -39,6 +39,7 @@ pub(crate) fn refuse_fields_in_json(
 }
 
 fn field(typed: &str) -> Result<Field, String> {
+    let typed = typed.trim();
     typed.parse().map_err(|_| {
         let names: Vec<&str> = Field::VARIANTS.iter().map(<&str>::from).collect();
         format!("\"{typed}\" is not a field: there are {}", names.join(", "))

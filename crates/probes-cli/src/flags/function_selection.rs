@@ -110,17 +110,23 @@ pub(crate) fn functions(typed: &str) -> Result<FunctionList, String> {
     list.collect::<Result<_, String>>().map(FunctionList)
 }
 
-/// The parts of a comma list. A comma that a space follows belongs to a name of C++ or Rust: `f(int, int)`.
+/// The parts of a comma list, of which [`ends_part`] says where they end.
 fn parts(list: &str) -> Vec<&str> {
     let mut start = 0;
-    let is_end = |at: &usize| !list[at + 1..].starts_with(' ');
-    let commas = list.match_indices(',').map(|(at, _)| at).filter(is_end);
+    let commas = list.match_indices(',').map(|(at, _)| at);
+    let commas = commas.filter(|&at| ends_part(list, at));
     let parts = commas.chain([list.len()]).map(|end| {
         let part = &list[start..end];
         start = end + 1;
-        part
+        part.trim()
     });
     parts.collect()
+}
+
+/// Returns whether the comma at `at` is one between two functions. One that a space follows belongs to a name of C++ or Rust,
+/// such as `f(int, int)`, if the list has the brackets of such names.
+pub(crate) fn ends_part(list: &str, at: usize) -> bool {
+    !list[at + 1..].starts_with(' ') || !list.contains(['(', ')', '<', '>'])
 }
 
 /// Reads a glob, an address or a source line.
@@ -170,11 +176,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commas_before_spaces_belong_to_names() {
+    fn commas_before_spaces_belong_to_bracketed_names() {
         for (list, expected) in [
             ("main", &["main"][..]),
             ("List.*,caml_[ab]?", &["List.*", "caml_[ab]?"]),
             ("f(int, char),g<A, B>::h", &["f(int, char)", "g<A, B>::h"]),
+            ("*int, char)", &["*int, char)"]),
+            (
+                "List.map, List.iter ,main",
+                &["List.map", "List.iter", "main"],
+            ),
             ("a,,b,", &["a", "", "b", ""]),
             ("", &[""]),
         ] {

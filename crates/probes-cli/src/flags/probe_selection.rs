@@ -53,8 +53,9 @@ pub(crate) fn by_name(flag: &str, names: &[String]) -> Result<Vec<Selector>, Str
     Ok(names.iter().map(Selector::name).collect())
 }
 
-/// Reads the name of a probe.
+/// Reads the name of a probe, of which a comma list may have spaces.
 pub(crate) fn probe_name(typed: &str) -> Result<String, String> {
+    let typed = typed.trim();
     if typed.is_empty() {
         return Err("a name is empty".to_owned());
     }

@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 use test_support::{Talker, fixture, program, program_forms};
 
-use crate::support::{Run, both_forms, image, number, poke, probe, run, states};
+use crate::support::{
+    Run, both_forms, command, image, number, poke, probe, run, run_command, states,
+};
 
 fn attach(target: &Talker, actions: &str) -> Run {
     run(&format!("attach -pid {} {actions}", target.pid()))
@@ -25,6 +27,43 @@ fn handlers_run_while_their_probes_are_enabled() {
         assert_eq!(target.ask("run", "round"), "round 3 hits=216");
         attach(&target, "-disable-all").answer();
         assert_eq!(target.ask("run", "round"), "round 4 hits=0");
+    }
+}
+
+#[test]
+fn blanks_in_comma_lists_are_ignored() {
+    let target = Talker::start(&program("twolibs"));
+    let pid = target.pid().to_string();
+    let run = |line: &str, list: &str| {
+        let words = line.split(' ').chain(["-pid", &pid]);
+        run_command(command(words).arg(list))
+    };
+    for (flags, list, answer) in [
+        (
+            "attach",
+            "-enable= shared , main_only ",
+            "shared 0 -> 1, 3 sites\nmain_only 0 -> 1, 1 site\n",
+        ),
+        (
+            "attach",
+            "-disable=shared, main_only",
+            "shared 1 -> 0, 3 sites\nmain_only 1 -> 0, 1 site\n",
+        ),
+        (
+            "attach",
+            "-enable-pair=shared, main_only",
+            "main_only 0 -> 1, 1 site\nshared 0 -> 1, 3 sites\n",
+        ),
+        ("watch -for 1ms -probe shared", "-fields=time, name", ""),
+    ] {
+        assert_eq!(run(flags, list).answer(), answer, "{list}");
+    }
+    let counted = run("count -for 1ms", "-probe=shared, main_only").answer();
+    assert_eq!(counted.lines().count(), 2, "{counted}");
+    for list in ["-enable=shared, ", "-enable= ", "-enable= ,shared"] {
+        let error = run("attach", list);
+        assert_eq!(error.code, Some(2));
+        assert!(error.stderr.contains("a name is empty"), "{}", error.stderr);
     }
 }
 
@@ -186,6 +225,10 @@ fn unknown_name_gets_a_suggestion_and_changes_nothing() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let before = image(target.pid());
     let error = attach(&target, "-enable watched,plian").failure();
+    let of_glob = attach(&target, "-enable pla?n,pli*").failure();
+    let expected = "no probe \"pla?n\" in gen_ocaml_2.pie; did you mean \"plain\"?";
+    assert!(of_glob.contains(expected), "{of_glob}");
+    assert!(of_glob.contains("hint: -enable takes names; "), "{of_glob}");
     let expected = "no probe \"plian\" in gen_ocaml_2.pie; did you mean \"plain\"?";
     assert!(error.contains(expected), "{error}");
     assert!(error.contains("nothing was changed"), "{error}");

@@ -426,6 +426,16 @@ fn unknown_functions_are_errors() {
             "` lists the names",
         ),
         (
+            "-fn Clals.l*",
+            "matches Clals.l*; did you mean \"Calls.leaf\"?",
+            "` lists the names; a glob has to match a whole name",
+        ),
+        (
+            "-fn lea?",
+            "matches lea?; did you mean \"Calls.leaf\"",
+            "a glob has to match a whole name: `*.map`, not `map`",
+        ),
+        (
             "-fn Calls.leaf -probe tick",
             "no OCaml probes in ",
             "`count -fn GLOB` counts functions of any program",
@@ -442,8 +452,17 @@ fn unknown_functions_are_errors() {
         "-fn",
         "Calls.leaf, Calls.deep",
     ]);
+    let counted = run_command(spaced.args(["-for", "10ms"])).answer();
+    assert_eq!(counted.lines().count(), 2, "{counted}");
+    let mut spaced = command([
+        "count",
+        "-pid",
+        &pid.to_string(),
+        "-fn",
+        "f(int), Calls.deep",
+    ]);
     let error = run_command(&mut spaced).failure();
-    let hint = "a comma with a space behind it belongs to a name: write a list without spaces, Calls.leaf,Calls.deep";
+    let hint = "a comma with a space behind it belongs to a name if there are parentheses or angle brackets";
     assert!(error.contains(hint), "{error}");
     for (flags, message) in [
         ("-gc minor -gc minor", "-gc: \"minor\" is given twice"),

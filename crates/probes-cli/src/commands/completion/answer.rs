@@ -12,6 +12,7 @@ use clap::{Arg, Command};
 use probes_lib::CollectorWork;
 
 use super::names::{self, MOST, Names};
+use crate::flags::ends_part;
 use crate::search_path::look_up;
 use crate::spelling::{Given, Place, completions_of_flag, long, place, value_name};
 use crate::text::is_unprintable;
@@ -112,11 +113,12 @@ fn words_with_prefix(typed: &str, words: &[&str]) -> Completions {
     each.collect()
 }
 
-/// Splits a comma-separated list before its last element. A comma followed by a space is part of a name.
+/// Splits a comma-separated list before its last element.
 fn split_list(typed: &str) -> (&str, &str) {
-    let mut commas = typed.match_indices(',').map(|(at, _)| at + 1);
-    let last = commas.rfind(|&at| !typed[at..].starts_with(' '));
-    typed.split_at(last.unwrap_or(0))
+    let mut commas = typed.match_indices(',').map(|(at, _)| at);
+    let last = commas.rfind(|&at| ends_part(typed, at));
+    let (_, name) = typed.split_at(last.map_or(0, |at| at + 1));
+    typed.split_at(typed.len() - name.trim_start_matches(' ').len())
 }
 
 /// The names that begin with `typed`, in the process or file that the command line names.
@@ -197,6 +199,7 @@ mod tests {
             ("a", ("", "a")),
             ("a,b", ("a,", "b")),
             ("a,b,", ("a,b,", "")),
+            ("a, b", ("a, ", "b")),
             ("f(int, in", ("", "f(int, in")),
         ] {
             assert_eq!(split_list(typed), expected, "{typed}");
