@@ -507,7 +507,9 @@ fn of_launch(kind: &LaunchError, program: &probes_lib::Subject) -> Option<String
             return of_exec(program, source);
         }
         (LaunchError::Denied(denial), _) => return of_denial(denial, false, false),
-        (LaunchError::Setuid, _) => "start it without ocaml-probes, then `attach` to it with sudo",
+        (LaunchError::Setuid | LaunchError::FileCapabilities, _) => {
+            "start it without ocaml-probes, then `attach` to it with sudo"
+        }
         (LaunchError::DiedAtStart { .. }, _) => {
             "is memory limited (`ulimit -v`), or the file damaged? run it without ocaml-probes to see"
         }

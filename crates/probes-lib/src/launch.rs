@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
-use self::executable::{check_names, error_of_launch, refuse_setuid, refuse_shell, resolve};
+use self::executable::{check_names, error_of_launch, refuse_privileged, refuse_shell, resolve};
 use self::set_up::{Ready, SetUp};
 use self::until_ocaml::Patched;
 use crate::error::{Effect, Result};
@@ -123,7 +123,7 @@ impl Launch {
         };
         let needs_probes = !actions.is_empty() || are_observed;
         if let Some(file) = &file {
-            refuse_setuid(file)?;
+            refuse_privileged(file)?;
             if needs_probes {
                 check_names(file, &actions)?;
             }

@@ -15,6 +15,7 @@ pub(crate) mod ptrace;
 pub(crate) mod signals;
 pub(crate) mod spawn;
 pub(crate) mod ticks;
+pub(crate) mod xattr;
 
 /// Precedes a system call that the chaos suite can make fail: the calling function then returns the
 /// error of that call. Expands to nothing without the feature `fault-injection`.

@@ -208,7 +208,7 @@ fn process_under_gdb_is_readable_but_not_changed() {
 }
 
 /// A command of an ordinary user: of nobody, if we are root.
-fn as_user(program: &Path) -> Command {
+pub(crate) fn as_user(program: &Path) -> Command {
     if !geteuid().is_root() {
         return Command::new(program);
     }

@@ -10,6 +10,7 @@ use nix::unistd::geteuid;
 use serde_json::{Value, json};
 use test_support::{Guard, Scratch, Talker, fixture, program, program_forms};
 
+use crate::bad_processes::as_user;
 use crate::support::{Folder, Run, command, object, run, run_command, run_on};
 
 #[test]
@@ -282,6 +283,66 @@ fn failures_to_execute_come_with_a_hint() {
         error.contains("does this user have permission to enter the directories"),
         "{error}"
     );
+}
+
+/// Gives a file capabilities, by setcap(8), which `starter` starts.
+fn set_capabilities(starter: &[&str], capabilities: &str, file: &Path) {
+    let path = std::env::var("PATH").unwrap() + ":/usr/sbin:/sbin";
+    let mut setcap = Command::new("env");
+    setcap
+        .args(starter)
+        .args(["setcap", capabilities])
+        .arg(file);
+    assert!(setcap.env("PATH", path).status().unwrap().success());
+}
+
+// promise: Launching programs: A program is not started without the privileges that its file gives it (set-user-ID bit,
+//    capabilities)
+#[test]
+fn program_with_privileges_of_its_file_is_refused() {
+    // The user `nobody` possibly cannot enter the build folder.
+    let folder = Folder::new("privileged");
+    let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+    let trace = |file: &Path| run_command(as_user(&tool).args(["trace", "-prog"]).arg(file));
+    let copied = |name| folder.copy(&program("terminating"), name);
+    let (setuid, capable) = (copied("setuid"), copied("capable"));
+    fs::set_permissions(&setuid, Permissions::from_mode(0o4755)).unwrap();
+    if !geteuid().is_root() {
+        // The user's own program gives nobody else's privilege, nor do capabilities of a namespace that is not ours.
+        let starter = ["unshare", "--user", "--map-root-user"];
+        set_capabilities(&starter, "cap_net_raw+ep", &capable);
+        for file in [&setuid, &capable] {
+            assert!(trace(file).answer().starts_with("handler fooia 5\n"));
+        }
+        return;
+    }
+    set_capabilities(&[], "cap_net_raw+ep", &capable);
+    for (file, why) in [
+        (
+            &setuid,
+            "is setuid or setgid, and would run without that privilege",
+        ),
+        (
+            &capable,
+            "has file capabilities, and would run without them",
+        ),
+    ] {
+        let error = trace(file).failure();
+        let message =
+            format!("{why} if it was traced from its start; the program was not started\n");
+        assert!(error.contains(&message), "{error}");
+        let hint = "hint: start it without ocaml-probes, then `attach` to it with sudo\n";
+        assert!(error.ends_with(hint), "{error}");
+        // Root has the privileges, and keeps them.
+        assert!(
+            run_on("trace", file)
+                .answer()
+                .starts_with("handler fooia 5\n")
+        );
+    }
+    // Capabilities that are only inheritable give nothing to who has none.
+    set_capabilities(&[], "cap_net_raw+i", &capable);
+    assert!(trace(&capable).answer().starts_with("handler fooia 5\n"));
 }
 
 #[test]

@@ -42,6 +42,9 @@ pub enum LaunchError {
         "is setuid or setgid, and would run without that privilege if it was traced from its start"
     )]
     Setuid,
+    /// It would run without the capabilities that its file gives it.
+    #[error("has file capabilities, and would run without them if it was traced from its start")]
+    FileCapabilities,
     /// Starting it was interrupted.
     #[error("{}", self.with_subject("it").unwrap_or_default())]
     Interrupted,
@@ -75,7 +78,7 @@ impl LaunchError {
             LaunchError::FollowedAndObserved => {
                 format!("cannot both follow {program} and observe it from its start")
             }
-            LaunchError::Setuid => return None,
+            LaunchError::Setuid | LaunchError::FileCapabilities => return None,
         })
     }
 }

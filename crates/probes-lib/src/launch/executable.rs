@@ -20,8 +20,10 @@ use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
 use crate::error::{Error, ErrorKind, LaunchError, Result, Subject, SystemError};
 use crate::process::Process;
+use crate::process::denial::own_status;
 use crate::process::program::Program;
 use crate::select::{Actions, choose};
+use crate::sys::xattr;
 
 /// Returns the file that execvp(3) will execute, as far as it is known; `None` if there is none.
 pub(super) fn resolve(command: &Command) -> Option<PathBuf> {
@@ -50,9 +52,9 @@ pub(super) fn resolve(command: &Command) -> Option<PathBuf> {
 
 /// Fails if a program would run without the privilege that its file gives it.
 ///
-/// execve(2): the set-user-ID bits are ignored if "the calling process is being ptraced" by a tracer
-/// without the privilege.
-pub(super) fn refuse_setuid(file: &Path) -> Result<()> {
+/// execve(2): the set-user-ID bits, and the capabilities of the file, are ignored if "the calling process is being ptraced" by a
+/// tracer without the privilege.
+pub(super) fn refuse_privileged(file: &Path) -> Result<()> {
     let Ok(metadata) = std::fs::metadata(file) else {
         return Ok(());
     };
@@ -62,7 +64,37 @@ pub(super) fn refuse_setuid(file: &Path) -> Result<()> {
         let program = file.to_owned();
         return Err(Error::of_program(&program, LaunchError::Setuid));
     }
+    let capabilities = xattr::read(file, c"security.capability", MOST_CAPABILITIES);
+    let given = capabilities.map_or(0, |bytes| file_capabilities(&bytes));
+    let ours = own_status();
+    if given & ours.bounding & !ours.permitted != 0 && !geteuid().is_root() {
+        return Err(Error::of_program(file, LaunchError::FileCapabilities));
+    }
     Ok(())
+}
+
+/// More bytes than `struct vfs_ns_cap_data` has.
+const MOST_CAPABILITIES: usize = 64;
+
+/// Returns the capabilities that a file permits to who executes it, by its attribute `security.capability`: `struct vfs_cap_data` of
+/// linux/capability.h. None if it has the form for another user namespace than ours, which the kernel converts otherwise.
+fn file_capabilities(attribute: &[u8]) -> u64 {
+    const REVISION_MASK: u32 = 0xff00_0000;
+    const REVISION_1: u32 = 0x0100_0000;
+    const REVISION_2: u32 = 0x0200_0000;
+    let word = |index: usize| {
+        let bytes = attribute.get(4 * index..4 * index + 4)?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?))
+    };
+    // The words after the first: permitted and inheritable ones, first the lower halves.
+    let (Some(magic), Some(low)) = (word(0), word(1)) else {
+        return 0;
+    };
+    match (magic & REVISION_MASK, word(3)) {
+        (REVISION_1, _) => low.into(),
+        (REVISION_2, Some(high)) => u64::from(high) << 32 | u64::from(low),
+        _ => 0,
+    }
 }
 
 /// Returns whether a file of this mode, user and group changes the user or the group of the process with
@@ -156,6 +188,26 @@ mod tests {
             let changed = changes_ids(mode, owner, (7, 7));
             assert_eq!(changed, changes, "{mode:o} {owner:?}");
         }
+    }
+
+    #[test]
+    fn file_capabilities_are_those_of_our_namespace() {
+        let of_words = |words: &[u32]| {
+            let bytes: Vec<u8> = words.iter().flat_map(|it| it.to_le_bytes()).collect();
+            file_capabilities(&bytes)
+        };
+        // The lowest bit says that they are effective at once.
+        assert_eq!(
+            of_words(&[0x0200_0001, 1 << 13, 2, 1 << 7, 4]),
+            1 << 39 | 1 << 13
+        );
+        assert_eq!(of_words(&[0x0100_0000, 1 << 13, 2]), 1 << 13);
+        // Only inheritable ones; those of another namespace, with its root; damaged ones.
+        assert_eq!(of_words(&[0x0200_0000, 0, 2, 0, 4]), 0);
+        assert_eq!(of_words(&[0x0300_0001, 1 << 13, 0, 0, 0, 1000]), 0);
+        assert_eq!(of_words(&[0x0200_0001, 1 << 13]), 0);
+        assert_eq!(of_words(&[]), 0);
+        assert_eq!(file_capabilities(&[1; 7]), 0);
     }
 
     #[test]

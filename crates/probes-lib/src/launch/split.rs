@@ -19,7 +19,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::executable::{check_names, error_of_launch, refuse_setuid, refuse_shell, resolve};
+use super::executable::{check_names, error_of_launch, refuse_privileged, refuse_shell, resolve};
 use super::set_up::{Ready, SetUp};
 use super::{Launch, Launched};
 use crate::error::{Effect, Error, LaunchError, Result};
@@ -127,7 +127,7 @@ impl Launch {
         }
         let file = resolve(&self.command);
         if let Some(file) = &file {
-            refuse_setuid(file)?;
+            refuse_privileged(file)?;
             match check_names(file, &self.actions) {
                 // The missing name may be in what the program executes and loads later.
                 Err(error) if error.is_missing_name() => {}
