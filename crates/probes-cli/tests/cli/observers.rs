@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::container::{Container, enter, only_child};
 use test_support::tmux::Terminal;
-use test_support::{Guard, Talker, eventually, fixture, fixture_forms};
+use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
 
 use crate::count::{end, observing};
 use crate::support::{Run, command, is_observed, run, run_command};
@@ -33,7 +33,11 @@ fn wait_for_observer(pid: i32, tool: i32) {
 
 /// Starts a tool that takes a process over, and waits until it has.
 fn taking_over(line: &str, pid: i32) -> Talker {
-    let tool = Talker::spawn(command(line.split(' ')).args(["-pid", &pid.to_string()]));
+    taking_over_by(command(line.split(' ')), pid)
+}
+
+fn taking_over_by(mut command: Command, pid: i32) -> Talker {
+    let tool = Talker::spawn(command.args(["-pid", &pid.to_string()]));
     wait_for_observer(pid, tool.pid());
     tool
 }
@@ -188,7 +192,7 @@ fn replaced_observer_prints_results_and_its_successor() {
     }
 }
 
-// promise: Observations: Every command that observes takes over with -force (2 × 6 commands)
+// promise: Observations: Every command that observes takes over with -force (2 × 7 commands)
 #[test]
 fn every_observing_command_takes_over_with_force() {
     for file in fixture_forms("timed") {
@@ -209,6 +213,12 @@ fn every_observing_command_takes_over_with_force() {
             assert_eq!(current.guard().wait().code(), Some(1), "{line}");
             current = next;
         }
+        let scratch = Scratch::new();
+        let mut record = command(["record", "-force", "-quiet", "-probe", "start", "-o"]);
+        record.arg(scratch.file("taken.json"));
+        let next = taking_over_by(record, pid);
+        assert_eq!(current.guard().wait().code(), Some(1), "record");
+        current = next;
         let terminal = Terminal::open(100, 30);
         terminal.line(&format!("clear; {TOOL} top -force -pid {pid}"));
         terminal.wait_for(&format!(", process {pid}"));

@@ -401,6 +401,30 @@ fn lost_hits_are_in_the_file() {
     assert!(lost > 0 && found < called(&answer, "leaf"));
 }
 
+// promise: Time lines: A recording that is taken over from is written, and names its successor (1)
+#[test]
+fn replaced_recording_is_written() {
+    let scratch = Scratch::new();
+    let files = ["first.json", "second.json"].map(|name| scratch.file(name));
+    let mut target = Talker::start(&program("calls"));
+    let first = recording(target.pid(), &["-fn", "Calls.leaf"], &files[0]);
+    target.ask("run 1 10", "calls");
+    let second = recording(target.pid(), &["-force", "-fn", "Calls.leaf"], &files[1]);
+    let who = format!(
+        "has been taken over by pid {} (ocaml-probes record ",
+        second.tool.pid()
+    );
+    let first = first.until_end();
+    assert_eq!(first.code, Some(1), "{}", first.stderr);
+    assert!(first.stderr.contains(&who), "{}", first.stderr);
+    assert_eq!(figure(&first.stdout, "slices"), 15);
+    assert_eq!(slices(&read(&files[0]), "Calls.leaf").len(), 15);
+    target.ask("run 1 2", "calls");
+    assert_eq!(figure(&second.end().answer(), "slices"), 3);
+    assert_eq!(slices(&read(&files[1]), "Calls.leaf").len(), 3);
+    assert!(!is_observed(target.pid()));
+}
+
 /// `record -prog` of `program`, with what it reads from standard input.
 fn record_program(program: &Path, flags: &[&str], file: &Path, words: &str) -> Run {
     let input = file.with_extension("input");
