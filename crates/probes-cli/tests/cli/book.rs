@@ -22,6 +22,12 @@ impl Step {
         self.answer.iter().any(|it| is_error(it))
     }
 
+    /// Whether it prints the same columns whatever the process does at this moment; a table leaves out those that have only zeros.
+    fn has_fixed_columns(&self) -> bool {
+        let command = self.command.strip_prefix("ocaml-probes ");
+        command.is_some_and(|it| !it.starts_with("stack ") && !it.contains("-format table"))
+    }
+
     /// The names of OCaml's functions in the answer, such as `Shop.search`.
     fn names(&self) -> impl Iterator<Item = &str> {
         let words = self.answer.iter().flat_map(|it| it.split(' '));
@@ -33,6 +39,24 @@ impl Step {
                     .all(|it| !it.is_empty() && it.chars().all(is_of_name))
         })
     }
+}
+
+/// What lines have in common that show the same figures, whatever these are: how many numbers a line begins with, or else its words
+/// without those that have digits.
+fn shape(line: &str) -> Vec<&str> {
+    let has_digit = |word: &str| word.contains(|it: char| it.is_ascii_digit());
+    let is_number = |word: &&str| {
+        let digits = word.trim_matches(|it: char| it.is_ascii_digit() || "-.".contains(it));
+        digits.is_empty()
+    };
+    let words = line.split_ascii_whitespace();
+    let numbers = words.clone().take_while(is_number).count();
+    if numbers > 0 {
+        return vec!["#"; numbers];
+    }
+    words
+        .map(|it| if has_digit(it) { "#" } else { it })
+        .collect()
 }
 
 /// Whether a line is an error of the tool, which the status of a pipe does not show.
@@ -129,6 +153,19 @@ fn run(page: &str) {
             "{}: no output",
             step.command
         );
+        // The figures are those of other seconds. But lines that begin as the first one on the page have as many columns.
+        let shown = step.answer.iter().find(|it| it.trim() != "...");
+        if let Some(shown) = shown.filter(|_| step.has_fixed_columns()) {
+            let shown_shape = shape(shown);
+            let mut alike = output.lines().map(shape);
+            let is_there = alike.clone().any(|it| it == shown_shape);
+            let is_other = alike.any(|it| it.first() == shown_shape.first());
+            assert!(
+                is_there || !is_other,
+                "{}: nothing like\n{shown}\nin\n{output}",
+                step.command
+            );
+        }
         for name in step.names() {
             assert!(
                 output.contains(name),
