@@ -109,6 +109,8 @@ mod record; // time lines
 mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]
 mod restore; // `attach -for` and `attach -live`
+#[path = "cli/running.rs"]
+mod running; // where threads run
 #[path = "cli/serve.rs"]
 mod serve; // an exporter, and what Prometheus makes of it
 #[path = "cli/several_processes.rs"]

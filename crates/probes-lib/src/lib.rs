@@ -168,7 +168,9 @@ pub use stacks::{
 pub use unwind::StackEnd;
 
 // Profiles: where the time goes.
-pub use profile::{Activity, Profile, ProfiledStack, Profiler, ThreadTimes, WaitMethod, WaitTimes};
+pub use profile::{
+    Activity, Profile, ProfiledStack, Profiler, RunningMethod, ThreadTimes, WaitMethod, WaitTimes,
+};
 
 // Patches: where a jump to a trampoline can be put in any code.
 pub use patch_plan::code::Code;

@@ -13,6 +13,7 @@
 //! records    bytes of the kernel's rings → switches in and out                                  pure
 //! switches   the rings of all threads
 //! waits      switches → waits, with the stack that was read while they lasted, if there was time   pure
+//! samples    samples until the records of their time are there: who was on a processor when they were due   pure
 //! found      times and waits, added up by stack
 //! ```
 
@@ -21,10 +22,11 @@ mod answer;
 mod found;
 mod records;
 mod refusal;
+mod samples;
 mod switches;
 mod waits;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,12 +38,15 @@ use nix::time::{ClockId, clock_gettime};
 use crate::error::{Error, ProcessError, Result};
 use crate::process::Process;
 use crate::stacks::{Look, Slices, StackFrame, Stacks, ThreadFiles, ThreadRole, monotonic_now};
+use crate::sys::perf::ClockSamples;
 use crate::unwind::StackEnd;
 pub use activity::Activity;
-pub use answer::{Profile, ProfiledStack, ThreadTimes, WaitMethod};
+pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
 pub use found::WaitTimes;
 use found::{Found, Key, shared};
+use records::RecordKind;
 pub(crate) use refusal::paranoid;
+use samples::Samples;
 use switches::Switches;
 use waits::{Cause, Waits};
 
@@ -64,13 +69,14 @@ const WAIT_INTERVAL: Duration = Duration::from_millis(1);
 /// Samples a process.
 ///
 /// ```no_run
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 /// use probes_lib::Profiler;
 ///
 /// let mut profiler = Profiler::of_process(4242, false)?;
 /// for _ in 0..100 {
-///     std::thread::sleep(Duration::from_millis(10));
-///     profiler.sample()?;
+///     let due = Instant::now() + Duration::from_millis(10);
+///     std::thread::sleep(due.saturating_duration_since(Instant::now()));
+///     profiler.sample(due)?;
 /// }
 /// for stack in profiler.profile().stacks {
 ///     println!("{:?} {:?} {}", stack.time, stack.activity, stack.thread_name);
@@ -105,10 +111,9 @@ pub struct Profiler {
 struct Recorded {
     switches: Switches,
     waits: Waits<Key>,
-    /// The samples of threads that seemed to run, until the records of that time are there.
-    samples: VecDeque<(Duration, Key, Duration)>,
+    samples: Samples<Key>,
     /// When the process was stopped, until the records of that time are there.
-    stops: VecDeque<Range<Duration>>,
+    stops: Vec<Range<Duration>>,
     /// See [`Profile::unseen_excess`].
     unseen_excess: Duration,
     /// How long this thread had run when they were last looked at, and how long it has run since the time before.
@@ -181,12 +186,16 @@ impl Profiler {
     /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are sampled, and
     /// [`Profile::waits`] says why. Waits are not distinguished by collections.
     ///
+    /// Where the kernel permits that, too, it samples the threads while they run, `hz` times in each second that they do, unless only waits
+    /// are of interest; then nothing is stopped, and [`Profile::running`] says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is live: a
+    /// sample has the bytes of one stack, and they have two.
+    ///
     /// # Errors
     ///
     /// If the process has exited, or may not be read.
-    pub fn record_waits(&mut self) -> Result<()> {
+    pub fn record(&mut self, hz: Option<u32>) -> Result<()> {
         self.collector.clear();
-        let (switches, tids) = match Switches::of_process(self.stacks.process()) {
+        let (switches, tids) = match self.switches(hz) {
             Ok(recorded) => recorded,
             Err(why) => {
                 self.not_recorded = Some(refusal::text(&why));
@@ -202,8 +211,8 @@ impl Profiler {
         self.recorded = Some(Recorded {
             switches,
             waits,
-            samples: VecDeque::new(),
-            stops: VecDeque::new(),
+            samples: Samples::default(),
+            stops: Vec::new(),
             unseen_excess: Duration::ZERO,
             ran_until,
             ran: Duration::ZERO,
@@ -212,6 +221,40 @@ impl Profiler {
         let now = Instant::now();
         (self.begun, self.last) = (now, now);
         self.look_at_all(Duration::ZERO, now)
+    }
+
+    /// Begins to record switches, with the best samples of running threads that are permitted.
+    fn switches(&self, hz: Option<u32>) -> std::io::Result<(Switches, Vec<i32>)> {
+        let process = self.stacks.process();
+        let Some(hz) = hz else {
+            return Switches::of_process(process, None);
+        };
+        let samples = ClockSamples {
+            period: Duration::from_secs(1) / hz.max(1),
+            stack_len: switches::SAMPLED_STACK,
+            in_kernel: true,
+        };
+        let without_kernel = ClockSamples {
+            in_kernel: false,
+            ..samples
+        };
+        let best = match (self.is_live, self.stacks.has_fibers()) {
+            (false, true) => &[][..],
+            // Stops show what threads do that are in the kernel.
+            (false, false) => &[samples][..],
+            (true, _) => &[samples, without_kernel][..],
+        };
+        for samples in best {
+            if let Ok(recorded) = Switches::of_process(process, Some(*samples)) {
+                return Ok(recorded);
+            }
+        }
+        Switches::of_process(process, None)
+    }
+
+    /// The samples that the kernel takes of running threads.
+    fn clock_samples(&self) -> Option<ClockSamples> {
+        self.recorded.as_ref()?.switches.samples()
     }
 
     /// Reads the stacks of the threads that have begun to wait, if waits are recorded.
@@ -256,7 +299,23 @@ impl Profiler {
             thread.map_or_else(|| "".into(), |thread| thread.name.clone())
         };
         let (records, until) = recorded.switches.read(is_last);
+        let period = recorded.switches.samples().map(|samples| samples.period);
         for record in records {
+            if let RecordKind::Sample(copied) = &record.kind {
+                if recorded.waits.is_counted(&record) {
+                    let stack = copied.as_ref().map(|copied| self.stacks.of_copied(copied));
+                    let key = Key {
+                        tid: record.tid,
+                        name: name(record.tid),
+                        activity: Activity::Running,
+                        in_collection: false,
+                        stack: stack.map(shared),
+                    };
+                    let time = period.unwrap_or_default();
+                    self.found.add_sample(key, time, false);
+                }
+                continue;
+            }
             recorded.settle(record.at, &mut self.found);
             tids.insert(record.tid);
             if let Some(wait) = recorded.waits.add(record) {
@@ -306,18 +365,19 @@ impl Profiler {
         stop.saturating_mul(49).max(look.saturating_mul(share))
     }
 
-    /// Looks at all threads, and adds the time since the last call to what they do.
+    /// Looks at all threads, and adds the time since the last sample to what they do. The sample was `due` a moment ago: if switches are
+    /// recorded, it counts the threads that were on a processor then, or waited for one, however late this thread has got one itself.
     ///
     /// # Errors
     ///
     /// If the process has exited, or executed another program, or may not be read. What was found is still there.
-    pub fn sample(&mut self) -> Result<()> {
+    pub fn sample(&mut self, due: Instant) -> Result<()> {
         let now = Instant::now();
+        let due = due.min(now);
         let begun = processor_time();
-        let elapsed = now.saturating_duration_since(self.last);
+        let elapsed = due.saturating_duration_since(self.last);
         self.collect(false);
-        self.look_at_all(elapsed, now)?;
-        self.last = now;
+        self.look_at_all(elapsed, due)?;
         self.last_look = processor_time().saturating_sub(begun);
         self.samples += 1;
         if now.saturating_duration_since(self.checked) >= CHECK_INTERVAL {
@@ -373,12 +433,13 @@ impl Profiler {
         }
     }
 
-    fn look_at_all(&mut self, elapsed: Duration, now: Instant) -> Result<()> {
+    /// Adds the time `elapsed` before `due` to what the threads do.
+    fn look_at_all(&mut self, elapsed: Duration, due: Instant) -> Result<()> {
+        let now = Instant::now();
         let process = self.stacks.process().clone();
         let tids = process.threads().and_then(|mut list| list.read());
         let tids = tids.map_err(|source| process.exited_or(source))?;
         self.forget_ended(&tids.iter().copied().collect());
-        let looked = monotonic_now();
         let mut running = HashSet::new();
         let mut seen = Vec::new();
         for tid in tids {
@@ -397,7 +458,11 @@ impl Profiler {
         if running.is_empty() && seen.is_empty() {
             return Err(process.exited_or(nix::errno::Errno::ESRCH.into()));
         }
-        if !elapsed.is_zero() {
+        // Before they are stopped for it.
+        let read_at = monotonic_now();
+        let due_at = read_at.saturating_sub(due.elapsed());
+        let is_sampled_by_kernel = self.clock_samples().is_some();
+        if !elapsed.is_zero() && !is_sampled_by_kernel {
             self.look_at_running(&running, &mut seen);
         }
         let is_unknown = |key: &Key| {
@@ -412,14 +477,14 @@ impl Profiler {
             key.in_collection = in_collection;
             match &mut self.recorded {
                 None => self.found.add_sample(key, elapsed, is_exact),
-                Some(recorded) if key.activity == Activity::Running => {
-                    recorded.samples.push_back((looked, key, elapsed));
-                }
-                Some(_) => {}
+                // It has waited since before the last sample.
+                Some(_) if is_exact || is_sampled_by_kernel => {}
+                Some(recorded) => recorded
+                    .samples
+                    .add(key.tid, (due_at, read_at), key, elapsed),
             }
         }
-        // Stopping takes time, too.
-        self.last = now;
+        self.last = due;
         Ok(())
     }
 
@@ -502,7 +567,7 @@ impl Profiler {
             let begun = monotonic_now();
             let read = self.stacks.read_stopped(running);
             if let Some(recorded) = &mut self.recorded {
-                recorded.stops.push_back(begun..monotonic_now());
+                recorded.stops.push(begun..monotonic_now());
             }
             match read {
                 Ok((found, time)) => {
@@ -586,6 +651,13 @@ impl Profiler {
                     because: self.not_recorded.clone(),
                 },
             },
+            running: match self.clock_samples() {
+                Some(samples) => RunningMethod::ByKernel {
+                    in_kernel: samples.in_kernel,
+                },
+                None if self.is_live => RunningMethod::NotRead,
+                None => RunningMethod::Stopped,
+            },
             unseen_excess: match &self.recorded {
                 Some(recorded) => recorded.unseen_excess,
                 None => Duration::ZERO,
@@ -595,17 +667,17 @@ impl Profiler {
 }
 
 impl Recorded {
-    /// Adds the samples up to `until` of the threads that were running. A thread that was woken, and waited for a processor
-    /// after its wait, seemed to run, too: that is a part of its wait.
+    /// Adds the samples up to `until` of the threads that were on a processor. Waiting for one after a wait is a part of the wait.
     fn settle(&mut self, until: Duration, found: &mut Found) {
-        while self.samples.front().is_some_and(|(at, _, _)| *at < until) {
-            let Some((_, key, elapsed)) = self.samples.pop_front() else {
-                return;
+        self.samples.settle(until, &self.waits, |sample| {
+            let stack = sample.key.stack.filter(|_| !sample.is_stale);
+            let key = Key {
+                activity: Activity::Running,
+                stack,
+                ..sample.key
             };
-            if !self.waits.is_off(key.tid) {
-                found.add_sample(key, elapsed, false);
-            }
-        }
+            found.add_sample(key, sample.time, false);
+        });
     }
 }
 

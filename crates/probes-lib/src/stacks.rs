@@ -23,6 +23,7 @@ use nix::fcntl::OFlag;
 
 use crate::error::{Error, Operation, Result};
 use crate::functions::Functions;
+use crate::observe::frame::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
@@ -342,29 +343,30 @@ impl Stacks {
     /// # Ok::<(), probes_lib::Error>(())
     /// ```
     pub fn of_hit(&mut self, copied: &CopiedStack) -> HitStack {
-        let mut raw = self.raw_of_hit(copied);
+        let mut raw = self.of_copied(copied);
         if matches!(raw.end, StackEnd::UnknownCode(_)) && self.reload() {
-            raw = self.raw_of_hit(copied);
+            raw = self.of_copied(copied);
         }
-        let end = match raw.end {
-            StackEnd::Unreadable(_) => StackEnd::NotCopied,
-            end => end,
-        };
         let frames = raw.frames.into_iter();
         HitStack {
             frames: frames.map(|frame| self.name(frame)).collect(),
-            end,
+            end: raw.end,
             is_guessed: raw.is_guessed,
         }
     }
 
-    fn raw_of_hit(&mut self, copied: &CopiedStack) -> RawStack {
+    /// Returns the frames of a stack of this process that was copied; a stack that needs more is cut there.
+    pub(crate) fn of_copied(&mut self, copied: &CopiedStack) -> RawStack {
         let code = OnlyCode {
             ranges: self.unwinder.code().collect(),
             pages: CachedPages::new(&self.memory),
         };
         let registers = copied.registers();
-        self.unwinder.unwind(registers, &mut copied.over(code))
+        let mut raw = self.unwinder.unwind(registers, &mut copied.over(code));
+        if let StackEnd::Unreadable(_) = raw.end {
+            raw.end = StackEnd::NotCopied;
+        }
+        raw
     }
 
     /// Reads the files again if the process has loaded more since, but not more often than [`RELOAD_INTERVAL`]; returns whether it has.
@@ -490,6 +492,12 @@ impl Stacks {
     /// Returns the function and the source line of a frame.
     pub(crate) fn name(&mut self, frame: RawFrame) -> Arc<StackFrame> {
         self.names.of(&self.functions, frame)
+    }
+
+    /// Returns whether OCaml code is on stacks of its own, those of fibers.
+    pub(crate) fn has_fibers(&self) -> bool {
+        let mut objects = self.functions.objects().iter();
+        objects.any(|object| has_runtime_5(object.elf()))
     }
 
     pub(crate) fn process(&self) -> &Arc<Process> {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Activity, Profile, Profiler, Target, WaitMethod};
+use probes_lib::{Activity, Profile, Profiler, RunningMethod, Target, WaitMethod};
 
 use super::failed::report_failures;
 use super::picture_file::PictureFile;
@@ -24,13 +24,16 @@ use crate::text::number_of;
 /// From which part of the time that threads run on they have waited for processors too long to be left unsaid: one in so many.
 const BUSY: u32 = 5;
 
+/// From which part of that time on it is said that it is not known where they ran: one in so many.
+const UNREAD: u32 = 20;
+
 const HELP: &str = "\
-Looks at all threads 99 times a second, and adds the time in between to what those do that run. Waits are recorded by
-the kernel where it permits that (perf_event_open): each, exactly; its stack is read if it lasts for a millisecond or
+Where the kernel permits that (perf_event_open, as root), it samples threads 99 times in each second that they run, and
+nothing is stopped. Elsewhere, in OCaml 5, and with -gc, all threads are looked at 99 times a second, and for those that
+run the process is stopped for some 50 us each time; not at all with -live: then samples have less, or nothing. Waits
+are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts for a millisecond or
 two. Shorter ones are [unseen waits] of what the thread was last seen to wait in. Elsewhere, and with -gc, waits are
-sampled. Blocked threads are not stopped; for those that run, the process is stopped for some 50 us each time, not at
-all with -live: then it is not known where they run. When the duration is over, on Ctrl-C, or when the process exits,
-it prints in plain format, times in seconds:
+sampled. When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in seconds:
     all SECONDS samples N threads N running S runnable S off S stopped S
     waits recorded N unseen S lost N excess S, or: waits sampled error S WHY
     SELF TOTAL FUNCTION
@@ -147,8 +150,9 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     drop(reading);
     if args.gc {
         profiler.distinguish_collections().map_err(&of_process)?;
-    } else if !args.on_cpu {
-        profiler.record_waits().map_err(&of_process)?;
+    } else {
+        let hz = (!args.off_cpu).then_some(args.hz);
+        profiler.record(hz).map_err(&of_process)?;
     }
     let picture_file = match picture_path(args) {
         Some((kind, path)) => Some((kind, PictureFile::create(path)?)),
@@ -231,7 +235,12 @@ fn sample(
         let sampled = if is_look {
             profiler.look_at_waits()
         } else {
-            profiler.sample()
+            let due = if is_over {
+                Instant::now()
+            } else {
+                begun + next
+            };
+            profiler.sample(due)
         };
         looked = now;
         match sampled {
@@ -282,21 +291,39 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], outpu
             &text,
             "end what traces it, or use -off-cpu",
         );
-    } else if args.live && !args.off_cpu {
-        let unread = time_of(&|it| it.activity == Activity::Running);
-        if !unread.is_zero() {
-            let seconds = unread.as_secs_f64();
-            let text =
-                format!("where threads ran for {seconds:.1} s is not known: -live stops nothing");
-            messages.warning(
-                WarningKind::UnreadStacks,
-                &text,
-                "without -live, they are stopped for some 50 us",
-            );
-        }
     }
     let times = profile.times.unwrap_or_default();
-    if !args.off_cpu && times.runnable * BUSY > times.running {
+    let is_running = |it: &probes_lib::ProfiledStack| it.activity == Activity::Running;
+    let unread = time_of(&|it| is_running(it) && it.end.is_none());
+    let unsampled = times.running.saturating_sub(time_of(&is_running));
+    let unknown = match profile.running {
+        _ if args.off_cpu || profile.not_stopped.is_some() => None,
+        RunningMethod::NotRead if !unread.is_zero() => Some((
+            unread,
+            "-live stops nothing",
+            "without -live, they are stopped for some 50 us",
+        )),
+        RunningMethod::ByKernel { in_kernel: false } if unsampled * UNREAD > times.running => {
+            Some((
+                unsampled,
+                "they were in the kernel, of which this user may have no samples",
+                "as root, or with kernel.perf_event_paranoid of 1 or less, there are samples of that, too",
+            ))
+        }
+        RunningMethod::Stopped if unread * UNREAD > times.running => Some((
+            unread,
+            "they waited again before they could be stopped",
+            "-live shows at least their innermost functions, where the kernel permits samples",
+        )),
+        _ => None,
+    };
+    if let Some((time, why, hint)) = unknown {
+        let seconds = time.as_secs_f64();
+        let text = format!("where threads ran for {seconds:.1} s is not known: {why}");
+        messages.warning(WarningKind::UnreadStacks, &text, hint);
+    }
+    let is_sampled = matches!(profile.waits, WaitMethod::Sampled { .. });
+    if is_sampled && !args.off_cpu && times.runnable * BUSY > times.running {
         let (runnable, running) = (times.runnable.as_secs_f64(), times.running.as_secs_f64());
         messages.warning(
             WarningKind::ProcessorsBusy,
@@ -310,7 +337,7 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], outpu
     if let WaitMethod::Recorded { lost: 1.. } = profile.waits {
         messages.warning(
             WarningKind::LostSwitches,
-            "the kernel has lost records of switches: some waits are missing, or too long",
+            "the kernel has lost records of switches and samples: some times are missing, or too long",
             "give the tool a processor that is less busy, such as by taskset or nice",
         );
     }

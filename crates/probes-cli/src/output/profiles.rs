@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use inferno::flamegraph;
 use probes_lib::{
-    Activity, Profile, ProfiledStack, ThreadRole, ThreadTimes, WaitMethod, WaitTimes,
+    Activity, Profile, ProfiledStack, RunningMethod, ThreadRole, ThreadTimes, WaitMethod, WaitTimes,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -85,6 +85,8 @@ pub(crate) struct ProfileReport {
     samples: u64,
     threads: usize,
     times: Option<Times>,
+    /// How it was found where threads run: stopped, sampled, `user_sampled`, or unread.
+    running_method: &'static str,
     stops: u64,
     stopped_seconds: f64,
     /// The time of threads that only work for the runtime.
@@ -391,6 +393,12 @@ impl ProfileReport {
                 runnable_seconds: seconds(|it| it.runnable)(times),
                 off_seconds: seconds(|it| it.off)(times),
             }),
+            running_method: match profile.running {
+                RunningMethod::Stopped => "stopped",
+                RunningMethod::ByKernel { in_kernel: true } => "sampled",
+                RunningMethod::ByKernel { in_kernel: false } => "user_sampled",
+                _ => "unread",
+            },
             stops: profile.stops,
             stopped_seconds: profile.stopped.as_secs_f64(),
             idle_seconds: idle.as_secs_f64(),
@@ -543,6 +551,7 @@ mod tests {
             stopped: Duration::ZERO,
             not_stopped: None,
             waits: WaitMethod::Sampled { because: None },
+            running: RunningMethod::Stopped,
             unseen_excess: Duration::ZERO,
         };
         let how = ProfileOptions {

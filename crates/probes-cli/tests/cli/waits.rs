@@ -13,11 +13,11 @@ use test_support::{Scratch, Talker, fixture, fixture_forms, output_within};
 use crate::profile::{lines, profiling};
 use crate::support::{command, object, run, run_command};
 
-const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
+pub(crate) const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
 /// Its number on x86-64, and the error of what is not permitted.
-const PERF_EVENT_OPEN: u32 = 298;
-const EACCES: u32 = 13;
+pub(crate) const PERF_EVENT_OPEN: u32 = 298;
+pub(crate) const EACCES: u32 = 13;
 
 /// Profiles a process while it answers a command; returns the profile, and the number of the answer, in seconds.
 fn profile_of(target: &mut Talker, line: &str, start: &str) -> (Value, f64) {
@@ -110,7 +110,7 @@ fn waits_of_new_threads_are_recorded() {
 }
 
 /// Writes a seccomp filter that refuses a system call with an error.
-fn filter_against(call: u32, error: u32, path: &Path) {
+pub(crate) fn filter_against(call: u32, error: u32, path: &Path) {
     // struct sock_filter: load the number; is it this one? then the error, else go on.
     let instructions: [(u16, u8, u8, u32); 4] = [
         (0x20, 0, 0, 0),

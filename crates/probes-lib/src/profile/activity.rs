@@ -6,7 +6,7 @@ use crate::stacks::{SystemCall, ThreadState};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activity {
-    /// It was on a processor, or about to be.
+    /// It was on a processor; or about to be, if switches are not recorded.
     Running,
     /// It waited in this system call, by its number.
     Blocked(u32),

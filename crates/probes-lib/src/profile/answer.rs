@@ -49,9 +49,26 @@ pub struct Profile {
     pub not_stopped: Option<String>,
     /// How the waits were found.
     pub waits: WaitMethod,
+    /// How it was found where threads run.
+    pub running: RunningMethod,
     /// By how much [`Activity::Unseen`](crate::Activity::Unseen) may be too long, at most, because the process was stopped: the time of
     /// such waits that began during a stop, and may be of it.
     pub unseen_excess: Duration,
+}
+
+/// How it is found where threads run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RunningMethod {
+    /// By stopping them.
+    Stopped,
+    /// By samples that the kernel takes. Nothing was stopped.
+    ByKernel {
+        /// Whether it takes them of threads that are in the kernel, too; if not, that time is missing.
+        in_kernel: bool,
+    },
+    /// Not at all: nothing was to be stopped, and the kernel does not permit samples.
+    NotRead,
 }
 
 /// How waits are found.

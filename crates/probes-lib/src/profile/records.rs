@@ -2,11 +2,17 @@
 //!
 //! Each begins with a header of eight bytes: type, flags, and its length with the header (linux/perf_event.h).
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use crate::observe::CopiedStack;
+use crate::sys::perf::SAMPLED_REGISTERS;
+use crate::unwind::registers::{self, Registers};
 
 /// `enum perf_event_type` and `PERF_RECORD_MISC_*` of linux/perf_event.h.
 const LOST: u32 = 2;
 const EXIT: u32 = 4;
+const SAMPLE: u32 = 9;
 const SWITCH: u32 = 14;
 const SWITCH_OUT: u16 = 1 << 13;
 const SWITCH_OUT_PREEMPT: u16 = 1 << 14;
@@ -14,7 +20,7 @@ const SWITCH_OUT_PREEMPT: u16 = 1 << 14;
 const HEADER: usize = 8;
 
 /// What the kernel has recorded of a thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     /// By `CLOCK_MONOTONIC`.
     pub(super) at: Duration,
@@ -23,7 +29,7 @@ pub(super) struct Record {
     pub(super) kind: RecordKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RecordKind {
     /// It was switched to.
     In,
@@ -32,6 +38,8 @@ pub(super) enum RecordKind {
     /// It was switched from, and waits for nothing but a processor.
     Preempted,
     Exited,
+    /// It has run for another period; `None` if its registers are not known.
+    Sample(Option<Arc<CopiedStack>>),
     /// So many records before this one were not written, because there was no room.
     Lost(u64),
 }
@@ -55,7 +63,11 @@ pub(super) fn parse(mut bytes: &[u8], records: &mut Vec<Record>) {
 }
 
 fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<Record> {
-    // Each ends with the process, the thread and the time (`PERF_SAMPLE_TID`, `PERF_SAMPLE_TIME`).
+    if kind == SAMPLE {
+        let (head, rest) = body.split_at_checked(SAMPLE_HEAD)?;
+        return record(head, RecordKind::Sample(copied(rest).map(Arc::new)));
+    }
+    // Each other one ends with the process, the thread and the time (`PERF_SAMPLE_TID`, `PERF_SAMPLE_TIME`).
     let (kind, at) = match kind {
         SWITCH if flags & SWITCH_OUT == 0 => (RecordKind::In, 0),
         SWITCH if flags & SWITCH_OUT_PREEMPT != 0 => (RecordKind::Preempted, 0),
@@ -69,7 +81,15 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<Record> {
         }
         _ => return None,
     };
-    let sample = body.get(at..)?.first_chunk::<16>()?;
+    record(body.get(at..)?, kind)
+}
+
+/// How long these are.
+const SAMPLE_HEAD: usize = 16;
+
+/// Parses the process, the thread and the time.
+fn record(bytes: &[u8], kind: RecordKind) -> Option<Record> {
+    let sample = bytes.first_chunk::<SAMPLE_HEAD>()?;
     let number = |at: usize| Some(i32::from_le_bytes(*sample.get(at..)?.first_chunk()?));
     let time = u64::from_le_bytes(*sample.last_chunk()?);
     Some(Record {
@@ -78,6 +98,59 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<Record> {
         tid: number(4)?,
         kind,
     })
+}
+
+/// DWARF's numbers of the registers in the order of a sample, but for the program counter.
+const IN_ORDER: [Option<usize>; 17] = [
+    Some(registers::RAX),
+    Some(registers::RBX),
+    Some(registers::RCX),
+    Some(registers::RDX),
+    Some(registers::RSI),
+    Some(registers::RDI),
+    Some(registers::RBP),
+    Some(registers::RSP),
+    None,
+    Some(8),
+    Some(9),
+    Some(10),
+    Some(11),
+    Some(12),
+    Some(13),
+    Some(14),
+    Some(15),
+];
+const _: () = assert!(IN_ORDER.len() == SAMPLED_REGISTERS.count_ones() as usize);
+
+/// Parses the ABI, the registers, and the stack: its length, the bytes, and how many of them could be read. `None` if they are not
+/// those of a 64-bit thread.
+fn copied(bytes: &[u8]) -> Option<CopiedStack> {
+    /// `PERF_SAMPLE_REGS_ABI_64` of linux/perf_event.h.
+    const ABI_64: u64 = 2;
+    /// What kernels before Linux 5.10 write for a register that they do not know.
+    const NOT_KNOWN: u64 = u64::MAX;
+    let mut words = bytes.chunks_exact(8);
+    let mut word = || Some(u64::from_le_bytes(words.next()?.try_into().ok()?));
+    if word()? != ABI_64 {
+        return None;
+    }
+    let mut registers = Registers::new(0, 0);
+    for register in IN_ORDER {
+        let value = word()?;
+        match register {
+            Some(register) => registers.set(register, (value != NOT_KNOWN).then_some(value)),
+            None => registers.ip = value,
+        }
+    }
+    let len = usize::try_from(word()?).ok()?;
+    let stack = bytes.get(8 * (IN_ORDER.len() + 2)..)?;
+    let (stack, rest) = match len {
+        0 => (&[][..], &[][..]),
+        len => stack.split_at_checked(len)?,
+    };
+    let readable = rest.first_chunk().map_or(0, |len| u64::from_le_bytes(*len));
+    let readable = usize::try_from(readable).ok()?;
+    Some(CopiedStack::of_thread(registers, stack.get(..readable)?))
 }
 
 #[cfg(test)]
@@ -145,5 +218,52 @@ mod tests {
         // No length, and one that is shorter than the header.
         assert_eq!(parsed(&[0; 64]), []);
         assert_eq!(parsed(&[14, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0]), []);
+    }
+
+    #[test]
+    fn samples_have_registers_and_stack() {
+        const STACK: u64 = 0x7ffc_0000;
+        let registers = [1, u64::MAX, 2, 3, 4, 5, 0x7ffd_0000, STACK, 0x40_1000];
+        let others = [8, 9, 10, 11, 12, 13, 14, 15];
+        let head = [THREAD, 6000, 2];
+        let body = |stack: &[u64]| [&head[..], &registers, &others, stack].concat();
+        // Three words of stack, of which two could be read.
+        let whole = record(SAMPLE, 0, &body(&[24, 0x111, 0x222, 0, 16]));
+        let [found] = &parsed(&whole)[..] else {
+            panic!("{:?}", parsed(&whole));
+        };
+        assert_eq!((found.at, found.tid), (Duration::from_nanos(6000), 4243));
+        let mut expected = Registers::new(0x40_1000, STACK);
+        let known = [
+            (registers::RAX, 1),
+            (registers::RCX, 2),
+            (registers::RDX, 3),
+            (registers::RSI, 4),
+            (registers::RDI, 5),
+            (registers::RBP, 0x7ffd_0000),
+        ];
+        for (register, value) in known.into_iter().chain((8..16).map(|it| (it, it as u64))) {
+            expected.set(register, Some(value));
+        }
+        let bytes: Vec<u8> = [0x111_u64, 0x222].map(u64::to_le_bytes).concat();
+        let copied = CopiedStack::of_thread(expected, &bytes);
+        assert_eq!(found.kind, RecordKind::Sample(Some(Arc::new(copied))));
+        // No stack; a 32-bit thread; one that has left; lengths that cannot be.
+        let kind = |words: &[u64]| parsed(&record(SAMPLE, 0, words)).pop().map(|it| it.kind);
+        let empty = CopiedStack::of_thread(expected, &[]);
+        let sample = |copied: Option<CopiedStack>| Some(RecordKind::Sample(copied.map(Arc::new)));
+        assert_eq!(kind(&body(&[0])), sample(Some(empty)));
+        for unusable in [
+            &[THREAD, 6000, 1, 2, 3][..],
+            &[THREAD, 6000, 0, 0],
+            &[THREAD, 6000],
+            &body(&[24, 1, 2, 3, 32]),
+            &body(&[32, 1, 2, 3]),
+            &body(&[u64::MAX, 1]),
+            &body(&[]),
+        ] {
+            assert_eq!(kind(unusable), sample(None), "{unusable:x?}");
+        }
+        assert_eq!(kind(&[THREAD]), None);
     }
 }

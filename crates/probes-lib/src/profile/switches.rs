@@ -1,4 +1,5 @@
-//! [`Switches`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)).
+//! [`Switches`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)), and samples of them while they
+//! run.
 //!
 //! ```text
 //! thread × processor   an event each; threads that are created later have theirs from the thread that creates them
@@ -18,11 +19,14 @@ use nix::unistd::{SysconfVar, sysconf};
 use super::records::{self, Record};
 use crate::process::Process;
 use crate::stacks::monotonic_now;
-use crate::sys::perf::{Event, Ring};
+use crate::sys::perf::{ClockSamples, Event, Ring};
 
 /// The length of a ring, a power of two. Half of it is what an ordinary user may lock for each processor.
 const RING_LEN: usize = 1 << 20;
 const LEAST_RING_LEN: usize = 1 << 14;
+
+/// How many samples a ring has room for at least.
+const LEAST_SAMPLES: usize = 4;
 
 /// The most bytes of all rings.
 const MOST_BYTES: usize = 64 << 20;
@@ -30,6 +34,9 @@ const MOST_BYTES: usize = 64 << 20;
 /// How long after its time a record may become readable: it is written after its time is taken, and the processor may be a
 /// virtual one that is suspended in between.
 const LATE: Duration = Duration::from_micros(500);
+
+/// How many bytes of a stack are copied for a sample: those of nearly all stacks of programs that are not recursive.
+pub(super) const SAMPLED_STACK: u32 = 32 << 10;
 
 /// How many descriptors are left to others.
 const LEFT_TO_OTHERS: u64 = 256;
@@ -44,6 +51,7 @@ pub(super) struct Switches {
     rings: Vec<(i32, Ring)>,
     /// The events that write to the ring of another one.
     events: Vec<Event>,
+    samples: Option<ClockSamples>,
     bytes: Vec<u8>,
     /// In the order of their times, as far as they are known.
     held_back: Vec<Record>,
@@ -53,14 +61,17 @@ pub(super) struct Switches {
 }
 
 impl Switches {
-    /// Begins to record the switches of all threads; returns the threads.
+    /// Begins to record the switches of all threads, and `samples` of them; returns the threads.
     ///
     /// # Errors
     ///
     /// Why the kernel does not permit it; or that there are too many threads.
-    pub(super) fn of_process(process: &Process) -> io::Result<(Switches, Vec<i32>)> {
+    pub(super) fn of_process(
+        process: &Process,
+        samples: Option<ClockSamples>,
+    ) -> io::Result<(Switches, Vec<i32>)> {
         let processors = processors()?;
-        let mut switches = Switches::of_none();
+        let mut switches = Switches::of_none(samples);
         let (mut begun, mut known) = (Vec::new(), HashSet::new());
         for _ in 0..ATTEMPTS {
             let tids = process.threads().and_then(|mut list| list.read())?;
@@ -86,10 +97,11 @@ impl Switches {
         Ok((switches, begun))
     }
 
-    fn of_none() -> Switches {
+    fn of_none(samples: Option<ClockSamples>) -> Switches {
         Switches {
             rings: Vec::new(),
             events: Vec::new(),
+            samples,
             bytes: Vec::new(),
             held_back: Vec::new(),
             read_at: Duration::ZERO,
@@ -106,7 +118,7 @@ impl Switches {
         let processors = processors()?;
         let tids = process.threads().and_then(|mut list| list.read())?;
         refuse_too_many(tids.len().saturating_mul(processors.len()))?;
-        let mut switches = Switches::of_none();
+        let mut switches = Switches::of_none(None);
         for tid in tids {
             if switches.open_first(tid, &processors)? {
                 return Ok(());
@@ -122,29 +134,64 @@ impl Switches {
 
     /// Returns when to read them, at the latest, so that none is lost: when a quarter of a ring is full.
     pub(super) fn read_within(&self) -> Duration {
-        self.fills_up_in / 4
+        let of_samples = self.samples.map_or(Duration::MAX, |samples| {
+            let rings = self.rings.iter();
+            let least = rings.map(|(_, ring)| ring.len()).min().unwrap_or(RING_LEN);
+            samples
+                .period
+                .mul_f64(least as f64 / f64::from(samples.stack_len))
+        });
+        self.fills_up_in.min(of_samples) / 4
+    }
+
+    /// The samples that are taken.
+    pub(super) fn samples(&self) -> Option<ClockSamples> {
+        self.samples
     }
 
     /// Opens the events of the first thread, and their rings; returns false if it has exited.
     fn open_first(&mut self, tid: i32, processors: &[i32]) -> io::Result<bool> {
         let mut rings = Vec::new();
         for &processor in processors {
-            let event = match Event::of_switches(tid, processor) {
+            let event = match Event::of_switches(tid, processor, self.samples.as_ref()) {
                 Err(error) if is_exited(&error) => return Ok(false),
                 // It is offline, or does not exist.
                 Err(error) if is_offline(&error) && processor > 0 => continue,
                 opened => opened?,
             };
-            rings.push((processor, map(event, processors.len())?));
+            rings.push((processor, self.map(event, processors.len())?));
         }
         self.rings = rings;
         Ok(true)
     }
 
+    /// Maps a ring, a shorter one if that may not be locked.
+    fn map(&self, mut event: Event, processors: usize) -> io::Result<Ring> {
+        let least = self.samples.map_or(LEAST_RING_LEN, |samples| {
+            (LEAST_SAMPLES * samples.stack_len as usize).next_power_of_two()
+        });
+        let mut len = RING_LEN;
+        while len > least && len.saturating_mul(processors) > MOST_BYTES {
+            len /= 2;
+        }
+        loop {
+            let (refused, error) = match Ring::map(event, len) {
+                Ok(ring) => return Ok(ring),
+                Err(refused) => refused,
+            };
+            let may_be_shorter = matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM));
+            if !may_be_shorter || len <= least {
+                return Err(error);
+            }
+            event = refused;
+            len /= 2;
+        }
+    }
+
     /// Opens the events of another thread; returns false if it has exited.
     fn open(&mut self, tid: i32) -> io::Result<bool> {
         for (processor, ring) in &self.rings {
-            let event = match Event::of_switches(tid, *processor) {
+            let event = match Event::of_switches(tid, *processor, self.samples.as_ref()) {
                 Err(error) if is_exited(&error) => return Ok(false),
                 Err(error) if is_offline(&error) => continue,
                 opened => opened?,
@@ -202,24 +249,4 @@ fn refuse_too_many(events: usize) -> io::Result<()> {
     }
     let why = format!("it would need {events} open files, of which there may be {most}");
     Err(io::Error::other(why))
-}
-
-/// Maps a ring, a shorter one if that may not be locked.
-fn map(mut event: Event, processors: usize) -> io::Result<Ring> {
-    let mut len = RING_LEN;
-    while len > LEAST_RING_LEN && len.saturating_mul(processors) > MOST_BYTES {
-        len /= 2;
-    }
-    loop {
-        let (refused, error) = match Ring::map(event, len) {
-            Ok(ring) => return Ok(ring),
-            Err(refused) => refused,
-        };
-        let may_be_shorter = matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM));
-        if !may_be_shorter || len <= LEAST_RING_LEN {
-            return Err(error);
-        }
-        event = refused;
-        len /= 2;
-    }
 }

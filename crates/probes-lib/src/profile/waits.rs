@@ -63,11 +63,23 @@ impl Cause {
     }
 }
 
+/// Where a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    OnProcessor,
+    /// It waits for a processor.
+    Runnable,
+    /// It waits for something else; and then, once that has happened, for a processor.
+    Off,
+}
+
 #[derive(Debug)]
 struct Thread<L> {
     state: State,
     look: Option<(Duration, L)>,
     on_since: Option<Duration>,
+    /// How often it has begun to wait.
+    begun: u64,
     /// Whether records were lost since its last one.
     is_doubtful: bool,
 }
@@ -100,6 +112,7 @@ impl<L: Clone> Waits<L> {
             state: State::Unknown(at),
             look: None,
             on_since: None,
+            begun: 0,
             is_doubtful: false,
         };
         self.threads.entry(tid).or_insert_with(begun);
@@ -132,6 +145,12 @@ impl<L: Clone> Waits<L> {
         self.threads.retain(|&tid, _| is_there(tid));
     }
 
+    /// Returns whether a record is of a thread of the process, and of the time that is recorded.
+    pub(super) fn is_counted(&self, record: &Record) -> bool {
+        // Before Linux 5.13, those of child processes are recorded, too.
+        record.pid == self.pid && record.at >= self.begun
+    }
+
     /// Adds the next record; they are given in the order of their times. Returns the wait that it ends.
     pub(super) fn add(&mut self, record: Record) -> Option<Wait<L>> {
         if let RecordKind::Lost(many) = record.kind {
@@ -141,30 +160,29 @@ impl<L: Clone> Waits<L> {
             }
             return None;
         }
-        // Before Linux 5.13, those of child processes are recorded, too.
-        if record.pid != self.pid {
+        let is_exit = record.kind == RecordKind::Exited;
+        let is_end = is_exit && record.pid == self.pid;
+        if !(is_end || self.is_counted(&record)) {
             return None;
         }
         let (tid, at) = (record.tid, record.at);
-        if at < self.begun && record.kind != RecordKind::Exited {
-            return None;
-        }
         let entry = match self.threads.entry(tid) {
-            Entry::Occupied(entry) if record.kind == RecordKind::Exited => {
+            Entry::Occupied(entry) if is_exit => {
                 entry.remove();
                 return None;
             }
-            Entry::Vacant(_) if record.kind == RecordKind::Exited => return None,
+            Entry::Vacant(_) if is_exit => return None,
             // It was created by a thread whose switches are recorded.
             entry => entry.or_insert(Thread {
                 state: State::On,
                 look: None,
                 on_since: None,
+                begun: 0,
                 is_doubtful: false,
             }),
         };
         // A thread may have an event twice: of the process, and of the thread that has created it.
-        let (state, since) = match (record.kind, entry.state) {
+        let (state, since) = match (&record.kind, entry.state) {
             (RecordKind::In, State::Off(since) | State::Unknown(since)) => (State::On, Some(since)),
             (RecordKind::In, _) => (State::On, None),
             (RecordKind::Out, State::Off(since)) if !entry.is_doubtful => (State::Off(since), None),
@@ -172,6 +190,9 @@ impl<L: Clone> Waits<L> {
             (_, State::Off(since)) if !entry.is_doubtful => (State::Off(since), None),
             (_, _) => (State::Ready, None),
         };
+        if matches!(state, State::Off(_)) && state != entry.state {
+            entry.begun += 1;
+        }
         entry.state = state;
         entry.is_doubtful = false;
         let wait = since.map(|since| entry.wait(tid, since, at));
@@ -181,10 +202,17 @@ impl<L: Clone> Waits<L> {
         wait
     }
 
-    /// Returns whether a thread waits, as far as is known.
-    pub(super) fn is_off(&self, tid: i32) -> bool {
-        let thread = self.threads.get(&tid);
-        thread.is_some_and(|thread| matches!(thread.state, State::Off(_)))
+    /// Returns where a thread is, as far as is known, and how often it has begun to wait.
+    pub(super) fn presence(&self, tid: i32) -> (Presence, u64) {
+        let Some(thread) = self.threads.get(&tid) else {
+            return (Presence::OnProcessor, 0);
+        };
+        let presence = match thread.state {
+            State::Unknown(_) | State::On => Presence::OnProcessor,
+            State::Ready => Presence::Runnable,
+            State::Off(_) => Presence::Off,
+        };
+        (presence, thread.begun)
     }
 
     /// Returns the waits that last, up to now. They go on from there.
@@ -250,7 +278,7 @@ mod tests {
     ) -> Vec<(u64, Option<&'static str>)> {
         let found = records
             .iter()
-            .filter_map(|(time, kind)| waits.add(record(*time, *kind)));
+            .filter_map(|(time, kind)| waits.add(record(*time, kind.clone())));
         let found = found.map(|wait| (wait.time.as_micros() as u64, wait.seen));
         found.collect()
     }
@@ -318,7 +346,7 @@ mod tests {
         let mut cause = |records: &[(u64, RecordKind)]| {
             let ended = records
                 .iter()
-                .map(|(time, kind)| waits.add(record(*time, *kind)));
+                .map(|(time, kind)| waits.add(record(*time, kind.clone())));
             Cause::of(&ended.flatten().last().unwrap(), &stops)
         };
         // It ran when it was stopped; waited for a processor, and was stopped once it had one; waited later.

@@ -5,17 +5,38 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use libc::c_void;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use perf_event_open_sys::bindings::{
-    self, PERF_COUNT_SW_DUMMY, PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE,
-    perf_event_attr, perf_event_mmap_page,
+    self, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_REG_X86_AX, PERF_REG_X86_IP,
+    PERF_REG_X86_R8, PERF_REG_X86_R15, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER,
+    PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr, perf_event_mmap_page,
 };
 use perf_event_open_sys::{ioctls, perf_event_open};
 
 use crate::address::PAGE;
+
+/// The registers of a sample, a bit for each: the general ones and the program counter, in the kernel's order (asm/perf_regs.h).
+pub(crate) const SAMPLED_REGISTERS: u64 =
+    bits(PERF_REG_X86_AX, PERF_REG_X86_IP) | bits(PERF_REG_X86_R8, PERF_REG_X86_R15);
+
+const fn bits(first: u32, last: u32) -> u64 {
+    (2 << last) - (1 << first)
+}
+
+/// Samples of a thread while it is on a processor: its registers, and the bytes from the stack pointer on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClockSamples {
+    /// One is taken each time that the thread has run for so long.
+    pub(crate) period: Duration,
+    /// How many bytes of the stack; a multiple of 8.
+    pub(crate) stack_len: u32,
+    /// Whether a sample is taken while the thread is in the kernel, too.
+    pub(crate) in_kernel: bool,
+}
 
 /// An event of a thread on one processor. Threads that it creates later have the same.
 #[derive(Debug)]
@@ -23,13 +44,17 @@ pub(crate) struct Event(OwnedFd);
 
 impl Event {
     /// Opens an event that records when the thread is switched to and from, and the end of it and of the threads that it
-    /// creates, with times of `CLOCK_MONOTONIC`.
+    /// creates, with times of `CLOCK_MONOTONIC`; and samples of it, if any.
     ///
     /// # Errors
     ///
     /// ESRCH if there is no such thread, ENODEV if the processor is offline, EINVAL if there is none with this number; and what
     /// forbids the event.
-    pub(crate) fn of_switches(tid: i32, processor: i32) -> io::Result<Event> {
+    pub(crate) fn of_switches(
+        tid: i32,
+        processor: i32,
+        samples: Option<&ClockSamples>,
+    ) -> io::Result<Event> {
         let mut attributes = perf_event_attr {
             size: size_of::<perf_event_attr>() as u32,
             type_: PERF_TYPE_SOFTWARE,
@@ -43,6 +68,15 @@ impl Event {
         attributes.set_sample_id_all(1);
         attributes.set_use_clockid(1);
         attributes.set_exclude_kernel(1);
+        if let Some(samples) = samples {
+            attributes.config = PERF_COUNT_SW_CPU_CLOCK.into();
+            let period = samples.period.as_nanos();
+            attributes.__bindgen_anon_1.sample_period = u64::try_from(period).unwrap_or(u64::MAX);
+            attributes.sample_type |= u64::from(PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER);
+            attributes.sample_regs_user = SAMPLED_REGISTERS;
+            attributes.sample_stack_user = samples.stack_len;
+            attributes.set_exclude_kernel(u64::from(!samples.in_kernel));
+        }
         attributes.set_exclude_hv(1);
         attributes.set_inherit(1);
         // Without it, child processes have the event, too; before Linux 5.13 it is not known.

@@ -1,7 +1,12 @@
 //! [`Registers`]: those of one frame, each known or not.
 
 /// DWARF's numbers of registers (System V ABI, AMD64 supplement, figure 3.36).
+pub(crate) const RAX: usize = 0;
+pub(crate) const RDX: usize = 1;
+pub(crate) const RCX: usize = 2;
 pub(crate) const RBX: usize = 3;
+pub(crate) const RSI: usize = 4;
+pub(crate) const RDI: usize = 5;
 pub(crate) const RBP: usize = 6;
 pub(crate) const RSP: usize = 7;
 const COUNT: usize = 16;

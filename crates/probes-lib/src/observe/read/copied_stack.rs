@@ -20,7 +20,7 @@ const RECORDED: [(usize, u64); 7] = [
 ];
 
 /// The stack of a hit, as it was then: registers and bytes. [`Stacks::of_hit`](crate::Stacks::of_hit) finds its frames.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopiedStack {
     registers: Registers,
     /// What is copied: an address, and the bytes there.
@@ -52,6 +52,15 @@ impl CopiedStack {
             registers.set(register, Some(word(record, offset)));
         }
         Some(CopiedStack { registers, parts })
+    }
+
+    /// The registers of a thread, and the bytes from its stack pointer on.
+    pub(crate) fn of_thread(registers: Registers, stack: &[u8]) -> CopiedStack {
+        let top = registers.get(registers::RSP);
+        CopiedStack {
+            registers,
+            parts: top.map(|top| (top, stack.to_vec())).into_iter().collect(),
+        }
     }
 
     /// The registers at the hit.

@@ -1,0 +1,154 @@
+//! `profile`: where threads run, as the kernel samples them, or as it is found by stopping them.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use test_support::{Guard, Scratch, Talker, fixture, fixture_forms, program};
+
+use crate::profile::{function, lines, profiling};
+use crate::support::{Run, object, run, run_command};
+use crate::waits::{EACCES, PERF_EVENT_OPEN, TOOL, filter_against};
+
+/// Whether the kernel samples threads for this user: as it is known for a process that computes.
+fn kernel_samples(profile: &Value) -> bool {
+    match profile["running_method"].as_str().unwrap() {
+        "sampled" | "user_sampled" => true,
+        "stopped" => false,
+        other => panic!("{other}"),
+    }
+}
+
+/// Runs `profile` where it may not use perf_event_open.
+fn profile_without_perf(pid: i32, flags: &[&str]) -> Run {
+    let scratch = Scratch::new();
+    let filter = scratch.file("no_perf.bpf");
+    filter_against(PERF_EVENT_OPEN, EACCES, &filter);
+    let mut tool = Command::new(fixture("under_filters.exe"));
+    tool.arg(&filter)
+        .args(["--", TOOL, "profile", "-pid", &pid.to_string()]);
+    run_command(tool.args(["-for", "500ms"]).args(flags))
+}
+
+/// Has a program share one processor with another one, which is returned; of those that this process may use, the first.
+fn share_processor(pid: i32) -> Guard {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let allowed = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let first = allowed.unwrap().trim().split(['-', ',']).next().unwrap();
+    let mut pin = Command::new("taskset");
+    pin.args(["--pid", "--cpu-list", first, &pid.to_string()]);
+    assert!(pin.stdout(Stdio::null()).status().unwrap().success());
+    let mut other = Command::new("taskset");
+    other.args(["--cpu-list", first, "sh", "-c", "while :; do :; done"]);
+    Guard::spawn(&mut other)
+}
+
+// promise: Profiles: A thread that was woken, and waits for a processor, is not taken for one that runs where it has slept (2 programs that
+//    share their processor)
+#[test]
+fn woken_threads_do_not_run_yet() {
+    for file in fixture_forms("turns") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let _other = share_processor(pid);
+        let tool = profiling(&["-json", "-on-cpu"], pid);
+        let answer = target.ask("turns 30", "turned");
+        let profile = object(&lines(tool)[0]);
+        let computed: f64 = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(profile["waits"]["method"], "recorded", "{profile}");
+        let stacks = profile["stacks"].as_array().unwrap().iter();
+        let in_naps = stacks.filter(|it| it["frames"].to_string().contains("\"naps\""));
+        let in_naps: f64 = in_naps.map(|it| it["seconds"].as_f64().unwrap()).sum();
+        // It is on a processor there for a few microseconds: in a sample or two.
+        let number = |field: &str| profile[field].as_f64().unwrap();
+        let of_sample = if kernel_samples(&profile) {
+            1.0 / 99.0
+        } else {
+            number("seconds") / number("samples")
+        };
+        let most = 0.1 * computed / 1e9 + 2.5 * of_sample;
+        assert!(in_naps < most, "{in_naps} of {most} {profile}");
+        if kernel_samples(&profile) {
+            let computes = function(&profile, "computes").1 / (computed / 1e9);
+            assert!((0.8..1.2).contains(&computes), "{computes} {profile}");
+            assert_eq!(profile["stops"], 0, "{profile}");
+        }
+    }
+}
+
+// promise: Profiles: With -live, nothing is stopped; the kernel samples threads where it may, and how much is not known is said
+#[test]
+fn live_profile_says_what_it_lacks() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    let tool = profiling(&["-json", "-live"], pid);
+    target.ask("turns 12", "turned");
+    let profile = object(&lines(tool)[0]);
+    assert!(kernel_samples(&profile), "{profile}");
+    assert_eq!(profile["stops"], 0, "{profile}");
+    assert!(function(&profile, "computes").1 > 0.0);
+    target.send("turns 12");
+    let said = profile_without_perf(pid, &["-live"]);
+    assert!(
+        said.stderr.contains("is not known: -live stops nothing"),
+        "{}",
+        said.stderr
+    );
+    assert!(
+        said.stdout.contains(" stopped 0.000000\n"),
+        "{}",
+        said.stdout
+    );
+    assert!(said.stdout.contains(" [not read]\n"), "{}", said.stdout);
+    target.expect("turned");
+}
+
+// promise: Profiles: Where threads are not sampled by the kernel, and wait for processors, a warning says what that means
+#[test]
+fn busy_processors_are_told_without_records() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    let _other = share_processor(pid);
+    target.send("turns 20");
+    let said = profile_without_perf(pid, &["-json"]);
+    assert!(
+        said.stderr.contains("for a processor, and ran "),
+        "{}",
+        said.stderr
+    );
+    assert_eq!(object(&said.stdout)["running_method"], "stopped");
+    target.expect("turned");
+}
+
+// promise: Profiles: The kernel's samples have the same functions as stops do, and whole stacks (OCaml)
+#[test]
+fn samples_and_stops_have_the_same_functions() {
+    let mut target = Talker::start(&program("calls"));
+    let pid = target.pid();
+    target.send("run 1 10000000000");
+    let sampled = run(&format!("profile -json -on-cpu -live -pid {pid} -for 1s")).json();
+    assert!(kernel_samples(&sampled), "{sampled}");
+    let stopped = profile_without_perf(pid, &["-json", "-on-cpu"]);
+    let stopped = object(&stopped.stdout);
+    assert_eq!(stopped["running_method"], "stopped");
+    let most = |profile: &Value| {
+        profile["functions"][0]["function"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let few = |profile: &Value| -> Vec<String> {
+        let functions = profile["functions"].as_array().unwrap().iter();
+        let functions = functions.filter(|it| it["total_seconds"].as_f64().unwrap() > 0.2);
+        functions
+            .map(|it| it["function"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert!(
+        few(&stopped).contains(&most(&sampled)),
+        "{} is none of {:?}",
+        most(&sampled),
+        few(&stopped)
+    );
+}

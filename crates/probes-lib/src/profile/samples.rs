@@ -1,0 +1,174 @@
+//! Samples of threads, until the records of their time are there. Pure.
+//!
+//! ```text
+//! due ├── this tool waits for a processor ──┤ read
+//! ```
+//!
+//! Where processors are shared, the tool gets one late, and perhaps the one that the thread was on. So a sample counts what the thread
+//! did when the sample was due; its stack, which is read later, is of that moment unless the thread has waited in between.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::waits::{Presence, Waits};
+
+/// Samples that are not settled, in the order of their times; `K` is what was read.
+#[derive(Debug)]
+pub(super) struct Samples<K> {
+    samples: VecDeque<Sample<K>>,
+    /// Of so many of them, the first, it is known what the thread did when they were due.
+    known: usize,
+}
+
+#[derive(Debug)]
+struct Sample<K> {
+    tid: i32,
+    due: Duration,
+    read: Duration,
+    key: K,
+    time: Duration,
+    /// What the thread did when it was due, and how often it had begun to wait.
+    at_due: Option<(Presence, u64)>,
+}
+
+/// A sample of a thread that was on a processor when it was due.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Settled<K> {
+    pub(super) key: K,
+    pub(super) time: Duration,
+    /// Whether it has waited after that, before its stack was read.
+    pub(super) is_stale: bool,
+}
+
+impl<K> Default for Samples<K> {
+    fn default() -> Samples<K> {
+        Samples {
+            samples: VecDeque::new(),
+            known: 0,
+        }
+    }
+}
+
+impl<K> Samples<K> {
+    /// Adds a sample that stands for so much `time`. Its times are not before those of the samples that were added before it.
+    pub(super) fn add(
+        &mut self,
+        tid: i32,
+        (due, read): (Duration, Duration),
+        key: K,
+        time: Duration,
+    ) {
+        self.samples.push_back(Sample {
+            tid,
+            due,
+            read,
+            key,
+            time,
+            at_due: None,
+        });
+    }
+
+    /// Passes on the samples that were read before `until`. The waits are those of all records before that, and of none after it.
+    pub(super) fn settle<L: Clone>(
+        &mut self,
+        until: Duration,
+        waits: &Waits<L>,
+        mut add: impl FnMut(Settled<K>),
+    ) {
+        while let Some(sample) = self.samples.get_mut(self.known) {
+            if sample.due >= until {
+                break;
+            }
+            sample.at_due = Some(waits.presence(sample.tid));
+            self.known += 1;
+        }
+        while self.samples.front().is_some_and(|it| it.read < until) {
+            let Some(sample) = self.samples.pop_front() else {
+                return;
+            };
+            self.known = self.known.saturating_sub(1);
+            let now = waits.presence(sample.tid);
+            let (presence, begun) = sample.at_due.unwrap_or(now);
+            if presence == Presence::OnProcessor {
+                add(Settled {
+                    key: sample.key,
+                    time: sample.time,
+                    is_stale: begun != now.1,
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::records::{Record, RecordKind};
+    use super::*;
+    use RecordKind::{In, Out, Preempted};
+
+    const PID: i32 = 1;
+
+    fn at(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    /// Returns whether a sample that is due at 100 and read at 200 is stale; `None` if the thread was not on a processor.
+    fn settled(records: &[(u64, RecordKind)]) -> Option<bool> {
+        let mut waits: Waits<()> = Waits::of_process(PID, at(0));
+        waits.begin(PID);
+        let mut samples = Samples::default();
+        samples.add(PID, (at(100), at(200)), "key", at(10));
+        let mut found = Vec::new();
+        for (time, kind) in records {
+            samples.settle(at(*time), &waits, |it| found.push(it));
+            waits.add(Record {
+                at: at(*time),
+                pid: PID,
+                tid: PID,
+                kind: kind.clone(),
+            });
+        }
+        samples.settle(Duration::MAX, &waits, |it| found.push(it));
+        assert!(samples.samples.is_empty() && samples.known == 0);
+        let settled = found.pop()?;
+        assert_eq!((settled.key, settled.time, found.len()), ("key", at(10), 0));
+        Some(settled.is_stale)
+    }
+
+    #[test]
+    fn samples_count_what_threads_did_when_due() {
+        let (on, stale) = (Some(false), Some(true));
+        // It ran all the time; until this tool took its processor; until it was stopped for its stack.
+        assert_eq!(settled(&[]), on);
+        assert_eq!(settled(&[(10, In), (101, Preempted)]), on);
+        assert_eq!(settled(&[(10, In), (201, Out), (202, In)]), on);
+        // It waited for a processor, also if it has got one since.
+        assert_eq!(settled(&[(10, In), (90, Preempted)]), None);
+        assert_eq!(settled(&[(90, Preempted), (150, In)]), None);
+        // It was on a processor, and then waited, also if it runs again.
+        assert_eq!(settled(&[(10, In), (150, Out)]), stale);
+        assert_eq!(settled(&[(10, In), (150, Out), (180, In)]), stale);
+        // It waited, though it runs when it is read.
+        assert_eq!(settled(&[(90, Out), (120, In)]), None);
+        assert_eq!(settled(&[(90, Out), (300, In)]), None);
+    }
+
+    #[test]
+    fn samples_are_settled_one_by_one() {
+        let mut waits: Waits<()> = Waits::of_process(PID, at(0));
+        waits.begin(PID);
+        let mut samples = Samples::default();
+        for due in [100, 200, 300] {
+            samples.add(PID, (at(due), at(due + 50)), due, at(10));
+        }
+        let mut settled = |until: u64| {
+            let mut keys = Vec::new();
+            samples.settle(at(until), &waits, |it| keys.push(it.key));
+            keys
+        };
+        assert_eq!(settled(120), []);
+        assert_eq!(settled(210), [100]);
+        assert_eq!(settled(350), [200]);
+        assert_eq!(settled(351), [300]);
+    }
+}
