@@ -6,6 +6,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::getpid;
 use probes_lib::Launched;
 
 use super::wait::Wait;
@@ -21,7 +23,12 @@ pub(super) fn wait_and_record(
     let (exit_sender, exited) = channel::<()>();
     let parts = Mutex::new(Some((record, exited)));
     let record = || match parts.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        Some((record, exited)) => record(&exited),
+        Some((record, exited)) => {
+            let recorded = record(&exited);
+            // While the removal traced the program, the thread that waits was told nothing of its stops: it looks again.
+            let _ = kill(getpid(), Signal::SIGCHLD);
+            recorded
+        }
         None => Ok(()),
     };
     std::thread::scope(|scope| {

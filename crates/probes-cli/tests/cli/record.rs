@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
 
@@ -534,6 +534,32 @@ fn program_runs_on_when_its_recording_ends() {
     tool.ask("run 1 10", "calls");
     tool.close_input();
     assert_eq!(tool.guard().wait().code(), Some(0));
+}
+
+// promise: Signals: `record -prog` stops with its program, also while its recording ends (20)
+#[test]
+fn tool_stops_with_its_program_as_recording_ends() {
+    let scratch = Scratch::new();
+    for milliseconds in 1..=20 {
+        let mut tool = command(["record", "-quiet", "-fn", "Calls.leaf", "-prog"]);
+        tool.arg(program("calls"))
+            .arg("-o")
+            .arg(scratch.file("stopped.json"));
+        tool.args(["-for", &format!("{milliseconds}ms")]);
+        // In an orphaned process group, which ours may be, SIGTSTP stops nothing.
+        let mut tool = Talker::spawn(tool.stderr(Stdio::null()).process_group(0));
+        tool.expect("ready");
+        let [tool_pid, child] = [tool.pid(), test_support::container::only_child(tool.pid())];
+        kill(Pid::from_raw(child), Signal::SIGTSTP).unwrap();
+        eventually("both are stopped", || {
+            let both = [tool_pid, child].map(test_support::process::state);
+            (both == [Some('T'); 2]).then_some(())
+        });
+        kill(Pid::from_raw(-tool_pid), Signal::SIGCONT).unwrap();
+        tool.ask("run 1 10", "calls");
+        tool.close_input();
+        assert_eq!(tool.guard().wait().code(), Some(0));
+    }
 }
 
 #[test]
