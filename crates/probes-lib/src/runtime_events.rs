@@ -147,6 +147,30 @@ impl RuntimeEvents {
         RuntimeEvents::new(Subject::File(path), source, version)
     }
 
+    /// Checks that a program that is to be started is not one of OCaml 4, which writes no events. Of one whose runtime is a library,
+    /// or has no symbols, it is not known.
+    ///
+    /// ```no_run
+    /// probes_lib::RuntimeEvents::check_program("./server.exe")?;
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`RuntimeEventsError::Ocaml4`].
+    pub fn check_program(program: impl AsRef<Path>) -> Result<()> {
+        let path = program.as_ref();
+        // What is no program is an error where it is started.
+        let Ok(elf) = ElfFile::open(path) else {
+            return Ok(());
+        };
+        let has = |name: &str| elf.data_symbol(name).is_some();
+        if has(OF_OCAML) && !has(OF_OCAML_5) {
+            return Err(Error::of_file(path, RuntimeEventsError::Ocaml4));
+        }
+        Ok(())
+    }
+
     fn new(subject: Subject, source: Source, version: String) -> Result<RuntimeEvents> {
         let Some(names) = Names::of(&version) else {
             return Err(Error::new(

@@ -249,7 +249,12 @@ impl EventReader for Reading<'_> {
             self.next = at.saturating_add(self.args.interval.unwrap_or(Duration::MAX));
             text += &self.report(at).so_far().text(self.output.format)?;
         }
-        interruptible.write(&text)
+        let next = interruptible.write(&text)?;
+        if let Next::Stop = next {
+            // What was written while nothing took the figures.
+            self.read()?;
+        }
+        Ok(next)
     }
 }
 

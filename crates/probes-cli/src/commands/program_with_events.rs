@@ -44,8 +44,20 @@ impl Drop for EventsFolder {
     }
 }
 
+/// Refuses a program that certainly writes no events.
+pub(super) fn refuse_ocaml_4(program: &Path) -> Result<(), Failure> {
+    RuntimeEvents::check_program(path_of(program))
+        .map_err(|_| Failure::ProgramOfOcaml4(program.to_owned()))
+}
+
 impl EventsFolder {
-    pub(super) fn make() -> Result<EventsFolder, Failure> {
+    /// Makes one for a `program` that is to be started.
+    ///
+    /// # Errors
+    ///
+    /// If it is certain that the program writes no events, or there can be no folder.
+    pub(super) fn make(program: &Path) -> Result<EventsFolder, Failure> {
+        refuse_ocaml_4(program)?;
         let folder = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
         let failed = |source| Failure::System("make a folder for runtime events", source);
         Ok(EventsFolder(folder.map_err(|errno| failed(errno.into()))?))
@@ -113,7 +125,7 @@ impl ProgramWithEvents {
         program: &Path,
         arguments: &[OsString],
     ) -> Result<ProgramWithEvents, Failure> {
-        let folder = EventsFolder::make()?;
+        let folder = EventsFolder::make(program)?;
         let begun = Instant::now();
         Ok(ProgramWithEvents {
             started: StartedProgram::start(program, arguments, folder.variables())?,

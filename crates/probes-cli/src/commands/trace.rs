@@ -100,7 +100,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     let output = &args.output.open_beside_program()?;
     let mut command = Command::new(&args.prog);
     command.args(&args.arguments);
-    let folder = args.observe.reports_collector.then(EventsFolder::make);
+    let reports_collector = args.observe.reports_collector;
+    let folder = reports_collector.then(|| EventsFolder::make(&args.prog));
     let folder = folder.transpose()?;
     if let Some(folder) = &folder {
         command.envs(folder.variables());

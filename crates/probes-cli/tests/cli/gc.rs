@@ -1,10 +1,15 @@
 //! `gc` with programs that write no runtime events; the matrix has those that do.
 
-use serde_json::Value;
-use test_support::{Talker, fixture, program, program_forms};
+use std::fs;
+use std::process::{Command, Stdio};
 
+use nix::unistd::geteuid;
+use serde_json::Value;
+use test_support::{Scratch, Talker, fixture, program, program_forms};
+
+use crate::bad_processes::as_user;
 use crate::count_functions::observing;
-use crate::support::{command, object, run, run_command};
+use crate::support::{Folder, command, object, run, run_command};
 
 /// Whether the test programs have runtime events.
 fn is_built_by_ocaml_5() -> bool {
@@ -115,4 +120,102 @@ fn status_of_a_started_program_is_ours() {
         missing.contains("cannot start /none: No such file"),
         "{missing}"
     );
+}
+
+#[test]
+fn programs_of_ocaml_4_are_not_started() {
+    if is_built_by_ocaml_5() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let file = scratch.file("none.json");
+    let calls = program("calls");
+    for flags in [
+        "gc -prog",
+        "record -gc -prog",
+        "record -gc -fn Calls.leaf -prog",
+    ] {
+        let mut command = command(flags.split(' '));
+        command.arg(&calls);
+        if flags.starts_with("record") {
+            command.arg("-o").arg(&file);
+        }
+        let said = run_command(command.stdin(Stdio::null()));
+        let why = "calls.exe has the runtime of OCaml 4, which writes no runtime events; it was not started\n";
+        assert_eq!(
+            (said.code, &*said.stdout),
+            (Some(1), ""),
+            "{flags}: {said:?}"
+        );
+        assert!(said.stderr.contains(why), "{flags}: {said:?}");
+        assert!(!file.exists(), "{flags}");
+    }
+}
+
+// promise: Runtime events: A file of events that an earlier process of the same pid has left is not taken for those of the process
+//    (3 commands)
+#[test]
+fn file_of_an_earlier_process_is_ignored() {
+    if is_built_by_ocaml_5() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let mut calls = Command::new(program("calls"));
+    let mut target = Talker::spawn(calls.current_dir(scratch.file("")));
+    target.expect("ready");
+    let pid = target.pid();
+    // Where its own would be.
+    let left = scratch.file(&format!("{pid}.events"));
+    fs::write(&left, [1; 4096]).unwrap();
+    for flags in [
+        "watch -events all -for 10ms",
+        "count -events minor -for 10ms",
+    ] {
+        let error = run(&format!("{flags} -pid {pid}")).failure();
+        let why = format!(
+            "process {pid} has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events"
+        );
+        assert!(error.contains(&why), "{flags}: {error}");
+    }
+    let said = run(&format!("gc -pid {pid} -for 10ms"));
+    assert!(said.stderr.contains("its functions are timed"), "{said:?}");
+    assert_eq!(fs::read(&left).unwrap(), [1; 4096]);
+    // One that has the number now, and is no program of OCaml.
+    let other = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = other.pid();
+    let folder = fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
+    assert!(!folder.join(format!("{pid}.events")).exists());
+    let error = run(&format!("watch -events all -pid {pid}")).failure();
+    assert!(
+        error.contains("has no OCaml runtime with symbols"),
+        "{error}"
+    );
+}
+
+#[test]
+fn events_of_another_user_are_refused() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let target = Talker::start(&program("calls"));
+    let folder = Folder::new("nobody");
+    let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+    for flags in [
+        "gc",
+        "gc -over 1ms",
+        "watch -events all",
+        "count -events all",
+        "hist -events all",
+    ] {
+        let mut nobody = as_user(&tool);
+        nobody
+            .args(flags.split(' '))
+            .arg(format!("-pid={}", target.pid()));
+        let error = run_command(&mut nobody).failure();
+        assert!(
+            error.contains(" belongs to uid 0 (root)"),
+            "{flags}: {error}"
+        );
+        assert!(error.ends_with("\nhint: use sudo\n"), "{flags}: {error}");
+    }
 }

@@ -1,7 +1,8 @@
 //! `gc`, compared with what the program's own consumer of runtime events reads.
 
 use std::collections::BTreeMap;
-use std::process::Stdio;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use probes_lib::RuntimeEvents;
@@ -428,4 +429,129 @@ pub(crate) fn signal(pid: i32, name: &str) {
         .args([format!("-{name}"), pid.to_string()])
         .status();
     assert!(sent.unwrap().success());
+}
+
+/// Calls of a function, and how long they took in nanoseconds: without other functions in them, and from entry to exit.
+#[derive(Debug)]
+struct Calls {
+    count: u64,
+    own: u64,
+    whole: u64,
+}
+
+/// What `latency -json` says of each function of the collector.
+fn calls(latency: &str) -> BTreeMap<String, Calls> {
+    let report = crate::support::object(latency.lines().last().unwrap());
+    let functions = report["functions"].as_array().unwrap();
+    let times = functions.iter().map(|it| {
+        let number = |field: &str| it[field].as_u64().unwrap();
+        let name = it["name"].as_str().unwrap().to_owned();
+        let calls = Calls {
+            count: number("count"),
+            own: number("self_ns"),
+            whole: number("total_ns"),
+        };
+        (name, calls)
+    });
+    times.collect()
+}
+
+/// Whether the times of so many pauses and calls differ by at most 2 %, apart from what is between an event and a call: 3 us each.
+fn agree(count: u64, one: u64, other: u64) -> bool {
+    one.abs_diff(other) <= one.max(other) / 50 + 3000 * count
+}
+
+// promise: Runtime events: Pauses from events and from the functions of the collector are the same, and their sums within 2 % and 3 us each: all of a
+//    program with one domain, and the slices of four (4 programs in each chroot)
+#[test]
+fn events_and_functions_agree() {
+    /// A thread that loses its processor between an event and the entry of a function is measured by one of them.
+    const TRIES: usize = 20;
+    let measured = |pid: i32, program: &mut Talker, work: &str, answer: &str| {
+        let flags = format!("-json -self -gc minor,slice,major,compact -pid {pid}");
+        let mut latency = command(["latency"].into_iter().chain(flags.split(' ')));
+        let mut latency = Talker::spawn(latency.stderr(Stdio::piped()));
+        let mut said = BufReader::new(latency.guard().child().stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("stopped ") {
+            line.clear();
+            assert!(said.read_line(&mut line).unwrap() > 0);
+        }
+        let mut gc = gc(pid, "-json -interval 300ms");
+        assert!(gc.line().is_some(), "it has begun");
+        program.ask(work, answer);
+        signal(gc.pid(), "INT");
+        signal(latency.pid(), "INT");
+        let last = |tool: &mut Talker| std::iter::from_fn(|| tool.line()).last().unwrap();
+        (
+            crate::support::object(&last(&mut gc)),
+            calls(&last(&mut latency)),
+        )
+    };
+    let events = &program_forms("ocaml5/events")[0];
+    let folder = events.parent().unwrap().parent().unwrap();
+    for name in ["calls.exe", "calls_nopie.exe"] {
+        let mut program = Command::new("chroot");
+        program.arg(std::env::var_os("OCAML_PROBES_CHROOT").unwrap());
+        program.arg(crate::chroot::inside(&folder.join(name)));
+        program.env("OCAML_RUNTIME_EVENTS_START", "1");
+        program.env("OCAML_RUNTIME_EVENTS_DIR", "/tmp");
+        let mut program = Talker::spawn(&mut program);
+        program.expect("ready");
+        let pid = program.pid();
+        let mut tries = 0..TRIES;
+        let agreed = tries.find(|_| {
+            let (gc, times) = measured(pid, &mut program, "run 1 3000000", "calls");
+            let (count, total) = times
+                .values()
+                .fold((0, 0), |sum, it| (sum.0 + it.count, sum.1 + it.own));
+            assert!(count > 20, "{times:?}");
+            assert_eq!(gc["pauses"]["count"], count, "{gc} {times:?}");
+            agree(count, gc["pauses"]["total_ns"].as_u64().unwrap(), total)
+        });
+        assert!(agreed.is_some(), "{name}");
+    }
+    for file in program_forms("ocaml5/events") {
+        let mut program = ChrootProgram::start_with(Isolation::Chroot, &file, &[], "e=20");
+        program.talker.ask("start", "started");
+        let mut tries = 0..TRIES;
+        let agreed = tries.find(|_| {
+            let (gc, times) = measured(program.pid, &mut program.talker, "work 3 60", "worked");
+            let phases = gc["phases"].as_array().unwrap();
+            let slices = phases.iter().find(|it| it["phase"] == "major").unwrap();
+            let calls = &times["caml_major_collection_slice"];
+            assert_eq!(slices["count"], calls.count, "{gc} {times:?}");
+            agree(
+                calls.count,
+                slices["total_ns"].as_u64().unwrap(),
+                calls.whole,
+            )
+        });
+        assert!(agreed.is_some(), "{}", file.display());
+        program.end();
+    }
+}
+
+// promise: Runtime events: What a program writes while the figures so far are not taken is in those at the end (1 program in each
+//    chroot)
+#[test]
+fn figures_include_events_while_output_waits() {
+    let file = &program_forms("ocaml5/events")[0];
+    let mut program = ChrootProgram::start_with(Isolation::Chroot, file, &[], "e=20");
+    program.talker.ask("start", "started");
+    let mut tool = gc(program.pid, "-json -interval 1ms");
+    let begun = tool.line().expect("it has begun");
+    assert!(begun.starts_with("{\"type\":\"gc\""), "{begun}");
+    // More lines than fit into a pipe.
+    for _ in 0..20 {
+        program.talker.ask("work 2 20", "worked");
+    }
+    signal(tool.pid(), "INT");
+    let last = std::iter::from_fn(|| tool.line()).last().unwrap();
+    let expected = sums(&own_lines(&mut program));
+    let report = crate::support::object(&last);
+    let phases = report["phases"].as_array().unwrap();
+    let minor = phases.iter().find(|it| it["phase"] == "minor").unwrap();
+    assert_eq!(minor["count"], expected.phases["minor"], "{report}");
+    program.end();
 }

@@ -20,7 +20,9 @@ use crate::commands::failed::{Failed, report_failures};
 use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::{self, warn_of_still_mapped};
 use crate::commands::opened_events::OpenedEvents;
-use crate::commands::program_with_events::{AwaitedEvents, EventsFolder, ProgramWithEvents};
+use crate::commands::program_with_events::{
+    AwaitedEvents, EventsFolder, ProgramWithEvents, refuse_ocaml_4,
+};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
 use crate::commands::until_exit::wait_and_record;
 use crate::commands::wait::Wait;
@@ -58,6 +60,7 @@ fn with_events(
     program: &Path,
     arguments: &[OsString],
 ) -> Result<ExitCode, Failure> {
+    refuse_ocaml_4(program)?;
     let file = file.create()?;
     let started = ProgramWithEvents::start(program, arguments)?;
     let pid = started.pid();
@@ -88,8 +91,9 @@ fn observed(
     let wait_failure = |source| Failure::System("wait for the program", source);
     // Before the program is started, because it may fail.
     let wait = Wait::prepare().map_err(wait_failure)?;
+    let folder = args.recorded.gc.then(|| EventsFolder::make(program));
+    let folder = folder.transpose()?;
     let file = file.create()?;
-    let folder = args.recorded.gc.then(EventsFolder::make).transpose()?;
     let mut command = Command::new(program);
     command.args(arguments);
     if let Some(folder) = &folder {
