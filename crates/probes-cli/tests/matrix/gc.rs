@@ -10,7 +10,7 @@ use test_support::{Scratch, Talker, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
 use crate::events::own_lines;
-use crate::support::{command, run};
+use crate::support::{Folder, command, run};
 
 /// What events of the program's own consumer add up to: the ends of each phase, and over all domains the count and sum of the
 /// outermost ones, and what was allocated and promoted.
@@ -553,5 +553,47 @@ fn figures_include_events_while_output_waits() {
     let phases = report["phases"].as_array().unwrap();
     let minor = phases.iter().find(|it| it["phase"] == "minor").unwrap();
     assert_eq!(minor["count"], expected.phases["minor"], "{report}");
+    program.end();
+}
+
+// promise: Runtime events: Events of a process of another user are refused, and it writes on; a file that an earlier process of its pid has
+//    left is neither read nor changed (4 commands in each chroot)
+#[test]
+fn files_of_others_are_not_read() {
+    let file = &program_forms("ocaml5/events")[0];
+    let mut program = ChrootProgram::start(Isolation::Chroot, file, &[]);
+    let pid = program.pid;
+    // The one that it would have in the folder that it works in, which is ours.
+    let folder = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
+    let left = folder.join(format!("{pid}.events"));
+    std::fs::write(&left, [1; 4096]).unwrap();
+    let not_on = run(&format!("watch -events all -pid {pid}")).failure();
+    let said = run(&format!("gc -pid {pid} -for 10ms"));
+    let bytes = std::fs::read(&left).unwrap();
+    std::fs::remove_file(&left).unwrap();
+    assert_eq!(bytes, [1; 4096]);
+    assert!(not_on.contains(&format!("process {pid} ")), "{not_on}");
+    assert!(not_on.contains("runtime events"), "{not_on}");
+    assert!(said.stderr.contains("already has a file"), "{said:?}");
+    program.talker.ask("start", "started");
+    // The user `nobody` possibly cannot enter the build folder.
+    let folder = Folder::new("nobody");
+    let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+    for flags in ["gc -for 10ms", "watch -events all -for 10ms"] {
+        let mut nobody = Command::new("setpriv");
+        nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        nobody
+            .arg(&tool)
+            .args(flags.split(' '))
+            .arg(format!("-pid={pid}"));
+        let error = crate::support::run_command(&mut nobody).failure();
+        assert!(
+            error.contains(" belongs to uid 0 (root)"),
+            "{flags}: {error}"
+        );
+        assert!(error.ends_with("\nhint: use sudo\n"), "{flags}: {error}");
+    }
+    program.talker.ask("work 2 5", "worked");
+    assert!(sums(&own_lines(&mut program)).pauses.0 > 0);
     program.end();
 }
