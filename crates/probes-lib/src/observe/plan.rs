@@ -710,9 +710,12 @@ fn selected_by_name<'p>(
 #[cfg(test)]
 mod tests {
     use iced_x86::Register;
+    use test_support::{Talker, fixture};
 
     use super::*;
     use crate::error::ErrorKind;
+    use crate::expression::Expression;
+    use crate::select::function::FunctionSelector;
     use crate::testing::{ProgramSpec, loaded_twice, program_with_arguments};
 
     const AGAIN: LoadBias = LoadBias(0x1000_0000);
@@ -856,5 +859,64 @@ mod tests {
         };
         assert_eq!((&name[..], address), ("b", point.point.address));
         assert_eq!((reported, expected.operand()), (found, [1, 0, 0, 0]));
+    }
+
+    /// Returns the plan of an observation of the functions of a program that is running.
+    fn plan_of_functions(observation: &Observation) -> ObservationPlan {
+        let target = Talker::start(&fixture("calls.pie"));
+        let functions = ObservedFunctions::find(target.pid(), observation).unwrap();
+        ObservationPlan::of(observation, program(), Arc::new(functions)).unwrap()
+    }
+
+    fn function(name: &str) -> FunctionSelector {
+        FunctionSelector::Glob(name.parse().unwrap())
+    }
+
+    #[test]
+    fn functions_are_counted_or_asked_for_more() {
+        let counted = plan_of_functions(&Observation::new().count_functions(function("leaf")));
+        let role = &counted.points[0].role;
+        assert!(role.is_counted && role.watched.is_none() && role.timed.is_none());
+        assert!(counted.shared.is_empty());
+        let watching = Observation::new().watch_functions(function("leaf"));
+        let watched = plan_of_functions(&watching);
+        let role = &watched.points[0].role;
+        assert!(!role.is_counted && role.watched.is_some() && role.timed.is_none());
+        assert!(watched.shared.record_len > 0);
+        assert_eq!(watched.shared.stacks, StackCopies::None);
+        let with_stacks = plan_of_functions(&watching.with_stacks());
+        assert_eq!(with_stacks.shared.stacks, StackCopies::OF_THREADS);
+        let longer = watched.shared.record_len + StackCopies::OF_THREADS.len();
+        assert_eq!(with_stacks.shared.record_len, longer);
+        let expression = "arg0".parse::<Expression>().unwrap();
+        let counting = Observation::new().count_functions(function("leaf"));
+        let in_histogram = plan_of_functions(&counting.histogram_of(expression));
+        let role = &in_histogram.points[0].role;
+        assert!(!role.is_counted && role.histogram.is_some() && role.watched.is_none());
+        assert_eq!(in_histogram.shared.values.histograms, 1);
+    }
+
+    #[test]
+    fn timed_functions_keep_what_is_asked() {
+        let timing = || Observation::new().time_functions(function("outer"));
+        let calls = |observation: &Observation| {
+            let plan = plan_of_functions(observation);
+            assert!(plan.points.iter().all(|it| !it.role.is_counted));
+            assert!(plan.points.len() > 1, "an entry and exits");
+            let entries = plan.points.iter().filter_map(|it| it.role.timed.as_ref());
+            assert_eq!(entries.filter(|it| it.is_entry).count(), 1);
+            let calls = plan.shared.calls;
+            assert_eq!(calls.functions, 1);
+            [calls.of_self, calls.by_caller, calls.keeps_arguments]
+        };
+        assert_eq!(calls(&timing()), [false, false, false]);
+        assert_eq!(calls(&timing().self_times()), [true, false, false]);
+        assert_eq!(calls(&timing().by_caller()), [false, true, false]);
+        let slow = timing().report_slow(Duration::from_millis(1));
+        assert_eq!(calls(&slow), [false, false, true]);
+        // Of pairs alone, there are no calls.
+        let pairs = Observation::new().time("a", "b").self_times().by_caller();
+        let plan = plan(&pairs.report_slow(Duration::from_millis(1)));
+        assert_eq!(plan.shared.calls, CallsLayout::default());
     }
 }
