@@ -36,10 +36,11 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, ProcessError, Result};
+use crate::observe::CopiedStack;
 use crate::process::Process;
 use crate::stacks::{Look, Slices, StackFrame, Stacks, ThreadFiles, ThreadRole, monotonic_now};
 use crate::sys::perf::ClockSamples;
-use crate::unwind::StackEnd;
+use crate::unwind::{RawStack, StackEnd};
 pub use activity::Activity;
 pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
 pub use found::WaitTimes;
@@ -62,6 +63,9 @@ const MOST_ENDED: usize = 1 << 10;
 
 /// How often, at most, it is checked whether libraries were loaded; only if there is code that is not known.
 const RELOAD_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often the kernel samples a thread in a second, at most. It takes no samples that are much closer.
+const MOST_HZ: u32 = 10_000;
 
 /// How often waits are looked at, at most.
 const WAIT_INTERVAL: Duration = Duration::from_millis(1);
@@ -107,7 +111,7 @@ pub struct Profiler {
     not_recorded: Option<String>,
 }
 
-/// The waits that the kernel records.
+/// What the kernel records.
 struct Recorded {
     switches: Switches,
     waits: Waits<Key>,
@@ -126,15 +130,16 @@ struct Watched {
     name: Arc<str>,
     /// `None` if there are too many threads.
     files: Option<ThreadFiles>,
-    /// What it does as long as its slices stay the same.
-    blocked: Option<(Slices, Key)>,
+    /// What it does as long as its slices stay the same, and since when that is known.
+    blocked: Option<(Slices, Key, Duration)>,
     /// When it was first seen, and when last, and how long it had run and waited for a processor.
     first: Option<(Instant, (Duration, Duration))>,
     last: Option<(Instant, (Duration, Duration))>,
 }
 
 impl Profiler {
-    /// Begins to watch a process. If it `is_live`, nothing is ever stopped: threads that run have no frames then.
+    /// Begins to watch a process. If it `is_live`, nothing is ever stopped: threads that run have no frames then, unless the kernel samples
+    /// them ([`record`](Self::record)).
     ///
     /// # Errors
     ///
@@ -186,9 +191,9 @@ impl Profiler {
     /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are sampled, and
     /// [`Profile::waits`] says why. Waits are not distinguished by collections.
     ///
-    /// Where the kernel permits that, too, it samples the threads while they run, `hz` times in each second that they do, unless only waits
-    /// are of interest; then nothing is stopped, and [`Profile::running`] says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is live: a
-    /// sample has the bytes of one stack, and they have two.
+    /// With `hz`, from 1 to 10,000, the kernel samples the threads that run, too, so many times in each second that they run, if it permits
+    /// that. Then nothing is stopped, and [`Profile::running`] says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is
+    /// live: a sample has the bytes of one stack, and they have two.
     ///
     /// # Errors
     ///
@@ -218,6 +223,7 @@ impl Profiler {
             ran: Duration::ZERO,
         });
         self.threads.clear();
+        (self.found, self.ended) = (Found::default(), ThreadTimes::default());
         let now = Instant::now();
         (self.begun, self.last) = (now, now);
         self.look_at_all(Duration::ZERO, now)
@@ -230,7 +236,7 @@ impl Profiler {
             return Switches::of_process(process, None);
         };
         let samples = ClockSamples {
-            period: Duration::from_secs(1) / hz.max(1),
+            period: Duration::from_secs(1) / hz.clamp(1, MOST_HZ),
             stack_len: switches::SAMPLED_STACK,
             in_kernel: true,
         };
@@ -299,20 +305,11 @@ impl Profiler {
             thread.map_or_else(|| "".into(), |thread| thread.name.clone())
         };
         let (records, until) = recorded.switches.read(is_last);
-        let period = recorded.switches.samples().map(|samples| samples.period);
+        let mut samples = Vec::new();
         for record in records {
             if let RecordKind::Sample(copied) = &record.kind {
-                if recorded.waits.is_counted(&record) {
-                    let stack = copied.as_ref().map(|copied| self.stacks.of_copied(copied));
-                    let key = Key {
-                        tid: record.tid,
-                        name: name(record.tid),
-                        activity: Activity::Running,
-                        in_collection: false,
-                        stack: stack.map(shared),
-                    };
-                    let time = period.unwrap_or_default();
-                    self.found.add_sample(key, time, false);
+                if recorded.waits.is_counted(&record) && recorded.switches.is_counted(&record) {
+                    samples.push((record.tid, copied.clone()));
                 }
                 continue;
             }
@@ -338,7 +335,32 @@ impl Profiler {
                 self.found.add_wait(wait, || name(tid));
             }
         }
+        for (tid, copied) in samples {
+            self.add_clock_sample(tid, copied.as_deref());
+        }
         tids
+    }
+
+    /// Adds a sample that the kernel has taken of a thread that ran.
+    fn add_clock_sample(&mut self, tid: i32, copied: Option<&CopiedStack>) {
+        let Some(samples) = self.clock_samples() else {
+            return;
+        };
+        let mut stack = copied.map(|copied| self.stacks.of_copied(copied));
+        let is_unknown = |stack: &RawStack| matches!(stack.end, StackEnd::UnknownCode(_));
+        // A process that has executed another program, or has exited, is noticed at the next sample.
+        if stack.as_ref().is_some_and(is_unknown) && self.reload(Instant::now()).is_ok() {
+            stack = copied.map(|copied| self.stacks.of_copied(copied));
+        }
+        let thread = self.threads.get(&tid);
+        let key = Key {
+            tid,
+            name: thread.map_or_else(|| "".into(), |thread| thread.name.clone()),
+            activity: Activity::Running,
+            in_collection: false,
+            stack: stack.map(shared),
+        };
+        self.found.add_sample(key, samples.period, false);
     }
 
     /// How often it was looked at.
@@ -373,7 +395,7 @@ impl Profiler {
     /// If the process has exited, or executed another program, or may not be read. What was found is still there.
     pub fn sample(&mut self, due: Instant) -> Result<()> {
         let now = Instant::now();
-        let due = due.min(now);
+        let due = due.max(self.last).min(now);
         let begun = processor_time();
         let elapsed = due.saturating_duration_since(self.last);
         self.collect(false);
@@ -429,6 +451,7 @@ impl Profiler {
         if let Some(recorded) = &mut self.recorded {
             if recorded.waits.len() > 2 * there.len() + MOST_ENDED {
                 recorded.waits.retain(|tid| there.contains(&tid));
+                recorded.switches.retain(|tid| there.contains(&tid));
             }
         }
     }
@@ -458,12 +481,12 @@ impl Profiler {
         if running.is_empty() && seen.is_empty() {
             return Err(process.exited_or(nix::errno::Errno::ESRCH.into()));
         }
-        // Before they are stopped for it.
-        let read_at = monotonic_now();
+        let mut read_at = monotonic_now();
         let due_at = read_at.saturating_sub(due.elapsed());
         let is_sampled_by_kernel = self.clock_samples().is_some();
         if !elapsed.is_zero() && !is_sampled_by_kernel {
-            self.look_at_running(&running, &mut seen);
+            let stopped_at = self.look_at_running(&running, &mut seen);
+            read_at = stopped_at.unwrap_or(read_at);
         }
         let is_unknown = |key: &Key| {
             let stack = key.stack.as_ref();
@@ -473,12 +496,13 @@ impl Profiler {
             self.reload(now)?;
         }
         let in_collection = seen.iter().any(|(key, _)| self.is_of_collector(key));
-        for (mut key, is_exact) in seen {
+        for (mut key, since) in seen {
             key.in_collection = in_collection;
             match &mut self.recorded {
-                None => self.found.add_sample(key, elapsed, is_exact),
-                // It has waited since before the last sample.
-                Some(_) if is_exact || is_sampled_by_kernel => {}
+                None => self.found.add_sample(key, elapsed, since.is_some()),
+                Some(_) if is_sampled_by_kernel => {}
+                // It has waited all the time since before the sample was due.
+                Some(_) if since.is_some_and(|since| since <= due_at) => {}
                 Some(recorded) => recorded
                     .samples
                     .add(key.tid, (due_at, read_at), key, elapsed),
@@ -496,8 +520,9 @@ impl Profiler {
             && addresses.any(|at| self.collector.iter().any(|code| code.contains(&at)))
     }
 
-    /// Looks at a thread without stopping it; `None` if it has exited. Returns also whether it has done the same since the last time.
-    fn look_at(&mut self, tid: i32, now: Instant) -> Result<Option<(Key, bool)>> {
+    /// Looks at a thread without stopping it; `None` if it has exited. If it has waited since the last time, returns also since when that is
+    /// known.
+    fn look_at(&mut self, tid: i32, now: Instant) -> Result<Option<(Key, Option<Duration>)>> {
         let mut opened = None;
         if !self.threads.contains_key(&tid) {
             let Some(files) = ThreadFiles::open(self.stacks.process(), tid)? else {
@@ -528,9 +553,9 @@ impl Profiler {
         let times = slices.times().map(|times| (now, times));
         thread.first = thread.first.or(times);
         thread.last = times;
-        if let Some((since, key)) = &thread.blocked {
-            if *since == slices {
-                return Ok(Some((key.clone(), true)));
+        if let Some((before, key, since)) = &thread.blocked {
+            if *before == slices {
+                return Ok(Some((key.clone(), Some(*since))));
             }
         }
         thread.blocked = None;
@@ -550,33 +575,43 @@ impl Profiler {
                 if let Some(recorded) = &mut self.recorded {
                     recorded.waits.looked(tid, blocked.at, key.clone());
                 }
-                thread.blocked = Some((blocked.slices, key.clone()));
+                thread.blocked = Some((blocked.slices, key.clone(), blocked.at));
             }
         }
         if is_many {
             thread.files = None;
         }
-        Ok(Some((key, false)))
+        Ok(Some((key, None)))
     }
 
-    /// Adds what the threads do that run.
-    fn look_at_running(&mut self, running: &HashSet<i32>, seen: &mut Vec<(Key, bool)>) {
+    /// Adds what the threads do that run; returns when they were stopped for that, if they were.
+    fn look_at_running(
+        &mut self,
+        running: &HashSet<i32>,
+        seen: &mut Vec<(Key, Option<Duration>)>,
+    ) -> Option<Duration> {
         let mut stacks = HashMap::new();
+        let mut stopped_at = None;
         self.last_stop = Duration::ZERO;
         if !self.is_live && !running.is_empty() {
             let begun = monotonic_now();
-            let read = self.stacks.read_stopped(running);
-            if let Some(recorded) = &mut self.recorded {
-                recorded.stops.push(begun..monotonic_now());
-            }
-            match read {
-                Ok((found, time)) => {
-                    stacks = found;
+            let stop = match self.stacks.read_stopped(running) {
+                Ok(read) => {
+                    let time = read.time();
+                    stacks = read.stacks;
                     self.stops += 1;
                     self.stopped += time;
                     self.last_stop = time;
+                    stopped_at = Some(read.stop.start);
+                    read.stop
                 }
-                Err(error) => self.not_stopped = Some(error),
+                Err(error) => {
+                    self.not_stopped = Some(error);
+                    begun..monotonic_now()
+                }
+            };
+            if let Some(recorded) = &mut self.recorded {
+                recorded.stops.push(stop);
             }
         }
         for &tid in running {
@@ -590,14 +625,16 @@ impl Profiler {
                 in_collection: false,
                 stack: stacks.remove(&tid).map(shared),
             };
-            seen.push((key, false));
+            seen.push((key, None));
         }
+        stopped_at
     }
 
     /// Returns what was found so far.
     pub fn profile(&mut self) -> Profile {
         self.collect(true);
         let mut stacks = Vec::new();
+        let names = self.found.names();
         for (key, sum) in &self.found.sums {
             if sum.time.is_zero() {
                 continue;
@@ -612,7 +649,7 @@ impl Profiler {
                 .collect();
             stacks.push(ProfiledStack {
                 tid: key.tid,
-                thread_name: key.name.to_string(),
+                thread_name: names.get(&key.tid).unwrap_or(&key.name).to_string(),
                 role: ThreadRole::of(&frames, key.tid == self.stacks.pid()),
                 activity: key.activity,
                 in_collection: key.in_collection,

@@ -209,6 +209,19 @@ pub(crate) struct Blocked {
     pub(crate) at: Duration,
 }
 
+/// The stacks of threads that were stopped for it.
+pub(crate) struct StoppedStacks {
+    pub(crate) stacks: HashMap<i32, RawStack>,
+    /// From when it was begun to stop them until they ran again, by `CLOCK_MONOTONIC`.
+    pub(crate) stop: Range<Duration>,
+}
+
+impl StoppedStacks {
+    pub(crate) fn time(&self) -> Duration {
+        self.stop.end.saturating_sub(self.stop.start)
+    }
+}
+
 impl Reading {
     /// Whether its registers are needed to know more.
     fn lacks_registers(&self) -> bool {
@@ -282,10 +295,10 @@ impl Stacks {
         let (mut stopped, mut not_stopped) = (None, None);
         if !is_live && !lacking.is_empty() {
             match self.read_stopped(&lacking) {
-                Ok((mut stacks, time)) => {
-                    stopped = Some(time);
+                Ok(mut read) => {
+                    stopped = Some(read.time());
                     for reading in &mut readings {
-                        let found = stacks.remove(&reading.tid);
+                        let found = read.stacks.remove(&reading.tid);
                         reading.stack = found.or(reading.stack.take());
                     }
                 }
@@ -425,15 +438,12 @@ impl Stacks {
         }
     }
 
-    /// Stops the process and reads these threads; returns their stacks, and how long it was stopped.
-    pub(crate) fn read_stopped(
-        &mut self,
-        tids: &HashSet<i32>,
-    ) -> Result<(HashMap<i32, RawStack>, Duration)> {
+    /// Stops the process and reads these threads.
+    pub(crate) fn read_stopped(&mut self, tids: &HashSet<i32>) -> Result<StoppedStacks> {
         let (process, memory, unwinder) = (&*self.process, &self.memory, &mut self.unwinder);
         process.refuse_self_and_ancestors()?;
         with_tracer(&[process], |tracer| {
-            let since = Instant::now();
+            let begun = monotonic_now();
             let stopped = tracer.stop(process, STOP_LIMIT)?;
             let mut pages = CachedPages::new(memory);
             let mut stacks = HashMap::new();
@@ -445,7 +455,8 @@ impl Stacks {
             }
             stopped.refuse_lost()?;
             drop(stopped);
-            Ok((stacks, since.elapsed()))
+            let stop = begun..monotonic_now();
+            Ok(StoppedStacks { stacks, stop })
         })
     }
 

@@ -27,10 +27,14 @@ const BUSY: u32 = 5;
 /// From which part of that time on it is said that it is not known where they ran: one in so many.
 const UNREAD: u32 = 20;
 
+/// Times of so many samples may be missing by chance.
+const FEW_SAMPLES: u32 = 10;
+
 const HELP: &str = "\
-Where the kernel permits that (perf_event_open, as root), it samples threads 99 times in each second that they run, and
-nothing is stopped. Elsewhere, in OCaml 5, and with -gc, all threads are looked at 99 times a second, and for those that
-run the process is stopped for some 50 us each time; not at all with -live: then samples have less, or nothing. Waits
+Where the kernel permits it (perf_event_open, as root or with kernel.perf_event_paranoid of 1 or less), it samples
+threads 99 times in each second that they run, and nothing is stopped. Elsewhere, in OCaml 5, and with -gc, all threads
+are looked at 99 times a second, and for those that run the process is stopped for some 50 us each time. With -live it
+is not: stacks of OCaml 5 are cut then, and without samples of the kernel, it is not known where threads run. Waits
 are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts for a millisecond or
 two. Shorter ones are [unseen waits] of what the thread was last seen to wait in. Elsewhere, and with -gc, waits are
 sampled. When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in seconds:
@@ -78,7 +82,7 @@ pub(crate) struct Args {
     /// function, stack, thread or syscall
     #[arg(long, value_name = "KEY", value_parser = ProfileBy::parse, default_value = "function")]
     by: ProfileBy,
-    /// How often to look, in times a second, 1 to 1000
+    /// How often to sample, in times a second, 1 to 1000
     #[arg(long, value_name = "N", value_parser = frequency, default_value = "99")]
     hz: u32,
     /// Stop nothing
@@ -296,6 +300,8 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], outpu
     let is_running = |it: &probes_lib::ProfiledStack| it.activity == Activity::Running;
     let unread = time_of(&|it| is_running(it) && it.end.is_none());
     let unsampled = times.running.saturating_sub(time_of(&is_running));
+    let of_few_samples = Duration::from_secs(1) * FEW_SAMPLES / args.hz;
+    let is_missing = unsampled * UNREAD > times.running && unsampled > of_few_samples;
     let unknown = match profile.running {
         _ if args.off_cpu || profile.not_stopped.is_some() => None,
         RunningMethod::NotRead if !unread.is_zero() => Some((
@@ -303,16 +309,19 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], outpu
             "-live stops nothing",
             "without -live, they are stopped for some 50 us",
         )),
-        RunningMethod::ByKernel { in_kernel: false } if unsampled * UNREAD > times.running => {
-            Some((
-                unsampled,
-                "they were in the kernel, of which this user may have no samples",
-                "as root, or with kernel.perf_event_paranoid of 1 or less, there are samples of that, too",
-            ))
-        }
+        RunningMethod::ByKernel { in_kernel: true } if is_missing => Some((
+            unsampled,
+            "threads ran too briefly to be sampled, or samples were lost",
+            "-hz 997 takes more samples",
+        )),
+        RunningMethod::ByKernel { in_kernel: false } if is_missing => Some((
+            unsampled,
+            "they were in the kernel, of which this user may have no samples, or ran too briefly for one",
+            "as root, or with kernel.perf_event_paranoid of 1 or less, the kernel is sampled, too",
+        )),
         RunningMethod::Stopped if unread * UNREAD > times.running => Some((
             unread,
-            "they waited again before they could be stopped",
+            "the threads waited again before they could be stopped",
             "-live shows at least their innermost functions, where the kernel permits samples",
         )),
         _ => None,

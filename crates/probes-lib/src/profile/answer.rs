@@ -67,7 +67,7 @@ pub enum RunningMethod {
         /// Whether it takes them of threads that are in the kernel, too; if not, that time is missing.
         in_kernel: bool,
     },
-    /// Not at all: nothing was to be stopped, and the kernel does not permit samples.
+    /// Not at all: nothing was to be stopped, and there were no samples, as the kernel does not permit them or none were asked for.
     NotRead,
 }
 

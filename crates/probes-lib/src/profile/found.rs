@@ -121,6 +121,12 @@ impl Found {
         sum.waits.get_or_insert_default().add(wait.time);
     }
 
+    /// Returns the names of the threads that have one: a thread may have been sampled, or have waited, before its name was read.
+    pub(super) fn names(&self) -> HashMap<i32, Arc<str>> {
+        let named = self.sums.keys().filter(|key| !key.name.is_empty());
+        named.map(|key| (key.tid, key.name.clone())).collect()
+    }
+
     /// Once there are too many stacks, new ones are those of a stack without frames.
     fn sum(&mut self, mut key: Key) -> &mut Sum {
         if !self.sums.contains_key(&key) {

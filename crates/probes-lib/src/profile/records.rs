@@ -26,6 +26,8 @@ pub(super) struct Record {
     pub(super) at: Duration,
     pub(super) pid: i32,
     pub(super) tid: i32,
+    /// The number of its event.
+    pub(super) event: u64,
     pub(super) kind: RecordKind,
 }
 
@@ -67,7 +69,7 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<Record> {
         let (head, rest) = body.split_at_checked(SAMPLE_HEAD)?;
         return record(head, RecordKind::Sample(copied(rest).map(Arc::new)));
     }
-    // Each other one ends with the process, the thread and the time (`PERF_SAMPLE_TID`, `PERF_SAMPLE_TIME`).
+    // Each other one ends with the process, the thread, the time and the event (`PERF_SAMPLE_TID`, `_TIME`, `_ID`).
     let (kind, at) = match kind {
         SWITCH if flags & SWITCH_OUT == 0 => (RecordKind::In, 0),
         SWITCH if flags & SWITCH_OUT_PREEMPT != 0 => (RecordKind::Preempted, 0),
@@ -85,17 +87,19 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<Record> {
 }
 
 /// How long these are.
-const SAMPLE_HEAD: usize = 16;
+const SAMPLE_HEAD: usize = 24;
 
-/// Parses the process, the thread and the time.
+/// Parses the process, the thread, the time and the event.
 fn record(bytes: &[u8], kind: RecordKind) -> Option<Record> {
     let sample = bytes.first_chunk::<SAMPLE_HEAD>()?;
     let number = |at: usize| Some(i32::from_le_bytes(*sample.get(at..)?.first_chunk()?));
-    let time = u64::from_le_bytes(*sample.last_chunk()?);
+    let [time, event] =
+        [8, 16].map(|at| Some(u64::from_le_bytes(*sample.get(at..)?.first_chunk()?)));
     Some(Record {
-        at: Duration::from_nanos(time),
+        at: Duration::from_nanos(time?),
         pid: number(0)?,
         tid: number(4)?,
+        event: event?,
         kind,
     })
 }
@@ -127,7 +131,7 @@ const _: () = assert!(IN_ORDER.len() == SAMPLED_REGISTERS.count_ones() as usize)
 fn copied(bytes: &[u8]) -> Option<CopiedStack> {
     /// `PERF_SAMPLE_REGS_ABI_64` of linux/perf_event.h.
     const ABI_64: u64 = 2;
-    /// What kernels before Linux 5.10 write for a register that they do not know.
+    /// What older kernels write for a register that they do not know.
     const NOT_KNOWN: u64 = u64::MAX;
     let mut words = bytes.chunks_exact(8);
     let mut word = || Some(u64::from_le_bytes(words.next()?.try_into().ok()?));
@@ -173,17 +177,22 @@ mod tests {
     }
 
     const THREAD: u64 = 4243 << 32 | 4242;
+    const EVENT: u64 = 99;
 
     #[test]
     fn records_of_the_kernel_are_parsed() {
         let bytes = [
-            record(SWITCH, SWITCH_OUT, &[THREAD, 1000]),
-            record(SWITCH, 0, &[THREAD, 2000]),
-            record(SWITCH, SWITCH_OUT | SWITCH_OUT_PREEMPT, &[THREAD, 3000]),
+            record(SWITCH, SWITCH_OUT, &[THREAD, 1000, EVENT]),
+            record(SWITCH, 0, &[THREAD, 2000, EVENT]),
+            record(
+                SWITCH,
+                SWITCH_OUT | SWITCH_OUT_PREEMPT,
+                &[THREAD, 3000, EVENT],
+            ),
             // One of another type, of the start of a thread.
             record(7, 0, &[1, 2, 3, 4, 5]),
-            record(LOST, 0, &[9, 17, THREAD, 4000]),
-            record(EXIT, 0, &[0, 0, 4000, THREAD, 5000]),
+            record(LOST, 0, &[9, 17, THREAD, 4000, EVENT]),
+            record(EXIT, 0, &[0, 0, 4000, THREAD, 5000, EVENT]),
         ]
         .concat();
         let expected = [
@@ -197,6 +206,7 @@ mod tests {
             at: Duration::from_nanos(time),
             pid: 4242,
             tid: 4243,
+            event: EVENT,
             kind,
         });
         assert_eq!(parsed(&bytes), expected);
@@ -225,7 +235,7 @@ mod tests {
         const STACK: u64 = 0x7ffc_0000;
         let registers = [1, u64::MAX, 2, 3, 4, 5, 0x7ffd_0000, STACK, 0x40_1000];
         let others = [8, 9, 10, 11, 12, 13, 14, 15];
-        let head = [THREAD, 6000, 2];
+        let head = [THREAD, 6000, EVENT, 2];
         let body = |stack: &[u64]| [&head[..], &registers, &others, stack].concat();
         // Three words of stack, of which two could be read.
         let whole = record(SAMPLE, 0, &body(&[24, 0x111, 0x222, 0, 16]));
@@ -254,9 +264,9 @@ mod tests {
         let sample = |copied: Option<CopiedStack>| Some(RecordKind::Sample(copied.map(Arc::new)));
         assert_eq!(kind(&body(&[0])), sample(Some(empty)));
         for unusable in [
-            &[THREAD, 6000, 1, 2, 3][..],
-            &[THREAD, 6000, 0, 0],
-            &[THREAD, 6000],
+            &[THREAD, 6000, EVENT, 1, 2, 3][..],
+            &[THREAD, 6000, EVENT, 0, 0],
+            &[THREAD, 6000, EVENT],
             &body(&[24, 1, 2, 3, 32]),
             &body(&[32, 1, 2, 3]),
             &body(&[u64::MAX, 1]),

@@ -125,6 +125,7 @@ mod tests {
                 at: at(*time),
                 pid: PID,
                 tid: PID,
+                event: 0,
                 kind: kind.clone(),
             });
         }

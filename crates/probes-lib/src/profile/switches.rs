@@ -9,7 +9,7 @@
 //! The rings are read from time to time; no thread is woken for a record. So memory depends on the number of processors, and the target pays for the
 //! record alone.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::Duration;
 
@@ -52,6 +52,11 @@ pub(super) struct Switches {
     /// The events that write to the ring of another one.
     events: Vec<Event>,
     samples: Option<ClockSamples>,
+    /// The threads whose events were opened, by the numbers of these.
+    opened: HashMap<u64, i32>,
+    /// Of which thread's events the samples of a thread are counted, if not of its own: of the one whose events it has first had.
+    /// It may have events of several that have created one another, and be sampled for each.
+    counted: HashMap<i32, i32>,
     bytes: Vec<u8>,
     /// In the order of their times, as far as they are known.
     held_back: Vec<Record>,
@@ -102,6 +107,8 @@ impl Switches {
             rings: Vec::new(),
             events: Vec::new(),
             samples,
+            opened: HashMap::new(),
+            counted: HashMap::new(),
             bytes: Vec::new(),
             held_back: Vec::new(),
             read_at: Duration::ZERO,
@@ -149,43 +156,43 @@ impl Switches {
         self.samples
     }
 
-    /// Opens the events of the first thread, and their rings; returns false if it has exited.
+    /// Opens the events of the first thread, and their rings, shorter ones if so many bytes may not be locked; returns false if it has
+    /// exited.
     fn open_first(&mut self, tid: i32, processors: &[i32]) -> io::Result<bool> {
-        let mut rings = Vec::new();
-        for &processor in processors {
-            let event = match Event::of_switches(tid, processor, self.samples.as_ref()) {
-                Err(error) if is_exited(&error) => return Ok(false),
-                // It is offline, or does not exist.
-                Err(error) if is_offline(&error) && processor > 0 => continue,
-                opened => opened?,
-            };
-            rings.push((processor, self.map(event, processors.len())?));
-        }
-        self.rings = rings;
-        Ok(true)
-    }
-
-    /// Maps a ring, a shorter one if that may not be locked.
-    fn map(&self, mut event: Event, processors: usize) -> io::Result<Ring> {
         let least = self.samples.map_or(LEAST_RING_LEN, |samples| {
             (LEAST_SAMPLES * samples.stack_len as usize).next_power_of_two()
         });
         let mut len = RING_LEN;
-        while len > least && len.saturating_mul(processors) > MOST_BYTES {
+        while len > least && len.saturating_mul(processors.len()) > MOST_BYTES {
             len /= 2;
         }
-        loop {
-            let (refused, error) = match Ring::map(event, len) {
-                Ok(ring) => return Ok(ring),
-                Err(refused) => refused,
-            };
-            let may_be_shorter = matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM));
-            if !may_be_shorter || len <= least {
-                return Err(error);
+        // All have the same length: how much may be locked is a sum.
+        let rings = loop {
+            match self.open_rings(tid, processors, len) {
+                Err(error) if is_too_long(&error) && len > least => len /= 2,
+                Err(error) if is_exited(&error) => return Ok(false),
+                opened => break opened?,
             }
-            event = refused;
-            len /= 2;
+        };
+        for (_, ring) in &rings {
+            self.opened.insert(ring.event().id()?, tid);
         }
+        self.counted.insert(tid, tid);
+        self.rings = rings;
+        Ok(true)
+    }
+
+    fn open_rings(&self, tid: i32, processors: &[i32], len: usize) -> io::Result<Vec<(i32, Ring)>> {
+        let mut rings = Vec::new();
+        for &processor in processors {
+            let event = match Event::of_switches(tid, processor, self.samples.as_ref()) {
+                // It is offline, or does not exist.
+                Err(error) if is_offline(&error) && processor > 0 => continue,
+                opened => opened?,
+            };
+            rings.push((processor, Ring::map(event, len)?));
+        }
+        Ok(rings)
     }
 
     /// Opens the events of another thread; returns false if it has exited.
@@ -197,9 +204,24 @@ impl Switches {
                 opened => opened?,
             };
             event.write_to(ring)?;
+            self.opened.insert(event.id()?, tid);
             self.events.push(event);
         }
+        self.counted.insert(tid, tid);
         Ok(true)
+    }
+
+    /// Returns whether a sample is the one that counts, of those that a thread has for several events.
+    pub(super) fn is_counted(&mut self, sample: &Record) -> bool {
+        let Some(&of) = self.opened.get(&sample.event) else {
+            return false;
+        };
+        *self.counted.entry(sample.tid).or_insert(of) == of
+    }
+
+    /// Forgets the threads that are not there.
+    pub(super) fn retain(&mut self, is_there: impl Fn(i32) -> bool) {
+        self.counted.retain(|&tid, _| is_there(tid));
     }
 
     /// Returns the records that were written since the last call, in the order of their times, and the time until which there are
@@ -235,6 +257,11 @@ fn is_offline(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL))
 }
 
+/// Returns whether an error is that more bytes were to be locked than is permitted.
+fn is_too_long(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM))
+}
+
 fn processors() -> io::Result<Vec<i32>> {
     let many = sysconf(SysconfVar::_NPROCESSORS_CONF)?.unwrap_or(1);
     Ok((0..many.max(1))
@@ -249,4 +276,40 @@ fn refuse_too_many(events: usize) -> io::Result<()> {
     }
     let why = format!("it would need {events} open files, of which there may be {most}");
     Err(io::Error::other(why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::records::RecordKind;
+
+    #[test]
+    fn samples_of_several_events_count_once() {
+        let mut switches = Switches::of_none(None);
+        // The events of threads 10 and 20; 20 was created by 10 after that of 10 was opened, and has both.
+        switches.opened = HashMap::from([(1, 10), (2, 20)]);
+        switches.counted = HashMap::from([(10, 10), (20, 20)]);
+        let mut is_counted = |tid, event| {
+            switches.is_counted(&Record {
+                at: Duration::ZERO,
+                pid: 10,
+                tid,
+                event,
+                kind: RecordKind::Sample(None),
+            })
+        };
+        assert!(is_counted(10, 1));
+        assert_eq!(
+            [1, 2, 1].map(|event| is_counted(20, event)),
+            [false, true, false]
+        );
+        // A thread that 20 creates has both of 20.
+        assert_eq!(
+            [1, 2, 1].map(|event| is_counted(30, event)),
+            [true, false, true]
+        );
+        assert!(!is_counted(30, 9), "an event of somebody else");
+        switches.retain(|tid| tid != 30);
+        assert_eq!(switches.counted.len(), 2);
+    }
 }

@@ -267,6 +267,7 @@ mod tests {
             at: at(time),
             pid: PID,
             tid: PID,
+            event: 0,
             kind,
         }
     }

@@ -12,8 +12,9 @@ use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use perf_event_open_sys::bindings::{
     self, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_REG_X86_AX, PERF_REG_X86_IP,
-    PERF_REG_X86_R8, PERF_REG_X86_R15, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER,
-    PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr, perf_event_mmap_page,
+    PERF_REG_X86_R8, PERF_REG_X86_R15, PERF_SAMPLE_ID, PERF_SAMPLE_REGS_USER,
+    PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
+    perf_event_mmap_page,
 };
 use perf_event_open_sys::{ioctls, perf_event_open};
 
@@ -59,7 +60,7 @@ impl Event {
             size: size_of::<perf_event_attr>() as u32,
             type_: PERF_TYPE_SOFTWARE,
             config: PERF_COUNT_SW_DUMMY.into(),
-            sample_type: (PERF_SAMPLE_TID | PERF_SAMPLE_TIME).into(),
+            sample_type: (PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ID).into(),
             clockid: libc::CLOCK_MONOTONIC,
             ..perf_event_attr::default()
         };
@@ -91,6 +92,18 @@ impl Event {
             }
             opened => opened,
         }
+    }
+
+    /// Returns its number, which its records have, and those of the events that other threads have from it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the kernel.
+    pub(crate) fn id(&self) -> io::Result<u64> {
+        let mut id = 0;
+        // SAFETY: it is the descriptor of an event, and open; the kernel writes the number to `id`.
+        Errno::result(unsafe { ioctls::ID(self.0.as_raw_fd(), &raw mut id) })?;
+        Ok(id)
     }
 
     /// Has the kernel write its records to the ring of another event, of the same processor.
@@ -137,21 +150,23 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// The event, and EPERM if it is more than may be locked (`kernel.perf_event_mlock_kb`), and those of mmap(2).
-    pub(crate) fn map(event: Event, len: usize) -> Result<Ring, (Event, io::Error)> {
+    /// EPERM if it is more than may be locked (`kernel.perf_event_mlock_kb`), and those of mmap(2).
+    pub(crate) fn map(event: Event, len: usize) -> io::Result<Ring> {
         let is_whole = len.is_power_of_two() && len >= PAGE as usize;
         let whole = NonZeroUsize::new(len.saturating_add(PAGE as usize));
         let Some(whole) = whole.filter(|_| is_whole) else {
-            return Err((event, io::ErrorKind::InvalidInput.into()));
+            return Err(io::ErrorKind::InvalidInput.into());
         };
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_SHARED;
         // SAFETY: the kernel chooses an address where nothing is mapped.
-        let start = unsafe { mmap(None, whole, access, flags, event.0.as_fd(), 0) };
-        match start {
-            Ok(start) => Ok(Ring { event, start, len }),
-            Err(errno) => Err((event, errno.into())),
-        }
+        let start = unsafe { mmap(None, whole, access, flags, event.0.as_fd(), 0) }?;
+        Ok(Ring { event, start, len })
+    }
+
+    /// Its event.
+    pub(crate) fn event(&self) -> &Event {
+        &self.event
     }
 
     /// How many bytes it has room for.

@@ -282,11 +282,16 @@ impl Puppet {
             pages + key % readable_pages::ENTRIES * 8,
             &(key << 32 | mask).to_le_bytes(),
         );
-        let ticks = if hit.is_valid { VALID_FOR } else { 0 };
-        // The table may be renewed after the code has read the clock.
-        let since = match hit.arguments[2] & 1 {
-            0 => ticks::now().wrapping_sub(VALID_FOR / 2),
-            _ => ticks::now() + VALID_FOR / 2,
+        // The table may be renewed after the code has read the clock; but not long after it.
+        let away = if hit.is_valid {
+            VALID_FOR / 2
+        } else {
+            2 * VALID_FOR
+        };
+        let (ticks, since) = match hit.arguments[2] % 3 {
+            0 if !hit.is_valid => (0, ticks::now()),
+            1 => (VALID_FOR, ticks::now().wrapping_sub(away)),
+            _ => (VALID_FOR, ticks::now().wrapping_add(away)),
         };
         poke(pid, validity + validity::SINCE, &since.to_le_bytes());
         poke(pid, validity + validity::TICKS, &ticks.to_le_bytes());
