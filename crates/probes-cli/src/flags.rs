@@ -37,7 +37,7 @@ pub(crate) use function_selection::{
     FunctionArgument, FunctionList, FunctionOrCollectorFlags, ends_part, functions,
 };
 pub(crate) use histogrammed::{
-    HistogramFlags, HistogramSource, HistogramSourceFlags, Histogrammed, MEASURED_BY_LATENCY,
+    HistogramFlags, HistogramSource, HistogramSourceFlags, Histogrammed, LATENCY_COMMAND,
 };
 pub(crate) use keys::{CountedBy, KeyFlags};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};

@@ -16,7 +16,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use clap::{Arg, Command};
 
-use crate::flags::MEASURED_BY_LATENCY;
+use crate::flags::LATENCY_COMMAND;
 use crate::usage::UsageError;
 
 /// A name is suggested if what was typed differs from it by at most this many typing errors, and by no more than
@@ -336,7 +336,7 @@ impl Flag<'_> {
                 }
                 let suggestion =
                     if near.is_empty() && (subcommand, &*self.name) == (Some(HIST), PAIR) {
-                        format!(": times are what {MEASURED_BY_LATENCY}")
+                        format!("; {LATENCY_COMMAND} measures times")
                     } else {
                         did_you_mean(&near)
                     };

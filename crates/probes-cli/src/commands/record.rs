@@ -40,9 +40,9 @@ last 10 seconds are kept, in memory, and written in the end: a flight recorder.
 When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format:
     slices N instants N values N unwound N running N without_stop N unmatched_exits N unmatched_stops N too_deep N
     lost_hits N lost_words N bytes N seconds S
-on one line. If hits were lost, a line follows for each of up to three names, those of most hits that were read meanwhile,
+on one line. If hits were lost, lines follow for the names, up to three, that most hits had that were read meanwhile:
     frequent SHARE NAME
-which are probably the ones to leave out.
+They are probably the ones to leave out.
 
 With -prog FILE it starts the program, with -gc with its runtime events on, and records it from its first instruction to its last; it
 exits with its status, or 128 plus the number of the signal that ended it. The lines above are on standard error then. Signals

@@ -202,7 +202,7 @@ impl Flags for ObserveFlags {
             return Err("-hist needs -of EXPR: what of each hit, such as arg0".to_owned());
         }
         self.histogram
-            .refuse_times("-latency measures: trace -latency START,STOP or -latency -fn GLOBS")?;
+            .refuse_times("`trace -latency START,STOP` (or `-latency -fn GLOBS`)")?;
         if !self.hist.is_empty() && self.count {
             return Err("-hist and -count exclude each other: histograms have counts".to_owned());
         }

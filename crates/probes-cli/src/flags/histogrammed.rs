@@ -19,8 +19,8 @@ pub(crate) struct HistogramFlags {
 }
 
 /// Which command measures times.
-pub(crate) const MEASURED_BY_LATENCY: &str =
-    "`latency` measures: ocaml-probes latency -pid N -pair START,STOP or -fn GLOBS";
+pub(crate) const LATENCY_COMMAND: &str =
+    "`ocaml-probes latency -pid N -pair START,STOP` (or `-fn GLOBS`)";
 
 /// What histograms are made of.
 #[derive(Clone, Debug)]
@@ -38,11 +38,11 @@ impl HistogramFlags {
         })
     }
 
-    /// Refuses to make a histogram of times, which `measured` makes.
-    pub(crate) fn refuse_times(&self, measured: &str) -> Result<(), String> {
+    /// Refuses to make a histogram of times, which that `command` makes.
+    pub(crate) fn refuse_times(&self, command: &str) -> Result<(), String> {
         match &self.of {
             Some(of) if of.asks_for_time() => Err(format!(
-                "-of: elapsed is what {measured}, which also has a histogram of the times"
+                "-of: elapsed is not known at a hit; {command} measures times, and prints their histogram"
             )),
             _ => Ok(()),
         }
@@ -95,7 +95,7 @@ impl super::Flags for HistogramSourceFlags {
             let linear = self.histogram.linear;
             return Ok(HistogramSource::Events { globs, linear });
         }
-        self.histogram.refuse_times(MEASURED_BY_LATENCY)?;
+        self.histogram.refuse_times(LATENCY_COMMAND)?;
         Ok(HistogramSource::Hits {
             histogram: self.histogram.check()?,
             counted: self.counted.check()?,

@@ -145,7 +145,10 @@ fn questions_that_no_exit_answers_are_refused() {
                 "latency -fn Calls.leaf -where retval>0",
                 "a result is known where a function returns",
             ),
-            ("hist -fn Calls.leaf -of elapsed", "`latency -where` asks"),
+            (
+                "hist -fn Calls.leaf -of elapsed",
+                "-of: elapsed is not known at a hit",
+            ),
             (
                 "latency -fn Calls.leaf -where elapsed>10",
                 "elapsed is compared with a time by <, <=, > or >=",

@@ -347,7 +347,7 @@ fn what_makes_no_sense_is_refused_before() {
     );
 }
 
-// promise: Observations: Strings of C are compared, and are keys, wherever they are; what cannot be read is untyped, and the program runs on
+// promise: Observations: Strings of C are compared, and are keys, wherever in private memory they are; what cannot be read is untyped, and the program runs on
 //    (9 expressions, 2 programs, 1 and 4 threads)
 #[test]
 fn strings_of_c_are_read_where_possible() {

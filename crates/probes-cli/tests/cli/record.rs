@@ -379,9 +379,9 @@ fn lost_hits_are_in_the_file() {
     // Most calls are of one function, which is named.
     let (_, named) = run
         .stderr
-        .split_once("; of those read meanwhile, ")
+        .split_once("; of the hits read meanwhile, ")
         .unwrap();
-    let (share, name) = named.split_once(" % of ").unwrap();
+    let (share, name) = named.split_once(" % were of ").unwrap();
     assert!(share.parse::<u32>().unwrap() > 50, "{named}");
     assert!(name.starts_with("Calls.deep and "), "{named}");
     let summary = run.answer();

@@ -257,9 +257,12 @@ fn all_calls(traces: &[String], program: &Path, pid: i32) -> String {
             continue;
         }
         for trace in &traces[1..] {
-            let mut has_waited = false;
+            let (mut has_waited, mut was_waitid) = (false, false);
             for call in calls(trace, program, pid) {
-                if has_waited && waits(&call) && !call.contains("TARGET/status") {
+                // Until it is stopped, it is also asked whether another thread has waited for the stop.
+                let asks_again = was_waitid && call.starts_with("ptrace(PTRACE_GETSIGINFO, ");
+                was_waitid = call.starts_with("waitid(");
+                if asks_again || has_waited && waits(&call) && !call.contains("TARGET/status") {
                     continue;
                 }
                 has_waited |= waits(&call);

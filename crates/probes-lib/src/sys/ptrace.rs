@@ -273,7 +273,11 @@ pub(crate) fn peek_wait(tid: i32) -> Wait {
 pub(crate) fn peek_stop(tid: i32) -> Wait {
     match peek_wait(tid) {
         // ptrace(2): this fails while it runs.
-        Wait::Running => signal_info(tid).map_or(Wait::Running, |info| of_signal_info(tid, &info)),
+        Wait::Running => signal_info(tid).map_or(Wait::Running, |info| match peek_wait(tid) {
+            // It is stopped by now, and waitid(2) does not report it.
+            Wait::Running => of_signal_info(tid, &info),
+            wait => wait,
+        }),
         wait => wait,
     }
 }

@@ -288,13 +288,18 @@ fn traced(pid: i32, program: &Path) -> TracedProcess {
 fn most_frequent(names: &[FrequentName]) -> String {
     let each = names.iter().map(|it| {
         let name = Escaped(&it.name);
-        format!("{:.0} % of {name}", it.share * 100.0)
+        format!("{:.0} % were of {name}", it.share * 100.0)
     });
     let each: Vec<String> = each.collect();
     match each.as_slice() {
         [] => String::new(),
-        [one] => format!("; of those read meanwhile, {one}"),
-        [first @ .., last] => format!("; of those read meanwhile, {} and {last}", first.join(", ")),
+        [one] => format!("; of the hits read meanwhile, {one}"),
+        [first @ .., last] => {
+            format!(
+                "; of the hits read meanwhile, {} and {last}",
+                first.join(", ")
+            )
+        }
     }
 }
 
