@@ -20,7 +20,7 @@ impl UsageError {
         }
     }
 
-    /// The same, with lines that show the place in a value.
+    /// The same error, with lines that show where in a value the mistake is.
     pub(crate) fn with_marked(self, marked: Option<String>) -> UsageError {
         UsageError { marked, ..self }
     }

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //! never on before   trampoline at caml_handle_gc_interrupt ─▶ caml_runtime_events_start(), once ─▶ the file's name is removed
-//! on before         the flag that says that they are on is set
-//! paused            the flag that says that they are paused is cleared
-//!                   at the end, or by the next tool if this one is killed: the flags are as they were found
+//! on before         the flag `runtime_events_enabled` is set
+//! paused            the flag `runtime_events_paused` is cleared
+//! at the end        the flags are restored as they were found: by this tool or, if it is killed, by the next one
 //! ```
 //!
-//! `caml_runtime_events_start` stops all domains, and other domains may do that first, and collect: it can be called only where
-//! the caller is ready for a minor collection. That is so at the entry of `caml_handle_gc_interrupt`, which itself begins by letting
-//! others do that. At the entry of `caml_garbage_collection` it is not: the allocation that has failed is not undone there yet, so
-//! that after a collection the program would write beyond its minor heap (runtime/minor_gc.c, `caml_alloc_small_dispatch`).
+//! `caml_runtime_events_start` makes a stop-the-world request. If another domain makes one first, the caller has to join that, which
+//! may be a minor collection: so it can be called only where a minor collection is safe. At the entry of `caml_handle_gc_interrupt` it
+//! is, because that function itself begins by joining requests. At the entry of `caml_garbage_collection` it is not: the allocation
+//! that has failed is not undone there yet, so that after a collection the program would write beyond its minor heap
+//! (runtime/minor_gc.c, `caml_alloc_small_dispatch`).
 
 use std::io;
 use std::path::PathBuf;
@@ -36,10 +37,10 @@ use crate::select::glob::Glob;
 use crate::site::RET;
 use crate::target::Target;
 
-/// Before whose first call events are switched on.
+/// The function that gets the trampoline: its first call switches events on.
 const POLL: &str = "caml_handle_gc_interrupt";
 
-/// That, and variables and functions of runtime/runtime_events.c.
+/// The symbols that a switch needs: [`POLL`], and functions and variables of runtime/runtime_events.c.
 const NAMES: [&str; 7] = [
     POLL,
     "caml_runtime_events_start",
@@ -63,15 +64,17 @@ const SWITCHING: Duration = Duration::from_secs(2);
 pub(crate) struct EventsSwitch {
     poll: Glob,
     once: CallOnce,
+    /// The address of the flag `runtime_events_enabled`.
     enabled: LiveAddr,
-    /// What the process creates, if it has not yet.
+    /// The file that the process will create, whose name is to be removed; `None` if it has one, or once that is done.
     created: Option<RingFile>,
 }
 
-/// The state of the events of a process.
+/// Where the runtime of a process has the functions and variables that a switch needs.
 struct Runtime {
     /// In the order of [`NAMES`].
     addresses: [LiveAddr; NAMES.len()],
+    /// How many bytes of `caml_runtime_events_start` are searched for a `ret`: its length, but at most [`MAX_START`].
     start_len: u64,
 }
 
@@ -104,7 +107,7 @@ impl EventsSwitch {
                 None => of(RuntimeEventsError::NoRuntime),
             };
         };
-        // Before anything is changed: another runtime may not be ready there.
+        // Of another version it is not known whether a minor collection is safe at the entry of `POLL`.
         known_version(process, &target.opened.maps()?)?;
         let memory = target.opened.unshadowed_memory_to_read()?;
         let word = |at| read_word(pid, &memory, at);
@@ -179,8 +182,8 @@ impl EventsSwitch {
         Ok(read_word(target.pid(), &memory, self.enabled)? == 1)
     }
 
-    /// Removes the name of the file that the process has created, if it has: the process goes on writing to it, and who has opened it
-    /// reading. Returns the path if it could not be removed, with the reason.
+    /// Removes the name of the file that the process has created; does nothing if there is none yet. The process still writes to the
+    /// file, and readers that have opened it still read it. If the name cannot be removed, returns the path and the reason.
     ///
     /// # Errors
     ///
@@ -212,7 +215,7 @@ impl EventsSwitch {
             let mut polls = counts.functions();
             Ok(polls.any(|it| it.address == self.once.before && it.hits > 0))
         };
-        // What has begun sets the flag that is to be cleared.
+        // A call that has begun will still set the flag: if it was cleared before that, it would stay set.
         while has_begun()? && !self.is_enabled(target)? {
             if begun.elapsed() > SWITCHING {
                 break;
@@ -220,7 +223,7 @@ impl EventsSwitch {
             thread::sleep(Duration::from_millis(1));
         }
         if self.is_enabled(target)? {
-            // It may have become true at the last moment.
+            // The file may have been created after the last attempt to remove its name.
             let _ = self.remove_file(target)?;
         }
         Ok(())

@@ -3,7 +3,8 @@
 use crate::failure::Failure;
 use crate::messages::Messages;
 
-/// Says what has failed beside a program that was started, but for a reader that has gone; returns whether nothing else has.
+/// For a command that started a program: reports what failed while it ran. That the reader of our standard output has exited is not
+/// reported, and does not count. Returns whether nothing else failed.
 pub(crate) fn report_failures(
     results: impl IntoIterator<Item = Result<(), Failure>>,
     messages: &Messages,
@@ -18,7 +19,7 @@ pub(crate) fn report_failures(
     is_complete
 }
 
-/// What failed of a command that goes on nevertheless, to print what it knows.
+/// The failures of a command that goes on after each of them, to print what it knows.
 #[derive(Debug, Default)]
 pub(crate) struct Failed(Vec<Failure>);
 
@@ -28,13 +29,13 @@ impl Failed {
         self.0.extend(step.err());
     }
 
-    /// Says all failures but the last, and returns that, which is the failure of the command. A reader of
-    /// standard output that has gone is no failure if there is another.
+    /// Reports all failures but the last, and returns the last, which becomes the failure of the command. That the reader of
+    /// standard output has exited is left out if anything else failed.
     pub(crate) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
         if self.0.iter().any(|failure| !failure.is_closed_pipe()) {
             self.0.retain(|failure| !failure.is_closed_pipe());
         }
-        // Standard output fails each time that it is written to.
+        // The same failure is reported once: standard output, for example, fails at each write.
         let mut said: Vec<String> = Vec::new();
         self.0.retain(|failure| {
             let text = failure.to_string();

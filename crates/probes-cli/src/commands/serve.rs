@@ -1,6 +1,6 @@
 //! `serve`: an exporter of what processes record, for Prometheus. Three threads: this one reads the processes, one finds them
-//! and begins to observe them ([`scan`]), and one serves clients ([`http`]). What the first two wait for delays no client of the third for
-//! longer than a reading takes, and no client delays them.
+//! and begins to observe them ([`scan`]), and one serves clients ([`http`]). A client waits for the next reading of the processes, but
+//! never for a process that is about to be observed; and no client delays the other two threads.
 
 mod events;
 mod exposition;
@@ -89,7 +89,7 @@ const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// How often runtime events are read: their rings hold more than what is written in this time.
 const EVENT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long after a reading the next one begins at the earliest, however many clients there are.
+/// The shortest time from the beginning of one reading to the beginning of the next, however many clients there are.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Enough descriptors for the most processes, and for clients.
@@ -120,7 +120,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let listener = TcpListener::bind(args.listen).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     descriptors::allow(DESCRIPTORS);
-    // So that none keeps the processes from being restored.
+    // Blocked, so that no signal ends this process before it has removed the instrumentation.
     let signals = TerminationSignals::block()?;
     let (sender, receiver) = events()?;
     let (orders, received_orders) = channel();
@@ -167,7 +167,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(_) => exporter.run(),
             Err(source) => Err(Failure::System("start a thread", source)),
         };
-        // The other thread may be about to observe a process: it ends before the processes are restored.
+        // The scanner may be about to observe a process: the scope waits until it has ended, before the instrumentation is removed.
         is_over.store(true, Ordering::Relaxed);
         exporter.processes.end_scan();
         ended
@@ -185,7 +185,7 @@ struct Exporter<'e> {
     signals: &'e TerminationSignals,
     receiver: EventReceiver,
     processes: Processes,
-    /// Until it is started.
+    /// `None` once it is started, which is after the first scan.
     server: Option<Server>,
     server_figures: Arc<ServerFigures>,
     /// The clients that wait for a page.
@@ -194,7 +194,7 @@ struct Exporter<'e> {
 }
 
 impl Exporter<'_> {
-    /// Serves until a signal comes, or there is nothing left to serve.
+    /// Serves until a signal comes or, if all processes were given by pid, until all have exited and their last figures have expired.
     fn run(&mut self) -> Result<(), Failure> {
         let mut read_at = Instant::now();
         loop {
@@ -306,9 +306,9 @@ impl Exporter<'_> {
         }
     }
 
-    /// Restores all processes.
+    /// Removes the instrumentation from all processes.
     fn restore(&mut self) -> Result<(), Failure> {
-        // One that was begun to be observed at last.
+        // The scanner may have begun observations whose events were not handled yet: they are removed, too.
         for event in self.receiver.take() {
             if let Event::Observed(observed) = event {
                 self.processes.begin(*observed);

@@ -31,7 +31,7 @@ pub(crate) struct GcReport<'g> {
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     pauses: Times,
-    /// `None` if there are no events, here and below.
+    /// These four are `None` if the figures are of functions; `heap_bytes` also before a major collection has ended.
     allocated_bytes: Option<u64>,
     promoted_bytes: Option<u64>,
     heap_bytes: Option<u64>,
@@ -80,9 +80,11 @@ struct Domain {
 #[derive(Debug, Serialize)]
 struct Requests {
     led: u64,
-    /// How many others have waited for it.
+    /// How many requests of other domains it was the last to join, so that they waited for it.
     last: u64,
+    /// How long after each request of another domain it joined.
     late: Times,
+    /// How long it waited for other domains at barriers.
     waits: Times,
 }
 

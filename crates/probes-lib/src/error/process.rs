@@ -43,7 +43,7 @@ pub enum ProcessError {
     /// It interprets OCaml bytecode.
     #[error("runs OCaml bytecode, in which the handlers of probes never run")]
     Bytecode,
-    /// Stopping this process itself, or an ancestor that waits for it, would never come to an end.
+    /// It is the calling process itself or an ancestor, which may be waiting for the caller: stopping it would deadlock.
     /// A program changes its own probes with [`Target::current`](crate::Target::current).
     #[error("cannot be stopped from here: it is {}", if *.own { "the calling process itself" } else { "an ancestor of the calling process" })]
     SelfOrAncestor {
@@ -55,7 +55,7 @@ pub enum ProcessError {
         "cannot be changed from its forked child, process {child}: the child needs a target of its own (Target::current, probes_open)"
     )]
     Forked {
-        /// This process.
+        /// The pid of the child, which is the calling process.
         child: i32,
     },
     /// The kernel or another process does not permit it.
@@ -89,14 +89,14 @@ pub enum ProcessError {
         /// The deadline, in milliseconds.
         deadline_ms: u64,
     },
-    /// The tool that follows it ([`Follow`](crate::Follow)) had stopped it for this one, and has ended or resumed it: this one
-    /// was silent for two seconds, or took more than five. The process runs on.
+    /// The tool that follows it ([`Follow`](crate::Follow)) stopped it for this tool, and then exited, or resumed it because this tool
+    /// sent nothing for two seconds or kept it stopped for more than five. The process is running again.
     #[error(
         "was taken back by the tool that follows it: that has ended, or this one has kept it stopped for too long"
     )]
     FollowerLost,
-    /// The tool that follows it ([`Follow`](crate::Follow)), and was to stop it for this one, does not answer. The process may be
-    /// stopped until that tool runs again.
+    /// The tool that follows it ([`Follow`](crate::Follow)) was asked to stop it for this tool, and does not answer. The process may
+    /// stay stopped until the follower runs again.
     #[error("is followed by a tool that does not answer, and may be stopped until that does")]
     FollowerSilent,
     /// It executed a new program meanwhile.
@@ -108,7 +108,7 @@ pub enum ProcessError {
 }
 
 /// Why a process may not be traced or read; the message continues a sentence that begins with the
-/// process, or with what was tried.
+/// process, or with what was tried. Below, *the process* is the target, and *this process* is the caller.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
@@ -210,7 +210,8 @@ impl ProcessError {
 }
 
 impl Denial {
-    /// Some reasons are about the attempt, others about the process.
+    /// Returns whether the message continues a sentence that begins with what was tried (`cannot attach to process 1: …`), and not
+    /// one that begins with the process.
     fn is_about_the_attempt(&self) -> bool {
         match self {
             Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => true,

@@ -33,7 +33,8 @@ impl Keys {
         self.0.iter()
     }
 
-    /// Returns what they are at an end of a pair: the same at both ends of an event.
+    /// Returns what they are at an end of a pair, where a stop finds its start by them: so `probe` and `caller`, which differ between
+    /// the two ends, are refused.
     pub(crate) fn parts_of_pair(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let parts = self.parts(scope)?;
         for (part, expression) in parts.iter().zip(&self.0) {
@@ -49,7 +50,8 @@ impl Keys {
         Ok(parts)
     }
 
-    /// Returns what they are at the stop of a pair, where a register holds its time.
+    /// Returns what they are at the stop of a pair, where one register is taken by the time: so only one key may be held in a register,
+    /// and fewer registers are left to calculate it.
     pub(crate) fn parts_at_stop(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let parts = self.parts(scope)?;
         let mut held = parts.iter().zip(&self.0).filter(|(it, _)| it.is_held());

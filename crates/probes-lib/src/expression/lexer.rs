@@ -1,4 +1,4 @@
-//! The words of an expression: names, numbers, strings, operators.
+//! Splits an expression into tokens: names, numbers, strings, operators.
 
 use std::iter::Peekable;
 use std::ops::Range;
@@ -13,7 +13,7 @@ const MAX_FIELD: u32 = 0xffff;
 /// What is wrong, and where in the text.
 pub(super) type Wrong = (Range<usize>, Problem);
 
-/// A word of an expression.
+/// A token of an expression.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
     Name(String),
@@ -45,7 +45,7 @@ pub(crate) enum Operator {
 }
 
 impl Operator {
-    /// Returns how strongly it binds: those that bind more strongly are evaluated first.
+    /// Returns its precedence: an operator with a higher one binds more tightly.
     pub(super) fn strength(self) -> u32 {
         match self {
             Operator::Or => 1,
@@ -63,7 +63,7 @@ impl Operator {
     }
 }
 
-/// Those that are written with two characters come first.
+/// Operators of two characters come first, because the first one that matches is taken: `<=` before `<`.
 const OPERATORS: [(&str, Operator); 14] = [
     ("==", Operator::Compare(Relation::Equal)),
     ("!=", Operator::Compare(Relation::NotEqual)),
@@ -81,7 +81,8 @@ const OPERATORS: [(&str, Operator); 14] = [
     ("&", Operator::BitAnd),
 ];
 
-/// What other languages have.
+/// Operators that only other languages have, and what a message says of them. If one of these and one of ours
+/// match, the longer one is meant: `===` is refused, `^=` is ours.
 const OTHERS: [(&str, &str); 9] = [
     ("<<", "* multiplies"),
     ("<>", "!= compares"),
@@ -97,7 +98,7 @@ const OTHERS: [(&str, &str); 9] = [
     ("^", "^= means begins with"),
 ];
 
-/// Splits an expression into words, each with its place.
+/// Splits an expression into tokens, each with its place: a range of bytes in `text`.
 pub(super) fn tokens(text: &str) -> Result<Vec<(Range<usize>, Token)>, Wrong> {
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -113,7 +114,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<(Range<usize>, Token)>, Wrong> {
     Ok(tokens)
 }
 
-/// Returns the word that begins at `at` with the character `first`, and where it ends.
+/// Returns the token that begins at `at` with the character `first`, and where it ends.
 fn token(text: &str, at: usize, first: char) -> Result<(usize, Token), Wrong> {
     let rest = &text[at..];
     match first {
@@ -169,7 +170,8 @@ fn is_of_name(it: char) -> bool {
     it.is_ascii_alphabetic() || it == '_'
 }
 
-/// Returns the length of the name at the beginning of `text`, in bytes: `x`, or `M.x` as OCaml has it.
+/// Returns the length of the name at the beginning of `text`, in bytes. A dot is part of it only after a module's name (`M.x`, as in
+/// OCaml): `x.1` is the name `x` and a field.
 fn name_len(text: &str) -> usize {
     let len = length(text, |it| {
         is_of_name(it) || it.is_ascii_digit() || it == '\''

@@ -1,4 +1,5 @@
-//! Finds out what the parts of an expression are at a point: numbers, strings, floats, OCaml values; and refuses what makes no sense.
+//! Type-checks an expression for a point. Each part gets a type there (a number, string, float or OCaml value); an expression whose
+//! parts do not fit together is refused.
 
 use std::ops::Range;
 
@@ -35,9 +36,10 @@ pub struct Scope {
     parameters: Option<Vec<Parameter>>,
     /// Whether the return address of a call is at the top of the stack.
     has_caller: bool,
-    /// Of the exits of a function: what its result is, which is the only argument that a hit has.
+    /// At the exits of a function: the kind of its result, which is the only argument of a hit, argument 0. `None` at other points.
     result: Option<ParameterKind>,
-    /// Whether the kernel may be asked which memory can be read.
+    /// Whether a trampoline may find out by a system call which memory can be read, which strings of C need. It may not if a
+    /// seccomp filter of the process could refuse the call.
     may_ask: bool,
 }
 
@@ -54,9 +56,9 @@ pub struct Parameter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParameterKind {
-    /// A value of OCaml. Which one, only a hit shows.
+    /// An OCaml value. Whether it is an `int` or a block, and of which type, is only known at a hit.
     Value,
-    /// A float that is in no block.
+    /// An unboxed float, in a vector register.
     Float,
     /// A number of 8, 16 or 32 bits.
     Number {
@@ -65,9 +67,9 @@ pub enum ParameterKind {
         /// Whether it may be negative.
         signed: bool,
     },
-    /// 64 bits, of C.
+    /// A word of C, 64 bits: an integer or a pointer. Without a conversion, expressions take it for a signed integer.
     Word,
-    /// One that cannot be read.
+    /// An argument that is neither in a register nor on the stack, so that it cannot be read.
     Unread,
 }
 
@@ -197,12 +199,12 @@ enum Part {
     Time,
 }
 
-/// Whether a number may be negative.
+/// How the 64 bits of a number are to be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sign {
     Signed,
     Unsigned,
-    /// A literal that is the same number either way.
+    /// A literal below 2^63, which is the same number either way.
     Either,
 }
 
@@ -406,6 +408,7 @@ impl Typing<'_> {
                 } else {
                     Signs::Unsigned
                 };
+                // Extended to 64 bits, an unsigned one is not negative either: all of them can be compared as signed.
                 Part::Number(Number::Narrow(word, bits.clamp(1, 32), signs), Sign::Signed)
             }
             ParameterKind::Unread => {
@@ -693,7 +696,8 @@ fn as_number(part: Part) -> Result<(Number, Sign), Part> {
     }
 }
 
-/// Returns two parts as floats if one of them is and the other can be; or themselves.
+/// Returns both parts as floats if one is a float and the other one can be read as one: a number that is a literal, or an OCaml value,
+/// which then has to be a boxed float. Otherwise gives the parts back.
 fn floats(one: Part, other: Part) -> Result<(Float, Float), (Part, Part)> {
     let is_float = |part: &Part| matches!(part, Part::Float(_));
     if !is_float(&one) && !is_float(&other) {

@@ -18,7 +18,8 @@ pub(crate) type Unobserved = (Shadowed<ProcessMemory>, ObservedPoints);
 /// Reads the states of the probes of one process.
 pub(crate) struct StatesReader<'r, H> {
     pub(crate) opened: &'r OpenedProcess,
-    /// Adds the shadow to the memory of a process, of which it gets the mappings, too.
+    /// Wraps the memory of the process, so that reads return the shadow contents of observed sites, and finds what is observed. It is
+    /// also given the mappings.
     pub(crate) hide: H,
 }
 
@@ -65,6 +66,7 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
             let is_same = again.has_objects_of(&states) && again.snapshot == states.snapshot;
             always_the_same &= is_same;
             states = again;
+            // A traced process may be stopped in the middle of an update: then equal readings prove nothing.
             if is_same && keeps_objects && !self.is_traced() {
                 return Ok(states);
             }

@@ -32,13 +32,13 @@ use crate::failure::{Failure, is_replaced};
 use crate::hint::Operand;
 use crate::interruptible_output::Next;
 
-/// How long it is tried to remove an observation of a program that runs on.
+/// For how long the removal of an observation is retried while the program runs.
 const REMOVAL: Duration = Duration::from_secs(30);
 
 /// How long until the next attempt.
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Starts a program, and returns its status.
+/// Starts and records a program. Returns its status, or 1 if that is 0 and the recording is not complete.
 pub(super) fn run(
     args: &Args,
     file: &NamedFile,
@@ -198,7 +198,7 @@ impl Recorder<'_> {
                 return Ok(());
             }
             self.try_to_open_events(at);
-            // If they cannot be read because the program has just exited, they are in the end.
+            // A failure is no error here: if the program has just exited, the report of the removal has these events.
             if let Ok(hits) = observer.events() {
                 match self.recording.add(&hits) {
                     Ok(Next::Continue) => {}
@@ -234,7 +234,7 @@ impl Recorder<'_> {
         }
     }
 
-    /// Opens what a program has written that has exited before it could be opened.
+    /// Opens the file of runtime events if they could not be opened while the program ran.
     fn open_events_in_the_end(&mut self) -> Result<(), Failure> {
         if let Some(awaited) = self.awaited.take() {
             let events = awaited.of_exited(self.pid, self.program)?;
@@ -244,7 +244,8 @@ impl Recorder<'_> {
     }
 }
 
-/// Removes the observation of a program that has exited, or runs on; tries again while another tool keeps it busy.
+/// Removes the observation, whether the program still runs or not. While it runs, failures that may pass (another tool traces it, for
+/// example) are retried for [`REMOVAL`].
 fn remove(
     observer: &mut Observer,
     exited: &Receiver<()>,

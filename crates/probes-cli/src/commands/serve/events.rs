@@ -1,4 +1,4 @@
-//! What the threads of `serve` tell the one that observes, and how they wake it.
+//! What the two other threads of `serve` (the scanner and the HTTP server) tell the main thread, and how they wake it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -28,7 +28,8 @@ pub(super) enum Event {
     RuntimeEvents(i32, Box<RuntimeEvents>),
     /// The runtime events of a process that is observed cannot be read.
     NoRuntimeEvents(i32, Failure),
-    /// A process that was refused has exited, or is another one now.
+    /// A process that was looked at has exited, has exec'd another program, or its pid was reused. Without effect while it is still
+    /// observed: then, the next reading finds that out.
     Gone(i32),
     /// All processes that there are have been looked at; how long it took.
     Scanned(Duration),
@@ -84,7 +85,7 @@ impl EventSender {
 impl EventReceiver {
     /// All events that have come.
     pub(super) fn take(&self) -> Vec<Event> {
-        // First: an event that comes afterwards wakes again.
+        // The eventfd is reset before the channel is read: an event that is sent in between makes it readable again, and is not missed.
         let _ = self.wake.read();
         self.events.try_iter().collect()
     }

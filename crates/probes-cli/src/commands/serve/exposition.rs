@@ -16,11 +16,11 @@ pub(super) enum TextFormat {
 /// What a family of metrics is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MetricKind {
-    /// It only increases. Its name ends with `_total`.
+    /// It only increases. The names of its samples end with `_total`.
     Counter,
     Gauge,
     Histogram,
-    /// Labels that say something, and always 1. Its name ends with `_info`.
+    /// The labels hold the information, the value is always 1. The names of its samples end with `_info`.
     Info,
 }
 
@@ -162,7 +162,7 @@ impl Samples<'_> {
         self.add(labels, time.as_secs_f64());
     }
 
-    /// Adds the buckets of a histogram, each with how many times are not longer than its bound, and their number and sum.
+    /// Adds a histogram of durations: for each bound, how many are not longer (cumulative), then the number and the sum of all.
     pub(super) fn add_histogram<'b>(
         &mut self,
         labels: &Labels,

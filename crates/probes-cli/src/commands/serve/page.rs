@@ -24,7 +24,7 @@ pub(super) struct ShownProcess {
     pub(super) refused_functions: usize,
     /// How many rows are left out.
     pub(super) left_out: usize,
-    /// Whether the pauses of its collector are read; `None` if they are not asked for.
+    /// Whether its runtime events are read; `None` if they are not asked for, or the process is not observed.
     pub(super) collector: Option<bool>,
 }
 

@@ -1,4 +1,5 @@
-//! The thread that finds the processes to observe, and begins to observe them: a process that lets it wait delays no scrape.
+//! The thread that finds the processes to observe, and begins to observe them. It is a thread of its own so that a process that takes
+//! long to open or to stop delays no scrape.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +22,7 @@ use crate::messages::Messages;
 /// The most processes that are observed at a time.
 const MOST_PROCESSES: usize = 256;
 
-/// The longest time until a process that was refused is tried again.
+/// The longest time until a process that was refused is tried again, unless `-scan` is longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What to do with the processes that are found.
@@ -35,7 +36,7 @@ pub(super) struct Wanted<'s> {
     pub(super) messages: Messages,
 }
 
-/// What the thread that observes says to this one.
+/// What the main thread, which reads the processes, tells this one.
 pub(super) enum Order {
     /// A process is observed no more; and whether another observer has taken it over.
     Ended {
@@ -70,7 +71,8 @@ struct Known {
     was_replaced: bool,
 }
 
-/// Tells a process from the next one of its pid, and a program from the next one of its process.
+/// Distinguishes a process from a later one with the same pid, and its program from one with another file name that it execs later.
+/// An exec of a program with the same name is found by the next reading instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Identity {
     started: Option<u64>,
@@ -80,15 +82,17 @@ struct Identity {
 enum KnownState {
     /// And when to try again to read its runtime events, if they cannot be read.
     Observed(Option<Pause>),
-    /// Or there is nothing to observe in it, and it was selected by its name alone.
+    /// Not observed: observing it failed, its observation has ended, or it was selected by its name alone and cannot be used. And
+    /// when to try again.
     Refused(Pause),
 }
 
-/// When to try again what has failed; each time, after twice the time.
+/// When to try again what has failed. Each pause is twice as long as the one before.
 struct Pause {
     until: Instant,
+    /// How long this pause is, before the quarter is taken off.
     last: Duration,
-    /// What has failed, so that it is said once.
+    /// The kind of the failure, so that it is not reported again while it stays the same; empty if none was reported.
     kind: String,
 }
 
@@ -97,7 +101,7 @@ impl Pause {
         let last = before.map_or(interval, |before| before.last.saturating_mul(2));
         let last = last.min(LONGEST_PAUSE.max(interval));
         Pause {
-            // A quarter less, so that the scan at that time finds it is over.
+            // A quarter less, so that the scan that is due then finds the pause over even if it reaches the process a little earlier.
             until: Instant::now() + last.mul_f32(0.75),
             last,
             kind,
@@ -182,7 +186,7 @@ impl<'s> Scanner<'s> {
         }
     }
 
-    /// The processes that are selected and run now.
+    /// The processes that are selected and run now; in the first scan, also pids that were given and do not exist.
     fn candidates(&self) -> BTreeMap<i32, Identity> {
         let given = self.wanted.selection.given();
         let mut pids = given.to_vec();
@@ -200,7 +204,7 @@ impl<'s> Scanner<'s> {
                 .as_ref()
                 .is_some_and(|name| pid != own && self.wanted.selection.selects_program(name));
             let started = started(pid);
-            // One that is given and does not exist is an error in the beginning.
+            // In the first scan, a given pid that does not exist is kept, so that opening it fails and is reported.
             if (is_named || is_given) && (started.is_some() || self.is_first) {
                 let program = name.unwrap_or_default();
                 candidates.insert(pid, Identity { started, program });
@@ -265,8 +269,9 @@ impl<'s> Scanner<'s> {
         self.known.insert(pid, known);
     }
 
-    /// Begins to observe a process; also returns why its runtime events are not read although they are asked for. `None` if
-    /// there is nothing to observe in it, and it is selected by its name alone.
+    /// Begins to observe a process; also returns why its runtime events are not read although they are asked for. `None` if it is
+    /// selected by its name alone, and it has exited or exec'd meanwhile, or opening it failed for a reason other than
+    /// denied access (it has no probes, for example): then no error is reported.
     fn begin(
         &self,
         pid: i32,
@@ -330,8 +335,8 @@ impl<'s> Scanner<'s> {
     }
 }
 
-/// The name of the program of a process: the file name of its executable or, of another user's process, what the kernel says to
-/// everybody, 15 characters of it.
+/// The name of the program of a process: the file name of its executable or, if its `exe` link may not be read (a process of another
+/// user), `/proc/PID/comm`, which has at most 15 bytes.
 fn program_name(pid: i32) -> Option<String> {
     match fs::read_link(format!("/proc/{pid}/exe")) {
         Ok(path) => {
@@ -344,7 +349,7 @@ fn program_name(pid: i32) -> Option<String> {
             let comm = fs::read(format!("/proc/{pid}/comm")).ok()?;
             Some(String::from_utf8_lossy(&comm).trim_end().to_owned())
         }
-        // A kernel thread, or gone.
+        // It has exited, or it is a kernel thread and we are root (for others, the link of a kernel thread is denied).
         Err(_) => None,
     }
 }

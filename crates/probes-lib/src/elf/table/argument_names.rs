@@ -24,7 +24,7 @@ const ADDRESSES_LEN: usize = 16;
 pub(super) struct ArgumentNames {
     /// The site of each note and where its names begin in `strings`, by address.
     starts: Vec<(FileAddr, u32)>,
-    /// The names, each with a NUL; an empty one is behind those of a note.
+    /// The names, each followed by a NUL; an empty name marks the end of those of a note.
     strings: Vec<u8>,
 }
 
@@ -47,7 +47,7 @@ impl ArgumentNames {
             let shift = prelink_shift(noted_base, base);
             let start = names.strings.len() as u32;
             names.strings.extend_from_slice(strings);
-            // If the last name has no NUL, it gets one.
+            // The first NUL ends the last name if it has none of its own; the second one is the empty name after it.
             names.strings.extend([0, 0]);
             let site = FileAddr(pc.wrapping_add(shift));
             names.starts.push((site, start));
@@ -56,7 +56,7 @@ impl ArgumentNames {
         names
     }
 
-    /// Returns the names of the arguments of a site, in their order; none if it has no note.
+    /// Returns the names of the arguments of a site, in order, up to the first that cannot be printed; none if the site has no note.
     pub(super) fn of(&self, site: FileAddr) -> impl Iterator<Item = &str> {
         let found = self.starts.binary_search_by_key(&site, |(site, _)| *site);
         let start = found.ok().map(|index| self.starts[index].1);

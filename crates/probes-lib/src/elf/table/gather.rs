@@ -219,7 +219,8 @@ impl Recent {
     }
 }
 
-/// Returns where the file has the section that the addresses of notes are relative to.
+/// Returns the address of the section `.stapsdt.base`. The addresses in notes are absolute: this section only shows how far prelink(8)
+/// has moved the file since they were written (see [`prelink_shift`]).
 pub(super) fn base_address(elf: &ElfFile) -> Option<FileAddr> {
     elf.section_range(BASE_SECTION).map(|(address, _)| address)
 }

@@ -30,9 +30,9 @@ pub struct SlowPair {
     pub pair: Option<usize>,
     /// How long it lasted.
     pub duration: Duration,
-    /// The hit that started it, or the entry of the function, of whose arguments the words are known, but not what they point to;
-    /// `None` if it is not known any more: more than 16 starts of the thread waited, or, by key, another
-    /// start took its place.
+    /// The hit that started it, or the entry of the function. The arguments of an entry are only words: what they point to is not
+    /// recorded. `None` if the start is not known any more: more than 16 starts of the thread waited, or, if pairs are found by key,
+    /// another start took its place.
     pub start: Option<Event>,
     /// The hit that stopped it, or the exit of the function: its result, unless it has jumped to another function.
     pub stop: Event,
@@ -47,6 +47,7 @@ impl EventReader {
         clock: &Clock,
         record: &[u8],
     ) -> Option<SlowPair> {
+        // The record of the stop, then what was kept of the start (whose number is the index of the pair), then the stack.
         let whole = record;
         let (stop, start) = record.split_at_checked(self.layout.kept_len as usize)?;
         let (began, ended) = (word(start, record::TIME), word(stop, record::TIME));
@@ -88,6 +89,7 @@ impl EventReader {
             (EventOf::Site { .. }, _) | (_, EventKind::Hit) => {
                 (EventKind::Hit, &watched.arguments[..])
             }
+            // The function was left by a jump to another one: it has no result.
             _ if point & record::RETURN == 0 => (EventKind::Return, &[][..]),
             _ => (EventKind::Return, watched.result.as_slice()),
         };
