@@ -56,6 +56,9 @@ const DYING: Duration = Duration::from_millis(100);
 /// How long to wait for another tool that is taking over, to learn which one it is.
 const TAKING_OVER: Duration = Duration::from_secs(3);
 
+/// How many threads are looked at, at most, each time that the table of pages is renewed: each takes some 10 µs.
+const LOOKED_AT: usize = 64;
+
 /// Records the hits of probes of a process until it is removed. Whether the probes are enabled is not
 /// changed: disabled ones are observed as well, and can be enabled and disabled meanwhile.
 ///
@@ -639,10 +642,10 @@ impl Observer {
         if let (Some(sharing), Some(Ok(_lock))) = (sharing, lock) {
             // Before the mappings are read: they may change right afterwards.
             let since = ticks::now();
-            // A filter that the process has set itself meanwhile may kill it for the system call with which trampolines
+            // A filter that a thread has set itself meanwhile may kill it for the system call with which trampolines
             // ask what they may read.
             let may_ask = !self.active.plan.asks_kernel()
-                || matches!(OwnFilters::of(process).has(process.pid()), Ok(false));
+                || matches!(OwnFilters::of(process).has_any_of(LOOKED_AT), Ok(false));
             let writes = if may_ask {
                 events.renew(&read_maps(process)?, since)
             } else {

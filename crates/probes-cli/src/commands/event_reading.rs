@@ -188,10 +188,14 @@ impl<V: EventView> EventReader for ShownEvents<'_, '_, V> {
             Some(table) => table.redraw(&text, &Gaps::default(), interruptible)?,
             None => interruptible.write(&text)?,
         };
-        Ok(match enough {
-            Next::Stop => Next::Stop,
-            Next::Continue => shown,
-        })
+        if let Next::Stop = enough {
+            return Ok(Next::Stop);
+        }
+        if let Next::Stop = shown {
+            // What was written while nothing took the output.
+            self.read()?;
+        }
+        Ok(shown)
     }
 }
 

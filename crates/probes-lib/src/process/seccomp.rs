@@ -52,7 +52,12 @@ impl OwnFilters<'_> {
     /// Returns whether any thread has set itself a filter, which holds for that thread and those that
     /// it starts afterwards.
     pub(crate) fn has_any(&self) -> io::Result<bool> {
-        for tid in self.process.threads()?.read()? {
+        self.has_any_of(usize::MAX)
+    }
+
+    /// The same, but looks at so many threads at most, the first ones.
+    pub(crate) fn has_any_of(&self, most: usize) -> io::Result<bool> {
+        for tid in self.process.threads()?.read()?.into_iter().take(most) {
             match self.has(tid) {
                 Ok(false) => {}
                 Err(error) if is_gone(&error) => {}
