@@ -199,14 +199,14 @@ fn calls_are_chosen_by_their_times() {
         let mut target = Talker::start(&file);
         for way in ["", " -self", " -by probe", " -by caller"] {
             for (times, counts) in [
-                ("elapsed>30ms", 2),
-                ("elapsed<=30ms", 7),
-                ("arg0>3000000&&elapsed>30ms", 2),
-                ("elapsed>30ms&&arg0<3000000", 0),
+                ("elapsed>80ms", 2),
+                ("elapsed<=80ms", 7),
+                ("arg0>3000000&&elapsed>80ms", 2),
+                ("elapsed>80ms&&arg0<3000000", 0),
             ] {
                 let flags = format!("-fn lasts -where {times}{way}");
                 let tool = observing("latency", &format!("-json {flags}"), target.pid());
-                target.ask("last 2 40000", "lasted");
+                target.ask("last 2 100000", "lasted");
                 target.ask("last 7 20", "lasted");
                 let json = object(&tool.end().answer());
                 let function = &json["functions"][0];
@@ -215,9 +215,9 @@ fn calls_are_chosen_by_their_times() {
             }
         }
         // Of those that are shown one by one, too.
-        let flags = "-json -over 1ms -fn lasts -where elapsed<30ms";
+        let flags = "-json -over 1ms -fn lasts -where elapsed<80ms";
         let tool = observing("latency", flags, target.pid());
-        target.ask("last 2 40000", "lasted");
+        target.ask("last 2 100000", "lasted");
         target.ask("last 3 2000", "lasted");
         let run = tool.end();
         let slow = run.stdout.lines().map(object);
