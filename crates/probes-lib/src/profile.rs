@@ -300,10 +300,7 @@ impl Profiler {
             return tids;
         };
         let threads = &self.threads;
-        let name = |tid: i32| {
-            let thread = threads.get(&tid);
-            thread.map_or_else(|| "".into(), |thread| thread.name.clone())
-        };
+        let name = |tid: i32| name_in(threads, tid);
         let (records, until) = recorded.switches.read(is_last);
         let mut samples = Vec::new();
         for record in records {
@@ -352,10 +349,9 @@ impl Profiler {
         if stack.as_ref().is_some_and(is_unknown) && self.reload(Instant::now()).is_ok() {
             stack = copied.map(|copied| self.stacks.of_copied(copied));
         }
-        let thread = self.threads.get(&tid);
         let key = Key {
             tid,
-            name: thread.map_or_else(|| "".into(), |thread| thread.name.clone()),
+            name: name_in(&self.threads, tid),
             activity: Activity::Running,
             in_collection: false,
             stack: stack.map(shared),
@@ -388,7 +384,7 @@ impl Profiler {
     }
 
     /// Looks at all threads, and adds the time since the last sample to what they do. The sample was `due` a moment ago: if switches are
-    /// recorded, it counts the threads that were on a processor then, or waited for one, however late this thread has got one itself.
+    /// recorded, it counts the threads that were on a processor then, however late this thread has got one itself.
     ///
     /// # Errors
     ///
@@ -737,6 +733,12 @@ impl Watched {
 /// Tries whether the kernel would record the waits of a process; if not, says why.
 pub(crate) fn try_to_record_waits(process: &Process) -> std::result::Result<(), String> {
     Switches::try_out(process).map_err(|why| refusal::text(&why))
+}
+
+/// Returns the name of a thread; an empty one if it was not looked at so far.
+fn name_in(threads: &HashMap<i32, Watched>, tid: i32) -> Arc<str> {
+    let thread = threads.get(&tid);
+    thread.map_or_else(|| "".into(), |thread| thread.name.clone())
 }
 
 /// Returns how long this thread has run.

@@ -340,7 +340,7 @@ fn program_with_privileges_of_its_file_is_refused() {
                 .starts_with("handler fooia 5\n")
         );
     }
-    // Capabilities that are only inheritable give nothing to who has none.
+    // Capabilities that are only inheritable give nothing to a user without any.
     set_capabilities(&[], "cap_net_raw+i", &capable);
     assert!(trace(&capable).answer().starts_with("handler fooia 5\n"));
 }

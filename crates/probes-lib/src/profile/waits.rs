@@ -202,7 +202,7 @@ impl<L: Clone> Waits<L> {
         wait
     }
 
-    /// Returns where a thread is, as far as is known, and how often it has begun to wait.
+    /// Returns where a thread is, as far as is known, and how many waits it has begun.
     pub(super) fn presence(&self, tid: i32) -> (Presence, u64) {
         let Some(thread) = self.threads.get(&tid) else {
             return (Presence::OnProcessor, 0);
