@@ -35,14 +35,30 @@ const MIN_THREAD_STOP: Duration = Duration::from_micros(4);
 /// How many unexplained refusals of the kernel are retried.
 const MAX_REFUSALS: usize = 10;
 
+/// How often a process is tried to stop, one of whose threads has not been given a processor within the limit.
+const TRIES: u32 = 3;
+
 impl Tracer<'_> {
     /// Stops every thread of `process` within `limit`.
+    ///
+    /// A thread needs a processor to stop. If one is not given any for the whole limit, all are resumed, so that none
+    /// stays stopped for longer, and stopped again: three times, with the limit between them.
     ///
     /// # Errors
     ///
     /// If the kernel does not permit it, if a thread does not stop in time, or if the process exits
     /// or execs meanwhile. Then every thread is resumed as if it had not been stopped.
     pub(crate) fn stop<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
+        for _ in 1..TRIES {
+            match self.stop_once(process, limit) {
+                Err(error) if waits_for_processor(&error) => std::thread::sleep(limit),
+                stopped => return stopped,
+            }
+        }
+        self.stop_once(process, limit)
+    }
+
+    fn stop_once<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
         if self.lease.borrow().is_some() {
             if let LeaseOutcome::Stopped(stopped) = self.stop_leased(process, limit)? {
                 return Ok(stopped);
@@ -207,6 +223,14 @@ fn is_traced(error: &Error) -> bool {
         return false;
     };
     matches!(denial, Denial::Traced { .. } | Denial::BeingChanged { .. })
+}
+
+/// Returns whether a process could not be stopped because one of its threads is ready to run, and had no processor.
+fn waits_for_processor(error: &Error) -> bool {
+    let ErrorKind::Process(kind) = error.kind() else {
+        return false;
+    };
+    matches!(kind, ProcessError::Busy { state: 'R', .. })
 }
 
 /// Returns whether the calling thread already traces the thread `tid`, and if so makes `tid` stop.

@@ -17,7 +17,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How long stopping every thread may take before all are resumed, and how long to wait for another
-    /// process that updates the same target; 500 ms by default. Threads of the caller that use the same
+    /// process that updates the same target; 500 ms by default. If the reason is that a thread was not given
+    /// a processor, all are stopped again, three times in all. Threads of the caller that use the same
     /// [`Target`](crate::Target) wait for each other without a limit.
     pub deadline: Duration,
     /// Whether to update the process while it runs, without stopping any of its threads; off by
