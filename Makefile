@@ -84,7 +84,7 @@ lint: setup-tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --workspace --test matrix -- -D warnings
-	cargo clippy $(FAULTS) -p probes-lib -p probes-cli --lib --bins --test chaos -- -D warnings
+	cargo clippy --workspace --features fault-injection --lib --bins --test chaos -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check
 
