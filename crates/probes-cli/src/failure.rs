@@ -48,8 +48,6 @@ pub(crate) enum Failure {
     WriteFile(PathBuf, io::Error),
     /// A program that was started has written no runtime events.
     NoRuntimeEvents(PathBuf),
-    /// A program that was to be started will write none.
-    ProgramOfOcaml4(PathBuf),
     /// A file could not be written to its end: how many bytes of it were.
     CutFile(PathBuf, u64, io::Error),
     /// A program that was to be profiled cannot be started.
@@ -161,9 +159,7 @@ impl Failure {
                 "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
             )),
             Failure::NoMemory { .. } => Some(hint::LIMITED.to_owned()),
-            Failure::NoRuntimeEvents(path) | Failure::ProgramOfOcaml4(path) => {
-                Some(hint::without_events(path))
-            }
+            Failure::NoRuntimeEvents(path) => Some(hint::without_events(path)),
             Failure::TooManyProcesses(_) => Some(
                 "a longer -name, or several `serve` at ports of their own, observe fewer each"
                     .to_owned(),
@@ -224,13 +220,6 @@ impl fmt::Display for Failure {
             }
             Failure::NoRuntimeEvents(path) => {
                 write!(f, "{} has written no runtime events", path.display())
-            }
-            Failure::ProgramOfOcaml4(path) => {
-                write!(
-                    f,
-                    "{} has the runtime of OCaml 4, which writes no runtime events; it was not started",
-                    path.display()
-                )
             }
             Failure::CutFile(path, len, error) => {
                 write!(

@@ -21,6 +21,7 @@ use crate::flags::{
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{GcReport, LongPause};
+use crate::search_path::path_of;
 use crate::signals::TerminationSignals;
 
 const HELP: &str = "\
@@ -41,12 +42,12 @@ these, and how long it waited for other domains.
 
 With -over it also prints each pause that is longer, with its phases, those inside others after more >:
     pause NS domain D began NS stw_leader NS >minor NS
-Of OCaml 4, and where the events cannot be had, the calls of the collector's functions are timed instead, each without those
-in it: minor, slice, major, compact. What is not known is - then.
+Of OCaml 4, and where the events of a process cannot be had, the calls of the collector's functions are timed instead, each
+without those in it: minor, slice, major, compact. What is not known is - then.
 
 With -interval it also prints the figures so far, each line after the seconds so far.
 
-With -prog FILE it starts the program with its events on, and exits with its status, or 128 plus the number of the
+With -prog FILE it starts the program, with its events on if it is of OCaml 5, and exits with its status, or 128 plus the number of the
 signal that ended it. The answer is on standard error then, unless -o names a file.";
 
 #[derive(Debug, clap::Args)]
@@ -87,7 +88,7 @@ fn of_process(args: &Args, pid: i32) -> Result<(), Failure> {
     };
     match read(args, &target, &output, open) {
         Err(Failure::Target(_, why)) if is_without_events(&why) => {
-            functions::run(args, &target, why, &output)
+            functions::of_process(args, &target, why, &output)
         }
         done => done,
     }
@@ -96,8 +97,11 @@ fn of_process(args: &Args, pid: i32) -> Result<(), Failure> {
 /// Starts a program, and returns its status.
 fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
     args.output.refuse_to_overwrite("-prog", path)?;
+    if let Err(why) = RuntimeEvents::check_program(path_of(path)) {
+        return functions::of_program(args, path, arguments, &why);
+    }
     let output = args.output.open_beside_program()?;
-    let started = ProgramWithEvents::start(path, arguments)?;
+    let started = ProgramWithEvents::start(path, arguments, &output.messages)?;
     let output = output.with_pid(started.pid());
     let done = match Target::open_any(started.pid()) {
         Ok(target) => read(args, &target, &output, |_, signals| {

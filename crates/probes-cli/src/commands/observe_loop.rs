@@ -142,11 +142,46 @@ impl<'t> ActiveObservation<'t> {
         // Signals are blocked before anything is changed, so that none can keep the observation
         // from being removed.
         let signals = TerminationSignals::block()?;
-        let mut interruptible = InterruptibleOutput::new(output, signals)?;
+        let interruptible = InterruptibleOutput::new(output, signals)?;
         let observer = observe_by(target, &output.messages, observe)?;
+        Ok(ActiveObservation::new(
+            target,
+            observer,
+            duration,
+            interruptible,
+            output,
+        ))
+    }
+
+    /// Goes on with that of a program which was started with it.
+    pub(super) fn of(
+        target: &'t Target,
+        observer: Observer,
+        duration: Option<Duration>,
+        output: &'t Output,
+    ) -> Result<ActiveObservation<'t>, Failure> {
+        let signals = TerminationSignals::block()?;
+        let interruptible = InterruptibleOutput::new(output, signals)?;
+        warn_of_refused_closures(&output.messages, target.pid(), observer.code_digest());
+        Ok(ActiveObservation::new(
+            target,
+            observer,
+            duration,
+            interruptible,
+            output,
+        ))
+    }
+
+    fn new(
+        target: &'t Target,
+        observer: Observer,
+        duration: Option<Duration>,
+        mut interruptible: InterruptibleOutput,
+        output: &'t Output,
+    ) -> ActiveObservation<'t> {
         let begun = Instant::now();
         interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
-        Ok(ActiveObservation {
+        ActiveObservation {
             target,
             observer,
             begun,
@@ -155,7 +190,7 @@ impl<'t> ActiveObservation<'t> {
             interruptible,
             output,
             warning: GapWarning::default(),
-        })
+        }
     }
 
     pub(super) fn observer(&self) -> &Observer {

@@ -14,6 +14,7 @@ use probes_lib::{RuntimeEvents, Target};
 use super::observe_loop::next_reading;
 use super::started_program::StartedProgram;
 use crate::failure::Failure;
+use crate::messages::Messages;
 use crate::search_path::path_of;
 use crate::signals::{TerminationSignals, WaitEnd};
 
@@ -44,20 +45,16 @@ impl Drop for EventsFolder {
     }
 }
 
-/// Refuses a program that certainly writes no events.
-pub(super) fn refuse_ocaml_4(program: &Path) -> Result<(), Failure> {
-    RuntimeEvents::check_program(path_of(program))
-        .map_err(|_| Failure::ProgramOfOcaml4(program.to_owned()))
-}
-
 impl EventsFolder {
-    /// Makes one for a `program` that is to be started.
+    /// Makes one for a `program` that is to be started. Notes it if that certainly writes no events itself.
     ///
     /// # Errors
     ///
-    /// If it is certain that the program writes no events, or there can be no folder.
-    pub(super) fn make(program: &Path) -> Result<EventsFolder, Failure> {
-        refuse_ocaml_4(program)?;
+    /// If there can be no folder.
+    pub(super) fn make(program: &Path, messages: &Messages) -> Result<EventsFolder, Failure> {
+        if let Err(why) = RuntimeEvents::check_program(path_of(program)) {
+            messages.note(&format!("{why}: only a program that it executes may"));
+        }
         let folder = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
         let failed = |source| Failure::System("make a folder for runtime events", source);
         Ok(EventsFolder(folder.map_err(|errno| failed(errno.into()))?))
@@ -124,8 +121,9 @@ impl ProgramWithEvents {
     pub(super) fn start(
         program: &Path,
         arguments: &[OsString],
+        messages: &Messages,
     ) -> Result<ProgramWithEvents, Failure> {
-        let folder = EventsFolder::make(program)?;
+        let folder = EventsFolder::make(program, messages)?;
         let begun = Instant::now();
         Ok(ProgramWithEvents {
             started: StartedProgram::start(program, arguments, folder.variables())?,

@@ -24,6 +24,11 @@ impl StartedProgram {
         Ok(StartedProgram(child))
     }
 
+    /// One that was started by other means.
+    pub(super) fn of(child: Child) -> StartedProgram {
+        StartedProgram(child)
+    }
+
     pub(super) fn pid(&self) -> i32 {
         self.0.id() as i32
     }

@@ -101,7 +101,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&args.prog);
     command.args(&args.arguments);
     let reports_collector = args.observe.reports_collector;
-    let folder = reports_collector.then(|| EventsFolder::make(&args.prog));
+    let folder = reports_collector.then(|| EventsFolder::make(&args.prog, &output.messages));
     let folder = folder.transpose()?;
     if let Some(folder) = &folder {
         command.envs(folder.variables());

@@ -1,7 +1,7 @@
 //! `gc` with programs that write no runtime events; the matrix has those that do.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use nix::unistd::geteuid;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use test_support::{Scratch, Talker, fixture, program, program_forms};
 
 use crate::bad_processes::as_user;
 use crate::count_functions::observing;
-use crate::support::{Folder, command, object, run, run_command};
+use crate::support::{Folder, command, object, run, run_command, run_with_input};
 
 /// Whether the test programs have runtime events.
 fn is_built_by_ocaml_5() -> bool {
@@ -122,33 +122,85 @@ fn status_of_a_started_program_is_ours() {
     );
 }
 
+// promise: Runtime events: The collector of a program of OCaml 4 that is started is shown by the calls of its functions, from the first
+//    instruction to the last (2 programs)
 #[test]
-fn programs_of_ocaml_4_are_not_started() {
+fn started_program_of_ocaml_4_is_timed() {
     if is_built_by_ocaml_5() {
         return;
     }
     let scratch = Scratch::new();
-    let file = scratch.file("none.json");
-    let calls = program("calls");
+    let file = scratch.file("gc.json");
+    for program in program_forms("calls") {
+        let mut command = command(["gc", "-json", "-interval", "1ms", "-o"]);
+        command.arg(&file).arg("-prog").arg(&program);
+        let ended = run_with_input("run 4 200000\n", &command);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.stdout.contains("calls leaf="), "{ended:?}");
+        let why = "has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events: its functions are timed";
+        assert!(ended.stderr.contains(why), "{ended:?}");
+        let shown = fs::read_to_string(&file).unwrap();
+        let last = object(shown.lines().last().unwrap());
+        assert_eq!(
+            (&last["at"], &last["from"]),
+            (&Value::Null, &"functions".into())
+        );
+        let mut timed = Talker::start(&program);
+        let tool = observing("gc", "-json", timed.pid());
+        timed.ask("run 4 200000", "calls");
+        let attached = object(tool.end().stdout.lines().last().unwrap());
+        let counts = |gc: &Value| {
+            let phases = gc["phases"].as_array().unwrap().iter();
+            let mut counts: Vec<_> = phases
+                .map(|it| (it["phase"].to_string(), it["count"].as_u64().unwrap()))
+                .collect();
+            counts.sort();
+            counts
+        };
+        // The same work, and what the program does at its start and end.
+        let pairs = counts(&last).into_iter().zip(counts(&attached));
+        for ((phase, all), (same, attached)) in pairs {
+            assert_eq!(phase, same);
+            assert!(
+                (attached..=attached + 4).contains(&all),
+                "{phase}: {all} {attached}"
+            );
+        }
+    }
+    let mut over = command(["gc", "-over", "1ms", "-prog"]);
+    let over = run_command(over.arg(program("calls")));
+    assert_eq!((over.code, &*over.stdout), (Some(2), ""), "{over:?}");
+}
+
+// promise: Runtime events: A program of OCaml 4 that is to write events is started all the same, as what it executes may write some, and
+//    that it writes none is said at once (3 commands)
+#[test]
+fn that_ocaml_4_writes_none_is_said() {
+    if is_built_by_ocaml_5() {
+        return;
+    }
+    let scratch = Scratch::new();
     for flags in [
-        "gc -prog",
+        "trace -gc -prog",
         "record -gc -prog",
         "record -gc -fn Calls.leaf -prog",
     ] {
         let mut command = command(flags.split(' '));
-        command.arg(&calls);
+        command.arg(program("calls"));
         if flags.starts_with("record") {
-            command.arg("-o").arg(&file);
+            command.arg("-o").arg(scratch.file("trace.json"));
+            command.arg("-force");
         }
-        let said = run_command(command.stdin(Stdio::null()));
-        let why = "calls.exe has the runtime of OCaml 4, which writes no runtime events; it was not started\n";
-        assert_eq!(
-            (said.code, &*said.stdout),
-            (Some(1), ""),
-            "{flags}: {said:?}"
-        );
-        assert!(said.stderr.contains(why), "{flags}: {said:?}");
-        assert!(!file.exists(), "{flags}");
+        let said = run_with_input("run 1 10\n", &command);
+        assert_eq!(said.code, Some(1), "{flags}: {said:?}");
+        assert!(said.stdout.contains("calls leaf="), "{flags}: {said:?}");
+        let note = said
+            .stderr
+            .find("runtime events: only a program that it executes may\n");
+        let error = said
+            .stderr
+            .find("calls.exe has written no runtime events\n");
+        assert!(note.unwrap() < error.unwrap(), "{flags}: {said:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use test_support::{Talker, eventually};
+use test_support::{Scratch, Talker, eventually};
 
 #[path = "schema.rs"]
 pub(crate) mod schema;
@@ -100,6 +100,17 @@ pub(crate) fn run_command(command: &mut Command) -> Run {
         stdout,
         stderr,
     }
+}
+
+/// The same, of a command that starts a program, which reads `input`.
+pub(crate) fn run_with_input(input: &str, command: &Command) -> Run {
+    let scratch = Scratch::new();
+    let file = scratch.file("input");
+    fs::write(&file, input).unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "input=$1; shift; exec \"$@\" < \"$input\"", "-"]);
+    shell.arg(&file).arg(command.get_program());
+    run_command(shell.args(command.get_args()))
 }
 
 /// Compares `actual` with the golden file `tests/cli/golden/NAME`; with UPDATE_GOLDEN set, writes it.

@@ -1,18 +1,26 @@
 //! The collector of programs that have no runtime events: the calls of its functions, timed by trampolines.
 
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use probes_lib::{
     CollectorWork, Error, ErrorKind, FunctionError, FunctionLatency, FunctionSelector, Functions,
-    Observation, Target,
+    Launch, Observation, Target,
 };
 
 use super::Args;
+use crate::commands::failed::report_failures;
 use crate::commands::observe_loop::{ActiveObservation, Display};
-use crate::commands::uncounted::warn_of_uncounted;
+use crate::commands::started_program::StartedProgram;
+use crate::commands::uncounted::{warn_of_uncounted, warn_of_uncounted_from_start};
 use crate::destination::Output;
 use crate::failure::Failure;
+use crate::hint::Operand;
+use crate::messages::Messages;
 use crate::output::{GcReport, WarningKind};
+use crate::search_path::path_of;
 use crate::usage::UsageError;
 
 /// What is timed: a phase each.
@@ -24,100 +32,174 @@ const WORK: [CollectorWork; 4] = [
 ];
 
 /// Times the functions of the collector of a process that has no events, as `why` says.
-pub(super) fn run(
+pub(super) fn of_process(
     args: &Args,
     target: &Target,
     why: Error,
     output: &Output,
 ) -> Result<(), Failure> {
-    if args.over.is_some() {
-        let why = "-over needs runtime events, which only OCaml 5 has; `latency -gc minor,slice,major -over` shows long calls of the collector's functions";
-        return Err(Failure::Usage(UsageError::new(Some("gc"), why)));
-    }
-    let pid = target.pid();
-    let messages = &output.messages;
-    let functions = Functions::of_process(pid).map_err(Failure::of_process(pid))?;
-    let mut timed = Vec::new();
-    for work in WORK {
-        // A program need not have all of them.
-        let selector = [FunctionSelector::Collector(work)];
-        let found = functions.select(&selector).unwrap_or_default();
-        let names = found.iter().filter_map(|it| it.name());
-        timed.extend(names.map(|name| (name.text, work)));
-    }
-    if timed.is_empty() {
-        return Err(Failure::of_process(pid)(why));
-    }
-    messages.note(&format!("{why}: its functions are timed"));
-    let display = Display {
-        interval: args.interval,
-        table: None,
+    refuse_over(args)?;
+    let functions = Functions::of_process(target.pid());
+    let functions = functions.map_err(Failure::of_process(target.pid()))?;
+    let Some(mut timed) = TimedFunctions::find(&functions) else {
+        return Err(Failure::of_process(target.pid())(why));
     };
+    output
+        .messages
+        .note(&format!("{why}: its functions are timed"));
+    let (options, duration) = (args.take_over.options(), args.until.duration);
     let active = loop {
-        let observation = timed.iter().fold(
-            // The time of each without that of the others in it.
-            Observation::new().self_times(),
-            |all, (_, work)| all.time_functions(FunctionSelector::Collector(*work)),
-        );
-        let (options, duration) = (args.take_over.options(), args.until.duration);
-        let begun = ActiveObservation::begin(target, &observation, options, duration, output);
-        match begun {
-            Err(Failure::Target(_, error)) if leave_out(&mut timed, &error) => {
-                messages.warning(
-                    WarningKind::Uncounted,
-                    &format!("not all of the collector is timed: {error}"),
-                    "the figures are those of the other functions",
-                );
+        let observation = timed.observation();
+        match ActiveObservation::begin(target, &observation, options, duration, output) {
+            Err(Failure::Target(_, error)) if timed.leave_out(&error) => {
+                warn_of_left_out(&error, &output.messages);
             }
             begun => break begun?,
         }
     };
-    warn_of_uncounted(messages, active.observer(), "timed");
-    let report = |latencies: &[FunctionLatency], seconds: Duration| {
-        let phases = latencies.iter().filter_map(|function| {
-            let found = timed.iter().find(|(name, _)| name == function.name())?;
-            Some((found.1.word(), function))
-        });
-        let phases: Vec<_> = phases.collect();
-        GcReport::of_functions(pid, target.program(), seconds, &phases)
-    };
-    let mut shown_last = None;
-    let mut outcome = active.run(
-        display,
-        |observer| observer.function_latencies(),
-        |shown, interruptible| {
-            let text = report(&shown.reading, shown.at)
-                .so_far()
-                .text(output.format)?;
-            shown_last = Some((shown.reading, shown.at));
-            interruptible.write(&text)
-        },
-    );
-    let lasted = outcome.lasted;
-    let latencies = match outcome.observed.take() {
-        Some(report) => Some((report.function_latencies, lasted)),
-        None => outcome.last.take().or(shown_last),
-    };
-    if let Some((latencies, seconds)) = latencies {
-        outcome.print(output, report(&latencies, seconds).text(output.format));
-        let lost: u64 = latencies.iter().map(FunctionLatency::lost).sum();
-        if lost > 0 && outcome.was_read {
-            messages.warning(
-                WarningKind::LostCalls,
-                &format!("{lost} calls were not recorded: the figures are those of the others"),
-                "`latency -gc minor,slice,major` says of which functions",
-            );
-        }
-    }
-    outcome.finish(messages)
+    warn_of_uncounted(&output.messages, active.observer(), "timed");
+    timed.report(args, target, active, output)
 }
 
-/// Leaves out the functions that cannot be timed, as `error` says; returns whether others are left, and these are fewer.
-fn leave_out(timed: &mut Vec<(String, CollectorWork)>, error: &Error) -> bool {
-    let ErrorKind::Function(FunctionError::NonePossible { refused }) = error.kind() else {
-        return false;
+/// Starts a program that writes no events, as `why` says, and times the functions of its collector from the first instruction. Returns
+/// its status.
+pub(super) fn of_program(
+    args: &Args,
+    path: &Path,
+    arguments: &[OsString],
+    why: &Error,
+) -> Result<ExitCode, Failure> {
+    let of_program = |error| Failure::Target(Operand::Program(path.to_owned()), error);
+    refuse_over(args)?;
+    let output = args.output.open_beside_program()?;
+    let functions = Functions::of_file(path_of(path)).map_err(of_program)?;
+    let Some(mut timed) = TimedFunctions::find(&functions) else {
+        return Err(Failure::NoRuntimeEvents(path.to_owned()));
     };
-    let before = timed.len();
-    timed.retain(|(name, _)| !refused.iter().any(|(other, _)| other == name));
-    !timed.is_empty() && timed.len() < before
+    output
+        .messages
+        .note(&format!("{why}: its functions are timed"));
+    let mut launched = loop {
+        let mut command = Command::new(path);
+        command.args(arguments);
+        let launch = Launch::new(command).options(args.take_over.options());
+        match launch.observe(timed.observation()).spawn() {
+            Err(error) if timed.leave_out(&error) => warn_of_left_out(&error, &output.messages),
+            launched => break launched.map_err(of_program)?,
+        }
+    };
+    let output = output.with_pid(launched.report().pid);
+    let observer = launched.take_observer();
+    let started = StartedProgram::of(launched.into_child());
+    let done = observer.map_or(Ok(()), |observer| {
+        warn_of_uncounted_from_start(&output.messages, &observer, "timed");
+        let target = observer.target().clone();
+        let active = ActiveObservation::of(&target, observer, args.until.duration, &output)?;
+        timed.report(args, &target, active, &output)
+    });
+    started.wait(report_failures([done], &output.messages))
+}
+
+fn refuse_over(args: &Args) -> Result<(), Failure> {
+    if args.over.is_none() {
+        return Ok(());
+    }
+    let why = "-over needs runtime events, which only OCaml 5 has; `latency -gc minor,slice,major -over` shows long calls of the collector's functions";
+    Err(Failure::Usage(UsageError::new(Some("gc"), why)))
+}
+
+/// Warns of functions that are left out, as they cannot be timed.
+fn warn_of_left_out(why: &Error, messages: &Messages) {
+    messages.warning(
+        WarningKind::Uncounted,
+        &format!("not all of the collector is timed: {why}"),
+        "the figures are those of the other functions",
+    );
+}
+
+/// The names of the functions that are timed, each with what it does.
+struct TimedFunctions(Vec<(String, CollectorWork)>);
+
+impl TimedFunctions {
+    /// Finds those that a program has; `None` if it has none.
+    fn find(functions: &Functions) -> Option<TimedFunctions> {
+        let mut timed = Vec::new();
+        for work in WORK {
+            let selector = [FunctionSelector::Collector(work)];
+            let found = functions.select(&selector).unwrap_or_default();
+            let names = found.iter().filter_map(|it| it.name());
+            timed.extend(names.map(|name| (name.text, work)));
+        }
+        (!timed.is_empty()).then_some(TimedFunctions(timed))
+    }
+
+    fn observation(&self) -> Observation {
+        self.0.iter().fold(
+            // The time of each without that of the others in it.
+            Observation::new().self_times(),
+            |all, (_, work)| all.time_functions(FunctionSelector::Collector(*work)),
+        )
+    }
+
+    /// Leaves out the functions that cannot be timed, as `error` says; returns whether others are left, and these are fewer.
+    fn leave_out(&mut self, error: &Error) -> bool {
+        let ErrorKind::Function(FunctionError::NonePossible { refused }) = error.kind() else {
+            return false;
+        };
+        let before = self.0.len();
+        self.0
+            .retain(|(name, _)| !refused.iter().any(|(other, _)| other == name));
+        !self.0.is_empty() && self.0.len() < before
+    }
+
+    /// Prints what their calls add up to, when the observation is over, and at the intervals of `args`.
+    fn report(
+        &self,
+        args: &Args,
+        target: &Target,
+        active: ActiveObservation<'_>,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let report = |latencies: &[FunctionLatency], seconds: Duration| {
+            let phases = latencies.iter().filter_map(|function| {
+                let found = self.0.iter().find(|(name, _)| name == function.name())?;
+                Some((found.1.word(), function))
+            });
+            let phases: Vec<_> = phases.collect();
+            GcReport::of_functions(target.pid(), target.program(), seconds, &phases)
+        };
+        let display = Display {
+            interval: args.interval,
+            table: None,
+        };
+        let mut shown_last = None;
+        let mut outcome = active.run(
+            display,
+            |observer| observer.function_latencies(),
+            |shown, interruptible| {
+                let text = report(&shown.reading, shown.at)
+                    .so_far()
+                    .text(output.format)?;
+                shown_last = Some((shown.reading, shown.at));
+                interruptible.write(&text)
+            },
+        );
+        let lasted = outcome.lasted;
+        let latencies = match outcome.observed.take() {
+            Some(report) => Some((report.function_latencies, lasted)),
+            None => outcome.last.take().or(shown_last),
+        };
+        if let Some((latencies, seconds)) = latencies {
+            outcome.print(output, report(&latencies, seconds).text(output.format));
+            let lost: u64 = latencies.iter().map(FunctionLatency::lost).sum();
+            if lost > 0 && outcome.was_read {
+                output.messages.warning(
+                    WarningKind::LostCalls,
+                    &format!("{lost} calls were not recorded: the figures are those of the others"),
+                    "`latency -gc minor,slice,major` says of which functions",
+                );
+            }
+        }
+        outcome.finish(&output.messages)
+    }
 }

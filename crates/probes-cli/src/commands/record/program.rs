@@ -20,9 +20,7 @@ use crate::commands::failed::{Failed, report_failures};
 use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::{self, warn_of_still_mapped};
 use crate::commands::opened_events::OpenedEvents;
-use crate::commands::program_with_events::{
-    AwaitedEvents, EventsFolder, ProgramWithEvents, refuse_ocaml_4,
-};
+use crate::commands::program_with_events::{AwaitedEvents, EventsFolder, ProgramWithEvents};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
 use crate::commands::until_exit::wait_and_record;
 use crate::commands::wait::Wait;
@@ -60,11 +58,11 @@ fn with_events(
     program: &Path,
     arguments: &[OsString],
 ) -> Result<ExitCode, Failure> {
-    refuse_ocaml_4(program)?;
     let file = file.create()?;
-    let started = ProgramWithEvents::start(program, arguments)?;
+    let output = args.output.open_stderr();
+    let started = ProgramWithEvents::start(program, arguments, &output.messages)?;
     let pid = started.pid();
-    let output = args.output.open_stderr().with_pid(pid);
+    let output = output.with_pid(pid);
     let mut recording = Recording::new(args, &output, (pid, &started.path()), file);
     let read = match Target::open_any(pid) {
         Ok(target) => recording.read_events(&target, |_, signals| {
@@ -91,8 +89,9 @@ fn observed(
     let wait_failure = |source| Failure::System("wait for the program", source);
     // Before the program is started, because it may fail.
     let wait = Wait::prepare().map_err(wait_failure)?;
-    let folder = args.recorded.gc.then(|| EventsFolder::make(program));
-    let folder = folder.transpose()?;
+    let output = args.output.open_stderr();
+    let make_folder = || EventsFolder::make(program, &output.messages);
+    let folder = args.recorded.gc.then(make_folder).transpose()?;
     let file = file.create()?;
     let mut command = Command::new(program);
     command.args(arguments);
@@ -107,7 +106,7 @@ fn observed(
     let mut launched =
         launched.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
     let pid = launched.report().pid;
-    let output = args.output.open_stderr().with_pid(pid);
+    let output = output.with_pid(pid);
     let messages = &output.messages;
     messages.step(format_args!(
         "started {} as process {pid}",
