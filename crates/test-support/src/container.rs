@@ -25,7 +25,7 @@ impl Container {
         container
     }
 
-    /// The outside path of a path inside.
+    /// Returns the path, outside of the container, of what has the path `there` inside.
     pub fn path(&self, there: &Path) -> PathBuf {
         self.0.path().join(there.strip_prefix("/").unwrap_or(there))
     }
@@ -51,7 +51,7 @@ impl Container {
     }
 }
 
-/// A command that runs its arguments in new namespaces, which end with it.
+/// A command that runs its arguments in new user, mount and pid namespaces. If it is killed, so is what it runs.
 pub fn unshare() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "--pid"]);
@@ -68,7 +68,7 @@ pub fn enter(pid: i32) -> Command {
     command
 }
 
-/// The process that `unshare` has started.
+/// Waits until process `pid`, such as `unshare`, has started a program, and returns the pid of that.
 pub fn only_child(pid: i32) -> i32 {
     eventually("the program is started", || {
         process::children(pid).first().copied()

@@ -1,4 +1,4 @@
-//! The measured costs of observing hits for which there is a goal, next to the goal.
+//! The goals for what observing a hit may cost, each next to what was measured.
 
 use probes_lib::Action;
 
@@ -15,15 +15,16 @@ const MAX_LATENCY_PS: f64 = 20e3;
 const MAX_LATENCY_BY_KEY_PS: f64 = 40e3;
 const MAX_WATCH_PS: f64 = 25e3;
 
-/// bpftrace has to add at least that many times as much as `count`.
+/// bpftrace has to add at least this many times as much as `count`.
 const MIN_BPFTRACE_RATIO: f64 = 50.0;
 
 /// The least number of hits to be counted, and of pairs to be timed, in a second.
 const MIN_HITS_PER_SECOND: u64 = 50_000_000;
 const MIN_PAIRS_PER_SECOND: u64 = 5_000_000;
 
-/// The longest stop time allowed to install or to remove an observation, with `SITES` sites.
+/// The number of sites for which stop times have a goal.
 const SITES: u64 = 10_000;
+/// The longest stop time allowed to install or to remove an observation of so many sites, in nanoseconds.
 const STOP_NS: u64 = 10_000_000;
 
 pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result<String> {

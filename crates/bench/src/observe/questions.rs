@@ -1,5 +1,5 @@
-//! What questions asked at each hit cost: filters, keys, histograms; and the same question asked by bpftrace, at the same site of the same
-//! process.
+//! What it costs to ask a question of each hit: a filter, keys, a histogram. bpftrace is asked the same, at the same
+//! site of the same process.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::observe::others::{self, AddedTime};
 use crate::observe::workload::{Kind, Workload};
 use crate::stats::Samples;
 
-/// A question, and what it costs.
+/// What a question costs.
 pub(crate) struct Answer {
     what: &'static str,
     /// The most that it may add to a hit, or to an event, in picoseconds.
@@ -21,13 +21,13 @@ pub(crate) struct Answer {
     bpftrace: AddedTime,
 }
 
-/// A question.
+/// What is asked of each hit, as an observation and as a script for bpftrace.
 struct Question {
     what: &'static str,
     goal: f64,
     kind: Kind,
     observation: Observation,
-    /// The script for bpftrace, in which `@P` is the file, a colon and the provider.
+    /// The script for bpftrace, in which `@P` stands for `FILE:PROVIDER`.
     script: &'static str,
 }
 

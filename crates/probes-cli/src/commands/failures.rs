@@ -4,8 +4,8 @@ use crate::failure::Failure;
 use crate::flags::TargetSelection;
 use crate::messages::Messages;
 
-/// The failures of the processes that a command works on. If it works on a single process, the
-/// failure of that process is the failure of the command.
+/// The failures of the processes that a command works on. If it works on a single process, given by its
+/// pid, the failure of that process is the failure of the command.
 pub(super) struct Failures {
     total: usize,
     /// Whether messages and answers say which process they are about.
@@ -15,7 +15,7 @@ pub(super) struct Failures {
 }
 
 impl Failures {
-    /// Processes that are selected by name are named even if there is only one: so what is
+    /// If processes are selected by name, the pid is shown even if there is only one, so that what is
     /// printed has the same form for any number of processes.
     pub(super) fn new(selection: &TargetSelection, total: usize, messages: Messages) -> Failures {
         Failures {
@@ -31,7 +31,7 @@ impl Failures {
         self.shows_pid
     }
 
-    /// The messages about one of the processes.
+    /// Returns what writes messages about one of the processes.
     pub(super) fn messages(&self, pid: i32) -> Messages {
         if self.shows_pid {
             self.messages.about(pid)
@@ -53,7 +53,7 @@ impl Failures {
         result.map_err(|failure| self.add(pid, failure)).ok()
     }
 
-    /// Whether no process is without a failure.
+    /// Whether every process has failed.
     pub(super) fn are_of_all(&self) -> bool {
         self.list.len() >= self.total
     }

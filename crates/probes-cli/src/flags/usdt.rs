@@ -1,10 +1,10 @@
-//! USDT probes of other providers as arguments: by globs for provider and name.
+//! USDT probes as arguments: globs for providers and names.
 
 use probes_lib::{FunctionSelector, Generation, Glob};
 
 use super::checked::each_once;
 
-// Some USDT probes.
+// USDT probes of other providers than OCaml's.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UsdtFlags {
     /// Observe USDT probes of C and others: globs PROVIDER:NAME
@@ -20,7 +20,7 @@ struct UsdtArgument {
 }
 
 impl UsdtFlags {
-    /// The probes, each glob once.
+    /// Returns the selectors of the probes; refuses a glob that is given twice.
     pub(crate) fn selectors(self) -> Result<Vec<FunctionSelector>, String> {
         let globs = self.globs.into_iter();
         let (typed, globs): (Vec<String>, Vec<Glob>) = globs.map(|it| (it.typed, it.glob)).unzip();
@@ -29,7 +29,7 @@ impl UsdtFlags {
     }
 }
 
-/// Some providers of USDT probes.
+/// The providers whose USDT probes are listed.
 #[derive(Clone, Debug)]
 pub(crate) struct ProviderArgument {
     /// `None` for all.
@@ -68,7 +68,7 @@ fn glob(typed: &str) -> Result<Glob, String> {
     glob.map_err(|error| format!("\"{typed}\" is {error}"))
 }
 
-/// Reads a glob.
+/// Reads a glob `PROVIDER:NAME`; refuses the providers of OCaml.
 fn usdt(typed: &str) -> Result<UsdtArgument, String> {
     let typed = typed.trim();
     let Some((provider, name)) = typed.split_once(':') else {
@@ -85,7 +85,7 @@ fn usdt(typed: &str) -> Result<UsdtArgument, String> {
     Ok(UsdtArgument { typed, glob })
 }
 
-/// Reads the name of a USDT probe, which is no pattern.
+/// Reads the name of one USDT probe, `PROVIDER:NAME`; refuses globs.
 pub(super) fn usdt_probe(typed: &str) -> Result<Glob, String> {
     let UsdtArgument { typed, glob } = usdt(typed)?;
     if typed.contains(['*', '?', '[']) {

@@ -1,4 +1,4 @@
-//! What can be wrong with the memory of a process. Each text names the process.
+//! What can be wrong with the memory of a process. Each message names the process.
 
 use std::fmt;
 use std::io;
@@ -40,7 +40,7 @@ pub enum MemoryError {
         /// The address.
         address: LiveAddr,
     },
-    /// Nothing is mapped at the address where, by the file and the process's maps, this part is.
+    /// This part is not mapped, or its object is not mapped as a whole: it was unloaded, or is being loaded.
     #[error("{}", self.with_subject("it"))]
     NotMapped {
         /// What should be there.
@@ -64,16 +64,16 @@ pub enum MemoryError {
         /// The object.
         object: PathBuf,
     },
-    /// The kernel lets only tracers write to code.
+    /// The kernel lets only a tracer write to code, so it cannot be patched without a stop.
     #[error("{}", self.with_subject("it"))]
     LiveRefused,
-    /// The program's text lies on 1 GiB pages.
+    /// The program's code is on pages of 1 GiB, which the kernel copies whole at the first write.
     #[error("{}", self.with_subject("it"))]
     GigaText,
 }
 
 impl MemoryError {
-    /// The text; `subject` is the process.
+    /// Returns the message, in which `subject` names the process.
     pub(super) fn with_subject(&self, subject: &str) -> String {
         match self {
             MemoryError::Read {

@@ -1,4 +1,4 @@
-//! What an error is about.
+//! [`Subject`]: the process, thread, file or program that an error is about.
 
 use std::fmt;
 use std::path::PathBuf;

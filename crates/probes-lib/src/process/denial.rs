@@ -15,7 +15,7 @@ use crate::sys::ptrace;
 /// The name of our threads that trace a process for a short time only.
 pub(crate) const TRACER_NAME: &str = "probes-tracer";
 
-/// `CAP_SYS_PTRACE` of capability.h.
+/// `CAP_SYS_PTRACE` of capability.h, as a bit of a capability set.
 const CAP_SYS_PTRACE: u64 = 1 << 19;
 
 /// Returns the error for an `operation` on a process that failed with `errno`.
@@ -36,7 +36,7 @@ pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Er
     }
 }
 
-/// The same for a failed call of the standard library.
+/// Same as [`error`], for a failed call of the standard library.
 pub(crate) fn denied_or_exited(
     process: &Process,
     operation: Operation,
@@ -74,7 +74,8 @@ pub(crate) fn followed_by_other_user(process: &Process, tracer: i32) -> Error {
     })
 }
 
-/// The same for any reason, which is given the pid and the name of the tracer's process.
+/// Returns the error for a process that its follower, of which `tracer` is a thread, does not lend. `why` is passed
+/// the pid and the name of the follower.
 fn not_lent(process: &Process, tracer: i32, why: impl FnOnce(i32, String) -> Denial) -> Error {
     let status_of = |tid| Process::open(tid).ok()?.status().ok();
     let tracer = status_of(tracer).map_or(tracer, |status| status.tgid);
@@ -119,8 +120,8 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
     })
 }
 
-/// What the kernel checks before it lets us read or trace a process, each by itself. What one check says holds
-/// only if those before it find nothing.
+/// What the kernel checks before it lets us read or trace a process: one method for each check, in the order in which
+/// they are to be asked. What one finds is the reason only if those before it find nothing.
 pub(crate) struct AccessChecks<'p> {
     process: &'p Process,
     theirs: Status,
@@ -148,7 +149,7 @@ impl AccessChecks<'_> {
         (self.theirs.tracer != 0).then(|| by_tracer(self.theirs.tracer))
     }
 
-    /// A seccomp filter of ours.
+    /// A seccomp filter on our own process that forbids ptrace.
     pub(crate) fn filter(&self) -> Option<Denial> {
         ptrace::is_filtered().then_some(Denial::Seccomp)
     }
@@ -167,7 +168,8 @@ impl AccessChecks<'_> {
         is_denied.then(|| add_incapable(Denial::OtherUser { uid, name: name() }, &self.ours))
     }
 
-    /// "The caller's permitted capability set is a superset of the target's."
+    /// "The caller's capabilities are a superset of the target process's permitted capabilities": to trace it, the
+    /// caller's permitted ones count.
     pub(crate) fn capabilities(&self) -> Option<Denial> {
         let has_more = self.theirs.permitted & !self.ours.permitted != 0;
         let is_denied = !self.is_privileged && has_more;
@@ -197,7 +199,7 @@ pub(crate) fn is_ptracer(status: &Status) -> bool {
     status.effective & CAP_SYS_PTRACE != 0
 }
 
-/// Returns whether a process may have `CAP_SYS_PTRACE` at all: not in many containers.
+/// Returns whether a process can get `CAP_SYS_PTRACE` at all: in many containers, none can.
 pub(crate) fn may_be_ptracer(status: &Status) -> bool {
     status.bounding & CAP_SYS_PTRACE != 0
 }
@@ -231,8 +233,8 @@ pub(crate) fn own_status() -> Status {
     own.and_then(|own| own.status().ok()).unwrap_or_default()
 }
 
-/// Returns whether the process is in another user namespace, by its maps of ids, which nearly always
-/// differ: reading the link of the namespace takes the permission that was denied.
+/// Returns whether the process is in another user namespace than ours. Compares the maps of ids, which nearly always
+/// differ then, because reading the link of the namespace takes the permission that was denied.
 fn is_in_other_user_namespace(process: &Process) -> bool {
     let differ = |theirs: io::Result<Vec<u8>>, ours: io::Result<Vec<u8>>| matches!((theirs, ours), (Ok(theirs), Ok(ours)) if theirs != ours);
     differ(process.read("uid_map"), fs::read("/proc/self/uid_map"))

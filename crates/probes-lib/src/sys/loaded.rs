@@ -16,8 +16,8 @@ struct LockedCall<'w, T> {
     result: Option<Result<T, Box<dyn Any + Send>>>,
 }
 
-/// Calls `work` once, while no other thread can load or unload an object: within dl_iterate_phdr(3),
-/// during which glibc holds the lock that dlclose(3) takes to unmap. (musl never unmaps.)
+/// Calls `work` once, while no other thread can unload an object: within dl_iterate_phdr(3), during
+/// which glibc holds the lock that dlclose(3) takes to unmap. (musl never unmaps.)
 pub(crate) fn while_nothing_is_unloaded<T>(mut work: impl FnMut() -> T) -> T {
     let mut call = LockedCall {
         work: &mut work,
@@ -47,8 +47,8 @@ unsafe extern "C" fn run<T>(_object: *mut dl_phdr_info, _len: usize, call: *mut 
     1
 }
 
-/// Returns the load bias of each object that is loaded completely: not of those that are being mapped,
-/// nor of those of another namespace than ours (dlmopen(3)).
+/// Returns the load bias of each object that is mapped completely, except those in another namespace of
+/// the loader than ours (dlmopen(3)).
 pub(crate) fn load_biases() -> Vec<LoadBias> {
     let mut loaded: Vec<LoadBias> = Vec::new();
     // SAFETY: `add` has the required type and casts the pointer back to the type of `loaded`, which

@@ -14,7 +14,7 @@ use crate::output::{
     self, FunctionSources, KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion,
 };
 
-/// Observes until the end, and prints the histograms.
+/// Shows the histograms of one process until the observation is over, then prints the final ones.
 pub(super) fn run(
     asked: KeyedQuestion<'_>,
     active: ActiveObservation<'_>,
@@ -23,7 +23,7 @@ pub(super) fn run(
     picture_file: Option<PictureFile>,
     output: &Output,
 ) -> Result<(), Failure> {
-    // If its functions cannot be read (it may have exited meanwhile), its callers are not named.
+    // If the functions of the process cannot be read (it may have exited meanwhile), callers are not named.
     let functions = asked
         .by
         .has_caller()
@@ -79,7 +79,7 @@ pub(super) fn run(
     outcome.finish(&output.messages)
 }
 
-/// Observes several processes until the end, and prints their histograms together.
+/// Same as [`run`], for several processes together.
 pub(super) fn run_of_several(
     asked: KeyedQuestion<'_>,
     active: SeveralObservations<'_>,
@@ -90,7 +90,7 @@ pub(super) fn run_of_several(
     let reporter = KeyedReporter {
         output,
         asked,
-        // Left empty: the same address is another function in each process.
+        // Not needed: `-by caller` is refused for several processes.
         sources: FunctionSources::default(),
     };
     let of_all = |each: &[_]| KeyedHistogramReading::of_processes(each, asked.by.has_pid());

@@ -1,20 +1,20 @@
 //! The slots of a pair, each of which belongs to a thread, as offsets. Pure.
 
-/// Slots of a pair.
+/// The number of slots of a pair.
 pub(crate) const SLOTS: u64 = 1 << SLOT_BITS;
 pub(crate) const SLOT_BITS: u32 = 10;
 /// How many slots a thread tries, from the one that its hash selects. The table has this many extra
-/// slots at its end, so that a thread need not wrap around.
+/// slots at its end, so that the search need not wrap around.
 pub(crate) const SLOTS_TRIED: u64 = 16;
 /// Binary logarithm of the bytes of a slot.
 pub(crate) const SLOT_LEN_BITS: u32 = 11;
 pub(crate) const SLOT_LEN: u64 = 1 << SLOT_LEN_BITS;
 
-/// The fields of a slot, eight bytes each.
+/// The fields of a slot, eight bytes each unless they say otherwise.
 pub(crate) mod slot {
     /// The thread that owns it: the address of its control block.
     pub(crate) const OWNER: u64 = 0;
-    /// The id of its thread.
+    /// The thread id of the owner: a later thread may have the same control block.
     pub(crate) const TID: u64 = 8;
     /// How many starts wait for their stop.
     pub(crate) const DEPTH: u64 = 16;
@@ -30,35 +30,39 @@ pub(crate) mod slot {
     pub(crate) const MAX: u64 = 56;
     /// The innermost starts that wait for their stop; each entry is a depth and a time.
     pub(crate) const STARTS: u64 = 64;
-    /// Set in the depth of a start that a filter leaves out: so its stop does not end another one.
+    /// Set in the depth of a start that a filter leaves out, and that is kept so that its stop does not end another.
     pub(crate) const LEFT_OUT_BIT: u32 = 63;
     /// How many starts are kept, a power of two.
     pub(crate) const STARTS_KEPT: u64 = 64;
-    /// Of each of these starts, four bytes each: its frame, as [`Frame`](crate::observe::frame::Frame) says, and the
-    /// low half of its first argument.
+    /// For each of these starts, its frame ([`Frame`](crate::observe::frame::Frame)) and the low half of its first
+    /// argument, four bytes each.
     pub(crate) const MARKS: u64 = STARTS + STARTS_KEPT * 16;
-    /// Stops that end a start after a later one in the same frame was ended: if their first arguments are not
-    /// known, if these are the same number, and if that of the stop is the number of another start.
+    /// Stops that end a start after a later start in the same frame was ended, if numbers do not tell which start is
+    /// theirs. A number is a first argument that is an OCaml int.
     pub(crate) const SAME_FRAME: u64 = MARKS + STARTS_KEPT * 8;
+    /// The same, if the number of the stop is that of the start that it ends.
     pub(crate) const SAME_FRAME_OWN: u64 = SAME_FRAME + 8;
+    /// The same, if the number of the stop is that of another start.
     pub(crate) const SAME_FRAME_OTHER: u64 = SAME_FRAME + 16;
-    /// Stops whose first argument is not the number of the start that they end, but that of another start, or
-    /// of none that is known.
+    /// Stops whose number is that of another start than the one that they end, unless their frame shows that this one
+    /// is theirs.
     pub(crate) const OTHER_NUMBER: u64 = SAME_FRAME + 24;
+    /// The same, if the number of the stop is that of no start in [`NUMBERS`].
     pub(crate) const UNKNOWN_NUMBER: u64 = SAME_FRAME + 32;
-    /// Starts whose number is that of an earlier start, which no stop of this number has ended: numbers that
+    /// Starts with the number of an earlier start, if no stop with this number has ended that one: numbers that
     /// distinguish events are not used twice.
     pub(crate) const REPEATED_NUMBER: u64 = SAME_FRAME + 40;
-    /// Stops in the frame of another start that waits.
+    /// Stops in the frame of an earlier start that waits, if that is no caller's frame of the last start's.
     pub(crate) const OTHER_FRAME: u64 = SAME_FRAME + 48;
-    /// Stops while the start before the one that they end waits in the same frame, and may be theirs.
+    /// Stops that may belong to the start before the one that they end: it waits in the frame of that one, or of the
+    /// stop.
     pub(crate) const DOUBTFUL: u64 = SAME_FRAME + 56;
     /// The first arguments of the latest starts, four bytes each, at a place that the number selects.
     pub(crate) const NUMBERS: u64 = SAME_FRAME + 64;
     pub(crate) const NUMBERS_KEPT: u64 = 64;
-    /// Of pairs by key: starts whose key was that of a start that waited, which they replace.
+    /// Of pairs by key: starts that replaced one of the same key that waited.
     pub(crate) const REPLACED_STARTS: u64 = NUMBERS + NUMBERS_KEPT * 4;
-    /// Starts for which there was no room.
+    /// Of pairs by key: starts for which the bucket of their key had no free slot.
     pub(crate) const STARTS_WITHOUT_ROOM: u64 = REPLACED_STARTS + 8;
     /// Starts and stops for which an expression has no answer.
     pub(crate) const UNTYPED: u64 = REPLACED_STARTS + 16;
