@@ -60,7 +60,7 @@ typedef struct ProbesState {
    */
   int32_t state;
   /**
-   * Its counter: how many times it was enabled minus how many times it was disabled.
+   * Its counter, the smallest if it has several: how many enables are in effect, of this program and of tools.
    */
   uint16_t counter;
 } ProbesState;

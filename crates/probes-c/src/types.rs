@@ -19,7 +19,7 @@ pub struct ProbesState {
     pub name: *const c_char,
     /// PROBES_DISABLED, PROBES_ENABLED or PROBES_INCONSISTENT.
     pub state: i32,
-    /// Its counter: how many times it was enabled minus how many times it was disabled.
+    /// Its counter, the smallest if it has several: how many enables are in effect, of this program and of tools.
     pub counter: u16,
 }
 

@@ -33,9 +33,11 @@ pub use runtime_events::RuntimeEventsError;
 pub use subject::Subject;
 pub use system::{Operation, SystemError};
 
-/// What calls that a follower is to make fail with, and with nothing else: it does not lend the process any more
-/// ([`ProcessError::FollowerLost`]), or does not answer ([`ProcessError::FollowerSilent`]).
+/// A ptrace call or write that the follower was to make fails with this if the follower does not lend the process any
+/// more ([`ProcessError::FollowerLost`]). It fails with it for no other reason.
 pub(crate) const FOLLOWER_LOST: Errno = Errno::ENOTCONN;
+
+/// The same if the follower does not answer ([`ProcessError::FollowerSilent`]).
 pub(crate) const FOLLOWER_SILENT: Errno = Errno::EHOSTDOWN;
 
 /// The result of this crate's functions.
@@ -145,12 +147,12 @@ impl ErrorKind {
 /// What a failed call has done to the process or program it was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing: the call does not change anything, or the process has exited.
+    /// Nothing: the call does not change anything, or the process has exited or executed a new program.
     None,
     /// Nothing: it failed before the first write.
     NothingChanged,
-    /// Bytes were written, and restored. Every thread was stopped meanwhile, unless the process was
-    /// changed without a stop.
+    /// Bytes were written, and restored. In an update, every thread was stopped meanwhile, unless the update was made
+    /// without a stop.
     Restored,
     /// All probes are as they were, but memory of an observation may stay mapped, which does no harm;
     /// [`Target::clean`](crate::Target::clean) unmaps it.
@@ -185,7 +187,7 @@ impl Error {
         Error::new(Subject::Program(program.into()), kind)
     }
 
-    /// A failed system call on a process: the one place that turns ESRCH into "exited".
+    /// Returns the error for a failed system call on a process; ESRCH means that it has exited.
     pub(crate) fn of_call(pid: i32, operation: Operation, source: io::Error) -> Error {
         match source.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ESRCH) => Error::of_process(pid, ProcessError::Exited),
@@ -223,7 +225,7 @@ impl Error {
         source: io::Error,
     ) -> Error {
         match (source.kind(), source.raw_os_error().map(Errno::from_raw)) {
-            // ESRCH: the thread through which it was to be written was killed while it was stopped.
+            // ESRCH: the thread through which the memory was to be written was killed while it was stopped.
             (io::ErrorKind::UnexpectedEof, _) | (_, Some(Errno::ESRCH)) => {
                 Error::of_process(pid, ProcessError::Exited)
             }
@@ -335,7 +337,7 @@ impl Error {
         )
     }
 
-    /// Why a process may not be traced or read, if that is the error ([`ProcessError::Denied`]).
+    /// Why a process may not be traced, read or updated, if that is the error ([`ProcessError::Denied`]).
     pub fn denial(&self) -> Option<&Denial> {
         match self.kind() {
             ErrorKind::Process(ProcessError::Denied { denial, .. }) => Some(denial),

@@ -5,7 +5,7 @@
 //! plan               which points, and the role of each             plan, point, functions
 //! layout             the memory it takes, at which addresses        layout/, placement
 //! code               the trampolines                                trampoline/
-//! install            stop ─▶ map ─▶ write ─▶ patch ─▶ resume        install/, inject/
+//! install            stop ─▶ map ─▶ write ─▶ patch ─▶ resume        install/, crate::inject
 //! read               counts, times, events, while it is installed   read/
 //! remove             stop ─▶ restore ─▶ wait ─▶ unmap ─▶ resume     install/remove
 //! ```

@@ -1,14 +1,14 @@
 //! How many arguments functions of OCaml have: from the closures in the static data of a program.
 //!
 //! ```text
-//! closure   +0 code    of one argument: the function
+//! closure   +0 code    with one argument: the function
 //!           +8 info    how many arguments, in the upper byte (from OCaml 4.12 on) or as an int
-//! closure   +0 code    of several: caml_curryN, or caml_tuplifyN for those of a tuple
+//! closure   +0 code    with several: caml_curryN, or caml_tuplifyN if they are a tuple
 //!           +8 info    N, or -N
 //!          +16 code    the function                                (emit_closure, asmcomp/cmm_helpers.ml)
 //! ```
 //!
-//! A function that uses variables of an outer one has no static closure. Of these nothing is known here.
+//! A function that uses variables of an outer one has no static closure, and is not found here.
 
 use std::collections::HashMap;
 
@@ -22,10 +22,11 @@ const CHUNK: usize = 1 << 20;
 
 const WORD: usize = 8;
 
-/// More arguments than this, no function has.
+/// No function has more arguments than this.
 const MOST: i64 = 126;
 
-/// The functions through which those of several arguments are called if fewer are applied, or a tuple.
+/// The functions `caml_curryN` and `caml_tuplifyN`, which are the code of closures with several arguments; and the
+/// arity that each is for, negative for a tuple.
 #[derive(Default)]
 pub(crate) struct Currying(HashMap<LiveAddr, i64>);
 
@@ -91,7 +92,7 @@ impl Currying {
             if these < CHUNK {
                 break;
             }
-            // A closure may reach over the end.
+            // A closure may continue in the next chunk.
             at = at.plus((CHUNK - 2 * WORD) as u64);
         }
         Ok(())
@@ -116,7 +117,7 @@ impl Currying {
     }
 }
 
-/// Returns the arity that the word behind a code address says: negative, if the arguments are a tuple.
+/// Returns the arity that the word after a code address says: negative if the arguments are a tuple.
 fn arity(info: u64) -> Option<i64> {
     let high = info as i64 >> 56;
     let arity = if high == 0 || high == -1 && info as i64 >> 1 >= -MOST {
@@ -165,7 +166,7 @@ mod tests {
             assert_eq!(found(&[0, FUNCTION, info(1), 0]), Some(1));
             assert_eq!(found(&[0, CURRY_3, info(3), FUNCTION]), Some(3));
             assert_eq!(found(&[0, TUPLIFY_2, info(-2), FUNCTION]), Some(2));
-            // Other numbers than their functions, and no closure.
+            // The arity is not that of `caml_curry3`; the code is no `caml_curryN`.
             assert_eq!(found(&[0, CURRY_3, info(2), FUNCTION]), None);
             assert_eq!(found(&[0, FUNCTION, info(3), FUNCTION]), None);
         }

@@ -1,5 +1,5 @@
-//! [`PartOwners`]: which function each part belongs to that the compiler has moved away (`.cold`): the one that jumps
-//! there, directly or through a table, or that the part jumps back to.
+//! [`PartOwners`]: the functions to which parts belong that the compiler has moved away (`.cold`). The owner of a part
+//! jumps to it, directly or through a table, or is what the part jumps back to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,27 +9,28 @@ use crate::address::CodeRange;
 /// Which functions the parts belong to; parts are named by their starts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartOwners {
-    /// A part, and an address of the function: its start if it jumps to the part, or what the part jumps to.
+    /// A part, and an address of its owner: its start if it jumps to the part, or where the part jumps to.
     by_jump: BTreeSet<(u64, u64)>,
-    /// The same pairs.
+    /// The same pairs, with the address first.
     parts: BTreeSet<(u64, u64)>,
-    /// By the start of a function, its end, and the parts that its tables have labels in.
+    /// By the start of a function: its end, and the parts that its jump tables lead to.
     by_table: BTreeMap<u64, (u64, BTreeSet<u64>)>,
-    /// The function whose tables have labels in a part; `None` if there are several.
+    /// The function whose jump tables lead to a part; `None` if there are several.
     of_table: BTreeMap<u64, Option<u64>>,
-    /// The function that jumps to a part; `None` if there are several.
+    /// The function that jumps to a part; `None` if there are several, or if it overlaps another function.
     of_jump: BTreeMap<u64, Option<u64>>,
 }
 
 impl PartOwners {
-    /// Adds a jump to a part, from a function at this address; `is_alone` if it overlaps no other one.
+    /// Adds a jump to a part, from the function at this address; `is_alone` if that overlaps no other function.
     pub(super) fn add_jump(&mut self, part: CodeRange, function: u64, is_alone: bool) {
         self.add_jump_back(part, function);
         let owner = self.of_jump.entry(part.start.0).or_insert(Some(function));
         *owner = owner.filter(|it| *it == function && is_alone);
     }
 
-    /// Returns whether several functions jump to a part: its exits would be those of each.
+    /// Returns whether several functions jump to a part, or may do so because they overlap: its exits would be those of
+    /// each.
     pub(super) fn is_shared(&self, part: CodeRange) -> bool {
         self.of_jump.get(&part.start.0) == Some(&None)
     }
@@ -40,7 +41,7 @@ impl PartOwners {
         self.parts.insert((address, part.start.0));
     }
 
-    /// Adds a table of a function with a label in a part.
+    /// Adds an entry of a function's jump table that leads to a part.
     pub(super) fn add_label(&mut self, part: CodeRange, function: &Range<u64>) {
         let (part, start) = (part.start.0, function.start);
         let new = || (function.end, BTreeSet::new());
@@ -59,8 +60,8 @@ impl PartOwners {
         self.by_table.contains_key(&function.start) || self.parts.range(pairs).next().is_some()
     }
 
-    /// Returns the parts that the function at an address jumps to through tables; `None` if they may be those of another
-    /// one: a table may have been read beyond its end.
+    /// Returns the parts that the function at an address jumps to through tables; `None` if one of them may belong to
+    /// another function, because a table may have been read beyond its end.
     pub(super) fn by_table(&self, address: u64) -> Option<Vec<u64>> {
         let before = self.by_table.range(..=address).next_back();
         let Some((&start, (end, labelled))) = before.filter(|(_, (end, _))| address < *end) else {

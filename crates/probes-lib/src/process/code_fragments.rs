@@ -1,7 +1,8 @@
-//! [`CodeFragments`]: the table in which the OCaml runtime keeps the code of a process, with a digest of
-//! each part. Marshal identifies the code of a closure by that digest (`Marshal.Closures`).
+//! [`CodeFragments`]: the table in which the OCaml runtime registers the parts of a process's code, with a digest of
+//! each. Marshal identifies the code of a closure by that digest (`Marshal.Closures`).
 //!
 //! ```text
+//! OCaml        symbol                      table                        fields of a fragment
 //! 4.11         caml_code_fragments_table   array of pointers            start, end, digest, computed
 //! 4.12 - 4.14  code_fragments_by_pc        skip list, by start          start, end, number, digest, status
 //! 5.0          code_fragments_by_pc        lock-free skip list          the same
@@ -44,7 +45,8 @@ enum TableKind {
     Array,
     /// `struct skiplist { struct skipcell * forward[NUM_LEVELS]; int level; }`
     SkipList,
-    /// `struct lf_skiplist { struct lf_skipcell *head, *tail; uintnat search_level; struct lf_skipcell *garbage; }`
+    /// `struct lf_skiplist { struct lf_skipcell *head, *tail; uintnat search_level;
+    /// struct lf_skipcell *garbage_head; }`
     LockFree,
 }
 
@@ -66,10 +68,11 @@ struct Layout {
     len: usize,
     digest: usize,
     status: Field,
-    /// The values of the status: not computed, computed.
+    /// The status of a digest that is not computed yet.
     later: u32,
+    /// That of one that is computed.
     provided: u32,
-    /// Not computed ever.
+    /// That of one that is never computed, if there is such a status.
     ignore: Option<u32>,
 }
 
@@ -156,20 +159,19 @@ pub(crate) struct CodeFragments {
     at: LiveAddr,
     /// Where the runtime's own code begins, whose digest is never computed.
     system_code: Option<LiveAddr>,
-    /// The functions that compute a digest of a fragment: no thread is to be in them while it is written.
+    /// The functions that compute a digest: no thread is to be in them while one is written.
     pub(crate) computing: Vec<Range<u64>>,
 }
 
 impl CodeFragments {
-    /// Finds the table by the symbols of the file that the runtime is in; `None` if it is not in this one, or
-    /// the file has no symbols.
+    /// Finds the table by the symbols of a file; `None` if the runtime is not in this file, or it has no symbols.
     ///
     /// # Errors
     ///
-    /// If it has a table of which the layout is unknown.
+    /// If the file has a table of unknown layout.
     pub(crate) fn of(elf: &ElfFile, bias: LoadBias) -> Option<Result<CodeFragments, UnknownTable>> {
         let symbols = elf.symbols(SymbolTable::Static).ok()??;
-        // Both tables have it in their names; most files have neither.
+        // The symbols of both tables contain this; most files have neither.
         symbols.has_name_with("code_fragments").then_some(())?;
         let found = symbols.find([
             "caml_code_fragments_table",
@@ -235,7 +237,7 @@ impl CodeFragments {
             .filter_map(|&layout| self.parse(memory, &places, layout));
         match (found.next(), found.next()) {
             (Some(fragments), None) => Ok(fragments),
-            // If there are none, the layouts do not differ.
+            // An empty table fits every layout.
             (Some(fragments), Some(_)) if fragments.is_empty() => Ok(fragments),
             _ => Err(UnknownTable),
         }
@@ -285,7 +287,7 @@ impl CodeFragments {
     }
 }
 
-/// Returns the table that is meant: the only symbol of one of the names, if it has the right length.
+/// Returns the kind and the address of the table: the only symbol of either name, if it has the length of that kind.
 fn table_of(arrays: &[Symbol], lists: &[Symbol]) -> Result<(TableKind, FileAddr), UnknownTable> {
     let (kinds, symbol) = match (arrays, lists) {
         ([one], []) => (&[TableKind::Array][..], one),
@@ -307,7 +309,6 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     word.map_or(0, u64::from_le_bytes)
 }
 
-/// Reads words of memory.
 fn words<const N: usize>(memory: &impl ReadMemory, at: u64) -> Result<[u64; N], UnknownTable> {
     let mut bytes = vec![0; N * 8];
     let read = memory.read(LiveAddr(at), &mut bytes);
@@ -347,8 +348,10 @@ fn skip_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, Unkno
     Ok(places)
 }
 
-/// `struct lf_skipcell { uintnat key, data, top_level; void *stat_block; struct lf_skipcell *garbage_next, *forward[]; }`,
-/// with sentinels at both ends. The lowest bit of `forward` is set in a cell that is removed.
+/// `struct lf_skipcell { uintnat key, data, top_level; void *stat_block;
+/// struct lf_skipcell *garbage_next, *forward[]; }`
+///
+/// There are sentinels at both ends. The lowest bit of `forward` is set in a cell that is removed.
 fn lock_free_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTable> {
     const REMOVED: u64 = 1;
     let [head, tail] = words(memory, at.0)?;
@@ -392,10 +395,10 @@ fn add(places: &mut Vec<Place>, key: u64, fragment: u64) -> Result<(), UnknownTa
     Ok(())
 }
 
-/// Returns the code of all OCaml units of a file, as its symbols say: what the runtime registers as one
+/// Returns the code of all OCaml compilation units of a file, as its symbols say: what the runtime registers as one
 /// fragment when it starts. `None` if it has none, or no symbols.
 pub(crate) fn code_area(elf: &ElfFile) -> Option<Range<FileAddr>> {
-    // Most libraries have none, and then not every symbol is looked at.
+    // Most libraries have no such symbol, and then not every symbol is looked at.
     let symbols = elf.symbols(SymbolTable::Static).ok()??;
     symbols.has_name_ending("code_begin").then_some(())?;
     let (mut start, mut end) = (u64::MAX, 0);

@@ -39,7 +39,7 @@ impl UserNames {
         Ok(self.known.get(&id).map(String::as_str))
     }
 
-    /// Returns all names that there are; a program numbers them from 0 without a gap.
+    /// Returns all names that there are; the runtime numbers them from 0 without a gap.
     pub(super) fn all(&mut self, file: &impl RingBytes) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for id in 0..USER_EVENTS as u16 {

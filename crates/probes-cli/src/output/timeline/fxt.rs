@@ -1,5 +1,5 @@
-//! Fuchsia's trace format (fuchsia.dev, "Fuchsia trace format"): records of 64-bit words, little-endian. Threads and tracks are kernel
-//! objects; their names are in kernel object records.
+//! Fuchsia's trace format (fuchsia.dev, "Fuchsia trace format"): records of 64-bit words, little-endian. Threads and
+//! tracks are kernel objects, each with an id (koid); their names are in kernel object records.
 
 use super::{
     Annotation, AnnotationValue, Encoder, NameId, TracedProcess, TrackEvent, TrackEventKind,
@@ -46,15 +46,16 @@ const CATEGORY_INDEX: u64 = 1;
 /// Names have the indices after it.
 const FIRST_NAME: u32 = CATEGORY_INDEX as u32 + 1;
 
-/// Above the pids of Linux (PID_MAX_LIMIT).
+/// The koid of the process's own track; those of lanes follow it. It is above the pids of Linux (PID_MAX_LIMIT).
 const FIRST_LANE: u64 = 1 << 23;
 
+/// A record has four bits for their number.
 const MOST_ARGUMENTS: usize = 15;
 
 pub(super) struct Fxt {
     pid: u64,
     process: String,
-    /// Of each track, by its number: the koid of its thread, and the name of a counter.
+    /// Of each track, by its number: its koid, 0 for a counter; and the name of a counter, empty for others.
     tracks: Vec<(u64, String)>,
     /// The names that have no index, by their number.
     others: std::collections::HashMap<u32, String>,
@@ -93,9 +94,9 @@ impl<'t> Text<'t> {
     }
 }
 
-/// Writes a record whose length is known only when it is complete: `header` has all of its header but that.
+/// Writes a record whose length is known only when it is complete: `header` is its header without the length.
 fn record(to: &mut Vec<u8>, header: u64, write: impl FnOnce(&mut Vec<u8>)) {
-    // Blocks begin at a multiple of 8 bytes, as all records have such lengths.
+    // A multiple of 8 bytes, as the lengths of all records are: `Text::write` relies on it.
     let start = to.len();
     word(to, 0);
     write(to);
@@ -169,7 +170,7 @@ impl Encoder for Fxt {
         record(to, header, |to| name.write(to));
         let section = METADATA | 2 << 16 | provider << 20;
         record(to, section, |_| {});
-        // Ticks a second: times are nanoseconds.
+        // Ticks per second: times are nanoseconds.
         record(to, INITIALIZATION, |to| word(to, 1_000_000_000));
         Fxt::string(CATEGORY_INDEX, "ocaml-probes", to);
         self.object(PROCESS, self.pid, &self.process, to);
@@ -177,7 +178,7 @@ impl Encoder for Fxt {
 
     fn track(&mut self, id: TrackId, of: &TrackOf, name: &str, to: &mut Vec<u8>) {
         let koid = match of {
-            // No thread has its id.
+            // Not the pid: that is the id of the main thread, which has a track of its own.
             TrackOf::Process => FIRST_LANE,
             TrackOf::Thread(tid) => *tid as u64,
             TrackOf::Lane(_) => FIRST_LANE + u64::from(id.0),
@@ -227,7 +228,7 @@ impl Encoder for Fxt {
         let header = EVENT | kind << 16 | count << 20 | CATEGORY_INDEX << 32 | name.reference << 48;
         record(to, header, |to| {
             word(to, event.time);
-            // The thread is inline: a table has room for 255 only.
+            // The thread is inline: the format's thread table has room for 255 only.
             word(to, self.pid);
             word(to, if *koid == 0 { FIRST_LANE } else { *koid });
             name.write(to);

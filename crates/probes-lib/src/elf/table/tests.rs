@@ -10,7 +10,7 @@ use crate::testing::{NoteSpec, ProgramSpec, read_table};
 const SITE: [u8; 6] = [0x90, 0x3d, 1, 0, 0, 0];
 
 /// A note whose site is number `site` in a .text that consists of sites, and whose semaphore is
-/// number `semaphore` in a .probes section that consists of semaphore pairs.
+/// number `semaphore` in a .probes section that consists of semaphores of four bytes.
 fn note(provider: &str, name: &str, site: u64, semaphore: u64) -> NoteSpec {
     NoteSpec::new(provider, name, "8@%rax").at(
         ProgramSpec::TEXT + 6 * site,
@@ -334,7 +334,7 @@ fn counters_that_share_a_byte_are_a_contradiction() {
         let text = contradiction(read_table(&made.bytes()));
         assert!(text.starts_with("the semaphores of probes ti"), "{text}");
     }
-    // SystemTap's half of a pair is not OCaml's counter.
+    // Counters that are next to each other share no byte.
     read(&[
         at("ocaml_2", "tick", 0, 0),
         at("ocaml", "tock", 1, 4),

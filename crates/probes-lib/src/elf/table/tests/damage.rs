@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{memory_file, properties};
 
-/// Files of the fixtures' folder `corrupt`, and what the message of each holds.
+/// Files of the fixtures' folder `corrupt`, and what the error message of each contains.
 const CORRUPT: &[(&str, &[&str])] = &[
     ("elf_32_bit", &["is a 32-bit program, only x86-64"]),
     ("elf_aarch64", &["is a program for AArch64, only x86-64"]),
@@ -241,7 +241,7 @@ fn cut_file_is_readable_if_needed_parts_remain() {
     }
 }
 
-/// What has to hold of a table of any file; the fuzz target `elf` checks the same.
+/// What has to hold of a table of any file; the fuzz target `elf` checks the same, as far as it is public.
 fn check_any(bytes: &[u8]) {
     let Ok(table) = read_table(bytes) else {
         return;
