@@ -10,10 +10,11 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::{self, Format, LatencyReading, Missing, WarningKind};
 
-/// So many are shown at once, however short ago the last were.
+/// If this many wait, they are shown even if it is not time for that.
 const MOST_WAITING: usize = 10_000;
 
-/// Shows slow pairs, together with what is known then of whether their times can be trusted: so they wait for a reading of all times.
+/// Slow pairs that wait to be shown until all times have been read, which tell whether those of the slow pairs can be
+/// trusted.
 pub(super) struct SlowPairs {
     lines: output::SlowPairs,
     output: Output,
@@ -46,7 +47,8 @@ impl SlowPairs {
         self
     }
 
-    /// The same, with the stacks of those of a process, so many frames of each at most; `pid` is given if there are several.
+    /// The same, with the stacks of the slow pairs of a process, at most `frames` frames of each. `pid` is `None` if
+    /// there is only one process.
     pub(super) fn with_stacks(
         mut self,
         pid: Option<i32>,
@@ -57,7 +59,7 @@ impl SlowPairs {
         self
     }
 
-    /// Reads the slow pairs since the last reading, and also all times if it is time for that.
+    /// Reads the slow pairs since the last reading, and also all times if they are due.
     pub(super) fn read(
         &mut self,
         observer: &mut Observer,
@@ -69,12 +71,12 @@ impl SlowPairs {
         LatencyReading::of(observer).map(Some)
     }
 
-    /// Whether it is time to read all times, and to show those that wait.
+    /// Returns whether all times are to be read now, and the slow pairs that wait are to be shown.
     pub(super) fn are_due(&self) -> bool {
         self.begun.elapsed() >= self.due || self.waiting.len() >= MOST_WAITING
     }
 
-    /// Adds those that were recorded; if there are several processes, in the one with this pid.
+    /// Adds the slow pairs among `events`. `pid` is `None` if there is only one process.
     pub(super) fn add_events(&mut self, pid: Option<i32>, events: Events) {
         self.add(pid, events.slow_pairs);
         self.add_dropped(events.dropped);
@@ -89,8 +91,8 @@ impl SlowPairs {
         self.dropped = self.dropped.saturating_add(dropped);
     }
 
-    /// The lines of those that wait, and of how many were dropped if it is JSON; else a warning says that. `reading` is what was measured
-    /// until now in the process.
+    /// Takes the slow pairs that wait, and returns their lines. How many were dropped is a line of JSON, or else a
+    /// warning. `reading` returns what was measured until now in a process.
     pub(super) fn text<'r>(
         &mut self,
         reading: impl Fn(Option<i32>) -> Option<&'r LatencyReading>,
@@ -99,7 +101,7 @@ impl SlowPairs {
         let interval = self.interval.unwrap_or(Duration::MAX);
         self.due = next_reading(now).min(now.saturating_add(interval));
         let mut waiting = take(&mut self.waiting);
-        // Those of several processes were read one process after the other.
+        // Several processes were read one after the other.
         waiting.sort_by_key(|(_, pair)| pair.stop.time);
         let (text, unknown) = self.lines.lines(&waiting, reading)?;
         self.add_dropped(unknown);

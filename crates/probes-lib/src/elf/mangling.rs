@@ -1,4 +1,4 @@
-//! Linker symbol -> name in the source, for OCaml's mangling of every compiler, Rust's and C++'s:
+//! Linker symbol -> name in the source, for the mangling of each OCaml compiler, of Rust and of C++:
 //! `camlFoo.bar_269` -> `Foo.bar`.
 //!
 //! | OCaml compiler | symbol |
@@ -12,7 +12,7 @@ use std::fmt::{self, Write};
 use std::str;
 
 /// The longest name that a symbol of Rust or C++ is demangled to, in bytes. Their mangling refers back to parts of
-/// itself, so that a short hostile symbol stands for a name without end.
+/// itself, so a short hostile symbol can stand for a name of gigabytes.
 const MAX_NAME: usize = 8 << 10;
 
 /// A language whose symbols are mangled.
@@ -31,7 +31,7 @@ pub(crate) fn demangle(symbol: &str) -> String {
     source_name(symbol).1
 }
 
-/// Returns the language of a linker symbol, if the symbol tells, and its name in the source.
+/// Returns the language of a linker symbol, if it is mangled, and its name in the source.
 pub(crate) fn source_name(symbol: &str) -> (Option<Language>, String) {
     let found = ocaml(symbol)
         .map(|name| (Language::Ocaml, name))
@@ -43,8 +43,8 @@ pub(crate) fn source_name(symbol: &str) -> (Option<Language>, String) {
     }
 }
 
-/// Returns whether each word, of letters and digits, of the name in the source is part of this linker symbol: certainly not
-/// in C++ and Rust, and where characters are encoded.
+/// Returns whether each word (letters and digits) of the name in the source is sure to be part of this linker symbol:
+/// not in C++ and Rust, nor if characters are encoded.
 pub(crate) fn keeps_words(symbol: &[u8]) -> bool {
     !symbol.starts_with(b"_Z") && !symbol.starts_with(b"_R") && !symbol.contains(&b'$')
 }
@@ -59,8 +59,8 @@ fn ocaml(symbol: &str) -> Option<String> {
     structured.or_else(classic)
 }
 
-/// Returns the name in the source of a function as OCaml's backtraces have it: `Stdlib__List.map` is
-/// `Stdlib.List.map`.
+/// Returns the name in the source of a function that OCaml's backtraces call `name`: `Stdlib.List.map` for
+/// `Stdlib__List.map`.
 pub(crate) fn name_of_backtrace(name: &str) -> String {
     let name = match name.strip_prefix("Dune__exe__") {
         Some(wrapped) if wrapped.starts_with(|c: char| c.is_ascii_uppercase()) => wrapped,
@@ -69,7 +69,7 @@ pub(crate) fn name_of_backtrace(name: &str) -> String {
     // Only a unit, which is before the first dot, is wrapped in this way.
     let (unit, rest) = name.split_at(name.find('.').unwrap_or(name.len()));
     let unit = unit.replace("__", ".");
-    // Symbols have operators without parentheses.
+    // Operators are without parentheses, as in symbols.
     let operator = rest
         .strip_suffix(')')
         .and_then(|rest| rest.rsplit_once(".("));
@@ -81,7 +81,7 @@ pub(crate) fn name_of_backtrace(name: &str) -> String {
     }
 }
 
-/// Without the hash that tells versions of a crate apart.
+/// Demangles without the hash that tells versions of a crate apart.
 fn rust(symbol: &str) -> Option<String> {
     if !symbol.starts_with("_R") && !symbol.starts_with("_ZN") {
         return None;
@@ -104,7 +104,7 @@ fn cpp(symbol: &str) -> Option<String> {
     (!name.0.is_empty()).then_some(name.0)
 }
 
-/// A name that fails to grow any longer.
+/// A name of at most [`MAX_NAME`] bytes: writing more fails.
 #[derive(Default)]
 struct BoundedName(String);
 

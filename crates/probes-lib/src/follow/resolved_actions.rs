@@ -9,7 +9,8 @@ use crate::process::image::Image;
 use crate::process::objects::Files;
 use crate::select::{Actions, Choice, choose, choose_present};
 
-/// What actions choose among the probes that a process has, and what they name that is missing.
+/// What actions choose among the probes that a process has. `missing` is the error about what they name that it does
+/// not have, or about probes that have no effect.
 pub(crate) struct ResolvedActions {
     pub(crate) image: Image,
     pub(crate) choices: Vec<Choice>,
@@ -51,7 +52,7 @@ impl ResolvedActions {
     }
 }
 
-/// Returns whether probes of the program have no effect: it is followed like a program without probes.
+/// Returns whether the error says that probes of the program have no effect: it is treated like one without probes.
 fn has_no_effect(error: &Error) -> bool {
     matches!(
         error.kind(),

@@ -35,7 +35,7 @@ const GIGABYTE: u64 = 1 << 30;
 pub(crate) struct Image {
     pub(crate) program: Arc<Program>,
     /// The auxiliary vector, which the kernel passed to the program when it was executed: it has random
-    /// addresses, so that no two executions have the same.
+    /// addresses, so that no two executions have the same (unless the target runs without ASLR).
     auxv: Vec<u8>,
     executable: FileId,
     files: Arc<Files>,
@@ -62,8 +62,8 @@ impl Image {
         }
     }
 
-    /// The same for the current process: one that runs bytecode switches its probes without effect, so that a
-    /// program can be built in both ways.
+    /// The same for the current process. If it runs bytecode, it switches its probes without effect, so that a
+    /// program can be built as bytecode and as native code.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl Image {
         }
     }
 
-    /// The same for a process that may have no probes yet.
+    /// The same for a process that may have no probes yet, or whose probes may have no effect.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Image {
         Ok(Image::read(process, files)?.0)
     }
 
-    /// Returns the image, and the error to report if it has no probes.
+    /// Returns the image, and the error to report if it has no probes, or they have no effect.
     fn read(process: &Process, files: Arc<Files>) -> Result<(Image, Option<Error>)> {
         let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);
         let auxv = read_auxv(process)?;
@@ -108,9 +108,9 @@ impl Image {
         } = objects::others(process, &maps, executable, &files);
         let interprets_bytecode = match &known {
             Some((elf, _)) => elf.interprets_bytecode(),
-            // Without probes, it makes no difference.
+            // Without any probes, it makes no difference.
             None if others.is_empty() => false,
-            // Read again, which is rare.
+            // Only other objects have probes: the executable is read again, which is rare.
             None => open_executable(process)
                 .ok()
                 .and_then(|(path, file)| ElfFile::read(file, path).ok())
@@ -208,7 +208,7 @@ impl Image {
         auxv.is_ok_and(|auxv| auxv != self.auxv)
     }
 
-    /// Returns the executable if it has no probes, and is not among the objects therefore, with its load bias.
+    /// Returns the executable and its load bias if it has no probes, and so is not among the objects.
     /// Reads it at the first call.
     pub(crate) fn executable_without_probes(
         &self,
@@ -240,7 +240,7 @@ impl Image {
         Some((elf, bias))
     }
 
-    /// Returns the mappings that hold these ranges. Every page of the ranges is to be changed.
+    /// Returns the mappings that hold these ranges, every page of which is to be changed.
     /// Unless `gigatext`, mappings on huge pages of 1 GiB are refused.
     ///
     /// # Errors
@@ -257,8 +257,8 @@ impl Image {
         let mut found: Vec<&Mapping> = Vec::new();
         let mut checked: Vec<&Object> = Vec::new();
         for (address, len, part) in ranges {
-            // It may have been unloaded since, and be loaded again at this moment: the loader first maps the
-            // whole file as it is, so that its code looks right, and other bytes are where counters will be.
+            // The object may have been unloaded since, and be loaded again at this moment: the loader first maps
+            // the whole file as it is, so that its code looks right, but other bytes are where counters will be.
             let object = self.program.object_at(address);
             if let Some(object) =
                 object.filter(|object| !checked.iter().any(|it| it.is_same(object)))
@@ -298,7 +298,7 @@ impl Image {
         object.is_none_or(|object| self.program.can_unload(object))
     }
 
-    /// Returns the error for an address that is not mapped, or not any more as this image says.
+    /// Returns the error for an address that is not mapped, or no longer as in this image.
     pub(crate) fn not_mapped(
         &self,
         process: &Process,
@@ -423,7 +423,7 @@ pub(super) fn id_of_executable(name: &Path, inode: u64, maps: &[Mapping]) -> Fil
 /// Returns the error for a process in which no probe was found, in view of the files that could not be
 /// read.
 fn error_without_probes(mut unreadable: Vec<UnreadableObject>, mut no_probes: Error) -> Error {
-    // A file with notes that cannot be used has notes, so its error says more than "no probes".
+    // That a file has notes that cannot be used says more than "no probes".
     let damaged = unreadable.iter().position(|one| {
         matches!(
             one.why.kind(),

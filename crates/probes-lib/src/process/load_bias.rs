@@ -115,9 +115,9 @@ fn is_in_place(
     })
 }
 
-/// Returns whether the zeroes at the end of a segment, which are in no file, are mapped where the bias puts
-/// them. They are mapped last; before, another part of the file is there. Counters may be there. True also if
-/// they are all in the last page of the segment's part of the file.
+/// Returns whether the zeroes at the end of a segment (`.bss`), which are in no file, are mapped where the bias
+/// puts them. They are mapped last; before that, another part of the file is there. Counters may be among them.
+/// True also if they are all in the last page of the segment's part of the file.
 fn has_zeroes_in_place(
     segment: &Segment,
     bias: LoadBias,
@@ -137,7 +137,7 @@ fn has_zeroes_in_place(
     mapping.is_some_and(|mapping| !is_file(mapping))
 }
 
-/// Returns the bias at which the mapping is the beginning of one of the segments; `None` if it is of none.
+/// Returns the bias at which the mapping is the beginning of one of the segments; `None` if it begins none.
 pub(crate) fn of_mapping(segments: &[Segment], mapping: &Mapping) -> Option<LoadBias> {
     let segment = segments
         .iter()

@@ -105,7 +105,7 @@ pub(crate) fn still_mapped(process: &Process, mappings: &[Mapping]) -> Result<bo
         .map_err(|source| process.exited_or(source))
 }
 
-/// Returns whether all `mappings` are among these, which are in the order of their addresses.
+/// Returns whether all `mappings` are among `maps`, which are in order of address.
 pub(crate) fn are_among(mappings: &[Mapping], maps: &[Mapping]) -> bool {
     let is_there = |mapping: &Mapping| {
         let found = maps.binary_search_by_key(&mapping.start, |it| it.start);

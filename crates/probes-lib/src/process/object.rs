@@ -29,7 +29,7 @@ pub struct Object {
 pub struct UnreadableObject {
     /// The file, as the kernel names it.
     pub path: PathBuf,
-    /// Why.
+    /// Why it could not be read.
     pub why: Arc<Error>,
 }
 

@@ -214,7 +214,7 @@ fn is_mapped(
         return Ok(true);
     }
     // On some file systems (btrfs, overlayfs) stat(2) and the maps have different devices for one file.
-    // Its first page has the headers, nearly always with the build-id, and is never written to.
+    // So its first page decides: it has the headers, nearly always with the build-id, and is never written to.
     let mut in_memory = vec![0; PAGE as usize];
     if !read_first(process, maps, mapping, &mut in_memory)? {
         return Ok(false);

@@ -1,16 +1,16 @@
-//! The layout of what is kept of the starts of a pair until their stop, if slow pairs are reported, as offsets: the arguments. Pure.
+//! The layout of the tables that keep the arguments of starts until their stops, if slow pairs are reported. Pure.
 //!
 //! ```text
 //! table   one for each pair: entries
-//! entry   as a record of the ring (shared.rs); its number is the time of the start, once it is complete
+//! entry   laid out as a record of the ring (shared.rs); its number is the time of the start, once it is complete
 //! ```
 //!
-//! A start has one entry, by the thread's slot and its depth, or by its key. Another start may have the same one: then the
-//! arguments of the first are not known at its stop, which compares the times.
+//! The thread's slot and the depth of a start select its entry, or its key does. If another start has the same entry,
+//! the arguments of one of them are lost: its stop finds another time there.
 
 use crate::observe::layout::pair_slots::{SLOT_LEN_BITS, SLOTS, SLOTS_TRIED};
 
-/// Of how many of the innermost starts of a thread the arguments are kept: 2 to this power.
+/// Binary logarithm of how many of the innermost starts of a thread are kept.
 pub(crate) const DEPTH_BITS: u32 = 4;
 const _: () = assert!(DEPTH_BITS < SLOT_LEN_BITS);
 

@@ -1,5 +1,5 @@
 //! [`ObserverRecord`]: the process that has installed an observation, as recorded in the header of
-//! each of its arenas. Pure functions only: no system calls.
+//! each of its arenas, or that is taking it over. Pure functions only: no system calls.
 
 /// The length of a record in bytes.
 pub(crate) const OBSERVER_RECORD_LEN: usize = 176;
@@ -15,7 +15,7 @@ const BEGUN_AT: usize = 24;
 const LOCK_AT: usize = 32;
 const COMMAND_AT: usize = 40;
 
-/// The process that has installed an observation; by default, none.
+/// The process that has installed an observation, or is taking it over; by default, none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObserverRecord {
     /// Its pid in its own pid namespace.
@@ -24,9 +24,9 @@ pub(crate) struct ObserverRecord {
     pub(crate) namespace: u64,
     /// The device of the /proc in which it has locked a file of the observed process.
     pub(crate) proc_device: u64,
-    /// When it began, in nanoseconds since boot.
+    /// When it began to observe, or to take over, in nanoseconds since boot.
     pub(crate) begun: u64,
-    /// The offset of the byte of that file that is locked: a random number, different for each
+    /// The offset of the byte that it has locked in that file: a random number, different for each
     /// observation.
     pub(crate) lock: u64,
     /// Its command line, cut off if it is too long.

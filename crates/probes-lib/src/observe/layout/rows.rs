@@ -1,10 +1,10 @@
 //! [`Rows`]: the layout of the hit counters of an arena, as offsets in its data. Pure.
 //!
 //! ```text
-//! claims   for each thread, and each part of its stack that it is hit in: the row that it owns
+//! claims   for each thread, and each part of its stack in which it hits points: the row that it owns
 //! header   how many rows have an owner, and which shared rows are used
 //! shared   8 rows for threads that own none: they are incremented by locked instructions
-//! owned    32 rows, each of which one thread increments, without a lock, or the OCaml code of one domain; the last one
+//! owned    32 rows, each incremented, without a lock, by one thread or by the OCaml code of one domain; the last row
 //!          is that of the first domain
 //! ```
 //!
@@ -14,8 +14,9 @@
 //! thread-local storage of their own have the same `fs` base, but other stacks. A thread whose stack reaches into
 //! several parts, or that has several stacks, owns several rows.
 //!
-//! OCaml code is executed by one thread at a time of each domain, which holds the domain's lock; in OCaml 4 there is one lock
-//! for all. So its functions are counted in a row of the domain, which is known by the address of its state, in r14.
+//! In each domain, only the thread that holds the domain's lock executes OCaml code; in OCaml 4, there is one lock for
+//! all threads. So OCaml functions are counted in a row of the domain, which is known by the address of its state, in
+//! r14.
 //!
 //! The claims are the process's own, even if the rows are shared with the observer: the kernel clears them in a forked
 //! child (`MADV_WIPEONFORK`), which has the `fs` bases and the stacks of its parent, and claims other rows.
@@ -30,7 +31,7 @@ pub(crate) const STACK_PART_BITS: u32 = 14;
 /// How many claims there is room for, a power of two: so many that two threads rarely select the same one.
 pub(crate) const CLAIMS: u64 = 1 << CLAIM_BITS;
 pub(crate) const CLAIM_BITS: u32 = 9;
-/// How many claims a thread tries: the aligned group of so many that contains the one that its hash selects.
+/// How many claims a thread tries: the aligned group of this many claims around the one that its hash selects.
 pub(crate) const CLAIMS_TRIED: u64 = 8;
 pub(crate) const CLAIM_LEN: u64 = 1 << CLAIM_LEN_BITS;
 pub(crate) const CLAIM_LEN_BITS: u32 = 5;
@@ -43,15 +44,15 @@ pub(crate) mod claim {
     pub(crate) const OWNER: u64 = 8;
     /// The address of the row, less [`ROW_BIAS`](super::ROW_BIAS).
     pub(crate) const ROW: u64 = 16;
-    /// Of the first claim: not zero in the program itself, so that forked children, for which the kernel clears it, are told
-    /// apart. Only if functions are timed from the program's first instruction.
+    /// In the first claim: not zero in the program itself, so that forked children, for which the kernel clears it, are
+    /// told apart. Only if functions are timed from the program's first instruction.
     pub(crate) const IN_PROGRAM: u64 = 24;
-    /// In place of the part of the stack, while the claim is written.
+    /// In place of the part of the stack, while the claim is written; it stays if no row is left for it.
     pub(crate) const IN_PROGRESS: i32 = -1;
-    /// In place of the part of the stack, in a claim of a domain. Its state is the owner.
+    /// In place of the part of the stack, in a claim of a domain. The owner is the address of the domain's state.
     pub(crate) const OF_DOMAIN: i32 = -2;
-    /// From the first claim: the state of the domain that owns the row that needs no claim; 0 if none does. In the second
-    /// claim, behind its own fields.
+    /// As an offset from the first claim: the address of the first domain's state, whose row needs no claim; 0 until it
+    /// has an owner. It is in the second claim, after the fields of that.
     pub(crate) const FIRST_DOMAIN: u64 = super::CLAIM_LEN + 24;
 }
 
@@ -84,8 +85,8 @@ pub(crate) const SHARED_ROW_BITS: u32 = 3;
 /// The length of a cache line and of the one that is prefetched with it: threads that write to either contend for both.
 const LINES: u64 = 128;
 
-/// Added to the offset of each counter in its row, and subtracted from the address of the row, so that all displacements
-/// have four bytes.
+/// Added to the offset of each counter in its row, and subtracted from the address of the row, so that all
+/// displacements have four bytes.
 pub(crate) const ROW_BIAS: u64 = 128;
 
 /// The layout of the counters of so many points.

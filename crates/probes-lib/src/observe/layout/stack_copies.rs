@@ -8,9 +8,10 @@
 //! bytes       the parts, one after the other
 //! ```
 //!
-//! A part is the stack from the stack pointer on, as far as it is known to be mapped: the last one is of the thread. Of OCaml 5,
-//! there is one for each fiber, from the innermost to the outermost, and one for the beginning of its description (`struct stack_info` of
-//! runtime/caml/fiber.h).
+//! A part is a stack from its stack pointer on, as far as it is known to be mapped. The last part is the stack of the
+//! thread. With OCaml 5, there are two parts before it for each fiber, from the innermost to the outermost: the
+//! beginning of the fiber's description (`struct stack_info` of runtime/caml/fiber.h), and its stack. At a hit in C
+//! code, the first bytes of the thread's stack are the first part, and the rest of it the last.
 
 /// The registers, eight bytes each: the stack pointer, rbx, rbp and r12 to r15.
 pub(crate) const STACK_POINTER: u64 = 0;
@@ -29,10 +30,10 @@ pub(crate) const COUNT: u64 = 60;
 pub(crate) const DIRECTORY: u64 = 64;
 /// Binary logarithm of the bytes of an entry.
 pub(crate) const ENTRY_BITS: u32 = 4;
-/// The most parts: two for each fiber, and one for the thread.
+/// The most parts: two for each fiber, and one or two for the thread.
 pub(crate) const PARTS: u64 = 64;
 
-/// Eight bytes each, which only the trampoline uses.
+/// Only the trampoline uses these: eight bytes each, `KEPT` sixteen.
 pub(crate) const FIBER: u64 = DIRECTORY + (PARTS << ENTRY_BITS);
 pub(crate) const FROM: u64 = FIBER + 8;
 pub(crate) const OF_THREAD: u64 = FIBER + 16;
@@ -44,27 +45,31 @@ pub(crate) const FIRST_END: u64 = FIBER + 56;
 /// The bytes of the parts.
 pub(crate) const BYTES: u64 = FIBER + 64;
 
-/// How many there are at most: more than the 64 KiB that functions of OCaml's library unix have as a buffer on the stack.
+/// How many there are at most: more than the 64 KiB that functions of OCaml's library unix have as a buffer on the
+/// stack.
 pub(crate) const MOST_BYTES: u64 = 80 << 10;
 
 /// The length of all this.
 pub(crate) const LEN: u64 = BYTES + MOST_BYTES;
 const _: () = assert!(LEN % 64 == 0);
 
-/// What of OCaml 5 tells where the stacks of a thread are.
+/// What tells where the stacks of a thread of OCaml 5 are: offsets in the state of a domain, to which r14 points in
+/// OCaml code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FiberFields {
-    /// Offsets in the state of a domain, to which r14 points in OCaml code: the description of the current fiber, and where the stack of C
-    /// code continues.
+    /// The address of the description of the current fiber.
     pub(crate) current_stack: u8,
+    /// Where the stack of C code continues.
     pub(crate) c_stack: u8,
 }
 
-/// Offsets in the description of a fiber: its stack pointer, unless it runs, and its handler, which is above its stack; and the
-/// parent in the handler, with which that ends.
+/// Offsets in the description of a fiber: its stack pointer, unless it runs, and the address of its handler, which is
+/// above its stack.
 pub(crate) const FIBER_POINTER: u64 = 0;
 pub(crate) const FIBER_HANDLER: u64 = 16;
+/// The length of the beginning of a description that is copied.
 pub(crate) const FIBER_FIELDS_LEN: u64 = 24;
+/// The offset of the parent in a handler: its last field.
 pub(crate) const HANDLER_PARENT: u64 = 24;
 pub(crate) const HANDLER_LEN: u64 = 32;
 
@@ -74,7 +79,7 @@ pub(crate) enum StackCopies {
     #[default]
     None,
     Copied {
-        /// `None`: only those of threads are known.
+        /// `None` if only the stacks of threads are known.
         fibers: Option<FiberFields>,
         /// Whether trampolines may ask the kernel which memory can be read.
         may_ask: bool,
@@ -82,13 +87,13 @@ pub(crate) enum StackCopies {
 }
 
 impl StackCopies {
-    /// Those of which nothing else is known.
+    /// Copies of the stacks of threads only, without asking the kernel.
     pub(crate) const OF_THREADS: StackCopies = StackCopies::Copied {
         fibers: None,
         may_ask: false,
     };
 
-    /// Returns the bytes of a record that are for a stack.
+    /// Returns how many bytes of a record are for a stack.
     pub(crate) fn len(self) -> u32 {
         match self {
             StackCopies::None => 0,
@@ -96,7 +101,7 @@ impl StackCopies {
         }
     }
 
-    /// Returns what of OCaml 5 is known.
+    /// Returns what tells where the stacks of fibers are, if that is known.
     pub(crate) fn fibers(self) -> Option<FiberFields> {
         match self {
             StackCopies::None => None,
