@@ -104,8 +104,8 @@ impl Output {
     }
 
     /// Writes the last of an answer, as [`Output::print_result`] does; without waiting, if its reader does not read it.
-    pub(crate) fn print_last(&self, text: &str, was_read: bool) -> Result<(), Failure> {
-        if was_read {
+    pub(crate) fn print_last(&self, text: &str, output_was_read: bool) -> Result<(), Failure> {
+        if output_was_read {
             self.print_result(text)
         } else {
             print_result_without_waiting(text)

@@ -38,7 +38,7 @@ pub(crate) struct InterruptibleOutput {
     deadline: Option<Instant>,
     /// Standard output, if it is a terminal.
     terminal: Option<File>,
-    was_read: bool,
+    output_was_read: bool,
     /// What there was no room for when the deadline came.
     rest: Vec<u8>,
 }
@@ -62,7 +62,7 @@ impl InterruptibleOutput {
             signals,
             deadline: None,
             terminal: terminal.map_err(Failure::Output)?,
-            was_read: true,
+            output_was_read: true,
             rest: Vec::new(),
         })
     }
@@ -80,7 +80,7 @@ impl InterruptibleOutput {
     /// the reader did not read, which it says if standard error takes it without waiting, and what has failed.
     pub(crate) fn end(self) -> (bool, Result<(), Failure>) {
         self.signals.unblock();
-        if !self.was_read && is_writable(stderr().as_fd()) {
+        if !self.output_was_read && is_writable(stderr().as_fd()) {
             self.output.messages.warning(
                 WarningKind::UnreadAnswer,
                 "the answer is cut off, perhaps within a line: its reader had not made room for the rest when the command \
@@ -88,7 +88,10 @@ impl InterruptibleOutput {
                 "what was not written is lost, unless it follows here; -for ends a command without cutting its answer off",
             );
         }
-        (self.was_read, self.output.destination.print(&self.rest))
+        (
+            self.output_was_read,
+            self.output.destination.print(&self.rest),
+        )
     }
 
     /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them. After the first signal, they are
@@ -109,8 +112,8 @@ impl InterruptibleOutput {
                     continue;
                 }
                 Some(end) => {
-                    self.was_read = !is_interrupted && !matches!(end, WaitEnd::Interrupted);
-                    if self.was_read {
+                    self.output_was_read = !is_interrupted && !matches!(end, WaitEnd::Interrupted);
+                    if self.output_was_read {
                         self.rest = rest.to_vec();
                     }
                     return Ok(Next::Stop);

@@ -175,7 +175,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => outcome.last.take().or_else(|| counting.last.take()),
     };
     if let Some((counts, lasted)) = total {
-        let rest = if outcome.was_read {
+        let rest = if outcome.output_was_read {
             counting.rest(&counts, lasted)
         } else {
             Ok(String::new())

@@ -12,7 +12,7 @@ use crate::output::{LostWords, WarningKind};
 use crate::signals::WaitEnd;
 
 /// How often events are read: a ring holds more than what is written in this time.
-pub(super) const READ_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const RUNTIME_EVENTS_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How often it is checked whether the process still writes events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -25,12 +25,17 @@ pub(super) trait EventReader {
     /// Reads what was written since the last time.
     fn read(&mut self) -> Result<(), Failure>;
 
-    /// Shows what was read, `at` after the beginning, if it is time to.
+    /// Shows what was read, `at` after the beginning, if it is time to; [`Next::Stop`] if the output is interrupted.
     fn show(
         &mut self,
         at: Duration,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure>;
+
+    /// Whether what was shown is all that is wanted.
+    fn has_enough(&self) -> bool {
+        false
+    }
 }
 
 /// Why events are not read any more.
@@ -61,7 +66,9 @@ pub(super) fn read_until_end(
     interruptible.set_deadline(begun.checked_add(end));
     let mut checked = Duration::ZERO;
     loop {
-        let left = end.saturating_sub(begun.elapsed()).min(READ_INTERVAL);
+        let left = end
+            .saturating_sub(begun.elapsed())
+            .min(RUNTIME_EVENTS_INTERVAL);
         let signals = interruptible.signals();
         let wait_end = signals.wait(iter::once(target), left)?;
         let at = begun.elapsed();
@@ -78,7 +85,13 @@ pub(super) fn read_until_end(
         if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
             return Ok(EventsEnd::Enough);
         }
-        if let Next::Stop = reader.show(at, interruptible)? {
+        let shown = reader.show(at, interruptible)?;
+        if reader.has_enough() {
+            return Ok(EventsEnd::Enough);
+        }
+        if let Next::Stop = shown {
+            // What was written while nothing took the output.
+            reader.read()?;
             return Ok(EventsEnd::Enough);
         }
     }

@@ -35,16 +35,21 @@ pub(super) trait EventView {
     /// Adds what was read.
     fn add(&mut self, entry: &SelectedEntry<'_>);
 
-    /// The text to show now, and whether the command ends after it.
-    fn show(&mut self, so_far: SoFar<'_>) -> Result<(String, Next), Failure>;
+    /// The text to show now.
+    fn show(&mut self, state: ReadingState<'_>) -> Result<String, Failure>;
+
+    /// Whether the command ends after what was shown.
+    fn has_enough(&self) -> bool {
+        false
+    }
 
     /// The text to show in the end.
-    fn last(&mut self, so_far: SoFar<'_>) -> Result<String, Failure>;
+    fn last(&mut self, state: ReadingState<'_>) -> Result<String, Failure>;
 }
 
 /// The state of a reading, for a view.
 #[derive(Clone, Copy)]
-pub(super) struct SoFar<'r> {
+pub(super) struct ReadingState<'r> {
     pub(super) target: &'r Target,
     /// The version of OCaml.
     pub(super) ocaml: &'r str,
@@ -107,13 +112,13 @@ impl<'o> EventReading<'o> {
         let why = read_until_end(&mut shown, &target, begun, end, &mut interruptible);
         failures.add(why.map(|why| why.note(false, &output.messages)));
         let lasted = begun.elapsed();
-        let (was_read, rest_printed) = interruptible.end();
+        let (output_was_read, rest_printed) = interruptible.end();
         failures.add(rest_printed);
-        if let Some(table) = display.table.as_mut().filter(|_| was_read) {
+        if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
             failures.add(output.print(&table.erase_sequence()));
         }
-        let last = view.last(self.so_far(lasted, false));
-        failures.add(last.and_then(|text| output.print_last(&text, was_read)));
+        let last = view.last(self.state(lasted, false));
+        failures.add(last.and_then(|text| output.print_last(&text, output_was_read)));
         if self.forks > 1 {
             let forks = self.forks;
             output.messages.note(&format!(
@@ -143,8 +148,8 @@ impl<'o> EventReading<'o> {
         read.map_err(Failure::of_process(self.target.pid()))
     }
 
-    fn so_far(&self, at: Duration, is_redrawn: bool) -> SoFar<'_> {
-        SoFar {
+    fn state(&self, at: Duration, is_redrawn: bool) -> ReadingState<'_> {
+        ReadingState {
             target: &self.target,
             ocaml: self.events.version(),
             names: self.selected.names(),
@@ -183,19 +188,15 @@ impl<V: EventView> EventReader for ShownEvents<'_, '_, V> {
         }
         self.next = at.saturating_add(self.display.interval.unwrap_or(Duration::MAX));
         let table = &mut self.display.table;
-        let (text, enough) = self.view.show(self.reading.so_far(at, table.is_some()))?;
-        let shown = match table {
-            Some(table) => table.redraw(&text, &Gaps::default(), interruptible)?,
-            None => interruptible.write(&text)?,
-        };
-        if let Next::Stop = enough {
-            return Ok(Next::Stop);
+        let text = self.view.show(self.reading.state(at, table.is_some()))?;
+        match table {
+            Some(table) => table.redraw(&text, &Gaps::default(), interruptible),
+            None => interruptible.write(&text),
         }
-        if let Next::Stop = shown {
-            // What was written while nothing took the output.
-            self.read()?;
-        }
-        Ok(shown)
+    }
+
+    fn has_enough(&self) -> bool {
+        self.view.has_enough()
     }
 }
 

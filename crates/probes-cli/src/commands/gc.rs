@@ -167,13 +167,13 @@ fn read(
     let seconds = begun.elapsed();
     // Before anything waits for a reader.
     failures.add(reading.events.close(pid));
-    let (was_read, rest_printed) = interruptible.end();
+    let (output_was_read, rest_printed) = interruptible.end();
     failures.add(rest_printed);
     let long = take(&mut reading.long);
     reading.pauses.finish();
     let report = reading.report(seconds);
     let text = report.text(output.format).map(|text| long + &text);
-    failures.add(text.and_then(|text| output.print_last(&text, was_read)));
+    failures.add(text.and_then(|text| output.print_last(&text, output_was_read)));
     warn_of_lost_words(&report.lost(), &output.messages);
     failures.finish(&output.messages)
 }
@@ -253,12 +253,7 @@ impl EventReader for Reading<'_> {
             self.next = at.saturating_add(self.args.interval.unwrap_or(Duration::MAX));
             text += &self.report(at).so_far().text(self.output.format)?;
         }
-        let next = interruptible.write(&text)?;
-        if let Next::Stop = next {
-            // What was written while nothing took the figures.
-            self.read()?;
-        }
-        Ok(next)
+        interruptible.write(&text)
     }
 }
 

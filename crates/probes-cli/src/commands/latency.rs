@@ -169,7 +169,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let display = match slow_pairs {
         // Lines would be erased with a table that is redrawn.
         Some(_) => Display {
-            interval: Some(watch::READ_INTERVAL),
+            interval: Some(watch::HITS_INTERVAL),
             table: None,
         },
         None => Display::new(output, args.interval)?,
@@ -237,7 +237,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let (lines, sum) = latencies.sum();
         output.sum_up(messages, lines, || sum);
         // The result says it, too. A terminal that accepts no output would keep this command from ending.
-        if outcome.was_read {
+        if outcome.output_was_read {
             warn_of_interleaved(&output.messages, &latencies);
             warn_of_lost_calls(&output.messages, &latencies);
         }
@@ -267,7 +267,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     }
     let display = match slow_pairs {
         Some(_) => Display {
-            interval: Some(watch::READ_INTERVAL),
+            interval: Some(watch::HITS_INTERVAL),
             table: None,
         },
         None => Display::new(output, args.interval)?,
@@ -351,9 +351,9 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let written = picture_file.map_or(Ok(()), |file| file.write(latencies.picture()));
     let (lines, sum) = latencies.sum();
     output.sum_up(&output.messages, lines, || sum);
-    let was_read = outcome.was_read;
+    let output_was_read = outcome.output_was_read;
     let finished = outcome.finish(output, text);
-    if was_read {
+    if output_was_read {
         warn_of_interleaved(&output.messages, &latencies);
         warn_of_lost_calls(&output.messages, &latencies);
     }

@@ -22,7 +22,7 @@ use crate::signals::{TerminationSignals, WaitEnd};
 
 /// How often a process is read, however seldom it is shown. If the process exits, the last reading is
 /// all there is.
-pub(super) const READ_INTERVAL: Duration = Duration::from_millis(200);
+pub(super) const COUNTS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// When a process is read for the first time: one that exits soon has hits, too.
 const FIRST_READING: Duration = Duration::from_millis(2);
@@ -54,7 +54,7 @@ pub(super) struct Outcome<T> {
     pub(super) lasted: Duration,
     /// False if a blocked write to standard output was interrupted by a signal, because its reader
     /// did not read.
-    pub(super) was_read: bool,
+    pub(super) output_was_read: bool,
     /// What has failed; to be reported after the results are printed.
     pub(super) failures: Failed,
     gaps: Gaps,
@@ -95,7 +95,7 @@ impl Display {
 impl<T> Outcome<T> {
     /// Prints the results.
     pub(super) fn print(&mut self, output: &Output, text: Result<String, Failure>) {
-        let printed = text.and_then(|text| output.print_last(&text, self.was_read));
+        let printed = text.and_then(|text| output.print_last(&text, self.output_was_read));
         self.failures.add(printed);
     }
 
@@ -105,7 +105,7 @@ impl<T> Outcome<T> {
             observed: self.observed,
             last: None,
             lasted: self.lasted,
-            was_read: self.was_read,
+            output_was_read: self.output_was_read,
             failures: self.failures,
             gaps: self.gaps,
             warning: self.warning,
@@ -215,12 +215,12 @@ impl<'t> ActiveObservation<'t> {
             self.observer.remove()
         });
         let gaps = Gaps::of(&self.observer);
-        let (was_read, rest_printed) = self.interruptible.end();
+        let (output_was_read, rest_printed) = self.interruptible.end();
         let pid = self.target.pid();
         let mut failures = Failed::default();
         failures.add(begun);
         failures.add(rest_printed);
-        if let Some(table) = display.table.as_mut().filter(|_| was_read) {
+        if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
             // Before the messages that follow: what is written below a table would be erased with it.
             failures.add(self.output.print(&table.erase_sequence()));
         }
@@ -261,7 +261,7 @@ impl<'t> ActiveObservation<'t> {
             observed,
             last,
             lasted,
-            was_read,
+            output_was_read,
             failures,
             gaps,
             warning: self.warning,
@@ -282,7 +282,7 @@ impl<'t> ActiveObservation<'t> {
         let mut next = interval;
         // Read often even if results are shown rarely: if the process exits, or another observer
         // takes over, the last reading is all there is.
-        let reads_between = interval > READ_INTERVAL;
+        let reads_between = interval > COUNTS_INTERVAL;
         let mut reading_at = if reads_between {
             FIRST_READING
         } else {
@@ -378,10 +378,10 @@ pub(super) fn warn_of_still_mapped(messages: &Messages, pid: i32, bytes: u64) {
 
 /// When a process is read next: at first when twice as much time has passed, then five times a second.
 pub(super) fn next_reading(at: Duration) -> Duration {
-    if at < READ_INTERVAL {
-        (2 * at).clamp(FIRST_READING, READ_INTERVAL)
+    if at < COUNTS_INTERVAL {
+        (2 * at).clamp(FIRST_READING, COUNTS_INTERVAL)
     } else {
-        next_time(at, READ_INTERVAL)
+        next_time(at, COUNTS_INTERVAL)
     }
 }
 
@@ -416,8 +416,8 @@ mod tests {
         let ms = Duration::from_millis;
         assert_eq!(next_reading(Duration::ZERO), FIRST_READING);
         assert_eq!(next_reading(ms(3)), ms(6));
-        assert_eq!(next_reading(ms(150)), READ_INTERVAL);
-        assert_eq!(next_reading(ms(250)), 2 * READ_INTERVAL);
+        assert_eq!(next_reading(ms(150)), COUNTS_INTERVAL);
+        assert_eq!(next_reading(ms(250)), 2 * COUNTS_INTERVAL);
         assert_eq!(next_reading(Duration::MAX), Duration::MAX);
     }
 }

@@ -2,10 +2,10 @@
 //! and begins to observe them ([`scan`]), and one serves clients ([`http`]). A client waits for the next reading of the processes, but
 //! never for a process that is about to be observed; and no client delays the other two threads.
 
-mod events;
 mod exposition;
 mod figures;
 mod http;
+mod notifications;
 mod observed;
 mod page;
 mod processes;
@@ -24,9 +24,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use tokio::sync::oneshot;
 
-use self::events::{Event, EventReceiver, events};
 use self::exposition::TextFormat;
 use self::http::{Server, ServerFigures};
+use self::notifications::{Notification, NotificationReceiver, notifications};
 use self::page::{ShownExporter, page};
 use self::processes::Processes;
 use self::scan::{Scanner, Wanted};
@@ -84,10 +84,10 @@ pub(crate) struct Args {
 }
 
 /// How often processes are read, however seldom they are scraped. If one exits, the last reading is all there is.
-const READ_INTERVAL: Duration = Duration::from_secs(1);
+const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often runtime events are read: their rings hold more than what is written in this time.
-const EVENT_INTERVAL: Duration = Duration::from_millis(20);
+const RUNTIME_EVENTS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The shortest time from the beginning of one reading to the beginning of the next, however many clients there are.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
@@ -122,9 +122,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     descriptors::allow(DESCRIPTORS);
     // Blocked, so that no signal ends this process before it has removed the instrumentation.
     let signals = TerminationSignals::block()?;
-    let (sender, receiver) = events()?;
-    let (orders, received_orders) = channel();
-    let is_over = Arc::new(AtomicBool::new(false));
+    let (sender, receiver) = notifications()?;
+    let (ends, received_ends) = channel();
+    let is_ending = Arc::new(AtomicBool::new(false));
     let wanted = Wanted {
         selection: &args.selection,
         observation: args.served.observation(),
@@ -134,9 +134,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         interval: args.scan,
         messages: output.messages,
     };
-    let scanner = Scanner::new(wanted, sender.clone(), received_orders, is_over.clone());
+    let scanner = Scanner::new(wanted, sender.clone(), received_ends, is_ending.clone());
     let processes = Processes::new(
-        orders,
+        ends,
         args.served.buckets.clone(),
         args.served.gc,
         matches!(args.selection.given(), [_]) && !args.selection.is_by_name(),
@@ -145,7 +145,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let server_figures = Arc::new(ServerFigures::default());
     let server = Server {
         listener,
-        events: sender,
+        notifications: sender,
         figures: server_figures.clone(),
         is_loopback: address.ip().is_loopback(),
     };
@@ -168,13 +168,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Err(source) => Err(Failure::System("start a thread", source)),
         };
         // The scanner may be about to observe a process: the scope waits until it has ended, before the instrumentation is removed.
-        is_over.store(true, Ordering::Relaxed);
+        is_ending.store(true, Ordering::Relaxed);
         exporter.processes.end_scan();
         ended
     });
-    let restored = exporter.restore();
+    let removed = exporter.remove_instrumentation();
     signals.unblock();
-    ended.and(restored)
+    ended.and(removed)
 }
 
 /// The thread that reads the processes.
@@ -183,7 +183,7 @@ struct Exporter<'e> {
     output: &'e Output,
     address: SocketAddr,
     signals: &'e TerminationSignals,
-    receiver: EventReceiver,
+    receiver: NotificationReceiver,
     processes: Processes,
     /// `None` once it is started, which is after the first scan.
     server: Option<Server>,
@@ -202,17 +202,17 @@ impl Exporter<'_> {
             let interval = if is_scraped {
                 SHORTEST_INTERVAL
             } else {
-                READ_INTERVAL
+                FIGURES_INTERVAL
             };
             let mut left = interval.saturating_sub(read_at.elapsed());
             if self.processes.reads_events() {
-                left = left.min(EVENT_INTERVAL);
+                left = left.min(RUNTIME_EVENTS_INTERVAL);
             }
             if self.wait(left)? {
                 return Ok(());
             }
-            for event in self.receiver.take() {
-                self.handle(event)?;
+            for notification in self.receiver.take() {
+                self.handle(notification)?;
             }
             self.processes.read_events();
             if read_at.elapsed() >= interval {
@@ -222,7 +222,7 @@ impl Exporter<'_> {
                 self.answer();
             }
             let is_by_pid = !self.args.selection.is_by_name();
-            if is_by_pid && self.server.is_none() && self.processes.are_over() {
+            if is_by_pid && self.server.is_none() && self.processes.is_empty() {
                 let messages = self.output.messages;
                 messages.note("all processes have exited");
                 return Ok(());
@@ -230,7 +230,7 @@ impl Exporter<'_> {
         }
     }
 
-    /// Waits for an event or this long; returns whether a signal has come.
+    /// Waits for a notification or this long; returns whether a signal has come.
     fn wait(&self, left: Duration) -> Result<bool, Failure> {
         let mut fds = [self.signals.as_fd(), self.receiver.as_fd()]
             .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -240,27 +240,29 @@ impl Exporter<'_> {
         }
     }
 
-    fn handle(&mut self, event: Event) -> Result<(), Failure> {
-        match event {
-            Event::Scrape { format, reply } => self.scrapes.push((format, reply)),
-            Event::ServerEnded(source) => {
+    fn handle(&mut self, notification: Notification) -> Result<(), Failure> {
+        match notification {
+            Notification::Scrape { format, reply } => self.scrapes.push((format, reply)),
+            Notification::ServerEnded(source) => {
                 return Err(Failure::System("serve clients", source));
             }
-            Event::Scanned(took) => {
+            Notification::Scanned(took) => {
                 self.shown.scan = took;
                 if let Some(server) = self.server.take() {
                     self.begin_to_serve(server)?;
                 }
             }
-            Event::Observed(observed) => self.processes.begin(*observed),
-            Event::Refused {
+            Notification::Observed(observed) => self.processes.begin(*observed),
+            Notification::Refused {
                 pid,
                 program,
                 failure,
             } => self.processes.refuse(pid, program, failure),
-            Event::RuntimeEvents(pid, events) => self.processes.begin_events(pid, *events),
-            Event::NoRuntimeEvents(pid, failure) => self.processes.refuse_events(pid, &failure),
-            Event::Gone(pid) => self.processes.forget(pid),
+            Notification::RuntimeEvents(pid, events) => self.processes.begin_events(pid, *events),
+            Notification::NoRuntimeEvents(pid, failure) => {
+                self.processes.refuse_events(pid, &failure)
+            }
+            Notification::Gone(pid) => self.processes.forget(pid),
         }
         Ok(())
     }
@@ -307,13 +309,13 @@ impl Exporter<'_> {
     }
 
     /// Removes the instrumentation from all processes.
-    fn restore(&mut self) -> Result<(), Failure> {
-        // The scanner may have begun observations whose events were not handled yet: they are removed, too.
-        for event in self.receiver.take() {
-            if let Event::Observed(observed) = event {
+    fn remove_instrumentation(&mut self) -> Result<(), Failure> {
+        // The scanner may have begun observations whose notifications were not handled yet: they are removed, too.
+        for notification in self.receiver.take() {
+            if let Notification::Observed(observed) = notification {
                 self.processes.begin(*observed);
             }
         }
-        self.processes.restore(self.signals)
+        self.processes.remove_instrumentation(self.signals)
     }
 }

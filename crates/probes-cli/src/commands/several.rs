@@ -7,7 +7,7 @@ use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 use super::failures::Failures;
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{
-    Display, READ_INTERVAL, Shown, last_reading, next_reading, next_time, observe_by,
+    COUNTS_INTERVAL, Display, Shown, last_reading, next_reading, next_time, observe_by,
     warn_of_still_mapped,
 };
 use super::open_target::open_to_observe;
@@ -68,7 +68,7 @@ pub(super) struct SeveralOutcome<T> {
     pub(super) last: Vec<(i32, T)>,
     pub(super) lasted: Duration,
     /// False if a blocked write to standard output was interrupted by a signal.
-    pub(super) was_read: bool,
+    pub(super) output_was_read: bool,
     failures: Failures,
     printed: Result<(), Failure>,
 }
@@ -167,16 +167,16 @@ impl<'o> SeveralObservations<'o> {
                 },
             }
         }
-        let (was_read, rest_printed) = self.interruptible.end();
+        let (output_was_read, rest_printed) = self.interruptible.end();
         printed = printed.and(rest_printed);
-        if let Some(table) = display.table.as_mut().filter(|_| was_read) {
+        if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
             printed = printed.and(self.output.print(&table.erase_sequence()));
         }
         SeveralOutcome {
             targets: self.targets,
             last,
             lasted,
-            was_read,
+            output_was_read,
             failures: self.failures,
             printed,
         }
@@ -241,7 +241,7 @@ impl<'o> SeveralObservations<'o> {
                 }
                 next = next_time(at, interval);
             }
-            reading_at = if interval > READ_INTERVAL {
+            reading_at = if interval > COUNTS_INTERVAL {
                 next_reading(at)
             } else {
                 next
@@ -257,7 +257,7 @@ impl<T> SeveralOutcome<T> {
         output: &Output,
         text: Result<String, Failure>,
     ) -> Result<(), Failure> {
-        let last_printed = text.and_then(|text| output.print_last(&text, self.was_read));
+        let last_printed = text.and_then(|text| output.print_last(&text, self.output_was_read));
         self.printed
             .and(last_printed)
             .and(self.failures.finish(OTHERS_WERE_OBSERVED))

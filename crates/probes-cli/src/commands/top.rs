@@ -26,7 +26,7 @@ use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
 use super::failures::Failures;
 use super::gaps::GapWarning;
-use super::observe_loop::{READ_INTERVAL, next_reading, warn_of_still_mapped};
+use super::observe_loop::{COUNTS_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open_to_observe;
 use super::several::OTHERS_WERE_OBSERVED;
 use super::uncounted::warn_of_uncounted;
@@ -357,7 +357,7 @@ impl<'l, 't> View<'l, 't> {
         // `None`: never, as the interval is too long to be added to the present time.
         let mut next = Instant::now().checked_add(self.interval);
         let begun = Instant::now();
-        let reads_between = self.interval > READ_INTERVAL;
+        let reads_between = self.interval > COUNTS_INTERVAL;
         let mut read_at = reads_between.then_some(begun);
         loop {
             // Sample first: keys that arrive without a pause would delay the samples.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use probes_lib::{GcPauses, RuntimeEvents};
 
-use super::event_loop::{READ_INTERVAL, warn_of_lost_words};
+use super::event_loop::{RUNTIME_EVENTS_INTERVAL, warn_of_lost_words};
 use super::failed::Failed;
 use super::program_with_events::{AwaitedEvents, EventsFolder};
 use crate::destination::Output;
@@ -81,7 +81,7 @@ impl<'r> CollectorReader<'r> {
     }
 
     fn read_until_end(&mut self, ended: &Receiver<()>) -> Result<(), Failure> {
-        while ended.recv_timeout(READ_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        while ended.recv_timeout(RUNTIME_EVENTS_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             if self.events.is_none() {
                 self.events = self.awaited.try_to_open(self.pid, self.begun.elapsed());
             }

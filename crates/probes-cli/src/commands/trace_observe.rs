@@ -530,7 +530,7 @@ impl<'l> Recorder<'l> {
                 shows_hits = shown.is_ok();
                 failures.add(shown);
             }
-            if checked.elapsed() < observe_loop::READ_INTERVAL {
+            if checked.elapsed() < observe_loop::COUNTS_INTERVAL {
                 continue;
             }
             checked = Instant::now();
@@ -550,9 +550,9 @@ impl<'l> Recorder<'l> {
 
     fn read_interval(&self) -> Duration {
         if self.wanted.shows_records() {
-            watch::READ_INTERVAL
+            watch::HITS_INTERVAL
         } else {
-            observe_loop::READ_INTERVAL
+            observe_loop::COUNTS_INTERVAL
         }
     }
 

@@ -29,7 +29,7 @@ use sample::Sample;
 
 /// How often hits are read: fewer hits come in this time than the ring in the process holds, up to
 /// some millions a second.
-pub(super) const READ_INTERVAL: Duration = Duration::from_millis(2);
+pub(super) const HITS_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How often it is reported what was lost or skipped.
 const REPORT_INTERVAL: Duration = SECOND;
@@ -161,7 +161,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             watching.show(|text| interruptible.write(text))
         },
     );
-    if outcome.was_read {
+    if outcome.output_was_read {
         let observed = outcome.observed.take().map(|observed| observed.events);
         watching.add(pid, observed.unwrap_or_default());
         let failures = &mut outcome.failures;
@@ -173,7 +173,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Hits are shown as they are read, below each other.
 const DISPLAY: Display = Display {
-    interval: Some(READ_INTERVAL),
+    interval: Some(HITS_INTERVAL),
     table: None,
 };
 
@@ -212,7 +212,7 @@ fn run_of_several(
     );
     let mut watching = watching.into_inner();
     let mut shown = Ok(());
-    if outcome.was_read {
+    if outcome.output_was_read {
         let rest = watching.show_rest();
         shown = rest.and(watching.report_missing());
     }

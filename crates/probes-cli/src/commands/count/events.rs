@@ -5,11 +5,10 @@ use std::time::Duration;
 use probes_lib::{Glob, RuntimeEventKind, SelectedEntry, UserValue};
 
 use super::Args;
-use crate::commands::event_reading::{EventReading, EventView, SoFar};
+use crate::commands::event_reading::{EventReading, EventView, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::interruptible_output::Next;
 use crate::output::{EventCounts, EventTotals};
 
 pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
@@ -45,30 +44,29 @@ impl EventView for CountedEvents<'_> {
         }
     }
 
-    fn show(&mut self, so_far: SoFar<'_>) -> Result<(String, Next), Failure> {
-        if so_far.is_redrawn {
-            let text = self.since_beginning(so_far).table();
-            return Ok((text, Next::Continue));
+    fn show(&mut self, state: ReadingState<'_>) -> Result<String, Failure> {
+        if state.is_redrawn {
+            return Ok(self.since_beginning(state).table());
         }
         let none = EventTotals::default();
         let (before, since) = match &self.last {
             Some((before, at)) => (before, *at),
             None => (&none, Duration::ZERO),
         };
-        let seconds = so_far.at.saturating_sub(since);
-        let text = self.counts(so_far, before, seconds).at(so_far.at);
+        let seconds = state.at.saturating_sub(since);
+        let text = self.counts(state, before, seconds).at(state.at);
         let text = text.text(self.output.format)?;
-        self.last = Some((self.totals.clone(), so_far.at));
-        Ok((text, Next::Continue))
+        self.last = Some((self.totals.clone(), state.at));
+        Ok(text)
     }
 
-    fn last(&mut self, so_far: SoFar<'_>) -> Result<String, Failure> {
+    fn last(&mut self, state: ReadingState<'_>) -> Result<String, Failure> {
         let mut text = String::new();
         if self.last.is_some() {
             // So that the intervals add up to all.
-            text = self.show(so_far)?.0;
+            text = self.show(state)?;
         }
-        let all = self.since_beginning(so_far);
+        let all = self.since_beginning(state);
         text += &all.text(self.output.format)?;
         let (many, sum) = all.sum();
         self.output.sum_up(&self.output.messages, many, || sum);
@@ -77,17 +75,17 @@ impl EventView for CountedEvents<'_> {
 }
 
 impl CountedEvents<'_> {
-    fn since_beginning<'c>(&self, so_far: SoFar<'c>) -> EventCounts<'c> {
-        self.counts(so_far, &EventTotals::default(), so_far.at)
+    fn since_beginning<'c>(&self, state: ReadingState<'c>) -> EventCounts<'c> {
+        self.counts(state, &EventTotals::default(), state.at)
     }
 
     fn counts<'c>(
         &self,
-        so_far: SoFar<'c>,
+        state: ReadingState<'c>,
         before: &EventTotals,
         seconds: Duration,
     ) -> EventCounts<'c> {
-        let (target, ocaml, names) = (so_far.target, so_far.ocaml, so_far.names);
+        let (target, ocaml, names) = (state.target, state.ocaml, state.names);
         EventCounts::new(target, ocaml, names, &self.totals, before, seconds)
     }
 }

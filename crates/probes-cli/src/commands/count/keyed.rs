@@ -48,7 +48,7 @@ pub(super) fn run(
     if let Some((reading, lasted)) = total {
         let mut text = Ok(String::new());
         let before = counting.last.as_ref().filter(|_| !counting.is_redrawn);
-        if let Some((before, at)) = before.filter(|_| outcome.was_read) {
+        if let Some((before, at)) = before.filter(|_| outcome.output_was_read) {
             let since = lasted.saturating_sub(*at);
             let rest = counting.report(&reading, Some(before), since).at(lasted);
             text = output::keyed(output.format, &rest);
@@ -151,7 +151,7 @@ impl CountingSeveral<'_> {
         }
         let reading = KeyedReading::of_processes(&outcome.last, self.by.has_pid());
         let mut text = String::new();
-        if self.shown.is_some() && outcome.was_read && !self.is_redrawn {
+        if self.shown.is_some() && outcome.output_was_read && !self.is_redrawn {
             text = self.since_last(&outcome.targets, &reading, outcome.lasted)?;
         }
         let total = self.report(&outcome.targets, &reading, None, outcome.lasted);

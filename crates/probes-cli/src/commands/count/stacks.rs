@@ -40,7 +40,7 @@ pub(super) fn run<'t>(
     }
     let mut counted = CountedStacks::new(target.pid(), stacks.program());
     let display = Display {
-        interval: Some(watch::READ_INTERVAL),
+        interval: Some(watch::HITS_INTERVAL),
         table: None,
     };
     let mut outcome = active.run(
@@ -63,7 +63,7 @@ pub(super) fn run<'t>(
         let drawn = counted.picture(asked.picture.is_some_and(is_folded));
         outcome.failures.add(drawn.and_then(|it| file.write(it)));
     }
-    if outcome.was_read {
+    if outcome.output_was_read {
         warn_of_hits_without_stack(&counted, outcome.lasted, output);
     }
     outcome.finish(&output.messages)

@@ -192,7 +192,7 @@ impl TimedFunctions {
         if let Some((latencies, seconds)) = latencies {
             outcome.print(output, report(&latencies, seconds).text(output.format));
             let lost: u64 = latencies.iter().map(FunctionLatency::lost).sum();
-            if lost > 0 && outcome.was_read {
+            if lost > 0 && outcome.output_was_read {
                 output.messages.warning(
                     WarningKind::LostCalls,
                     &format!("{lost} calls were not recorded: the figures are those of the others"),

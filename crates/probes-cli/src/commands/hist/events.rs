@@ -5,12 +5,11 @@ use probes_lib::{
 };
 
 use super::Args;
-use crate::commands::event_reading::{EventReading, EventView, SoFar};
+use crate::commands::event_reading::{EventReading, EventView, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::commands::picture_file::PictureFile;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::interruptible_output::Next;
 use crate::output::{self, EventHistogram, Histograms, LostWords};
 
 pub(super) fn run(
@@ -95,20 +94,18 @@ impl EventView for RecordedEvents<'_> {
         }
     }
 
-    fn show(&mut self, so_far: SoFar<'_>) -> Result<(String, Next), Failure> {
-        let histograms = self.histograms(so_far);
-        let shown = self.shown(so_far, &histograms).so_far();
-        let text = if so_far.is_redrawn {
-            shown.table()
-        } else {
-            output::histograms(self.output.format, &shown)?
-        };
-        Ok((text, Next::Continue))
+    fn show(&mut self, state: ReadingState<'_>) -> Result<String, Failure> {
+        let histograms = self.histograms(state);
+        let shown = self.shown(state, &histograms).so_far();
+        if state.is_redrawn {
+            return Ok(shown.table());
+        }
+        output::histograms(self.output.format, &shown)
     }
 
-    fn last(&mut self, so_far: SoFar<'_>) -> Result<String, Failure> {
-        let histograms = self.histograms(so_far);
-        let shown = self.shown(so_far, &histograms);
+    fn last(&mut self, state: ReadingState<'_>) -> Result<String, Failure> {
+        let histograms = self.histograms(state);
+        let shown = self.shown(state, &histograms);
         let text = output::histograms(self.output.format, &shown)?;
         let (many, sum) = shown.sum();
         self.output.sum_up(&self.output.messages, many, || sum);
@@ -128,8 +125,8 @@ impl RecordedEvents<'_> {
         &mut self.recorders[name]
     }
 
-    fn histograms(&self, so_far: SoFar<'_>) -> Vec<EventHistogram> {
-        let names = so_far.names.iter().enumerate();
+    fn histograms(&self, state: ReadingState<'_>) -> Vec<EventHistogram> {
+        let names = state.names.iter().enumerate();
         names
             .map(|(index, name)| {
                 let recorded = self.recorders.get(index).cloned();
@@ -144,9 +141,13 @@ impl RecordedEvents<'_> {
             .collect()
     }
 
-    fn shown<'h>(&self, so_far: SoFar<'h>, histograms: &'h [EventHistogram]) -> Histograms<'h> {
-        let target = std::slice::from_ref(so_far.target);
-        Histograms::of_events(target, histograms, so_far.at, self.linear, &self.lost)
+    fn shown<'h>(
+        &self,
+        state: ReadingState<'h>,
+        histograms: &'h [EventHistogram],
+    ) -> Histograms<'h> {
+        let target = std::slice::from_ref(state.target);
+        Histograms::of_events(target, histograms, state.at, self.linear, &self.lost)
     }
 }
 

@@ -24,17 +24,17 @@ use crate::commands::program_with_events::{AwaitedEvents, EventsFolder, ProgramW
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
 use crate::commands::until_exit::wait_and_record;
 use crate::commands::wait::Wait;
-use crate::commands::watch::{READ_INTERVAL, note_unknown_arguments};
+use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::hint::Operand;
 use crate::interruptible_output::Next;
 
 /// For how long the removal of an observation is retried while the program runs.
-const REMOVAL: Duration = Duration::from_secs(30);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long until the next attempt.
-const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
+const REMOVAL_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts and records a program. Returns its status, or 1 if that is 0 and the recording is not complete.
 pub(super) fn run(
@@ -191,7 +191,7 @@ impl Recorder<'_> {
         let mut checked = Duration::ZERO;
         loop {
             let left = end.saturating_sub(self.begun.elapsed());
-            let waited = exited.recv_timeout(READ_INTERVAL.min(left));
+            let waited = exited.recv_timeout(HITS_INTERVAL.min(left));
             let at = self.begun.elapsed();
             if waited != Err(RecvTimeoutError::Timeout) || at >= end {
                 return Ok(());
@@ -208,7 +208,7 @@ impl Recorder<'_> {
                     }
                 }
             }
-            if at >= checked + observe_loop::READ_INTERVAL {
+            if at >= checked + observe_loop::COUNTS_INTERVAL {
                 checked = at;
                 let check = observer.check();
                 self.warn(observer);
@@ -244,7 +244,7 @@ impl Recorder<'_> {
 }
 
 /// Removes the observation, whether the program still runs or not. While it runs, failures that may pass (another tool traces it, for
-/// example) are retried for [`REMOVAL`].
+/// example) are retried for [`REMOVAL_TIMEOUT`].
 fn remove(
     observer: &mut Observer,
     exited: &Receiver<()>,
@@ -253,10 +253,10 @@ fn remove(
     loop {
         let removed = observer.remove();
         let is_to_be_tried_again = removed.as_ref().is_err_and(probes_lib::Error::is_transient);
-        if !is_to_be_tried_again || begun.elapsed() >= REMOVAL {
+        if !is_to_be_tried_again || begun.elapsed() >= REMOVAL_TIMEOUT {
             return removed;
         }
-        if exited.recv_timeout(REMOVAL_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+        if exited.recv_timeout(REMOVAL_RETRY_INTERVAL) != Err(RecvTimeoutError::Timeout) {
             // It has exited meanwhile.
             return observer.remove();
         }

@@ -18,7 +18,7 @@ use crate::commands::failed::Failed;
 use crate::commands::observe_loop::{ActiveObservation, Display};
 use crate::commands::opened_events::{OpenedEvents, PATIENCE, note_wait, warn_of_left_file};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
-use crate::commands::watch::{READ_INTERVAL, note_unknown_arguments};
+use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -94,7 +94,7 @@ impl<'r> Recording<'r> {
             note_unknown_arguments(&output.messages, active.observer(), recorded.calls());
         }
         let display = Display {
-            interval: Some(READ_INTERVAL),
+            interval: Some(HITS_INTERVAL),
             table: None,
         };
         let are_awaited = Cell::new(switches_on);

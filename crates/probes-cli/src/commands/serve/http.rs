@@ -23,8 +23,8 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use super::events::{Event, EventSender};
 use super::exposition::TextFormat;
+use super::notifications::{Notification, NotificationSender};
 
 /// How long a request may take to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -53,7 +53,7 @@ pub(super) struct ServerFigures {
 /// Serves clients, until that fails.
 pub(super) struct Server {
     pub(super) listener: TcpListener,
-    pub(super) events: EventSender,
+    pub(super) notifications: NotificationSender,
     pub(super) figures: Arc<ServerFigures>,
     /// Whether only clients of this machine can connect.
     pub(super) is_loopback: bool,
@@ -91,14 +91,14 @@ impl PhaseCell {
 impl Server {
     /// Serves clients. Returns only why that is not possible any more.
     pub(super) fn run(self) {
-        let events = self.events.clone();
+        let notifications = self.notifications.clone();
         let served = runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
             .build()
             .and_then(|runtime| runtime.block_on(self.serve()));
         let Err(error) = served;
-        events.send(Event::ServerEnded(error));
+        notifications.send(Notification::ServerEnded(error));
     }
 
     async fn serve(self) -> io::Result<Infallible> {
@@ -130,7 +130,7 @@ impl Server {
             }
             let phase = Arc::new(PhaseCell::default());
             let client = Client {
-                events: self.events.clone(),
+                notifications: self.notifications.clone(),
                 phase: phase.clone(),
                 is_loopback: self.is_loopback,
             };
@@ -165,7 +165,7 @@ impl Server {
 
 /// One connection.
 struct Client {
-    events: EventSender,
+    notifications: NotificationSender,
     phase: Arc<PhaseCell>,
     is_loopback: bool,
 }
@@ -216,7 +216,8 @@ impl Client {
         let accept: Vec<&str> = accept.filter_map(|it| it.to_str().ok()).collect();
         let format = TextFormat::accepted(&accept.join(","));
         let (reply, page) = oneshot::channel();
-        self.events.send(Event::Scrape { format, reply });
+        self.notifications
+            .send(Notification::Scrape { format, reply });
         match page.await {
             Ok(page) => of_type(format.content_type(), page),
             Err(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "the exporter ends\n"),

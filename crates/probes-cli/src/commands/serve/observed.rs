@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use probes_lib::{Error, GcPauses, Observation, Observer, Options, RuntimeEvents, Target};
+use probes_lib::{GcPauses, Observation, Observer, Options, RuntimeEvents, Target};
 
 use super::figures::{Collector, Figures, value_of_state};
 use crate::commands::closures::warn_of_refused_closures;
@@ -185,9 +185,4 @@ impl CollectorReading {
             pauses: GcPauses::default(),
         }
     }
-}
-
-/// Whether the process has ended, or is another program now.
-pub(super) fn is_over(error: &Error) -> bool {
-    exit_or_exec(error).is_some()
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use probes_lib::{Error, RuntimeEvents};
 
 use super::figures::Figures;
-use super::observed::{Observed, is_over};
+use super::observed::Observed;
 use super::page::ShownProcess;
-use super::scan::{Order, name_of};
+use super::scan::{Ended, name_of};
 use crate::failure::{Failure, exit_or_exec, is_replaced};
 use crate::messages::Messages;
 use crate::output::WarningKind;
@@ -28,14 +28,14 @@ const MOST_OTHERS: usize = 256;
 /// How often it is checked whether processes still write runtime events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What restoring some processes means for the others.
+/// What became of the others if the instrumentation of some could not be removed.
 const OTHERS: &str = "the others were restored";
 
 pub(super) struct Processes {
     /// By their pids.
     each: BTreeMap<i32, Process>,
-    /// To the thread that finds processes, until it has to end.
-    orders: Option<Sender<Order>>,
+    /// What has ended, for the thread that finds processes; `None` once that has to end.
+    ends: Option<Sender<Ended>>,
     bounds: Vec<Duration>,
     wants_events: bool,
     messages: Messages,
@@ -53,7 +53,7 @@ struct Process {
     /// Why it is not observed, if it runs.
     refused: Option<String>,
     /// Since when it is neither observed nor refused.
-    over_since: Option<Instant>,
+    gone_since: Option<Instant>,
     /// The figures of earlier observations, and those of this one.
     earlier: Figures,
     current: Figures,
@@ -81,7 +81,7 @@ impl Process {
 
 impl Processes {
     pub(super) fn new(
-        orders: Sender<Order>,
+        ends: Sender<Ended>,
         bounds: Vec<Duration>,
         wants_events: bool,
         is_single: bool,
@@ -89,7 +89,7 @@ impl Processes {
     ) -> Processes {
         Processes {
             each: BTreeMap::new(),
-            orders: Some(orders),
+            ends: Some(ends),
             bounds,
             wants_events,
             messages,
@@ -136,7 +136,7 @@ impl Processes {
     }
 
     /// Whether none is observed, is refused, or has exited just now.
-    pub(super) fn are_over(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.each.is_empty()
     }
 
@@ -148,13 +148,13 @@ impl Processes {
 
     /// Tells the thread that finds processes to end.
     pub(super) fn end_scan(&mut self) {
-        self.orders = None;
+        self.ends = None;
     }
 
-    fn order(&self, order: Order) {
-        if let Some(orders) = &self.orders {
+    fn tell_scanner(&self, ended: Ended) {
+        if let Some(ends) = &self.ends {
             // It fails only if that thread has ended, and then nothing is found any more.
-            let _ = orders.send(order);
+            let _ = ends.send(ended);
         }
     }
 
@@ -167,7 +167,7 @@ impl Processes {
                 ..Process::default()
             };
         }
-        process.over_since = None;
+        process.gone_since = None;
         process.refused = None;
         process
     }
@@ -228,7 +228,7 @@ impl Processes {
         let is_refused = |process: &Process| process.observed.is_none();
         if let Some(process) = self.each.get_mut(&pid).filter(|it| is_refused(it)) {
             process.refused = None;
-            process.over_since.get_or_insert_with(Instant::now);
+            process.gone_since.get_or_insert_with(Instant::now);
         }
     }
 
@@ -275,7 +275,7 @@ impl Processes {
             self.end(pid, error);
         } else {
             let id = observed.id;
-            self.order(Order::EventsEnded(id));
+            self.tell_scanner(Ended::RuntimeEvents(id));
         }
     }
 
@@ -286,8 +286,8 @@ impl Processes {
             self.read_one(pid);
         }
         self.each.retain(|_, process| {
-            let over = process.over_since;
-            over.is_none_or(|since| since.elapsed() < SHOWN_AFTER_EXIT)
+            let gone = process.gone_since;
+            gone.is_none_or(|since| since.elapsed() < SHOWN_AFTER_EXIT)
         });
     }
 
@@ -336,7 +336,7 @@ impl Processes {
         process.close(&self.bounds);
         let mut is_replaced_now = false;
         match error {
-            Some(error) if !is_over(&error) => {
+            Some(error) if exit_or_exec(&error).is_none() => {
                 is_replaced_now = is_replaced(&error);
                 let failure = Failure::of_process(pid)(error);
                 process.refused = Some(failure.kind());
@@ -346,10 +346,10 @@ impl Processes {
                 let how = error.as_ref().and_then(exit_or_exec);
                 let how = how.unwrap_or("has exited, or writes no more events");
                 messages.note(&format!("{} {how}", process.program));
-                process.over_since = Some(Instant::now());
+                process.gone_since = Some(Instant::now());
             }
         }
-        self.order(Order::Ended {
+        self.tell_scanner(Ended::Observation {
             id,
             is_replaced: is_replaced_now,
         });
@@ -363,7 +363,7 @@ impl Processes {
             return;
         }
         let others = self.each.iter().filter(|(_, it)| it.observed.is_none());
-        let oldest = others.min_by_key(|(_, it)| (it.over_since.is_none(), it.over_since));
+        let oldest = others.min_by_key(|(_, it)| (it.gone_since.is_none(), it.gone_since));
         if let Some(pid) = oldest.map(|(pid, _)| *pid) {
             self.each.remove(&pid);
         }
@@ -397,8 +397,11 @@ impl Processes {
         shown
     }
 
-    /// Restores all processes.
-    pub(super) fn restore(&mut self, signals: &TerminationSignals) -> Result<(), Failure> {
+    /// Removes the instrumentation from all processes.
+    pub(super) fn remove_instrumentation(
+        &mut self,
+        signals: &TerminationSignals,
+    ) -> Result<(), Failure> {
         let (mut failed, mut total) = (0, 0);
         for (pid, process) in &mut self.each {
             let Some(observed) = &mut process.observed else {

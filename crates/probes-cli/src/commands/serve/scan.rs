@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Observation, Options, RuntimeEvents, Target};
 
-use super::events::{Event, EventSender};
-use super::observed::{ObservationId, Observed, is_over};
+use super::notifications::{Notification, NotificationSender};
+use super::observed::{ObservationId, Observed};
 use crate::commands::open_target::open_to_observe;
-use crate::failure::Failure;
+use crate::failure::{Failure, exit_or_exec};
 use crate::flags::TargetSelection;
 use crate::messages::Messages;
 
@@ -36,24 +36,24 @@ pub(super) struct Wanted<'s> {
     pub(super) messages: Messages,
 }
 
-/// What the main thread, which reads the processes, tells this one.
-pub(super) enum Order {
+/// What the main thread, which reads the processes, tells this one to have ended.
+pub(super) enum Ended {
     /// A process is observed no more; and whether another observer has taken it over.
-    Ended {
+    Observation {
         id: ObservationId,
         is_replaced: bool,
     },
     /// The runtime events of a process are read no more.
-    EventsEnded(ObservationId),
+    RuntimeEvents(ObservationId),
 }
 
-/// Finds processes until the other end of its orders is dropped.
+/// Finds processes until the sender of `ends` is dropped.
 pub(super) struct Scanner<'s> {
     pub(super) wanted: Wanted<'s>,
-    events: EventSender,
-    orders: Receiver<Order>,
-    /// Whether to end soon.
-    is_over: Arc<AtomicBool>,
+    notifications: NotificationSender,
+    ends: Receiver<Ended>,
+    /// Whether `serve` is about to end: no other process is looked at then.
+    is_ending: Arc<AtomicBool>,
     known: BTreeMap<i32, Known>,
     /// How many observations have begun.
     begun: u64,
@@ -82,9 +82,9 @@ struct Identity {
 enum KnownState {
     /// And when to try again to read its runtime events, if they cannot be read.
     Observed(Option<Pause>),
-    /// Not observed: observing it failed, its observation has ended, or it was selected by its name alone and cannot be used. And
+    /// Observing it failed, its observation has ended, or it was selected by its name alone and cannot be used. And
     /// when to try again.
-    Refused(Pause),
+    NotObserved(Pause),
 }
 
 /// When to try again what has failed. Each pause is twice as long as the one before.
@@ -108,7 +108,7 @@ impl Pause {
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn has_elapsed(&self) -> bool {
         self.until <= Instant::now()
     }
 }
@@ -116,15 +116,15 @@ impl Pause {
 impl<'s> Scanner<'s> {
     pub(super) fn new(
         wanted: Wanted<'s>,
-        events: EventSender,
-        orders: Receiver<Order>,
-        is_over: Arc<AtomicBool>,
+        notifications: NotificationSender,
+        ends: Receiver<Ended>,
+        is_ending: Arc<AtomicBool>,
     ) -> Scanner<'s> {
         Scanner {
             wanted,
-            events,
-            orders,
-            is_over,
+            notifications,
+            ends,
+            is_ending,
             known: BTreeMap::new(),
             begun: 0,
             is_first: true,
@@ -136,11 +136,12 @@ impl<'s> Scanner<'s> {
             let begun = Instant::now();
             self.scan();
             self.is_first = false;
-            self.events.send(Event::Scanned(begun.elapsed()));
+            self.notifications
+                .send(Notification::Scanned(begun.elapsed()));
             loop {
                 let left = self.wanted.interval.saturating_sub(begun.elapsed());
-                match self.orders.recv_timeout(left) {
-                    Ok(order) => self.follow(order),
+                match self.ends.recv_timeout(left) {
+                    Ok(ended) => self.try_again_later(ended),
                     Err(RecvTimeoutError::Timeout) => break,
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
@@ -148,20 +149,21 @@ impl<'s> Scanner<'s> {
         }
     }
 
-    fn follow(&mut self, order: Order) {
+    /// Notes what has ended, and when to try it again.
+    fn try_again_later(&mut self, ended: Ended) {
         let pause = Pause::next(None, String::new(), self.wanted.interval);
-        let (Order::Ended { id, .. } | Order::EventsEnded(id)) = order;
+        let (Ended::Observation { id, .. } | Ended::RuntimeEvents(id)) = ended;
         let known = self.known.get_mut(&id.pid);
         let Some(known) = known.filter(|known| known.number == id.number) else {
             return;
         };
-        match (order, &mut known.state) {
-            (Order::Ended { is_replaced, .. }, state) => {
-                *state = KnownState::Refused(pause);
+        match (ended, &mut known.state) {
+            (Ended::Observation { is_replaced, .. }, state) => {
+                *state = KnownState::NotObserved(pause);
                 known.was_replaced |= is_replaced;
             }
-            (Order::EventsEnded(_), KnownState::Observed(events)) => *events = Some(pause),
-            (Order::EventsEnded(_), KnownState::Refused(_)) => {}
+            (Ended::RuntimeEvents(_), KnownState::Observed(events)) => *events = Some(pause),
+            (Ended::RuntimeEvents(_), KnownState::NotObserved(_)) => {}
         }
     }
 
@@ -176,10 +178,10 @@ impl<'s> Scanner<'s> {
             .collect();
         for pid in gone {
             self.known.remove(&pid);
-            self.events.send(Event::Gone(pid));
+            self.notifications.send(Notification::Gone(pid));
         }
         for (pid, identity) in candidates {
-            if self.is_over.load(Ordering::Relaxed) {
+            if self.is_ending.load(Ordering::Relaxed) {
                 return;
             }
             self.look_at(pid, identity);
@@ -220,8 +222,8 @@ impl<'s> Scanner<'s> {
         let mut number = known.map_or(0, |known| known.number);
         let state = match known.map(|known| &known.state) {
             Some(KnownState::Observed(None)) => return,
-            Some(KnownState::Observed(Some(pause)) | KnownState::Refused(pause))
-                if !pause.is_over() =>
+            Some(KnownState::Observed(Some(pause)) | KnownState::NotObserved(pause))
+                if !pause.has_elapsed() =>
             {
                 return;
             }
@@ -230,32 +232,36 @@ impl<'s> Scanner<'s> {
             }
             before => {
                 let before = match before {
-                    Some(KnownState::Refused(pause)) => Some(pause),
+                    Some(KnownState::NotObserved(pause)) => Some(pause),
                     _ => None,
                 };
                 match self.begin(pid, was_replaced) {
                     Ok(Some((observed, no_events))) => {
                         number = observed.id.number;
                         self.begun = number;
-                        self.events.send(Event::Observed(Box::new(observed)));
+                        self.notifications
+                            .send(Notification::Observed(Box::new(observed)));
                         KnownState::Observed(no_events.map(|failure| {
                             let pause = Pause::next(None, failure.kind(), interval);
-                            self.events.send(Event::NoRuntimeEvents(pid, failure));
+                            self.notifications
+                                .send(Notification::NoRuntimeEvents(pid, failure));
                             pause
                         }))
                     }
-                    Ok(None) => KnownState::Refused(Pause::next(before, String::new(), interval)),
+                    Ok(None) => {
+                        KnownState::NotObserved(Pause::next(before, String::new(), interval))
+                    }
                     Err(failure) => {
                         let pause = Pause::next(before, failure.kind(), interval);
                         if before.is_none_or(|before| before.kind != pause.kind) {
                             let program = identity.program.clone();
-                            self.events.send(Event::Refused {
+                            self.notifications.send(Notification::Refused {
                                 pid,
                                 program,
                                 failure,
                             });
                         }
-                        KnownState::Refused(pause)
+                        KnownState::NotObserved(pause)
                     }
                 }
             }
@@ -310,7 +316,9 @@ impl<'s> Scanner<'s> {
         let id = ObservationId { pid, number };
         match Observed::begin(id, target, observation, options, events, &messages) {
             Ok(observed) => Ok(Some((observed, no_events))),
-            Err(Failure::Target(_, error)) if is_over(&error) && !is_given => Ok(None),
+            Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_given => {
+                Ok(None)
+            }
             Err(failure) => Err(failure),
         }
     }
@@ -320,14 +328,16 @@ impl<'s> Scanner<'s> {
         match RuntimeEvents::of_process(pid) {
             Ok(events) => {
                 let events = Box::new(events);
-                self.events.send(Event::RuntimeEvents(pid, events));
+                self.notifications
+                    .send(Notification::RuntimeEvents(pid, events));
                 None
             }
             Err(error) => {
                 let failure = Failure::of_process(pid)(error);
                 let pause = Pause::next(Some(before), failure.kind(), self.wanted.interval);
                 if before.kind != pause.kind {
-                    self.events.send(Event::NoRuntimeEvents(pid, failure));
+                    self.notifications
+                        .send(Notification::NoRuntimeEvents(pid, failure));
                 }
                 Some(pause)
             }

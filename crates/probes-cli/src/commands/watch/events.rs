@@ -6,11 +6,10 @@ use std::time::Duration;
 use probes_lib::{Glob, SelectedEntry};
 
 use super::Args;
-use crate::commands::event_reading::{EventReading, EventView, SoFar};
+use crate::commands::event_reading::{EventReading, EventView, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::interruptible_output::Next;
 use crate::output::{EventLine, EventLines, LostWords, sort_by_time};
 
 pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
@@ -55,7 +54,7 @@ impl EventView for WatchedEvents {
         }
     }
 
-    fn show(&mut self, so_far: SoFar<'_>) -> Result<(String, Next), Failure> {
+    fn show(&mut self, state: ReadingState<'_>) -> Result<String, Failure> {
         let mut events = take(&mut self.waiting);
         sort_by_time(&mut events);
         if let Some(limit) = self.limit {
@@ -63,21 +62,14 @@ impl EventView for WatchedEvents {
             events.truncate(left);
         }
         self.shown += events.len() as u64;
-        let text = self
-            .lines
-            .text(so_far.names, &take(&mut self.lost), &events)?;
-        let has_enough = self.limit.is_some_and(|limit| self.shown >= limit);
-        Ok((
-            text,
-            if has_enough {
-                Next::Stop
-            } else {
-                Next::Continue
-            },
-        ))
+        self.lines.text(state.names, &take(&mut self.lost), &events)
     }
 
-    fn last(&mut self, so_far: SoFar<'_>) -> Result<String, Failure> {
-        self.show(so_far).map(|(text, _)| text)
+    fn has_enough(&self) -> bool {
+        self.limit.is_some_and(|limit| self.shown >= limit)
+    }
+
+    fn last(&mut self, state: ReadingState<'_>) -> Result<String, Failure> {
+        self.show(state)
     }
 }

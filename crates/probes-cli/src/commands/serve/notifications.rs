@@ -15,7 +15,7 @@ use super::observed::Observed;
 use crate::failure::Failure;
 
 /// What has happened.
-pub(super) enum Event {
+pub(super) enum Notification {
     /// A process is observed now.
     Observed(Box<Observed>),
     /// A process cannot be observed.
@@ -42,56 +42,56 @@ pub(super) enum Event {
     ServerEnded(std::io::Error),
 }
 
-/// Sends events, and wakes the thread that reads them.
+/// Sends notifications, and wakes the thread that reads them.
 #[derive(Clone)]
-pub(super) struct EventSender {
-    events: Sender<Event>,
+pub(super) struct NotificationSender {
+    channel: Sender<Notification>,
     wake: Arc<EventFd>,
 }
 
-/// Receives events. Readable, as poll(2) says, if there may be some.
-pub(super) struct EventReceiver {
-    events: Receiver<Event>,
+/// Receives notifications. Readable, as poll(2) says, if there may be some.
+pub(super) struct NotificationReceiver {
+    channel: Receiver<Notification>,
     wake: Arc<EventFd>,
 }
 
 /// Makes both ends.
-pub(super) fn events() -> Result<(EventSender, EventReceiver), Failure> {
+pub(super) fn notifications() -> Result<(NotificationSender, NotificationReceiver), Failure> {
     let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
     let wake = EventFd::from_flags(flags)
         .map_err(|errno| Failure::System("make an event descriptor", errno.into()))?;
     let (wake, (sender, receiver)) = (Arc::new(wake), channel());
-    let sender = EventSender {
-        events: sender,
+    let sender = NotificationSender {
+        channel: sender,
         wake: wake.clone(),
     };
-    let receiver = EventReceiver {
-        events: receiver,
+    let receiver = NotificationReceiver {
+        channel: receiver,
         wake,
     };
     Ok((sender, receiver))
 }
 
-impl EventSender {
+impl NotificationSender {
     /// Does nothing if the receiver is gone: then the command ends.
-    pub(super) fn send(&self, event: Event) {
-        if self.events.send(event).is_ok() {
+    pub(super) fn send(&self, notification: Notification) {
+        if self.channel.send(notification).is_ok() {
             // It fails only if the counter is full, and then the receiver is awake anyway.
             let _ = self.wake.write(1);
         }
     }
 }
 
-impl EventReceiver {
-    /// All events that have come.
-    pub(super) fn take(&self) -> Vec<Event> {
-        // The eventfd is reset before the channel is read: an event that is sent in between makes it readable again, and is not missed.
+impl NotificationReceiver {
+    /// All notifications that have come.
+    pub(super) fn take(&self) -> Vec<Notification> {
+        // The eventfd is reset before the channel is read: a notification that is sent in between makes it readable again, and is not missed.
         let _ = self.wake.read();
-        self.events.try_iter().collect()
+        self.channel.try_iter().collect()
     }
 }
 
-impl AsFd for EventReceiver {
+impl AsFd for NotificationReceiver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
