@@ -119,7 +119,7 @@ fn child_and_parent_do_not_change_each_other() {
         assert!(
             refusal.contains(&format!(
                 "process {pid} cannot be changed from its forked child, process "
-            )) && refusal.ends_with("(Target::current, probes_open); nothing was changed"),
+            )) && refusal.ends_with("(Target::current, probes_current); nothing was changed"),
             "{refusal}"
         );
         assert_eq!(own.talker.expect("child hits"), "child hits ping=3 pong=1");

@@ -1,5 +1,7 @@
 //! [`Failures`]: what failed for some of several processes.
 
+use std::collections::HashSet;
+
 use crate::failure::Failure;
 use crate::flags::TargetSelection;
 use crate::messages::Messages;
@@ -11,7 +13,8 @@ pub(super) struct Failures {
     /// Whether messages and answers say which process they are about.
     shows_pid: bool,
     messages: Messages,
-    list: Vec<Failure>,
+    /// Each with the process that it is about: a step may fail, and then the one that undoes it.
+    list: Vec<(i32, Failure)>,
 }
 
 impl Failures {
@@ -45,7 +48,7 @@ impl Failures {
         if self.shows_pid {
             self.messages(pid).failure(&failure);
         }
-        self.list.push(failure);
+        self.list.push((pid, failure));
     }
 
     /// Returns the value of `result`, or records its failure and returns `None`.
@@ -55,7 +58,13 @@ impl Failures {
 
     /// Whether every process has failed.
     pub(super) fn are_of_all(&self) -> bool {
-        self.list.len() >= self.total
+        self.failed() >= self.total
+    }
+
+    /// How many processes have failed.
+    fn failed(&self) -> usize {
+        let pids: HashSet<i32> = self.list.iter().map(|(pid, _)| *pid).collect();
+        pids.len()
     }
 
     /// Fails if any process has failed; `others` says what became of the processes that have not
@@ -67,14 +76,17 @@ impl Failures {
     /// Same as [`Failures::finish`], but `outcome` says what became of all processes, and is used
     /// even if all have failed.
     pub(super) fn finish_all(&mut self, outcome: &'static str) -> Result<(), Failure> {
-        match self.list.len() {
-            0 => Ok(()),
-            1 if !self.shows_pid => Err(self.list.remove(0)),
-            failed => Err(Failure::Several {
-                failed,
+        if self.shows_pid && !self.list.is_empty() {
+            return Err(Failure::Several {
+                failed: self.failed(),
                 total: self.total,
                 outcome,
-            }),
+            });
         }
+        let last = self.list.pop();
+        for (pid, failure) in &self.list {
+            self.messages(*pid).failure(failure);
+        }
+        last.map_or(Ok(()), |(_, failure)| Err(failure))
     }
 }

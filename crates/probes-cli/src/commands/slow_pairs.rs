@@ -119,7 +119,7 @@ impl SlowPairs {
         self.output.messages.warning(
             WarningKind::LostHits,
             &format!(
-                "{dropped} slow pairs or calls are not shown: they came faster than they could be read"
+                "not all slow pairs and calls are shown ({dropped} are missing): they came faster than they could be read, or their process ended before that"
             ),
             "give a longer time with -over; the figures count them all",
         );

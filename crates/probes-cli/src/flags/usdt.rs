@@ -77,7 +77,7 @@ fn usdt(typed: &str) -> Result<UsdtArgument, String> {
     };
     if Generation::of_provider(provider.as_bytes()).is_some() {
         return Err(format!(
-            "\"{typed}\" is a probe of OCaml: give -probe {name}"
+            "\"{typed}\" is a probe of OCaml: other flags, such as -probe and -pair, take its name, {name}"
         ));
     }
     let glob = glob(typed)?;
@@ -88,10 +88,8 @@ fn usdt(typed: &str) -> Result<UsdtArgument, String> {
 /// Reads the name of one USDT probe, `PROVIDER:NAME`; refuses globs.
 pub(super) fn usdt_probe(typed: &str) -> Result<Glob, String> {
     let UsdtArgument { typed, glob } = usdt(typed)?;
-    if typed.contains(['*', '?', '[']) {
-        return Err(format!(
-            "\"{typed}\" is a pattern, where the name of a probe is needed"
-        ));
+    if typed.contains(['*', '?', '[', '\\']) {
+        return Err(format!("\"{typed}\" is a glob: give the name of one probe"));
     }
     Ok(glob)
 }
@@ -112,7 +110,7 @@ mod tests {
             ),
             (
                 "ocaml_2:tick",
-                "\"ocaml_2:tick\" is a probe of OCaml: give -probe tick",
+                "\"ocaml_2:tick\" is a probe of OCaml: other flags, such as -probe and -pair, take its name, tick",
             ),
             ("a:[", "\"a:[\" is not a glob: it has a [ without a ]"),
         ] {

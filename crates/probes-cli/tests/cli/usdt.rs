@@ -95,7 +95,7 @@ fn usdt_probes_are_timed_as_pairs() {
             assert_eq!(semaphore(pid), "0");
         }
         for (flags, why) in [
-            ("demo:*,demo:open", "is a pattern"),
+            ("demo:*,demo:open", "is a glob"),
             ("demo:open", "is not two names"),
             ("demo:open,demo:none", "demo:none"),
             (

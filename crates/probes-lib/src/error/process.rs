@@ -52,7 +52,7 @@ pub enum ProcessError {
     },
     /// A [`Target`](crate::Target) for the current process is used in a child of it.
     #[error(
-        "cannot be changed from its forked child, process {child}: the child needs a target of its own (Target::current, probes_open)"
+        "cannot be changed from its forked child, process {child}: the child needs a target of its own (Target::current, probes_current)"
     )]
     Forked {
         /// The pid of the child, which is the calling process.
