@@ -276,7 +276,7 @@ fn field_text(field: Field, pid: i32, event: &Event, location: &Location) -> Str
         Field::Address => event.address().to_string(),
         Field::Function => function_or_unknown(location.function.as_deref()),
         Field::Source => location.source.clone(),
-        Field::Args => arguments_text(event),
+        Field::Args => arguments_or_return_text(event),
     }
 }
 
@@ -291,16 +291,25 @@ pub(super) fn thread_text(event: &Event) -> String {
     event.thread.map_or("-".to_owned(), |tid| tid.to_string())
 }
 
-/// The arguments of a hit, or what a function returns.
+/// The arguments of a hit, or that a function returns, and what.
+fn arguments_or_return_text(event: &Event) -> String {
+    let arguments = arguments_text(event);
+    match event.kind {
+        EventKind::Return if arguments.is_empty() => "returns".to_owned(),
+        EventKind::Return => format!("returns {arguments}"),
+        _ => arguments,
+    }
+}
+
+/// The arguments of a hit, or the result of a function.
 pub(super) fn arguments_text(event: &Event) -> String {
-    let returns = (event.kind == EventKind::Return).then(|| "returns".to_owned());
     let mut names = argument_names(event);
     let values = event.arguments.iter().map(|value| match names.next() {
         Some(name) => format!("{}={}", Escaped(name), in_ocaml(value)),
         None => in_ocaml(value),
     });
-    let words: Vec<String> = returns.into_iter().chain(values).collect();
-    words.join(" ")
+    let values: Vec<String> = values.collect();
+    values.join(" ")
 }
 
 /// The names of the arguments of a hit, as far as they are known.

@@ -216,7 +216,6 @@ impl SlowPairs {
             let at_start = pair.start.as_ref();
             let at_start = at_start.map_or("unknown".to_owned(), arguments_text);
             let at_stop = arguments_text(&pair.stop);
-            let at_stop = at_stop.trim_start_matches("returns").trim().to_owned();
             let (time, thread) = (time_of_day(pair.stop.time), thread_text(&pair.stop));
             if self.format == Format::Table {
                 let mut names = vec![names];

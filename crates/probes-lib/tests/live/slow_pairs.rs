@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use probes_lib::{Events, Keys, Latency, Observation, SlowPair, Target, Value};
+use probes_lib::{
+    EventKind, Events, FunctionSelector, Keys, Latency, Observation, SlowPair, Target, Value,
+};
 use test_support::process::Image;
 use test_support::{Talker, fixture_forms, program_forms};
 
@@ -180,5 +182,25 @@ fn watched_ends_have_hits_and_pairs() {
             .for_each(|pair| {
                 number(pair);
             });
+    }
+}
+
+// promise: Observations: The exit of a slow call is a return or, without a result, a jump to another function (2 × 50)
+#[test]
+fn exits_of_slow_calls_are_returns_or_jumps() {
+    for file in fixture_forms("lasting") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open_any(talker.pid()).unwrap();
+        let tail = FunctionSelector::Glob("tail".parse().unwrap());
+        let observation = Observation::new().time_functions(tail);
+        let observation = observation.report_slow(Duration::ZERO);
+        let mut observer = target.observe(&observation, options()).unwrap();
+        talker.ask("call 1 50", "called");
+        let events = observer.remove().unwrap().events;
+        let stops = events.slow_pairs.iter().map(|it| &it.stop);
+        let exits: Vec<_> = stops.map(|it| (it.kind, it.arguments.len())).collect();
+        // Those of even numbers return; the others end with a jump.
+        let pair = [(EventKind::Return, 1), (EventKind::Jump, 0)];
+        assert_eq!(exits, pair.repeat(25));
     }
 }

@@ -102,7 +102,7 @@ pub(crate) mod record {
     /// Added to the index of a point. There are fewer points.
     pub(crate) const RETURN: u32 = 1 << 31;
     /// Added to the index of the point at the stop of a slow pair: what was kept of its start follows the record, and
-    /// the number in it is the index of the pair.
+    /// the number in it is the index of the pair. Of a slow call, one without [`RETURN`] has ended with a jump.
     pub(crate) const SLOW: u32 = 1 << 30;
     /// Added to the index of a point where a function is left by a jump to another one.
     pub(crate) const JUMP: u32 = 1 << 29;

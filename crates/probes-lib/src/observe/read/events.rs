@@ -108,8 +108,8 @@ pub enum EventKind {
     Hit,
     /// A return of a function.
     Return,
-    /// A function jumps to another one in tail position ([`Observation::watch_exits`](crate::Observation::watch_exits)): its call has
-    /// ended, and the other function returns in its place.
+    /// A function jumps to another one in tail position ([`Observation::watch_exits`](crate::Observation::watch_exits),
+    /// [`Observation::report_slow`](crate::Observation::report_slow)): its call has ended, and the other function returns in its place.
     Jump,
 }
 

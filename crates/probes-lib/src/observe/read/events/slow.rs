@@ -34,7 +34,8 @@ pub struct SlowPair {
     /// recorded. `None` if the start is not known any more: more than 16 starts of the thread waited, or, if pairs are found by key,
     /// another start took its place.
     pub start: Option<Event>,
-    /// The hit that stopped it, or the exit of the function: its result, unless it has jumped to another function.
+    /// The hit that stopped it, or the exit of the function: its return, with its result, or a jump to another function
+    /// ([`EventKind::Jump`]).
     pub stop: Event,
 }
 
@@ -72,7 +73,7 @@ impl EventReader {
         })
     }
 
-    /// Returns the hit at an end of a slow pair, or, of a function, its entry or exit.
+    /// Returns the hit at an end of a slow pair or, of a function, its entry or exit.
     fn end(
         &mut self,
         process: &Process,
@@ -89,8 +90,7 @@ impl EventReader {
             (EventOf::Site { .. }, _) | (_, EventKind::Hit) => {
                 (EventKind::Hit, &watched.arguments[..])
             }
-            // The function was left by a jump to another one: it has no result.
-            _ if point & record::RETURN == 0 => (EventKind::Return, &[][..]),
+            _ if point & record::RETURN == 0 => (EventKind::Jump, &[][..]),
             _ => (EventKind::Return, watched.result.as_slice()),
         };
         let what = (watched.of, kind, all_recorded(record, shapes), tid);
