@@ -57,8 +57,8 @@ const MAX_PATH: usize = 4096;
 /// How many bytes of `caml_runtime_events_start` are searched for its return.
 const MAX_START: u64 = 4096;
 
-/// How long a switch that has begun may take.
-const SWITCHING: Duration = Duration::from_secs(2);
+/// How long the call that switches events on may take.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How events can be switched on.
 pub(crate) struct EventsSwitch {
@@ -71,7 +71,7 @@ pub(crate) struct EventsSwitch {
 }
 
 /// Where the runtime of a process has the functions and variables that a switch needs.
-struct Runtime {
+struct RuntimeSymbols {
     /// In the order of [`NAMES`].
     addresses: [LiveAddr; NAMES.len()],
     /// How many bytes of `caml_runtime_events_start` are searched for a `ret`: its length, but at most [`MAX_START`].
@@ -95,8 +95,8 @@ impl EventsSwitch {
         let mapping = ring_mapping(process)?;
         let functions = Functions::to_select_of(pid)?;
         let objects = || functions.objects().iter();
-        let runtime = objects().find_map(|it| Runtime::of(it.elf(), it.load_bias()?));
-        let Some(runtime) = runtime else {
+        let symbols = objects().find_map(|it| RuntimeSymbols::of(it.elf(), it.load_bias()?));
+        let Some(symbols) = symbols else {
             let has = |name| objects().any(|it| it.elf().data_symbol(name).is_some());
             return match mapping {
                 Some(_) => Ok(None),
@@ -111,7 +111,7 @@ impl EventsSwitch {
         known_version(process, &target.opened.maps()?)?;
         let memory = target.opened.unshadowed_memory_to_read()?;
         let word = |at| read_word(pid, &memory, at);
-        let [before, callee, enabled, paused, metadata, path, words] = runtime.addresses;
+        let [before, callee, enabled, paused, metadata, path, words] = symbols.addresses;
         let is_mapped = |at: u64| mapping.as_ref().is_some_and(|it| it.start.0 == at);
         let (is_on, is_paused) = (word(enabled)?, word(paused)?);
         let mut created = None;
@@ -146,7 +146,7 @@ impl EventsSwitch {
             }
             _ => return refused("their state is none that is known".to_owned()),
         };
-        let Some(ret) = runtime.ret(pid, &memory)? else {
+        let Some(ret) = symbols.ret_of_start(pid, &memory)? else {
             return refused("the code of its runtime is none that is known".to_owned());
         };
         let status = process.status();
@@ -199,12 +199,12 @@ impl EventsSwitch {
         Ok(left)
     }
 
-    /// Waits until a switch that has begun is over, so that it can be undone. `counts` are those of the observation.
+    /// Waits until the call that switches events on has ended, if it has begun, so that it can be undone. `counts` are those of the observation.
     ///
     /// # Errors
     ///
     /// If the process has exited, or `counts` are not known.
-    pub(crate) fn settle(
+    pub(crate) fn wait_for_begun_call(
         &mut self,
         target: &Target,
         counts: impl Fn() -> Result<Counts>,
@@ -217,7 +217,7 @@ impl EventsSwitch {
         };
         // A call that has begun will still set the flag: if it was cleared before that, it would stay set.
         while has_begun()? && !self.is_enabled(target)? {
-            if begun.elapsed() > SWITCHING {
+            if begun.elapsed() > CALL_TIMEOUT {
                 break;
             }
             thread::sleep(Duration::from_millis(1));
@@ -230,10 +230,10 @@ impl EventsSwitch {
     }
 }
 
-impl Runtime {
-    fn of(elf: &ElfFile, bias: LoadBias) -> Option<Runtime> {
-        let symbols = elf.symbols(SymbolTable::Static).ok()??;
-        let found = symbols.find(NAMES).ok()?;
+impl RuntimeSymbols {
+    fn of(elf: &ElfFile, bias: LoadBias) -> Option<RuntimeSymbols> {
+        let table = elf.symbols(SymbolTable::Static).ok()??;
+        let found = table.find(NAMES).ok()?;
         let mut addresses = [LiveAddr(0); NAMES.len()];
         for (address, found) in addresses.iter_mut().zip(&found) {
             let [only] = found.as_slice() else {
@@ -243,14 +243,14 @@ impl Runtime {
             *address = bias.live(at);
         }
         let start_len = found[1][0].len.min(MAX_START);
-        Some(Runtime {
+        Some(RuntimeSymbols {
             addresses,
             start_len,
         })
     }
 
     /// Returns where a `ret` is in the function that switches events on.
-    fn ret(&self, pid: i32, memory: &ProcessMemory) -> Result<Option<LiveAddr>> {
+    fn ret_of_start(&self, pid: i32, memory: &ProcessMemory) -> Result<Option<LiveAddr>> {
         let start = self.addresses[1];
         let mut code = vec![0; self.start_len as usize];
         let read = memory.read(start, &mut code);

@@ -644,9 +644,9 @@ impl Observer {
             let since = ticks::now();
             // A filter that a thread has set itself meanwhile may kill it for the system call with which trampolines
             // ask what they may read.
-            let may_ask = !self.active.plan.asks_kernel()
+            let may_ask_kernel = !self.active.plan.asks_kernel()
                 || matches!(OwnFilters::of(process).has_any_of(LOOKED_AT), Ok(false));
-            let writes = if may_ask {
+            let writes = if may_ask_kernel {
                 events.renew(&read_maps(process)?, since)
             } else {
                 events.invalidate()
@@ -672,7 +672,7 @@ impl Observer {
         self.refuse_removed()?;
         if let Some(mut switch) = self.events_switch.take() {
             // If that fails, the removal says why.
-            let _ = switch.settle(&self.target, || self.counts());
+            let _ = switch.wait_for_begun_call(&self.target, || self.counts());
             self.events_switch = Some(switch);
         }
         self.lock_forked()

@@ -310,7 +310,7 @@ impl Profiler {
                 }
                 continue;
             }
-            recorded.settle(record.at, &mut self.found);
+            recorded.add_samples(record.at, &mut self.found);
             tids.insert(record.tid);
             if let Some(wait) = recorded.waits.add(record) {
                 let tid = wait.tid;
@@ -323,7 +323,7 @@ impl Profiler {
                 }
             }
         }
-        recorded.settle(until, &mut self.found);
+        recorded.add_samples(until, &mut self.found);
         recorded.stops.retain(|stop| stop.end >= until);
         if is_last {
             self.last = Instant::now();
@@ -701,8 +701,8 @@ impl Profiler {
 
 impl Recorded {
     /// Adds the samples up to `until` of the threads that were on a processor. Waiting for one after a wait is a part of the wait.
-    fn settle(&mut self, until: Duration, found: &mut Found) {
-        self.samples.settle(until, &self.waits, |sample| {
+    fn add_samples(&mut self, until: Duration, found: &mut Found) {
+        self.samples.take_until(until, &self.waits, |sample| {
             let stack = sample.key.stack.filter(|_| !sample.is_stale);
             let key = Key {
                 activity: Activity::Running,

@@ -21,7 +21,7 @@ use crate::update::code_digest::{CodeDigest, DigestReader};
 use crate::update::holds::{HoldChange, HoldRecord, ReleasedHold};
 use crate::update::options::Options;
 use crate::update::report::{ProbeStates, Report};
-use crate::update::states::StatesReader;
+use crate::update::states::{ObservedMemory, StatesReader};
 
 /// A running process with OCaml probes. Cloning it is cheap: all clones share what is known of the
 /// process.
@@ -173,11 +173,12 @@ impl Target {
     pub fn states(&self) -> Result<ProbeStates> {
         let reader = StatesReader {
             opened: &self.opened,
-            hide: |memory: ProcessMemory, maps: &[_]| {
+            find_observed: |memory: ProcessMemory, maps: &[_]| {
                 let arenas = installed::find(&memory, maps);
                 let shadow = shadow::shadow_of(&arenas);
-                let observed = shadow::observed_points(self.opened.process(), &memory, arenas);
-                (Shadowed::new(memory, shadow), observed)
+                let points = shadow::observed_points(self.opened.process(), &memory, arenas);
+                let shadowed = Shadowed::new(memory, shadow);
+                ObservedMemory { shadowed, points }
             },
         };
         reader.read()

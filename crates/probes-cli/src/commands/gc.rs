@@ -239,7 +239,7 @@ impl EventReader for Reading<'_> {
         for pause in long {
             self.long += &LongPause::new(pid, pause).text(format)?;
         }
-        self.pauses.settle();
+        self.pauses.match_requests();
         read.map_err(Failure::of_process(pid))
     }
 

@@ -96,7 +96,7 @@ impl<'r> CollectorReader<'r> {
         };
         let pauses = &mut self.pauses;
         let read = events.read(|entry| drop(pauses.add(&entry)));
-        self.pauses.settle();
+        self.pauses.match_requests();
         read.map_err(Failure::of_process(self.pid))
     }
 

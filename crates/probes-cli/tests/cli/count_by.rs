@@ -400,7 +400,7 @@ fn invalid_keys_are_refused_before_any_change() {
         ),
         (
             "-probe ints -by caller",
-            "caller is not known here: only the entry of a function has one; nothing was changed\n    caller\n    ^^^^^^",
+            "caller is not known here: only the entry and the exits of a function have one; nothing was changed\n    caller\n    ^^^^^^",
         ),
         (
             "-probe ints -by arg0,arg1,arg2",

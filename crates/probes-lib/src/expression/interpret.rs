@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::typed::{
-    DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, LEAST_OPAQUE_TAG, Number, STRING_TAG, Signs,
+    DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, LEAST_OPAQUE_TAG, Number, STRING_TAG, Signedness,
     Test, Text, Word, block_of, last_compared, words_of,
 };
 
@@ -50,11 +50,11 @@ pub(super) fn answer(test: &Test, hit: &impl Hit) -> Answer {
 fn holds(test: &Test, hit: &impl Hit) -> Option<bool> {
     Some(match test {
         Test::Constant(holds) => *holds,
-        Test::Compare(relation, signs, one, other) => {
+        Test::Compare(relation, signedness, one, other) => {
             let (one, other) = (number(one, hit)?, number(other, hit)?);
-            let order = match signs {
-                Signs::Signed => (one as i64).cmp(&(other as i64)),
-                Signs::Unsigned => one.cmp(&other),
+            let order = match signedness {
+                Signedness::Signed => (one as i64).cmp(&(other as i64)),
+                Signedness::Unsigned => one.cmp(&other),
             };
             relation.holds(Some(order))
         }
@@ -114,12 +114,12 @@ pub(super) fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
             }
             (value as i64 >> 1) as u64
         }
-        Number::Narrow(of, bits, signs) => {
+        Number::Narrow(of, bits, signedness) => {
             let unused = 64 - u32::from(*bits);
             let high = word(of, hit)? << unused;
-            match signs {
-                Signs::Signed => (high as i64 >> unused) as u64,
-                Signs::Unsigned => high >> unused,
+            match signedness {
+                Signedness::Signed => (high as i64 >> unused) as u64,
+                Signedness::Unsigned => high >> unused,
             }
         }
         Number::Len(of) => {
@@ -151,8 +151,8 @@ pub(super) fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
         Number::Calculated(calculation, one, other) => {
             calculation.of(number(one, hit)?, number(other, hit)?)
         }
-        Number::Shifted(of, by, Signs::Signed) => (number(of, hit)? as i64 >> by) as u64,
-        Number::Shifted(of, by, Signs::Unsigned) => number(of, hit)? >> by,
+        Number::Shifted(of, by, Signedness::Signed) => (number(of, hit)? as i64 >> by) as u64,
+        Number::Shifted(of, by, Signedness::Unsigned) => number(of, hit)? >> by,
     })
 }
 

@@ -5,7 +5,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Test {
     Constant(bool),
-    Compare(Relation, Signs, Number, Number),
+    Compare(Relation, Signedness, Number, Number),
     CompareFloats(Relation, Float, Float),
     /// Whether a string is this one.
     IsString(Text, Vec<u8>),
@@ -56,11 +56,21 @@ impl Relation {
     }
 }
 
-/// How two numbers are compared.
+/// Whether the bits of a number are compared, shifted and extended as those of a signed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Signs {
+pub(crate) enum Signedness {
     Signed,
     Unsigned,
+}
+
+impl Signedness {
+    pub(crate) fn of(is_signed: bool) -> Signedness {
+        if is_signed {
+            Signedness::Signed
+        } else {
+            Signedness::Unsigned
+        }
+    }
 }
 
 impl Test {
@@ -121,7 +131,7 @@ pub(crate) enum Number {
     /// An OCaml `int`.
     Int(Word),
     /// So many bits of a word, at most 32, extended by their sign or by zeros.
-    Narrow(Word, u8, Signs),
+    Narrow(Word, u8, Signedness),
     /// Of a string its bytes, of another block its fields.
     Len(Word),
     /// The tag of a block, or 1000 of an `int`, as OCaml's `Obj.tag` says.
@@ -131,7 +141,7 @@ pub(crate) enum Number {
     /// The return address of the function that is called.
     Caller,
     Calculated(Calculation, Box<Number>, Box<Number>),
-    Shifted(Box<Number>, u8, Signs),
+    Shifted(Box<Number>, u8, Signedness),
 }
 
 impl Number {

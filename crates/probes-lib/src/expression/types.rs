@@ -8,8 +8,8 @@ use super::lexer::{Operator, Wrong};
 use super::problem::ExpressionProblem as Problem;
 use super::syntax::{Node, NodeKind};
 use super::typed::{
-    Calculation, Float, KeyPart, MAX_COMPARED, MAX_REGISTERS, Number, Relation, Signs, Test, Text,
-    Word,
+    Calculation, Float, KeyPart, MAX_COMPARED, MAX_REGISTERS, Number, Relation, Signedness, Test,
+    Text, Word,
 };
 use crate::select::near::near_names;
 
@@ -40,7 +40,7 @@ pub struct Scope {
     result: Option<ParameterKind>,
     /// Whether a trampoline may find out by a system call which memory can be read, which strings of C need. It may not if a
     /// seccomp filter of the process could refuse the call.
-    may_ask: bool,
+    may_ask_kernel: bool,
 }
 
 /// An argument of a point.
@@ -86,13 +86,16 @@ impl Scope {
             parameters: Some(parameters),
             has_caller: false,
             result: None,
-            may_ask: true,
+            may_ask_kernel: true,
         }
     }
 
     /// The same, where the kernel is asked which memory can be read only if it may be.
-    pub(crate) fn asking_kernel_if(self, may_ask: bool) -> Scope {
-        Scope { may_ask, ..self }
+    pub(crate) fn asking_kernel_if(self, may_ask_kernel: bool) -> Scope {
+        Scope {
+            may_ask_kernel,
+            ..self
+        }
     }
 
     /// The same, of the entry of a function, which knows its caller.
@@ -189,7 +192,7 @@ const FUNCTIONS: [&str; 6] = ["int", "u64", "float", "str", "len", "tag"];
 /// A part of an expression.
 enum Part {
     Truth(Test),
-    Number(Number, Sign),
+    Number(Number, IntegerType),
     Float(Float),
     Literal(Vec<u8>),
     Text(Text),
@@ -201,11 +204,26 @@ enum Part {
 
 /// How the 64 bits of a number are to be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sign {
+enum IntegerType {
     Signed,
     Unsigned,
     /// A literal below 2^63, which is the same number either way.
     Either,
+}
+
+impl IntegerType {
+    /// Returns the type of what is calculated from two numbers.
+    fn of_calculation(one: IntegerType, other: IntegerType) -> IntegerType {
+        if one == IntegerType::Unsigned || other == IntegerType::Unsigned {
+            IntegerType::Unsigned
+        } else {
+            IntegerType::Signed
+        }
+    }
+
+    fn is_signed(self) -> bool {
+        self != IntegerType::Unsigned
+    }
 }
 
 impl Part {
@@ -233,13 +251,13 @@ pub(super) fn filter(tree: &Node, text: &str, scope: &Scope) -> Result<Filter, W
 /// Returns the integer that an expression is at the hits of a point.
 pub(super) fn integer(tree: &Node, text: &str, scope: &Scope) -> Result<IntegerExpression, Wrong> {
     let typing = Typing { text, scope };
-    let (number, sign) = typing.number(tree)?;
+    let (number, integer_type) = typing.number(tree)?;
     if number.registers() > MAX_REGISTERS {
         return Err((tree.place.clone(), Problem::TooManyNumbers));
     }
     Ok(IntegerExpression {
         number,
-        is_signed: sign != Sign::Unsigned,
+        is_signed: integer_type.is_signed(),
     })
 }
 
@@ -255,7 +273,7 @@ pub(super) fn key(tree: &Node, text: &str, scope: &Scope) -> Result<KeyPart, Wro
     match typing.part(tree)? {
         Part::Text(text) => Ok(KeyPart::Text(text)),
         part => match as_number(part) {
-            Ok((number, sign)) => Ok(KeyPart::Number(number, sign != Sign::Unsigned)),
+            Ok((number, integer_type)) => Ok(KeyPart::Number(number, integer_type.is_signed())),
             Err(part) => Err(typing.wrong_kind(tree, &part, "an integer, or str(...)")),
         },
     }
@@ -294,7 +312,7 @@ impl Typing<'_> {
     }
 
     /// Returns a part that is used as a number.
-    fn number(&self, node: &Node) -> Result<(Number, Sign), Wrong> {
+    fn number(&self, node: &Node) -> Result<(Number, IntegerType), Wrong> {
         let part = self.part(node)?;
         match as_number(part) {
             Ok(number) => Ok(number),
@@ -313,12 +331,12 @@ impl Typing<'_> {
     fn part(&self, node: &Node) -> Result<Part, Wrong> {
         Ok(match &node.kind {
             NodeKind::Number(number) => {
-                let sign = if *number > i64::MAX as u64 {
-                    Sign::Unsigned
+                let integer_type = if *number > i64::MAX as u64 {
+                    IntegerType::Unsigned
                 } else {
-                    Sign::Either
+                    IntegerType::Either
                 };
-                Part::Number(Number::Literal(*number), sign)
+                Part::Number(Number::Literal(*number), integer_type)
             }
             NodeKind::Float(number) => Part::Float(Float::Literal(number.to_bits())),
             NodeKind::Time(_) => Part::Time,
@@ -340,11 +358,16 @@ impl Typing<'_> {
         let not_here = |name, why| wrong(Problem::NotHere { name, why });
         match name {
             "probe" => return Ok(Part::Literal(self.scope.name.clone().into_bytes())),
-            "tid" => return Ok(Part::Number(Number::Thread, Sign::Signed)),
+            "tid" => return Ok(Part::Number(Number::Thread, IntegerType::Signed)),
             "caller" if self.scope.has_caller => {
-                return Ok(Part::Number(Number::Caller, Sign::Unsigned));
+                return Ok(Part::Number(Number::Caller, IntegerType::Unsigned));
             }
-            "caller" => return not_here("caller", "only the entry of a function has one"),
+            "caller" => {
+                return not_here(
+                    "caller",
+                    "only the entry and the exits of a function have one",
+                );
+            }
             "retval" => {
                 return match self.scope.result {
                     Some(kind) => self.argument(node, name, 0, kind),
@@ -403,13 +426,12 @@ impl Typing<'_> {
             ParameterKind::Word => Part::Word(word),
             ParameterKind::Float => Part::Float(Float::Word(word)),
             ParameterKind::Number { bits, signed } => {
-                let signs = if signed {
-                    Signs::Signed
-                } else {
-                    Signs::Unsigned
-                };
+                let signedness = Signedness::of(signed);
                 // Extended to 64 bits, an unsigned one is not negative either: all of them can be compared as signed.
-                Part::Number(Number::Narrow(word, bits.clamp(1, 32), signs), Sign::Signed)
+                Part::Number(
+                    Number::Narrow(word, bits.clamp(1, 32), signedness),
+                    IntegerType::Signed,
+                )
             }
             ParameterKind::Unread => {
                 let problem = Problem::UnreadArgument {
@@ -441,19 +463,19 @@ impl Typing<'_> {
             "int" => match self.part(inside)? {
                 // A C int: the upper half of its register is not defined.
                 Part::Word(word) => Ok(Part::Number(
-                    Number::Narrow(word, 32, Signs::Signed),
-                    Sign::Signed,
+                    Number::Narrow(word, 32, Signedness::Signed),
+                    IntegerType::Signed,
                 )),
                 part => match as_number(part) {
-                    Ok((number, _)) => Ok(Part::Number(number, Sign::Signed)),
+                    Ok((number, _)) => Ok(Part::Number(number, IntegerType::Signed)),
                     Err(part) => needs(&part, "an integer"),
                 },
             },
             "u64" => match self.part(inside)? {
                 Part::Value(word) | Part::Word(word) => {
-                    Ok(Part::Number(Number::Word(word), Sign::Unsigned))
+                    Ok(Part::Number(Number::Word(word), IntegerType::Unsigned))
                 }
-                Part::Number(number, _) => Ok(Part::Number(number, Sign::Unsigned)),
+                Part::Number(number, _) => Ok(Part::Number(number, IntegerType::Unsigned)),
                 part => needs(&part, "an integer"),
             },
             "float" => match self.part(inside)? {
@@ -464,7 +486,7 @@ impl Typing<'_> {
             "str" => match self.part(inside)? {
                 text @ (Part::Text(_) | Part::Literal(_)) => Ok(text),
                 Part::Value(word) => Ok(Part::Text(Text::Ocaml(word))),
-                Part::Word(_) if !self.scope.may_ask => {
+                Part::Word(_) if !self.scope.may_ask_kernel => {
                     Err((node.place.clone(), Problem::UnreadText))
                 }
                 Part::Word(word) => Ok(Part::Text(Text::C(word))),
@@ -472,11 +494,14 @@ impl Typing<'_> {
             },
             "len" => match self.part(inside)? {
                 Part::Text(Text::Ocaml(word)) | Part::Value(word) => {
-                    Ok(Part::Number(Number::Len(word), Sign::Signed))
+                    Ok(Part::Number(Number::Len(word), IntegerType::Signed))
                 }
                 part => needs(&part, "an OCaml value"),
             },
-            "tag" => Ok(Part::Number(Number::Tag(self.value(inside)?), Sign::Signed)),
+            "tag" => Ok(Part::Number(
+                Number::Tag(self.value(inside)?),
+                IntegerType::Signed,
+            )),
             _ => {
                 let problem = Problem::UnknownFunction {
                     name: name.to_owned(),
@@ -492,16 +517,16 @@ impl Typing<'_> {
         match &inside.kind {
             NodeKind::Number(number) if *number <= 1 << 63 => {
                 let number = Number::Literal(number.wrapping_neg());
-                Ok(Part::Number(number, Sign::Signed))
+                Ok(Part::Number(number, IntegerType::Signed))
             }
             NodeKind::Number(_) => Err((node.place.clone(), Problem::TooLarge)),
             NodeKind::Float(number) => Ok(Part::Float(Float::Literal((-number).to_bits()))),
             _ => {
-                let (number, sign) = self.number(inside)?;
+                let (number, integer_type) = self.number(inside)?;
                 let zero = Box::new(Number::Literal(0));
                 let number = Number::Calculated(Calculation::Subtract, zero, Box::new(number));
-                let sign = calculated_sign(Sign::Either, sign);
-                Ok(Part::Number(number, sign))
+                let integer_type = IntegerType::of_calculation(IntegerType::Either, integer_type);
+                Ok(Part::Number(number, integer_type))
             }
         }
     }
@@ -523,17 +548,13 @@ impl Typing<'_> {
                 return Ok(Part::Truth(Test::And(Box::new(left), Box::new(right))));
             }
             Operator::ShiftRight => {
-                let (number, sign) = self.number(left)?;
+                let (number, integer_type) = self.number(left)?;
                 let NodeKind::Number(by @ 0..64) = right.kind else {
                     return Err((right.place.clone(), Problem::BadShift));
                 };
-                let signs = if sign == Sign::Unsigned {
-                    Signs::Unsigned
-                } else {
-                    Signs::Signed
-                };
-                let number = Number::Shifted(Box::new(number), by as u8, signs);
-                return Ok(Part::Number(number, sign));
+                let signedness = Signedness::of(integer_type.is_signed());
+                let number = Number::Shifted(Box::new(number), by as u8, signedness);
+                return Ok(Part::Number(number, integer_type));
             }
             Operator::Add => Calculation::Add,
             Operator::Subtract => Calculation::Subtract,
@@ -542,9 +563,12 @@ impl Typing<'_> {
             Operator::BeginsWith => return self.begins_with(node, left, right),
             Operator::Compare(relation) => return self.compare(node, relation, left, right),
         };
-        let ((one, one_sign), (other, other_sign)) = (self.number(left)?, self.number(right)?);
+        let ((one, one_type), (other, other_type)) = (self.number(left)?, self.number(right)?);
         let number = Number::Calculated(calculation, Box::new(one), Box::new(other));
-        Ok(Part::Number(number, calculated_sign(one_sign, other_sign)))
+        Ok(Part::Number(
+            number,
+            IntegerType::of_calculation(one_type, other_type),
+        ))
     }
 
     fn begins_with(&self, node: &Node, left: &Node, right: &Node) -> Result<Part, Wrong> {
@@ -633,35 +657,30 @@ impl Typing<'_> {
         &self,
         node: &Node,
         relation: Relation,
-        (one, one_sign): (Number, Sign),
-        (other, other_sign): (Number, Sign),
+        (one, one_type): (Number, IntegerType),
+        (other, other_type): (Number, IntegerType),
     ) -> Result<Test, Wrong> {
         if Number::registers_of_both(&one, &other) > MAX_REGISTERS {
             return Err((node.place.clone(), Problem::TooManyNumbers));
         }
         let is_negative = |number: &Number| matches!(number, Number::Literal(it) if *it >> 63 == 1);
-        let signs = match (one_sign, other_sign) {
-            (Sign::Unsigned, Sign::Unsigned | Sign::Either) | (Sign::Either, Sign::Unsigned) => {
-                Signs::Unsigned
-            }
-            (Sign::Unsigned, Sign::Signed) | (Sign::Signed, Sign::Unsigned) => {
-                let signed = if one_sign == Sign::Signed {
-                    &one
-                } else {
-                    &other
-                };
-                let problem = if is_negative(signed) {
-                    Problem::NeverNegative
-                } else {
-                    Problem::MixedSigns {
-                        text: self.text(&node.place),
-                    }
-                };
-                return Err((node.place.clone(), problem));
-            }
-            _ => Signs::Signed,
+        let signed = match (one_type, other_type) {
+            (IntegerType::Signed, IntegerType::Unsigned) => Some(&one),
+            (IntegerType::Unsigned, IntegerType::Signed) => Some(&other),
+            _ => None,
         };
-        Ok(Test::Compare(relation, signs, one, other))
+        if let Some(signed) = signed {
+            let problem = if is_negative(signed) {
+                Problem::NeverNegative
+            } else {
+                Problem::MixedSigns {
+                    text: self.text(&node.place),
+                }
+            };
+            return Err((node.place.clone(), problem));
+        }
+        let signedness = Signedness::of(one_type.is_signed() && other_type.is_signed());
+        Ok(Test::Compare(relation, signedness, one, other))
     }
 
     fn mismatch(&self, node: &Node, one: &Part, other: &Part) -> Wrong {
@@ -687,11 +706,11 @@ fn argument_number(digits: &str) -> Option<usize> {
 }
 
 /// Returns a part as a number, or itself if it is none.
-fn as_number(part: Part) -> Result<(Number, Sign), Part> {
+fn as_number(part: Part) -> Result<(Number, IntegerType), Part> {
     match part {
-        Part::Number(number, sign) => Ok((number, sign)),
-        Part::Value(word) => Ok((Number::Int(word), Sign::Signed)),
-        Part::Word(word) => Ok((Number::Word(word), Sign::Signed)),
+        Part::Number(number, integer_type) => Ok((number, integer_type)),
+        Part::Value(word) => Ok((Number::Int(word), IntegerType::Signed)),
+        Part::Word(word) => Ok((Number::Word(word), IntegerType::Signed)),
         part => Err(part),
     }
 }
@@ -713,7 +732,7 @@ fn floats(one: Part, other: Part) -> Result<(Float, Float), (Part, Part)> {
     let float = |part| match part {
         Part::Float(float) => float,
         Part::Value(word) => Float::Boxed(word),
-        Part::Number(Number::Literal(number), Sign::Unsigned) => {
+        Part::Number(Number::Literal(number), IntegerType::Unsigned) => {
             Float::Literal((number as f64).to_bits())
         }
         Part::Number(Number::Literal(number), _) => {
@@ -722,14 +741,6 @@ fn floats(one: Part, other: Part) -> Result<(Float, Float), (Part, Part)> {
         _ => Float::Literal(0),
     };
     Ok((float(one), float(other)))
-}
-
-fn calculated_sign(one: Sign, other: Sign) -> Sign {
-    if one == Sign::Unsigned || other == Sign::Unsigned {
-        Sign::Unsigned
-    } else {
-        Sign::Signed
-    }
 }
 
 /// Refuses a string that is too long to be compared.

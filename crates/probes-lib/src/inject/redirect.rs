@@ -194,8 +194,10 @@ impl Tracer<'_> {
             // A group stop that begins or ends is reported before the next instruction, perhaps
             // repeatedly.
             for tid in &tids {
-                let is_reported =
-                    matches!(calls.peek_wait(*tid), Wait::Trapped | Wait::GroupStopped);
+                let is_reported = matches!(
+                    calls.peek_wait(*tid),
+                    Wait::EventStopped | Wait::GroupStopped
+                );
                 if is_reported && is_within(&calls, *tid, code) {
                     calls.resume(*tid);
                 }
@@ -215,7 +217,10 @@ pub(crate) fn redirectable(
     memory: &impl ReadMemory,
 ) -> Option<Registers> {
     // A thread with a pending signal has to receive it first.
-    if !matches!(calls.peek_wait(tid), Wait::Trapped | Wait::GroupStopped) {
+    if !matches!(
+        calls.peek_wait(tid),
+        Wait::EventStopped | Wait::GroupStopped
+    ) {
         return None;
     }
     let registers = registers(calls, tid).ok()?;

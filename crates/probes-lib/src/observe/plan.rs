@@ -226,7 +226,7 @@ impl ObservationPlan {
                 let files = objects.clone().map(|(elf, _)| elf);
                 self.shared.stacks = StackCopies::Copied {
                     fibers: ProcessStacks::of(files).fibers(),
-                    may_ask: matches!(OwnFilters::of(process).has_any(), Ok(false)),
+                    may_ask_kernel: matches!(OwnFilters::of(process).has_any(), Ok(false)),
                 };
             }
             self.shared.value_pages = ValuePages::of(objects);

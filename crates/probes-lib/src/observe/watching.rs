@@ -39,7 +39,7 @@ pub(crate) struct Watching {
 /// What is recorded of the words that functions are passed.
 pub(crate) struct WatchedWords {
     /// Whether trampolines may ask the kernel which memory can be read.
-    may_ask: bool,
+    may_ask_kernel: bool,
     /// How many arguments are recorded if it is not known how many there are.
     unknown_arguments: usize,
     /// Whether results are recorded.
@@ -62,7 +62,7 @@ impl WatchedWords {
         filtered: &[FunctionPlace<'_>],
     ) -> WatchedWords {
         let mut words = WatchedWords {
-            may_ask: false,
+            may_ask_kernel: false,
             unknown_arguments: observation.unknown_arguments.min(MAX_ARGUMENTS),
             has_results: observation.watches_results,
             has_exits: observation.watches_exits,
@@ -75,7 +75,7 @@ impl WatchedWords {
             return words;
         }
         if let Ok(process) = Process::open(pid) {
-            words.may_ask = matches!(OwnFilters::of(&process).has_any(), Ok(false));
+            words.may_ask_kernel = matches!(OwnFilters::of(&process).has_any(), Ok(false));
             if !asks_of_functions {
                 return words;
             }
@@ -145,7 +145,7 @@ impl WatchedWords {
 
     /// Returns a scope in which the kernel is asked only if it may be.
     fn limited(&self, scope: Scope) -> Scope {
-        scope.asking_kernel_if(self.may_ask)
+        scope.asking_kernel_if(self.may_ask_kernel)
     }
 
     /// Returns what expressions can ask where a function returns, and where that is. No memory is read unless its words are certainly
@@ -180,14 +180,14 @@ impl WatchedWords {
             self.other_arguments.get(&address)
         };
         // OxCaml has functions whose results are no values.
-        let result = match (self.may_ask, is_ocaml) {
+        let result = match (self.may_ask_kernel, is_ocaml) {
             (false, _) => Words::Numbers,
             (true, true) => Words::MaybeValues,
             (true, false) => Words::Text,
         };
         let are_values = is_ocaml && known.is_some();
         let usdt = place.selected_by.is_usdt().then(|| of_usdt(place));
-        let words = match (self.may_ask, are_values) {
+        let words = match (self.may_ask_kernel, are_values) {
             (true, _) if usdt.is_some() => Words::Text,
             (_, true) => Words::Values,
             _ => result,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::waits::{Presence, Waits};
 
-/// Samples that are not settled, in the order of their times; `K` is what was read.
+/// Samples that were not taken yet, in the order of their times; `K` is what was read.
 #[derive(Debug)]
 pub(super) struct Samples<K> {
     samples: VecDeque<Sample<K>>,
@@ -33,7 +33,7 @@ struct Sample<K> {
 
 /// A sample of a thread that was on a processor when it was due.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Settled<K> {
+pub(super) struct SampleOnProcessor<K> {
     pub(super) key: K,
     pub(super) time: Duration,
     /// Whether it has waited after that, before its stack was read.
@@ -69,11 +69,11 @@ impl<K> Samples<K> {
     }
 
     /// Passes on the samples that were read before `until`. The waits are those of all records before that, and of none after it.
-    pub(super) fn settle<L: Clone>(
+    pub(super) fn take_until<L: Clone>(
         &mut self,
         until: Duration,
         waits: &Waits<L>,
-        mut add: impl FnMut(Settled<K>),
+        mut add: impl FnMut(SampleOnProcessor<K>),
     ) {
         while let Some(sample) = self.samples.get_mut(self.known) {
             if sample.due >= until {
@@ -90,7 +90,7 @@ impl<K> Samples<K> {
             let now = waits.presence(sample.tid);
             let (presence, begun) = sample.at_due.unwrap_or(now);
             if presence == Presence::OnProcessor {
-                add(Settled {
+                add(SampleOnProcessor {
                     key: sample.key,
                     time: sample.time,
                     is_stale: begun != now.1,
@@ -113,14 +113,14 @@ mod tests {
     }
 
     /// Returns whether a sample that is due at 100 and read at 200 is stale; `None` if the thread was not on a processor.
-    fn settled(records: &[(u64, RecordKind)]) -> Option<bool> {
+    fn taken(records: &[(u64, RecordKind)]) -> Option<bool> {
         let mut waits: Waits<()> = Waits::of_process(PID, at(0));
         waits.begin(PID);
         let mut samples = Samples::default();
         samples.add(PID, (at(100), at(200)), "key", at(10));
         let mut found = Vec::new();
         for (time, kind) in records {
-            samples.settle(at(*time), &waits, |it| found.push(it));
+            samples.take_until(at(*time), &waits, |it| found.push(it));
             waits.add(Record {
                 at: at(*time),
                 pid: PID,
@@ -129,47 +129,47 @@ mod tests {
                 kind: kind.clone(),
             });
         }
-        samples.settle(Duration::MAX, &waits, |it| found.push(it));
+        samples.take_until(Duration::MAX, &waits, |it| found.push(it));
         assert!(samples.samples.is_empty() && samples.known == 0);
-        let settled = found.pop()?;
-        assert_eq!((settled.key, settled.time, found.len()), ("key", at(10), 0));
-        Some(settled.is_stale)
+        let taken = found.pop()?;
+        assert_eq!((taken.key, taken.time, found.len()), ("key", at(10), 0));
+        Some(taken.is_stale)
     }
 
     #[test]
     fn samples_count_what_threads_did_when_due() {
         let (on, stale) = (Some(false), Some(true));
         // It ran all the time; until this tool took its processor; until it was stopped for its stack.
-        assert_eq!(settled(&[]), on);
-        assert_eq!(settled(&[(10, In), (101, Preempted)]), on);
-        assert_eq!(settled(&[(10, In), (201, Out), (202, In)]), on);
+        assert_eq!(taken(&[]), on);
+        assert_eq!(taken(&[(10, In), (101, Preempted)]), on);
+        assert_eq!(taken(&[(10, In), (201, Out), (202, In)]), on);
         // It waited for a processor, also if it has got one since.
-        assert_eq!(settled(&[(10, In), (90, Preempted)]), None);
-        assert_eq!(settled(&[(90, Preempted), (150, In)]), None);
+        assert_eq!(taken(&[(10, In), (90, Preempted)]), None);
+        assert_eq!(taken(&[(90, Preempted), (150, In)]), None);
         // It was on a processor, and then waited, also if it runs again.
-        assert_eq!(settled(&[(10, In), (150, Out)]), stale);
-        assert_eq!(settled(&[(10, In), (150, Out), (180, In)]), stale);
+        assert_eq!(taken(&[(10, In), (150, Out)]), stale);
+        assert_eq!(taken(&[(10, In), (150, Out), (180, In)]), stale);
         // It waited, though it runs when it is read.
-        assert_eq!(settled(&[(90, Out), (120, In)]), None);
-        assert_eq!(settled(&[(90, Out), (300, In)]), None);
+        assert_eq!(taken(&[(90, Out), (120, In)]), None);
+        assert_eq!(taken(&[(90, Out), (300, In)]), None);
     }
 
     #[test]
-    fn samples_are_settled_one_by_one() {
+    fn samples_are_taken_one_by_one() {
         let mut waits: Waits<()> = Waits::of_process(PID, at(0));
         waits.begin(PID);
         let mut samples = Samples::default();
         for due in [100, 200, 300] {
             samples.add(PID, (at(due), at(due + 50)), due, at(10));
         }
-        let mut settled = |until: u64| {
+        let mut taken = |until: u64| {
             let mut keys = Vec::new();
-            samples.settle(at(until), &waits, |it| keys.push(it.key));
+            samples.take_until(at(until), &waits, |it| keys.push(it.key));
             keys
         };
-        assert_eq!(settled(120), []);
-        assert_eq!(settled(210), [100]);
-        assert_eq!(settled(350), [200]);
-        assert_eq!(settled(351), [300]);
+        assert_eq!(taken(120), []);
+        assert_eq!(taken(210), [100]);
+        assert_eq!(taken(350), [200]);
+        assert_eq!(taken(351), [300]);
     }
 }

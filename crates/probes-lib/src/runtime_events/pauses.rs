@@ -166,8 +166,8 @@ impl GcPauses {
     }
 
     /// To be called when all rings were read once more: brings together which domains took part in the same stop-the-world request.
-    pub fn settle(&mut self) {
-        self.requests.settle();
+    pub fn match_requests(&mut self) {
+        self.requests.match_joins();
     }
 
     /// To be called when no more is read.
@@ -175,7 +175,7 @@ impl GcPauses {
         self.requests.finish();
     }
 
-    /// Returns what a domain had to do with stop-the-world requests, as far as these are known ([`GcPauses::settle`]).
+    /// Returns what a domain had to do with stop-the-world requests, as far as these are known ([`GcPauses::match_requests`]).
     pub fn requests(&self, domain: u32) -> DomainRequests {
         self.requests.of(domain)
     }

@@ -82,7 +82,7 @@ impl StwRequests {
     }
 
     /// All rings were read once more.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn match_joins(&mut self) {
         let [these, before] = &mut self.joins;
         let ready = std::mem::replace(before, take(these));
         for (time, domain) in ready {
@@ -108,8 +108,8 @@ impl StwRequests {
 
     /// No more is read.
     pub(super) fn finish(&mut self) {
-        self.settle();
-        self.settle();
+        self.match_joins();
+        self.match_joins();
         let closed = take(&mut self.open);
         self.close(closed);
     }
@@ -145,7 +145,7 @@ mod tests {
         requests.ended(100, 150);
         requests.joined(1, 110);
         requests.led(1, 200);
-        requests.settle();
+        requests.match_joins();
         requests.joined(2, 130);
         requests.joined(2, 205);
         requests.finish();
@@ -177,7 +177,7 @@ mod tests {
         for round in 0..100_u64 {
             requests.led(0, 10 * round + 1);
             requests.joined(1, 10 * round + 2);
-            requests.settle();
+            requests.match_joins();
             assert!(requests.open.len() <= 4 && requests.joins[1].len() <= 1);
         }
         requests.finish();

@@ -29,8 +29,9 @@ pub(crate) enum Wait {
     Running,
     /// It is in signal-delivery-stop: this signal must be injected when it is resumed.
     Signal(i32),
-    /// It is in another ptrace-stop: after our `PTRACE_INTERRUPT`, at the start of a new tracee, or because a group-stop has ended.
-    Trapped,
+    /// It is in `PTRACE_EVENT_STOP`: after our `PTRACE_INTERRUPT`, at the start of a new tracee, or because a group-stop has ended; or
+    /// in another ptrace-stop that is none of these.
+    EventStopped,
     /// It is in a group-stop, in which the kernel keeps it.
     GroupStopped,
     /// It has started this thread or process, which is traced too.
@@ -366,15 +367,15 @@ fn of_status(tid: i32, status: i32) -> Wait {
         0 => Wait::Signal(status & 0x7f),
         // ptrace(2): a group-stop has a stopping signal in the low byte.
         EVENT_STOP if status & 0xff != libc::SIGTRAP => Wait::GroupStopped,
-        EVENT_STOP => Wait::Trapped,
+        EVENT_STOP => Wait::EventStopped,
         libc::PTRACE_EVENT_EXEC => Wait::Executed,
         libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
             match event_message(tid) {
                 Ok(child) => Wait::Cloned(child as i32),
-                Err(_) => Wait::Trapped,
+                Err(_) => Wait::EventStopped,
             }
         }
-        _ => Wait::Trapped,
+        _ => Wait::EventStopped,
     }
 }
 

@@ -223,7 +223,7 @@ pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut pipes: TracerPipes) -> Resu
                 ptrace::listen(pid);
                 tracer.wait_for_event();
             }
-            Wait::Trapped | Wait::Cloned(_) => ptrace::resume(pid, 0),
+            Wait::EventStopped | Wait::Cloned(_) => ptrace::resume(pid, 0),
         }
     }
 }

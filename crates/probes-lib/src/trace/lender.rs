@@ -430,7 +430,7 @@ impl Lending<'_> {
         };
         let stopped = |tid: i32| match ptrace::peek_wait(own(tid)?) {
             Wait::Running | Wait::Executed | Wait::Exited | Wait::Gone => Err(Errno::ESRCH),
-            Wait::Signal(_) | Wait::Trapped | Wait::GroupStopped | Wait::Cloned(_) => Ok(tid),
+            Wait::Signal(_) | Wait::EventStopped | Wait::GroupStopped | Wait::Cloned(_) => Ok(tid),
         };
         match request {
             Request::Wait(tid) => Ok(Reply::Wait(ptrace::peek_wait(own(tid)?))),
@@ -438,7 +438,7 @@ impl Lending<'_> {
                 // What it has to report is for the follower.
                 if !matches!(
                     ptrace::peek_wait(own(tid)?),
-                    Wait::Trapped | Wait::GroupStopped
+                    Wait::EventStopped | Wait::GroupStopped
                 ) {
                     return Err(Errno::EBUSY);
                 }

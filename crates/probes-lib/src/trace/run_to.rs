@@ -63,7 +63,7 @@ pub(crate) fn run_to(
                 ptrace::listen(pid);
                 tracer.wait_for_event();
             }
-            Wait::Trapped | Wait::Cloned(_) => ptrace::resume(pid, 0),
+            Wait::EventStopped | Wait::Cloned(_) => ptrace::resume(pid, 0),
             Wait::Running => {
                 tracer.wait_for_event();
             }

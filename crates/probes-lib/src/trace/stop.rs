@@ -241,7 +241,7 @@ fn waits_for_processor(error: &Error) -> bool {
 fn interrupt_if_traced(tid: i32) -> bool {
     match ptrace::peek_wait(tid) {
         Wait::Gone => false,
-        Wait::Trapped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => true,
+        Wait::EventStopped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => true,
         // Or it is a child of our own that is not traced, which cannot be interrupted.
         Wait::Running | Wait::Signal(_) | Wait::Exited => ptrace::interrupt(tid).is_ok(),
     }
@@ -408,7 +408,7 @@ impl Stopping<'_, '_> {
         let tracee = match wait {
             Wait::Running => return Ok(false),
             Wait::Signal(signal) => self.stopped_with(tid, signal),
-            Wait::Trapped | Wait::GroupStopped => self.stopped_with(tid, 0),
+            Wait::EventStopped | Wait::GroupStopped => self.stopped_with(tid, 0),
             Wait::Cloned(_) if self.scope == Scope::Descendants => self.stopped_with(tid, 0),
             Wait::Cloned(child) => {
                 if !self.stopped.tracees.contains_key(&child) {
@@ -456,7 +456,7 @@ impl Stopping<'_, '_> {
                 }
                 Wait::Gone => true,
                 Wait::Signal(_)
-                | Wait::Trapped
+                | Wait::EventStopped
                 | Wait::GroupStopped
                 | Wait::Cloned(_)
                 | Wait::Executed => false,

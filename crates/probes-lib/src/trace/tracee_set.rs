@@ -146,7 +146,7 @@ impl<'t> TraceeSet<'t> {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
             match ptrace::peek_wait(tid) {
                 Wait::Signal(signal) => ptrace::resume(tid, signal),
-                Wait::Trapped => ptrace::resume(tid, 0),
+                Wait::EventStopped => ptrace::resume(tid, 0),
                 Wait::GroupStopped => ptrace::listen(tid),
                 // They have something to report, or are not stopped.
                 Wait::Cloned(_) | Wait::Executed | Wait::Running | Wait::Exited | Wait::Gone => {}
@@ -168,7 +168,7 @@ impl<'t> TraceeSet<'t> {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other == pid) {
             match ptrace::peek_wait(tid) {
                 Wait::Signal(signal) => ptrace::resume(tid, signal),
-                Wait::Trapped => ptrace::resume(tid, 0),
+                Wait::EventStopped => ptrace::resume(tid, 0),
                 Wait::GroupStopped => ptrace::listen(tid),
                 Wait::Cloned(_) | Wait::Executed | Wait::Running | Wait::Exited | Wait::Gone => {}
             }
@@ -288,7 +288,7 @@ impl<'t> TraceeSet<'t> {
                     .map(|pid| TraceEvent::Starved { pid });
             }
             Wait::GroupStopped => ptrace::listen(tid),
-            Wait::Trapped => {
+            Wait::EventStopped => {
                 let event = self.register(tid);
                 ptrace::resume(tid, 0);
                 return event;
@@ -395,7 +395,7 @@ impl<'t> TraceeSet<'t> {
                     self.tracer.wait_for_event();
                 }
                 Wait::Signal(signal) => ptrace::resume(tid, signal),
-                Wait::Trapped | Wait::Cloned(_) | Wait::Executed => ptrace::resume(tid, 0),
+                Wait::EventStopped | Wait::Cloned(_) | Wait::Executed => ptrace::resume(tid, 0),
             }
         }
         // It may be in a group-stop.
@@ -424,7 +424,7 @@ fn detach_or_reap(tid: i32, wait: Wait) {
         Wait::Exited => return ptrace::reap(tid),
         Wait::Gone | Wait::Running => return,
         Wait::Signal(signal) => signal,
-        Wait::Trapped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => 0,
+        Wait::EventStopped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => 0,
     };
     // It fails only if the thread has been killed, which is reported next.
     let _ = ptrace::detach(tid, signal);

@@ -12,18 +12,22 @@ use crate::update::lock;
 use crate::update::report::{ObservedPoints, ProbeStates};
 use crate::update::snapshot::Layout;
 
-/// The memory of a process with its shadow, and what of it is observed.
-pub(crate) type Unobserved = (Shadowed<ProcessMemory>, ObservedPoints);
-
-/// Reads the states of the probes of one process.
-pub(crate) struct StatesReader<'r, H> {
-    pub(crate) opened: &'r OpenedProcess,
-    /// Wraps the memory of the process, so that reads return the shadow contents of observed sites, and finds what is observed. It is
-    /// also given the mappings.
-    pub(crate) hide: H,
+/// The memory of a process that may be observed.
+pub(crate) struct ObservedMemory {
+    /// With the shadow contents of observed sites.
+    pub(crate) shadowed: Shadowed<ProcessMemory>,
+    /// What is observed.
+    pub(crate) points: ObservedPoints,
 }
 
-impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
+/// Reads the states of the probes of one process.
+pub(crate) struct StatesReader<'r, F> {
+    pub(crate) opened: &'r OpenedProcess,
+    /// Finds what is observed in the memory of the process, which has these mappings.
+    pub(crate) find_observed: F,
+}
+
+impl<F: Fn(ProcessMemory, &[Mapping]) -> ObservedMemory> StatesReader<'_, F> {
     /// Reads the states, without stopping the process.
     ///
     /// # Errors
@@ -32,7 +36,7 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
     pub(crate) fn read(&self) -> Result<ProbeStates> {
         let opened = self.opened;
         for _ in 0..ATTEMPTS {
-            match opened.while_nothing_unloads(|| self.read_settled()) {
+            match opened.while_nothing_unloads(|| self.read_until_consistent()) {
                 // An object has just been unloaded or loaded.
                 Err(error) if opened.is_unloaded(&error) => {}
                 Err(error)
@@ -49,7 +53,7 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
     /// Reads the states, and reads them again if they are inconsistent: states that are just being
     /// written, or whose object is just being loaded, look inconsistent too, so one reading proves
     /// nothing. Returns inconsistent states only if they stay inconsistent.
-    fn read_settled(&self) -> Result<ProbeStates> {
+    fn read_until_consistent(&self) -> Result<ProbeStates> {
         let mut states = self.read_once()?;
         let mut always_the_same = true;
         for _ in 1..ATTEMPTS {
@@ -83,7 +87,7 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
         let image = opened.renew_image(&maps);
         let program = &image.program;
         // The memory is opened after the maps are read, because opening it is what notices an exec.
-        let (memory, observed) = (self.hide)(opened.unshadowed_memory_to_read()?, &maps);
+        let memory = (self.find_observed)(opened.unshadowed_memory_to_read()?, &maps);
         let unwritten = UnwrittenPages::of(opened.process(), program.objects(), maps);
         let is_from_file = |start, len| {
             let unwritten = unwritten.as_ref();
@@ -91,9 +95,9 @@ impl<H: Fn(ProcessMemory, &[Mapping]) -> Unobserved> StatesReader<'_, H> {
         };
         let layout = Layout::of(program, program.probes());
         let snapshot = layout
-            .read_states(opened.pid(), &memory, program, is_from_file)
+            .read_states(opened.pid(), &memory.shadowed, program, is_from_file)
             .map_err(|error| opened.executed_or(error))?;
-        let states = ProbeStates::of(program.clone(), snapshot, observed);
+        let states = ProbeStates::of(program.clone(), snapshot, memory.points);
         if !states.is_consistent() && !image.still_matches(&read_maps(opened.process())?) {
             return self.keeps_changing();
         }

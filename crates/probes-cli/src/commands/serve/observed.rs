@@ -120,7 +120,7 @@ impl Observed {
         let read = collector.events.read(|entry| {
             pauses.add(&entry);
         });
-        pauses.settle();
+        pauses.match_requests();
         read
     }
 

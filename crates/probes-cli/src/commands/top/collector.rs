@@ -69,7 +69,7 @@ impl Collector {
     pub(super) fn read(&mut self) -> probes_lib::Result<()> {
         let work = &mut self.work;
         let read = self.events.read(|entry| work.add(&entry));
-        work.pauses.settle();
+        work.pauses.match_requests();
         read
     }
 

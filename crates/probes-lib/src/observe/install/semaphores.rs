@@ -68,7 +68,7 @@ fn change(
     is_to_be_raised: bool,
 ) -> Result<()> {
     let pid = process.pid();
-    settle(pid, memory, arenas)?;
+    complete_interrupted_changes(pid, memory, arenas)?;
     for arena in arenas.iter().filter(|arena| !arena.semaphores.is_empty()) {
         let found = find_points(process, memory, arena)?;
         let patched: HashSet<usize> = found.patched.iter().map(|it| it.point).collect();
@@ -107,7 +107,11 @@ fn change(
 
 /// Writes of the semaphore that a killed tool was changing whether it is raised: before any is changed, because records of
 /// several sites may be about one semaphore.
-fn settle(pid: i32, memory: &mut impl WriteMemory, arenas: &[Arena]) -> Result<()> {
+fn complete_interrupted_changes(
+    pid: i32,
+    memory: &mut impl WriteMemory,
+    arenas: &[Arena],
+) -> Result<()> {
     for arena in arenas {
         for (index, semaphore) in arena.semaphores.iter().enumerate() {
             let at = arena.semaphore_progress(index);
@@ -116,12 +120,12 @@ fn settle(pid: i32, memory: &mut impl WriteMemory, arenas: &[Arena]) -> Result<(
                 // It may have been unmapped with its object.
                 let is_raised =
                     read(pid, memory, semaphore.at).is_ok_and(|value| progress.is_raised(value));
-                let settled = if is_raised {
+                let completed = if is_raised {
                     Progress::Raised
                 } else {
                     Progress::Lowered
                 };
-                write_progress(pid, memory, at, settled)?;
+                write_progress(pid, memory, at, completed)?;
             }
         }
     }

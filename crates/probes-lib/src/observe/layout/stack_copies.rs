@@ -82,7 +82,7 @@ pub(crate) enum StackCopies {
         /// `None` if only the stacks of threads are known.
         fibers: Option<FiberFields>,
         /// Whether trampolines may ask the kernel which memory can be read.
-        may_ask: bool,
+        may_ask_kernel: bool,
     },
 }
 
@@ -90,7 +90,7 @@ impl StackCopies {
     /// Copies of the stacks of threads only, without asking the kernel.
     pub(crate) const OF_THREADS: StackCopies = StackCopies::Copied {
         fibers: None,
-        may_ask: false,
+        may_ask_kernel: false,
     };
 
     /// Returns how many bytes of a record are for a stack.
@@ -110,7 +110,13 @@ impl StackCopies {
     }
 
     /// Returns whether trampolines may ask the kernel which memory can be read.
-    pub(crate) fn may_ask(self) -> bool {
-        matches!(self, StackCopies::Copied { may_ask: true, .. })
+    pub(crate) fn may_ask_kernel(self) -> bool {
+        matches!(
+            self,
+            StackCopies::Copied {
+                may_ask_kernel: true,
+                ..
+            }
+        )
     }
 }

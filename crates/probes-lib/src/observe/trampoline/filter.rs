@@ -18,7 +18,7 @@ use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset
 use crate::address::{LiveAddr, PAGE};
 use crate::expression::typed::{
     Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, LEAST_OPAQUE_TAG, Number,
-    Relation, STRING_TAG, Signs, Test, Text, Word, block_of, last_compared, words_of,
+    Relation, STRING_TAG, Signedness, Test, Text, Word, block_of, last_compared, words_of,
 };
 use crate::observe::layout::keys::text;
 use crate::observe::layout::shared::{SharedLayout, TID_AT};
@@ -265,8 +265,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                 self.a.set_label(&mut over)?;
                 self.a.nop()
             }
-            Test::Compare(relation, signs, one, other) => {
-                self.compare(*relation, *signs, one, other, jump)
+            Test::Compare(relation, signedness, one, other) => {
+                self.compare(*relation, *signedness, one, other, jump)
             }
             Test::CompareFloats(relation, one, other) => {
                 self.compare_floats(*relation, one, other, jump)
@@ -281,7 +281,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     fn compare(
         &mut self,
         relation: Relation,
-        signs: Signs,
+        signedness: Signedness,
         one: &Number,
         other: &Number,
         jump: Jump,
@@ -293,29 +293,29 @@ impl<'p, 'a> FilterCode<'p, 'a> {
             let (one, other) = self.both(one, other, &POOL)?;
             self.a.cmp(one, other)?;
         }
-        self.jump_if(relation, signs, jump)
+        self.jump_if(relation, signedness, jump)
     }
 
     /// Emits the jump after a comparison.
     fn jump_if(
         &mut self,
         relation: Relation,
-        signs: Signs,
+        signedness: Signedness,
         Jump { when, to }: Jump,
     ) -> Result<(), IcedError> {
         let relation = if when { relation } else { inverse(relation) };
         let a = &mut self.a;
-        match (relation, signs) {
+        match (relation, signedness) {
             (Relation::Equal, _) => a.je(to),
             (Relation::NotEqual, _) => a.jne(to),
-            (Relation::Less, Signs::Signed) => a.jl(to),
-            (Relation::AtMost, Signs::Signed) => a.jle(to),
-            (Relation::Greater, Signs::Signed) => a.jg(to),
-            (Relation::AtLeast, Signs::Signed) => a.jge(to),
-            (Relation::Less, Signs::Unsigned) => a.jb(to),
-            (Relation::AtMost, Signs::Unsigned) => a.jbe(to),
-            (Relation::Greater, Signs::Unsigned) => a.ja(to),
-            (Relation::AtLeast, Signs::Unsigned) => a.jae(to),
+            (Relation::Less, Signedness::Signed) => a.jl(to),
+            (Relation::AtMost, Signedness::Signed) => a.jle(to),
+            (Relation::Greater, Signedness::Signed) => a.jg(to),
+            (Relation::AtLeast, Signedness::Signed) => a.jge(to),
+            (Relation::Less, Signedness::Unsigned) => a.jb(to),
+            (Relation::AtMost, Signedness::Unsigned) => a.jbe(to),
+            (Relation::Greater, Signedness::Unsigned) => a.ja(to),
+            (Relation::AtLeast, Signedness::Unsigned) => a.jae(to),
         }
     }
 
@@ -349,11 +349,11 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                 self.a.sar(to, 1)?;
                 self.a.jnc(self.untyped)
             }
-            Number::Narrow(word, bits, signs) => {
+            Number::Narrow(word, bits, signedness) => {
                 self.word(word, to)?;
                 let unused = 64 - u32::from(*bits);
                 self.a.shl(to, unused)?;
-                self.shift_right(to, unused, *signs)
+                self.shift_right(to, unused, *signedness)
             }
             Number::Len(word) => self.len(word, to, pool[1]),
             Number::Tag(word) => self.tag(word, to),
@@ -381,9 +381,9 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                 }
                 Ok(())
             }
-            Number::Shifted(of, by, signs) => {
+            Number::Shifted(of, by, signedness) => {
                 self.number(of, pool)?;
-                self.shift_right(to, u32::from(*by), *signs)
+                self.shift_right(to, u32::from(*by), *signedness)
             }
         }
     }
@@ -404,11 +404,11 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         &mut self,
         register: AsmRegister64,
         by: u32,
-        signs: Signs,
+        signedness: Signedness,
     ) -> Result<(), IcedError> {
-        match signs {
-            Signs::Signed => self.a.sar(register, by),
-            Signs::Unsigned => self.a.shr(register, by),
+        match signedness {
+            Signedness::Signed => self.a.sar(register, by),
+            Signedness::Unsigned => self.a.shr(register, by),
         }
     }
 
@@ -746,7 +746,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.ordered(left, no_number)?;
         self.ordered(right, no_number)?;
         self.a.cmp(left, right)?;
-        self.jump_if(relation, Signs::Signed, jump)?;
+        self.jump_if(relation, Signedness::Signed, jump)?;
         self.a.jmp(over)?;
         self.a.set_label(&mut no_number)?;
         self.a.nop()?;

@@ -84,7 +84,7 @@ impl StackCopy {
         let mut over = a.create_label();
         match self.layout.stacks.fibers() {
             Some(fields) if self.is_ocaml => self.fibers(a, fields)?,
-            Some(_) if self.layout.stacks.may_ask() => return self.below_c(a),
+            Some(_) if self.layout.stacks.may_ask_kernel() => return self.below_c(a),
             _ => {}
         }
         self.find_end(a)?;
@@ -294,7 +294,7 @@ impl StackCopy {
         at: u64,
         otherwise: CodeLabel,
     ) -> Result<(), IcedError> {
-        if !self.layout.stacks.may_ask() {
+        if !self.layout.stacks.may_ask_kernel() {
             a.lea(rax, qword_ptr(rdx + at))?;
             return unless_readable(a, self.layout, otherwise);
         }

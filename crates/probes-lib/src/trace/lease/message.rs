@@ -273,7 +273,7 @@ impl Reply {
             Reply::Wait(wait) => match wait {
                 Wait::Running => vec![reply_kind::WAIT, 0, 0],
                 Wait::Signal(signal) => vec![reply_kind::WAIT, 1, word(*signal)],
-                Wait::Trapped => vec![reply_kind::WAIT, 2, 0],
+                Wait::EventStopped => vec![reply_kind::WAIT, 2, 0],
                 Wait::GroupStopped => vec![reply_kind::WAIT, 3, 0],
                 Wait::Cloned(child) => vec![reply_kind::WAIT, 4, word(*child)],
                 Wait::Executed => vec![reply_kind::WAIT, 5, 0],
@@ -326,7 +326,7 @@ impl Reply {
             (reply_kind::WAIT, &[wait, about]) => Reply::Wait(match wait {
                 0 => Wait::Running,
                 1 => Wait::Signal(number(about)?),
-                2 => Wait::Trapped,
+                2 => Wait::EventStopped,
                 3 => Wait::GroupStopped,
                 4 => Wait::Cloned(number(about)?),
                 5 => Wait::Executed,
@@ -441,7 +441,7 @@ mod tests {
             Reply::Stopped(vec![i32::MAX; MAX_THREADS]),
             Reply::Wait(Wait::Running),
             Reply::Wait(Wait::Signal(10)),
-            Reply::Wait(Wait::Trapped),
+            Reply::Wait(Wait::EventStopped),
             Reply::Wait(Wait::GroupStopped),
             Reply::Wait(Wait::Cloned(4244)),
             Reply::Wait(Wait::Executed),

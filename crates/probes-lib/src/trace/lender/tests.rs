@@ -672,7 +672,7 @@ fn serve_with_thread_at(
                     registers.rip = if stop_requests < stops { code } else { 0 };
                     Reply::Registers(Box::new(registers))
                 }
-                Request::Wait(_) => Reply::Wait(Wait::Trapped),
+                Request::Wait(_) => Reply::Wait(Wait::EventStopped),
                 Request::RseqAddress(_) => Reply::RseqAddress(None),
                 _ => Reply::Done,
             };
@@ -940,7 +940,7 @@ fn threads_with_something_to_report_are_not_resumed() {
     let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
     lease.stop(LIMIT).unwrap().unwrap();
     let trapped = lease.answer(&Request::Wait(pid), Some);
-    assert_eq!(trapped, Ok(Reply::Wait(Wait::Trapped)));
+    assert_eq!(trapped, Ok(Reply::Wait(Wait::EventStopped)));
     lease.call(&Request::ResumeThread(pid)).unwrap();
     // It runs now, so there is nothing to resume.
     assert_eq!(lease.call(&Request::ResumeThread(pid)), Err(Errno::EBUSY));
