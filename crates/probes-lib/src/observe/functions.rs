@@ -27,6 +27,8 @@ use crate::observe::point::{
     PatchBytes, Point, PointKind, Role, StackKind,
 };
 use crate::observe::watching::{WatchedWords, Watching};
+#[cfg(test)]
+use crate::patch_plan::code::Code;
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
 use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
@@ -1166,4 +1168,57 @@ fn writes_stack(code: &[u8]) -> bool {
                 )
             })
         })
+}
+
+#[cfg(test)]
+impl ObservedFunctions {
+    /// Returns functions whose calls are counted, of an object without a file: their code is at these addresses of the object, which is
+    /// loaded with this bias.
+    pub(crate) fn of_code(functions: &[(FileAddr, &[u8])], bias: LoadBias) -> ObservedFunctions {
+        let mut code = Code::default();
+        let mut ranges = Vec::new();
+        for (start, bytes) in functions {
+            code.add(*start, bytes.to_vec(), true);
+            ranges.push(CodeRange {
+                start: *start,
+                len: bytes.len() as u64,
+            });
+        }
+        let planner = PatchPlanner::new(code, &ranges, &[], []);
+        let planner = EntryPlanner::of(&planner);
+        let function = |range: &CodeRange| {
+            let sites = planner.entry(*range).unwrap().into_iter();
+            let mut sites: Vec<Candidate> = sites
+                .rev()
+                .filter_map(|site| candidate(&planner, site, bias))
+                .collect();
+            ObservedFunction {
+                wanted: WantedFunction {
+                    name: format!("function_{:x}", range.start.0),
+                    object: Path::new("/srv/server.exe").into(),
+                    address: bias.live(range.start),
+                    named_by: None,
+                },
+                is_ocaml: false,
+                is_named_ocaml: false,
+                bias,
+                semaphore: None,
+                is_in_executable: true,
+                best: sites.pop().unwrap(),
+                others: sites,
+                timing: None,
+                watching: None,
+                filter: None,
+                integer: None,
+                keys: None,
+                is_asked_at_exits: false,
+                ends: Vec::new(),
+                paired: None,
+            }
+        };
+        ObservedFunctions {
+            functions: ranges.iter().map(function).collect(),
+            ..ObservedFunctions::default()
+        }
+    }
 }

@@ -289,8 +289,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::address::{FileAddr, LoadBias};
     use crate::error::ErrorKind;
+    use crate::observe::functions::ObservedFunctions;
     use crate::observe::layout::arena::LINE;
+    use crate::observe::observation::Observation;
     use crate::observe::point::{Point, PointKind, Role};
     use crate::process::maps::parse;
     use crate::testing::program_with_probes;
@@ -447,6 +450,177 @@ mod tests {
         assert!(arenas[1].shared.is_empty());
         let (one, other) = (arenas[0].range(), arenas[1].range());
         assert!(one.end + MIB <= other.start || other.end + MIB <= one.start);
+    }
+
+    /// sub $8,%rsp; loop: cmp $1,%rax; jne loop; add $8,%rsp; ret. The last byte of a jump at its entry is that of the `cmp`: the
+    /// trampoline has to be in 16 MiB, some 1152 MiB above.
+    const PUNNED: &[u8] = b"\x48\x83\xec\x08\x48\x83\xf8\x01\x75\xfa\x48\x83\xc4\x08\xc3";
+    /// The length of those 16 MiB.
+    const WINDOW: u64 = 16 * MIB;
+    /// mov $1,%eax; ret. Its trampoline may be anywhere near.
+    const PLAIN: &[u8] = b"\xb8\x01\0\0\0\xc3";
+
+    fn only(range: Range<u64>) -> [Range<u64>; 1] {
+        [range]
+    }
+
+    /// Returns where a trampoline of `PUNNED` at this address may begin at the lowest.
+    fn window_of(at: u64) -> u64 {
+        at + 5 + 0x4800_0000
+    }
+
+    /// Returns a plan with functions of this code, at these addresses.
+    fn plan_of_functions(functions: &[(u64, &[u8])]) -> ObservationPlan {
+        let bias = LoadBias(HIGH);
+        let functions = functions
+            .iter()
+            .map(|(at, code)| (FileAddr(at - HIGH), *code))
+            .collect::<Vec<_>>();
+        let functions = ObservedFunctions::of_code(&functions, bias);
+        let program = Arc::new(program_with_probes(&["a"]));
+        ObservationPlan::of(&Observation::new(), program, Arc::new(functions)).unwrap()
+    }
+
+    /// Places trampolines of this length; returns the arenas, after it has asserted that each trampoline is where its point's jump can
+    /// lead, and nothing near the arenas is mapped.
+    fn reached_arenas(plan: &mut ObservationPlan, len: u64, occupied: &[Range<u64>]) -> Vec<Arena> {
+        let placed = place(1, plan, len, &maps(occupied), &ObserverRecord::default()).unwrap();
+        let Placed::Arenas(arenas) = placed else {
+            panic!("no room");
+        };
+        let mut points = plan.points.iter();
+        let mut taken = occupied.to_vec();
+        for arena in &arenas {
+            let range = arena.range();
+            assert_eq!(range.start % PAGE, 0);
+            let is_near =
+                |it: &Range<u64>| it.end > range.start - MIB && it.start < range.end + MIB;
+            assert!(!taken.iter().any(is_near), "{range:x?} {taken:x?}");
+            for (index, point) in arena.points.iter().enumerate() {
+                let planned = points.next().unwrap();
+                assert_eq!(planned.point, *point);
+                let (site, bias) = plan.patch_site(planned).unwrap();
+                let trampoline = arena.trampoline(index);
+                assert!(site.trampolines(bias).contains(&trampoline));
+            }
+            taken.push(range);
+        }
+        assert!(points.next().is_none());
+        arenas
+    }
+
+    /// Returns which functions have no room.
+    fn without_room(plan: &mut ObservationPlan, occupied: &[Range<u64>]) -> Vec<usize> {
+        match place(1, plan, LINE, &maps(occupied), &ObserverRecord::default()).unwrap() {
+            Placed::Arenas(_) => Vec::new(),
+            Placed::NoRoom(functions) => functions,
+        }
+    }
+
+    #[test]
+    fn trampolines_are_where_punned_jumps_lead() {
+        let at = |index: u64| HIGH + 0x100 * index;
+        let mut plan = plan_of_functions(&[(at(0), PUNNED), (at(1), PLAIN), (at(2), PUNNED)]);
+        let arenas = reached_arenas(&mut plan, LINE, &only(HIGH..HIGH + MIB));
+        // First those that are near any points, then the others.
+        let points = |arena: &Arena| arena.points.iter().map(|it| it.address.0).collect();
+        let points: Vec<Vec<u64>> = arenas.iter().map(points).collect();
+        assert_eq!(points, [vec![at(1)], vec![at(0), at(2)]]);
+        // As low as possible.
+        let trampolines = arenas[1].trampoline(0).0;
+        assert!((window_of(at(2))..window_of(at(2)) + PAGE).contains(&trampolines));
+    }
+
+    #[test]
+    fn mapped_parts_of_windows_are_avoided() {
+        let start = window_of(HIGH);
+        let mut plan = plan_of_functions(&[(HIGH, PUNNED)]);
+        let mut begin = |occupied: &[Range<u64>]| {
+            let arenas = reached_arenas(&mut plan, LINE, occupied);
+            arenas[0].trampoline(0).0 - start
+        };
+        let free = begin(&[]);
+        assert!(free < PAGE);
+        // The next mapping may be one MiB behind the arena, or before it.
+        let page = start & !(PAGE - 1);
+        let behind = page + LEN + MIB + PAGE;
+        assert_eq!(begin(&only(behind..behind + PAGE)), free);
+        assert_eq!(begin(&only(page - 2 * MIB..page - MIB)), free);
+        // What overlaps is skipped, and one MiB more; what overlaps there, too.
+        let first = begin(&only(page..page + PAGE));
+        assert!((MIB..MIB + 3 * PAGE).contains(&first), "{first:x}");
+        let next = page + 2 * MIB..page + 3 * MIB;
+        let second = begin(&[page..page + PAGE, next]);
+        assert!((4 * MIB..4 * MIB + PAGE).contains(&second), "{second:x}");
+        // Trampolines may begin up to the end of the window.
+        let last = begin(&only(page - MIB..page + WINDOW - MIB - PAGE));
+        assert!((WINDOW - 2 * PAGE..WINDOW).contains(&last), "{last:x}");
+        let full = page - MIB..page + WINDOW - MIB + PAGE;
+        assert_eq!(without_room(&mut plan, &[full]), [0]);
+    }
+
+    #[test]
+    fn functions_without_room_are_reported() {
+        let at = |index: u64| HIGH + 0x100 * index;
+        let functions = [
+            (at(0), PLAIN),
+            (at(1), PUNNED),
+            (at(2), PLAIN),
+            (at(3), PUNNED),
+        ];
+        let mut plan = plan_of_functions(&functions);
+        let windows = window_of(HIGH) - MIB..window_of(HIGH) + WINDOW + MIB;
+        assert_eq!(
+            without_room(&mut plan, std::slice::from_ref(&windows)),
+            [1, 3]
+        );
+        let all = HIGH - 4096 * MIB..HIGH + 4096 * MIB;
+        assert_eq!(
+            without_room(&mut plan, std::slice::from_ref(&all)),
+            [0, 1, 2, 3]
+        );
+        let around = HIGH - 4096 * MIB..window_of(HIGH) - MIB;
+        let above = window_of(HIGH) + WINDOW + MIB..HIGH + 4096 * MIB;
+        assert_eq!(without_room(&mut plan, &[around, above]), [0, 2]);
+        assert!(without_room(&mut plan, &only(HIGH..HIGH + MIB)).is_empty());
+    }
+
+    #[test]
+    fn windows_are_shared_if_all_trampolines_fit() {
+        let functions =
+            |at: &[u64]| -> Vec<(u64, &[u8])> { at.iter().map(|at| (HIGH + at, PUNNED)).collect() };
+        let sizes = |at: &[u64], len: u64, occupied: &[Range<u64>]| -> Vec<usize> {
+            let arenas = reached_arenas(&mut plan_of_functions(&functions(at)), len, occupied);
+            arenas.iter().map(|arena| arena.points.len()).collect()
+        };
+        // The first two windows have 4 MiB in common, and the last one nothing with them.
+        let at = [0, 12 * MIB, 32 * MIB];
+        assert_eq!(sizes(&at, LINE, &[]), [2, 1]);
+        let half = 2 * MIB - PAGE / 2;
+        assert_eq!(sizes(&at[..2], half, &[]), [2]);
+        assert_eq!(sizes(&at[..2], half + LINE, &[]), [1, 1]);
+        // Two trampolines do not fit together into what is free of the window, one below and one above.
+        let start = window_of(HIGH);
+        let occupied = start + 5 * MIB / 2..start + 14 * MIB;
+        assert_eq!(sizes(&[0, 0x100], MIB, &[]), [2]);
+        assert_eq!(sizes(&[0, 0x100], MIB, &[occupied]), [1, 1]);
+    }
+
+    #[test]
+    fn at_most_sixteen_arenas_are_in_windows() {
+        // No two have a window in common.
+        let at = |index: u64| HIGH + 32 * MIB * index;
+        let functions: Vec<(u64, &[u8])> = (0..18).map(|it| (at(it), PUNNED)).collect();
+        let mut plan = plan_of_functions(&functions[..16]);
+        assert_eq!(reached_arenas(&mut plan, LINE, &[]).len(), 16);
+        let mut plan = plan_of_functions(&functions);
+        assert_eq!(without_room(&mut plan, &[]), [16, 17]);
+        // One that is near any points does not count.
+        let functions = [&functions[..16], &[(HIGH + 0x100, PLAIN)]].concat();
+        assert_eq!(
+            reached_arenas(&mut plan_of_functions(&functions), LINE, &[]).len(),
+            17
+        );
     }
 
     #[test]

@@ -745,6 +745,7 @@ fn general(name: &str) -> Option<Register> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::expression::{Expression, Keys, Parameter, ParameterKind, Scope};
 
     const POINT: Point = Point {
         address: LiveAddr(0x1000),
@@ -947,5 +948,227 @@ mod tests {
         assert_eq!(what(&counted), (false, false));
         assert_eq!(what(&timed), (false, true));
         assert_eq!(what(&watched), (false, true));
+    }
+
+    #[test]
+    fn sites_entries_and_exits_are_distinguished() {
+        let instruction = |is_exit| Point {
+            address: LiveAddr(0x1000),
+            kind: PointKind::Instruction {
+                before: PatchBytes::of(&[1, 2, 3, 4, 5]),
+                island: None,
+                is_exit,
+            },
+        };
+        let what = |point: Point| {
+            (
+                point.is_site(),
+                point.is_written_in_steps(),
+                point.is_exit(),
+            )
+        };
+        assert_eq!(what(POINT), (true, true, false));
+        assert_eq!(what(instruction(false)), (false, false, false));
+        assert_eq!(what(instruction(true)), (false, false, true));
+    }
+
+    #[test]
+    fn patches_across_pages_are_impossible() {
+        let is_possible = |address: u64, before: &[u8], island: Option<u64>| {
+            let island = island.map(|at| Island {
+                at: LiveAddr(at),
+                before: [0xcc; PATCH_LEN],
+            });
+            let kind = PointKind::Instruction {
+                before: PatchBytes::of(before),
+                island,
+                is_exit: false,
+            };
+            let address = LiveAddr(address);
+            Point { address, kind }.is_possible()
+        };
+        assert!(is_possible(0x1ffb, &[1; 5], None) && !is_possible(0x1ffc, &[1; 5], None));
+        assert!(is_possible(0x1000, &[1], None) && !is_possible(0x1000, &[], None));
+        // With an island, the jump to it has two bytes.
+        assert!(is_possible(0x1000, &[1; 2], Some(0x1ffb)));
+        assert!(!is_possible(0x1000, &[1; 2], Some(0x1ffc)));
+        assert!(!is_possible(0x1ffc, &[1; 2], Some(0x1000)));
+        assert!(!is_possible(0x1000, &[1; 5], Some(0x1100)));
+        assert!(POINT.is_possible());
+    }
+
+    #[test]
+    fn watched_point_may_record_something_else_too() {
+        let watched = || Role {
+            watched: Some(WatchRole::default()),
+            ..Role::default()
+        };
+        let timed = TimedRole {
+            function: 0,
+            stack: StackKind::OfThread,
+            is_ocaml: false,
+            is_entry: true,
+            is_from_start: false,
+        };
+        assert!(watched().is_only_watched() && !Role::default().is_only_watched());
+        let histogram = HistogramRole {
+            number: 0,
+            integer: integer("arg0", ArgumentSource::Register(Register::RDI)),
+            linear: None,
+        };
+        for other in [
+            Role {
+                is_counted: true,
+                ..watched()
+            },
+            Role {
+                ends: vec![PairEnd::Start(0)],
+                ..watched()
+            },
+            Role {
+                timed: Some(timed),
+                ..watched()
+            },
+            Role {
+                histogram: Some(histogram),
+                ..watched()
+            },
+        ] {
+            assert!(!other.is_only_watched(), "{other:?}");
+        }
+    }
+
+    const VALUE: Parameter = Parameter {
+        name: None,
+        kind: ParameterKind::Value,
+    };
+
+    /// A point whose only argument, a value or a word, is there.
+    fn scope(kind: ParameterKind) -> Scope {
+        let parameter = Parameter { kind, ..VALUE };
+        Scope::of("probe a", "a", vec![parameter]).asking_kernel_if(true)
+    }
+
+    fn filter(text: &str, kind: ParameterKind, source: ArgumentSource) -> Arc<FilterRole> {
+        let expression: Expression = text.parse().unwrap();
+        Arc::new(FilterRole {
+            filter: expression.filter(&scope(kind)).unwrap(),
+            arguments: vec![source],
+        })
+    }
+
+    fn integer(text: &str, source: ArgumentSource) -> Arc<IntegerRole> {
+        let expression: Expression = text.parse().unwrap();
+        Arc::new(IntegerRole {
+            integer: expression.integer(&scope(ParameterKind::Value)).unwrap(),
+            arguments: vec![source],
+        })
+    }
+
+    fn keys(text: &str, kind: ParameterKind, source: ArgumentSource) -> Option<Arc<KeyRole>> {
+        let keys: Keys = text.parse().unwrap();
+        Some(Arc::new(KeyRole {
+            parts: keys.parts(&scope(kind)).unwrap(),
+            arguments: vec![source],
+            name: 0,
+        }))
+    }
+
+    /// Returns roles of which one part asks this each: as a filter, a filter of starts, and the keys of hits, pairs, and times.
+    fn asking(test: &str, key: &str, kind: ParameterKind, source: ArgumentSource) -> [Role; 5] {
+        [
+            Role {
+                filter: Some(filter(test, kind, source)),
+                ..Role::default()
+            },
+            Role {
+                pair_filter: PairFilter::Starts(filter(test, kind, source)),
+                ..Role::default()
+            },
+            Role {
+                keys: keys(key, kind, source),
+                ..Role::default()
+            },
+            Role {
+                pair_key: keys(key, kind, source),
+                ..Role::default()
+            },
+            Role {
+                time_keys: keys(key, kind, source),
+                ..Role::default()
+            },
+        ]
+    }
+
+    #[test]
+    fn expressions_may_read_memory() {
+        let in_register = ArgumentSource::Register(Register::RDI);
+        let memory = |base: Option<Register>, index| {
+            ArgumentSource::Memory(MemorySource {
+                base,
+                index,
+                displacement: 8,
+                size: 8,
+            })
+        };
+        let rbx = Some(Register::RBX);
+        for (source, reads) in [
+            (in_register, false),
+            (ArgumentSource::Stack(8), true),
+            (memory(rbx, None), true),
+            (memory(None, Some((Register::RBX, 8))), true),
+            // Of the object that the point is in.
+            (memory(None, None), false),
+        ] {
+            for role in asking("arg0 == 1", "arg0", ParameterKind::Value, source) {
+                assert_eq!(role.filters_memory(), reads, "{role:?}");
+            }
+            let histogram = Role {
+                histogram: Some(HistogramRole {
+                    number: 0,
+                    integer: integer("arg0", source),
+                    linear: None,
+                }),
+                ..Role::default()
+            };
+            assert_eq!(histogram.filters_memory(), reads, "{source:?}");
+            assert!(histogram.may_be_untyped());
+        }
+        // What an argument points to.
+        let kind = ParameterKind::Value;
+        for role in asking("str(arg0) == \"x\"", "str(arg0)", kind, in_register) {
+            assert!(role.filters_memory() && !role.reads_text_of_c(), "{role:?}");
+        }
+        assert!(!Role::default().filters_memory());
+    }
+
+    #[test]
+    fn strings_of_c_are_recognized() {
+        let source = ArgumentSource::Register(Register::RDI);
+        let kind = ParameterKind::Word;
+        for role in asking("str(arg0) == \"x\"", "str(arg0)", kind, source) {
+            assert!(role.reads_text_of_c(), "{role:?}");
+        }
+        for role in asking("arg0 == 1", "arg0", kind, source) {
+            assert!(!role.reads_text_of_c(), "{role:?}");
+        }
+    }
+
+    #[test]
+    fn operands_near_the_stack_are_recognized() {
+        let memory = |base| MemorySource {
+            base,
+            index: None,
+            displacement: 0,
+            size: 8,
+        };
+        for (base, is_near) in [
+            (Some(Register::RSP), true),
+            (Some(Register::RBP), true),
+            (Some(Register::RBX), false),
+            (None, false),
+        ] {
+            assert_eq!(memory(base).is_near_stack(), is_near, "{base:?}");
+        }
     }
 }
