@@ -19,6 +19,8 @@ use crate::process::tool::new_id;
 use crate::site::JMP;
 use crate::testing::program_with_probes;
 
+mod listings;
+
 const AT: LiveAddr = LiveAddr(0x5555_0000_1000);
 const WRAPPER: LiveAddr = LiveAddr(0x5555_4000_0000);
 

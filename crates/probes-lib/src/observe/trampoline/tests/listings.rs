@@ -1,0 +1,596 @@
+//! The code of trampolines of all kinds, as objdump disassembles it: a change of what is emitted is seen in the files of the folder
+//! `listings`.
+
+use std::num::NonZeroU64;
+
+use super::*;
+use crate::address::{CodeRange, FileAddr};
+use crate::expression::{Expression, Keys, Parameter, ParameterKind, Scope};
+use crate::observe::layout::calls::CallsLayout;
+use crate::observe::layout::keys::KeysLayout;
+use crate::observe::layout::semaphores::{ChangedWord, WordChange};
+use crate::observe::layout::stack_copies::{FiberFields, StackCopies};
+use crate::observe::layout::values::ValuesLayout;
+use crate::observe::observation::CallOnce;
+use crate::observe::point::{
+    ArgumentFormat, FilterRole, HistogramRole, IntegerRole, KeyRole, MemorySource, PairFilter,
+    WatchedFunction, Words,
+};
+use crate::patch_plan::PatchPlanner;
+use crate::patch_plan::code::Code;
+
+const LOCKED: LockedRegisters = LockedRegisters {
+    at: LiveAddr(0x5555_0000_0800),
+    lost: LiveAddr(0x5555_0000_0900),
+};
+
+const FIBERS: FiberFields = FiberFields {
+    current_stack: 0x28,
+    c_stack: 0x40,
+};
+
+const ON_FIBER: StackKind = StackKind::OfFiber {
+    current_stack: FIBERS.current_stack,
+};
+
+fn record_pointers(layout: SharedLayout) -> RecordPointers {
+    RecordPointers {
+        shared: LiveAddr(0x5555_0000_0030),
+        in_program: LiveAddr(0x5555_0000_0018),
+        layout,
+        untyped: LiveAddr(0x5555_0000_0b00),
+        sampled: LiveAddr(0x5555_0000_0c00),
+        saved: LOCKED,
+    }
+}
+
+fn timed_layout(of_self: bool, by_caller: bool) -> SharedLayout {
+    SharedLayout {
+        calls: CallsLayout {
+            functions: 3,
+            of_self,
+            by_caller,
+            keeps_arguments: false,
+        },
+        ..SharedLayout::default()
+    }
+}
+
+/// The scope of a point with a value and a word, and where they are.
+fn scope() -> (Scope, Vec<ArgumentSource>) {
+    let kinds = [ParameterKind::Value, ParameterKind::Word];
+    let parameters = kinds.map(|kind| Parameter { name: None, kind });
+    let scope = Scope::of("function p", "p", parameters.to_vec());
+    let sources = [Register::RDI, Register::RSI].map(ArgumentSource::Register);
+    (scope.of_entry().asking_kernel_if(true), sources.to_vec())
+}
+
+fn filter(text: &str) -> Arc<FilterRole> {
+    let expression: Expression = text.parse().unwrap();
+    let (scope, arguments) = scope();
+    Arc::new(FilterRole {
+        filter: expression.filter(&scope).unwrap(),
+        arguments,
+    })
+}
+
+fn keys(text: &str) -> KeyRole {
+    let keys: Keys = text.parse().unwrap();
+    let (scope, arguments) = scope();
+    KeyRole {
+        parts: keys.parts(&scope).unwrap(),
+        arguments,
+        name: 5,
+    }
+}
+
+fn histogram(text: &str) -> HistogramRole {
+    let expression: Expression = text.parse().unwrap();
+    let (scope, arguments) = scope();
+    let integer = expression.integer(&scope).unwrap();
+    HistogramRole {
+        number: 1,
+        integer: Arc::new(IntegerRole { integer, arguments }),
+        linear: None,
+    }
+}
+
+fn timed_role(stack: StackKind, is_ocaml: bool, is_from_start: bool) -> TimedRole {
+    TimedRole {
+        function: 2,
+        stack,
+        is_ocaml,
+        is_entry: true,
+        is_from_start,
+    }
+}
+
+fn reported() -> WatchRole {
+    WatchRole {
+        point: 7,
+        arguments: vec![
+            ArgumentSource::Register(Register::RDI),
+            ArgumentSource::Register(Register::R12),
+        ],
+        ..WatchRole::default()
+    }
+}
+
+/// What points to no memory.
+fn reported_float() -> WatchRole {
+    WatchRole {
+        point: 7,
+        arguments: vec![ArgumentSource::Vector(Register::XMM3)],
+        ..WatchRole::default()
+    }
+}
+
+/// Returns the listing of an entry, and of a return or, if the function `jumps`, of a jump to another one.
+fn timed(
+    timed: TimedCalls<'_>,
+    mmx_is_free: bool,
+    layout: SharedLayout,
+    jumps: bool,
+) -> Vec<String> {
+    let kind = if jumps {
+        ExitKind::Jump
+    } else {
+        ExitKind::Return
+    };
+    let both = [CallEnd::Entry, CallEnd::Exit(kind)].map(|what| {
+        let code = call::code(AT, what, mmx_is_free, timed, record_pointers(layout)).unwrap();
+        disassembled(&code, AT)
+    });
+    both.join(&"".to_owned())
+}
+
+fn plain(role: &TimedRole) -> TimedCalls<'_> {
+    TimedCalls {
+        role,
+        filter: None,
+        keys: None,
+        reported: None,
+        are_in_range: false,
+    }
+}
+
+#[test]
+fn timed_calls_are_golden() {
+    let of_c = timed_role(StackKind::OfThread, false, false);
+    let layout = timed_layout(false, false);
+    assert_golden(
+        "listings/timed.txt",
+        &timed(plain(&of_c), false, layout, false),
+    );
+    // On a fiber of OCaml, with self times and callers, of calls of a range of times.
+    let of_ocaml = timed_role(ON_FIBER, true, false);
+    let self_times = TimedCalls {
+        are_in_range: true,
+        ..plain(&of_ocaml)
+    };
+    let lines = timed(self_times, false, timed_layout(true, true), true);
+    assert_golden("listings/timed_self.txt", &lines);
+    // From the first instruction on; slow calls are reported with their stacks, of some calls only.
+    let from_start = timed_role(StackKind::OfThread, false, true);
+    let (filter, reported) = (filter("arg1 > 3"), reported());
+    let slow = TimedCalls {
+        filter: Some(&filter),
+        reported: Some(&reported),
+        ..plain(&from_start)
+    };
+    let layout = SharedLayout {
+        record_len: 2 * record::len(2) + StackCopies::OF_THREADS.len(),
+        kept_len: record::len(2),
+        stacks: StackCopies::OF_THREADS,
+        calls: CallsLayout {
+            keeps_arguments: true,
+            ..timed_layout(true, false).calls
+        },
+        ..SharedLayout::default()
+    };
+    assert_golden("listings/timed_slow.txt", &timed(slow, true, layout, false));
+    // By keys.
+    let keys = keys("arg1").with_name();
+    let kinds = keys.kinds();
+    let by_key = TimedCalls {
+        keys: Some(&keys),
+        ..plain(&of_c)
+    };
+    let layout = SharedLayout {
+        values: ValuesLayout {
+            histograms: crate::observe::layout::keys::histograms::ALL,
+            steps: 0,
+        },
+        keys: KeysLayout::of(&kinds).with_histograms(),
+        ..timed_layout(false, true)
+    };
+    assert_golden(
+        "listings/timed_by_key.txt",
+        &timed(by_key, false, layout, false),
+    );
+}
+
+fn watched_function(words: Words, part: FunctionPart) -> WatchedFunction {
+    WatchedFunction {
+        words,
+        result: words,
+        has_results: true,
+        has_only_results: false,
+        exits_on: None,
+        part,
+        is_ocaml: false,
+        is_from_start: false,
+    }
+}
+
+fn watch_role(function: WatchedFunction, arguments: &[ArgumentSource]) -> WatchRole {
+    WatchRole {
+        point: 7,
+        arguments: arguments.to_vec(),
+        function: Some(function),
+        is_ocaml: function.is_ocaml,
+        ..WatchRole::default()
+    }
+}
+
+fn recorded_layout(stacks: StackCopies) -> SharedLayout {
+    SharedLayout {
+        record_len: record::len(MAX_ARGUMENTS) + stacks.len(),
+        has_large_rings: true,
+        stacks,
+        ..SharedLayout::default()
+    }
+}
+
+fn recorded(
+    watched: &WatchRole,
+    (what, filter): (Recorded, Option<&FilterRole>),
+    mmx_is_free: bool,
+    layout: SharedLayout,
+) -> Vec<String> {
+    let function = watched.function.unwrap();
+    let watched = (watched, function, filter);
+    let pointers = record_pointers(layout);
+    let code = function_record::code(AT, what, watched, mmx_is_free, pointers).unwrap();
+    disassembled(&code, AT)
+}
+
+fn in_memory(base: Option<Register>, index: Option<(Register, u8)>, size: u8) -> ArgumentSource {
+    ArgumentSource::Memory(MemorySource {
+        base,
+        index,
+        displacement: 0x18,
+        size,
+    })
+}
+
+#[test]
+fn recorded_calls_of_c_are_golden() {
+    let layout = recorded_layout(StackCopies::None);
+    let of_c = watched_function(Words::Text, FunctionPart::Entry);
+    let mut role = watch_role(
+        of_c,
+        &[
+            ArgumentSource::Register(Register::RDI),
+            ArgumentSource::Register(Register::R12),
+            ArgumentSource::Vector(Register::XMM3),
+            ArgumentSource::Constant(77),
+        ],
+    );
+    let format = |size, is_float| ArgumentFormat {
+        size,
+        signed: false,
+        is_float,
+    };
+    role.formats = vec![format(8, false), format(4, false), format(8, true)];
+    let call = (Recorded::Call, None);
+    assert_golden(
+        "listings/recorded.txt",
+        &recorded(&role, call, false, layout),
+    );
+    // Operands in memory, at an instruction: registers are saved behind the lock. Some of them are read.
+    let inside = watched_function(Words::Text, FunctionPart::Inside);
+    let mut role = watch_role(
+        inside,
+        &[
+            in_memory(Some(Register::RSP), None, 8),
+            in_memory(Some(Register::RCX), Some((Register::R13, 4)), 4),
+            in_memory(None, None, 2),
+            in_memory(None, Some((Register::RDX, 8)), 1),
+        ],
+    );
+    role.sample = NonZeroU64::new(1000);
+    let filter = filter("arg1 > 3");
+    let some = (Recorded::Call, Some(&*filter));
+    assert_golden(
+        "listings/recorded_operands.txt",
+        &recorded(&role, some, false, layout),
+    );
+    // Without asking the kernel, only addresses are recorded; of numbers, nothing else.
+    let numbers = watched_function(Words::Numbers, FunctionPart::Entry);
+    let role = watch_role(numbers, &role.arguments);
+    assert_golden(
+        "listings/recorded_addresses.txt",
+        &recorded(&role, call, true, layout),
+    );
+}
+
+#[test]
+fn recorded_calls_of_ocaml_are_golden() {
+    let arguments = [Register::RAX, Register::RBX].map(ArgumentSource::Register);
+    let values = WatchedFunction {
+        exits_on: Some(ON_FIBER),
+        is_ocaml: true,
+        ..watched_function(Words::Values, FunctionPart::Entry)
+    };
+    let role = watch_role(values, &arguments);
+    let layout = recorded_layout(StackCopies::Copied {
+        fibers: Some(FIBERS),
+        may_ask: true,
+    });
+    let call = (Recorded::Call, None);
+    assert_golden(
+        "listings/recorded_on_fiber.txt",
+        &recorded(&role, call, false, layout),
+    );
+    // Code that is called by OCaml 5, from the first instruction on, with the fibers below it.
+    let any = WatchedFunction {
+        exits_on: Some(StackKind::OfThread),
+        is_from_start: true,
+        ..watched_function(Words::MaybeValues, FunctionPart::Entry)
+    };
+    let role = watch_role(any, &arguments[..1]);
+    assert_golden(
+        "listings/recorded_below_c.txt",
+        &recorded(&role, call, true, layout),
+    );
+    let layout = recorded_layout(StackCopies::Copied {
+        fibers: Some(FIBERS),
+        may_ask: false,
+    });
+    let role = watch_role(values, &[]);
+    assert_golden(
+        "listings/recorded_stacks.txt",
+        &recorded(&role, call, false, layout),
+    );
+}
+
+#[test]
+fn recorded_exits_are_golden() {
+    let layout = recorded_layout(StackCopies::None);
+    let text = watched_function(Words::Text, FunctionPart::Exit);
+    let exit = |function, kind| {
+        let role = watch_role(function, &[]);
+        recorded(&role, (Recorded::Exit(kind), None), true, layout)
+    };
+    assert_golden(
+        "listings/recorded_result.txt",
+        &exit(text, ExitKind::Return),
+    );
+    // That of another function is not read.
+    let jump = exit(text, ExitKind::Jump);
+    assert!(jump.len() < exit(text, ExitKind::Return).len());
+    assert!(
+        jump.iter().any(|line| line.contains("$0x20000007")),
+        "{jump:#?}"
+    );
+    let without = WatchedFunction {
+        has_results: false,
+        ..text
+    };
+    let returned = exit(without, ExitKind::Return);
+    assert!(
+        returned.iter().any(|line| line.contains("$0x80000007")),
+        "{returned:#?}"
+    );
+    assert_eq!(returned.len(), jump.len());
+    let only_results = WatchedFunction {
+        has_only_results: true,
+        ..text
+    };
+    let jump = exit(only_results, ExitKind::Jump);
+    assert_eq!(jump, ["lock incq -0x508(%rip) # 0x555500000b00"]);
+    assert_eq!(
+        exit(only_results, ExitKind::Return),
+        exit(text, ExitKind::Return)
+    );
+}
+
+/// Returns the patch of the entry of a function whose exits are displaced with it: mov %rdi,%rax; ret; int3.
+fn short_site(uses_x87: bool) -> PatchSite {
+    // Or fldz; ret.
+    let bytes: &[u8] = match uses_x87 {
+        true => b"\xd9\xee\x90\xc3\xcc",
+        false => b"\x48\x89\xf8\xc3\xcc",
+    };
+    let start = FileAddr(0x5555_0100_0000);
+    let mut code = Code::default();
+    code.add(start, bytes.to_vec(), true);
+    let range = CodeRange { start, len: 5 };
+    let planner = PatchPlanner::new(code, &[range], &[], []);
+    let plan = planner.function(range);
+    let site = plan.exits.unwrap().entry;
+    assert_eq!(site.mmx_is_free(), !uses_x87);
+    site
+}
+
+/// Returns the layout of an observation with these keys, each maybe with a histogram.
+fn keyed_layout(keys: &KeyRole, have_histograms: bool) -> SharedLayout {
+    let layout = KeysLayout::of(&keys.kinds());
+    SharedLayout {
+        keys: if have_histograms {
+            layout.with_histograms()
+        } else {
+            layout
+        },
+        ..SharedLayout::default()
+    }
+}
+
+#[test]
+fn trampolines_of_functions_that_are_asked_are_golden() {
+    let made = |site: &PatchSite, role: &Role, layout| {
+        let pointers = pointers(layout);
+        let counter = LiveAddr(0x5555_0000_0d00);
+        let site = (site, LoadBias::NONE);
+        let made = of_filtered_function(AT, site, role, &pointers, (LOCKED, counter));
+        let (code, copy) = made.unwrap();
+        // All displaced instructions are in the trampoline.
+        assert!(copy.moves().count() >= 2, "{role:?}");
+        disassembled(&code, AT)
+    };
+    let filtered = Role {
+        is_counted: true,
+        filter: Some(filter("arg1 > 3")),
+        ..Role::default()
+    };
+    let plain = SharedLayout::default();
+    assert_golden(
+        "listings/filtered.txt",
+        &made(&short_site(false), &filtered, plain),
+    );
+    assert_golden(
+        "listings/filtered_locked.txt",
+        &made(&short_site(true), &filtered, plain),
+    );
+    let keys = keys("arg1");
+    let keyed = Role {
+        keys: Some(Arc::new(keys.clone())),
+        ..filtered.clone()
+    };
+    let layout = keyed_layout(&keys, false);
+    assert_golden(
+        "listings/keyed.txt",
+        &made(&short_site(false), &keyed, layout),
+    );
+    assert_golden(
+        "listings/keyed_locked.txt",
+        &made(&short_site(true), &keyed, layout),
+    );
+    // A histogram of the result, at the return.
+    let layout = SharedLayout {
+        values: ValuesLayout {
+            histograms: 2,
+            steps: 0,
+        },
+        ..SharedLayout::default()
+    };
+    for is_ocaml in [false, true] {
+        let of_results = Role {
+            histogram: Some(histogram("arg1")),
+            exits: Some(ExitsRole { is_ocaml }),
+            ..Role::default()
+        };
+        let name = if is_ocaml {
+            "results_of_ocaml"
+        } else {
+            "results"
+        };
+        let lines = made(&short_site(false), &of_results, layout);
+        assert_golden(&format!("listings/{name}.txt"), &lines);
+    }
+}
+
+fn paired_role() -> Role {
+    Role {
+        ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
+        marks: Marks {
+            argument: Some(Register::RDI),
+            frame: Frame::Stack,
+        },
+        ..Role::default()
+    }
+}
+
+#[test]
+fn trampolines_of_paired_sites_are_golden() {
+    let layout = SharedLayout {
+        pairs: 2,
+        pairs_by_key: true,
+        kept_len: record::len(2),
+        record_len: 2 * record::len(2),
+        ..SharedLayout::default()
+    };
+    let role = Role {
+        pair_key: Some(Arc::new(keys("arg1"))),
+        reported: Some(reported_float()),
+        ..paired_role()
+    };
+    let site = short_site(false);
+    let made = of_paired_site(AT, (&site, LoadBias::NONE), &role, &pointers(layout)).unwrap();
+    assert_golden("listings/paired_by_key.txt", &disassembled(&made.0, AT));
+    // The same of a probe's site, and with a filter instead of keys.
+    let role = Role {
+        pair_filter: PairFilter::Starts(filter("arg1 > 3")),
+        reported: Some(reported_float()),
+        is_in_range: true,
+        ..paired_role()
+    };
+    assert_golden("listings/paired_slow.txt", &listing(&role, layout));
+    let by_key = keys("arg1").with_name();
+    let layout = SharedLayout {
+        pairs: 2,
+        ..keyed_layout(&by_key, true)
+    };
+    let role = Role {
+        time_keys: Some(Arc::new(by_key)),
+        ..paired_role()
+    };
+    assert_golden("listings/paired_times_by_key.txt", &listing(&role, layout));
+}
+
+#[test]
+fn watched_sites_save_what_they_need_first() {
+    let layout = recorded_layout(StackCopies::None);
+    let watched = || Role {
+        watched: Some(reported_float()),
+        ..Role::default()
+    };
+    let filtered = Role {
+        filter: Some(filter("arg1 > 3")),
+        ..watched()
+    };
+    assert_golden("listings/watched_some.txt", &listing(&filtered, layout));
+    let mut sampled = watched();
+    sampled.watched.as_mut().unwrap().sample = NonZeroU64::new(1000);
+    assert_golden("listings/watched_sampled.txt", &listing(&sampled, layout));
+    // What else is recorded has to be saved for as well.
+    let mut counted = Role {
+        is_counted: true,
+        ..filtered.clone()
+    };
+    counted.watched.as_mut().unwrap().sample = NonZeroU64::new(1000);
+    assert_golden("listings/watched_counted.txt", &listing(&counted, layout));
+    let by_keys = Role {
+        histogram: Some(histogram("arg1")),
+        ..filtered
+    };
+    let layout = SharedLayout {
+        values: ValuesLayout {
+            histograms: 2,
+            steps: 0,
+        },
+        ..layout
+    };
+    assert_golden("listings/watched_histogram.txt", &listing(&by_keys, layout));
+}
+
+#[test]
+fn first_call_of_another_function_is_golden() {
+    let site = short_site(false);
+    let once = CallOnce {
+        before: LiveAddr(0x5555_0100_0000),
+        callee: LiveAddr(0x5555_0200_0000),
+        ret: LiveAddr(0x5555_0200_1000),
+        pid: 4711,
+        word: ChangedWord {
+            at: LiveAddr(0x5555_0300_0000),
+            change: WordChange::Set,
+        },
+    };
+    let counter = LiveAddr(0x5555_0000_0d00);
+    let made = call_once::code(AT, (&site, LoadBias::NONE), once.before, &once, counter);
+    let (code, _) = made.unwrap();
+    assert!(code.len() as u64 <= call_once::LEN);
+    assert_golden("listings/call_once.txt", &disassembled(&code, AT));
+}
