@@ -2,8 +2,10 @@
 //! them, and generated notes and programs.
 
 mod program;
+mod recorded;
 
 pub(crate) use program::{NoteSpec, ProgramSpec, memory_file};
+pub(crate) use recorded::RecordedData;
 
 use std::sync::Arc;
 

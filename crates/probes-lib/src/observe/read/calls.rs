@@ -389,7 +389,14 @@ fn count_running(
 
 #[cfg(test)]
 mod tests {
+    use test_support::{Talker, fixture};
+
     use super::*;
+    use crate::observe::layout::calls::caller;
+    use crate::observe::observation::Observation;
+    use crate::observe::plan::PlannedPoint;
+    use crate::select::function::FunctionSelector;
+    use crate::testing::{RecordedData, program_with_probes};
 
     const LAYOUT: CallsLayout = CallsLayout {
         functions: 2,
@@ -464,5 +471,151 @@ mod tests {
         assert!(times.count() > 0 && times.quantile(0.5) <= times.max());
         count_running(LAYOUT, &mut recorded(), read).unwrap();
         assert_eq!((word(&[1; 8], 1), word(&[1; 8], u64::MAX)), (0, 0));
+    }
+
+    /// Returns what a plan of two functions of a program that is running reads of data in which this is recorded.
+    fn latencies(
+        observation: Observation,
+        record: impl FnOnce(&mut RecordedData, &ObservationPlan),
+    ) -> Vec<FunctionLatency> {
+        let target = Talker::start(&fixture("calls.pie"));
+        let function = |name: &str| FunctionSelector::Glob(name.parse().unwrap());
+        let observation = observation.time_functions(function("leaf"));
+        let observation = observation.time_functions(function("outer"));
+        let functions = ObservedFunctions::find(target.pid(), &observation).unwrap();
+        let program = Arc::new(program_with_probes(&["a"]));
+        let plan = ObservationPlan::of(&observation, program, Arc::new(functions)).unwrap();
+        let mut data = RecordedData::of(&plan);
+        record(&mut data, &plan);
+        let arenas = [data.arena];
+        let recorded = RecordedCalls::read(1, &data.memory, &plan, &arenas).unwrap();
+        recorded.latencies(&plan, &TickMeasurement::begin())
+    }
+
+    /// Returns where data of functions are.
+    fn calls_at(data: &RecordedData) -> LiveAddr {
+        data.shared().plus(data.arena.shared.calls())
+    }
+
+    /// Records figures of the second function.
+    fn record_figures(data: &mut RecordedData, plan: &ObservationPlan) {
+        let layout = plan.shared.calls;
+        let at = calls_at(data).plus(layout.function(1));
+        for (field, number) in [
+            (function_data::OCTAVES, 0b100),
+            (function_data::MAX, 1 << 40),
+            (function_data::UNWOUND, 20),
+            (function_data::UNMATCHED, 17),
+            (function_data::LOST, 3),
+            (function_data::DOUBTFUL, 4),
+            (function_data::UNTYPED, 5),
+        ] {
+            data.put(at.plus(field), number);
+        }
+        let histogram = calls_at(data).plus(layout.histogram(1, 2));
+        data.put(histogram.plus(2 * layout.octave_len()), 6);
+        // Two exits of the function could not be recorded.
+        let of_second = |it: &PlannedPoint| it.role.timed.is_some_and(|it| it.function == 1);
+        let point = plan.points.iter().position(of_second).unwrap();
+        data.hit(point, 2);
+        let stack = calls_at(data).plus(layout.stack(9));
+        data.put(stack.plus(call_slot::DEPTH), 2);
+        for (index, flags) in [(0, 0), (1, call_slot::IS_LEFT_OUT)] {
+            let call = stack.plus(call_slot::CALLS + (index << layout.call_len_bits()));
+            data.put(call.plus(call_slot::FRAME), 0x7fff_0000);
+            data.put(call.plus(call_slot::FUNCTION), u64::from(flags) << 32 | 1);
+        }
+    }
+
+    #[test]
+    fn figures_of_functions_are_read() {
+        let timing = Observation::new;
+        let functions = latencies(timing(), record_figures);
+        let [first, second] = &functions[..] else {
+            panic!("{functions:?}");
+        };
+        assert_eq!(first.figures, Figures::default());
+        assert_eq!((first.count(), first.max()), (0, Duration::ZERO));
+        assert_eq!((second.count(), second.running()), (6, 1));
+        assert_eq!((second.lost(), second.unwound()), (5, 18));
+        assert_eq!(second.unmatched_exits(), 14);
+        assert_eq!((second.doubtful(), second.untyped()), (4, 5));
+        assert!(second.max() > Duration::ZERO);
+        assert!(second.total().is_none() && second.callers().is_none());
+        assert!(!second.is_on_fiber() && first.address() < second.address());
+        let mut names = [first.name(), second.name()];
+        names.sort_unstable();
+        assert_eq!(names, ["leaf", "outer"]);
+        assert!(first.object().ends_with("calls.pie"), "{first:?}");
+    }
+
+    #[test]
+    fn figures_of_processes_add_up_by_name() {
+        let functions = latencies(Observation::new().self_times(), record_figures);
+        // Two of one name, in one process only.
+        let second = [functions[1].clone(), functions[1].clone()];
+        let all = FunctionLatency::of_processes([&functions[..], &second]);
+        let names: Vec<&str> = all.iter().map(FunctionLatency::name).collect();
+        let (one, other) = (functions[0].name(), functions[1].name());
+        assert_eq!(names, [one, other, other]);
+        assert_eq!(all[0].figures, Figures::default());
+        assert_eq!((all[1].count(), all[2].count()), (12, 6));
+        let doubled = Figures {
+            running: 2,
+            unwound: 36,
+            unmatched: 28,
+            lost: 10,
+            doubtful: 8,
+            untyped: 10,
+        };
+        assert_eq!(
+            (all[1].figures, all[2].figures),
+            (doubled, functions[1].figures)
+        );
+    }
+
+    #[test]
+    fn self_times_and_callers_are_read() {
+        let asked = Observation::new().self_times().by_caller();
+        let functions = latencies(asked, |data, plan| {
+            let layout = plan.shared.calls;
+            for group in [1, 3] {
+                let sums = calls_at(data).plus(layout.sums(0, group));
+                data.put(sums.plus(sums::OWN), 1 << 40);
+                data.put(sums.plus(sums::ALL), 3 << 40);
+            }
+            for (at, calls) in [(layout.callers(), 7), (layout.other_callers(0), 2)] {
+                let at = calls_at(data).plus(at);
+                data.put(at.plus(caller::CALLS), calls);
+                data.put(at.plus(caller::SUM), calls << 40);
+                data.put(at.plus(caller::MAX), 1 << 41);
+                data.put(at.plus(caller::ALL), calls << 42);
+            }
+            let key = 1 << caller::FUNCTION_AT | 0x5555_1234;
+            data.put(calls_at(data).plus(layout.callers() + caller::KEY), key);
+        });
+        let [first, second] = &functions[..] else {
+            panic!("{functions:?}");
+        };
+        let ratio = |one: Duration, other: Duration| one.as_secs_f64() / other.as_secs_f64();
+        let is = |ratio: f64, expected: f64| (ratio - expected).abs() < 0.001;
+        let total = first.total().unwrap();
+        assert!(is(ratio(total, first.sum()), 3.0));
+        assert_eq!(second.total(), Some(Duration::ZERO));
+        let callers = first.callers().unwrap();
+        let addresses: Vec<_> = callers.iter().map(CallerLatency::address).collect();
+        assert_eq!(addresses, [Some(LiveAddr(0x5555_1234)), None]);
+        let counts: Vec<u64> = callers.iter().map(CallerLatency::count).collect();
+        assert_eq!(counts, [7, 2]);
+        // All in units of 1 << 40 ticks.
+        let unit = ratio(first.sum(), Duration::from_secs(2));
+        let in_units = |time: Duration| time.as_secs_f64() / unit;
+        assert!(is(in_units(callers[0].sum()), 7.0) && is(in_units(callers[0].mean()), 1.0));
+        assert!(is(in_units(callers[1].max()), 2.0));
+        assert!(is(in_units(callers[1].total().unwrap()), 8.0));
+        assert_eq!(second.callers().map(<[_]>::len), Some(0));
+        let both = FunctionLatency::of_processes([&functions[..], &functions]);
+        assert!(is(ratio(both[0].total().unwrap(), total), 2.0));
+        assert!(both.iter().all(|it| it.callers().is_none()));
     }
 }

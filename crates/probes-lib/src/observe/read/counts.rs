@@ -264,15 +264,22 @@ pub(super) fn read_hits(
 
 #[cfg(test)]
 mod tests {
+    use test_support::{Talker, fixture};
+
     use super::*;
-    use crate::address::LoadBias;
+    use crate::address::{FileAddr, LoadBias};
     use crate::memory::double::SliceMemory;
     use crate::observe::layout::arena::{HeaderVersion, LINE};
     use crate::observe::layout::observer_record::ObserverRecord;
     use crate::observe::layout::shared::SharedLayout;
     use crate::observe::observation::Observation;
+    use crate::observe::read::keys::{Key, KeyedCounts};
+    use crate::patch_plan::refusal::Refusal;
     use crate::select::Selector;
-    use crate::testing::{ProgramSpec, loaded_twice, program_with_probes};
+    use crate::select::function::FunctionSelector;
+    use crate::testing::{
+        ProgramSpec, RecordedData, loaded_twice, program_with_arguments, program_with_probes,
+    };
 
     /// Returns the counts of `a`, which is counted, and `b`, which is watched only, in two arenas with
     /// these hits of their points.
@@ -337,5 +344,86 @@ mod tests {
             (counts.total(), counts.hits("a")),
             (u64::MAX, Some(u64::MAX))
         );
+    }
+
+    #[test]
+    fn hits_of_functions_are_read_with_untyped_ones() {
+        let code: [(FileAddr, &[u8]); 3] = [0, 1, 2].map(|index| {
+            let start = FileAddr(0x60_0000 + 0x100 * index);
+            // mov $1,%eax; ret
+            (start, &b"\xb8\x01\0\0\0\xc3"[..])
+        });
+        let functions = ObservedFunctions::of_code(&code, LoadBias::NONE);
+        let program = program_with_arguments(&[("a", "8@%rdi"), ("b", "")]);
+        let counted = Observation::new().count(Selector::name("a"));
+        let counted = counted.only_where("arg0 == 1".parse().unwrap());
+        let functions = Arc::new(functions);
+        let mut plan = ObservationPlan::of(&counted, Arc::new(program), functions).unwrap();
+        plan.refuse(&[(1, Refusal::ChangedCode)]);
+        let mut data = RecordedData::of(&plan);
+        for (point, hits) in [(0, 10), (1, 20), (2, 40)] {
+            data.hit(point, hits);
+            data.hit(data.arena.untyped_counter(point), hits / 10);
+        }
+        let arenas = [data.arena];
+        let counts = Counts::read(1, &data.memory, &plan, &arenas).unwrap();
+        assert_eq!((counts.hits("a"), counts.untyped("a")), (Some(10), Some(1)));
+        let functions: Vec<_> = counts
+            .functions()
+            .map(|it| (it.address.0, it.hits, it.untyped))
+            .collect();
+        // These have no filter.
+        assert_eq!(functions, [(0x60_0000, 20, None), (0x60_0200, 40, None)]);
+        assert_eq!((counts.total(), counts.total_untyped()), (70, Some(1)));
+        assert_eq!(
+            (counts.selected_functions(), counts.refused().len()),
+            (3, 1)
+        );
+        assert!(counts.unreadable().is_empty() && counts.untyped("b").is_none());
+        // Another observation has no filter.
+        let unfiltered = super::tests::counts([[1, 1], [1, 1]]);
+        assert_eq!(
+            (unfiltered.total_untyped(), unfiltered.untyped("a")),
+            (None, None)
+        );
+        let by_name = KeyedCounts::by_name(&counts);
+        let hits: Vec<u64> = by_name.keys().iter().map(|it| it.hits).collect();
+        assert_eq!((hits, by_name.untyped()), (vec![40, 20, 10], 1));
+        assert_eq!(by_name.keys()[2].key, [Key::Probe("a".to_owned())]);
+    }
+
+    #[test]
+    fn exits_of_a_function_are_one_count() {
+        let one = PointHits {
+            hits: 3,
+            untyped: Some(4),
+        };
+        let other = PointHits {
+            hits: 5,
+            untyped: None,
+        };
+        let sum = one.plus(other);
+        assert_eq!((sum.hits, sum.untyped), (8, Some(4)));
+        assert_eq!(other.plus(other).untyped, None);
+        let target = Talker::start(&fixture("calls.pie"));
+        let outer = FunctionSelector::Glob("outer".parse().unwrap());
+        let asked = Observation::new().count_functions(outer);
+        let asked = asked.only_where("retval == 3".parse().unwrap());
+        let functions = ObservedFunctions::find(target.pid(), &asked).unwrap();
+        let program = Arc::new(program_with_probes(&["a"]));
+        let plan = ObservationPlan::of(&asked, program, Arc::new(functions)).unwrap();
+        let mut data = RecordedData::of(&plan);
+        for point in 0..plan.points.len() {
+            data.hit(point, 10);
+            data.hit(data.arena.untyped_counter(point), 3);
+        }
+        let arenas = [data.arena];
+        let counts = Counts::read(1, &data.memory, &plan, &arenas).unwrap();
+        let points = plan.points.len() as u64;
+        let hits: Vec<_> = counts
+            .functions()
+            .map(|it| (it.name, it.hits, it.untyped))
+            .collect();
+        assert_eq!(hits, [("outer", 10 * points, Some(3 * points))]);
     }
 }

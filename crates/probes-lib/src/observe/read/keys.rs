@@ -239,7 +239,19 @@ fn string(many: u64, words: &[u8]) -> Key {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
     use super::*;
+    use crate::expression::Keys;
+    use crate::observe::layout::keys::histograms;
+    use crate::observe::observation::Observation;
+    use crate::observe::read::keyed_times::KeyedTimes;
+    use crate::observe::read::keyed_values::KeyedHistograms;
+    use crate::observe::read::values::ValueHistogram;
+    use crate::select::Selector;
+    use crate::sys::ticks::TickMeasurement;
+    use crate::testing::{RecordedData, program_with_arguments};
 
     #[test]
     fn hits_of_processes_add_up_or_are_distinguished() {
@@ -302,5 +314,220 @@ mod tests {
         }
         // Whatever the memory holds.
         assert!(matches!(string(1, &[0xff; 64]), Key::Text { bytes, .. } if bytes.is_empty()));
+    }
+
+    fn plan(observation: &Observation) -> ObservationPlan {
+        let program = program_with_arguments(&[("a", "8@%rdi"), ("b", "8@%rdi")]);
+        ObservationPlan::of(observation, Arc::new(program), Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn keys_are_read_from_the_tables_of_all_groups() {
+        let counted = Observation::new().count(Selector::All);
+        let plan = plan(&counted.by("probe, arg0, tid".parse().unwrap()));
+        let mut data = RecordedData::of(&plan);
+        let signed = 1 << (slot::SIGNS_AT + 1);
+        let (one, other) = ([1, -7_i64 as u64, 4711], [0, 7, 4712]);
+        data.put_key((0, 3), &one, signed, 10);
+        data.put_key((15, 4111), &one, signed, 20);
+        data.put_key((15, 5), &other, 0, 4);
+        data.put_key((2, 5), &[9, 9, 9], 0, 1000);
+        // Claimed, but not held yet; and with no name that is known, above.
+        let layout = data.arena.shared.keys;
+        let table = data.shared().plus(data.arena.shared.keys());
+        let claimed = table.plus(layout.copy_len() * 7);
+        data.put(
+            claimed.plus(slot::STATE),
+            0xabcd << slot::HASH_AT | slot::CLAIMED,
+        );
+        data.put(claimed.plus(slot::HITS), 1000);
+        for point in 0..2 {
+            data.hit(point, 100);
+            data.hit(data.arena.untyped_counter(point), 7);
+        }
+        let arenas = [data.arena];
+        let counts = KeyedCounts::read(1, &data.memory, &plan, &arenas).unwrap();
+        let counts = counts.unwrap();
+        let key = |name: &str, number, tid| {
+            let name = Key::Probe(name.to_owned());
+            vec![name, Key::Integer(number), Key::Thread(tid)]
+        };
+        let first = KeyedCount {
+            key: key("b", -7, 4711),
+            hits: 30,
+        };
+        let second = KeyedCount {
+            key: key("a", 7, 4712),
+            hits: 4,
+        };
+        assert_eq!(counts.keys(), [first, second]);
+        let sums = (counts.other(), counts.untyped(), counts.total());
+        assert_eq!(sums, (200, 14, 248));
+        // Of functions, the caller can be a key.
+        let callers = ObservationPlan {
+            key_kinds: vec![KeyKind::Caller],
+            ..plan
+        };
+        let words = [slot::HELD, 3, 0x5555_0000].map(u64::to_le_bytes);
+        let expected = vec![Key::Caller(LiveAddr(0x5555_0000))];
+        assert_eq!(super::key(&words.concat(), &callers), Some(expected));
+    }
+
+    #[test]
+    fn strings_are_read_as_keys() {
+        let counted = Observation::new().count(Selector::All);
+        let plan = plan(&counted.by("str(arg0), tid".parse().unwrap()));
+        let mut data = RecordedData::of(&plan);
+        let mut words = [0; 10];
+        words[0] = 1;
+        words[1] = u64::from_le_bytes(*b"abc\0\0\0\0\x04");
+        words[9] = 8;
+        data.put_key((1, 1), &words, 0, 3);
+        let arenas = [data.arena];
+        let counts = KeyedCounts::read(1, &data.memory, &plan, &arenas).unwrap();
+        let text = Key::Text {
+            bytes: b"abc".to_vec(),
+            is_whole: true,
+        };
+        let expected = KeyedCount {
+            key: vec![text, Key::Thread(8)],
+            hits: 3,
+        };
+        assert_eq!(counts.unwrap().keys(), [expected]);
+    }
+
+    #[test]
+    fn nothing_is_read_without_keys() {
+        let counted = || Observation::new().count(Selector::All);
+        let read = |observation: Observation| {
+            let plan = plan(&observation);
+            let data = RecordedData::of(&plan);
+            let arenas = [data.arena];
+            let counts = KeyedCounts::read(1, &data.memory, &plan, &arenas).unwrap();
+            assert!(
+                KeyedCounts::read(1, &data.memory, &plan, &[])
+                    .unwrap()
+                    .is_none()
+            );
+            let histograms = KeyedHistograms::read(1, &data.memory, &plan, &arenas).unwrap();
+            let ticks = TickMeasurement::begin();
+            let times = KeyedTimes::read(1, &data.memory, &plan, &arenas, &ticks).unwrap();
+            [counts.is_some(), histograms.is_some(), times.is_some()]
+        };
+        let keys: Keys = "tid".parse().unwrap();
+        assert_eq!(read(counted()), [false; 3]);
+        assert_eq!(read(counted().by(keys.clone())), [true, false, false]);
+        let values = counted().histogram_of("arg0".parse().unwrap());
+        assert_eq!(read(values.by(keys.clone())), [false, true, false]);
+        let times = Observation::new().time("a", "b").time_by(keys);
+        assert_eq!(read(times), [false, false, true]);
+    }
+
+    /// Returns the values in a histogram that have buckets of their own, each with its count.
+    fn values(histogram: &ValueHistogram) -> Vec<(i128, u64)> {
+        let buckets = histogram.buckets().iter();
+        buckets.map(|it| (it.least.unwrap(), it.count)).collect()
+    }
+
+    #[test]
+    fn histograms_of_keys_are_read() {
+        let counted = Observation::new().count(Selector::All);
+        let counted = counted.histogram_of("arg0".parse().unwrap());
+        let plan = plan(&counted.by("tid".parse().unwrap()));
+        let mut data = RecordedData::of(&plan);
+        let signed = 1 << slot::SIGN_OF_VALUES_AT;
+        data.put_key((0, 2), &[11], signed, 0);
+        data.put_key((0, 1039), &[12], 0, 0);
+        data.put_key((0, 5), &[13], 0, 0);
+        for value in [-3, 7, 7] {
+            data.add_value((2, 0), value, true, None);
+        }
+        data.add_value((1039, 0), 20, false, None);
+        data.add_value((histograms::OTHER, 0), 30, false, None);
+        data.add_value((histograms::OTHER_SIGNED, 0), -30, true, None);
+        data.hit(data.arena.untyped_counter(0), 4);
+        data.hit(data.arena.untyped_counter(1), 5);
+        let arenas = [data.arena];
+        let read = KeyedHistograms::read(1, &data.memory, &plan, &arenas).unwrap();
+        let read = read.unwrap();
+        let keys = |all: &KeyedHistograms| -> Vec<_> {
+            let keys = all.keys().iter();
+            keys.map(|it| (it.key.clone(), values(&it.values)))
+                .collect()
+        };
+        let [one, other] = [11, 12].map(|tid| vec![Key::Thread(tid)]);
+        let expected = [(one.clone(), vec![(-3, 1), (7, 2)]), (other, vec![(20, 1)])];
+        assert_eq!(keys(&read), expected);
+        assert_eq!(
+            (values(read.other()), read.untyped()),
+            (vec![(-30, 1), (30, 1)], 9)
+        );
+        // Of two processes.
+        let both = KeyedHistograms::of_processes([(7, &read), (8, &read)], false);
+        assert_eq!(keys(&both)[0], (one, vec![(-3, 2), (7, 4)]));
+        assert_eq!(
+            (both.keys().len(), both.untyped(), both.other().count()),
+            (2, 18, 4)
+        );
+        let by_pid = KeyedHistograms::of_processes([(7, &read), (8, &read)], true);
+        let first = &by_pid.keys()[0];
+        assert_eq!((by_pid.keys().len(), &first.key[0]), (4, &Key::Process(7)));
+    }
+
+    #[test]
+    fn times_of_keys_are_read() {
+        let timed = Observation::new().time("a", "b").time("b", "a");
+        let plan = plan(&timed.time_by("arg0".parse().unwrap()));
+        let mut data = RecordedData::of(&plan);
+        data.put_key((0, 2), &[77, 1], 0, 0);
+        data.put_key((0, 3), &[78, 0], 0, 0);
+        data.put_key((0, 4), &[79, 0], 0, 0);
+        let unit = 1_i128 << 40;
+        for (number, value) in [
+            (2, 4 * unit),
+            (2, 2 * unit),
+            (3, 60 * unit),
+            (histograms::OTHER, unit),
+            (histograms::UNTYPED_TIMES, 3 * unit),
+        ] {
+            data.add_value((number, 0), value, false, None);
+        }
+        let ticks = TickMeasurement::begin();
+        let arenas = [data.arena];
+        let read = KeyedTimes::read(1, &data.memory, &plan, &arenas, &ticks).unwrap();
+        let read = read.unwrap();
+        let names = |times: &KeyedTimes| -> Vec<_> {
+            let keys = times.keys().iter();
+            keys.map(|it| (it.name.clone(), it.key.clone(), it.times.count()))
+                .collect()
+        };
+        let (one, other) = (Key::Integer(78), Key::Integer(77));
+        let expected = [
+            ("a,b".to_owned(), vec![one.clone()], 1),
+            ("b,a".to_owned(), vec![other], 2),
+        ];
+        assert_eq!(names(&read), expected);
+        let is = |time: Duration, units: f64| {
+            let ratio = time.as_secs_f64() / read.other().sum().as_secs_f64();
+            assert!((ratio - units).abs() < 0.001, "{ratio}");
+        };
+        is(read.untyped().sum(), 3.0);
+        is(read.keys()[0].times.sum(), 60.0);
+        is(read.keys()[1].times.sum(), 6.0);
+        is(read.keys()[1].times.max(), 4.0);
+        assert_eq!((read.other().count(), read.untyped().count()), (1, 1));
+        // Quantiles are in buckets.
+        let middle = read.keys()[0].times.quantile(0.5).as_secs_f64();
+        let longest = read.keys()[0].times.max().as_secs_f64();
+        assert!((0.96..=1.0).contains(&(middle / longest)), "{middle}");
+        let both = [(7, &read), (8, &read)];
+        let sum = KeyedTimes::of_processes(both, false).unwrap();
+        assert_eq!((sum.keys().len(), sum.keys()[1].times.count()), (2, 4));
+        is(sum.other().sum(), 2.0);
+        is(sum.untyped().sum(), 6.0);
+        let by_pid = KeyedTimes::of_processes(both, true).unwrap();
+        assert_eq!(by_pid.keys()[0].key, [Key::Process(7), one]);
+        assert_eq!(by_pid.keys().len(), 4);
+        assert!(KeyedTimes::of_processes([], true).is_none());
     }
 }

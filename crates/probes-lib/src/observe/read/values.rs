@@ -391,7 +391,17 @@ fn sum(buckets: &[ValueBucket], extremes: (i128, i128), cut: u64) -> Option<i128
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use test_support::{Talker, fixture};
+
     use super::*;
+    use crate::observe::functions::ObservedFunctions;
+    use crate::observe::observation::Observation;
+    use crate::observe::plan::PlannedPoint;
+    use crate::select::Selector;
+    use crate::select::function::FunctionSelector;
+    use crate::testing::{RecordedData, program_with_arguments};
 
     /// Returns the histogram of values, recorded in two copies as the trampolines do it.
     fn histogram(values: &[i128], is_signed: bool, linear: Option<Linear>) -> ValueHistogram {
@@ -546,5 +556,99 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn histograms_of_probes_and_functions_are_read() {
+        let target = Talker::start(&fixture("calls.pie"));
+        let leaf = FunctionSelector::Glob("leaf".parse().unwrap());
+        let asked = Observation::new()
+            .count(Selector::All)
+            .count_functions(leaf);
+        let asked = asked.histogram_of("arg0".parse().unwrap());
+        let functions = ObservedFunctions::find(target.pid(), &asked).unwrap();
+        let program = Arc::new(program_with_arguments(&[("a", "8@%rdi"), ("b", "4@%edi")]));
+        let plan = ObservationPlan::of(&asked, program, Arc::new(functions)).unwrap();
+        let mut data = RecordedData::of(&plan);
+        for (number, group, value, is_signed) in [
+            (0, 0, -5, true),
+            (0, 3, 6, true),
+            (1, 1, 9, true),
+            (2, 2, 40, true),
+        ] {
+            data.add_value((number, group), value, is_signed, None);
+        }
+        for point in 0..3 {
+            data.hit(data.arena.untyped_counter(point), point as u64 + 1);
+        }
+        let arenas = [data.arena];
+        let read = read_histograms(1, &data.memory, &plan, &arenas).unwrap();
+        let figures: Vec<_> = read
+            .iter()
+            .map(|it| (it.name(), it.min(), it.max(), it.count(), it.untyped()))
+            .collect();
+        let untyped = |name: &str| {
+            let is_it = |it: &PlannedPoint| it.site().is_some();
+            let first = plan.points.iter().position(is_it).unwrap() as u64;
+            match name {
+                "a" => first + 1,
+                "b" => first + 2,
+                _ => {
+                    if first == 0 {
+                        3
+                    } else {
+                        1
+                    }
+                }
+            }
+        };
+        let expected = [
+            ("a", Some(-5), Some(6), 2, untyped("a")),
+            ("b", Some(9), Some(9), 1, untyped("b")),
+            ("leaf", Some(40), Some(40), 1, untyped("leaf")),
+        ];
+        assert_eq!(figures, expected);
+        let place = |it: &ValueHistogram| it.function().map(|(_, address)| address);
+        let leaf = plan.functions.functions[0].wanted.address;
+        let places: Vec<_> = read.iter().map(place).collect();
+        assert_eq!(places, [None, None, Some(leaf)]);
+        let sum = ValueHistogram::of_processes([&read[..], &read]);
+        assert!(sum.iter().all(|it| it.function().is_none()));
+        assert_eq!(
+            (sum.len(), sum[0].count(), sum[0].untyped()),
+            (3, 4, 2 * untyped("a"))
+        );
+        // Those of keys are read in another way, and without expressions there are none.
+        for other in [Observation::new().count(Selector::All), asked_by_key()] {
+            let program = Arc::new(program_with_arguments(&[("a", "8@%rdi")]));
+            let plan = ObservationPlan::of(&other, program, Arc::default()).unwrap();
+            let data = RecordedData::of(&plan);
+            let arenas = [data.arena];
+            assert!(
+                read_histograms(1, &data.memory, &plan, &arenas)
+                    .unwrap()
+                    .is_empty()
+            );
+        }
+    }
+
+    fn asked_by_key() -> Observation {
+        let asked = Observation::new().count(Selector::All);
+        let asked = asked.histogram_of("arg0".parse().unwrap());
+        asked.by("tid".parse().unwrap())
+    }
+
+    #[test]
+    fn middles_of_quantiles_are_within_them() {
+        let quantile = Quantile {
+            least: 10,
+            most: 15,
+        };
+        assert_eq!((quantile.value(), quantile.error()), (12, 3));
+        let exact = Quantile {
+            least: -7,
+            most: -7,
+        };
+        assert_eq!((exact.value(), exact.error()), (-7, 0));
     }
 }
