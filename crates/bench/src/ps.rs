@@ -15,7 +15,7 @@ use crate::failure::{Failure, Result};
 use crate::programs::WAITING;
 use crate::stats::Samples;
 
-/// The numbers of processes.
+/// How many processes with probes there are: a row of the table for each number.
 const NUMBERS: [usize; 3] = [0, 500, 2_000];
 
 /// Processes that wait for a line until this is dropped.

@@ -116,7 +116,7 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
     started.wait(report_failures([done], &output.messages))
 }
 
-/// Whether the collector of a process is shown by its functions: it has no events, or they cannot be had.
+/// Whether the functions of the collector are timed instead: the process has no events, or these cannot be read.
 pub(super) fn is_without_events(why: &Error) -> bool {
     matches!(
         why.kind(),
@@ -165,7 +165,7 @@ fn read(
     let was_started = !args.observed.is_process();
     failures.add(ended.map(|end| end.note(was_started, &output.messages)));
     let seconds = begun.elapsed();
-    // Before anything waits for a reader.
+    // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
     failures.add(reading.events.close(pid));
     let (output_was_read, rest_printed) = interruptible.end();
     failures.add(rest_printed);
@@ -217,7 +217,7 @@ struct Reading<'g> {
     pauses: GcPauses,
     /// Pauses that are to be printed.
     long: String,
-    /// When the figures so far are shown next, since the beginning.
+    /// When the figures so far are shown next, as the time since the beginning.
     next: Duration,
 }
 

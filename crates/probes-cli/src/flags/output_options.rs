@@ -28,7 +28,7 @@ pub(crate) struct OutputFlags {
     verbosity: VerbosityFlags,
 }
 
-// How much to say on standard error.
+// How much to write on standard error.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerbosityFlags {
     /// Print each step on standard error
@@ -46,12 +46,13 @@ pub(crate) struct OutputOptions {
     /// Whether the format depends on where the answer is written.
     is_default_format: bool,
     file: Option<PathBuf>,
+    /// Whether commands that change something print what they have changed.
     reports_changes: bool,
     pub(crate) messages: Messages,
 }
 
 impl OutputOptions {
-    /// Where the answer is written: standard output, unless there is a file.
+    /// Opens what the answer is written to: standard output, unless there is a file.
     pub(crate) fn open(&self) -> Result<Output, Failure> {
         self.open_or(Destination::Stdout)
     }
@@ -76,7 +77,7 @@ impl OutputOptions {
         self.open_stream(Destination::Stdout, &stdout())
     }
 
-    /// The same of standard error.
+    /// The same for standard error.
     pub(crate) fn open_stderr(&self) -> Output {
         self.open_stream(Destination::Stderr, &stderr())
     }
@@ -131,7 +132,7 @@ impl Flags for OutputFlags {
             Format::Json => MessageForm::Json,
             Format::Plain | Format::Table => MessageForm::Text,
         };
-        // With -quiet, only if the command line says how or where.
+        // With -quiet, changes are reported only if the command line says how or where.
         let is_asked_for = json.is_some() || self.format.is_some() || self.output.is_some();
         Ok(OutputOptions {
             format,

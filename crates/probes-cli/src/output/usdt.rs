@@ -29,7 +29,7 @@ pub(crate) struct UsdtListing<'u> {
     probes: Vec<ProbeView<'u>>,
     /// The mapped files whose probes are not known.
     unreadable: Vec<UnreadableView>,
-    /// The paths in it, as text shows them.
+    /// How plain text and tables show the paths in it.
     #[serde(skip)]
     paths: ShownPaths,
 }
@@ -66,7 +66,7 @@ struct SemaphoreView<'u> {
     file_address: FileAddr,
 }
 
-/// What the files say of the code at sites; each file is read when its first site is shown.
+/// The functions and source lines of sites; each file is read when its first site is shown.
 #[derive(Default)]
 pub(crate) struct SiteSources {
     objects: HashMap<*const UsdtObject, (Option<FunctionTable>, Option<SourceMap>)>,
@@ -196,7 +196,7 @@ impl<'u> ProbeView<'u> {
 }
 
 impl<'u> SiteView<'u> {
-    /// `None` if it has only a semaphore.
+    /// `None` if the note has only a semaphore.
     fn of(placed: &PlacedUsdtSite<'u>, sources: &mut SiteSources) -> Option<SiteView<'u>> {
         let PlacedUsdtSite { object, site } = *placed;
         let file_address = site.address?;

@@ -7,7 +7,7 @@ use super::typed::{
     Test, Text, Word, block_of, last_compared, words_of,
 };
 
-/// A hit: what its arguments are, and what is in memory. `None` is what cannot be read.
+/// A hit: what its arguments are, and what is in memory. `None`: it cannot be read, or is not known.
 ///
 /// See [`Expression`](super::Expression) for an example.
 pub trait Hit {
@@ -186,7 +186,7 @@ fn word(of: &Word, hit: &impl Hit) -> Option<u64> {
     }
 }
 
-/// Returns the bytes that a word points to, up to this one. All of them have to be readable.
+/// Returns the bytes that a word points to, up to the one with the index `last`. All of them have to be readable.
 fn bytes_of_c(of: &Word, last: usize, hit: &impl Hit) -> Option<Vec<u8>> {
     let at = word(of, hit)?;
     let bytes = (0..=last as u64).map(|index| {
@@ -197,14 +197,14 @@ fn bytes_of_c(of: &Word, last: usize, hit: &impl Hit) -> Option<Vec<u8>> {
     bytes.collect()
 }
 
-/// Returns tag and size in words of the block at an address.
+/// Returns the tag of the block at an address, and its size in words.
 fn header(at: u64, hit: &impl Hit) -> Option<(u64, u64)> {
     // Blocks are aligned to words; odd values are integers.
     if at & 7 != 0 {
         return None;
     }
     let header = hit.word_at(at.wrapping_sub(8))?;
-    // Bits 10 to 55; other bits may be set above.
+    // The size is in bits 10 to 55; those above may be set to something else.
     Some((header & 0xff, header << 8 >> 18))
 }
 

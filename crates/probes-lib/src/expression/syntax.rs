@@ -1,4 +1,4 @@
-//! The tree of an expression, and how its words make one.
+//! The tree of an expression, and how its tokens are parsed into one.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ pub(super) struct Node {
     /// Where it is in the text, in bytes.
     pub(super) place: Range<usize>,
     pub(super) kind: NodeKind,
-    /// How deep it is nested, at least 1.
+    /// How many levels of parts it has, itself included.
     pub(super) depth: u32,
 }
 
@@ -92,14 +92,15 @@ impl Parser<'_> {
         self.tokens.get(self.next)
     }
 
-    /// Takes the next word.
+    /// Takes the next token.
     fn take(&mut self) -> Option<(Range<usize>, Token)> {
         let token = self.tokens.get(self.next).cloned();
         self.next += 1;
         token
     }
 
-    /// Parses operators that bind at least as strongly, `outer` levels within others.
+    /// Parses an operand, and the operators after it, with theirs, whose precedence is at least `strength`. It is
+    /// `outer` levels deep in the expression.
     fn binary(&mut self, strength: u32, outer: u32) -> Result<Node, Wrong> {
         let mut left = self.unary(outer)?;
         let mut is_compared = false;
@@ -121,7 +122,7 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    /// Parses what has no operator between values outside of parentheses.
+    /// Parses an operand: a value, a call or a pair of parentheses, maybe with fields; or an operand after `!` or `-`.
     fn unary(&mut self, outer: u32) -> Result<Node, Wrong> {
         let at_end = self.text.len()..self.text.len();
         let Some((place, token)) = self.take() else {
@@ -166,7 +167,7 @@ impl Parser<'_> {
         node(place, kind)
     }
 
-    /// Parses what is in parentheses, of which the first has been taken; returns where the second ends, too.
+    /// Parses what is between parentheses, whose `(` has been taken, and the `)`; returns where that ends, too.
     fn in_parentheses(&mut self, outer: u32) -> Result<(Node, usize), Wrong> {
         let inside = self.binary(0, outer + 1)?;
         match self.take() {

@@ -1,5 +1,5 @@
-//! [`TimeRange`]: what an expression asks of the time of a pair or call, which is known at its end; the rest of it is asked where
-//! that begins.
+//! [`TimeRange`]: what an expression asks of `elapsed`, the time of a pair or call, which is known where that ends. The
+//! rest of the expression is asked where it begins.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use super::typed::Relation;
 /// Times from one to another. `elapsed > 10ms && elapsed <= 1s` is one; times are whole nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimeRange {
-    /// The least of them.
+    /// The least one.
     pub(crate) from: Duration,
-    /// The first one that is longer than all of them.
+    /// The least one that is longer than all of them.
     pub(crate) until: Duration,
 }
 
@@ -29,7 +29,8 @@ impl TimeRange {
         (self.from..self.until).contains(&time)
     }
 
-    /// Returns those of these that are in a relation to a time; `None` if they are not a range.
+    /// Returns those of the times that are in this relation to another one; `None` for `==` and `!=`, which are not
+    /// asked of times.
     fn only(self, relation: Relation, nanoseconds: u64) -> Option<TimeRange> {
         let time = Duration::from_nanos(nanoseconds);
         let next = Duration::from_nanos(nanoseconds.saturating_add(1));
@@ -48,7 +49,8 @@ impl TimeRange {
     }
 }
 
-/// Takes what a tree asks of a time out of it; returns the rest, if there is any, and the times, if it asks for them.
+/// Separates the comparisons of `elapsed` from the rest of a tree. Returns the rest, if there is any, and the range of
+/// times, if there are such comparisons.
 pub(super) fn split(tree: &Node) -> Result<(Option<Node>, Option<TimeRange>), Wrong> {
     if !tree.has_name(NAME) {
         return Ok((Some(tree.clone()), None));
@@ -58,10 +60,10 @@ pub(super) fn split(tree: &Node) -> Result<(Option<Node>, Option<TimeRange>), Wr
     Ok((rest, Some(times)))
 }
 
-/// What it is called.
+/// What the time is called in expressions.
 pub(super) const NAME: &str = "elapsed";
 
-/// Returns what is left of a tree; the times are narrowed by what is not.
+/// Returns a tree without its comparisons of `elapsed`, each of which narrows `times`; `None` if nothing is left.
 fn without_times(node: &Node, times: &mut TimeRange) -> Result<Option<Node>, Wrong> {
     if !node.has_name(NAME) {
         return Ok(Some(node.clone()));

@@ -38,19 +38,20 @@ pub(crate) struct ObservationPlan {
     pub(crate) program: Arc<Program>,
     /// The functions that are observed.
     pub(crate) functions: Arc<ObservedFunctions>,
-    /// Sorted by address; those of an observation that is prepared: arena by arena.
+    /// Sorted by address; once the observation is prepared, arena by arena.
     pub(crate) points: Vec<PlannedPoint>,
     /// The names of the probes that start and stop each pair.
     pub(crate) pairs: Vec<(String, String)>,
-    /// The histograms of probes. Those of functions follow them. None if each key has one.
+    /// The histograms of probes; empty if each key has one instead. Those of functions are numbered after them.
     pub(crate) histograms: Vec<PlannedHistogram>,
     /// The buckets of histograms, if they are not those of powers of two.
     pub(crate) linear: Option<Linear>,
-    /// What the parts of keys are, if hits are counted by keys.
+    /// What the parts of keys are, if hits are counted, or times distinguished, by keys.
     pub(crate) key_kinds: Vec<KeyKind>,
-    /// The names of the probes that are counted by keys. Those of functions follow them.
+    /// The names of the probes that are counted by keys, or `START,STOP` of the pairs whose times are distinguished by
+    /// keys. Names of functions are numbered after them.
     pub(crate) key_names: Vec<String>,
-    /// From which time on pairs are reported, if slow ones are.
+    /// How long pairs and calls last at least that are reported; zero if none are.
     pub(crate) slow_from: Duration,
     /// Which times are recorded; `None`: all.
     pub(crate) times: Option<TimeRange>,
@@ -102,7 +103,8 @@ impl ObservationPlan {
     ///
     /// # Errors
     ///
-    /// If a probe is missing, there are too many pairs, or results are to be recorded of some calls only.
+    /// If a probe is missing, an expression does not fit a point, there are too many pairs or histograms, or what is
+    /// asked cannot be combined.
     pub(crate) fn of(
         observation: &Observation,
         program: Arc<Program>,
@@ -129,7 +131,7 @@ impl ObservationPlan {
         let of_functions = function_points(&functions, histograms.len(), key_names.len(), linear);
         let mut points: Vec<PlannedPoint> = sites.chain(of_functions).collect();
         mark_range(&mut points, times);
-        // Those of all points are alike, as the expressions are the same.
+        // The parts of keys are of the same kinds at all points, as the expressions are the same.
         let mut keyed = points.iter().filter_map(|it| {
             let keys = it.role.keys.as_ref().or(it.role.time_keys.as_ref());
             Some((&it.role, keys?))
@@ -214,8 +216,8 @@ impl ObservationPlan {
         Ok(plan)
     }
 
-    /// Finds out by which table trampolines know what they can read of values, if they read any, and which stacks there are, if they are
-    /// copied.
+    /// Finds out which table tells the trampolines what memory of values they may read, if they read any; and whether
+    /// there are stacks of fibers, if stacks are copied.
     pub(crate) fn find_values_and_stacks(&mut self, process: &Process, image: &Image) {
         if self.shared.has_pages() {
             let objects = self.program.objects().iter();
@@ -253,8 +255,8 @@ impl ObservationPlan {
         self.renew_function_points();
     }
 
-    /// Plans another patch for each of these functions, given by ascending index, because that of now is not possible;
-    /// refuses those that have no other.
+    /// Plans another patch for each of these functions, given by ascending index, because the present one is not
+    /// possible; refuses those that have no other.
     pub(crate) fn try_next(&mut self, failed: &[(usize, Refusal)]) {
         Arc::make_mut(&mut self.functions).try_next(failed);
         self.renew_function_points();
@@ -297,7 +299,7 @@ impl ObservationPlan {
         once.filter(|once| once.before == function.wanted.address)
     }
 
-    /// Returns how the patch of a function is planned, and the load bias of its object; `None` of a site.
+    /// Returns how a point of a function is patched, and the load bias of its object; `None` for the site of a probe.
     pub(crate) fn patch_site(&self, planned: &PlannedPoint) -> Option<(&PatchSite, LoadBias)> {
         match planned.of {
             PointOf::Site(_) => None,
@@ -319,7 +321,7 @@ impl ObservationPlan {
         self.shared.filters_memory || points.any(|planned| planned.role.is_timed())
     }
 
-    /// Returns whether expressions are asked of hits, which may have no answer.
+    /// Returns whether expressions are asked of hits that are counted or watched, and may have no answer.
     pub(crate) fn is_filtered(&self) -> bool {
         self.points.iter().any(|it| it.role.may_be_untyped())
     }
@@ -330,12 +332,12 @@ impl ObservationPlan {
         watched.any(|watched| watched.sample.is_some())
     }
 
-    /// Returns whether hits are counted by keys, and each key has no histogram.
+    /// Returns whether hits are counted by keys, and not put into a histogram for each key.
     pub(crate) fn counts_by_key(&self) -> bool {
         !self.key_kinds.is_empty() && !self.shared.keys.has_histograms
     }
 
-    /// Returns the name of a probe or function that is counted by keys.
+    /// Returns the name with this number in keys: of a probe, a pair or a function.
     pub(crate) fn key_name(&self, number: u32) -> Option<&str> {
         let number = number as usize;
         match number.checked_sub(self.key_names.len()) {
@@ -347,7 +349,8 @@ impl ObservationPlan {
         }
     }
 
-    /// Returns whether calls of functions are recorded: their trampolines read the thread control block.
+    /// Returns whether calls of functions are recorded, or USDT probes are ends of pairs: their trampolines read the
+    /// thread control block.
     pub(crate) fn watches_functions(&self) -> bool {
         let mut points = self.points.iter();
         points.any(|planned| {
@@ -356,7 +359,7 @@ impl ObservationPlan {
         })
     }
 
-    /// Returns whether a trampoline asks the kernel which memory can be read.
+    /// Returns whether a trampoline asks the kernel which memory can be read, for a string of C or the words of a call.
     pub(crate) fn asks_kernel(&self) -> bool {
         let mut roles = self.points.iter().map(|it| &it.role);
         if roles.any(Role::reads_text_of_c) {
@@ -404,7 +407,7 @@ fn layout_of_values(histograms: usize, linear: Option<Linear>) -> Result<ValuesL
     })
 }
 
-/// Returns the points of functions, whose histograms and names follow so many of probes.
+/// Returns the points of functions, whose histograms and names are numbered after so many of probes and pairs.
 fn function_points(
     functions: &ObservedFunctions,
     histograms: usize,
@@ -421,7 +424,7 @@ fn function_points(
             .and_then(|timing| Some((timed.next()?, timing)));
         let histogram = function.integer().and_then(|integer| {
             Some(HistogramRole {
-                // By key, none is that of a name.
+                // The histograms of keys are not those of names.
                 number: function
                     .keys()
                     .map_or_else(|| histograms.next(), |_| Some(0))?,
@@ -477,7 +480,8 @@ fn function_points(
     })
 }
 
-/// Returns the role of each site of a program, the histograms, and the names of what is counted by keys.
+/// Returns the role of each site of a program, the histograms of probes, and the names of the probes or pairs that keys
+/// number.
 fn roles(
     observation: &Observation,
     program: &Program,
@@ -517,7 +521,7 @@ fn roles(
                 name: name.to_owned(),
                 is_signed: integer.is_signed(),
             };
-            // The sites of a probe follow each other.
+            // The sites of a probe follow each other: if it has a histogram already, that is one of the last.
             let known = histograms.iter().rposition(|it| *it == planned);
             let number = if role.keys.is_some() {
                 0
@@ -601,7 +605,7 @@ fn roles(
     Ok((roles, histograms, key_names))
 }
 
-/// Returns by what stops find their starts, of a site that is an end of a pair.
+/// Returns the key by which stops find their starts, as a site has it that is an end of a pair.
 fn pair_key(
     observation: &Observation,
     name: &str,
@@ -676,7 +680,7 @@ fn sources_of(site: LiveSite<'_>) -> Vec<ArgumentSource> {
 
 /// Returns the marks of a site that is an end of a pair.
 fn marks(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Marks {
-    // Less than 4 bytes are not a number that distinguishes events.
+    // A number of less than 4 bytes does not distinguish events.
     let first = site.site.arguments().next().flatten();
     let argument = match ArgumentSource::of(first.as_ref().filter(|it| it.size >= 4)) {
         ArgumentSource::Register(register) => Some(register),

@@ -1,5 +1,5 @@
-//! [`UnwrittenPages`]: which of a process's pages of code have the contents of its file. They need not
-//! be read, which would make the kernel map them into the process.
+//! [`UnwrittenPages`]: which of a process's pages of code still have the contents of their file. These need not
+//! be read from the process, which would make the kernel map them there.
 //!
 //! Writing to a page of a private mapping gives the process a copy of its own, which the kernel
 //! counts as anonymous memory; `/proc/PID/pagemap` distinguishes it from a page of the file.

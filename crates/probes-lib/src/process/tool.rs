@@ -14,6 +14,7 @@ pub(crate) fn own_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
 }
 
+/// Returns the time since boot, suspensions included.
 pub(crate) fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
@@ -21,11 +22,11 @@ pub(crate) fn since_boot() -> Duration {
 /// Returns a random id.
 pub(crate) fn new_id() -> u64 {
     use std::hash::{BuildHasher, RandomState};
-    // It has random keys.
+    // Its keys are random.
     RandomState::new().hash_one(std::process::id())
 }
 
-/// Returns the command that we execute, without the folder of the program.
+/// Returns the command line of this process, without the folder of the program.
 pub(crate) fn own_command() -> String {
     command_line().unwrap_or_else(|| name_of(std::process::id() as i32))
 }

@@ -14,7 +14,7 @@ pub enum Activity {
     Waiting,
     /// It was stopped by a signal or a debugger.
     Stopped,
-    /// It waited, for too short a time to be looked at: its stack is that of its last wait that was.
+    /// It waited, but too briefly to be looked at: its stack is that of the last wait at which it was.
     Unseen,
 }
 
@@ -28,7 +28,8 @@ impl Activity {
         }
     }
 
-    /// Returns the name of the system call, in brackets, or what else it was doing; `None` if it was running.
+    /// Returns what stands for it as the innermost frame of a stack: the name of the system call, or what else the
+    /// thread was doing, in brackets; `None` if it was running.
     pub fn leaf(self) -> Option<String> {
         match self {
             Activity::Running => None,
