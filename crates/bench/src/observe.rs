@@ -24,9 +24,10 @@ use workload::Workload;
 
 const THREADS: [u64; 2] = [1, 4];
 
+/// gdb last: after it, the program must not be used any more.
 const TOOLS: [Tool; 3] = [Tool::Bpftrace, Tool::Perf, Tool::Gdb];
 
-/// The costs of a number of threads, with probes on or off.
+/// What hits cost a program with this many threads, with its probes on or off.
 pub(crate) struct Costs {
     threads: u64,
     action: Action,

@@ -31,7 +31,7 @@ const KEEP_SYMBOLS: &str = "do not strip its symbols (`strip --strip-debug` keep
 
 const NOT_LIVE: &str = "leave -live out: the process is then stopped for a moment";
 
-/// What to do about closures that are refused.
+/// What to do about closures that other processes refuse, or may refuse.
 pub(crate) fn closures(pid: i32, digest: CodeDigest) -> String {
     match digest {
         CodeDigest::Pending => format!(
@@ -52,7 +52,7 @@ pub(crate) fn closures(pid: i32, digest: CodeDigest) -> String {
 pub(crate) enum Operand {
     /// A running process.
     Process(i32),
-    /// A running process that `attach` is to change, which alone has -live and -gigatext.
+    /// A running process that `attach` is to change: hints may name its flags -live and -gigatext.
     Attached(i32),
     /// A program that is to be started.
     Program(PathBuf),
@@ -73,8 +73,7 @@ impl Operand {
         }
     }
 
-    /// Whether the command is `attach`, which has -live (it needs neither ptrace nor a stop) and
-    /// -gigatext.
+    /// Whether the command is `attach`, whose -live needs neither ptrace nor a stop.
     fn is_attach(&self) -> bool {
         matches!(self, Operand::Attached(_))
     }
@@ -351,7 +350,7 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
     Some(hint)
 }
 
-/// Processes that are gone, or cannot be stopped.
+/// The hint about a process that is gone, or cannot be stopped.
 fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<String> {
     let hint = match kind {
         ProcessError::Denied { denial, .. } => return of_denial(denial, true, is_attach),
@@ -407,7 +406,7 @@ fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -> Option<St
     Some(hint.to_owned())
 }
 
-/// How to observe a program in spite of a limit of its memory.
+/// The hint about a process or program that cannot be observed because its memory is limited.
 fn of_limit(resource: &str, pid: Option<i32>, operand: &Operand) -> Option<String> {
     let (option, flag) = match resource {
         "RLIMIT_DATA" => ("--data", "-d"),
@@ -424,7 +423,7 @@ fn of_limit(resource: &str, pid: Option<i32>, operand: &Operand) -> Option<Strin
     ))
 }
 
-/// Processes that cannot be observed.
+/// The hint about a process that cannot be observed.
 fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Option<String> {
     let hint = match kind {
         ObserveError::AlreadyObserved { .. } => {
@@ -465,7 +464,7 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
     Some(hint.to_owned())
 }
 
-/// Expressions that make no sense at a point.
+/// The hint about an expression that makes no sense at a point.
 fn of_expression(problem: &ExpressionProblem, operand: &Operand) -> Option<String> {
     match problem {
         ExpressionProblem::GoneAtExit { .. } => {
@@ -500,7 +499,7 @@ fn of_expression(problem: &ExpressionProblem, operand: &Operand) -> Option<Strin
     }
 }
 
-/// Programs that cannot be started.
+/// The hint about a program that cannot be started.
 fn of_launch(kind: &LaunchError, program: &probes_lib::Subject) -> Option<String> {
     let hint = match (kind, program) {
         (LaunchError::Exec { source }, probes_lib::Subject::Program(program)) => {
@@ -668,8 +667,8 @@ fn of_elf(defect: &ElfDefect) -> Option<String> {
     Some(hint.to_owned())
 }
 
-/// `attach`: whether the process already ran and was to be attached to; false if we started it. `is_attach`:
-/// whether -live would do without.
+/// `attach`: whether the process was already running, and not started by us. `is_attach`: whether the command is
+/// `attach`, whose -live does not use ptrace.
 fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
     let hint = match denial {
         Denial::Yama { scope: 1 } if attach => {
@@ -736,7 +735,7 @@ fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
     Some(hint)
 }
 
-/// What `ocaml-probes` has to be preceded by in a command that does again what failed with this error.
+/// What a suggested command that tries again what failed with this error has to begin with: `sudo ` if root may do it.
 pub(crate) fn sudo_after(error: &Error) -> &'static str {
     match error.kind() {
         ErrorKind::Process(ProcessError::Denied { denial, .. }) if is_overcome_by_root(denial) => {

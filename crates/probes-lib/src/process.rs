@@ -59,10 +59,10 @@ pub(crate) fn uptime() -> Option<f64> {
     uptime.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// How often it is checked whether a process has executed its program.
+/// How often it is checked whether a process that was just forked has called execve(2).
 pub(crate) const EXECUTE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How often the threads of a process whose leader has exited are listed anew.
+/// How often, at most, a thread that has not exited is looked for in a process whose leader has.
 const ATTEMPTS: usize = 100;
 
 /// The open directory of a process in /proc.
@@ -291,14 +291,14 @@ impl Process {
         }
     }
 
-    /// Waits while it was forked within the last second and has executed nothing since.
+    /// Waits until it has called execve(2), or is older than a second, if it was just forked.
     pub(crate) fn wait_until_executed(&self) {
         while self.was_just_forked() {
             thread::sleep(EXECUTE_CHECK_INTERVAL);
         }
     }
 
-    /// Returns whether it was forked and has executed nothing since.
+    /// Returns whether it was forked and has not called execve(2) since, however long ago that was.
     pub(crate) fn was_only_forked(&self) -> bool {
         self.read("stat")
             .is_ok_and(|stat| status::was_only_forked(&stat))
@@ -377,8 +377,8 @@ impl Process {
 
     /// Returns the user that the process runs as: its effective uid.
     pub(crate) fn effective_user(&self) -> u32 {
-        // task_dump_owner in the kernel's fs/proc/base.c: the folder belongs to it even if the files in it belong to root, because
-        // it is not dumpable.
+        // task_dump_owner in the kernel's fs/proc/base.c: the directory belongs to the effective uid even if the
+        // process is not dumpable, so that the files in it belong to root.
         fstat(&self.dir).map_or(0, |found| found.st_uid)
     }
 

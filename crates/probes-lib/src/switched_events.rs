@@ -11,7 +11,8 @@ use crate::observer::Observer;
 use crate::target::Target;
 use crate::update::options::Options;
 
-/// Runtime events that we have switched on. As long as this exists, the process is observed: by no other observer.
+/// Runtime events that we have switched on. As long as this exists, the process is observed by it, and by no other
+/// observer.
 ///
 /// ```no_run
 /// use probes_lib::{Options, RuntimeEvents, Target};
@@ -33,15 +34,17 @@ pub struct SwitchedEvents {
 }
 
 impl Target {
-    /// Switches on the runtime events of a process that runs without them, or has paused them; `None` if they are on. They are only on
-    /// once the process has executed code that allocates or collects: see [`SwitchedEvents::is_on`].
+    /// Switches on the runtime events of a process that runs without them, or has paused them; returns `None` if they
+    /// are on already. If they were never on, they come on when the process next allocates or collects: see
+    /// [`SwitchedEvents::is_on`].
     ///
     /// # Errors
     ///
     /// - The process has no runtime of OCaml 5 ([`RuntimeEventsError::Ocaml4`], [`RuntimeEventsError::NoRuntime`]).
-    /// - It is of a version of OCaml that is not known ([`RuntimeEventsError::NoVersion`], [`RuntimeEventsError::UnknownVersion`]).
-    /// - It cannot be done without risk for the process ([`RuntimeEventsError::CannotSwitchOn`]): its runtime has no symbols, it has
-    ///   limited itself with seccomp(2), or might not be able to create the file.
+    /// - It is of a version of OCaml whose events are not known ([`RuntimeEventsError::NoVersion`],
+    ///   [`RuntimeEventsError::UnknownVersion`]).
+    /// - It cannot be done without risk for the process ([`RuntimeEventsError::CannotSwitchOn`]): its runtime has no
+    ///   symbols, it has limited itself with seccomp(2), or might not be able to create the file.
     /// - See [`Target::observe`].
     pub fn switch_on_events(&self, options: Options) -> Result<Option<SwitchedEvents>> {
         let Some(switch) = EventsSwitch::of(self)? else {
@@ -54,7 +57,8 @@ impl Target {
     }
 
     /// Begins to record hits as [`Target::observe`] does, and also switches on the runtime events of the process, as
-    /// [`Target::switch_on_events`] does, unless they are on: [`Observer::events_are_on`] says when. [`Observer::remove`] undoes both.
+    /// [`Target::switch_on_events`] does, unless they are on already. [`Observer::events_are_on`] says whether they are
+    /// on by now. [`Observer::remove`] undoes both.
     ///
     /// ```no_run
     /// use probes_lib::{Observation, Options, RuntimeEvents, Selector, Target};
@@ -87,8 +91,8 @@ impl Target {
         Ok(observer.with_events_switch(switch))
     }
 
-    /// Checks whether [`Target::switch_on_events`] would succeed, as far as that is known without observing the process; returns whether
-    /// they are on already. Changes nothing.
+    /// Checks whether [`Target::switch_on_events`] would succeed, as far as that is known without observing the
+    /// process; returns whether the events are on already. Changes nothing.
     ///
     /// # Errors
     ///
@@ -109,7 +113,8 @@ impl SwitchedEvents {
         self.observer.events_are_on()
     }
 
-    /// Returns the error for a process whose events are not on though it was waited for that.
+    /// Returns why the events are not on yet: the error of [`SwitchedEvents::is_on`], or that the process has neither
+    /// allocated nor collected.
     pub fn why_not_on(&self) -> Error {
         let pid = self.observer.target().pid();
         self.is_on()
@@ -117,8 +122,9 @@ impl SwitchedEvents {
             .unwrap_or_else(|| Error::of_process(pid, RuntimeEventsError::Idle))
     }
 
-    /// Removes the name of the file that the process has created, if it has: the process goes on writing to it, and who has opened it
-    /// reading. Returns the path if it could not be removed, with the reason.
+    /// Removes the name of the file that the process has created, if it has: the process goes on writing to the file,
+    /// and readers that have opened it go on reading it. If the name cannot be removed, returns the path and the
+    /// reason.
     ///
     /// # Errors
     ///
@@ -132,8 +138,8 @@ impl SwitchedEvents {
         self.observer.stopped()
     }
 
-    /// Makes the state of the events that in which they were found, and removes the observation. Only the mapping of the file is left
-    /// in the process.
+    /// Restores the state in which the events were found, off or paused, and removes the observation. Only the mapping
+    /// of the file is left in the process.
     ///
     /// # Errors
     ///

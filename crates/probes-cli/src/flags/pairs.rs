@@ -25,7 +25,7 @@ impl fmt::Display for Pair {
     }
 }
 
-// By what stops find their starts.
+// Which STOP belongs to which START.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct PairKeyFlag {
     /// Time from START to the STOP with the same EXPR, in any thread
@@ -34,7 +34,6 @@ pub(crate) struct PairKeyFlag {
 }
 
 impl PairKeyFlag {
-    /// Whether it is given.
     pub(crate) fn is_given(&self) -> bool {
         self.key.is_some()
     }
@@ -94,7 +93,7 @@ impl Flags for PairFlags {
 }
 
 impl PairFlags {
-    /// Checks them if there are pairs `beside` them, or none.
+    /// Checks them. `beside`: whether other flags of the command name pairs, which -key is for as well.
     pub(crate) fn check_beside(self, beside: bool) -> Result<Pairs, String> {
         each_once("-pair", &self.pairs)?;
         if self.key.is_given() && self.pairs.is_empty() && !beside {

@@ -1,4 +1,5 @@
-//! Where the time of a process goes, in one shape for all formats, and as pictures and files for other tools.
+//! [`ProfileReport`]: where the time of a process goes, as an answer in each format, and as the file that -o names: a
+//! flame graph, or input for other tools.
 
 mod pprof;
 mod rows;
@@ -18,7 +19,7 @@ use serde_json::json;
 use super::format::{Format, VERSION, json};
 use crate::failure::Failure;
 
-/// What has less of the time is not drawn, in percent.
+/// A function with less than this share of the time is not drawn, in percent.
 const LEAST_DRAWN: f64 = 0.2;
 
 /// What times are added up by.
@@ -46,7 +47,7 @@ impl ProfileBy {
     }
 }
 
-/// A form of the file of -o.
+/// What the file of -o is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PictureKind {
     Svg,
@@ -56,7 +57,7 @@ pub(crate) enum PictureKind {
 }
 
 impl PictureKind {
-    /// What the name of a file asks for.
+    /// What a file with this name is to be; `None` if it gets the answer instead.
     pub(crate) fn of(path: &Path) -> Option<PictureKind> {
         let name = path.file_name()?.to_str()?;
         Some(if name.ends_with(".svg") {
@@ -101,15 +102,15 @@ pub(crate) struct ProfileReport {
     stacks: Vec<Stack>,
 }
 
-/// How the answer is to be.
+/// What the answer is to show, as the flags say.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProfileOptions {
     pub(crate) by: ProfileBy,
-    /// Whether collections are distinguished.
+    /// Whether what happens during collections is distinguished (-gc).
     pub(crate) tells_collections: bool,
-    /// Whether it is of waits alone.
+    /// Whether it shows waits only (-off-cpu).
     pub(crate) is_off_cpu: bool,
-    /// Whether there are none.
+    /// Whether it shows no waits (-on-cpu).
     pub(crate) is_on_cpu: bool,
 }
 
@@ -118,7 +119,7 @@ pub(crate) struct ProfileOptions {
 struct Waits {
     /// recorded or sampled
     method: &'static str,
-    /// Why they were not recorded.
+    /// Why they were not recorded, if that is known.
     because: Option<String>,
     lost_records: u64,
     count: Option<u64>,
@@ -151,7 +152,7 @@ impl Waits {
             method,
             because,
             lost_records,
-            // Stops wake the threads that wait, and so make two waits of one.
+            // Otherwise the process may be stopped, which wakes the threads that wait, and so makes two waits of one.
             count: (method == "recorded" && how.is_off_cpu)
                 .then(|| count.map(|it| it.times().count()).sum()),
             seconds: waits().map(|it| it.time).sum::<Duration>().as_secs_f64(),
@@ -243,7 +244,7 @@ struct Times {
     off_seconds: f64,
 }
 
-/// Sampled times.
+/// Times as sampled, not as the kernel counts them.
 #[derive(Debug, Serialize)]
 struct Split {
     running_seconds: f64,
@@ -257,7 +258,7 @@ struct Function {
     total_seconds: f64,
     /// Two standard deviations of `total_seconds`.
     error_seconds: f64,
-    /// Of the waits in it and in what it calls, if they were recorded.
+    /// Of the waits in it and in what it calls, if they were recorded with -off-cpu.
     waits: Option<Distribution>,
 }
 
@@ -273,11 +274,11 @@ struct Stack {
     samples: u64,
     /// Two standard deviations of `seconds`.
     error_seconds: f64,
-    /// How long its waits were, if they were recorded.
+    /// How long its waits were, if they were recorded with -off-cpu.
     waits: Option<Distribution>,
     /// complete, guessed, cut or unread
     stack: &'static str,
-    /// The innermost first.
+    /// The innermost first: what it waited in, if it did, then functions.
     frames: Vec<String>,
     /// Only if that is distinguished.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -339,7 +340,8 @@ impl Stack {
         }
     }
 
-    /// Its functions, the outermost first; before them the thread, and whether there was a collection, if that is asked for.
+    /// Its functions, the outermost first; before them whether there was a collection, and the thread, if that is asked
+    /// for.
     fn path(&self, by: ProfileBy) -> Vec<String> {
         let collection = self.in_collection.map(|is_in| {
             let root = if is_in {
@@ -426,8 +428,8 @@ impl ProfileReport {
         self.waits.excess()
     }
 
-    /// The times in microseconds of each stack, the outermost function first. Those of less than one are left out: inferno fails
-    /// if all counts are zero.
+    /// The time of each stack in microseconds, the outermost function first. Stacks of less than one microsecond are
+    /// left out: inferno fails if all counts are zero.
     fn folded(&self) -> Vec<(Vec<String>, u64)> {
         let mut sums: BTreeMap<Vec<String>, Duration> = BTreeMap::new();
         for stack in &self.stacks {
@@ -439,7 +441,8 @@ impl ProfileReport {
             .collect()
     }
 
-    /// The lines of the folded format, which flamegraph.pl and inferno read: functions with ; between them, and the microseconds.
+    /// The lines of the folded format, which flamegraph.pl and inferno read: functions with ; between them, and the
+    /// microseconds.
     fn folded_lines(&self) -> Vec<String> {
         lines(self.folded())
     }

@@ -105,7 +105,7 @@ pub enum ElfDefect {
     /// Another processor.
     #[error("is a program for {}, only x86-64 programs can be handled", machine(*.0))]
     Machine(u16),
-    /// An object file or a core dump.
+    /// An object file, a core dump, or another ELF file that is neither a program nor a library.
     #[error("is {}, not a program", elf_type(*.0))]
     NotAProgram(u16),
     /// The file ends too early.
@@ -120,13 +120,13 @@ pub enum ElfDefect {
         /// The length of the file in bytes.
         file_len: u64,
     },
-    /// A header table that cannot be read.
+    /// A header table, or the names of sections, which cannot be read.
     #[error("is corrupt: {0} cannot be read")]
     Table(&'static str),
-    /// A section of an impossible size.
+    /// A part of the file that is longer than this crate reads, as in no real program.
     #[error("is corrupt: impossible size of {what}: {size} bytes")]
     TooLarge {
-        /// The section.
+        /// The section, the table, or all of the code.
         what: &'static str,
         /// Its claimed length in bytes.
         size: u64,
@@ -134,16 +134,17 @@ pub enum ElfDefect {
     /// The notes cannot be found without section headers.
     #[error("has no section headers, so its probes cannot be found")]
     NoSectionHeaders,
-    /// Symbols of functions that are so long together that they must overlap.
+    /// Names of functions, in symbol tables, that are so long together that they must overlap.
     #[error("is corrupt: its symbols are longer than {most} bytes together")]
     LongSymbols {
-        /// How long symbols of such a file may be together, in bytes.
+        /// How long the names of such a file may be together, in bytes.
         most: usize,
     },
     /// Neither symbols of functions nor `.eh_frame`.
     #[error("has neither symbols nor .eh_frame, so its functions cannot be found")]
     NoFunctions,
-    /// Sites or semaphores that contradict each other.
+    /// Parts of the file that contradict each other, such as sites that overlap; or more segments than real programs
+    /// have.
     #[error("is corrupt: {0}")]
     Contradiction(String),
 }

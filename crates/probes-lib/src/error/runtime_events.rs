@@ -1,8 +1,9 @@
-//! What can be wrong with the runtime events of a process. The messages continue a sentence that begins with the process or file.
+//! What can be wrong with the runtime events of a process. The messages continue a sentence that begins with the
+//! process or file.
 
 use super::probe::did_you_mean;
 
-/// Why the events of a runtime cannot be read.
+/// Why the events of a runtime cannot be read, or switched on.
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -27,12 +28,12 @@ pub enum RuntimeEventsError {
     /// No runtime of OCaml is known in it.
     #[error("writes no runtime events, and has no OCaml runtime with symbols")]
     NoRuntime,
-    /// It has events, and nothing says by which version of OCaml.
+    /// Nothing says by which version of OCaml it was compiled, and so which numbers its events have.
     #[error(
         "writes runtime events, and nothing in it says of which version of OCaml: Sys.ocaml_version is missing"
     )]
     NoVersion,
-    /// It has events of a version of OCaml whose numbers are not known.
+    /// It was compiled by a version of OCaml for which the numbers of events are not known.
     #[error("writes runtime events of OCaml {}, and those of OCaml 5.0 to 5.4 are known", version.escape_default())]
     UnknownVersion {
         /// What `Sys.ocaml_version` is.

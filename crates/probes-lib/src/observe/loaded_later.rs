@@ -1,5 +1,5 @@
-//! [`LoadedLater`]: files with functions that were asked for and are not observed, because the process has loaded them
-//! since.
+//! [`LoadedLater`]: files with functions that were asked for and are not observed, because the process has loaded the
+//! files since the observation began.
 
 use std::path::PathBuf;
 
@@ -28,7 +28,8 @@ impl LoadedLater {
         }
     }
 
-    /// Returns whether there can be any: no file has others of the functions that addresses select.
+    /// Returns whether there can be such files: not if all functions were selected by their addresses, which select
+    /// none in other files.
     pub(crate) fn is_possible(&self) -> bool {
         !self.selectors.is_empty()
     }

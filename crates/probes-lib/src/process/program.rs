@@ -26,7 +26,7 @@ pub(crate) struct Program {
     unreadable: Vec<UnreadableObject>,
     /// For each name its run of `parts`; sorted by name.
     names: Vec<Range<usize>>,
-    /// Object and index in its table.
+    /// Index of an object, and of a probe in its table.
     parts: Vec<(usize, usize)>,
     /// Index of the first site of each object; then the number of all sites.
     sites: Vec<usize>,
@@ -95,7 +95,7 @@ impl Program {
         Program::of(path, vec![object])
     }
 
-    /// Returns whether an object can be unloaded at any time: all but the executable can.
+    /// Returns whether an object may be unloaded at any time: that is assumed of all but the executable.
     pub(crate) fn can_unload(&self, object: &Object) -> bool {
         object.path() != self.path
     }

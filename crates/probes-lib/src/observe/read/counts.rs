@@ -1,4 +1,4 @@
-//! [`Counts`]: how often the sites of probes were executed.
+//! [`Counts`]: how often the sites of probes were executed, and functions called.
 
 use std::iter;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::observe::read::data_source;
 use crate::process::object::{Object, UnreadableObject};
 use crate::process::program::Program;
 
-/// How often the sites of probes were executed since the observation began.
+/// How often the sites of probes were executed, and functions called, since the observation began.
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Selector, Target};
@@ -42,7 +42,7 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug)]
 struct PointHits {
     hits: u64,
-    /// Of which of these hits it is not known whether they are to be counted; `None` if all are.
+    /// How many more there were for which the filter has no answer; `None` if there is no filter.
     untyped: Option<u64>,
 }
 
@@ -73,10 +73,10 @@ pub struct FunctionHits<'c> {
     pub object: &'c Path,
     /// Where it is in the process.
     pub address: LiveAddr,
-    /// How often. Jumps to its first instruction count, too: rounds of a function that calls itself in tail position.
+    /// How often. Jumps to its first instruction count, too, such as tail calls of itself.
     pub hits: u64,
-    /// Calls that [`Observation::only_where`](crate::Observation::only_where) has no answer for, which are not in `hits`; `None`
-    /// if all calls are counted.
+    /// Calls that [`Observation::only_where`](crate::Observation::only_where) has no answer for, which are not in
+    /// `hits`; `None` if all calls are counted.
     pub untyped: Option<u64>,
 }
 
@@ -124,7 +124,7 @@ impl Counts {
                 let count = PointHits { hits, untyped };
                 match point.of {
                     PointOf::Site(site) => site_hits[site] = Some(count),
-                    // One whose results are asked for has several exits.
+                    // A function that is asked for its results has a point for each of its returns.
                     PointOf::Function(function) => {
                         let others: &mut Option<PointHits> = &mut function_hits[function];
                         *others = Some(others.map_or(count, |others| others.plus(count)));
@@ -183,9 +183,9 @@ impl Counts {
         self.hits_of_sites(name).map(|of| of.hits)
     }
 
-    /// Returns how many hits of a probe [`Observation::only_where`](crate::Observation::only_where) has no answer for, which are
-    /// not counted by [`Counts::hits`]: an argument does not have the type that the expression needs, or memory could not be read.
-    /// `None` if all hits are counted, or none.
+    /// Returns for how many hits of a probe [`Observation::only_where`](crate::Observation::only_where) has no answer:
+    /// an argument does not have the type that the expression needs, or memory could not be read. They are not in
+    /// [`Counts::hits`]. `None` if all hits are counted, or the probe is not.
     pub fn untyped(&self, name: &str) -> Option<u64> {
         self.hits_of_sites(name)?.untyped
     }
@@ -222,8 +222,8 @@ impl Counts {
         self.all().map_or(0, |all| all.hits)
     }
 
-    /// Returns the sum of all hits that [`Observation::only_where`](crate::Observation::only_where) has no answer for; `None` if all
-    /// hits are counted.
+    /// Returns for how many of all hits [`Observation::only_where`](crate::Observation::only_where) has no answer;
+    /// `None` if all hits are counted.
     pub fn total_untyped(&self) -> Option<u64> {
         self.all()?.untyped
     }
@@ -234,7 +234,9 @@ impl Counts {
     }
 }
 
-/// Reads the two counters of each point of an arena, of the rows that are in use. If hits are not filtered, the second ones are 0.
+/// Returns the sums of the two counters of each point of an arena over all rows that are in use: of hits, and of hits
+/// for which its filter, histogram or keys have no answer. The second ones mean nothing for points that have none of
+/// these.
 pub(super) fn read_hits(
     pid: i32,
     source: &impl ReadMemory,
@@ -308,7 +310,7 @@ mod tests {
             let mut put = |at: u64, hits: u64| {
                 bytes[at as usize..][..8].copy_from_slice(&hits.to_le_bytes());
             };
-            // A row is owned, which counts one of the hits of the second point.
+            // One row has an owner: it counts one of the hits of the second point.
             put(rows.header() + header::CLAIMED, 1);
             put(rows.shared_row(0), hits[0]);
             put(rows.shared_row(0) + 8, hits[1] - 1);

@@ -70,11 +70,12 @@ fn notes_by_readelf(path: &Path) -> Vec<Note> {
     seen
 }
 
-/// The addresses of counters that a fixture lists.
+/// The addresses of counters that a fixture lists in its section `fixture_counters`: readelf does not tell where in a
+/// semaphore of provider `ocaml` the counter is.
 fn counters_listed(path: &Path) -> Vec<u64> {
     let dump = readelf("--hex-dump=fixture_counters", path);
     let lines = dump.lines().filter(|line| line.starts_with("  0x"));
-    // An address, up to four groups of four bytes, the same as text.
+    // A line is an address, up to four groups of four bytes, and these bytes as text.
     let digits: String = lines
         .flat_map(|line| line[13..48].chars())
         .filter(|digit| *digit != ' ')
