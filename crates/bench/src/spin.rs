@@ -30,7 +30,7 @@ const SLOT_LEN: u64 = 64;
 /// The target executes at most this many of its sites, spread evenly (`HOT` in spin.c).
 const HOT_SITES: u64 = 64;
 
-/// The threads of a program.
+/// How many threads a program has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Threads {
     /// Those that execute sites without a pause.
@@ -81,7 +81,7 @@ impl Spin {
             shared,
             path,
             resets: 0,
-            // After the target was started, which would inherit it.
+            // After the target was started, because that would inherit it.
             _priority: (spinning > 1).then(RealTimePriority::new),
         };
         if spin.read(0)? != MAGIC {
@@ -175,10 +175,9 @@ impl Drop for Spin {
     }
 }
 
-/// Gives the first thread of this process, which runs the benchmarks, and threads that it starts, real-time
-/// priority until this value is dropped: beside
-/// 256 busy threads, any step would take a second without it. If we have no privilege for that, the
-/// priority is not changed, and any step takes that long.
+/// Gives the first thread of this process, which runs the benchmarks, real-time priority until this value is dropped;
+/// threads and processes that it starts meanwhile inherit it. Without it, beside 256 busy threads, any step takes a
+/// second. If we have no privilege for that, the priority stays as it is.
 struct RealTimePriority;
 
 impl RealTimePriority {

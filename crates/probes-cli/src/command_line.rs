@@ -182,7 +182,7 @@ fn explain(error: &clap::Error) -> String {
     }
 }
 
-/// `-pid` of `--pid <N>`.
+/// Returns `-pid` for `--pid <N>`.
 fn without_value(flag: &str) -> String {
     let flag = flag.split(' ').next().unwrap_or_default();
     flag.replacen("--", "-", 1)

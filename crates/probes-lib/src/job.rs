@@ -1,8 +1,7 @@
 //! Job control: what only a command-line tool needs. Such a tool stands in for the program that it
-//! starts: the shell, and everything else that sends signals, sends them to the tool. The tool holds
-//! back its own signals from before the program exists ([`Launch::attended`]), waits for a signal or
-//! the program's exit with poll(2) ([`Launched::pidfd`], signalfd(2)), and passes each signal on
-//! ([`Launched::pass_on`]).
+//! starts: the shell, and everything else that sends signals, sends them to the tool. The tool blocks
+//! its signals before the program exists ([`Launch::attended`]), waits for a signal or the program's exit
+//! with poll(2) ([`Launched::pidfd`], signalfd(2)), and passes each signal on ([`Launched::pass_on`]).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -39,8 +38,8 @@ impl Launched {
     }
 
     /// Returns whether the program has exited and can be waited for. Consumes nothing, unlike
-    /// [`Child::try_wait`](std::process::Child::try_wait), which also consumes the stops that are meant for another thread of this
-    /// process if that traces the program at this moment, as an [`Observer`](crate::Observer) does that is removed.
+    /// [`Child::try_wait`](std::process::Child::try_wait): while another thread of this process traces the program, to
+    /// remove an [`Observer`](crate::Observer) for example, that also consumes stops that are meant for that thread.
     ///
     /// # Errors
     ///

@@ -59,7 +59,7 @@ impl EventLine {
     }
 }
 
-/// What an event is called, and what belongs to it.
+/// The word for the kind of an event, and its value.
 fn shown(kind: RuntimeEventKind<'_>) -> (&'static str, Value) {
     match kind {
         RuntimeEventKind::Begin(_) => ("begin", Value::Nothing),

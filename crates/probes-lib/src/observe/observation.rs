@@ -30,7 +30,7 @@ pub struct Observation {
     pub(super) counted: Vec<Selector>,
     /// Of each pair, the names of the probes that start and stop it.
     pub(super) pairs: Vec<(String, String)>,
-    /// The same of USDT probes of other providers, `PROVIDER:NAME`.
+    /// The same for USDT probes of other providers, `PROVIDER:NAME`.
     usdt_pairs: Vec<(Glob, Glob)>,
     pub(super) watched: Vec<Selector>,
     pub(crate) counted_functions: Vec<FunctionSelector>,
@@ -48,22 +48,22 @@ pub struct Observation {
     pub(crate) by_caller: bool,
     /// Which hits are counted, and watched.
     pub(crate) filter: Option<Expression>,
-    /// What the histograms are of that are made instead of counting.
+    /// The integer of which histograms are made, instead of counting hits.
     pub(crate) histogram: Option<Expression>,
     pub(crate) linear: Option<Linear>,
     /// What hits are counted by.
     pub(crate) keys: Option<Keys>,
-    /// By what stops find their starts.
+    /// The key by which the stop of a pair finds its start.
     pub(crate) pair_key: Option<Keys>,
     /// By what times are distinguished.
     pub(crate) time_keys: Option<Keys>,
-    /// From which time on pairs are recorded one by one.
+    /// Pairs and timed calls that last this long or longer are recorded one by one.
     pub(crate) slow_from: Option<Duration>,
-    /// Which starts of pairs, and which calls that are timed, are meant.
+    /// Which pairs, by their starts, and which calls are timed.
     pub(crate) start_filter: Option<Expression>,
     /// Whether the stack of each hit that is recorded is copied.
     pub(crate) with_stacks: bool,
-    /// What the first call of one of the counted functions calls before.
+    /// What is called once, before the first call of one of the counted functions.
     pub(crate) calls_once: Option<CallOnce>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct CallOnce {
     pub(crate) ret: LiveAddr,
     /// The process, as getpid(2) returns it there: children that are forked call nothing.
     pub(crate) pid: i32,
-    /// What is changed while it is observed.
+    /// The word of the program that is changed while the counted function is observed.
     pub(crate) word: ChangedWord,
 }
 
@@ -110,9 +110,9 @@ impl Observation {
         self
     }
 
-    /// Counts and records only the hits for which this is true; by itself those that it has no answer for
-    /// ([`Counts::untyped`](crate::Counts::untyped), [`Events::untyped`](crate::Events::untyped)). What is timed, it does not
-    /// concern. It cannot be combined with [`Observation::watch_results`].
+    /// Counts and records only the hits for which this is true. Hits for which it has no answer are counted separately
+    /// ([`Counts::untyped`](crate::Counts::untyped), [`Events::untyped`](crate::Events::untyped)). It does not concern
+    /// what is timed. It cannot be combined with [`Observation::watch_results`] or [`Observation::watch_exits`].
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -127,8 +127,9 @@ impl Observation {
         self
     }
 
-    /// Makes histograms of the integer that this is at each hit, instead of counting the hits: one for each probe, by name, and one for
-    /// each function ([`Observer::histograms`](crate::Observer::histograms)). At most 1,024 are possible.
+    /// Makes histograms of the value of this expression at each hit, an integer, instead of counting the hits: one for
+    /// each probe, by name, and one for each function ([`Observer::histograms`](crate::Observer::histograms)). At most
+    /// 1,024 are possible.
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -151,7 +152,7 @@ impl Observation {
         self
     }
 
-    /// Counts the hits by what these keys are at each of them, of all probes and functions that are counted together
+    /// Counts hits by the values of these keys, all counted probes and functions together
     /// ([`Observer::keyed_counts`](crate::Observer::keyed_counts)). With [`Observation::histogram_of`], makes a
     /// histogram for each key instead of one for each name ([`Observer::keyed_histograms`](crate::Observer::keyed_histograms)).
     ///
@@ -226,8 +227,9 @@ impl Observation {
         self
     }
 
-    /// The same of USDT probes of other providers than OCaml's, whose `PROVIDER:NAME` are `start` and `stop`. While they are observed, their
-    /// semaphores are raised by one. Slow ones are not recorded by themselves ([`Observation::report_slow`]).
+    /// Does the same as [`Observation::time`] for USDT probes of other providers than OCaml's; `start` and `stop` match
+    /// `PROVIDER:NAME`. While the probes are observed, their semaphores are raised by one. Slow pairs of theirs are not
+    /// recorded one by one ([`Observation::report_slow`]).
     ///
     /// ```
     /// use probes_lib::Observation;
@@ -249,7 +251,7 @@ impl Observation {
         self.pairs.iter().cloned().chain(of_usdt).collect()
     }
 
-    /// Returns what selects the ends of pairs of USDT probes, each with which ends of which pairs they are.
+    /// Returns what selects each end of the pairs of USDT probes, with the end and the pair that it is.
     pub(super) fn usdt_ends(&self) -> Vec<(FunctionSelector, PairEnd)> {
         let first = self.pairs.len() as u32;
         let pairs = (first..).zip(&self.usdt_pairs);
@@ -265,11 +267,13 @@ impl Observation {
         ends.collect()
     }
 
-    /// Measures only the times of pairs for whose start, and of calls of functions for whose entry, this is true. For how many it has no
-    /// answer, is known ([`Latency::untyped`](crate::Latency::untyped), [`FunctionLatency::untyped`](crate::FunctionLatency::untyped)).
-    /// What it asks of `elapsed`, which is compared with times beside `&&`, is asked at the end: `arg1 > 1000 && elapsed > 10ms`. How long a
-    /// tick is is known to about 1 % when that is compared.
-    /// Self times are still without the time of the calls that are left out.
+    /// Measures only the times of pairs for whose start this is true, and of calls for whose entry it is. Those for
+    /// which it has no answer are left out, and counted ([`Latency::untyped`](crate::Latency::untyped),
+    /// [`FunctionLatency::untyped`](crate::FunctionLatency::untyped)).
+    ///
+    /// Conditions on `elapsed`, joined to others by `&&`, are checked at the end: `arg1 > 1000 && elapsed > 10ms`. The
+    /// comparison knows the rate of the time stamp counter to about 1 %. From self times, the time of calls that are
+    /// left out is subtracted all the same.
     ///
     /// ```
     /// use probes_lib::Observation;
@@ -284,10 +288,11 @@ impl Observation {
         self
     }
 
-    /// Lets each stop of a pair end the start of the same key, in whichever thread that was, instead of the last start of its thread:
-    /// for requests that interleave in a thread, or move between threads. The key must differ between all requests that are under
-    /// way at a time, and be the same at both ends; `caller` and `probe` are not. A string counts with its first 64
-    /// bytes. Ten thousand requests of a pair may be under way, or some more ([`Latency::dropped`](crate::Latency::dropped)).
+    /// Lets each stop of a pair end the start of the same key, in whichever thread that was, instead of the last start
+    /// of its thread: for requests that interleave in a thread, or move between threads. The key must differ between
+    /// all requests that are under way at a time, and be the same at both ends, as `caller` and `probe` are not. A
+    /// string counts with its first 64 bytes. At least some ten thousand requests of a pair may be under way
+    /// ([`Latency::dropped`](crate::Latency::dropped)).
     ///
     /// ```
     /// use probes_lib::Observation;
@@ -302,9 +307,10 @@ impl Observation {
         self
     }
 
-    /// Also distinguishes the times by what these keys are: of pairs at the stop, of calls at the entry of the function
-    /// ([`Observer::keyed_times`](crate::Observer::keyed_times)). Of a pair, arguments can make one of them.
-    /// Cannot be combined with [`Observation::by`], [`Observation::self_times`] and [`Observation::report_slow`].
+    /// Also distinguishes times by the values of these keys: of pairs at the stop, of calls at the entry of the
+    /// function ([`Observer::keyed_times`](crate::Observer::keyed_times)). For pairs, only one of the keys may be made
+    /// of arguments. Cannot be combined with [`Observation::by`], [`Observation::self_times`] or
+    /// [`Observation::report_slow`].
     ///
     /// ```
     /// use probes_lib::Observation;
@@ -319,9 +325,10 @@ impl Observation {
         self
     }
 
-    /// Also records each pair, and each call of a timed function, that lasts `bound` or longer, by itself, with the arguments at both
-    /// ends, or at the entry, with the result, of which then the words are known, but not what they point to
-    /// ([`Events::slow_pairs`](crate::Events::slow_pairs)). That is decided inside the process, so that no others are copied.
+    /// Also records, one by one, the pairs and the calls of timed functions that last `bound` or longer
+    /// ([`Events::slow_pairs`](crate::Events::slow_pairs)): a pair with the arguments at both ends, a call with those
+    /// at its entry and its result, of which only the words are known, not what they point to. The process itself
+    /// compares the time, so no others are copied.
     ///
     /// ```
     /// use std::time::Duration;
@@ -381,12 +388,12 @@ impl Observation {
         self
     }
 
-    /// Also records where watched functions are left: their returns, and the jumps to other functions in tail position, which are
-    /// events of their own ([`EventKind`](crate::EventKind)). All events of such a function tell where on which stack the call is
-    /// ([`Event::frame`](crate::Event::frame)), so that each exit can be matched with its call, also if calls are recursive, or were
-    /// ended by exceptions. Functions whose exits cannot be observed are watched without them
-    /// ([`Observer::without_results`](crate::Observer::without_results)). Cannot be combined with [`Observation::only_where`] or
-    /// [`Observation::sample`].
+    /// Also records where watched functions are left: their returns, and the jumps to other functions in tail position,
+    /// which are events of their own ([`EventKind`](crate::EventKind)). All events of such a function tell on which
+    /// stack the call is, and where ([`Event::frame`](crate::Event::frame)), so that each exit can be matched with its
+    /// call, also if calls are recursive, or were ended by exceptions. Functions whose exits cannot be observed are
+    /// watched without them ([`Observer::without_results`](crate::Observer::without_results)). Cannot be combined with
+    /// [`Observation::only_where`] or [`Observation::sample`].
     ///
     /// ```
     /// use probes_lib::{FunctionSelector, Observation};
@@ -400,15 +407,16 @@ impl Observation {
         self
     }
 
-    /// Returns whether it is recorded where watched functions are left.
+    /// Returns whether it is recorded where watched functions return, or are left in any way.
     pub(crate) fn watches_ends(&self) -> bool {
         self.watches_results || self.watches_exits
     }
 
-    /// Records only every `every`th of the hits that are watched: of each site of a probe, and of each function, the hits are
-    /// counted by all threads together; of those for which [`Observation::only_where`] is true. How many are not recorded is known exactly
-    /// ([`Events::skipped`](crate::Events::skipped)). It cannot be combined with [`Observation::watch_results`]: which return
-    /// belongs to which call is not known.
+    /// Records only every `every`th of the hits that are watched, for each site of a probe and each function by itself,
+    /// in all threads together. Only hits for which [`Observation::only_where`] is true are counted for that. How many
+    /// are not recorded is known exactly ([`Events::skipped`](crate::Events::skipped)). It cannot be combined with
+    /// [`Observation::watch_results`] or [`Observation::watch_exits`]: it would not be known which return belongs to
+    /// which call.
     ///
     /// ```
     /// use std::num::NonZeroU64;
@@ -443,7 +451,7 @@ impl Observation {
         self.sample.is_some() || self.filter.is_some()
     }
 
-    /// Refuses what cannot be asked together.
+    /// Refuses what cannot be combined with times by keys.
     ///
     /// # Errors
     ///
@@ -467,7 +475,7 @@ impl Observation {
         why.map_or(Ok(()), |(_, why)| Err(ObserveError::TimesByKeys(why)))
     }
 
-    /// Returns whether hits are asked for the results of functions: then the hits of these are their returns.
+    /// Returns whether hits are asked for the results of functions: then the hits of a function are its returns.
     ///
     /// ```
     /// use probes_lib::{FunctionSelector, Observation};
@@ -484,7 +492,7 @@ impl Observation {
         all.any(Expression::asks_for_result)
     }
 
-    /// Returns what is asked where pairs and calls begin, and of how long they last.
+    /// Returns what is asked where pairs and calls begin, and what is asked of their times.
     ///
     /// # Errors
     ///

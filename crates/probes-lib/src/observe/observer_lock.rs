@@ -1,4 +1,4 @@
-//! [`ObserverLock`]: held by an observer as long as it runs. It tells a live observer from one that
+//! [`ObserverLock`]: held by an observer as long as it observes. It tells a live observer from one that
 //! was killed.
 //!
 //! It is a lock on one byte (fcntl(2), "Open file description locks") of the `status` of the observed
@@ -68,7 +68,7 @@ impl ObserverLock {
         Ok(ObserverLock { file, device, byte })
     }
 
-    /// Returns the record of the observer that the arenas keep: of us, with this lock.
+    /// Returns our record for the headers of the arenas, with this lock.
     pub(crate) fn record(&self) -> ObserverRecord {
         ObserverRecord {
             proc_device: self.device,
@@ -78,7 +78,7 @@ impl ObserverLock {
     }
 }
 
-/// Returns what is recorded of us, without a lock.
+/// Returns our record without a lock: that of a successor.
 pub(crate) fn own_record() -> ObserverRecord {
     let pid = std::process::id() as i32;
     ObserverRecord {

@@ -1,4 +1,4 @@
-//! [`CallerLatency`]: how often some code has called a function, and how long these calls lasted.
+//! [`CallerLatency`]: how often one place in the code has called a function, and how long these calls lasted.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::observe::layout::calls::{CallsLayout, caller};
 use crate::observe::read::ring::word;
 
-/// How often some code has called a function, and how long these calls lasted.
+/// How often one place in the code has called a function, and how long these calls lasted.
 ///
 /// ```no_run
 /// # let function: probes_lib::FunctionLatency = unimplemented!();

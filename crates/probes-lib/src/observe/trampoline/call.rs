@@ -21,9 +21,10 @@
 //!
 //! If calls are filtered, one that is left out is pushed as well, with a mark: so its exit does not end another call.
 //!
-//! Registers are saved on the stack; if there is no room, in MMX registers: anywhere in OCaml code, and at the entry of
-//! another function that does not use the x87 unit; at entries with a filter or keys, in these only. An exit may return a `long double` there. At such an exit, and at the
-//! entry of one that uses the x87 unit, they are saved behind a lock (trampoline/saved.rs).
+//! Registers are saved on the stack (trampoline/saved.rs). Where there is no room, they are saved in MMX registers if
+//! the x87 unit is not in use: in OCaml code, and at the entry of a function of C that does not use it (at its exits,
+//! it may hold a `long double` result); elsewhere, behind a lock. At an entry with a filter or keys that may use MMX
+//! registers, they are saved in these only.
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, CodeAssembler, CodeLabel, al, byte_ptr, dword_ptr, eax, ebx, ecx, edi, edx,
@@ -52,7 +53,7 @@ use crate::patch_plan::displaced::ExitKind;
 /// about a second: an exception may have ended the fiber and its calls.
 const ABANDONED_BITS: u32 = 32;
 
-/// Above the bits of an address.
+/// From this bit on, a register that holds the address of a slot has the depth: addresses have fewer bits.
 const DEPTH_AT: u32 = 48;
 
 /// Where a call begins or ends.
@@ -62,7 +63,7 @@ pub(super) enum CallEnd {
     Exit(ExitKind),
 }
 
-/// Of what function calls are timed.
+/// Which calls are timed, and what else is done with them.
 #[derive(Clone, Copy)]
 pub(super) struct TimedCalls<'r> {
     pub(super) role: &'r TimedRole,
@@ -72,7 +73,7 @@ pub(super) struct TimedCalls<'r> {
     pub(super) keys: Option<&'r KeyRole>,
     /// What is recorded of slow ones, if they are reported.
     pub(super) reported: Option<&'r WatchRole>,
-    /// Whether only those with times of a range are recorded.
+    /// Whether only those whose time is in a range are recorded.
     pub(super) are_in_range: bool,
 }
 
@@ -111,7 +112,7 @@ pub(super) fn code(
     let mut over = a.create_label();
     let mut saving = Saving::new(&mut a, place, used, pointers.saved, None);
     if role.is_from_start {
-        // A forked child has the stacks of its parent, and the same shared data: nothing of it is written.
+        // A forked child has the same stacks as its parent, and shares the data with it: it records nothing.
         let in_program = at_address(pointers.in_program);
         a.add_instruction(Instruction::with2(Code::Cmp_rm8_imm8, in_program, 0)?)?;
         a.je(saving.end())?;
@@ -162,18 +163,18 @@ struct Calls<'r> {
     role: &'r TimedRole,
     /// Where the address of the shared data is, and their layout.
     shared: (LiveAddr, SharedLayout),
-    /// Whether some are left out, those of other functions included.
+    /// Whether some calls are left out, of this function or of others.
     are_filtered: bool,
-    /// Whether those are whose time is not of a range.
+    /// Whether those are left out whose time is not in a range.
     are_in_range: bool,
-    /// Whether flags are known where they begin.
+    /// Whether [`choose`] computes the flags of a call at the entry.
     have_flags: bool,
-    /// Whether times are distinguished by keys, those of other functions included.
+    /// Whether times are distinguished by keys, of this function and of others.
     have_keys: bool,
 }
 
-/// Emits the code that puts in r8 the flags of a call that begins: whether a filter leaves it out, and which histogram its key has. Changes
-/// the other saved registers.
+/// Emits the code that puts in r8 the flags of a call that begins: whether a filter leaves it out, and which histogram
+/// its key has. Changes the other saved registers.
 fn choose(
     a: &mut CodeAssembler,
     (filter, keys): (Option<&FilterRole>, Option<&KeyRole>),
@@ -209,7 +210,8 @@ fn choose(
     a.nop()
 }
 
-/// Emits the code that begins a call. Expects the address of the shared data in rbx, and if calls are filtered, its flags in r8.
+/// Emits the code that begins a call. Expects the address of the shared data in rbx and, if there is a filter or keys,
+/// the flags of the call in r8.
 fn entry(
     a: &mut CodeAssembler,
     calls: Calls<'_>,
@@ -431,8 +433,8 @@ fn exit(
     values::add_time(a, context)
 }
 
-/// Emits the code that marks the last call, which is located and ended at the time in r8, as left out, unless it lasted as long as those that
-/// are recorded. Uses rdi.
+/// Emits the code that marks the last call, which is located and ended at the time in r8, as left out, unless its time
+/// is in the range that is recorded. Uses rdi.
 fn leave_out_by_time(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
     let mut is_positive = a.create_label();
     let (mut left_out, mut over) = (a.create_label(), a.create_label());
@@ -449,10 +451,11 @@ fn leave_out_by_time(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), I
     a.nop()
 }
 
-/// Emits the code that takes away the last call, which is located and ended at the time in r8, and adds how long it lasted to the
-/// children of the call that has made it. Puts how long it lasted in rsi, its self time in r8, and the address of the slot in r9,
-/// with the depth from bit [`DEPTH_AT`] on: the record is to be freed once the times are counted. If a signal handler never comes back, it tells that they may not be.
-/// If it `is_doubted`, it is counted that its self time may be wrong.
+/// Emits the code that ends the last call, which is located and ended at the time in r8, and adds how long it lasted to
+/// the children of the call that has made it. Puts how long it lasted in rsi, its self time in r8, and the address of
+/// the slot in r9, with the depth from bit [`DEPTH_AT`] on: the caller frees the record once it has counted the times.
+/// Until then the record is incomplete: if a signal handler that interrupts this never returns, it shows that they may
+/// be missing. If `is_doubted`, a self time that may be wrong is counted as doubtful.
 fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Result<(), IcedError> {
     let Calls { role, shared, .. } = calls;
     let layout = shared.1.calls;
@@ -467,7 +470,7 @@ fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Res
     a.cmovb(rdi, last_call(layout, call_slot::NOT_BEFORE))?;
     // From here on, the calls of a signal handler are children of the call before.
     clear(a, layout)?;
-    // Those that it has made since the time in r8 was taken are children of this one.
+    // Calls that a signal handler has made since the time in r8 was read are children of this one: it ends after them.
     a.mov(rsi, last_call(layout, call_slot::CHILD_ENDED))?;
     a.cmp(r8, rsi)?;
     a.cmovb(r8, rsi)?;
@@ -504,8 +507,8 @@ fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Res
     a.mov(r8, rdi)
 }
 
-/// Emits the code that sets a field of the call that is located to the time in r8, unless it is later: a signal handler that interrupted
-/// this code may have set it.
+/// Emits the code that sets a field of the call that is located to the time in r8, unless it holds a later one: a
+/// signal handler that interrupted this code may have set it.
 fn raise(a: &mut CodeAssembler, layout: CallsLayout, field: u64) -> Result<(), IcedError> {
     let mut is_later = a.create_label();
     a.cmp(last_call(layout, field), r8)?;
@@ -515,8 +518,8 @@ fn raise(a: &mut CodeAssembler, layout: CallsLayout, field: u64) -> Result<(), I
     a.nop()
 }
 
-/// Emits the code that locates, among the first calls of the stack, of which edx says how many, the last one that is complete. Goes to
-/// `none` if there is none. Before it, what `note` emits is done with each one that is not complete.
+/// Emits the code that locates the last complete call among the first calls of the stack, as many as edx says. Goes to
+/// `none` if there is none. Does what `note` emits with each incomplete one after it.
 fn locate_parent(
     a: &mut CodeAssembler,
     layout: CallsLayout,
@@ -557,9 +560,9 @@ fn doubt_parent_of_last(
     load(a, rbx, shared.0)
 }
 
-/// Emits the code that notes, in the call that has made one whose time is not known, that it is doubtful, and so is one that is not
-/// complete: whether it had begun is not known. The time in rdi is that of the children of the one that it has made. edx says
-/// how many calls there are before that.
+/// Emits the code that marks the parent of a call whose time is not known as doubtful. edx says how many calls are
+/// before that call; rdi is the time of its children, which is added to those of the parent. Incomplete calls between
+/// the two are marked as well: whether they had begun is not known.
 fn doubt_parent(
     a: &mut CodeAssembler,
     layout: CallsLayout,
@@ -574,9 +577,9 @@ fn doubt_parent(
     a.nop()
 }
 
-/// Emits the code that loads the owner of the stack into rdi (and, if that is a fiber, into r9), the frame into rsi, and the
-/// address of the slot that is tried first into rcx. It sets ZF if that slot is the owner's. Goes to `without` if the thread has no control
-/// block yet.
+/// Emits the code that loads the owner of the stack into rdi (and, if that is a fiber, into r9), the frame into rsi,
+/// and the address of the slot that is tried first into rcx. It sets ZF if that slot is the owner's. Goes to `without`
+/// if the thread has no control block yet.
 fn find_slot(
     a: &mut CodeAssembler,
     role: &TimedRole,
@@ -586,7 +589,7 @@ fn find_slot(
     a.mov(rsi, rsp)?;
     match role.stack {
         StackKind::OfThread if role.is_from_start => {
-            // Slower than the address of the block, which it holds itself; but nothing may be there yet.
+            // Slower than reading the block's address from the block itself (`fs:0`), which may not be there yet.
             a.rdfsbase(rdi)?;
             a.test(rdi, rdi)?;
             a.je(without)?;
@@ -727,27 +730,28 @@ fn last_flags(layout: CallsLayout) -> AsmMemoryOperand {
     dword_ptr(rcx + rax + before(layout, call_slot::FLAGS))
 }
 
-/// Returns the distance of a field of a call from the end of that call, as a displacement.
+/// Returns the displacement of a field of a call from the slot's address plus the length of all calls up to that one.
 fn before(layout: CallsLayout, field: u64) -> i32 {
     (call_slot::CALLS + field) as i32 - (1 << layout.call_len_bits())
 }
 
-/// Emits the code that makes the record of the last call incomplete, which is located. Until it is freed, no signal handler's call
-/// overwrites it.
+/// Emits the code that makes the record of the last call, which is located, incomplete. Until it is freed, no signal
+/// handler's call overwrites it.
 fn clear(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
     a.mov(last_call(layout, call_slot::FRAME), 0)
 }
 
-/// Emits the code that frees the record of the last call, which was cleared: the depth in rdx is decremented. It sets ZF unless the
-/// depth has changed meanwhile: a signal handler on a stack above has taken the calls of this one for unwound, which
-/// are inner ones of its own by their frames, and has freed their records. The code uses rax.
+/// Emits the code that frees the record of the last call, which was cleared: it decrements the depth, which is in rdx.
+/// It clears ZF if the depth has changed meanwhile: a signal handler on a stack at higher addresses, for which the
+/// calls of this stack have the frames of inner ones, has taken them for unwound, and freed their records. The code
+/// uses rax.
 fn free(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(rax, rdx)?;
     a.dec(edx)?;
     a.cmpxchg(qword_ptr(rcx + call_slot::DEPTH), rdx)
 }
 
-/// Emits the code that takes away the last call, which is located, counts it as lost, and goes to `again`: it is one of
+/// Emits the code that drops the last call, which is located, counts it as lost, and goes to `again`: it is one of
 /// another fiber, which had the slot before.
 fn drop_others(a: &mut CodeAssembler, calls: Calls<'_>, again: CodeLabel) -> Result<(), IcedError> {
     clear(a, calls.shared.1.calls)?;
@@ -791,8 +795,9 @@ fn count(
     a.lock().inc(qword_ptr(rbx + field(role, shared, what)))
 }
 
-/// Emits the code that counts the time in r8 in the histogram of the function, and adds it to the sum of self times, and the time in
-/// rsi to that of all times; and counts the call for its caller.
+/// Emits the code that counts the time in r8 in the histogram of the function and, if callers are distinguished, for
+/// the caller. If it is a self time, it is added to the sum of these, and the time in rsi to that of times from entry
+/// to exit.
 fn add_time(
     a: &mut CodeAssembler,
     role: &TimedRole,
