@@ -88,10 +88,13 @@ impl InterruptibleOutput {
                 "what was not written is lost, unless it follows here; -for ends a command without cutting its answer off",
             );
         }
-        (
-            self.output_was_read,
-            self.output.destination.print(&self.rest),
-        )
+        // Nothing is written if there is nothing: it would empty the file of -o, also if the command has failed.
+        let written = if self.rest.is_empty() {
+            Ok(())
+        } else {
+            self.output.destination.print(&self.rest)
+        };
+        (self.output_was_read, written)
     }
 
     /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them. After the first signal, they are

@@ -646,11 +646,7 @@ impl Observer {
             // ask what they may read.
             let may_ask_kernel = !self.active.plan.asks_kernel()
                 || matches!(OwnFilters::of(process).has_any_of(LOOKED_AT), Ok(false));
-            let writes = if may_ask_kernel {
-                events.renew(&read_maps(process)?, since)
-            } else {
-                events.invalidate()
-            };
+            let writes = events.renew(&read_maps(process)?, since, may_ask_kernel);
             let memory = self.target.opened.unshadowed_memory()?;
             refuse_replaced(process, &memory, &self.active.arenas)?;
             write_shared(process.pid(), &memory, sharing, &writes)?;

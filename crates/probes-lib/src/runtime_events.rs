@@ -147,8 +147,8 @@ impl RuntimeEvents {
         RuntimeEvents::new(Subject::File(path), source, version)
     }
 
-    /// Checks that a program that is to be started is not one of OCaml 4, which writes no events. Of one whose runtime is a library,
-    /// or has no symbols, it is not known.
+    /// Checks that the events of a program that is to be started can be read: that it is not one of OCaml 4, which writes none, and that
+    /// its version of OCaml is known. Of one whose runtime is a library, or has no symbols, it is not known.
     ///
     /// ```no_run
     /// probes_lib::RuntimeEvents::check_program("./server.exe")?;
@@ -157,7 +157,7 @@ impl RuntimeEvents {
     ///
     /// # Errors
     ///
-    /// [`RuntimeEventsError::Ocaml4`].
+    /// [`RuntimeEventsError::Ocaml4`], [`RuntimeEventsError::NoVersion`], [`RuntimeEventsError::UnknownVersion`].
     pub fn check_program(program: impl AsRef<Path>) -> Result<()> {
         let path = program.as_ref();
         // What is no program is an error where it is started.
@@ -165,10 +165,16 @@ impl RuntimeEvents {
             return Ok(());
         };
         let has = |name: &str| elf.data_symbol(name).is_some();
-        if has(OF_OCAML) && !has(OF_OCAML_5) {
-            return Err(Error::of_file(path, RuntimeEventsError::Ocaml4));
-        }
-        Ok(())
+        let why = match (has(OF_OCAML_5), version(&elf)) {
+            (false, _) if has(OF_OCAML) => RuntimeEventsError::Ocaml4,
+            (false, _) => return Ok(()),
+            (true, None) => RuntimeEventsError::NoVersion,
+            (true, Some(version)) if Names::of(&version).is_none() => {
+                RuntimeEventsError::UnknownVersion { version }
+            }
+            (true, Some(_)) => return Ok(()),
+        };
+        Err(Error::of_file(path, why))
     }
 
     fn new(subject: Subject, source: Source, version: String) -> Result<RuntimeEvents> {

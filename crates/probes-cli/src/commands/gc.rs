@@ -86,7 +86,7 @@ fn of_process(args: &Args, pid: i32) -> Result<(), Failure> {
     let open = |end, signals: &TerminationSignals| {
         OpenedEvents::of_process(&target, &args.take_over, end, &output, signals)
     };
-    match read(args, &target, &output, open) {
+    match read(args, &target, &output, None, open) {
         Err(Failure::Target(_, why)) if is_without_events(&why) => {
             functions::of_process(args, &target, why, &output)
         }
@@ -104,7 +104,7 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
     let started = ProgramWithEvents::start(path, arguments, &output.messages)?;
     let output = output.with_pid(started.pid());
     let done = match Target::open_any(started.pid()) {
-        Ok(target) => read(args, &target, &output, |_, signals| {
+        Ok(target) => read(args, &target, &output, Some(&started), |_, signals| {
             let events = started.events(&target, signals)?;
             Ok(OpenedEvents::always_on(events))
         }),
@@ -129,11 +129,13 @@ pub(super) fn is_without_events(why: &Error) -> bool {
     )
 }
 
-/// Opens the events of a process with `open`, reads them until the end, and prints what they add up to.
+/// Opens the events of a process with `open`, reads them until the end, and prints what they add up to: since it was `started`, if it
+/// was, or else since they were opened.
 fn read(
     args: &Args,
     target: &Target,
     output: &Output,
+    started: Option<&ProgramWithEvents>,
     open: impl FnOnce(Duration, &TerminationSignals) -> Result<OpenedEvents, Failure>,
 ) -> Result<(), Failure> {
     let pid = target.pid();
@@ -148,7 +150,7 @@ fn read(
             return printed.and(Err(failure));
         }
     };
-    let begun = Instant::now();
+    let begun = started.map_or_else(Instant::now, ProgramWithEvents::begun);
     let mut reading = Reading {
         args,
         output,
@@ -162,8 +164,7 @@ fn read(
     let mut failures = Failed::default();
     failures.add(output.begin());
     let ended = read_until_end(&mut reading, target, begun, end, &mut interruptible);
-    let was_started = !args.observed.is_process();
-    failures.add(ended.map(|end| end.note(was_started, &output.messages)));
+    failures.add(ended.map(|end| end.note(started.is_some(), &output.messages)));
     let seconds = begun.elapsed();
     // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
     failures.add(reading.events.close(pid));

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use nix::unistd::mkdtemp;
-use probes_lib::{RuntimeEvents, Target};
+use probes_lib::{ErrorKind, RuntimeEvents, RuntimeEventsError, Target};
 
 use super::observe_loop::next_reading;
 use super::started_program::StartedProgram;
@@ -53,7 +53,16 @@ impl EventsFolder {
     /// If there can be no folder.
     pub(super) fn make(program: &Path, messages: &Messages) -> Result<EventsFolder, Failure> {
         if let Err(why) = RuntimeEvents::check_program(path_of(program)) {
-            messages.note(&format!("{why}: only a program that it executes may"));
+            let is_ocaml_4 = matches!(
+                why.kind(),
+                ErrorKind::RuntimeEvents(RuntimeEventsError::Ocaml4)
+            );
+            let others = if is_ocaml_4 {
+                ": only a program that it executes may"
+            } else {
+                ""
+            };
+            messages.note(&format!("{why}{others}"));
         }
         let folder = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
         let failed = |source| Failure::System("make a folder for runtime events", source);

@@ -30,11 +30,11 @@ pub enum RuntimeEventsError {
     NoRuntime,
     /// Nothing says by which version of OCaml it was compiled, and so which numbers its events have.
     #[error(
-        "writes runtime events, and nothing in it says of which version of OCaml: Sys.ocaml_version is missing"
+        "does not say by which version of OCaml it was compiled, and so how its runtime events are read: Sys.ocaml_version is missing"
     )]
     NoVersion,
     /// It was compiled by a version of OCaml for which the numbers of events are not known.
-    #[error("writes runtime events of OCaml {}, and those of OCaml 5.0 to 5.4 are known", version.escape_default())]
+    #[error("was compiled by OCaml {}, and only the runtime events of OCaml 5.0 to 5.4 are known", version.escape_default())]
     UnknownVersion {
         /// What `Sys.ocaml_version` is.
         version: String,

@@ -465,7 +465,11 @@ impl Observation {
                 self.keys.is_some(),
                 "cannot be combined with counts and histograms by keys",
             ),
-            (self.self_times, "are whole times: self times have no keys"),
+            (
+                self.histogram.is_some(),
+                "cannot be combined with histograms of values",
+            ),
+            (self.self_times, "cannot be combined with self times"),
             (
                 self.slow_from.is_some(),
                 "cannot be combined with slow ones that are shown one by one",

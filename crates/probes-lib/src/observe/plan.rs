@@ -21,7 +21,7 @@ use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::point::{
     ArgumentSource, ExitsRole, FilterRole, HistogramRole, IntegerRole, KeyKind, KeyRole, Marks,
-    PairEnd, PairFilter, Point, Role, TimedRole, WatchRole, Words,
+    PairEnd, PairFilter, Point, Role, TimedRole, WatchRole,
 };
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::refusal::Refusal;
@@ -142,6 +142,8 @@ impl ObservationPlan {
         let has_keyed_histograms =
             times_by_key || keyed.is_some_and(|(role, _)| role.histogram.is_some());
         let values = if has_keyed_histograms {
+            // Times are not in steps.
+            let linear = linear.filter(|_| !times_by_key);
             ValuesLayout {
                 histograms: keys::histograms::ALL,
                 steps: linear.map_or(0, Linear::steps),
@@ -321,6 +323,11 @@ impl ObservationPlan {
         self.shared.filters_memory || points.any(|planned| planned.role.is_timed())
     }
 
+    /// Returns whether expressions are evaluated at any point.
+    pub(crate) fn has_expressions(&self) -> bool {
+        self.points.iter().any(|it| it.role.has_expressions())
+    }
+
     /// Returns whether expressions are asked of hits that are counted or watched, and may have no answer.
     pub(crate) fn is_filtered(&self) -> bool {
         self.points.iter().any(|it| it.role.may_be_untyped())
@@ -359,17 +366,15 @@ impl ObservationPlan {
         })
     }
 
-    /// Returns whether a trampoline asks the kernel which memory can be read, for a string of C or the words of a call.
+    /// Returns whether a trampoline asks the kernel which memory can be read: of a string of C, of the words of a call or a return, or of
+    /// a stack.
     pub(crate) fn asks_kernel(&self) -> bool {
         let mut roles = self.points.iter().map(|it| &it.role);
-        if roles.any(Role::reads_text_of_c) {
+        if self.shared.stacks.may_ask_kernel() || roles.any(Role::reads_text_of_c) {
             return true;
         }
         let mut watched = self.points.iter().filter_map(|it| it.role.watched.as_ref());
-        watched.any(|watched| {
-            let words = watched.function.map(|function| function.words);
-            matches!(words, Some(Words::MaybeValues | Words::Text))
-        })
+        watched.any(|watched| watched.function.is_some_and(|it| it.asks_kernel()))
     }
 
     /// Returns the error for a site whose code in the process differs from its file.

@@ -541,6 +541,20 @@ pub(crate) enum Words {
     Numbers,
 }
 
+impl Words {
+    /// Whether the kernel is asked before memory is read.
+    fn ask_kernel(self) -> bool {
+        matches!(self, Words::MaybeValues | Words::Text)
+    }
+}
+
+impl WatchedFunction {
+    /// Returns whether the kernel is asked what can be read of the words of a call or a return.
+    pub(crate) fn asks_kernel(&self) -> bool {
+        self.words.ask_kernel() || (self.has_results && self.result.ask_kernel())
+    }
+}
+
 /// Where a trampoline takes an argument from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ArgumentSource {
@@ -653,6 +667,16 @@ impl Role {
             .into_iter()
             .any(|it| it.filter.test.reads_text_of_c())
             || keys.any(|it| it.reads_text_of_c())
+    }
+
+    /// Returns whether expressions are evaluated at the point.
+    pub(crate) fn has_expressions(&self) -> bool {
+        self.filter.is_some()
+            || self.histogram.is_some()
+            || self.keys.is_some()
+            || self.pair_key.is_some()
+            || self.time_keys.is_some()
+            || matches!(self.pair_filter, PairFilter::Starts(_))
     }
 
     /// Returns whether hits are counted that an expression has no answer for.

@@ -57,7 +57,7 @@ use crate::trace::tracer::{Tracer, with_tracer};
 use crate::update::code_digest::{CodeDigest, CodeDigests};
 use crate::update::options::Options;
 
-/// The longest trampoline that filters hits, in bytes.
+/// The longest trampoline that evaluates expressions, in bytes.
 const MOST_FILTER_CODE: u64 = 8 << 10;
 
 /// As many bytes of code are written in less time than it takes to stop a process again.
@@ -486,6 +486,7 @@ impl Prepared {
         let validity = [
             (at + validity::SINCE, self.pages_since),
             (at + validity::TICKS, self.pages_ticks),
+            (at + validity::MAY_ASK, 1),
         ];
         let validity = validity.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
         let validity = validity.into_iter().filter(|_| sharing.shared.has_pages());
@@ -674,7 +675,7 @@ fn place_all(
         }
         plan.refuse_empty()?;
         let trampoline_len = trampoline::longest(plan).map_err(no_room)?;
-        if plan.is_filtered() && trampoline_len > MOST_FILTER_CODE {
+        if plan.has_expressions() && trampoline_len > MOST_FILTER_CODE {
             return Err(ObserveError::LongExpression {
                 given: trampoline_len,
                 most: MOST_FILTER_CODE,

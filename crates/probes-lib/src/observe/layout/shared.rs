@@ -62,6 +62,9 @@ pub(crate) mod validity {
     /// For how many TSC ticks it is valid from then on; and as many before, for a thread that read its clock before the
     /// observer renewed the table.
     pub(crate) const TICKS: u64 = 8;
+    /// Whether the kernel may be asked what can be read: a seccomp filter that a thread has set itself meanwhile may kill it
+    /// for that.
+    pub(crate) const MAY_ASK: u64 = 16;
 }
 
 /// The length of the validity in bytes. Only the first page gets MADV_WIPEONFORK, which splits the

@@ -548,8 +548,13 @@ impl EventReader {
     }
 
     /// Returns what to write into the shared data, at which offsets, to renew the table of readable
-    /// pages for the mappings that were read at the time `since`, in ticks.
-    pub(crate) fn renew(&mut self, maps: &[Mapping], since: u64) -> Vec<(u64, Vec<u8>)> {
+    /// pages for the mappings that were read at the time `since`, in ticks; and whether trampolines may ask the kernel.
+    pub(crate) fn renew(
+        &mut self,
+        maps: &[Mapping],
+        since: u64,
+        may_ask: bool,
+    ) -> Vec<(u64, Vec<u8>)> {
         self.renewed = Instant::now();
         self.threads.retain(|_, thread| thread.is_some());
         let mut writes = Vec::new();
@@ -559,19 +564,14 @@ impl EventReader {
             writes.extend(changes.map(|write| (table + write.at, write.bytes)));
             self.pages = pages;
         }
-        writes.push(self.since(since));
+        let validity = [
+            (validity::MAY_ASK, may_ask.into()),
+            (validity::SINCE, since),
+        ];
+        let at = self.layout.validity();
+        let validity = validity.map(|(field, value)| (at + field, value.to_le_bytes().to_vec()));
+        writes.extend(validity);
         writes
-    }
-
-    /// Returns what to write into the shared data, at which offsets, so that trampolines read no memory.
-    pub(crate) fn invalidate(&mut self) -> Vec<(u64, Vec<u8>)> {
-        self.renewed = Instant::now();
-        vec![self.since(0)]
-    }
-
-    fn since(&self, since: u64) -> (u64, Vec<u8>) {
-        let validity = self.layout.validity();
-        (validity + validity::SINCE, since.to_le_bytes().to_vec())
     }
 }
 
@@ -879,7 +879,7 @@ mod tests {
         assert_eq!(foreign.thread(&process, i32::MAX), None);
         // One that was not found is looked for again after the table is renewed.
         assert!(foreign.threads.contains_key(&i32::MAX));
-        foreign.renew(&[], 0);
+        foreign.renew(&[], 0, true);
         assert!(!foreign.threads.contains_key(&i32::MAX));
         assert_eq!(foreign.threads.get(&tid), Some(&Some(tid)));
         let unknown = |thread_ids| reader(thread_ids).thread(&process, i32::MAX);
@@ -912,16 +912,20 @@ mod tests {
         let maps = parse(b"400000-401000 rw-p 00000000 00:00 0 \n");
         let entry = reader.layout.pages() + 32 * 8;
         let validity = reader.layout.validity();
-        let valid = |since: u64| (validity, since.to_le_bytes().to_vec());
+        let word = |at, value: u64| (validity + at, value.to_le_bytes().to_vec());
+        let valid = |since| word(validity::SINCE, since);
+        let asks = |may_ask: bool| word(validity::MAY_ASK, may_ask.into());
         assert_eq!(
-            reader.renew(&maps, 1 << 50),
+            reader.renew(&maps, 1 << 50, true),
             [
                 (entry, vec![0; 4]),
                 (entry + 4, vec![32, 0, 0, 0]),
                 (entry, vec![1, 0, 0, 0]),
+                asks(true),
                 valid(1 << 50),
             ]
         );
-        assert_eq!(reader.renew(&maps, 1 << 51), [valid(1 << 51)]);
+        let renewed = reader.renew(&maps, 1 << 51, false);
+        assert_eq!(renewed, [asks(false), valid(1 << 51)]);
     }
 }

@@ -619,7 +619,13 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.mov(rcx, rdx)?;
         self.a.shl(rcx, 3)?;
         self.a.and(rdx, -8)?;
-        unless_kernel_reads(self.a, 0, self.context.shared, self.untyped)?;
+        unless_kernel_reads(
+            self.a,
+            0,
+            self.context.layout,
+            self.context.shared,
+            self.untyped,
+        )?;
         if last > 0 {
             self.a.mov(rax, rcx)?;
             self.a.shr(rax, 3)?;
@@ -629,7 +635,13 @@ impl<'p, 'a> FilterCode<'p, 'a> {
             self.a.je(is_in_page)?;
             self.a.and(rdx, -8)?;
             self.unless_listed(rdx, 0)?;
-            unless_kernel_reads(self.a, 0, self.context.shared, self.untyped)?;
+            unless_kernel_reads(
+                self.a,
+                0,
+                self.context.layout,
+                self.context.shared,
+                self.untyped,
+            )?;
             self.a.set_label(&mut is_in_page)?;
         }
         self.a.shr(rcx, 3)

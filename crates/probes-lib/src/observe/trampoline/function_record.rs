@@ -323,7 +323,7 @@ fn unless_operand_readable(
     unless_readable(a, pointers.layout, otherwise)?;
     a.set_label(&mut is_near)?;
     a.nop()?;
-    unless_kernel_reads(a, 0, pointers.shared, otherwise)
+    unless_kernel_reads(a, 0, pointers.layout, pointers.shared, otherwise)
 }
 
 /// Emits the code that copies what an argument points to into the record.
@@ -428,5 +428,5 @@ fn unless_certain(
 ) -> Result<(), IcedError> {
     a.lea(rax, qword_ptr(rdx + offset))?;
     unless_readable(a, pointers.layout, otherwise)?;
-    unless_kernel_reads(a, offset, pointers.shared, otherwise)
+    unless_kernel_reads(a, offset, pointers.layout, pointers.shared, otherwise)
 }

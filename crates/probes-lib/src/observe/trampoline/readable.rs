@@ -138,17 +138,22 @@ pub(super) fn check_validity(
     a.cmp(ticks, qword_ptr(rbx + offset(validity + validity::TICKS)))
 }
 
-/// Emits a jump to `otherwise` unless the kernel reads the word `offset_of` bytes behind rdx; the address of the shared data is at `shared`,
-/// and is then in rbx. Keeps rcx and rdx, and uses rax, rsi, rdi and r9.
+/// Emits a jump to `otherwise` unless the kernel may be asked, and reads the word `offset_of` bytes behind rdx; the address of the shared
+/// data is at `shared`, and is then in rbx. Keeps rcx and rdx, and uses rax, rsi, rdi and r9.
 pub(super) fn unless_kernel_reads(
     a: &mut CodeAssembler,
     offset_of: i32,
+    layout: SharedLayout,
     shared: LiveAddr,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     /// No signal is blocked or unblocked with it: the lowest bits of the address of a record are 0, so this is neither 0,
     /// 1 nor 2.
     const NO_HOW: i32 = 4;
+    load(a, rbx, shared)?;
+    let may_ask = offset(layout.validity() + validity::MAY_ASK);
+    a.cmp(qword_ptr(rbx + may_ask), 0)?;
+    a.je(otherwise)?;
     a.lea(rsi, qword_ptr(rdx + offset_of))?;
     // The system call changes rax, rcx and r11; rdi and rsi stay as they are.
     a.mov(rbx, r11)?;

@@ -137,7 +137,7 @@ impl StackCopy {
         a.dec(self.field(OF_THREAD))?;
         a.je(rest)?;
         for at in [FIBER_POINTER, FIBER_HANDLER] {
-            unless_kernel_reads(a, at as i32, shared, search)?;
+            unless_kernel_reads(a, at as i32, self.layout, shared, search)?;
         }
         a.mov(rsi, self.field(LINK))?;
         a.mov(rsi, qword_ptr(rsi + 8))?;
@@ -158,7 +158,7 @@ impl StackCopy {
         a.mov(self.field(OF_THREAD), rdx)?;
         a.mov(rdx, self.field(FROM))?;
         a.set_label(&mut page)?;
-        unless_kernel_reads(a, 0, shared, rest)?;
+        unless_kernel_reads(a, 0, self.layout, shared, rest)?;
         end_of_page(a)?;
         a.cmp(rdx, self.field(OF_THREAD))?;
         a.jb(page)?;
@@ -167,12 +167,12 @@ impl StackCopy {
         self.copy_part(a)?;
         a.mov(rdx, self.field(FIBER))?;
         a.mov(rdx, qword_ptr(rdx + FIBER_HANDLER))?;
-        unless_kernel_reads(a, HANDLER_PARENT as i32, shared, rest)?;
+        unless_kernel_reads(a, HANDLER_PARENT as i32, self.layout, shared, rest)?;
         a.mov(rdx, qword_ptr(rdx + HANDLER_PARENT))?;
         a.test(rdx, rdx)?;
         a.je(rest)?;
         for at in [FIBER_POINTER, FIBER_HANDLER] {
-            unless_kernel_reads(a, at as i32, shared, rest)?;
+            unless_kernel_reads(a, at as i32, self.layout, shared, rest)?;
         }
         a.mov(rsi, qword_ptr(rdx + FIBER_POINTER))?;
         unless_between(a, rest)?;
@@ -304,7 +304,7 @@ impl StackCopy {
         a.jmp(known)?;
         // It may have been mapped just now.
         a.set_label(&mut ask)?;
-        unless_kernel_reads(a, at as i32, self.shared, otherwise)?;
+        unless_kernel_reads(a, at as i32, self.layout, self.shared, otherwise)?;
         a.set_label(&mut known)?;
         a.nop()
     }

@@ -208,6 +208,7 @@ fn blocks() -> impl Strategy<Value = Blocks> {
             // Its header has been read.
             readable: readable | 1 << ((at - 8 - MEMORY) / PAGE),
             is_valid: true,
+            may_ask: true,
         };
         Blocks { hit, at }
     })

@@ -295,6 +295,8 @@ impl Puppet {
         };
         poke(pid, validity + validity::SINCE, &since.to_le_bytes());
         poke(pid, validity + validity::TICKS, &ticks.to_le_bytes());
+        let may_ask = u64::from(hit.may_ask);
+        poke(pid, validity + validity::MAY_ASK, &may_ask.to_le_bytes());
     }
 
     /// Executes the code of an expression at a hit; returns the registers at its end.
@@ -442,6 +444,8 @@ pub(in super::super) struct RecordedHit {
     /// A bit for each page that the table has.
     pub(in super::super) readable: u8,
     pub(in super::super) is_valid: bool,
+    /// Whether the kernel may be asked what can be read.
+    pub(in super::super) may_ask: bool,
 }
 
 impl RecordedHit {
@@ -595,6 +599,7 @@ pub(in super::super) fn hits() -> impl Strategy<Value = RecordedHit> {
             // All of them, in most cases.
             readable: if unreadable < 4 { 7 } else { unreadable },
             is_valid: valid > 0,
+            may_ask: true,
         }
     })
 }
@@ -733,6 +738,7 @@ pub(in super::super) fn hit_with_text_of_c(at: u64, text: &[u8]) -> RecordedHit 
         words,
         readable: (1 << (PAGES + 1)) - 1,
         is_valid: true,
+        may_ask: true,
     }
 }
 
@@ -772,6 +778,18 @@ fn texts_of_c_are_compared_exactly() {
         }
     }
     assert!(seen.iter().all(|many| *many > 100), "{seen:?}");
+}
+
+// promise: Observations: Where the kernel must not be asked, as the process has set a seccomp filter meanwhile, strings of C are not read
+#[test]
+fn kernel_that_must_not_be_asked_is_not() {
+    let mut hit = hit_with_text_of_c(MEMORY + 0x103, b"GET /\0");
+    let expression: Expression = "str(arg2) == \"GET /\"".parse().unwrap();
+    let filter = expression.filter(&scope()).unwrap();
+    let answer = |hit: &RecordedHit| with_puppet(|puppet| puppet.answer(&filter, hit));
+    assert_eq!(answer(&hit), Answer::True);
+    hit.may_ask = false;
+    assert_eq!(answer(&hit), Answer::Untyped);
 }
 
 // promise: Observations: The same of expressions about results (500 random expressions)
@@ -1039,6 +1057,7 @@ proptest! {
                     words: BTreeMap::new(),
                     readable: 0,
                     is_valid: true,
+                    may_ask: true,
                 };
                 prop_assert_eq!(puppet.execute(&code, &role, &hit).rax, 1);
                 let value = if is_signed { i128::from(*number as i64) } else { i128::from(*number) };
