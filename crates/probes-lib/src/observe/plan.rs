@@ -1293,6 +1293,6 @@ mod tests {
         let watching = Observation::new().watch(Selector::All);
         assert_eq!(found(&watching), (StackCopies::None, pages));
         let (stacks, of_stacks) = found(&watching.with_stacks());
-        assert!(stacks.may_ask() && of_stacks == pages);
+        assert!(stacks.may_ask_kernel() && of_stacks == pages);
     }
 }

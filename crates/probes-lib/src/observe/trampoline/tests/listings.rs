@@ -326,7 +326,7 @@ fn recorded_calls_of_ocaml_are_golden() {
     let role = watch_role(values, &arguments);
     let layout = recorded_layout(StackCopies::Copied {
         fibers: Some(FIBERS),
-        may_ask: true,
+        may_ask_kernel: true,
     });
     let call = (Recorded::Call, None);
     assert_golden(
@@ -346,7 +346,7 @@ fn recorded_calls_of_ocaml_are_golden() {
     );
     let layout = recorded_layout(StackCopies::Copied {
         fibers: Some(FIBERS),
-        may_ask: false,
+        may_ask_kernel: false,
     });
     let role = watch_role(values, &[]);
     assert_golden(
