@@ -1135,7 +1135,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_matched_by_key_if_there_are_any() {
+    fn pairs_with_keys_are_matched_by_them() {
         let matched = Observation::new().match_by(keys("arg0"));
         assert!(!plan(&matched).shared.pairs_by_key);
         let pairs = plan(&matched.clone().time("a", "b"));

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_from_the_tables_of_all_groups() {
+    fn keys_are_read_from_tables_of_all_groups() {
         let counted = Observation::new().count(Selector::All);
         let plan = plan(&counted.by("probe, arg0, tid".parse().unwrap()));
         let mut data = RecordedData::of(&plan);
