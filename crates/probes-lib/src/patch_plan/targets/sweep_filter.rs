@@ -162,6 +162,7 @@ mod tests {
     use iced_x86::{FlowControl, OpKind};
 
     use super::*;
+    use crate::address::FileAddr;
     use crate::patch_plan::code::decode;
     use crate::patch_plan::tables::JumpSource;
 
@@ -179,5 +180,139 @@ mod tests {
             noticed += usize::from(may_jump(0xff, modrm));
         }
         assert!(noticed < 64 && !may_jump(0xfe, 0xe0));
+    }
+
+    /// Where the function is that is planned, and its length: so that what is around it begins and ends with a block.
+    const FUNCTION: u64 = 0x41_0000;
+    const LEN: u64 = 128;
+    const WINDOW: Range<u64> = FUNCTION - AROUND..FUNCTION + LEN + AROUND;
+    /// Two pieces of code before the function, and two behind it; and others so far away that all bytes of a displacement to there differ.
+    const SEGMENTS: [Range<u64>; 4] = [
+        0x3f_0000..0x43_0000,
+        0x10_0000..0x10_1000,
+        0x0300_0000..0x0300_1000,
+        0x8765_0000..0x8765_1000,
+    ];
+
+    /// Returns whether code at `swept` has to be swept for the function, if all is nops but for these bytes at `at`.
+    fn needs(at: u64, bytes: &[u8], swept: Range<u64>, is_fixed: bool) -> bool {
+        let mut code = Code::default();
+        for segment in &SEGMENTS {
+            let mut all = vec![0x90; (segment.end - segment.start) as usize];
+            if segment.contains(&at) {
+                let start = (at - segment.start) as usize;
+                all[start..start + bytes.len()].copy_from_slice(bytes);
+            }
+            code.add(FileAddr(segment.start), all, true);
+        }
+        if is_fixed {
+            code.set_fixed();
+        }
+        let function = CodeRange {
+            start: FileAddr(FUNCTION),
+            len: LEN,
+        };
+        let filter = SweepFilter::of(&code, &[function]).unwrap();
+        filter.needs(&swept)
+    }
+
+    /// Returns whether the code of a near jump from one address to another has to be swept.
+    fn needs_jump(at: u64, target: u64) -> bool {
+        let displacement = target.wrapping_sub(at + 5) as u32;
+        let jump = [&[0xe9], &displacement.to_le_bytes()[..]].concat();
+        let needed = needs(at, &jump, at..at + 5, false);
+        // Other code is not needed for it.
+        assert!(!needs(at, &jump, at + 8..at + 16, false));
+        needed
+    }
+
+    #[test]
+    fn references_are_found_wherever_they_are() {
+        let starts = SEGMENTS.iter().map(|it| it.start);
+        let ends = SEGMENTS.iter().map(|it| it.end - 64);
+        // Where pieces begin, an instruction is in two of them.
+        let borders = (0..8).flat_map(|it| [0x3f_fffa + it, 0x41_fffa + it]);
+        for at in starts.chain(ends).chain(borders) {
+            for target in [WINDOW.start, FUNCTION, FUNCTION + LEN, WINDOW.end] {
+                assert!(needs_jump(at, target), "{at:x} {target:x}");
+            }
+            for other in [WINDOW.start - 1, WINDOW.end + 128, at + 5, 0] {
+                assert!(!needs_jump(at, other), "{at:x} {other:x}");
+            }
+        }
+    }
+
+    #[test]
+    fn addresses_are_references_if_they_are_fixed() {
+        for segment in &SEGMENTS {
+            let at = segment.start + 0x100;
+            for (address, is_it) in [
+                (WINDOW.start, true),
+                (WINDOW.end, true),
+                (WINDOW.start - 1, false),
+                (WINDOW.end + 128, false),
+            ] {
+                // mov $address,%eax
+                let bytes = [&[0xb8], &(address as u32).to_le_bytes()[..]].concat();
+                let range = at..at + 5;
+                assert_eq!(needs(at, &bytes, range.clone(), true), is_it, "{address:x}");
+                assert!(!needs(at, &bytes, range, false));
+            }
+        }
+    }
+
+    #[test]
+    fn indirect_jumps_are_swept_anywhere() {
+        // jmp *table(,%rax,8)
+        let jump = b"\xff\x24\xc5\0\0\0\x70";
+        for segment in &SEGMENTS {
+            let at = segment.start + 0x100;
+            assert!(needs(at, jump, at..at + 7, false));
+            assert!(!needs(at, jump, at + 7..at + 16, false));
+            // The last bytes may be one.
+            assert!(needs(at, &[], segment.end - 1..segment.end, false));
+            let before = segment.end - 64;
+            assert!(!needs(at, &[], before..before + 33, false));
+        }
+    }
+
+    #[test]
+    fn code_is_swept_around_functions_and_references() {
+        let plain = |range: Range<u64>| needs(FUNCTION, &[], range, false);
+        let (start, end) = (WINDOW.start - REACH, WINDOW.end + REACH);
+        assert!(plain(FUNCTION..FUNCTION + 1));
+        assert!(plain(start - 8..start + 1) && !plain(start - 8..start));
+        assert!(plain(end - 1..end + 8) && !plain(end..end + 8));
+        // An instruction may have begun before, with prefixes.
+        let at = 0x3f_8000;
+        let displacement = (FUNCTION - (at + 5)) as u32;
+        let jump = [&[0xe9], &displacement.to_le_bytes()[..]].concat();
+        let found = at + 1;
+        for (range, is_it) in [
+            (found..found + 8, true),
+            (found + 1..found + 8, false),
+            (found - 40..found - 29, true),
+            (found - 40..found - 30, false),
+        ] {
+            assert_eq!(needs(at, &jump, range.clone(), false), is_it, "{range:x?}");
+        }
+    }
+
+    #[test]
+    fn everything_is_swept_for_many_functions_or_high_addresses() {
+        let filter = |many: u64, start: u64| {
+            let mut code = Code::default();
+            code.add(FileAddr(start), vec![0x90; 0x1000], true);
+            let function = |index| CodeRange {
+                start: FileAddr(start + 16 * index),
+                len: 8,
+            };
+            let functions: Vec<CodeRange> = (0..many).map(function).collect();
+            SweepFilter::of(&code, &functions).is_some()
+        };
+        assert!(filter(1, 0) && filter(MOST as u64, 0x1000));
+        assert!(!filter(MOST as u64 + 1, 0x1000) && !filter(0, 0x1000));
+        assert!(filter(1, (1 << 32) - 0x2000) && !filter(1, (1 << 32) - 0x1000));
+        assert!(!filter(1, 1 << 33));
     }
 }
