@@ -256,6 +256,8 @@ struct Function {
     function: String,
     self_seconds: f64,
     total_seconds: f64,
+    /// Two standard deviations of `self_seconds`.
+    self_error_seconds: f64,
     /// Two standard deviations of `total_seconds`.
     error_seconds: f64,
     /// Of the waits in it and in what it calls, if they were recorded with -off-cpu.
@@ -528,9 +530,8 @@ fn lines(folded: impl IntoIterator<Item = (Vec<String>, u64)>) -> Vec<String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn stacks_without_a_microsecond_are_not_drawn() {
-        let stack = ProfiledStack {
+    fn stack(time: Duration, variance: f64) -> ProfiledStack {
+        ProfiledStack {
             tid: 1,
             thread_name: "main".to_owned(),
             role: ThreadRole::Other,
@@ -539,11 +540,14 @@ mod tests {
             frames: Vec::new(),
             end: None,
             is_guessed: false,
-            time: Duration::from_nanos(999),
+            time,
             samples: 1,
-            variance: 0.0,
+            variance,
             waits: None,
-        };
+        }
+    }
+
+    fn report(stack: ProfiledStack, by: ProfileBy) -> ProfileReport {
         let profile = Profile {
             stacks: vec![stack],
             seconds: Duration::from_millis(1),
@@ -558,15 +562,34 @@ mod tests {
             unseen_excess: Duration::ZERO,
         };
         let how = ProfileOptions {
-            by: ProfileBy::Stack,
+            by,
             tells_collections: false,
             is_off_cpu: false,
             is_on_cpu: false,
         };
-        let report = ProfileReport::new(1, Path::new("/srv/server"), &profile, how, |_| true);
+        ProfileReport::new(1, Path::new("/srv/server"), &profile, how, |_| true)
+    }
+
+    #[test]
+    fn stacks_without_a_microsecond_are_not_drawn() {
+        let report = report(stack(Duration::from_nanos(999), 0.0), ProfileBy::Stack);
         let svg = report.picture(PictureKind::Svg, "server").unwrap();
         assert!(String::from_utf8(svg).unwrap().contains("[nothing]"));
         let folded = report.picture(PictureKind::Folded, "server").unwrap();
         assert_eq!(folded, b"");
+    }
+
+    #[test]
+    fn errors_of_functions_are_of_their_times() {
+        let report = report(stack(Duration::from_secs(1), 4.0), ProfileBy::Function);
+        let mut stacks = report.stacks;
+        stacks[0].frames = ["leaf", "main"].map(str::to_owned).to_vec();
+        let functions = rows::functions(&stacks);
+        let errors = functions.iter().map(|it| {
+            let errors = (it.self_error_seconds, it.error_seconds);
+            (&*it.function, errors)
+        });
+        let expected = [("leaf", (4.0, 4.0)), ("main", (0.0, 4.0))];
+        assert_eq!(errors.collect::<Vec<_>>(), expected);
     }
 }

@@ -19,6 +19,7 @@ struct Row<'r> {
     seconds: f64,
     /// Also in what the function calls.
     total: Option<f64>,
+    /// Two standard deviations of `seconds`.
     error: f64,
     waits: Option<&'r Distribution>,
 }
@@ -28,24 +29,33 @@ struct Row<'r> {
 struct Sums {
     seconds: f64,
     total: f64,
+    /// Of `seconds`.
     variance: f64,
+    total_variance: f64,
     waits: Option<WaitTimes>,
 }
 
 impl Sums {
     fn add(&mut self, stack: &Stack, is_innermost: bool) {
         self.total += stack.seconds;
+        self.total_variance += stack.variance;
         if is_innermost {
             self.seconds += stack.seconds;
+            self.variance += stack.variance;
         }
-        self.variance += stack.variance;
         if let Some(lengths) = &stack.lengths {
             self.waits.get_or_insert_default().merge(lengths);
         }
     }
 
+    /// Two standard deviations of `seconds`.
     fn error(&self) -> f64 {
         2.0 * self.variance.sqrt()
+    }
+
+    /// Two standard deviations of `total`.
+    fn total_error(&self) -> f64 {
+        2.0 * self.total_variance.sqrt()
     }
 
     fn distribution(&self) -> Option<Distribution> {
@@ -71,7 +81,8 @@ pub(super) fn functions(stacks: &[Stack]) -> Vec<Function> {
             function: function.to_owned(),
             self_seconds: sums.seconds,
             total_seconds: sums.total,
-            error_seconds: sums.error(),
+            self_error_seconds: sums.error(),
+            error_seconds: sums.total_error(),
             waits: sums.distribution(),
         })
         .collect();
@@ -93,7 +104,7 @@ impl ProfileReport {
                     name: it.function.clone(),
                     seconds: it.self_seconds,
                     total: Some(it.total_seconds),
-                    error: it.error_seconds,
+                    error: it.self_error_seconds,
                     waits: it.waits.as_ref(),
                 });
                 return each(rows.collect());
