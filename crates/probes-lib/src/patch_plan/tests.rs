@@ -16,6 +16,8 @@ use jump::Jump;
 mod few_functions;
 mod labels;
 mod sections;
+mod sites;
+mod sources;
 
 const AT: u64 = 0x40_1000;
 /// What the linker writes between functions.

@@ -465,4 +465,34 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn patches_in_pages_that_follow_are_written_together() {
+        let patch = |at: u64| Patch {
+            at: LiveAddr(START + at),
+            before: PatchBytes::of(&[CMP, 1, 2, 3, 4]),
+            after: PatchBytes::of(&[CALL, 0x11, 0x12, 0x13, 0x14]),
+            is_written_in_steps: true,
+            is_beside_breakpoint: false,
+        };
+        let together = |patches: Vec<Patch>| count_together(&patches.iter().collect::<Vec<_>>());
+        let of = |places: &[u64]| together(places.iter().map(|at| patch(*at)).collect());
+        assert_eq!((of(&[]), of(&[0]), of(&[0, 8, 16])), (0, 1, 3));
+        assert_eq!(of(&[PAGE - 8, PAGE, 2 * PAGE]), 3);
+        // A page between them, and one that crosses a border.
+        assert_eq!(of(&[0, 8, 2 * PAGE]), 2);
+        assert_eq!(of(&[0, PAGE - 2, PAGE + 8]), 1);
+        assert_eq!(of(&[PAGE - 2, PAGE + 8]), 1);
+        // So many pages at once, and all patches of the last one.
+        let pages: Vec<u64> = (0..MAX_PAGES + 2).map(|page| page * PAGE).collect();
+        assert_eq!(of(&pages) as u64, MAX_PAGES);
+        let mut more = pages[..MAX_PAGES as usize].to_vec();
+        more.extend([(MAX_PAGES - 1) * PAGE + 8, MAX_PAGES * PAGE]);
+        assert_eq!(of(&more) as u64, MAX_PAGES + 1);
+        let beside = Patch {
+            is_beside_breakpoint: true,
+            ..patch(8)
+        };
+        assert_eq!(together(vec![patch(0), beside, patch(16)]), 1);
+    }
 }

@@ -1,0 +1,201 @@
+//! What patch sites say of themselves.
+
+use super::*;
+use crate::patch_plan::displaced::DisplacedExit;
+
+/// Returns a site that displaces these bytes.
+fn site(address: u64, displaced: &[u8], jump: Jump) -> PatchSite {
+    PatchSite {
+        address: FileAddr(address),
+        displaced: displaced.to_vec(),
+        jump,
+        moves_call: false,
+        flags_are_dead: true,
+        exits: Vec::new(),
+        mmx_is_free: true,
+    }
+}
+
+const NEAR: Jump = Jump::Near { padding: 0 };
+
+#[test]
+fn harmless_bytes_are_inside_instructions() {
+    let harmless = |displaced: &[u8]| {
+        let found = site(AT, displaced, NEAR).harmless_byte();
+        found.map(|(at, byte)| (at.0 - AT, byte))
+    };
+    // push %rbx; mov $7,%eax
+    assert_eq!(harmless(b"\x53\xb8\x07\0\0\0"), Some((2, 7)));
+    assert_eq!(harmless(b"\xb8\x07\0\0\0"), Some((1, 7)));
+    assert_eq!(harmless(b"\x53\x50\x51\x52\x57"), None);
+}
+
+#[test]
+fn exits_that_are_jumps_can_be_left_out() {
+    // test %rdi,%rdi; jne to the next function; mov $1,%eax; ret
+    let bytes = b"\x48\x85\xff\x75\x06\xb8\x01\0\0\0\xc3";
+    let (planner, ranges) = planner_of(&[bytes, b"\xb8\x01\0\0\0\xc3"]);
+    let mut plan = planner.function(ranges[0]).exits.unwrap();
+    let exit = |offset| DisplacedExit {
+        offset,
+        flags_are_dead: true,
+    };
+    assert_eq!(plan.entry.exits(), [exit(3)]);
+    assert_eq!(
+        (plan.sites.len(), plan.sites[0].exits()),
+        (1, &[exit(5)][..])
+    );
+    plan.entry.keep_returns();
+    assert!(plan.entry.exits().is_empty());
+    plan.sites[0].keep_returns();
+    assert_eq!(plan.sites[0].exits(), [exit(5)]);
+}
+
+#[test]
+fn flags_are_live_before_a_branch_that_reads_them() {
+    // cmp $1,%rax; mov $1,%ecx; jne behind; mov $1,%eax; ret
+    let bytes = b"\x48\x83\xf8\x01\xb9\x01\0\0\0\x75\x05\xb8\x01\0\0\0\xc3";
+    let (planner, ranges) = planner_of(&[bytes]);
+    let are_dead = |offset: u64| {
+        let sites = planner.instruction(ranges[0], FileAddr(AT + offset));
+        sites.unwrap()[0].flags_are_dead()
+    };
+    assert_eq!([0, 4, 11].map(are_dead), [true, false, true]);
+}
+
+#[test]
+fn usdt_sites_are_moved_only_as_such() {
+    // nop; mov $1,%eax; ret
+    let bytes = b"\x90\xb8\x01\0\0\0\xc3";
+    let range = CodeRange {
+        start: FileAddr(AT),
+        len: bytes.len() as u64,
+    };
+    let nop = CodeRange { len: 1, ..range };
+    let planner = |is_restartable: bool| {
+        let mut code = Code::default();
+        code.add(FileAddr(AT), bytes.to_vec(), true);
+        code.add_foreign(nop);
+        if is_restartable {
+            code.add_restartable(nop);
+        }
+        PatchPlanner::new(code, &[range], &[], [])
+    };
+    let usual = planner(false);
+    let entries = EntryPlanner::of(&usual);
+    let what = "a probe site";
+    let refusal = Refusal::Unmovable { offset: 0, what };
+    assert_eq!(usual.instruction(range, FileAddr(AT)), Err(refusal));
+    let sites = usual.usdt_site(range, FileAddr(AT)).unwrap();
+    assert_eq!((sites[0].address(), sites[0].jump()), (FileAddr(AT), NEAR));
+    assert_eq!(entries.usdt_site(range, FileAddr(AT)), Ok(sites));
+    assert_eq!(
+        entries.executed_with(range, FileAddr(AT)),
+        [FileAddr(AT + 1), FileAddr(AT + 6)]
+    );
+    // The kernel restarts it there.
+    let refusal = planner(true).usdt_site(range, FileAddr(AT)).unwrap_err();
+    assert!(matches!(refusal, Refusal::Unmovable { offset: 0, .. }));
+}
+
+#[test]
+fn sites_are_written_at_once_within_a_page() {
+    let is_on_one_page = |address, jump| site(address, &[0x90; 5], jump).is_on_one_page();
+    assert!(is_on_one_page(0x1ffb, NEAR) && !is_on_one_page(0x1ffc, NEAR));
+    let short = |island| Jump::Short {
+        island: FileAddr(island),
+    };
+    assert!(is_on_one_page(0x1f80, short(0x1ffb)) && is_on_one_page(0x1fe0, short(0x1fc0)));
+    assert!(!is_on_one_page(0x1f80, short(0x1ffc)) && !is_on_one_page(0x1f80, short(0x2000)));
+}
+
+#[test]
+fn trampolines_are_in_reach_of_the_last_jump() {
+    let at = 0x2_0000_0000;
+    let (below, above) = (1 << 31, (1 << 31) - 1);
+    let window = |jump| {
+        let site = site(at, &[0x90; 5], jump);
+        let live = site.trampolines(LoadBias::NONE);
+        let window = site.window();
+        assert_eq!(window, i128::from(live.start.0)..i128::from(live.end.0));
+        let moved = site.trampolines(LoadBias(0x1000));
+        assert_eq!(moved.start, live.start.plus(0x1000));
+        live.start.0..live.end.0
+    };
+    assert_eq!(window(NEAR), at + 5 - below..at + 5 + above + 1);
+    let island = FileAddr(at + 0x40);
+    let short = window(Jump::Short { island });
+    assert_eq!(short, at + 0x45 - below..at + 0x45 + above + 1);
+    let punned = |chosen, displacement| Jump::Punned {
+        chosen,
+        displacement,
+    };
+    let first = at + 5 + 0x1200_0000;
+    assert_eq!(window(punned(3, 0x1200_0000)), first..first + (1 << 24));
+    assert_eq!(window(punned(0, -7)), at - 2..at - 1);
+}
+
+#[test]
+fn overlaps_are_said_to_be_with_others_or_own() {
+    let text = |offset| Refusal::Overlap { offset }.to_string();
+    assert_eq!(
+        text(0),
+        "has too little room beside the patch of another function"
+    );
+    assert_eq!(
+        text(16),
+        "has too little room between two patches, at +0x10"
+    );
+    assert_eq!(Refusal::Overlap { offset: 0 }.name(), "overlap");
+    assert_eq!(Refusal::NotCode.name(), "not_code");
+}
+
+#[test]
+fn transactions_and_interrupts_are_not_moved() {
+    let immovable = |bytes: &[u8]| {
+        let instruction = code::decode(bytes, AT).next().unwrap();
+        displaced::immovable(&instruction)
+    };
+    assert_eq!(immovable(b"\xc7\xf8\0\0\0\0"), Some("a transaction"));
+    assert_eq!(immovable(b"\xcd\x80"), Some("an interrupt"));
+    assert_eq!(immovable(b"\x0f\x05"), Some("a system call"));
+    // jmp, call, ret
+    for movable in [&b"\xe9\0\0\0\0"[..], b"\xe8\0\0\0\0", b"\xc3"] {
+        assert_eq!(immovable(movable), None, "{movable:x?}");
+    }
+    // call *-8(%rsp), *-16(%rsp), *8(%rsp,%rax,1), *%rsp, *8(%rsp)
+    for (call, is_movable) in [
+        (&b"\xff\x54\x24\xf8"[..], false),
+        (b"\xff\x54\x24\xf1", false),
+        (b"\xff\x54\x24\xf0", true),
+        (b"\xff\x54\x24\x00", true),
+        (b"\xff\x54\x04\x08", false),
+        (b"\xff\xd4", false),
+        (b"\xff\x54\x24\x08", true),
+    ] {
+        assert_eq!(immovable(call).is_none(), is_movable, "{call:x?}");
+    }
+}
+
+#[test]
+fn restartable_sequences_of_files_are_left_alone() {
+    let functions = Functions::of_file(fixture("sequences.pie")).unwrap();
+    let object = &functions.objects()[0];
+    let planner = object.patch_planner().unwrap();
+    let what = "an instruction of a restartable sequence";
+    let is_in_sequence = |range: CodeRange| {
+        let addresses = (range.start.0..range.end()).map(FileAddr);
+        let refusals = addresses.filter_map(|at| planner.instruction(range, at).err());
+        let of_sequence =
+            |it: &Refusal| matches!(it, Refusal::Unmovable { what: it, .. } if *it == what);
+        refusals.filter(of_sequence).count() > 1
+    };
+    let with_sequences = object
+        .table()
+        .functions()
+        .filter(|it| is_in_sequence(it.range()));
+    let names: Vec<String> = with_sequences
+        .flat_map(|it| it.names().map(|it| it.text).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(names, ["go_through"]);
+}
