@@ -1010,6 +1010,7 @@ mod tests {
         let names: Vec<&str> = by_name.histograms.iter().map(|it| &*it.name).collect();
         assert_eq!(names, ["a", "b", "c"]);
         assert!(by_name.is_filtered() && !by_name.counts_by_key());
+        assert!(by_name.has_expressions() && !plan(&counted()).has_expressions());
         // Of keys, each has one.
         let by_key = plan(&counted().histogram_of(expression("arg0")).by(keys("tid")));
         assert_eq!(numbers(&by_key), [0; 6]);
@@ -1022,6 +1023,22 @@ mod tests {
                 .linear("0,9,3".parse().unwrap()),
         );
         assert_eq!(linear.shared.values.steps, 3);
+    }
+
+    #[test]
+    fn nothing_is_laid_out_that_is_not_asked() {
+        let counted = || Observation::new().count(Selector::All);
+        let linear = plan(&counted().linear("0,9,3".parse().unwrap()));
+        assert!(linear.shared.is_empty() && linear.shared.values.steps == 0);
+        assert_eq!(
+            plan(&counted().with_stacks()).shared.stacks,
+            StackCopies::None
+        );
+        let every = NonZeroU64::new(7);
+        let watching = Observation::new().watch(Selector::All);
+        let sample = |plan: ObservationPlan| plan.points[0].role.watched.as_ref().unwrap().sample;
+        assert_eq!(sample(plan(&watching)), None);
+        assert_eq!(sample(plan(&watching.sample(every.unwrap()))), every);
     }
 
     #[test]

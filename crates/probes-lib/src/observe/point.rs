@@ -1146,6 +1146,7 @@ mod tests {
         ] {
             for role in asking("arg0 == 1", "arg0", ParameterKind::Value, source) {
                 assert_eq!(role.filters_memory(), reads, "{role:?}");
+                assert!(role.has_expressions(), "{role:?}");
             }
             let histogram = Role {
                 histogram: Some(HistogramRole {
@@ -1156,14 +1157,15 @@ mod tests {
                 ..Role::default()
             };
             assert_eq!(histogram.filters_memory(), reads, "{source:?}");
-            assert!(histogram.may_be_untyped());
+            assert!(histogram.may_be_untyped() && histogram.has_expressions());
         }
         // What an argument points to.
         let kind = ParameterKind::Value;
         for role in asking("str(arg0) == \"x\"", "str(arg0)", kind, in_register) {
             assert!(role.filters_memory() && !role.reads_text_of_c(), "{role:?}");
         }
-        assert!(!Role::default().filters_memory());
+        let none = Role::default();
+        assert!(!none.filters_memory() && !none.has_expressions());
     }
 
     #[test]
@@ -1194,5 +1196,28 @@ mod tests {
         ] {
             assert_eq!(memory(base).is_near_stack(), is_near, "{base:?}");
         }
+    }
+
+    #[test]
+    fn kernel_is_asked_about_words_of_calls_or_results() {
+        let asks = |words, result, has_results| {
+            let function = WatchedFunction {
+                words,
+                result,
+                has_results,
+                has_only_results: false,
+                exits_on: None,
+                part: FunctionPart::Entry,
+                is_ocaml: false,
+                is_from_start: false,
+            };
+            function.asks_kernel()
+        };
+        let (none, values) = (Words::Numbers, Words::Values);
+        for words in [Words::MaybeValues, Words::Text] {
+            assert!(asks(words, none, false) && asks(none, words, true));
+            assert!(!asks(values, words, false));
+        }
+        assert!(!asks(none, values, true) && !asks(values, none, true));
     }
 }

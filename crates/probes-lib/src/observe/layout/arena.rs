@@ -948,4 +948,105 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn counters_of_a_point_are_its_own() {
+        for (is_filtered, is_sampled) in
+            [(false, false), (true, false), (false, true), (true, true)]
+        {
+            let arena = Arena {
+                is_filtered,
+                is_sampled,
+                ..arena().0
+            };
+            let many = arena.points.len();
+            let untyped = (0..many).map(|point| arena.untyped_counter(point));
+            let sampled = (0..many).map(|point| arena.sampled_counter(point));
+            let all = (0..many)
+                .chain(untyped.filter(|_| is_filtered))
+                .chain(sampled.filter(|_| is_sampled));
+            let all: Vec<usize> = all.collect();
+            // They follow each other.
+            assert!(all.iter().copied().eq(0..all.len()), "{all:?}");
+            assert_eq!(arena.rows().points, all.len());
+            let first = arena.data().plus(arena.rows().shared_row(0));
+            let places = all.iter().map(|counter| arena.locked_counter(*counter));
+            assert!(places.eq((0..all.len() as u64).map(|index| first.plus(8 * index))));
+        }
+    }
+
+    #[test]
+    fn every_part_of_the_layout_is_found_again() {
+        let (arena, _) = arena();
+        let plain = arena.shared;
+        let kept = record::len(2);
+        for shared in [
+            SharedLayout {
+                filters_memory: true,
+                ..plain
+            },
+            SharedLayout {
+                pairs_by_key: true,
+                ..plain
+            },
+            SharedLayout {
+                has_large_rings: true,
+                ..plain
+            },
+            SharedLayout {
+                asks_for_threads: true,
+                ..plain
+            },
+            SharedLayout {
+                kept_len: kept,
+                record_len: 2 * kept,
+                ..plain
+            },
+            SharedLayout {
+                stacks: StackCopies::OF_THREADS,
+                record_len: plain.record_len + StackCopies::OF_THREADS.len(),
+                ..plain
+            },
+            SharedLayout {
+                calls: CallsLayout {
+                    functions: 3,
+                    ..CallsLayout::default()
+                },
+                ..plain
+            },
+            SharedLayout {
+                values: ValuesLayout {
+                    histograms: 5,
+                    steps: 7,
+                },
+                keys: KeysLayout::of_number(3),
+                ..plain
+            },
+        ] {
+            for (is_filtered, is_sampled) in [(false, true), (true, false)] {
+                let arena = Arena {
+                    shared,
+                    is_filtered,
+                    is_sampled,
+                    ..arena.clone()
+                };
+                assert_eq!(find(&arena, &bytes_of(&arena)), Some(arena));
+            }
+        }
+    }
+
+    #[test]
+    fn calls_are_injected_into_room_of_trampolines() {
+        let (arena, _) = arena();
+        let room = arena.call_room();
+        assert_eq!((room.at, room.len), (arena.trampoline(0), PAGE));
+        let one = Arena {
+            points: arena.points[..1].to_vec(),
+            trampoline_len: LINE,
+            ..arena
+        };
+        let room = one.call_room();
+        assert_eq!(room.at.plus(room.len), one.data());
+        assert!(room.len < PAGE);
+    }
 }

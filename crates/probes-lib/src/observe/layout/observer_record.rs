@@ -132,4 +132,18 @@ mod tests {
             prop_assert!(!record.command.contains('\0'));
         }
     }
+
+    #[test]
+    fn nothing_is_written_without_a_pid() {
+        let record = ObserverRecord {
+            pid: 7,
+            ..ObserverRecord::default()
+        };
+        assert_eq!(
+            ObserverRecord::parse_written(&record.to_bytes()),
+            Some(record)
+        );
+        let none = ObserverRecord::default().to_bytes();
+        assert_eq!(ObserverRecord::parse_written(&none), None);
+    }
 }

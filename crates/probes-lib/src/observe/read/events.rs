@@ -720,6 +720,7 @@ fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
 mod tests {
     use nix::fcntl::OFlag;
     use nix::unistd::gettid;
+    use test_support::{Talker, fixture};
 
     use super::*;
     use crate::address::LoadBias;
@@ -729,8 +730,9 @@ mod tests {
     use crate::observe::observation::Observation;
     use crate::process::maps::parse;
     use crate::select::Selector;
+    use crate::select::function::FunctionSelector;
     use crate::sys::ticks::TickMeasurement;
-    use crate::testing::{ProgramSpec, loaded_twice, program_with_arguments};
+    use crate::testing::{ProgramSpec, RecordedData, loaded_twice, program_with_arguments};
 
     const BASE: LiveAddr = LiveAddr(0x10_0000);
     const AGAIN: LoadBias = LoadBias(0x1000_0000);
@@ -927,5 +929,199 @@ mod tests {
         );
         let renewed = reader.renew(&maps, 1 << 51, false);
         assert_eq!(renewed, [asks(false), valid(1 << 51)]);
+    }
+
+    fn function(name: &str) -> FunctionSelector {
+        FunctionSelector::Glob(name.parse().unwrap())
+    }
+
+    /// Returns a plan of functions of a program that is running, with the probes `a` and `b`.
+    fn plan_of_functions(observation: &Observation) -> ObservationPlan {
+        let target = Talker::start(&fixture("calls.pie"));
+        let functions = ObservedFunctions::find(target.pid(), observation).unwrap();
+        let program = program_with_arguments(&[("a", "8@%rdi"), ("b", "8@%rdi")]);
+        ObservationPlan::of(observation, Arc::new(program), Arc::new(functions)).unwrap()
+    }
+
+    fn reader_of(plan: &ObservationPlan, data: &RecordedData) -> EventReader {
+        let arenas = std::slice::from_ref(&data.arena);
+        let (ids, pages) = (ThreadIds::OfOurNamespace, ReadablePages::default());
+        EventReader::begin(plan, arenas, data.shared(), ids, pages)
+    }
+
+    #[test]
+    fn exits_of_functions_are_events_if_asked_for() {
+        let watching = || Observation::new().watch_functions(function("leaf"));
+        let process = Process::own().unwrap();
+        let clock = TickMeasurement::begin().clock();
+        let event = |observation: &Observation, ends: u32| {
+            let plan = plan_of_functions(observation);
+            let mut reader = reader_of(&plan, &RecordedData::of(&plan));
+            let mut bytes = vec![0; plan.shared.record_len as usize];
+            for (at, word) in [
+                (record::TID, u64::from(ends) << 32 | 77),
+                (record::ARGUMENTS + record::VALUE, 85),
+                (record::FRAME, -0x40_i64 as u64),
+                (record::FIBER, 2 * 9 + 1),
+            ] {
+                bytes[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
+            }
+            let event = reader.event(&process, None, &clock, &bytes)?;
+            assert_eq!(event.name(), "leaf");
+            Some((event.kind, event.arguments, event.frame))
+        };
+        let frame = Some(CallFrame {
+            fiber: Some(9),
+            place: -0x40,
+        });
+        // A word of C.
+        let word = vec![Value::Int(85)];
+        let (results, exits) = (watching().watch_results(), watching().watch_exits());
+        let (returned, jumped) = (record::RETURN, record::JUMP);
+        for (observation, ends, expected) in [
+            (&watching(), 0, Some((EventKind::Hit, word.clone(), None))),
+            (&watching(), returned, None),
+            (&results, 0, Some((EventKind::Hit, word.clone(), None))),
+            (
+                &results,
+                returned,
+                Some((EventKind::Return, word.clone(), None)),
+            ),
+            (&results, jumped, None),
+            (&exits, 0, Some((EventKind::Hit, word, frame))),
+            (&exits, returned, Some((EventKind::Return, vec![], frame))),
+            (&exits, jumped, Some((EventKind::Jump, vec![], frame))),
+            (&exits, returned | jumped, None),
+        ] {
+            assert_eq!(event(observation, ends), expected, "{ends:x}");
+        }
+    }
+
+    #[test]
+    fn calls_that_are_timed_are_no_events() {
+        let timing = Observation::new().time_functions(function("outer"));
+        let plan = plan_of_functions(&timing.report_slow(Duration::from_millis(1)));
+        let process = Process::own().unwrap();
+        let clock = TickMeasurement::begin().clock();
+        let mut reader = reader_of(&plan, &RecordedData::of(&plan));
+        let kept = plan.shared.kept_len as usize;
+        let mut bytes = vec![0; plan.shared.record_len as usize];
+        let mut put = |at: u64, word: u64| {
+            bytes[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
+        };
+        put(record::TIME, 1 << 40);
+        put(
+            record::TID,
+            u64::from(record::SLOW | record::RETURN) << 32 | 77,
+        );
+        put(record::ARGUMENTS + record::VALUE, 9);
+        put(kept as u64 + record::TIME, 1 << 39);
+        put(kept as u64 + record::TID, 77);
+        put(kept as u64 + record::ARGUMENTS + record::VALUE, 5);
+        assert!(
+            reader
+                .event(&process, None, &clock, &bytes[kept..])
+                .is_none()
+        );
+        let slow = reader.slow_pair(&process, None, &clock, &bytes).unwrap();
+        assert_eq!((slow.pair, slow.stop.kind), (None, EventKind::Return));
+        assert_eq!(slow.stop.arguments, [Value::Int(9)]);
+        let start = slow.start.unwrap();
+        assert_eq!(
+            (start.kind, &start.arguments[0]),
+            (EventKind::Hit, &Value::Int(5))
+        );
+        assert_eq!(slow.duration, clock.between(1 << 39, 1 << 40));
+    }
+
+    #[test]
+    fn slow_pairs_last_as_long_as_asked() {
+        let timing = Observation::new().time("a", "b").time("b", "a");
+        let plan = plan_of_functions(&timing.report_slow(Duration::from_millis(1)));
+        let process = Process::own().unwrap();
+        let clock = TickMeasurement::begin().clock();
+        let duration = clock.between(1 << 39, 1 << 40);
+        let read = |slow_from: Duration, pair: u64, start: u32| {
+            let mut data = RecordedData::of(&plan);
+            let layout = plan.shared;
+            let ring = data.shared().plus(layout.ring(0));
+            let at = ring.plus(HEADER_LEN);
+            let kept = u64::from(layout.kept_len);
+            data.put(ring, 1);
+            data.put(at.plus(record::NUMBER), 1);
+            data.put(at.plus(record::TIME), 1 << 40);
+            data.put(at.plus(record::TID), u64::from(record::SLOW | 1) << 32 | 77);
+            data.put(at.plus(kept + record::NUMBER), pair);
+            data.put(at.plus(kept + record::TIME), 1 << 39);
+            data.put(at.plus(kept + record::TID), u64::from(start) << 32 | 77);
+            let mut reader = reader_of(&plan, &data);
+            reader.slow_from = slow_from;
+            let events = reader.read(&process, &data.memory, None, &clock, false);
+            let events = events.unwrap();
+            assert!(events.events.is_empty());
+            let pairs = events.slow_pairs.iter();
+            let pairs: Vec<_> = pairs
+                .map(|it| (it.pair, it.start.as_ref().map(|it| it.name().to_owned())))
+                .collect();
+            (pairs, events.dropped)
+        };
+        let from_a = |pair| vec![(Some(pair), Some("a".to_owned()))];
+        assert_eq!(read(duration, 1, 0), (from_a(1), 0));
+        assert_eq!(read(duration / 2, 0, 0), (from_a(0), 0));
+        let longer = duration + Duration::from_nanos(1);
+        assert_eq!(read(longer, 0, 0), (vec![], 0));
+        let unknown = record::UNKNOWN_POINT;
+        assert_eq!(read(duration, 0, unknown), (vec![(Some(0), None)], 0));
+        // No such pair, and no such point.
+        assert_eq!(read(duration, 2, 0), (vec![], 1));
+        assert_eq!(read(duration, 0, 99), (vec![], 1));
+    }
+
+    #[test]
+    fn hits_that_are_not_recorded_are_counted() {
+        let process = Process::own().unwrap();
+        let clock = TickMeasurement::begin().clock();
+        let functions = || {
+            let watching = Observation::new().watch_functions(function("leaf"));
+            watching.watch_functions(function("outer"))
+        };
+        // Calls of C for which no registers could be saved.
+        let plan = plan_of_functions(&functions().count(Selector::name("a")));
+        let mut data = RecordedData::of(&plan);
+        let is_site = |it: &PlannedPoint| it.site().is_some();
+        let points = 0..plan.points.len();
+        for point in points.clone() {
+            let hits = if is_site(&plan.points[point]) {
+                1000
+            } else {
+                3
+            };
+            data.hit(point, hits);
+        }
+        let mut reader = reader_of(&plan, &data);
+        let read = |reader: &mut EventReader, data: &RecordedData| {
+            let events = reader.read(&process, &data.memory, None, &clock, false);
+            let events = events.unwrap();
+            (events.dropped, events.skipped, events.untyped)
+        };
+        let lost = 3 * (plan.points.len() as u64 - 1);
+        assert_eq!(read(&mut reader, &data), (lost, 0, None));
+        // Only what is new.
+        assert_eq!(read(&mut reader, &data), (0, 0, None));
+        // Of probes, every tenth hit is recorded, and only of some arguments.
+        let sampled = Observation::new().watch(Selector::All);
+        let sampled = sampled.sample(NonZeroU64::new(10).unwrap());
+        let plan = plan_of_functions(&sampled.only_where("arg0 == 1".parse().unwrap()));
+        let mut data = RecordedData::of(&plan);
+        for (point, hits) in [(0, 25), (1, 100)] {
+            data.hit(data.arena.sampled_counter(point), hits);
+            data.hit(data.arena.untyped_counter(point), 4);
+            // These count something else.
+            data.hit(point, 7777);
+        }
+        let mut reader = reader_of(&plan, &data);
+        assert_eq!(read(&mut reader, &data), (0, 23 + 90, Some(8)));
+        data.hit(data.arena.sampled_counter(1), 110);
+        assert_eq!(read(&mut reader, &data), (0, 9, Some(0)));
     }
 }

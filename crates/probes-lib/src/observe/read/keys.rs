@@ -331,6 +331,8 @@ mod tests {
         data.put_key((0, 3), &one, signed, 10);
         data.put_key((15, 4111), &one, signed, 20);
         data.put_key((15, 5), &other, 0, 4);
+        // Its hit is not counted yet.
+        data.put_key((1, 5), &[0, 8, 4713], 0, 0);
         data.put_key((2, 5), &[9, 9, 9], 0, 1000);
         // Claimed, but not held yet; and with no name that is known, above.
         let layout = data.arena.shared.keys;

@@ -321,10 +321,14 @@ fn total(numbers: impl Iterator<Item = u64>) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
     use crate::observe::layout::histogram;
+    use crate::observe::observation::Observation;
+    use crate::observe::plan::ObservationPlan;
+    use crate::testing::{RecordedData, program_with_arguments};
 
     fn put(pair: &mut [u8], at: u64, word: u64) {
         pair[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
@@ -503,5 +507,65 @@ mod tests {
         for len in [1000, pair.len()] {
             Latency::of(&names, &data(&pair[..len]), 1.0).quantile(0.5);
         }
+    }
+
+    /// Returns the latencies of two pairs, of which the second has what `record` writes.
+    fn latencies(observation: Observation, record: impl FnOnce(&mut RecordedData)) -> Vec<Latency> {
+        let program = program_with_arguments(&[("a", "8@%rdi"), ("b", "8@%rdi")]);
+        let observation = observation.time("a", "b").time("b", "a");
+        let program = Arc::new(program);
+        let plan = ObservationPlan::of(&observation, program, Arc::default()).unwrap();
+        let mut data = RecordedData::of(&plan);
+        record(&mut data);
+        assert!(read_pairs(1, &data.memory, &[]).unwrap().is_empty());
+        let pairs = read_pairs(1, &data.memory, &[data.arena]).unwrap();
+        Latency::of_pairs(&plan.pairs, &pairs, &TickMeasurement::begin())
+    }
+
+    #[test]
+    fn figures_of_each_pair_are_read() {
+        let all = latencies(Observation::new(), |data| {
+            let at = data.arena.shared.pair(1) + HEADER_LEN + 3 * SLOT_LEN;
+            let at = data.shared().plus(at);
+            data.put(at.plus(slot::DOUBTFUL), 5);
+            data.put(at.plus(slot::UNTYPED), 6);
+            data.put(at.plus(slot::SAME_FRAME), 7);
+            data.put(at.plus(slot::DEPTH), 8);
+        });
+        let figures = |it: &Latency| {
+            let stops = (it.interleaved(), it.doubtful(), it.untyped());
+            (
+                it.start().to_owned(),
+                it.unmatched_starts(),
+                stops,
+                it.is_by_key(),
+            )
+        };
+        let all: Vec<_> = all.iter().map(figures).collect();
+        let first = ("a".to_owned(), 0, (0, 0, 0), false);
+        let second = ("b".to_owned(), 8, (7, 5, 6), false);
+        assert_eq!(all, [first, second]);
+        assert!(Latency::of_pairs(&[], &[], &TickMeasurement::begin()).is_empty());
+    }
+
+    #[test]
+    fn starts_that_wait_by_key_are_counted() {
+        let by_key = Observation::new().match_by("arg0".parse().unwrap());
+        let all = latencies(by_key, |data| {
+            let table = data.arena.shared.keyed_starts(1);
+            let last = keyed_starts::TABLE_LEN - keyed_starts::slot::LEN;
+            for at in [0, PART_LEN, last] {
+                let at = data.shared().plus(table + at);
+                data.put(at.plus(keyed_starts::slot::KEY), 1);
+                data.put(at.plus(keyed_starts::slot::TIME), 1);
+            }
+            let at = data.arena.shared.pair(1) + HEADER_LEN;
+            let replaced = data.shared().plus(at + slot::REPLACED_STARTS);
+            data.put(replaced, 4);
+        });
+        let starts: Vec<u64> = all.iter().map(Latency::unmatched_starts).collect();
+        assert_eq!(starts, [0, 7]);
+        assert!(all.iter().all(Latency::is_by_key));
+        assert_eq!((all[1].doubtful(), all[0].doubtful()), (4, 0));
     }
 }

@@ -119,3 +119,33 @@ fn empty(longest: u64, precision: u32) -> Histogram<u64> {
     // It fails only for less than 2, and for more than 5 digits.
     of(longest.max(2)).unwrap_or_else(|_| unreachable!("{longest} is a bound"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_those_of_the_buckets() {
+        let digits = |precision| empty(1000, precision).sigfig();
+        assert_eq!([0, 3, 4, 7, 8, 9].map(digits), [1, 1, 2, 2, 3, 3]);
+    }
+
+    #[test]
+    fn sum_is_given_or_that_of_middles() {
+        let bucket = histogram::bucket_of(1000, 3);
+        let (least, width) = histogram::times_of(bucket, 3);
+        assert!(width > 1);
+        let middle = least + width / 2;
+        let of = |longest, sum| Times::of([(bucket, 4), (7, 0)].into_iter(), 3, longest, sum, 2.0);
+        let nanoseconds = Duration::from_nanos;
+        let times = of(1 << 20, None);
+        assert_eq!((times.count(), times.sum()), (4, nanoseconds(8 * middle)));
+        assert_eq!(times.mean(), nanoseconds(2 * middle));
+        assert_eq!(times.max(), nanoseconds(2 << 20));
+        // None is longer than the longest.
+        let longest = of(least, None);
+        assert_eq!(longest.sum(), nanoseconds(8 * least));
+        assert_eq!(longest.quantile(0.5), nanoseconds(2 * least));
+        assert_eq!(of(1 << 20, Some(99)).sum(), nanoseconds(198));
+    }
+}

@@ -386,6 +386,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::observe::point::MemorySource;
 
     fn decode(value: u64, header: u64, words: Option<&[u8]>) -> Value {
         let recorded = Recorded {
@@ -773,5 +774,71 @@ mod tests {
             _ => return 1,
         };
         1 + inner.iter().map(values_in).sum::<usize>()
+    }
+
+    #[test]
+    fn blocks_of_other_tags_have_a_kind() {
+        for (tag, kind) in [
+            (246, Some("lazy")),
+            (247, Some("closure")),
+            (248, Some("object")),
+            (249, Some("closure")),
+            (250, Some("forced")),
+            (251, Some("abstract")),
+            (255, Some("custom")),
+            (0, None),
+            (243, None),
+            (252, None),
+        ] {
+            assert_eq!(Value::kind_of_block(tag), kind, "{tag}");
+        }
+    }
+
+    #[test]
+    fn sources_say_what_is_decoded() {
+        let decode = |source, size, is_float, value, header| {
+            let recorded = Recorded {
+                source,
+                size,
+                signed: false,
+                is_float,
+                is_c: false,
+                value,
+                header,
+                words: None,
+            };
+            recorded.decode(&mut |_| Custom::Unknown)
+        };
+        let half = 0.5_f64.to_bits();
+        let vector = ArgumentSource::Vector(Register::XMM1);
+        let register = ArgumentSource::Register(Register::RDI);
+        let memory = ArgumentSource::Memory(MemorySource {
+            base: Some(Register::RBX),
+            index: None,
+            displacement: 0,
+            size: 8,
+        });
+        assert_eq!(
+            decode(ArgumentSource::Unknown, 8, false, 85, 0),
+            Value::Unknown
+        );
+        assert_eq!(decode(vector, 8, false, half, 0), Value::Float(0.5));
+        let single = u64::from(0.25_f32.to_bits());
+        assert_eq!(decode(vector, 4, true, single, 0), Value::Float(0.25));
+        assert_eq!(decode(register, 4, true, single, 0), Value::Float(0.25));
+        assert_eq!(decode(register, 8, true, half, 0), Value::Float(0.5));
+        // What is no float, or has another size.
+        assert_eq!(decode(register, 4, false, 77, 0), Value::Int(77));
+        assert_eq!(decode(register, 8, false, 85, 0), Value::Int(42));
+        // Only of an operand in memory, the header says that it was not read.
+        assert_eq!(
+            decode(memory, 8, false, 85, record::UNREAD),
+            Value::Unread(85)
+        );
+        assert_eq!(decode(memory, 8, false, 85, 0), Value::Int(42));
+        assert_eq!(
+            decode(register, 8, false, 85, record::UNREAD),
+            Value::Int(42)
+        );
     }
 }

@@ -31,7 +31,7 @@ use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::shared::validity;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, copy, order};
-use crate::observe::point::HistogramRole;
+use crate::observe::point::{HistogramRole, MemorySource};
 use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
 use crate::sys::ticks;
@@ -1087,5 +1087,101 @@ proptest! {
             let different: Vec<_> = both.filter_map(differs).collect();
             prop_assert!(different.is_empty(), "{:?} of {:?}: {:?}", role, numbers, different);
         }
+    }
+}
+
+/// Returns whether an operand in memory is this number; `None` if it may not be read.
+fn is_operand(
+    puppet: &Puppet,
+    memory: MemorySource,
+    number: u64,
+    hit: &RecordedHit,
+) -> Option<bool> {
+    let kind = match memory.size {
+        8 => ParameterKind::Word,
+        size => ParameterKind::Number {
+            bits: 8 * size,
+            signed: false,
+        },
+    };
+    let parameter = Parameter { name: None, kind };
+    let scope = Scope::of("USDT probe p", "p", vec![parameter]);
+    let expression: Expression = format!("arg0 == {number}").parse().unwrap();
+    let role = FilterRole {
+        filter: expression.filter(&scope).unwrap(),
+        arguments: vec![ArgumentSource::Memory(memory)],
+    };
+    let code = finished(
+        saved(&role),
+        &role,
+        ValuePages::Observers,
+        |a, context, is_false, untyped| super::filter(a, &role, context, is_false, untyped),
+    );
+    match puppet.execute(&code, &role, hit).rax {
+        1 => Some(true),
+        2 => Some(false),
+        _ => None,
+    }
+}
+
+#[test]
+fn operands_in_memory_are_read_where_they_are() {
+    const WORD: u64 = 0x0078_6756_4534_2312;
+    let puppet = Puppet::new();
+    // The stack pointer of the point is 8 bytes higher.
+    let word_at = STACK + 8 + 0x20;
+    let hit = |in_rbx: u64, at: u64, readable: u8| RecordedHit {
+        arguments: [0, 0, 3, 0, 0, 0, in_rbx],
+        words: BTreeMap::from([(at, WORD)]),
+        readable,
+        is_valid: true,
+        may_ask: true,
+    };
+    let [by_rsp, by_rbx] = [Register::RSP, Register::RBX].map(Some);
+    for (base, index, displacement, in_rbx) in [
+        (by_rsp, None, 0x20, 0),
+        (by_rbx, None, -8, word_at + 8),
+        (by_rbx, Some((Register::R12, 4)), 8, word_at - 8 - 12),
+        (None, Some((Register::RBX, 1)), 16, word_at - 16),
+        (None, None, word_at as i64, 0),
+    ] {
+        for size in [1, 2, 4, 8] {
+            let memory = MemorySource {
+                base,
+                index,
+                displacement,
+                size,
+            };
+            let number = WORD & (u64::MAX >> (64 - 8 * u32::from(size)));
+            let with = |readable| hit(in_rbx, word_at, readable);
+            let is = |number, readable| is_operand(&puppet, memory, number, &with(readable));
+            assert_eq!(is(number, 0b111), Some(true), "{memory:?}");
+            assert_eq!(is(number + 1, 0b111), Some(false), "{memory:?}");
+            // Data of the object are mapped as long as the point is.
+            let expected = memory.is_static().then_some(true);
+            assert_eq!(is(number, 0b101), expected, "{memory:?}");
+        }
+    }
+    // Up to the end of a page that may be read, and near the stack pointer only.
+    let border = MEMORY + 2 * PAGE;
+    let lowest = STACK - RED_ZONE as u64;
+    for (at, size, is_read) in [
+        (border - 4, 4, true),
+        (border - 4, 8, false),
+        (border - 3, 4, false),
+        (border - 1, 1, true),
+        (border, 1, false),
+        (lowest, 8, true),
+        (lowest - 8, 8, false),
+    ] {
+        let memory = MemorySource {
+            base: by_rbx,
+            index: None,
+            displacement: 0,
+            size,
+        };
+        let hit = hit(at, at / 8 * 8, 0b011);
+        let answer = is_operand(&puppet, memory, 1 << 30, &hit);
+        assert_eq!(answer, is_read.then_some(false), "{at:x} {size}");
     }
 }

@@ -3,21 +3,25 @@
 
 use std::num::NonZeroU64;
 
+use test_support::{Talker, fixture};
+
 use super::*;
 use crate::address::{CodeRange, FileAddr};
 use crate::expression::{Expression, Keys, Parameter, ParameterKind, Scope};
+use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::layout::stack_copies::{FiberFields, StackCopies};
 use crate::observe::layout::values::ValuesLayout;
-use crate::observe::observation::CallOnce;
+use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::point::{
     ArgumentFormat, FilterRole, HistogramRole, IntegerRole, KeyRole, MemorySource, PairFilter,
     WatchedFunction, Words,
 };
 use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::code::Code;
+use crate::select::function::FunctionSelector;
 
 const LOCKED: LockedRegisters = LockedRegisters {
     at: LiveAddr(0x5555_0000_0800),
@@ -537,6 +541,208 @@ fn trampolines_of_paired_sites_are_golden() {
         ..paired_role()
     };
     assert_golden("listings/paired_times_by_key.txt", &listing(&role, layout));
+}
+
+#[test]
+fn keys_are_hashed_again_after_times_by_key() {
+    let by_key = keys("arg1").with_name();
+    let layout = SharedLayout {
+        pairs: 2,
+        pairs_by_key: true,
+        ..keyed_layout(&by_key, true)
+    };
+    let with_ends = |ends: &[PairEnd]| {
+        let role = Role {
+            ends: ends.to_vec(),
+            pair_key: Some(Arc::new(keys("arg1"))),
+            time_keys: Some(Arc::new(by_key.clone())),
+            ..paired_role()
+        };
+        listing(&role, layout)
+    };
+    // What mixes the bits of a hash: once for each key, and once for the key of a time.
+    let hashes = |ends: &[PairEnd]| {
+        let lines = with_ends(ends);
+        let once = with_ends(&[PairEnd::Start(0)]);
+        let is_mul = |it: &&String| it.starts_with("imul") || it.starts_with("mul");
+        let [all, one] = [lines, once].map(|it| it.iter().filter(is_mul).count());
+        (all, one)
+    };
+    let (one_stop, start) = hashes(&[PairEnd::Stop(0)]);
+    let (stop_and_start, _) = hashes(&[PairEnd::Stop(0), PairEnd::Start(1)]);
+    assert!(one_stop > start && stop_and_start > one_stop + start - 1);
+    let lines = with_ends(&[PairEnd::Stop(1), PairEnd::Start(0)]);
+    assert_golden("listings/paired_key_and_times.txt", &lines);
+}
+
+/// Returns a plan of functions, of which the last one uses the x87 unit, 0x100 bytes from each other.
+fn plan_of_code(observation: &Observation) -> ObservationPlan {
+    // sub $8,%rsp; mov $1,%eax; add $8,%rsp; ret
+    let plain = b"\x48\x83\xec\x08\xb8\x01\0\0\0\x48\x83\xc4\x08\xc3";
+    // fldz; fstp %st(0); mov $1,%eax; ret
+    let x87 = b"\xd9\xee\xdd\xd8\xb8\x01\0\0\0\xc3";
+    let code: [(FileAddr, &[u8]); 3] = [
+        (FileAddr(0x5555_0100_0000), plain),
+        (FileAddr(0x5555_0100_0100), plain),
+        (FileAddr(0x5555_0100_0200), x87),
+    ];
+    let functions = ObservedFunctions::of_code(&code, LoadBias::NONE);
+    let program = Arc::new(program_with_probes(&["a"]));
+    ObservationPlan::of(observation, program, Arc::new(functions)).unwrap()
+}
+
+fn arena_of(plan: &ObservationPlan, code: u64, trampoline_len: u64) -> Arena {
+    Arena {
+        code: LiveAddr(code),
+        points: plan.points.iter().map(|planned| planned.point).collect(),
+        trampoline_len,
+        shared: plan.shared,
+        is_filtered: plan.is_filtered(),
+        is_sampled: plan.is_sampled(),
+        ..arena_of_one()
+    }
+}
+
+#[test]
+fn functions_are_counted_in_trampolines_of_their_own() {
+    let plan = plan_of_code(&Observation::new());
+    let arena = arena_of(&plan, 0x5555_1000_0000, longest(&plan).unwrap());
+    let code = arena_code(&arena, &plan, &plan.points, &arena, true).unwrap();
+    assert!(code.out_of_reach.is_empty());
+    assert_eq!(code.bytes.len() as u64, arena.code_len());
+    let start = |index| (arena.trampoline(index).0 - arena.code.0) as usize;
+    let lines = |index| {
+        disassembled(
+            &code.bytes[start(index)..start(index + 1)],
+            arena.trampoline(index),
+        )
+    };
+    let counts = |lines: &[String]| -> Vec<String> {
+        let counts = lines.iter().filter(|it| it.contains("inc"));
+        counts.cloned().collect()
+    };
+    let (first, second) = (lines(0), lines(1));
+    assert_eq!(first.len(), second.len());
+    assert_eq!(counts(&first), ["incq 0x80(%rdx)"]);
+    assert_eq!(counts(&second), ["incq 0x88(%rdx)"]);
+    assert!(first.contains(&"mov $0x1,%eax".to_owned()));
+    // The one with the x87 unit has no registers to save others in.
+    assert_golden("listings/counted_locked.txt", &lines(2));
+    // Threads that were at the second displaced instruction, and on.
+    let moves: Vec<(u64, bool)> = code
+        .moves
+        .iter()
+        .map(|(from, to)| {
+            let index = (from.0 - 0x5555_0100_0000) / 0x100;
+            let trampoline =
+                arena.trampoline(index as usize).0..arena.trampoline(index as usize + 1).0;
+            (from.0 - 0x5555_0100_0000, trampoline.contains(&to.0))
+        })
+        .collect();
+    assert_eq!(
+        moves,
+        [(0x4, true), (0x104, true), (0x202, true), (0x204, true)]
+    );
+    // Too far away, and too short: none is cut off.
+    let far = arena_of(&plan, 0x6666_0000_0000, arena.trampoline_len);
+    let code = arena_code(&far, &plan, &plan.points, &far, true).unwrap();
+    assert_eq!(code.out_of_reach, [0, 1, 2]);
+    let short = arena_of(&plan, 0x5555_1000_0000, LINE / 2);
+    let code = arena_code(&short, &plan, &plan.points, &short, true).unwrap();
+    assert_eq!(code.out_of_reach, [0, 1]);
+    let at = (short.trampoline(0).0 - short.code.0) as usize;
+    assert_eq!(
+        code.bytes[at..at + LINE as usize / 2],
+        [NOP; LINE as usize / 2]
+    );
+}
+
+#[test]
+fn longest_trampoline_is_room_for_all_functions() {
+    let target = Talker::start(&fixture("calls.pie"));
+    let selectors = ["leaf", "outer", "indirect"];
+    let selectors = selectors.map(|name| FunctionSelector::Glob(name.parse().unwrap()));
+    let each = |add: fn(Observation, FunctionSelector) -> Observation| {
+        selectors.iter().cloned().fold(Observation::new(), add)
+    };
+    let counted = || each(Observation::count_functions);
+    let timed = || each(Observation::time_functions);
+    let watched = || each(Observation::watch_functions);
+    let expression = |text: &str| -> Expression { text.parse().unwrap() };
+    let keys = || "arg0, caller".parse::<Keys>().unwrap();
+    for observation in [
+        counted(),
+        counted().only_where(expression("arg0 > 3")),
+        counted().only_where(expression("retval > 3")),
+        counted().histogram_of(expression("arg0")),
+        counted().by(keys()),
+        counted().histogram_of(expression("arg0")).by(keys()),
+        timed(),
+        timed().self_times().by_caller(),
+        timed().only_starts_where(expression("arg0 > 3")),
+        timed().report_slow(Duration::from_millis(1)).with_stacks(),
+        watched(),
+        watched().only_where(expression("arg0 > 3")),
+        watched().watch_results(),
+        watched().watch_exits().with_stacks(),
+        watched().sample(NonZeroU64::new(100).unwrap()),
+    ] {
+        let functions = ObservedFunctions::find(target.pid(), &observation).unwrap();
+        assert_eq!(functions.functions.len(), 3);
+        let program = Arc::new(program_with_probes(&["a"]));
+        let plan = ObservationPlan::of(&observation, program, Arc::new(functions)).unwrap();
+        let near = (plan.points[0].point.address.0 & !0xfff) + (16 << 20);
+        let len = longest(&plan).unwrap();
+        let arena = arena_of(&plan, near, len);
+        let code = arena_code(&arena, &plan, &plan.points, &arena, true).unwrap();
+        assert!(code.out_of_reach.is_empty(), "{observation:?}");
+        // The room is not much more than the longest takes.
+        let takes = |index: usize| {
+            let start = (arena.trampoline(index).0 - near) as usize;
+            let bytes = &code.bytes[start..start + len as usize];
+            bytes
+                .iter()
+                .rposition(|it| *it != NOP)
+                .map_or(0, |last| last + 1)
+        };
+        let most = (0..plan.points.len()).map(takes).max().unwrap() as u64;
+        assert!(len < most + 3 * LINE, "{len} for {most} of {observation:?}");
+    }
+}
+
+#[test]
+fn calls_and_exits_are_recorded_where_they_are() {
+    let site = short_site(false);
+    let layout = recorded_layout(StackCopies::None);
+    let pointers = record_pointers(layout);
+    let made = |function: WatchedFunction| {
+        let role = Role {
+            watched: Some(watch_role(function, &[])),
+            ..Role::default()
+        };
+        let made = of_recorded_function(AT, (&site, LoadBias::NONE), &role, pointers);
+        made.unwrap().0.len()
+    };
+    let part = |part, has_results, exits_on| WatchedFunction {
+        has_results,
+        exits_on,
+        ..watched_function(Words::Text, part)
+    };
+    let (entry, exit) = (FunctionPart::Entry, FunctionPart::Exit);
+    let plain = made(part(entry, false, None));
+    let displaced = site.copy_at(LoadBias::NONE, AT).unwrap().code().len();
+    assert_eq!(made(part(exit, false, None)), displaced);
+    // A call; an exit with its result, or without; both.
+    let (call, result) = (plain - displaced, made(part(exit, true, None)));
+    let place = Some(StackKind::OfThread);
+    let left = made(part(exit, false, place));
+    assert!(call > 100 && result > displaced + 100 && left > displaced + 100);
+    assert!((call + result).abs_diff(made(part(entry, true, None))) < 16);
+    let only_results = WatchedFunction {
+        has_only_results: true,
+        ..part(entry, true, None)
+    };
+    assert_eq!(made(only_results), result);
 }
 
 #[test]
