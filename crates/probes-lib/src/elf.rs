@@ -22,7 +22,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use gimli::SectionId;
+use gimli::{EndianSlice, LittleEndian, SectionId};
 use goblin::container::{Container, Ctx, Endian};
 use goblin::elf::header::{
     self, EI_CLASS, EI_DATA, ELFCLASS32, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_DYN, ET_EXEC,
@@ -336,7 +336,7 @@ impl ElfFile {
     }
 
     /// Returns the contents of a section, to be read part by part; `None` if there is no such section.
-    pub(crate) fn contents(&self, name: &'static str) -> Result<Option<Contents<'_>>> {
+    pub(crate) fn contents(&self, name: &'static str) -> Result<Option<SectionContents<'_>>> {
         let Some(section) = self.section(name) else {
             return Ok(None);
         };
@@ -345,7 +345,7 @@ impl ElfFile {
             _ => (section.sh_offset, section.sh_size),
         };
         self.check_range(offset, len, name)?;
-        Ok(Some(Contents {
+        Ok(Some(SectionContents {
             elf: self,
             name,
             offset,
@@ -438,8 +438,11 @@ impl ElfFile {
     }
 }
 
+/// Bytes of debugging information, or of unwind tables.
+pub(crate) type DwarfBytes<'b> = EndianSlice<'b, LittleEndian>;
+
 /// A section whose range is within the file.
-pub(crate) struct Contents<'e> {
+pub(crate) struct SectionContents<'e> {
     elf: &'e ElfFile,
     name: &'static str,
     offset: u64,
@@ -447,7 +450,7 @@ pub(crate) struct Contents<'e> {
     pub(crate) len: usize,
 }
 
-impl Contents<'_> {
+impl SectionContents<'_> {
     /// Fills `bytes` from `offset` in the section.
     pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         self.elf

@@ -117,7 +117,7 @@ impl Call {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Script {
     fault: Fault,
-    place: Place,
+    place: FaultPoint,
     /// Counted from 1.
     nth: usize,
     /// Whether every call after it fails as well.
@@ -135,7 +135,7 @@ enum Fault {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum FaultPoint {
     BeforeCall,
     BeforeWrite,
     WithinWrite,
@@ -146,9 +146,9 @@ impl Script {
         let mut words = text.split(':');
         let (what, nth) = (words.next()?, words.next()?.parse().ok()?);
         let (what, place) = match what.split_once('-') {
-            None => (what, Place::BeforeCall),
-            Some((what, "write")) => (what, Place::BeforeWrite),
-            Some((what, "within")) => (what, Place::WithinWrite),
+            None => (what, FaultPoint::BeforeCall),
+            Some((what, "write")) => (what, FaultPoint::BeforeWrite),
+            Some((what, "within")) => (what, FaultPoint::WithinWrite),
             Some(_) => return None,
         };
         let fault = match (what, words.next()) {
@@ -172,16 +172,16 @@ impl Script {
 }
 
 /// What happens at the nth call.
-type Event = (usize, Box<dyn FnOnce() + Send>);
+type CallHook = (usize, Box<dyn FnOnce() + Send>);
 
 /// What is armed, and what has been recorded since.
 #[derive(Default)]
 struct Armed {
     script: Option<Script>,
-    event: Option<Event>,
+    event: Option<CallHook>,
     calls: Vec<Call>,
     writes: usize,
-    failed: Option<Failed>,
+    failed: Option<FailedCall>,
     all_failed: Vec<Call>,
     /// A write was cut short: the next call of its kind is the one that fails.
     cut: Option<Call>,
@@ -189,7 +189,7 @@ struct Armed {
 
 /// A call that was made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failed {
+pub struct FailedCall {
     /// The call; the first one if several were made to fail.
     pub call: Call,
     /// The error that it returned.
@@ -198,19 +198,19 @@ pub struct Failed {
 
 /// What happened between [`arm`] and [`disarm`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct FaultRecord {
     /// All calls, in order.
     pub calls: Vec<Call>,
     /// The first that was made to fail, if any was.
-    pub failed: Option<Failed>,
+    pub failed: Option<FailedCall>,
     /// All that were made to fail, in order.
     pub all_failed: Vec<Call>,
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for FaultRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.failed {
-            Some(Failed { call, errno }) => {
+            Some(FailedCall { call, errno }) => {
                 write!(f, "{call:?} failed with {}", Errno::from_raw(errno))
             }
             None => write!(f, "nothing failed in {} calls", self.calls.len()),
@@ -258,9 +258,9 @@ pub fn arm_event(nth: usize, event: impl FnOnce() + Send + 'static) {
 }
 
 /// Disarms what is armed; returns the calls that were made meanwhile.
-pub fn disarm() -> Record {
+pub fn disarm() -> FaultRecord {
     let armed = lock().take().unwrap_or_default();
-    Record {
+    FaultRecord {
         calls: armed.calls,
         failed: armed.failed,
         all_failed: armed.all_failed,
@@ -284,11 +284,11 @@ impl Armed {
             return Verdict::Made;
         };
         let count = match script.place {
-            Place::BeforeCall => self.calls.len(),
-            Place::BeforeWrite | Place::WithinWrite if call.is_write() => self.writes,
-            Place::BeforeWrite | Place::WithinWrite => 0,
+            FaultPoint::BeforeCall => self.calls.len(),
+            FaultPoint::BeforeWrite | FaultPoint::WithinWrite if call.is_write() => self.writes,
+            FaultPoint::BeforeWrite | FaultPoint::WithinWrite => 0,
         };
-        if count == script.nth && script.place == Place::WithinWrite {
+        if count == script.nth && script.place == FaultPoint::WithinWrite {
             return Verdict::CutShort;
         }
         let after = count > script.nth && script.repeats;
@@ -316,7 +316,7 @@ impl Armed {
             },
         };
         self.all_failed.push(call);
-        self.failed.get_or_insert(Failed {
+        self.failed.get_or_insert(FailedCall {
             call,
             errno: errno as i32,
         });
@@ -407,23 +407,29 @@ mod tests {
             })
         };
         for (text, expected) in [
-            ("kill:17", script(Fault::Kill, Place::BeforeCall, 17, false)),
-            ("panic:9", script(Fault::Panic, Place::BeforeCall, 9, false)),
+            (
+                "kill:17",
+                script(Fault::Kill, FaultPoint::BeforeCall, 17, false),
+            ),
+            (
+                "panic:9",
+                script(Fault::Panic, FaultPoint::BeforeCall, 9, false),
+            ),
             (
                 "kill-write:3",
-                script(Fault::Kill, Place::BeforeWrite, 3, false),
+                script(Fault::Kill, FaultPoint::BeforeWrite, 3, false),
             ),
             (
                 "kill-within:1",
-                script(Fault::Kill, Place::WithinWrite, 1, false),
+                script(Fault::Kill, FaultPoint::WithinWrite, 1, false),
             ),
             (
                 "error:2:EIO",
-                script(Fault::Error(Errno::EIO), Place::BeforeCall, 2, false),
+                script(Fault::Error(Errno::EIO), FaultPoint::BeforeCall, 2, false),
             ),
             (
                 "errors-write:2:#4",
-                script(Fault::OneOf(4), Place::BeforeWrite, 2, true),
+                script(Fault::OneOf(4), FaultPoint::BeforeWrite, 2, true),
             ),
             ("", None),
             ("kill", None),

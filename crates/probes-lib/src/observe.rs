@@ -18,7 +18,7 @@ mod closures;
 pub(crate) mod discarded;
 mod fibers;
 pub(crate) mod forked;
-pub(crate) mod frame;
+pub(crate) mod frame_id;
 pub(crate) mod functions;
 pub(crate) mod install;
 pub(crate) mod installed;

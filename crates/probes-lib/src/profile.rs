@@ -19,11 +19,11 @@
 
 mod activity;
 mod answer;
-mod found;
 mod records;
 mod refusal;
 mod samples;
 mod switches;
+mod time_sums;
 mod waits;
 
 use std::collections::{HashMap, HashSet};
@@ -43,12 +43,12 @@ use crate::sys::perf::ClockSamples;
 use crate::unwind::{RawStack, StackEnd};
 pub use activity::Activity;
 pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
-pub use found::WaitTimes;
-use found::{Found, Key, shared};
 use records::RecordKind;
 pub(crate) use refusal::paranoid;
 use samples::Samples;
-use switches::Switches;
+use switches::SwitchRecorder;
+pub use time_sums::WaitTimes;
+use time_sums::{ProfileKey, TimeSums, shared};
 use waits::{Cause, Waits};
 
 /// How many descriptors are left to others. As long as there are more, two files of each thread stay open; those of other threads
@@ -95,7 +95,7 @@ pub struct Profiler {
     /// Where the functions of the collector are, if it is distinguished whether they are at work.
     collector: Vec<Range<u64>>,
     threads: HashMap<i32, Watched>,
-    found: Found,
+    found: TimeSums,
     begun: Instant,
     last: Instant,
     checked: Instant,
@@ -107,15 +107,15 @@ pub struct Profiler {
     last_look: Duration,
     not_stopped: Option<Error>,
     ended: ThreadTimes,
-    recorded: Option<Recorded>,
+    recorded: Option<KernelRecords>,
     not_recorded: Option<String>,
 }
 
 /// What the kernel records.
-struct Recorded {
-    switches: Switches,
-    waits: Waits<Key>,
-    samples: Samples<Key>,
+struct KernelRecords {
+    switches: SwitchRecorder,
+    waits: Waits<ProfileKey>,
+    samples: Samples<ProfileKey>,
     /// When the process was stopped, until the records of that time are there.
     stops: Vec<Range<Duration>>,
     /// See [`Profile::unseen_excess`].
@@ -131,7 +131,7 @@ struct Watched {
     /// `None` if there are too many threads.
     files: Option<ThreadFiles>,
     /// What it does as long as its slices stay the same, and since when that is known.
-    blocked: Option<(Slices, Key, Duration)>,
+    blocked: Option<(Slices, ProfileKey, Duration)>,
     /// When it was first seen, and when last, and how long it had run and waited for a processor.
     first: Option<(Instant, (Duration, Duration))>,
     last: Option<(Instant, (Duration, Duration))>,
@@ -156,7 +156,7 @@ impl Profiler {
             most_open: most_open(0),
             collector: Vec::new(),
             threads: HashMap::new(),
-            found: Found::default(),
+            found: TimeSums::default(),
             begun: now,
             last: now,
             checked: now,
@@ -213,7 +213,7 @@ impl Profiler {
         }
         self.most_open = most_open(switches.descriptors());
         let ran_until = processor_time();
-        self.recorded = Some(Recorded {
+        self.recorded = Some(KernelRecords {
             switches,
             waits,
             samples: Samples::default(),
@@ -223,17 +223,17 @@ impl Profiler {
             ran: Duration::ZERO,
         });
         self.threads.clear();
-        (self.found, self.ended) = (Found::default(), ThreadTimes::default());
+        (self.found, self.ended) = (TimeSums::default(), ThreadTimes::default());
         let now = Instant::now();
         (self.begun, self.last) = (now, now);
         self.look_at_all(Duration::ZERO, now)
     }
 
     /// Begins to record switches, with the best samples of running threads that are permitted.
-    fn switches(&self, hz: Option<u32>) -> std::io::Result<(Switches, Vec<i32>)> {
+    fn switches(&self, hz: Option<u32>) -> std::io::Result<(SwitchRecorder, Vec<i32>)> {
         let process = self.stacks.process();
         let Some(hz) = hz else {
-            return Switches::of_process(process, None);
+            return SwitchRecorder::of_process(process, None);
         };
         let samples = ClockSamples {
             period: Duration::from_secs(1) / hz.clamp(1, MOST_HZ),
@@ -251,11 +251,11 @@ impl Profiler {
             (true, _) => &[samples, without_kernel][..],
         };
         for samples in best {
-            if let Ok(recorded) = Switches::of_process(process, Some(*samples)) {
+            if let Ok(recorded) = SwitchRecorder::of_process(process, Some(*samples)) {
                 return Ok(recorded);
             }
         }
-        Switches::of_process(process, None)
+        SwitchRecorder::of_process(process, None)
     }
 
     /// The samples that the kernel takes of running threads.
@@ -349,7 +349,7 @@ impl Profiler {
         if stack.as_ref().is_some_and(is_unknown) && self.reload(Instant::now()).is_ok() {
             stack = copied.map(|copied| self.stacks.of_copied(copied));
         }
-        let key = Key {
+        let key = ProfileKey {
             tid,
             name: name_in(&self.threads, tid),
             activity: Activity::Running,
@@ -484,7 +484,7 @@ impl Profiler {
             let stopped_at = self.look_at_running(&running, &mut seen);
             read_at = stopped_at.unwrap_or(read_at);
         }
-        let is_unknown = |key: &Key| {
+        let is_unknown = |key: &ProfileKey| {
             let stack = key.stack.as_ref();
             stack.is_some_and(|stack| matches!(stack.1, StackEnd::UnknownCode(_)))
         };
@@ -509,7 +509,7 @@ impl Profiler {
     }
 
     /// Returns whether a thread works for the collector.
-    fn is_of_collector(&self, key: &Key) -> bool {
+    fn is_of_collector(&self, key: &ProfileKey) -> bool {
         let frames = key.stack.iter().flat_map(|stack| &stack.0);
         let mut addresses = frames.map(|frame| frame.within.0);
         !self.collector.is_empty()
@@ -518,7 +518,11 @@ impl Profiler {
 
     /// Looks at a thread without stopping it; `None` if it has exited. If it has waited since the last time, returns also since when that is
     /// known.
-    fn look_at(&mut self, tid: i32, now: Instant) -> Result<Option<(Key, Option<Duration>)>> {
+    fn look_at(
+        &mut self,
+        tid: i32,
+        now: Instant,
+    ) -> Result<Option<(ProfileKey, Option<Duration>)>> {
         let mut opened = None;
         if !self.threads.contains_key(&tid) {
             let Some(files) = ThreadFiles::open(self.stacks.process(), tid)? else {
@@ -555,7 +559,7 @@ impl Profiler {
             }
         }
         thread.blocked = None;
-        let mut key = Key {
+        let mut key = ProfileKey {
             tid,
             name: thread.name.clone(),
             activity: Activity::Running,
@@ -584,7 +588,7 @@ impl Profiler {
     fn look_at_running(
         &mut self,
         running: &HashSet<i32>,
-        seen: &mut Vec<(Key, Option<Duration>)>,
+        seen: &mut Vec<(ProfileKey, Option<Duration>)>,
     ) -> Option<Duration> {
         let mut stacks = HashMap::new();
         let mut stopped_at = None;
@@ -614,7 +618,7 @@ impl Profiler {
             let Some(thread) = self.threads.get(&tid) else {
                 continue;
             };
-            let key = Key {
+            let key = ProfileKey {
                 tid,
                 name: thread.name.clone(),
                 activity: Activity::Running,
@@ -699,12 +703,12 @@ impl Profiler {
     }
 }
 
-impl Recorded {
+impl KernelRecords {
     /// Adds the samples up to `until` of the threads that were on a processor. Waiting for one after a wait is a part of the wait.
-    fn add_samples(&mut self, until: Duration, found: &mut Found) {
+    fn add_samples(&mut self, until: Duration, found: &mut TimeSums) {
         self.samples.take_until(until, &self.waits, |sample| {
             let stack = sample.key.stack.filter(|_| !sample.is_stale);
-            let key = Key {
+            let key = ProfileKey {
                 activity: Activity::Running,
                 stack,
                 ..sample.key
@@ -732,7 +736,7 @@ impl Watched {
 
 /// Tries whether the kernel would record the waits of a process; if not, says why.
 pub(crate) fn try_to_record_waits(process: &Process) -> std::result::Result<(), String> {
-    Switches::try_out(process).map_err(|why| refusal::text(&why))
+    SwitchRecorder::try_out(process).map_err(|why| refusal::text(&why))
 }
 
 /// Returns the name of a thread; an empty one if it was not looked at so far.

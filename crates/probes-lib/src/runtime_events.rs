@@ -32,7 +32,7 @@ use crate::select::glob::Glob;
 
 use self::header::{HEADER_LEN, Header};
 use self::names::Names;
-use self::ring::{Copied, InRing, RingBytes, RingError, RingReader, tails};
+use self::ring::{CopyBuffer, InRing, RingBytes, RingError, RingReader, tails};
 use self::source::Source;
 use self::user_names::UserNames;
 
@@ -70,15 +70,15 @@ pub struct RuntimeEvents {
     header: Header,
     version: String,
     names: Names,
-    rings: Rings,
+    rings: EventRings,
     user_names: UserNames,
 }
 
 /// The rings, each with how far it was read.
 #[derive(Debug)]
-struct Rings {
+struct EventRings {
     readers: Vec<RingReader>,
-    copied: Copied,
+    copied: CopyBuffer,
 }
 
 /// What a ring has: an event, or a gap.
@@ -201,9 +201,9 @@ impl RuntimeEvents {
             header,
             version,
             names,
-            rings: Rings {
+            rings: EventRings {
                 readers: readers.collect(),
-                copied: Copied::default(),
+                copied: CopyBuffer::default(),
             },
             user_names: UserNames::at(header.names_at),
         })
@@ -326,7 +326,7 @@ impl RuntimeEvents {
     }
 }
 
-impl Rings {
+impl EventRings {
     fn read(
         &mut self,
         source: &Source,

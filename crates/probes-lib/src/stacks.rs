@@ -23,7 +23,7 @@ use nix::fcntl::OFlag;
 
 use crate::error::{Error, Operation, Result};
 use crate::functions::Functions;
-use crate::observe::frame::has_runtime_5;
+use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
@@ -31,7 +31,7 @@ use crate::process::{Process, denial};
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::trace::tracer::with_tracer;
 use crate::unwind::memory::{CachedPages, StackMemory};
-use crate::unwind::registers::Registers;
+use crate::unwind::registers::FrameRegisters;
 use crate::unwind::{RawFrame, RawStack, StackEnd, Unwinder};
 use name::FrameNames;
 pub use name::{StackFrame, ThreadRole};
@@ -168,7 +168,7 @@ impl ThreadStack {
 }
 
 /// What was read of a thread.
-struct Reading {
+struct ThreadReading {
     tid: i32,
     name: String,
     state: ThreadState,
@@ -222,7 +222,7 @@ impl StoppedStacks {
     }
 }
 
-impl Reading {
+impl ThreadReading {
     /// Whether its registers are needed to know more.
     fn lacks_registers(&self) -> bool {
         match &self.stack {
@@ -315,11 +315,11 @@ impl Stacks {
     }
 
     /// Reads a thread without stopping it; `None` if it has exited.
-    fn read_thread(&mut self, tid: i32) -> Result<Option<Reading>> {
+    fn read_thread(&mut self, tid: i32) -> Result<Option<ThreadReading>> {
         let Some(files) = ThreadFiles::open(&self.process, tid)? else {
             return Ok(None);
         };
-        let mut reading = Reading {
+        let mut reading = ThreadReading {
             tid,
             name: files.name(),
             state: ThreadState::Running,
@@ -410,7 +410,7 @@ impl Stacks {
             let state = self.state_at(files, &moment);
             let kernel_function = files.kernel_function();
             let mut memory = CachedPages::new(&self.memory);
-            let registers = Registers::new(place.program_counter, place.stack_pointer);
+            let registers = FrameRegisters::new(place.program_counter, place.stack_pointer);
             let stack = self.unwinder.unwind(registers, &mut memory);
             if files.moment()?.as_ref() == Some(&moment) {
                 return Ok(Look::Blocked(Blocked {
@@ -449,7 +449,7 @@ impl Stacks {
             let mut stacks = HashMap::new();
             for tid in stopped.tids().filter(|tid| tids.contains(tid)) {
                 if let Ok(registers) = stopped.calls().registers(tid) {
-                    let stack = unwinder.unwind(Registers::of_thread(&registers), &mut pages);
+                    let stack = unwinder.unwind(FrameRegisters::of_thread(&registers), &mut pages);
                     stacks.insert(tid, stack);
                 }
             }
@@ -460,7 +460,7 @@ impl Stacks {
         })
     }
 
-    fn named(&mut self, reading: Reading) -> ThreadStack {
+    fn named(&mut self, reading: ThreadReading) -> ThreadStack {
         let (frames, end, is_guessed) = match reading.stack {
             Some(stack) => (stack.frames, Some(stack.end), stack.is_guessed),
             None => (Vec::new(), None, false),

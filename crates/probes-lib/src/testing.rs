@@ -23,7 +23,7 @@ use crate::process::program::{MergedProbe, Program};
 use crate::select::{Actions, AppliedChange, Choice, choose, choose_undo};
 use crate::site::{OPCODE_OFFSET, Opcode};
 use crate::update::breakpoints;
-use crate::update::patch::{self, Outcome};
+use crate::update::patch::{self, PatchOutcome};
 use crate::update::plan::{PlanInputs, UpdatePlan};
 use crate::update::snapshot::{Layout, Snapshot};
 
@@ -157,13 +157,13 @@ impl SimulatedProcess {
     }
 
     /// Plans `actions` and carries the plan out.
-    pub(crate) fn update(&mut self, actions: &Actions) -> Result<Outcome> {
+    pub(crate) fn update(&mut self, actions: &Actions) -> Result<PatchOutcome> {
         let choices = choose(&self.program, actions)?;
         self.update_for(&choices)
     }
 
     /// Same as `update`, for choices.
-    pub(crate) fn update_for(&mut self, choices: &[Choice]) -> Result<Outcome> {
+    pub(crate) fn update_for(&mut self, choices: &[Choice]) -> Result<PatchOutcome> {
         let (layout, plan) = self.plan_for(choices, false)?;
         patch::apply(&plan, &layout, PID, &mut self.memory)
     }

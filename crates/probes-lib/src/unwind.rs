@@ -29,7 +29,7 @@ use std::sync::Arc;
 use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use memory::StackMemory;
-use registers::{RBP, RSP, Registers};
+use registers::{FrameRegisters, RBP, RSP};
 use tables::{Cfa, Rule, UnwindTables};
 
 /// The most frames of a stack that are looked at.
@@ -171,7 +171,7 @@ impl Unwinder {
     /// Returns the frames of the stack of a thread that has these registers.
     pub(crate) fn unwind(
         &mut self,
-        registers: Registers,
+        registers: FrameRegisters,
         memory: &mut impl StackMemory,
     ) -> RawStack {
         self.unwind_from(registers, true, true, memory)
@@ -180,7 +180,7 @@ impl Unwinder {
     /// The same for a frame whose address may be that of the instruction after its call.
     fn unwind_from(
         &mut self,
-        mut registers: Registers,
+        mut registers: FrameRegisters,
         mut is_exact: bool,
         may_guess: bool,
         memory: &mut impl StackMemory,
@@ -192,7 +192,7 @@ impl Unwinder {
         };
         // The stack pointers of the frames that the last two changes of the stack have led to.
         let top = registers.get(RSP).unwrap_or(0);
-        let mut switches = fibers::Switches::beginning_at(top);
+        let mut switches = fibers::StackSwitches::beginning_at(top);
         while stack.frames.len() < MOST_FRAMES {
             let address = LiveAddr(registers.ip);
             let within = match is_exact {
@@ -236,10 +236,10 @@ impl Unwinder {
     fn above_pushed(
         &self,
         rule: &Rule,
-        frame: Registers,
+        frame: FrameRegisters,
         within: LiveAddr,
         memory: &mut impl StackMemory,
-    ) -> Option<Registers> {
+    ) -> Option<FrameRegisters> {
         let Cfa::Register(RSP, offset) = rule.cfa else {
             return None;
         };
@@ -253,11 +253,11 @@ impl Unwinder {
     /// Replaces the registers of a frame by those of its caller.
     fn next(
         &mut self,
-        registers: &mut Registers,
+        registers: &mut FrameRegisters,
         within: LiveAddr,
         is_exact: &mut bool,
         may_guess: bool,
-        switches: &mut fibers::Switches,
+        switches: &mut fibers::StackSwitches,
         memory: &mut impl StackMemory,
     ) -> Next {
         let rule = match self.rule(within) {

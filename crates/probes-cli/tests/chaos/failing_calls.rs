@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes_lib::faults::{self, Record};
+use probes_lib::faults::{self, FaultRecord};
 use probes_lib::{Action, Effect, Error, Options, Report, State};
 use test_support::process::{Image, settle};
 use test_support::{fixture_forms, program_forms};
@@ -56,7 +56,7 @@ impl Round<'_> {
     }
 
     /// Runs it; returns the calls that were made.
-    fn run(mut self, case: &mut Case) -> Record {
+    fn run(mut self, case: &mut Case) -> FaultRecord {
         let before = self.image();
         let options = Options {
             deadline: DEADLINE,

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use probes_lib::faults::{self, Call, Record};
+use probes_lib::faults::{self, Call, FaultRecord};
 use probes_lib::{Action, Effect, Launch, Observation, Selector};
 use test_support::process::{children, processes};
 use test_support::{Guard, Scratch, eventually, program_forms};
@@ -41,7 +41,7 @@ fn launch(
     file: &Path,
     script: &str,
     is_observed: bool,
-) -> Record {
+) -> FaultRecord {
     let output = folder.file("output");
     let mut command = Command::new(file);
     command.stdin(Stdio::null());

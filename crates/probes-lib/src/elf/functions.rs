@@ -19,7 +19,7 @@ use goblin::elf::sym::{STB_GLOBAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::build_id::BuildId;
-use crate::elf::functions::frametables::{Frametables, Text, frametables, may_have_calls};
+use crate::elf::functions::frametables::{Frametables, TextPlace, frametables, may_have_calls};
 use crate::elf::functions::ranges::RangeSet;
 use crate::elf::functions::unwind_ranges::{UnwindRange, unwind_ranges};
 use crate::elf::mangling::{self, Language};
@@ -59,7 +59,7 @@ pub struct FunctionTable {
     /// What the names are in: the string tables, and the data with the frametables.
     strings: Strings,
     names: Vec<NamePlace>,
-    functions: Vec<Entry>,
+    functions: Vec<NamedFunction>,
     /// The parts of functions that the compiler has moved away, in order.
     parts: Vec<CodeRange>,
 }
@@ -68,7 +68,7 @@ pub struct FunctionTable {
 #[derive(Clone, Copy)]
 pub struct Function<'t> {
     table: &'t FunctionTable,
-    entry: &'t Entry,
+    entry: &'t NamedFunction,
 }
 
 /// What a symbol of a function stands for.
@@ -136,7 +136,7 @@ pub(crate) struct NameCounts {
     pub(crate) unnamed: usize,
 }
 
-struct Entry {
+struct NamedFunction {
     address: FileAddr,
     len: u64,
     kind: FunctionKind,
@@ -156,7 +156,7 @@ struct NamePlace {
 }
 
 /// A symbol of a function.
-struct Found {
+struct FunctionSymbol {
     address: FileAddr,
     len: u64,
     kind: FunctionKind,
@@ -255,7 +255,7 @@ impl FunctionTable {
                     return Ok(());
                 }
                 boundaries.push(symbol.st_value);
-                let Some(function) = Found::of(symbol, &names, source) else {
+                let Some(function) = FunctionSymbol::of(symbol, &names, source) else {
                     return Ok(());
                 };
                 symbols_len += function.place.len;
@@ -279,8 +279,8 @@ impl FunctionTable {
         boundaries.dedup();
         let text = |place: NamePlace| text_at(&strings, place);
         found.sort_by(|one, other| {
-            let preference = |found: &Found| {
-                let Found {
+            let preference = |found: &FunctionSymbol| {
+                let FunctionSymbol {
                     address,
                     binding,
                     underscores,
@@ -316,7 +316,7 @@ impl FunctionTable {
         };
         let mut first_name = 0;
         for aliases in found.chunk_by(|one, other| one.address == other.address) {
-            let entry = Entry::of(aliases, first_name, &boundaries, code);
+            let entry = NamedFunction::of(aliases, first_name, &boundaries, code);
             first_name = entry.last_name;
             table.functions.push(entry);
         }
@@ -362,7 +362,7 @@ impl FunctionTable {
                 continue;
             }
             if is_entry {
-                self.functions.push(Entry {
+                self.functions.push(NamedFunction {
                     address,
                     len,
                     kind: FunctionKind::Function,
@@ -381,7 +381,7 @@ impl FunctionTable {
 
     /// Adds what the frametables say: names of functions that have no symbol, and the lines of calls.
     fn add_calls(&mut self, frametables: Frametables) {
-        let place = |text: Text| NamePlace {
+        let place = |text: TextPlace| NamePlace {
             source: NameSource::Frametable,
             offset: text.offset,
             len: text.len,
@@ -541,8 +541,8 @@ impl<'t> Function<'t> {
     }
 }
 
-impl Found {
-    fn of(symbol: &Sym, names: &[u8], source: NameSource) -> Option<Found> {
+impl FunctionSymbol {
+    fn of(symbol: &Sym, names: &[u8], source: NameSource) -> Option<FunctionSymbol> {
         let kind = match symbol.st_type() {
             STT_FUNC => FunctionKind::Function,
             STT_GNU_IFUNC => FunctionKind::Resolver,
@@ -554,7 +554,7 @@ impl Found {
             return None;
         }
         let other = name[..len].iter().position(|&byte| byte != b'_');
-        Some(Found {
+        Some(FunctionSymbol {
             address: FileAddr(symbol.st_value),
             len: symbol.st_size,
             kind,
@@ -569,9 +569,14 @@ impl Found {
     }
 }
 
-impl Entry {
+impl NamedFunction {
     /// The function that these symbols, which are not none, stand for; their names begin with `first_name`.
-    fn of(aliases: &[Found], first_name: usize, boundaries: &[u64], code: &RangeSet) -> Entry {
+    fn of(
+        aliases: &[FunctionSymbol],
+        first_name: usize,
+        boundaries: &[u64],
+        code: &RangeSet,
+    ) -> NamedFunction {
         let address = aliases[0].address;
         let said = aliases.iter().map(|alias| alias.len).max().unwrap_or(0);
         let is_resolver = aliases
@@ -586,7 +591,7 @@ impl Entry {
                 .map_or(u64::MAX, |next| next - address.0)
         };
         let end = code.end_at(address.0).unwrap_or(address.0);
-        Entry {
+        NamedFunction {
             address,
             len: len.min(end - address.0),
             kind: if is_resolver {

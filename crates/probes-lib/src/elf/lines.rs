@@ -8,15 +8,13 @@ use gimli::{
 };
 
 use crate::address::FileAddr;
-use crate::elf::ElfFile;
+use crate::elf::{DwarfBytes, ElfFile};
 
 /// How long the names of source files are together that are kept for suggestions, in bytes.
 const MAX_NAMES: usize = 1 << 20;
 
 /// How many places of one line are found at most. No compiler makes so many.
 const MAX_PLACES: usize = 1 << 16;
-
-type Slice<'d> = EndianSlice<'d, LittleEndian>;
 
 /// A source line that is looked for in one file after another.
 pub(crate) struct LineSearch {
@@ -123,16 +121,16 @@ impl LineSearch {
     /// Returns the indices of the source files that are meant, with their paths.
     fn files_of(
         &mut self,
-        dwarf: &Dwarf<Slice<'_>>,
-        unit: &Unit<Slice<'_>>,
-        program: &IncompleteLineProgram<Slice<'_>>,
+        dwarf: &Dwarf<DwarfBytes<'_>>,
+        unit: &Unit<DwarfBytes<'_>>,
+        program: &IncompleteLineProgram<DwarfBytes<'_>>,
     ) -> BTreeMap<u64, String> {
         let header = program.header();
-        let text = |value: AttributeValue<Slice<'_>>| {
+        let text = |value: AttributeValue<DwarfBytes<'_>>| {
             let text = dwarf.attr_string(unit, value).ok()?;
             Some(text.to_string_lossy().into_owned())
         };
-        let path = |file: &FileEntry<Slice<'_>>| {
+        let path = |file: &FileEntry<DwarfBytes<'_>>| {
             let folder = unit.comp_dir.as_ref().map(|it| it.to_string_lossy());
             let mut path = folder.unwrap_or_default().into_owned();
             // DWARF 5, 6.2.4: the first directory is that of the compilation.
@@ -161,7 +159,7 @@ impl LineSearch {
 
     fn read_rows(
         &mut self,
-        program: IncompleteLineProgram<Slice<'_>>,
+        program: IncompleteLineProgram<DwarfBytes<'_>>,
         files: &BTreeMap<u64, String>,
         function_at: impl Fn(FileAddr) -> Option<FileAddr>,
         rows_left: &mut usize,

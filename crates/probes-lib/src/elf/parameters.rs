@@ -8,13 +8,12 @@ use gimli::{
 };
 
 use crate::address::FileAddr;
-use crate::elf::ElfFile;
+use crate::elf::{DwarfBytes, ElfFile};
 
 /// How many entries are followed from one to the next at most, such as from a typedef to const to int.
 const MAX_REFERENCES: usize = 16;
 
-type Slice<'d> = EndianSlice<'d, LittleEndian>;
-type Entry<'e, 'd> = DebuggingInformationEntry<'e, 'e, Slice<'d>>;
+type DebugEntry<'e, 'd> = DebuggingInformationEntry<'e, 'e, DwarfBytes<'d>>;
 
 /// Where a value is passed (psABI 3.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +63,8 @@ fn read(
 
 /// A compilation unit.
 struct DwarfUnit<'u, 'd> {
-    dwarf: &'u Dwarf<Slice<'d>>,
-    unit: &'u Unit<Slice<'d>>,
+    dwarf: &'u Dwarf<DwarfBytes<'d>>,
+    unit: &'u Unit<DwarfBytes<'d>>,
 }
 
 /// A function whose parameters are read.
@@ -142,13 +141,13 @@ impl DwarfUnit<'_, '_> {
     }
 
     /// Returns where the code of a function begins.
-    fn address(&self, entry: &Entry<'_, '_>) -> Option<u64> {
+    fn address(&self, entry: &DebugEntry<'_, '_>) -> Option<u64> {
         let value = entry.attr_value(constants::DW_AT_low_pc).ok()??;
         self.dwarf.attr_address(self.unit, value).ok()?
     }
 
     /// Returns the entry that an attribute of an entry refers to, in this unit.
-    fn reference(&self, entry: &Entry<'_, '_>, name: DwAt) -> Option<UnitOffset> {
+    fn reference(&self, entry: &DebugEntry<'_, '_>, name: DwAt) -> Option<UnitOffset> {
         match entry.attr_value(name).ok()?? {
             AttributeValue::UnitRef(offset) => Some(offset),
             _ => None,
@@ -157,7 +156,7 @@ impl DwarfUnit<'_, '_> {
 
     /// Returns the type of a parameter, or that of the result of a function. Those of a function that is also inlined, or that is
     /// declared elsewhere, are in another entry.
-    fn type_of(&self, entry: &Entry<'_, '_>) -> Option<UnitOffset> {
+    fn type_of(&self, entry: &DebugEntry<'_, '_>) -> Option<UnitOffset> {
         const OTHERS: [DwAt; 2] = [
             constants::DW_AT_abstract_origin,
             constants::DW_AT_specification,
@@ -205,7 +204,7 @@ impl DwarfUnit<'_, '_> {
 }
 
 /// Returns where values of a base type are passed.
-fn passed_as_base(entry: &Entry<'_, '_>) -> Passed {
+fn passed_as_base(entry: &DebugEntry<'_, '_>) -> Passed {
     let len = entry.attr_value(constants::DW_AT_byte_size).ok().flatten();
     let len = len.and_then(|it| it.udata_value());
     let encoding = entry.attr_value(constants::DW_AT_encoding).ok().flatten();

@@ -7,7 +7,7 @@ use goblin::elf::sym::sym64::SIZEOF_SYM;
 use memchr::memmem::Finder;
 
 use crate::address::FileAddr;
-use crate::elf::{Contents, ElfFile};
+use crate::elf::{ElfFile, SectionContents};
 use crate::error::{ErrorKind, FileError, Result};
 
 /// The two symbol tables of a file.
@@ -29,8 +29,8 @@ pub(crate) struct Symbol {
 
 /// A symbol table, and the strings that its names are in.
 pub(crate) struct Symbols<'e> {
-    table: Contents<'e>,
-    strings: Contents<'e>,
+    table: SectionContents<'e>,
+    strings: SectionContents<'e>,
 }
 
 /// How many bytes of a table are read at once: a whole number of symbols, and few enough to stay in the processor's cache.
@@ -51,7 +51,7 @@ impl ElfFile {
             return Ok(None);
         };
         let strings = self.contents(strings)?;
-        let strings = strings.unwrap_or(Contents { len: 0, ..table });
+        let strings = strings.unwrap_or(SectionContents { len: 0, ..table });
         Ok(Some(Symbols { table, strings }))
     }
 
@@ -220,7 +220,7 @@ fn with_nul(name: &str) -> Vec<u8> {
 /// Calls `visit` with each part of a section, and the offset of the part; at its end, each has the first `more` bytes of the
 /// next one, too.
 fn each_part(
-    section: &Contents<'_>,
+    section: &SectionContents<'_>,
     more: usize,
     mut visit: impl FnMut(usize, &[u8]) -> Result<()>,
 ) -> Result<()> {

@@ -19,7 +19,7 @@ use crate::process::objects::Files;
 use crate::select::{Actions, Choice};
 use crate::trace::stopped::Stopped;
 use crate::update::options::Options;
-use crate::update::patch::Outcome;
+use crate::update::patch::PatchOutcome;
 use crate::update::prepare::{UpdateContext, UpdateRequest};
 use crate::update::report::Report;
 
@@ -136,7 +136,7 @@ impl FollowedProcess {
         }
         let digests = context.digests(choices);
         let digest = digests.write(stopped, memory.bare());
-        if prepared.carry_out(stopped)? == Outcome::Outdated {
+        if prepared.carry_out(stopped)? == PatchOutcome::Outdated {
             let pid = self.pid();
             return Err(Error::of_process(pid, ProcessError::KeepsChanging));
         }

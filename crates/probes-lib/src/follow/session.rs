@@ -312,7 +312,7 @@ impl<'f> FollowSession<'f> {
         followed.hook = self.hook_loader(&followed, &stopped);
         drop(stopped);
         followed.is_starting = followed.hook.is_some();
-        self.set_new_objects(&mut followed, Moment::Exec);
+        self.set_new_objects(&mut followed, LoadMoment::Exec);
         if followed.known.is_empty() && !followed.is_starting {
             self.send(FollowEvent::Detached { pid });
             return self.detach_at_exec(&followed.process);
@@ -333,7 +333,7 @@ impl<'f> FollowSession<'f> {
             return;
         };
         if !followed.is_to_be_detached {
-            self.set_new_objects(&mut followed, Moment::Loading);
+            self.set_new_objects(&mut followed, LoadMoment::Loading);
         }
         if followed.is_starting && followed.has_loaded() {
             followed.is_starting = false;
@@ -346,7 +346,7 @@ impl<'f> FollowSession<'f> {
     }
 
     /// Sets the probes of the objects of a process that are new.
-    fn set_new_objects(&mut self, followed: &mut FollowedProcess, moment: Moment) {
+    fn set_new_objects(&mut self, followed: &mut FollowedProcess, moment: LoadMoment) {
         let set = match followed.image() {
             Ok(image) => {
                 let objects = image.program.objects().to_vec();
@@ -376,17 +376,17 @@ impl<'f> FollowSession<'f> {
         &mut self,
         followed: &FollowedProcess,
         image: &Image,
-        moment: Moment,
+        moment: LoadMoment,
     ) -> Result<Report> {
         let choices = choose_present(&image.program, self.actions)?;
         let process = &followed.process;
         let _lock = self.lock(process)?;
         match moment {
-            Moment::Exec => {
+            LoadMoment::Exec => {
                 let stopped = self.tracees.at_exec(process);
                 followed.set(image, &choices, self.options, &stopped)
             }
-            Moment::Loading => {
+            LoadMoment::Loading => {
                 let held = self.tracees.stop_and_keep(process, self.options.deadline)?;
                 let report = followed.set(image, &choices, self.options, &held);
                 self.tracees.resume(process, held);
@@ -447,7 +447,7 @@ impl<'f> FollowSession<'f> {
 
 /// At which moment the new objects of a process are handled.
 #[derive(Clone, Copy, Debug)]
-enum Moment {
+enum LoadMoment {
     /// The process is stopped after an execve.
     Exec,
     /// A thread of the process is stopped in its loader.

@@ -20,11 +20,11 @@ use iced_x86::code_asm::{
 
 use crate::address::LiveAddr;
 use crate::process::maps::Mapping;
-use crate::process::seccomp::filter::SystemCall;
+use crate::process::seccomp::filter::SeccompData;
 
 /// The registers of a thread that are changed by injected calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Registers {
+pub(crate) struct CallRegisters {
     pub(crate) rax: u64,
     pub(crate) rcx: u64,
     pub(crate) rdx: u64,
@@ -196,8 +196,8 @@ pub(crate) struct PlacedCall {
 
 impl PlacedCall {
     /// Returns the call as seccomp filters see it.
-    pub(crate) fn as_filters_see_it(&self) -> SystemCall {
-        SystemCall {
+    pub(crate) fn as_filters_see_it(&self) -> SeccompData {
+        SeccompData {
             number: self.call.number,
             instruction_pointer: self.returns_to.0,
             arguments: self.call.arguments,
@@ -282,14 +282,14 @@ const LINGER: u64 = 1 << 26;
 
 /// Returns the code of `calls` for a thread with these registers. It can be written anywhere. If it
 /// `lingers`, the thread goes on executing the code for a while after the last call.
-pub(crate) fn code(calls: &[InjectedCall], registers: &Registers, lingers: bool) -> Vec<u8> {
+pub(crate) fn code(calls: &[InjectedCall], registers: &CallRegisters, lingers: bool) -> Vec<u8> {
     assemble(calls, &registers.resumed(), lingers)
         .unwrap_or_else(|error| unreachable!("each instruction can be encoded: {error}"))
 }
 
 fn assemble(
     calls: &[InjectedCall],
-    after: &Registers,
+    after: &CallRegisters,
     lingers: bool,
 ) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
@@ -338,11 +338,11 @@ fn assemble(
     a.assemble(0)
 }
 
-impl Registers {
+impl CallRegisters {
     /// Returns the registers of a thread that continues at `entry`. The kernel is not to restart the
     /// system call that the thread was in: the code does.
-    pub(crate) fn redirected_to(self, entry: LiveAddr) -> Registers {
-        Registers {
+    pub(crate) fn redirected_to(self, entry: LiveAddr) -> CallRegisters {
+        CallRegisters {
             rip: entry.0,
             orig_rax: NO_CALL,
             ..self
@@ -351,16 +351,16 @@ impl Registers {
 
     /// Whether these are the registers of a thread that has just returned from the code, if it had the
     /// registers `before` when it was stopped.
-    pub(crate) fn has_returned(&self, before: &Registers) -> bool {
+    pub(crate) fn has_returned(&self, before: &CallRegisters) -> bool {
         let after = before.resumed();
         *self == after.redirected_to(LiveAddr(after.rip))
     }
 
     /// Returns the registers as the kernel would set them if the thread were resumed now: a system call
     /// that the stop has interrupted is restarted (signal(7); the kernel's arch_do_signal_or_restart).
-    fn resumed(self) -> Registers {
+    fn resumed(self) -> CallRegisters {
         const RESTART_BLOCK: i64 = -516;
-        let restarted = |number| Registers {
+        let restarted = |number| CallRegisters {
             rax: number,
             rip: self.rip.wrapping_sub(SYSCALL.len() as u64),
             ..self
@@ -380,7 +380,7 @@ mod tests {
     use super::*;
     use crate::process::maps;
 
-    const IN_READ: Registers = Registers {
+    const IN_READ: CallRegisters = CallRegisters {
         rax: -512_i64 as u64,
         rcx: 1,
         rdx: 2,
@@ -398,16 +398,16 @@ mod tests {
     fn interrupted_system_call_is_restarted() {
         let again = IN_READ.resumed();
         assert_eq!((again.rax, again.rip), (0, 0x7f00_0000_1000));
-        let sleeps = Registers {
+        let sleeps = CallRegisters {
             rax: -516_i64 as u64,
             orig_rax: 230,
             ..IN_READ
         };
         assert_eq!(sleeps.resumed().rax, 219);
         // One that is over, or none at all.
-        let over = Registers { rax: 17, ..IN_READ };
+        let over = CallRegisters { rax: 17, ..IN_READ };
         assert_eq!(over.resumed(), over);
-        let outside = Registers {
+        let outside = CallRegisters {
             orig_rax: NO_CALL,
             ..IN_READ
         };
@@ -422,7 +422,7 @@ mod tests {
         let begins = IN_READ.resumed();
         let back = begins.redirected_to(LiveAddr(begins.rip));
         assert!(back.has_returned(&IN_READ) && !begins.has_returned(&IN_READ));
-        assert!(!Registers { rcx: 0, ..back }.has_returned(&IN_READ));
+        assert!(!CallRegisters { rcx: 0, ..back }.has_returned(&IN_READ));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, ObserveError, Operation, ProcessError, Result};
 use crate::inject::code_cave::CodeCave;
-use crate::inject::injected_call::{self, InjectedCall, PlacedCall, Registers};
+use crate::inject::injected_call::{self, CallRegisters, InjectedCall, PlacedCall};
 use crate::inject::permissions::Permissions;
 use crate::inject::redirect::{self, Left};
 use crate::memory::{ReadMemory, WriteMemory};
@@ -39,7 +39,7 @@ pub(crate) struct Injector<'i> {
 }
 
 /// Why calls have not done what they were to do.
-enum Failed {
+enum InjectionFailure {
     /// Something else is mapped where memory was to be mapped.
     Occupied,
     /// The kernel has refused this one.
@@ -85,18 +85,18 @@ impl<'i> Injector<'i> {
             // If a signal has interrupted the thread, which had to receive it first, try again.
             let is_interrupted = left == Left::Interrupted;
             match failed {
-                Failed::Occupied => {
+                InjectionFailure::Occupied => {
                     let pid = self.process.pid();
                     return Err(Error::of_process(pid, ProcessError::KeepsChanging));
                 }
-                Failed::Refused(call) if !is_interrupted => {
+                InjectionFailure::Refused(call) if !is_interrupted => {
                     return Err(self.refused(stopped, calls, call));
                 }
-                Failed::Refused(_) if budget.is_spent() => {
+                InjectionFailure::Refused(_) if budget.is_spent() => {
                     let pid = self.process.pid();
                     return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }
-                Failed::Refused(_) => {}
+                InjectionFailure::Refused(_) => {}
             }
         }
     }
@@ -248,7 +248,7 @@ impl<'i> Injector<'i> {
     fn redirect(
         &self,
         stopped: Stopped<'i>,
-        (tid, before): (i32, Registers),
+        (tid, before): (i32, CallRegisters),
         calls: &[InjectedCall],
         lingers: bool,
     ) -> Result<(Stopped<'i>, Left)> {
@@ -329,7 +329,11 @@ impl<'i> Injector<'i> {
 
     /// Returns why calls have failed, according to the mappings after them; `None` if they have not. All threads may have run
     /// meanwhile: what is mapped there now may be neither what the calls have mapped nor what they were to unmap.
-    fn check(maps: &[Mapping], calls: &[InjectedCall], before: &[Mapping]) -> Option<Failed> {
+    fn check(
+        maps: &[Mapping],
+        calls: &[InjectedCall],
+        before: &[Mapping],
+    ) -> Option<InjectionFailure> {
         for call in calls {
             let range = call.range();
             let overlaps = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
@@ -337,12 +341,12 @@ impl<'i> Injector<'i> {
             let is_split_off = |it: &Mapping| (it.start.0..it.end.0) == range;
             let is_missing = call.maps() && !maps.iter().any(|it| call.matches(it));
             if is_missing && maps.iter().any(overlaps) {
-                return Some(Failed::Occupied);
+                return Some(InjectionFailure::Occupied);
             }
             let is_unsplit = call.splits() && !maps.iter().any(is_split_off);
             let is_left = call.unmaps() && maps.iter().any(was_there);
             if is_missing || is_unsplit || is_left {
-                return Some(Failed::Refused(*call));
+                return Some(InjectionFailure::Refused(*call));
             }
         }
         None

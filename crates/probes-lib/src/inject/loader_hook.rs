@@ -35,7 +35,7 @@ use crate::process::Process;
 use crate::process::dynamic_loader::{DEBUG_FUNCTION_LEN, DynamicLoader, NoDynamicLoader};
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
-use crate::process::seccomp::filter::SystemCall;
+use crate::process::seccomp::filter::SeccompData;
 use crate::site::{JMP, RET};
 use crate::trace::stopped::Stopped;
 
@@ -213,7 +213,7 @@ impl LoaderHook {
             ),
         ];
         let seen = |((name, number, [a, b, c, d]), &end): ((_, i64, [u64; 4]), &u64)| {
-            let call = SystemCall {
+            let call = SeccompData {
                 number: number as u32,
                 instruction_pointer: self.code_at.plus(end).0,
                 arguments: [a, b, c, d, 0, 0],

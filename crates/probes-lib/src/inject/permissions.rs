@@ -11,12 +11,12 @@ use crate::inject::injected_call::PlacedCall;
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::seccomp::OwnFilters;
-use crate::process::seccomp::filter::{self, Filter, SystemCall};
+use crate::process::seccomp::filter::{self, SeccompData, SeccompFilter};
 use crate::trace::stopped::Stopped;
 use crate::trace::thread_calls::ThreadCalls;
 
 /// A system call, and what it is called in messages.
-pub(crate) type NamedCall = (&'static str, SystemCall);
+pub(crate) type NamedCall = (&'static str, SeccompData);
 
 /// How many instructions the filters of a thread have at most, counting some more for each filter:
 /// `MAX_INSNS_PER_PATH` of the kernel's seccomp.c.
@@ -125,7 +125,7 @@ impl Permissions<'_> {
     fn refusal(
         &self,
         tid: i32,
-        read: impl FnOnce() -> Result<Vec<Filter>, UnreadableFilter>,
+        read: impl FnOnce() -> Result<Vec<SeccompFilter>, UnreadableFilter>,
         calls: &[NamedCall],
     ) -> Result<Option<ObserveError>> {
         let exited_or = |source| self.process.exited_or(source);
@@ -151,7 +151,7 @@ fn named(calls: &[PlacedCall]) -> Vec<NamedCall> {
 
 /// Returns the first of these calls that filters do not allow.
 fn refusal_of(
-    filters: &[Filter],
+    filters: &[SeccompFilter],
     calls: &[NamedCall],
 ) -> Result<Option<ObserveError>, UnreadableFilter> {
     for &(call, ref seen) in calls {
@@ -164,7 +164,7 @@ fn refusal_of(
 }
 
 /// Reads the filters of a stopped thread.
-fn read_filters(calls: &ThreadCalls, tid: i32) -> Result<Vec<Filter>, UnreadableFilter> {
+fn read_filters(calls: &ThreadCalls, tid: i32) -> Result<Vec<SeccompFilter>, UnreadableFilter> {
     let mut filters = Vec::new();
     let mut room = MAX_FILTERS_LEN;
     loop {
@@ -172,7 +172,7 @@ fn read_filters(calls: &ThreadCalls, tid: i32) -> Result<Vec<Filter>, Unreadable
             Ok(Some(filter)) => {
                 let left = room.checked_sub(filter.len() + FILTER_OVERHEAD);
                 room = left.ok_or(UnreadableFilter::NotSupported)?;
-                filters.push(Filter(filter));
+                filters.push(SeccompFilter(filter));
             }
             Ok(None) => return Ok(filters),
             Err(Errno::EMEDIUMTYPE) => return Err(UnreadableFilter::NotClassic),

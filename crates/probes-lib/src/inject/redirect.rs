@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, ObserveError, Operation, ProcessError, Result};
-use crate::inject::injected_call::{NO_CALL, PlacedCall, Registers};
+use crate::inject::injected_call::{CallRegisters, NO_CALL, PlacedCall};
 use crate::inject::permissions::Permissions;
 use crate::memory::ReadMemory;
 use crate::process::Process;
@@ -46,10 +46,10 @@ impl Stopped<'_> {
         memory: &impl ReadMemory,
         permissions: &Permissions<'_>,
         calls: &[PlacedCall],
-    ) -> Result<Option<(i32, Registers)>> {
+    ) -> Result<Option<(i32, CallRegisters)>> {
         let mut found = None;
         for tid in self.tids() {
-            let is_wanted = |it: &Registers| found.is_none() || it.orig_rax == NO_CALL;
+            let is_wanted = |it: &CallRegisters| found.is_none() || it.orig_rax == NO_CALL;
             let thread = redirectable(self.calls(), tid, memory).filter(is_wanted);
             let thread = thread.filter(|_| permissions.allow(self.calls(), tid, calls));
             let Some(registers) = thread else {
@@ -69,7 +69,7 @@ impl Stopped<'_> {
 
     /// Returns the first thread and its registers: the only thread of a process that is stopped
     /// before its first instruction.
-    pub(crate) fn first(&self) -> Option<(i32, Registers)> {
+    pub(crate) fn first(&self) -> Option<(i32, CallRegisters)> {
         let tid = self.tids().next()?;
         Some((tid, registers(self.calls(), tid).ok()?))
     }
@@ -89,7 +89,7 @@ impl Tracer<'_> {
         &self,
         process: &'p Process,
         stopped: Stopped<'p>,
-        (tid, before): (i32, Registers),
+        (tid, before): (i32, CallRegisters),
         (entry, lingers_at): (LiveAddr, Option<LiveAddr>),
         code: &Range<u64>,
         limit: Duration,
@@ -215,7 +215,7 @@ pub(crate) fn redirectable(
     calls: &ThreadCalls,
     tid: i32,
     memory: &impl ReadMemory,
-) -> Option<Registers> {
+) -> Option<CallRegisters> {
     // A thread with a pending signal has to receive it first.
     if !matches!(
         calls.peek_wait(tid),
@@ -260,12 +260,12 @@ pub(crate) fn result(calls: &ThreadCalls, tid: i32) -> Option<u64> {
     registers(calls, tid).ok().map(|registers| registers.rax)
 }
 
-fn registers(calls: &ThreadCalls, tid: i32) -> Result<Registers, Errno> {
+fn registers(calls: &ThreadCalls, tid: i32) -> Result<CallRegisters, Errno> {
     let all = calls.registers(tid)?;
     if all.cs != USER_64 {
         return Err(Errno::ENOTSUP);
     }
-    Ok(Registers {
+    Ok(CallRegisters {
         rax: all.rax,
         rcx: all.rcx,
         rdx: all.rdx,
@@ -280,7 +280,7 @@ fn registers(calls: &ThreadCalls, tid: i32) -> Result<Registers, Errno> {
     })
 }
 
-fn set_registers(calls: &ThreadCalls, tid: i32, registers: &Registers) -> Result<(), Errno> {
+fn set_registers(calls: &ThreadCalls, tid: i32, registers: &CallRegisters) -> Result<(), Errno> {
     let mut all = calls.registers(tid)?;
     all.rax = registers.rax;
     all.rcx = registers.rcx;

@@ -29,7 +29,7 @@ use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
 use crate::update::code_digest::CodeDigest;
 use crate::update::options::Options;
-use crate::update::patch::Outcome;
+use crate::update::patch::PatchOutcome;
 use crate::update::prepare::{StopMode, UpdateContext, UpdateRequest};
 use crate::update::report::Report;
 
@@ -158,7 +158,7 @@ impl<'s> SetUp<'s> {
             stop_mode: StopMode::Stopped,
             gigatext: self.options.gigatext,
         })?;
-        if !prepared.has_nothing_to_do() && prepared.carry_out(stopped)? == Outcome::Outdated {
+        if !prepared.has_nothing_to_do() && prepared.carry_out(stopped)? == PatchOutcome::Outdated {
             return Err(Error::of_process(
                 process.pid(),
                 ProcessError::KeepsChanging,

@@ -98,9 +98,9 @@ impl PageCopies {
     }
 
     /// Returns `memory`, which has not changed since, with the copies over it.
-    pub(crate) fn over<'c, M: ReadMemory>(&'c self, memory: &'c M) -> Copied<'c, M> {
+    pub(crate) fn over<'c, M: ReadMemory>(&'c self, memory: &'c M) -> CopiedMemory<'c, M> {
         let copies = self;
-        Copied { copies, memory }
+        CopiedMemory { copies, memory }
     }
 
     /// Returns the copied bytes from an address on, up to the end of a piece.
@@ -124,12 +124,12 @@ impl PageCopies {
 }
 
 /// Memory of which some pages are copied.
-pub(crate) struct Copied<'c, M> {
+pub(crate) struct CopiedMemory<'c, M> {
     copies: &'c PageCopies,
     memory: &'c M,
 }
 
-impl<M: ReadMemory> ReadMemory for Copied<'_, M> {
+impl<M: ReadMemory> ReadMemory for CopiedMemory<'_, M> {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
         match self.copies.read(at, bytes) {
             Some(()) => Ok(()),

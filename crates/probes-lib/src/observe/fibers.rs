@@ -14,7 +14,7 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register}
 
 use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
-use crate::observe::frame::has_runtime_5;
+use crate::observe::frame_id::has_runtime_5;
 use crate::observe::layout::stack_copies::FiberFields;
 use crate::observe::point::StackKind;
 use crate::patch_plan::refusal::Refusal;

@@ -18,7 +18,7 @@ use crate::expression::{BadExpression, Expression, Keys, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::memory::{ReadMemory, runs};
 use crate::observe::fibers::{self, ProcessStacks};
-use crate::observe::frame::has_runtime;
+use crate::observe::frame_id::has_runtime;
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::observation::{CallOnce, Observation};
@@ -429,9 +429,9 @@ impl ObservedFunctions {
                 }
                 patching
                     .with_exits(place, |_| {})
-                    .map(|(best, ends)| PlannedPatches {
+                    .map(|(best, ends)| FunctionPatches {
                         ends: Some(ends),
-                        ..PlannedPatches::of(best)
+                        ..FunctionPatches::of(best)
                     })
             } else {
                 if let Wanted::Watched(words, _) = wanted(place) {
@@ -459,11 +459,11 @@ impl ObservedFunctions {
                 };
                 match has_ends(place).then(with_ends) {
                     None => entry,
-                    Some(Ok((best, ends))) => Ok(PlannedPatches {
+                    Some(Ok((best, ends))) => Ok(FunctionPatches {
                         ends: Some(ends),
                         // Without the results.
-                        others: entry.map_or_else(|_| Vec::new(), PlannedPatches::all),
-                        ..PlannedPatches::of(best)
+                        others: entry.map_or_else(|_| Vec::new(), FunctionPatches::all),
+                        ..FunctionPatches::of(best)
                     }),
                     Some(Err(why)) => {
                         without_results = Some(why);
@@ -957,7 +957,7 @@ type AskedOfCalls = (
 );
 
 /// The patches of a function.
-struct PlannedPatches {
+struct FunctionPatches {
     /// That of its entry.
     best: Candidate,
     /// What is tried if that turns out not to be possible, the best one last.
@@ -967,9 +967,9 @@ struct PlannedPatches {
     ends: Option<Vec<Candidate>>,
 }
 
-impl PlannedPatches {
-    fn of(best: Candidate) -> PlannedPatches {
-        PlannedPatches {
+impl FunctionPatches {
+    fn of(best: Candidate) -> FunctionPatches {
+        FunctionPatches {
             best,
             others: Vec::new(),
             timing: None,
@@ -1001,7 +1001,7 @@ impl Patching<'_> {
         &self,
         place: &FunctionPlace<'_>,
         is_exact: bool,
-    ) -> std::result::Result<PlannedPatches, Refusal> {
+    ) -> std::result::Result<FunctionPatches, Refusal> {
         let range = place.function.function.range();
         let at = FileAddr(range.start.0 + place.offset);
         let planned = self.counted_at(range, at, place.offset, place.selected_by.is_usdt());
@@ -1019,7 +1019,7 @@ impl Patching<'_> {
         at: FileAddr,
         offset: u64,
         is_usdt: bool,
-    ) -> std::result::Result<PlannedPatches, Refusal> {
+    ) -> std::result::Result<FunctionPatches, Refusal> {
         let sites = if is_usdt {
             with_dead_flags(self.planner.usdt_site(range, at)?, offset)?
         } else if at == range.start {
@@ -1036,9 +1036,9 @@ impl Patching<'_> {
             }
         }
         let best = candidates.pop().ok_or(why)?;
-        Ok(PlannedPatches {
+        Ok(FunctionPatches {
             others: candidates,
-            ..PlannedPatches::of(best)
+            ..FunctionPatches::of(best)
         })
     }
 
@@ -1049,7 +1049,7 @@ impl Patching<'_> {
         stack: StackKind,
         is_ocaml: bool,
         reported: Option<Watching>,
-    ) -> std::result::Result<PlannedPatches, Refusal> {
+    ) -> std::result::Result<FunctionPatches, Refusal> {
         let (entry, exits) = self.with_exits(place, |_| {})?;
         let timing = Timing {
             stack,
@@ -1057,9 +1057,9 @@ impl Patching<'_> {
             reported,
             exits,
         };
-        Ok(PlannedPatches {
+        Ok(FunctionPatches {
             timing: Some(timing),
-            ..PlannedPatches::of(entry)
+            ..FunctionPatches::of(entry)
         })
     }
 

@@ -11,7 +11,7 @@ use crate::memory::runs;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::observer_lock::{is_held, observer_of};
-use crate::observe::point::{Found, PATCH_LEN, PatchBytes, Place, Point};
+use crate::observe::point::{PATCH_LEN, PatchBytes, PatchPlace, PlaceState, Point};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
@@ -174,7 +174,7 @@ impl FoundPoints {
 pub(crate) struct FoundPlace {
     /// The index of its point in the arena.
     pub(crate) point: usize,
-    pub(crate) place: Place,
+    pub(crate) place: PatchPlace,
     /// What is there now.
     pub(crate) found: PatchBytes,
     /// Whether another tool's breakpoints are among these bytes.
@@ -198,7 +198,7 @@ pub(crate) fn find_points(
     if is_restored {
         return Ok(FoundPoints::default());
     }
-    let places: Vec<(usize, Place)> = arena.places().collect();
+    let places: Vec<(usize, PatchPlace)> = arena.places().collect();
     let all = read_places(process, memory, &places)?;
     let mut found = FoundPoints::default();
     for (bytes, (index, place)) in all.into_iter().zip(places) {
@@ -208,16 +208,16 @@ pub(crate) fn find_points(
         let judged = point.judge(&place, bytes);
         if matches!(
             judged,
-            Found::Patched | Found::PartlyPatched | Found::UnderBreakpoint
+            PlaceState::Patched | PlaceState::PartlyPatched | PlaceState::UnderBreakpoint
         ) {
             found.patched.push(FoundPlace {
                 point: index,
                 place,
                 found: PatchBytes::of(&bytes[..place.after.len()]),
-                is_under_breakpoint: judged == Found::UnderBreakpoint,
+                is_under_breakpoint: judged == PlaceState::UnderBreakpoint,
             });
         }
-        if !matches!(judged, Found::Patched | Found::Other) {
+        if !matches!(judged, PlaceState::Patched | PlaceState::Other) {
             found.discarded.push(point.address);
         }
     }
@@ -228,7 +228,7 @@ pub(crate) fn find_points(
 fn read_places(
     process: &Process,
     memory: &impl ReadMemory,
-    places: &[(usize, Place)],
+    places: &[(usize, PatchPlace)],
 ) -> Result<Vec<Option<[u8; PATCH_LEN]>>> {
     let pid = process.pid();
     let places: Vec<LiveAddr> = places.iter().map(|(_, place)| place.at).collect();

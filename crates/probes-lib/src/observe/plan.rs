@@ -10,7 +10,7 @@ use crate::expression::times::TimeRange;
 use crate::expression::{Expression, Parameter, ParameterKind, Scope};
 use crate::observe::buckets::Linear;
 use crate::observe::fibers::ProcessStacks;
-use crate::observe::frame::{Frame, is_called_by_ocaml, is_ocaml_4};
+use crate::observe::frame_id::{FrameId, is_called_by_ocaml, is_ocaml_4};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::keys::{self, KeysLayout};
@@ -693,7 +693,7 @@ fn marks(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Marks {
     };
     Marks {
         argument,
-        frame: Frame::of(site, is_ocaml_4),
+        frame: FrameId::of(site, is_ocaml_4),
     }
 }
 
@@ -754,7 +754,7 @@ mod tests {
         let plan = plan(&observation);
         let marks = |register| Marks {
             argument: Some(register),
-            frame: Frame::Stack,
+            frame: FrameId::Stack,
         };
         let a = Role {
             is_counted: true,

@@ -25,7 +25,7 @@ use crate::elf::arguments::{Argument, Operand};
 use crate::expression::typed::KeyPart;
 use crate::expression::{Filter, IntegerExpression};
 use crate::observe::buckets::Linear;
-use crate::observe::frame::Frame;
+use crate::observe::frame_id::FrameId;
 use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
 use crate::site::{CALL, CMP, INT3, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
 
@@ -98,7 +98,7 @@ pub(crate) struct Island {
 
 /// Bytes of a process that the patch of a point overwrites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct PatchPlace {
     pub(crate) at: LiveAddr,
     /// What is there while the point is not patched; of a site, while its probe is disabled, too.
     pub(crate) before: PatchBytes,
@@ -108,7 +108,7 @@ pub(crate) struct Place {
 
 /// What the bytes of a place, found in memory, say of its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum PlaceState {
     /// Its patch.
     Patched,
     /// Some bytes of its patch and some original ones: the process has discarded a page of the patch, or a tool was
@@ -133,7 +133,7 @@ impl Point {
     }
 
     /// Returns the places that its patch overwrites, which are written at once; the trampoline must be within reach.
-    pub(crate) fn places(&self, trampoline: LiveAddr) -> impl Iterator<Item = Place> + use<> {
+    pub(crate) fn places(&self, trampoline: LiveAddr) -> impl Iterator<Item = PatchPlace> + use<> {
         let near = |opcode, at: LiveAddr| {
             let displacement = trampoline.0.wrapping_sub(at.plus(PATCH_LEN as u64).0) as u32;
             let [a, b, c, d] = displacement.to_le_bytes();
@@ -142,7 +142,7 @@ impl Point {
         let (first, last) = match self.kind {
             PointKind::Site { .. } => {
                 let at = self.address.plus(OPCODE_OFFSET);
-                let place = Place {
+                let place = PatchPlace {
                     at,
                     before: PatchBytes::of(&self.site_code(CMP)),
                     after: PatchBytes::of(&near(CALL, at)),
@@ -158,12 +158,12 @@ impl Point {
                         [SHORT_JMP, short as u8, 0, 0, 0]
                     }
                 };
-                let place = Place {
+                let place = PatchPlace {
                     at,
                     before,
                     after: PatchBytes::of(&after[..before.len()]),
                 };
-                let island = island.map(|Island { at, before }| Place {
+                let island = island.map(|Island { at, before }| PatchPlace {
                     at,
                     before: PatchBytes::of(&before),
                     after: PatchBytes::of(&near(JMP, at)),
@@ -214,7 +214,7 @@ impl Point {
     }
 
     /// Returns the original bytes of one of its places; of a site, those of a probe that is enabled or disabled.
-    pub(crate) fn unpatched(&self, place: &Place, enabled: bool) -> PatchBytes {
+    pub(crate) fn unpatched(&self, place: &PatchPlace, enabled: bool) -> PatchBytes {
         match self.kind {
             PointKind::Site { .. } if enabled => PatchBytes::of(&self.site_code(CALL)),
             _ => place.before,
@@ -238,24 +238,24 @@ impl Point {
     }
 
     /// Returns what the bytes `found` at a place say.
-    pub(crate) fn judge(&self, place: &Place, found: [u8; PATCH_LEN]) -> Found {
+    pub(crate) fn judge(&self, place: &PatchPlace, found: [u8; PATCH_LEN]) -> PlaceState {
         let PointKind::Site { .. } = self.kind else {
             // It is written at once, so that it is never half patched.
             return match PatchBytes::of(&found[..place.after.len()]) {
-                found if found == place.after => Found::Patched,
-                found if found == place.before => Found::Unpatched,
-                found if is_under_breakpoint(place, &found) => Found::UnderBreakpoint,
-                _ => Found::Other,
+                found if found == place.after => PlaceState::Patched,
+                found if found == place.before => PlaceState::Unpatched,
+                found if is_under_breakpoint(place, &found) => PlaceState::UnderBreakpoint,
+                _ => PlaceState::Other,
             };
         };
         if found[..] == *place.after {
-            Found::Patched
+            PlaceState::Patched
         } else if is_half_patched(place, &found) {
-            Found::PartlyPatched
+            PlaceState::PartlyPatched
         } else if matches!(found[0], CMP | CALL) && is_mixed(place, &found) {
-            Found::Unpatched
+            PlaceState::Unpatched
         } else {
-            Found::Other
+            PlaceState::Other
         }
     }
 }
@@ -264,7 +264,7 @@ impl Point {
 /// each byte of the operand is either the original one or that of the patch. All four may be
 /// original only if the patch crosses a page boundary, where patches are always written in
 /// steps. There, the opcode may also be that of the patch, if the process has discarded the second page.
-fn is_half_patched(place: &Place, found: &[u8; PATCH_LEN]) -> bool {
+fn is_half_patched(place: &PatchPlace, found: &[u8; PATCH_LEN]) -> bool {
     let is_operand_changed = found[1..] != place.before[1..];
     let crosses = crosses(place.at, PAGE);
     let is_begun = match found[0] {
@@ -276,7 +276,7 @@ fn is_half_patched(place: &Place, found: &[u8; PATCH_LEN]) -> bool {
 }
 
 /// Returns whether `found` is the patch of an instruction, except for breakpoints.
-fn is_under_breakpoint(place: &Place, found: &[u8]) -> bool {
+fn is_under_breakpoint(place: &PatchPlace, found: &[u8]) -> bool {
     let mut ours = found
         .iter()
         .zip(&*place.after)
@@ -286,7 +286,7 @@ fn is_under_breakpoint(place: &Place, found: &[u8]) -> bool {
 }
 
 /// Returns whether each byte of a displacement is either the original one or that of the patch.
-fn is_mixed(place: &Place, found: &[u8; PATCH_LEN]) -> bool {
+fn is_mixed(place: &PatchPlace, found: &[u8; PATCH_LEN]) -> bool {
     let both = place.before.iter().zip(place.after.iter());
     let mut bytes = found.iter().zip(both).skip(1);
     bytes.all(|(byte, (own, patched))| byte == own || byte == patched)
@@ -472,7 +472,7 @@ pub(crate) enum StackKind {
 pub(crate) struct Marks {
     /// The general register of the first argument.
     pub(crate) argument: Option<Register>,
-    pub(crate) frame: Frame,
+    pub(crate) frame: FrameId,
 }
 
 /// An end of the pair of this number.
@@ -780,7 +780,7 @@ mod tests {
     const TRAMPOLINE: LiveAddr = LiveAddr(0x806);
 
     /// What bytes say that are found at the only place of a site.
-    fn judged(address: u64, found: [u8; PATCH_LEN]) -> Found {
+    fn judged(address: u64, found: [u8; PATCH_LEN]) -> PlaceState {
         let point = Point {
             address: LiveAddr(address),
             ..POINT
@@ -791,8 +791,8 @@ mod tests {
         point.judge(&place, found)
     }
 
-    fn only(places: impl Iterator<Item = Place>) -> Place {
-        let places: Vec<Place> = places.collect();
+    fn only(places: impl Iterator<Item = PatchPlace>) -> PatchPlace {
+        let places: Vec<PatchPlace> = places.collect();
         assert_eq!(places.len(), 1);
         places[0]
     }
@@ -835,21 +835,21 @@ mod tests {
         let place = only(punned.places(TRAMPOLINE));
         assert_eq!(*place.after, [JMP, 1, 0xf8, 0xff]);
         let after = [JMP, 1, 0xf8, 0xff, 9];
-        assert_eq!(punned.judge(&place, after), Found::Patched);
-        assert_eq!(punned.judge(&place, [1, 2, 3, 4, 9]), Found::Unpatched);
-        assert_eq!(punned.judge(&place, [JMP, 2, 3, 4, 9]), Found::Other);
+        assert_eq!(punned.judge(&place, after), PlaceState::Patched);
+        assert_eq!(punned.judge(&place, [1, 2, 3, 4, 9]), PlaceState::Unpatched);
+        assert_eq!(punned.judge(&place, [JMP, 2, 3, 4, 9]), PlaceState::Other);
         for under in [[INT3, 1, 0xf8, 0xff, 9], [JMP, 1, 0xf8, INT3, 9]] {
-            assert_eq!(punned.judge(&place, under), Found::UnderBreakpoint);
+            assert_eq!(punned.judge(&place, under), PlaceState::UnderBreakpoint);
         }
         for other in [[INT3, 2, 3, 4, 9], [INT3; PATCH_LEN]] {
-            assert_eq!(punned.judge(&place, other), Found::Other);
+            assert_eq!(punned.judge(&place, other), PlaceState::Other);
         }
         let island = Island {
             at: LiveAddr(0x0ff0),
             before: [0xcc; PATCH_LEN],
         };
         let short = point(&[1, 2], Some(island));
-        let places: Vec<Place> = short.places(TRAMPOLINE).collect();
+        let places: Vec<PatchPlace> = short.places(TRAMPOLINE).collect();
         let [one, other] = places[..] else {
             panic!("{places:x?}");
         };
@@ -863,20 +863,23 @@ mod tests {
 
     #[test]
     fn half_written_patch_is_recognized() {
-        assert_eq!(judged(0x1000, [CALL, 0, 0xf8, 0xff, 0xff]), Found::Patched);
+        assert_eq!(
+            judged(0x1000, [CALL, 0, 0xf8, 0xff, 0xff]),
+            PlaceState::Patched
+        );
         for found in [[CMP, 0, 0xf8, 0xff, 0xff], [CMP, 0, 0x0f, 0, 0]] {
-            assert_eq!(judged(0x1000, found), Found::PartlyPatched);
+            assert_eq!(judged(0x1000, found), PlaceState::PartlyPatched);
         }
-        assert_eq!(judged(0x1000, [CALL, 0, 0x0f, 0, 0]), Found::Unpatched);
-        assert_eq!(judged(0x1000, [CMP, 1, 0x0f, 0, 0]), Found::Other);
+        assert_eq!(judged(0x1000, [CALL, 0, 0x0f, 0, 0]), PlaceState::Unpatched);
+        assert_eq!(judged(0x1000, [CMP, 1, 0x0f, 0, 0]), PlaceState::Other);
         // Still all original bytes: half written only if the patch crosses a page boundary.
         let own = [CMP, 0xfa, 0x0f, 0, 0];
-        assert_eq!(judged(0x1000, own), Found::Unpatched);
+        assert_eq!(judged(0x1000, own), PlaceState::Unpatched);
         for (address, crosses) in [(0xffa, false), (0xffb, true), (0xffe, true), (0xfff, false)] {
             let expected = if crosses {
-                Found::PartlyPatched
+                PlaceState::PartlyPatched
             } else {
-                Found::Unpatched
+                PlaceState::Unpatched
             };
             assert_eq!(judged(address, own), expected, "{address}");
         }
@@ -885,16 +888,22 @@ mod tests {
     #[test]
     fn discarded_second_page_leaves_a_half_patch() {
         let half = [CALL, 0, 0xf8, 0, 0];
-        assert_eq!(judged(0xffc, half), Found::PartlyPatched);
-        assert_eq!(judged(0xffa, half), Found::Unpatched);
-        assert_eq!(judged(0xffc, [CALL, 0xfa, 0x0f, 0, 0]), Found::Unpatched);
-        assert_eq!(judged(0xffc, [0xcc, 0, 0xf8, 0, 0]), Found::Other);
+        assert_eq!(judged(0xffc, half), PlaceState::PartlyPatched);
+        assert_eq!(judged(0xffa, half), PlaceState::Unpatched);
+        assert_eq!(
+            judged(0xffc, [CALL, 0xfa, 0x0f, 0, 0]),
+            PlaceState::Unpatched
+        );
+        assert_eq!(judged(0xffc, [0xcc, 0, 0xf8, 0, 0]), PlaceState::Other);
     }
 
     #[test]
     fn breakpoints_and_other_code_are_not_ours() {
-        assert_eq!(judged(0x1000, [0xcc, 0, 0xf8, 0xff, 0xff]), Found::Other);
-        assert_eq!(judged(0x1000, [CALL, 1, 2, 3, 4]), Found::Other);
+        assert_eq!(
+            judged(0x1000, [0xcc, 0, 0xf8, 0xff, 0xff]),
+            PlaceState::Other
+        );
+        assert_eq!(judged(0x1000, [CALL, 1, 2, 3, 4]), PlaceState::Other);
     }
 
     #[test]

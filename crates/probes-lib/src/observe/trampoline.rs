@@ -65,9 +65,9 @@ use self::call::{CallEnd, TimedCalls};
 use self::count::{CountPointers, SlowPath};
 use self::fields::FieldCopies;
 use self::filter::{FilterContext, SavedAt};
-use self::function_record::{RecordPointers, Recorded};
+use self::function_record::{RecordPointers, RecordedEvent};
 use self::pair::Ends;
-use self::saved::{LockedRegisters, Place, RED_ZONE, Saving};
+use self::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
 use self::template::{CountTemplate, CountTemplates};
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
@@ -81,13 +81,13 @@ use crate::patch_plan::site::PatchSite;
 use crate::site::{NOP, RET};
 
 /// A register that a trampoline uses, and the one that it is saved in.
-type Saved = (AsmRegister64, AsmRegisterMm);
+type SavedRegister = (AsmRegister64, AsmRegisterMm);
 
 /// Those of a trampoline that only counts.
-const SAVED_IF_COUNTED: [Saved; 2] = [(rcx, mm1), (rdx, mm2)];
+const SAVED_IF_COUNTED: [SavedRegister; 2] = [(rcx, mm1), (rdx, mm2)];
 
 /// Those of a trampoline with time stamps.
-const SAVED_IF_TIMED: [Saved; 8] = [
+const SAVED_IF_TIMED: [SavedRegister; 8] = [
     (rax, mm0),
     (rcx, mm1),
     (rdx, mm2),
@@ -260,12 +260,12 @@ fn of_recorded_function(
     };
     let mut code = Vec::new();
     if function.part != FunctionPart::Exit && !function.has_only_results {
-        code = code_at(at, Recorded::Call)?;
+        code = code_at(at, RecordedEvent::Call)?;
     }
     let here = at.plus(code.len() as u64);
     let copy = if function.has_results || function.exits_on.is_some() {
         let mut at_exit =
-            |at, kind| code_at(at, Recorded::Exit(kind)).map_err(|_| Refusal::OutOfReach);
+            |at, kind| code_at(at, RecordedEvent::Exit(kind)).map_err(|_| Refusal::OutOfReach);
         site.copy_with_exits(bias, here, &mut at_exit)
     } else {
         site.copy_at(bias, here)
@@ -421,7 +421,7 @@ fn of_filtered_function(
             count::emit_slow_path(&mut a, pointers.count, slow_path)?;
         }
     } else {
-        count_saved(&mut a, role, pointers, Place::Lock, (locked, counter))?;
+        count_saved(&mut a, role, pointers, SaveArea::Lock, (locked, counter))?;
     }
     a.set_label(&mut end)?;
     // A label needs an instruction.
@@ -444,9 +444,9 @@ fn ask_at_exit(
         ExitKind::Return => {
             // A result of C may be in the x87 unit.
             let place = if exits.is_ocaml {
-                Place::Mmx
+                SaveArea::Mmx
             } else {
-                Place::StackOrLock
+                SaveArea::StackOrLock
             };
             count_saved(&mut a, role, pointers, place, (locked, counter))?;
         }
@@ -455,7 +455,7 @@ fn ask_at_exit(
 }
 
 /// Returns the registers that the trampoline of a point uses, which have to be saved before.
-fn saved_for(role: &Role) -> &'static [Saved] {
+fn saved_for(role: &Role) -> &'static [SavedRegister] {
     match (&role.filter, &role.histogram) {
         _ if role.is_timed() || role.keys.is_some() => &SAVED_IF_TIMED,
         (filter, Some(histogram)) => values::saved(filter.as_deref(), histogram),
@@ -471,7 +471,7 @@ fn filter_and_count(
     a: &mut CodeAssembler,
     role: &Role,
     pointers: &Pointers,
-    saved: &'static [Saved],
+    saved: &'static [SavedRegister],
     pushed: u64,
     over: CodeLabel,
 ) -> Result<Vec<SlowPath>, IcedError> {
@@ -524,7 +524,7 @@ fn count_saved(
     a: &mut CodeAssembler,
     role: &Role,
     pointers: &Pointers,
-    place: Place,
+    place: SaveArea,
     (locked, counter): (LockedRegisters, LiveAddr),
 ) -> Result<(), IcedError> {
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
@@ -539,9 +539,9 @@ fn count_saved(
     let context = FilterContext {
         saved,
         saved_at: match place {
-            Place::Mmx | Place::StackOrMmx => SavedAt::Copies,
-            Place::Lock => SavedAt::Address(registers),
-            Place::StackOrLock => SavedAt::StackOrAddress(registers),
+            SaveArea::Mmx | SaveArea::StackOrMmx => SavedAt::Copies,
+            SaveArea::Lock => SavedAt::Address(registers),
+            SaveArea::StackOrLock => SavedAt::StackOrAddress(registers),
         },
         pushed: 0,
         shared: pointers.shared,
@@ -747,7 +747,7 @@ fn recording(
         None if sampled_first.is_some() => vec![rax, rdx],
         None => Vec::new(),
     };
-    let is_first = |(register, _): &&Saved| first.contains(register);
+    let is_first = |(register, _): &&SavedRegister| first.contains(register);
     let (mut skipped, mut untyped) = (a.create_label(), a.create_label());
     for (register, copy) in saved.iter().filter(is_first) {
         a.movq(*copy, *register)?;
@@ -929,7 +929,7 @@ fn load_at_point(
     a: &mut CodeAssembler,
     to: AsmRegister64,
     register: Register,
-    saved: &[Saved],
+    saved: &[SavedRegister],
 ) -> Result<(), IcedError> {
     let register = get_gpr64(register);
     match saved.iter().find(|(saved, _)| Some(*saved) == register) {

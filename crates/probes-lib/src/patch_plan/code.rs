@@ -24,7 +24,7 @@ const MAX_SEGMENTS: usize = 64;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Code {
-    segments: Vec<Segment>,
+    segments: Vec<CodeSegment>,
     /// Whether the object is loaded exactly where it was linked.
     is_fixed: bool,
     /// The bytes that others change.
@@ -34,7 +34,7 @@ pub struct Code {
 }
 
 #[derive(Clone, Debug)]
-struct Segment {
+struct CodeSegment {
     start: u64,
     bytes: Vec<u8>,
     contents: Contents,
@@ -49,7 +49,7 @@ pub(super) enum Contents {
     Both,
 }
 
-impl Segment {
+impl CodeSegment {
     fn range(&self) -> Range<u64> {
         self.start..self.start.saturating_add(self.bytes.len() as u64)
     }
@@ -85,7 +85,7 @@ impl Code {
         if self.segments.len() == MAX_SEGMENTS || end.is_none_or(|end| end > 1 << 63) {
             return false;
         }
-        self.segments.push(Segment {
+        self.segments.push(CodeSegment {
             start: start.0,
             bytes,
             contents,
@@ -203,7 +203,7 @@ impl Code {
             .segments
             .iter()
             .filter(|it| it.contents != Contents::Data);
-        executable.map(Segment::range)
+        executable.map(CodeSegment::range)
     }
 
     pub(super) fn is_executable(&self, address: u64) -> bool {
@@ -230,7 +230,7 @@ impl Code {
         if self.is_fixed && (window.end <= USER.start || window.start >= USER.end) {
             return false;
         }
-        let is_taken = |segment: &Segment| {
+        let is_taken = |segment: &CodeSegment| {
             let range = segment.range();
             i128::from(range.start) <= window.start && window.end <= i128::from(range.end)
         };

@@ -63,7 +63,7 @@ impl TableKind {
 
 /// Where `struct code_fragment` has its digest and status; both are preceded by its start and end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
+struct FragmentLayout {
     /// In bytes.
     len: usize,
     digest: usize,
@@ -79,7 +79,7 @@ struct Layout {
 /// Offset and length of an integer, in bytes.
 type Field = (usize, usize);
 
-const WITH_FLAG: Layout = Layout {
+const WITH_FLAG: FragmentLayout = FragmentLayout {
     len: 40,
     digest: 16,
     status: (32, 1),
@@ -88,7 +88,7 @@ const WITH_FLAG: Layout = Layout {
     ignore: None,
 };
 
-const STATUS_LAST: Layout = Layout {
+const STATUS_LAST: FragmentLayout = FragmentLayout {
     len: 40,
     digest: 20,
     status: (36, 4),
@@ -97,7 +97,7 @@ const STATUS_LAST: Layout = Layout {
     ignore: Some(IGNORE),
 };
 
-const WITH_MUTEX: Layout = Layout {
+const WITH_MUTEX: FragmentLayout = FragmentLayout {
     len: 40,
     digest: 24,
     status: (20, 4),
@@ -122,7 +122,7 @@ pub(crate) struct CodeFragment {
     pub(crate) code: Range<LiveAddr>,
     pub(crate) status: DigestStatus,
     at: LiveAddr,
-    layout: Layout,
+    layout: FragmentLayout,
 }
 
 impl CodeFragment {
@@ -247,8 +247,8 @@ impl CodeFragments {
     fn parse(
         &self,
         memory: &impl ReadMemory,
-        places: &[Place],
-        layout: Layout,
+        places: &[FragmentPlace],
+        layout: FragmentLayout,
     ) -> Option<Vec<CodeFragment>> {
         let mut fragments = Vec::with_capacity(places.len());
         for place in places {
@@ -299,7 +299,7 @@ fn table_of(arrays: &[Symbol], lists: &[Symbol]) -> Result<(TableKind, FileAddr)
 }
 
 /// Where a fragment is, and the start of its code if the table says that, too.
-struct Place {
+struct FragmentPlace {
     fragment: LiveAddr,
     key: Option<u64>,
 }
@@ -316,7 +316,7 @@ fn words<const N: usize>(memory: &impl ReadMemory, at: u64) -> Result<[u64; N], 
     Ok(std::array::from_fn(|index| word(&bytes, index * 8)))
 }
 
-fn array(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTable> {
+fn array(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<FragmentPlace>, UnknownTable> {
     let [sizes, contents] = words(memory, at.0)?;
     let (size, capacity) = (sizes as u32 as usize, (sizes >> 32) as usize);
     if size > capacity || size > MAX_FRAGMENTS {
@@ -324,7 +324,7 @@ fn array(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTa
     }
     let place = |index: usize| {
         let [fragment] = words(memory, contents.wrapping_add(index as u64 * 8))?;
-        Ok(Place {
+        Ok(FragmentPlace {
             fragment: LiveAddr(fragment),
             key: None,
         })
@@ -333,7 +333,7 @@ fn array(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTa
 }
 
 /// `struct skipcell { uintnat key, data; struct skipcell * forward[]; }`
-fn skip_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTable> {
+fn skip_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<FragmentPlace>, UnknownTable> {
     let [level] = words(memory, at.0.wrapping_add(LEVELS * 8))?;
     if u64::from(level as u32) >= LEVELS {
         return Err(UnknownTable);
@@ -352,7 +352,10 @@ fn skip_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, Unkno
 /// struct lf_skipcell *garbage_next, *forward[]; }`
 ///
 /// There are sentinels at both ends. The lowest bit of `forward` is set in a cell that is removed.
-fn lock_free_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, UnknownTable> {
+fn lock_free_list(
+    memory: &impl ReadMemory,
+    at: LiveAddr,
+) -> Result<Vec<FragmentPlace>, UnknownTable> {
     const REMOVED: u64 = 1;
     let [head, tail] = words(memory, at.0)?;
     if (head, tail) == (0, 0) {
@@ -383,12 +386,12 @@ fn lock_free_list(memory: &impl ReadMemory, at: LiveAddr) -> Result<Vec<Place>, 
 }
 
 /// Adds a cell of a list, whose keys have to increase.
-fn add(places: &mut Vec<Place>, key: u64, fragment: u64) -> Result<(), UnknownTable> {
+fn add(places: &mut Vec<FragmentPlace>, key: u64, fragment: u64) -> Result<(), UnknownTable> {
     let last = places.last().and_then(|place| place.key);
     if last.is_some_and(|last| last >= key) || places.len() >= MAX_FRAGMENTS {
         return Err(UnknownTable);
     }
-    places.push(Place {
+    places.push(FragmentPlace {
         fragment: LiveAddr(fragment),
         key: Some(key),
     });

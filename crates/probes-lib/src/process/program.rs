@@ -204,7 +204,7 @@ pub(crate) struct MergedProbe<'p> {
 
 /// The sites and semaphores of one name in one object.
 #[derive(Clone, Debug)]
-pub(crate) struct Part<'p> {
+pub(crate) struct ObjectProbe<'p> {
     pub(crate) object: &'p Object,
     pub(crate) probe: Probe<'p>,
     /// Indices in the program.
@@ -251,14 +251,14 @@ impl<'p> MergedProbe<'p> {
     }
 
     /// Returns its sites and semaphores in each object that has it.
-    pub(crate) fn parts(self) -> impl Iterator<Item = Part<'p>> {
+    pub(crate) fn parts(self) -> impl Iterator<Item = ObjectProbe<'p>> {
         let program = self.program;
         let parts = program.parts[program.names[self.id].clone()].iter();
         parts.map(move |&(number, probe)| {
             let object = &program.objects[number];
             let probe = object.table.by_index(probe);
             let shifted = |range: Range<usize>, by: usize| range.start + by..range.end + by;
-            Part {
+            ObjectProbe {
                 object,
                 probe,
                 sites: shifted(probe.site_range(), program.sites[number]),

@@ -7,7 +7,7 @@ use crate::stacks::{StackFrame, ThreadRole};
 use crate::unwind::StackEnd;
 
 use super::activity::Activity;
-use super::found::WaitTimes;
+use super::time_sums::WaitTimes;
 
 /// The times of a process or thread, as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::observe::CopiedStack;
 use crate::sys::perf::SAMPLED_REGISTERS;
-use crate::unwind::registers::{self, Registers};
+use crate::unwind::registers::{self, FrameRegisters};
 
 /// `enum perf_event_type` and `PERF_RECORD_MISC_*` of linux/perf_event.h.
 const LOST: u32 = 2;
@@ -21,7 +21,7 @@ const HEADER: usize = 8;
 
 /// What the kernel has recorded of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct PerfRecord {
     /// By `CLOCK_MONOTONIC`.
     pub(super) at: Duration,
     pub(super) pid: i32,
@@ -47,7 +47,7 @@ pub(super) enum RecordKind {
 }
 
 /// Appends the records that `bytes` hold. What cannot be understood ends it.
-pub(super) fn parse(mut bytes: &[u8], records: &mut Vec<Record>) {
+pub(super) fn parse(mut bytes: &[u8], records: &mut Vec<PerfRecord>) {
     while let Some(header) = bytes.first_chunk::<HEADER>() {
         let [a, b, c, d, e, f, g, h] = *header;
         let kind = u32::from_le_bytes([a, b, c, d]);
@@ -64,7 +64,7 @@ pub(super) fn parse(mut bytes: &[u8], records: &mut Vec<Record>) {
     }
 }
 
-fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<Record> {
+fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<PerfRecord> {
     if kind == SAMPLE {
         let (head, rest) = body.split_at_checked(SAMPLE_HEAD)?;
         return record(head, RecordKind::Sample(copied(rest).map(Arc::new)));
@@ -90,12 +90,12 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<Record> {
 const SAMPLE_HEAD: usize = 24;
 
 /// Parses the process, the thread, the time and the event.
-fn record(bytes: &[u8], kind: RecordKind) -> Option<Record> {
+fn record(bytes: &[u8], kind: RecordKind) -> Option<PerfRecord> {
     let sample = bytes.first_chunk::<SAMPLE_HEAD>()?;
     let number = |at: usize| Some(i32::from_le_bytes(*sample.get(at..)?.first_chunk()?));
     let [time, event] =
         [8, 16].map(|at| Some(u64::from_le_bytes(*sample.get(at..)?.first_chunk()?)));
-    Some(Record {
+    Some(PerfRecord {
         at: Duration::from_nanos(time?),
         pid: number(0)?,
         tid: number(4)?,
@@ -138,7 +138,7 @@ fn copied(bytes: &[u8]) -> Option<CopiedStack> {
     if word()? != ABI_64 {
         return None;
     }
-    let mut registers = Registers::new(0, 0);
+    let mut registers = FrameRegisters::new(0, 0);
     for register in IN_ORDER {
         let value = word()?;
         match register {
@@ -170,7 +170,7 @@ mod tests {
         bytes
     }
 
-    fn parsed(bytes: &[u8]) -> Vec<Record> {
+    fn parsed(bytes: &[u8]) -> Vec<PerfRecord> {
         let mut records = Vec::new();
         parse(bytes, &mut records);
         records
@@ -202,7 +202,7 @@ mod tests {
             (4000, RecordKind::Lost(17)),
             (5000, RecordKind::Exited),
         ];
-        let expected = expected.map(|(time, kind)| Record {
+        let expected = expected.map(|(time, kind)| PerfRecord {
             at: Duration::from_nanos(time),
             pid: 4242,
             tid: 4243,
@@ -243,7 +243,7 @@ mod tests {
             panic!("{:?}", parsed(&whole));
         };
         assert_eq!((found.at, found.tid), (Duration::from_nanos(6000), 4243));
-        let mut expected = Registers::new(0x40_1000, STACK);
+        let mut expected = FrameRegisters::new(0x40_1000, STACK);
         let known = [
             (registers::RAX, 1),
             (registers::RCX, 2),

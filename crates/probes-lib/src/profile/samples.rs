@@ -102,7 +102,7 @@ impl<K> Samples<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::records::{Record, RecordKind};
+    use super::super::records::{PerfRecord, RecordKind};
     use super::*;
     use RecordKind::{In, Out, Preempted};
 
@@ -121,7 +121,7 @@ mod tests {
         let mut found = Vec::new();
         for (time, kind) in records {
             samples.take_until(at(*time), &waits, |it| found.push(it));
-            waits.add(Record {
+            waits.add(PerfRecord {
                 at: at(*time),
                 pid: PID,
                 tid: PID,

@@ -1,4 +1,4 @@
-//! [`Switches`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)), and samples of them while they
+//! [`SwitchRecorder`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)), and samples of them while they
 //! run.
 //!
 //! ```text
@@ -16,10 +16,10 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{SysconfVar, sysconf};
 
-use super::records::{self, Record};
+use super::records::{self, PerfRecord};
 use crate::process::Process;
 use crate::stacks::monotonic_now;
-use crate::sys::perf::{ClockSamples, Event, Ring};
+use crate::sys::perf::{ClockSamples, PerfEvent, Ring};
 
 /// The length of a ring, a power of two. Half of it is what an ordinary user may lock for each processor.
 const RING_LEN: usize = 1 << 20;
@@ -46,11 +46,11 @@ const ATTEMPTS: usize = 20;
 
 /// Records the switches of a process.
 #[derive(Debug)]
-pub(super) struct Switches {
+pub(super) struct SwitchRecorder {
     /// With their processors.
     rings: Vec<(i32, Ring)>,
     /// The events that write to the ring of another one.
-    events: Vec<Event>,
+    events: Vec<PerfEvent>,
     samples: Option<ClockSamples>,
     /// The threads whose events were opened, by the numbers of these.
     opened: HashMap<u64, i32>,
@@ -59,13 +59,13 @@ pub(super) struct Switches {
     counted: HashMap<i32, i32>,
     bytes: Vec<u8>,
     /// In the order of their times, as far as they are known.
-    held_back: Vec<Record>,
+    held_back: Vec<PerfRecord>,
     /// When they were last read, and in what time the fullest ring would fill up if records came as fast as before that.
     read_at: Duration,
     fills_up_in: Duration,
 }
 
-impl Switches {
+impl SwitchRecorder {
     /// Begins to record the switches of all threads, and `samples` of them; returns the threads.
     ///
     /// # Errors
@@ -74,9 +74,9 @@ impl Switches {
     pub(super) fn of_process(
         process: &Process,
         samples: Option<ClockSamples>,
-    ) -> io::Result<(Switches, Vec<i32>)> {
+    ) -> io::Result<(SwitchRecorder, Vec<i32>)> {
         let processors = processors()?;
-        let mut switches = Switches::of_none(samples);
+        let mut switches = SwitchRecorder::of_none(samples);
         let (mut begun, mut known) = (Vec::new(), HashSet::new());
         for _ in 0..ATTEMPTS {
             let tids = process.threads().and_then(|mut list| list.read())?;
@@ -102,8 +102,8 @@ impl Switches {
         Ok((switches, begun))
     }
 
-    fn of_none(samples: Option<ClockSamples>) -> Switches {
-        Switches {
+    fn of_none(samples: Option<ClockSamples>) -> SwitchRecorder {
+        SwitchRecorder {
             rings: Vec::new(),
             events: Vec::new(),
             samples,
@@ -120,12 +120,12 @@ impl Switches {
     ///
     /// # Errors
     ///
-    /// Same as [`Switches::of_process`].
+    /// Same as [`SwitchRecorder::of_process`].
     pub(super) fn try_out(process: &Process) -> io::Result<()> {
         let processors = processors()?;
         let tids = process.threads().and_then(|mut list| list.read())?;
         refuse_too_many(tids.len().saturating_mul(processors.len()))?;
-        let mut switches = Switches::of_none(None);
+        let mut switches = SwitchRecorder::of_none(None);
         for tid in tids {
             if switches.open_first(tid, &processors)? {
                 return Ok(());
@@ -185,7 +185,7 @@ impl Switches {
     fn open_rings(&self, tid: i32, processors: &[i32], len: usize) -> io::Result<Vec<(i32, Ring)>> {
         let mut rings = Vec::new();
         for &processor in processors {
-            let event = match Event::of_switches(tid, processor, self.samples.as_ref()) {
+            let event = match PerfEvent::of_switches(tid, processor, self.samples.as_ref()) {
                 // It is offline, or does not exist.
                 Err(error) if is_offline(&error) && processor > 0 => continue,
                 opened => opened?,
@@ -198,7 +198,7 @@ impl Switches {
     /// Opens the events of another thread; returns false if it has exited.
     fn open(&mut self, tid: i32) -> io::Result<bool> {
         for (processor, ring) in &self.rings {
-            let event = match Event::of_switches(tid, *processor, self.samples.as_ref()) {
+            let event = match PerfEvent::of_switches(tid, *processor, self.samples.as_ref()) {
                 Err(error) if is_exited(&error) => return Ok(false),
                 Err(error) if is_offline(&error) => continue,
                 opened => opened?,
@@ -212,7 +212,7 @@ impl Switches {
     }
 
     /// Returns whether a sample is the one that counts, of those that a thread has for several events.
-    pub(super) fn is_counted(&mut self, sample: &Record) -> bool {
+    pub(super) fn is_counted(&mut self, sample: &PerfRecord) -> bool {
         let Some(&of) = self.opened.get(&sample.event) else {
             return false;
         };
@@ -226,7 +226,7 @@ impl Switches {
 
     /// Returns the records that were written since the last call, in the order of their times, and the time until which there are
     /// all: not those of the last 500 µs when more are to come.
-    pub(super) fn read(&mut self, is_last: bool) -> (Vec<Record>, Duration) {
+    pub(super) fn read(&mut self, is_last: bool) -> (Vec<PerfRecord>, Duration) {
         let now = monotonic_now();
         let until = match is_last {
             true => Duration::MAX,
@@ -285,12 +285,12 @@ mod tests {
 
     #[test]
     fn samples_of_several_events_count_once() {
-        let mut switches = Switches::of_none(None);
+        let mut switches = SwitchRecorder::of_none(None);
         // The events of threads 10 and 20; 20 was created by 10 after that of 10 was opened, and has both.
         switches.opened = HashMap::from([(1, 10), (2, 20)]);
         switches.counted = HashMap::from([(10, 10), (20, 20)]);
         let mut is_counted = |tid, event| {
-            switches.is_counted(&Record {
+            switches.is_counted(&PerfRecord {
                 at: Duration::ZERO,
                 pid: 10,
                 tid,

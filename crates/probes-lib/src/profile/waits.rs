@@ -10,7 +10,7 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::records::{Record, RecordKind};
+use super::records::{PerfRecord, RecordKind};
 
 /// The waits of the threads of a process; `L` is what a look at a thread tells.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Waits<L> {
 
 /// A thread that was off the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wait<L> {
+pub(super) struct ThreadWait<L> {
     pub(super) tid: i32,
     pub(super) from: Duration,
     pub(super) time: Duration,
@@ -51,7 +51,7 @@ pub(super) enum Cause {
 
 impl Cause {
     pub(super) fn of<'s, L>(
-        wait: &Wait<L>,
+        wait: &ThreadWait<L>,
         stops: impl IntoIterator<Item = &'s Range<Duration>>,
     ) -> Cause {
         let stop = stops.into_iter().find(|stop| stop.contains(&wait.from));
@@ -75,7 +75,7 @@ pub(super) enum Presence {
 
 #[derive(Debug)]
 struct Thread<L> {
-    state: State,
+    state: SwitchState,
     look: Option<(Duration, L)>,
     on_since: Option<Duration>,
     /// How often it has begun to wait.
@@ -85,7 +85,7 @@ struct Thread<L> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SwitchState {
     /// Nothing is recorded yet since this time.
     Unknown(Duration),
     On,
@@ -109,7 +109,7 @@ impl<L: Clone> Waits<L> {
     pub(super) fn begin(&mut self, tid: i32) {
         let at = self.begun;
         let begun = || Thread {
-            state: State::Unknown(at),
+            state: SwitchState::Unknown(at),
             look: None,
             on_since: None,
             begun: 0,
@@ -128,7 +128,7 @@ impl<L: Clone> Waits<L> {
     /// Returns whether a thread waits, and was not looked at since it does, as far as is known.
     pub(super) fn is_unseen(&self, tid: i32) -> bool {
         self.threads.get(&tid).is_some_and(|thread| {
-            let State::Off(since) = thread.state else {
+            let SwitchState::Off(since) = thread.state else {
                 return false;
             };
             thread.look.as_ref().is_none_or(|(at, _)| *at < since)
@@ -146,13 +146,13 @@ impl<L: Clone> Waits<L> {
     }
 
     /// Returns whether a record is of a thread of the process, and of the time that is recorded.
-    pub(super) fn is_counted(&self, record: &Record) -> bool {
+    pub(super) fn is_counted(&self, record: &PerfRecord) -> bool {
         // Before Linux 5.13, those of child processes are recorded, too.
         record.pid == self.pid && record.at >= self.begun
     }
 
     /// Adds the next record; they are given in the order of their times. Returns the wait that it ends.
-    pub(super) fn add(&mut self, record: Record) -> Option<Wait<L>> {
+    pub(super) fn add(&mut self, record: PerfRecord) -> Option<ThreadWait<L>> {
         if let RecordKind::Lost(many) = record.kind {
             self.lost = self.lost.saturating_add(many);
             for thread in self.threads.values_mut() {
@@ -174,7 +174,7 @@ impl<L: Clone> Waits<L> {
             Entry::Vacant(_) if is_exit => return None,
             // It was created by a thread whose switches are recorded.
             entry => entry.or_insert(Thread {
-                state: State::On,
+                state: SwitchState::On,
                 look: None,
                 on_since: None,
                 begun: 0,
@@ -183,14 +183,18 @@ impl<L: Clone> Waits<L> {
         };
         // A thread may have an event twice: of the process, and of the thread that has created it.
         let (state, since) = match (&record.kind, entry.state) {
-            (RecordKind::In, State::Off(since) | State::Unknown(since)) => (State::On, Some(since)),
-            (RecordKind::In, _) => (State::On, None),
-            (RecordKind::Out, State::Off(since)) if !entry.is_doubtful => (State::Off(since), None),
-            (RecordKind::Out, _) => (State::Off(at), None),
-            (_, State::Off(since)) if !entry.is_doubtful => (State::Off(since), None),
-            (_, _) => (State::Ready, None),
+            (RecordKind::In, SwitchState::Off(since) | SwitchState::Unknown(since)) => {
+                (SwitchState::On, Some(since))
+            }
+            (RecordKind::In, _) => (SwitchState::On, None),
+            (RecordKind::Out, SwitchState::Off(since)) if !entry.is_doubtful => {
+                (SwitchState::Off(since), None)
+            }
+            (RecordKind::Out, _) => (SwitchState::Off(at), None),
+            (_, SwitchState::Off(since)) if !entry.is_doubtful => (SwitchState::Off(since), None),
+            (_, _) => (SwitchState::Ready, None),
         };
-        if matches!(state, State::Off(_)) && state != entry.state {
+        if matches!(state, SwitchState::Off(_)) && state != entry.state {
             entry.begun += 1;
         }
         entry.state = state;
@@ -208,39 +212,39 @@ impl<L: Clone> Waits<L> {
             return (Presence::OnProcessor, 0);
         };
         let presence = match thread.state {
-            State::Unknown(_) | State::On => Presence::OnProcessor,
-            State::Ready => Presence::Runnable,
-            State::Off(_) => Presence::Off,
+            SwitchState::Unknown(_) | SwitchState::On => Presence::OnProcessor,
+            SwitchState::Ready => Presence::Runnable,
+            SwitchState::Off(_) => Presence::Off,
         };
         (presence, thread.begun)
     }
 
     /// Returns the waits that last, up to now. They go on from there.
-    pub(super) fn lasting(&mut self, now: Duration) -> Vec<Wait<L>> {
+    pub(super) fn lasting(&mut self, now: Duration) -> Vec<ThreadWait<L>> {
         let mut waits = Vec::new();
         for (&tid, thread) in &mut self.threads {
             let since = match (thread.state, &thread.look) {
-                (State::Off(since), _) => since,
+                (SwitchState::Off(since), _) => since,
                 // It was seen to wait, and nothing was recorded since.
-                (State::Unknown(since), Some((at, _))) if *at >= since => since,
+                (SwitchState::Unknown(since), Some((at, _))) if *at >= since => since,
                 _ => continue,
             };
             waits.push(thread.wait(tid, since, now));
-            thread.state = State::Off(now);
+            thread.state = SwitchState::Off(now);
         }
         waits
     }
 }
 
 impl<L: Clone> Thread<L> {
-    fn wait(&self, tid: i32, since: Duration, until: Duration) -> Wait<L> {
+    fn wait(&self, tid: i32, since: Duration, until: Duration) -> ThreadWait<L> {
         let look = self.look.clone();
         let is_meanwhile = |at: Duration| since <= at && at <= until;
         let (seen, before) = match look {
             Some((at, look)) if is_meanwhile(at) => (Some(look), None),
             look => (None, look.map(|(_, look)| look)),
         };
-        Wait {
+        ThreadWait {
             tid,
             from: since,
             on_since: self.on_since,
@@ -262,8 +266,8 @@ mod tests {
         Duration::from_micros(microseconds)
     }
 
-    fn record(time: u64, kind: RecordKind) -> Record {
-        Record {
+    fn record(time: u64, kind: RecordKind) -> PerfRecord {
+        PerfRecord {
             at: at(time),
             pid: PID,
             tid: PID,
@@ -321,7 +325,7 @@ mod tests {
         }
         waits.looked(1, at(101), "read");
         waits.looked(3, at(140), "read");
-        let out = Record {
+        let out = PerfRecord {
             tid: 3,
             ..record(130, Out)
         };
@@ -380,7 +384,7 @@ mod tests {
         let records = [(10, Out), (20, In), (30, Exited), (40, In), (50, Exited)];
         assert_eq!(add(&mut waits, &records), [(10, None)]);
         assert!(waits.threads.is_empty());
-        let other = Record {
+        let other = PerfRecord {
             pid: 2,
             ..record(60, Out)
         };

@@ -22,7 +22,7 @@ const MOST_KEPT: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub(super) struct StwRequests {
     /// By when they began.
-    open: BTreeMap<u64, Request>,
+    open: BTreeMap<u64, StwRequest>,
     /// Which domain joined when: of this read, and of the one before.
     joins: [Vec<(u64, u32)>; 2],
     /// The last request of the last read, and of the one before.
@@ -31,7 +31,7 @@ pub(super) struct StwRequests {
 }
 
 #[derive(Debug)]
-struct Request {
+struct StwRequest {
     /// When its leader went on; `None` if it has not.
     ended: Option<u64>,
     /// Which domain joined last, and how late.
@@ -58,7 +58,7 @@ impl StwRequests {
             self.open.pop_first();
         }
         let (ended, last) = (None, None);
-        self.open.insert(time, Request { ended, last });
+        self.open.insert(time, StwRequest { ended, last });
     }
 
     /// The domain that has made one goes on.
@@ -114,7 +114,7 @@ impl StwRequests {
         self.close(closed);
     }
 
-    fn close(&mut self, requests: BTreeMap<u64, Request>) {
+    fn close(&mut self, requests: BTreeMap<u64, StwRequest>) {
         let last = requests.values().filter_map(|request| request.last);
         for (_, domain) in last {
             self.domains.entry(domain).or_default().last += 1;

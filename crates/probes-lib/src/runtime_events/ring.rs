@@ -57,7 +57,7 @@ pub(super) struct RingReader {
 
 /// Where words are copied to, which is kept between reads.
 #[derive(Debug, Default)]
-pub(super) struct Copied {
+pub(super) struct CopyBuffer {
     bytes: Vec<u8>,
     words: Vec<u64>,
 }
@@ -70,7 +70,7 @@ impl RingReader {
         header: &Header,
         names: &Names,
         tail: u64,
-        copied: &mut Copied,
+        copied: &mut CopyBuffer,
         mut visit: impl FnMut(InRing<'_>),
     ) -> Result<(), RingError> {
         let domain = self.domain;
@@ -137,7 +137,7 @@ impl RingReader {
     }
 }
 
-impl Copied {
+impl CopyBuffer {
     /// Copies words of a ring, by their numbers since its beginning.
     fn read(
         &mut self,

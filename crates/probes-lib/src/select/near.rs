@@ -63,13 +63,13 @@ fn similarity(name: &str, other: &str) -> f64 {
 
 /// A glob, as what it is compared by.
 struct Pattern {
-    parts: Vec<Part>,
+    parts: Vec<PatternPart>,
     /// How many of its characters stand for themselves.
     literals: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum PatternPart {
     /// A character that stands for itself.
     Literal(char),
     /// Any character: `?`, or one of a set.
@@ -85,8 +85,8 @@ impl Pattern {
         let mut rest = text.chars();
         while let Some(next) = rest.next() {
             parts.push(match next {
-                '*' => Part::Any,
-                '?' => Part::One,
+                '*' => PatternPart::Any,
+                '?' => PatternPart::One,
                 // A `]` that comes first is one of the characters.
                 '[' => {
                     let is_first = |inside: &str| inside.starts_with(']');
@@ -95,13 +95,13 @@ impl Pattern {
                     let skipped = usize::from(is_first(inside));
                     let end = inside[skipped..].find(']')?;
                     rest = inside[skipped + end + 1..].chars();
-                    Part::One
+                    PatternPart::One
                 }
-                '\\' => Part::Literal(rest.next()?),
-                literal => Part::Literal(literal),
+                '\\' => PatternPart::Literal(rest.next()?),
+                literal => PatternPart::Literal(literal),
             });
         }
-        let is_literal = |part: &&Part| matches!(part, Part::Literal(_));
+        let is_literal = |part: &&PatternPart| matches!(part, PatternPart::Literal(_));
         let literals = parts.iter().filter(is_literal).count();
         let is_glob = parts.iter().any(|part| !is_literal(&part));
         is_glob.then_some(Pattern { parts, literals })
@@ -121,25 +121,27 @@ impl Pattern {
         let mut earlier = before.clone();
         for (at, &part) in self.parts.iter().enumerate() {
             let mut row = Vec::with_capacity(name.len() + 1);
-            let missing = if part == Part::Any { 0 } else { EDIT };
+            let missing = if part == PatternPart::Any { 0 } else { EDIT };
             row.push(before[0] + missing);
             for (index, &found) in name.iter().enumerate() {
                 let same = match part {
-                    Part::Any => {
+                    PatternPart::Any => {
                         row.push(before[index + 1].min(row[index]));
                         continue;
                     }
-                    Part::One => 0,
-                    Part::Literal(wanted) if wanted == found => 0,
-                    Part::Literal(wanted) if wanted.eq_ignore_ascii_case(&found) => OTHER_CASE,
-                    Part::Literal(_) => EDIT,
+                    PatternPart::One => 0,
+                    PatternPart::Literal(wanted) if wanted == found => 0,
+                    PatternPart::Literal(wanted) if wanted.eq_ignore_ascii_case(&found) => {
+                        OTHER_CASE
+                    }
+                    PatternPart::Literal(_) => EDIT,
                 };
                 let mut cost = before[index] + same;
                 cost = cost.min(before[index + 1] + EDIT).min(row[index] + EDIT);
                 let is_transposed = at > 0
                     && index > 0
-                    && part == Part::Literal(name[index - 1])
-                    && self.parts[at - 1] == Part::Literal(found);
+                    && part == PatternPart::Literal(name[index - 1])
+                    && self.parts[at - 1] == PatternPart::Literal(found);
                 if is_transposed {
                     cost = cost.min(earlier[index - 1] + EDIT);
                 }

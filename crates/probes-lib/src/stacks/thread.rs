@@ -51,7 +51,7 @@ impl Slices {
 
 /// Where a thread has entered the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct KernelEntry {
     /// `None` if not by a system call.
     pub(super) call: Option<SystemCall>,
     pub(super) stack_pointer: u64,
@@ -172,15 +172,15 @@ fn counts_slices(file: &File) -> bool {
 
 impl Moment {
     /// Where it is blocked; `None` if it was running.
-    pub(super) fn place(&self) -> Option<Place> {
-        Place::parse(&self.syscall)
+    pub(super) fn place(&self) -> Option<KernelEntry> {
+        KernelEntry::parse(&self.syscall)
     }
 }
 
-impl Place {
+impl KernelEntry {
     /// Parses the line of `/proc/PID/task/TID/syscall`: the number of the system call and its six arguments, or -1; then the
     /// stack pointer and the program counter. `None` if it says `running`, or something else.
-    fn parse(line: &[u8]) -> Option<Place> {
+    fn parse(line: &[u8]) -> Option<KernelEntry> {
         let line = std::str::from_utf8(line).ok()?;
         let mut words = line.split_ascii_whitespace();
         let number: i64 = words.next()?.parse().ok()?;
@@ -197,7 +197,7 @@ impl Place {
             }),
             Err(_) => None,
         };
-        Some(Place {
+        Some(KernelEntry {
             call,
             stack_pointer,
             program_counter,
@@ -211,10 +211,10 @@ mod tests {
 
     #[test]
     fn lines_of_the_kernel_are_parsed() {
-        let place = |line: &str| Place::parse(line.as_bytes());
+        let place = |line: &str| KernelEntry::parse(line.as_bytes());
         assert_eq!(
             place("230 0x0 0x1 0x7ffe 0x0 0x0 0x8 0x7ffc1000 0x7f01\n"),
-            Some(Place {
+            Some(KernelEntry {
                 call: Some(SystemCall {
                     number: 230,
                     arguments: [0, 1, 0x7ffe, 0, 0, 8]
@@ -237,6 +237,6 @@ mod tests {
         ] {
             assert_eq!(place(other), None, "{other}");
         }
-        assert_eq!(Place::parse(b"\xff\n"), None);
+        assert_eq!(KernelEntry::parse(b"\xff\n"), None);
     }
 }

@@ -41,9 +41,9 @@ pub(crate) struct ClockSamples {
 
 /// An event of a thread on one processor. Threads that it creates later have the same.
 #[derive(Debug)]
-pub(crate) struct Event(OwnedFd);
+pub(crate) struct PerfEvent(OwnedFd);
 
-impl Event {
+impl PerfEvent {
     /// Opens an event that records when the thread is switched to and from, and the end of it and of the threads that it
     /// creates, with times of `CLOCK_MONOTONIC`; and samples of it, if any.
     ///
@@ -55,7 +55,7 @@ impl Event {
         tid: i32,
         processor: i32,
         samples: Option<&ClockSamples>,
-    ) -> io::Result<Event> {
+    ) -> io::Result<PerfEvent> {
         let mut attributes = perf_event_attr {
             size: size_of::<perf_event_attr>() as u32,
             type_: PERF_TYPE_SOFTWARE,
@@ -123,20 +123,20 @@ fn is_unknown_to_kernel(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::E2BIG))
 }
 
-fn open(attributes: &mut perf_event_attr, tid: i32, processor: i32) -> io::Result<Event> {
+fn open(attributes: &mut perf_event_attr, tid: i32, processor: i32) -> io::Result<PerfEvent> {
     const ALONE: i32 = -1;
     let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
     // SAFETY: the attributes are as long as their size says, and the kernel does not keep the pointer.
     let fd = Errno::result(unsafe { perf_event_open(attributes, tid, processor, ALONE, flags) })?;
     // SAFETY: the kernel has just opened it for us, and no other code has it.
-    Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
+    Ok(PerfEvent(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// The ring that the kernel writes the records of events of one processor to: a page that says where it writes and we read, and
 /// behind it the records.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    event: Event,
+    event: PerfEvent,
     start: NonNull<c_void>,
     /// The bytes of the records; a power of two.
     len: usize,
@@ -151,7 +151,7 @@ impl Ring {
     /// # Errors
     ///
     /// EPERM if it is more than may be locked (`kernel.perf_event_mlock_kb`), and those of mmap(2).
-    pub(crate) fn map(event: Event, len: usize) -> io::Result<Ring> {
+    pub(crate) fn map(event: PerfEvent, len: usize) -> io::Result<Ring> {
         let is_whole = len.is_power_of_two() && len >= PAGE as usize;
         let whole = NonZeroUsize::new(len.saturating_add(PAGE as usize));
         let Some(whole) = whole.filter(|_| is_whole) else {
@@ -165,7 +165,7 @@ impl Ring {
     }
 
     /// Its event.
-    pub(crate) fn event(&self) -> &Event {
+    pub(crate) fn event(&self) -> &PerfEvent {
         &self.event
     }
 

@@ -46,19 +46,19 @@ pub(crate) enum Wait {
 
 /// What is traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(crate) enum TraceScope {
     /// The threads of a process.
     Threads,
     /// Also the processes that it starts.
     Descendants,
 }
 
-impl Scope {
+impl TraceScope {
     fn options(self) -> Options {
         let threads = Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_TRACEEXEC;
         match self {
-            Scope::Threads => threads,
-            Scope::Descendants => {
+            TraceScope::Threads => threads,
+            TraceScope::Descendants => {
                 threads | Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK
             }
         }
@@ -68,7 +68,7 @@ impl Scope {
 /// Starts to trace a thread, without stopping it. What it starts is traced from its start, as far as `scope` says.
 ///
 /// `PTRACE_SEIZE`, not `PTRACE_ATTACH`: if we die, the kernel resumes it as if it had not been traced.
-pub(crate) fn seize(tid: i32, scope: Scope) -> Result<(), Errno> {
+pub(crate) fn seize(tid: i32, scope: TraceScope) -> Result<(), Errno> {
     let options = scope.options();
     fault_point!(Seize);
     ptrace::seize(Pid::from_raw(tid), options)
@@ -83,7 +83,7 @@ pub(crate) fn seize_for_exec(pid: i32) -> Result<(), Errno> {
 }
 
 /// Sets which of the threads and processes that a stopped tracee starts are traced.
-pub(crate) fn set_scope(tid: i32, scope: Scope) -> Result<(), Errno> {
+pub(crate) fn set_scope(tid: i32, scope: TraceScope) -> Result<(), Errno> {
     fault_point!(SetOptions);
     ptrace::setoptions(Pid::from_raw(tid), scope.options())
 }

@@ -40,7 +40,7 @@ pub(crate) fn monotonic() -> u64 {
 
 /// The counter and the clock at one moment.
 #[derive(Clone, Copy, Debug)]
-struct Reading {
+struct ClockReading {
     ticks: u64,
     at: Instant,
 }
@@ -65,17 +65,17 @@ fn read_with<T>(clock: impl Fn() -> T) -> (u64, T) {
     (best.1, best.2)
 }
 
-impl Reading {
-    fn take() -> Reading {
+impl ClockReading {
+    fn take() -> ClockReading {
         let (ticks, at) = read_with(Instant::now);
-        Reading { ticks, at }
+        ClockReading { ticks, at }
     }
 }
 
 /// Measures how long a tick is: the more exactly, the longer ago it was begun.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TickMeasurement {
-    begun: Reading,
+    begun: ClockReading,
 }
 
 /// Converts ticks to the time of day.
@@ -91,14 +91,14 @@ pub(crate) struct Clock {
 impl TickMeasurement {
     pub(crate) fn begin() -> TickMeasurement {
         TickMeasurement {
-            begun: Reading::take(),
+            begun: ClockReading::take(),
         }
     }
 
     /// Returns how many nanoseconds a tick is. Waits if the measurement has only just begun.
     pub(crate) fn nanoseconds_per_tick(&self) -> f64 {
         std::thread::sleep(MIN_MEASUREMENT.saturating_sub(self.begun.at.elapsed()));
-        let end = Reading::take();
+        let end = ClockReading::take();
         let ticks = end.ticks.saturating_sub(self.begun.ticks).max(1);
         (end.at - self.begun.at).as_nanos() as f64 / ticks as f64
     }

@@ -1,4 +1,4 @@
-//! [`Stacks`]: whether the stack of a stopped thread holds an address of some code, to which the
+//! [`StackRanges`]: whether the stack of a stopped thread holds an address of some code, to which the
 //! thread may return.
 
 use std::ops::Range;
@@ -28,18 +28,18 @@ const SEGMENTS: u64 = 0x002b_0000_0000_0033;
 
 /// Where the stacks of a process may be: memory that can be written, in order.
 #[derive(Debug)]
-pub(crate) struct Stacks(Vec<Range<u64>>);
+pub(crate) struct StackRanges(Vec<Range<u64>>);
 
-impl Stacks {
+impl StackRanges {
     /// Returns where the stacks of a process may be whose maps cannot be read: searching too much is safe; searching too
     /// little is not.
-    pub(crate) fn anywhere() -> Stacks {
-        Stacks(vec![ANYWHERE])
+    pub(crate) fn anywhere() -> StackRanges {
+        StackRanges(vec![ANYWHERE])
     }
 
     /// Returns where the stacks of a process with these mappings may be. Treats adjacent mappings as one stack, because a part of a stack may be locked, or have a
     /// name, and then is a mapping of its own. A stack ends at its guard page.
-    pub(crate) fn among(maps: &[Mapping]) -> Stacks {
+    pub(crate) fn among(maps: &[Mapping]) -> StackRanges {
         let mut stacks: Vec<Range<u64>> = Vec::new();
         for mapping in maps.iter().filter(|mapping| mapping.is_writable()) {
             match stacks.last_mut() {
@@ -47,7 +47,7 @@ impl Stacks {
                 _ => stacks.push(mapping.start.0..mapping.end.0),
             }
         }
-        Stacks(stacks)
+        StackRanges(stacks)
     }
 
     /// Returns the range to search if the stack pointer is `top`: it ends where this stack ends,
@@ -204,7 +204,7 @@ mod tests {
         let (one, other) = (0x10_0000, 0x20_0000);
         let leads = |on_one: Vec<(u64, u64)>, on_other: Vec<(u64, u64)>| {
             let memory = Pages([(one, on_one), (other, on_other)]);
-            let stacks = Stacks(vec![one..one + PAGE, other..other + PAGE]);
+            let stacks = StackRanges(vec![one..one + PAGE, other..other + PAGE]);
             let found = stacks.lead_into(&memory, LiveAddr(one + 0x20), &[0x7000..0x8000, CODE]);
             found.inspect(|at| assert_eq!(at.0, 0x5008)).is_some()
         };
@@ -232,7 +232,7 @@ mod tests {
             (one, frame(one + 0x100, other + 0x80, 0x1234)),
             (other, nested),
         ]);
-        let stacks = Stacks(vec![one..one + PAGE, other..other + PAGE]);
+        let stacks = StackRanges(vec![one..one + PAGE, other..other + PAGE]);
         let contexts = stacks.contexts(&memory, LiveAddr(one + 0x20));
         // Each behind the stack pointer of its frame.
         let expected = [(one + 0x108, 0x1234), (other + 0x208, 0x5678)];
@@ -247,11 +247,11 @@ mod tests {
     const START: u64 = 0x7f00_0000_0000;
     const LEN: u64 = 8 << 20;
 
-    fn above(stacks: &Stacks, top: u64) -> Range<u64> {
+    fn above(stacks: &StackRanges, top: u64) -> Range<u64> {
         stacks.above(top, MAX_SEARCHED)
     }
 
-    fn many_stacks() -> Stacks {
+    fn many_stacks() -> StackRanges {
         let lines = (0..THREADS).map(|thread| {
             let guard = START + thread * (PAGE + LEN);
             let (start, end) = (guard + PAGE, guard + PAGE + LEN);
@@ -259,7 +259,7 @@ mod tests {
                 "{guard:x}-{start:x} ---p 00000000 00:00 0 \n{start:x}-{end:x} rw-p 00000000 00:00 0 \n"
             )
         });
-        Stacks::among(&maps::parse(lines.collect::<String>().as_bytes()))
+        StackRanges::among(&maps::parse(lines.collect::<String>().as_bytes()))
     }
 
     /// The highest address of a thread's stack.
@@ -320,7 +320,7 @@ mod tests {
         let maps = b"7f0000000000-7f0000001000 rw-p 00000000 00:00 0 [anon: one]\n\
 7f0000001000-7f0000002000 rw-p 00000000 00:00 0 \n7f0000002000-7f0000003000 r--p 00000000 00:00 0 \n\
 7f0000003000-7f0000004000 rw-p 00000000 00:00 0 \n";
-        let stacks = Stacks::among(&maps::parse(maps));
+        let stacks = StackRanges::among(&maps::parse(maps));
         let start = 0x7f00_0000_0000;
         assert_eq!(above(&stacks, start), start..start + 0x2000);
         assert_eq!(

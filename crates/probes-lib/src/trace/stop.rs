@@ -20,7 +20,7 @@ use crate::error::{
 };
 use crate::process::denial;
 use crate::process::{Process, ThreadList};
-use crate::sys::ptrace::{self, Scope, Wait};
+use crate::sys::ptrace::{self, TraceScope, Wait};
 use crate::sys::signals;
 use crate::trace::lease::message::NotStopped;
 use crate::trace::lease::{Lease, NoLease, PATIENCE, is_closed};
@@ -67,7 +67,7 @@ impl Tracer<'_> {
         let mut budget = TimeBudget::new(limit);
         loop {
             let none = Stopped::none_yet(process, false);
-            let error = match self.stop_all(none, limit, Scope::Threads) {
+            let error = match self.stop_all(none, limit, TraceScope::Threads) {
                 Err(error) if is_traced(&error) => error,
                 stopped => return stopped,
             };
@@ -164,7 +164,7 @@ impl Tracer<'_> {
         limit: Duration,
     ) -> Result<Stopped<'p>> {
         let stopped = Stopped::none_yet(process, true);
-        self.stop_all(stopped, limit, Scope::Descendants)
+        self.stop_all(stopped, limit, TraceScope::Descendants)
     }
 
     /// Same as [`Tracer::stop`], for a process that this thread traces already and that must not run as it is: on an
@@ -175,16 +175,16 @@ impl Tracer<'_> {
         limit: Duration,
     ) -> Result<Stopped<'p>> {
         let stopped = Stopped::none_yet(process, false).killed_on_drop();
-        self.stop_all(stopped, limit, Scope::Threads)
+        self.stop_all(stopped, limit, TraceScope::Threads)
     }
 
     fn stop_all<'p>(
         &self,
         stopped: Stopped<'p>,
         limit: Duration,
-        scope: Scope,
+        scope: TraceScope,
     ) -> Result<Stopped<'p>> {
-        if scope == Scope::Threads {
+        if scope == TraceScope::Threads {
             // Not for a tracer that goes on tracing, which may be busy all the time.
             signals::raise_priority();
         }
@@ -251,7 +251,7 @@ fn interrupt_if_traced(tid: i32) -> bool {
 struct Stopping<'t, 'p> {
     tracer: &'t Tracer<'t>,
     stopped: Stopped<'p>,
-    scope: Scope,
+    scope: TraceScope,
     /// All tids of `stopped.tracees`, in the order in which they were found.
     order: Vec<i32>,
     /// The tids that a clone event reported before /proc listed them.
@@ -313,7 +313,7 @@ impl Stopping<'_, '_> {
                 continue;
             }
             has_new = true;
-            if self.scope == Scope::Descendants && interrupt_if_traced(tid) {
+            if self.scope == TraceScope::Descendants && interrupt_if_traced(tid) {
                 self.add(tid, Tracee::Running);
                 continue;
             }
@@ -402,14 +402,14 @@ impl Stopping<'_, '_> {
     /// Records the new state of a running thread; returns false if it still runs.
     fn has_stopped(&mut self, tid: i32) -> Result<bool> {
         let wait = match self.scope {
-            Scope::Threads => ptrace::peek_stop(tid),
-            Scope::Descendants => ptrace::peek_wait(tid),
+            TraceScope::Threads => ptrace::peek_stop(tid),
+            TraceScope::Descendants => ptrace::peek_wait(tid),
         };
         let tracee = match wait {
             Wait::Running => return Ok(false),
             Wait::Signal(signal) => self.stopped_with(tid, signal),
             Wait::EventStopped | Wait::GroupStopped => self.stopped_with(tid, 0),
-            Wait::Cloned(_) if self.scope == Scope::Descendants => self.stopped_with(tid, 0),
+            Wait::Cloned(_) if self.scope == TraceScope::Descendants => self.stopped_with(tid, 0),
             Wait::Cloned(child) => {
                 if !self.stopped.tracees.contains_key(&child) {
                     self.add(child, Tracee::Running);

@@ -22,7 +22,7 @@ use crate::sys::ptrace;
 use crate::trace::lease::Lease;
 use crate::trace::memory::StoppedMemory;
 use crate::trace::moves::Moves;
-use crate::trace::stacks::Stacks;
+use crate::trace::stacks::StackRanges;
 use crate::trace::thread_calls::ThreadCalls;
 use crate::trace::tracer::reap_if_exited;
 
@@ -62,7 +62,7 @@ pub(crate) struct Stopped<'p> {
     /// Its mappings, once they have been read: no thread maps memory meanwhile.
     maps: OnceCell<Vec<Mapping>>,
     /// Where its stacks are, according to its mappings.
-    stacks: OnceCell<Stacks>,
+    stacks: OnceCell<StackRanges>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -159,10 +159,10 @@ impl<'p> Stopped<'p> {
         Ok(self.maps.get_or_init(|| maps))
     }
 
-    fn stacks(&self) -> &Stacks {
+    fn stacks(&self) -> &StackRanges {
         let stacks = || {
             self.maps()
-                .map_or_else(|_| Stacks::anywhere(), Stacks::among)
+                .map_or_else(|_| StackRanges::anywhere(), StackRanges::among)
         };
         self.stacks.get_or_init(stacks)
     }

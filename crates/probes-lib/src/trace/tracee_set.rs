@@ -24,7 +24,7 @@ use nix::sys::prctl;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::process::Process;
-use crate::sys::ptrace::{self, Scope, Wait};
+use crate::sys::ptrace::{self, TraceScope, Wait};
 use crate::trace::starvation::StarvedThreads;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
@@ -199,7 +199,7 @@ impl<'t> TraceeSet<'t> {
     pub(crate) fn adopt(&mut self, process: &Process, stopped: Stopped<'_>) {
         for tid in stopped.keep_stopped() {
             // It fails only if the process has been killed.
-            let _ = ptrace::set_scope(tid, Scope::Descendants);
+            let _ = ptrace::set_scope(tid, TraceScope::Descendants);
             if ptrace::is_at_exec(tid) {
                 ptrace::resume(tid, 0);
             }

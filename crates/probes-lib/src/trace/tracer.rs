@@ -26,7 +26,7 @@ use nix::errno::Errno;
 use crate::error::{Result, SystemError};
 use crate::process::Process;
 use crate::process::denial::TRACER_NAME;
-use crate::sys::ptrace::{self, Scope, Wait};
+use crate::sys::ptrace::{self, TraceScope, Wait};
 use crate::sys::signals::{self, BlockedSignals};
 use crate::trace::lease::Lease;
 
@@ -162,7 +162,7 @@ impl Tracer<'_> {
     }
 
     /// Starts to trace a thread; the watchdog looks whether that hangs.
-    pub(crate) fn seize(&self, tid: i32, scope: Scope) -> Result<(), Errno> {
+    pub(crate) fn seize(&self, tid: i32, scope: TraceScope) -> Result<(), Errno> {
         self.seizes.fetch_add(1, Ordering::Relaxed);
         let result = ptrace::seize(tid, scope);
         self.seizes.fetch_add(1, Ordering::Relaxed);

@@ -12,17 +12,17 @@ const MOST_SEARCHED: u64 = 1 << 20;
 
 /// The stack pointers below and above each frame that has changed the stack.
 #[derive(Debug)]
-pub(super) struct Switches {
+pub(super) struct StackSwitches {
     /// Where the frames are that lie between the last two changes: those of C code, if there is a fiber on each side.
     above_last_but_one: u64,
     below_last: u64,
     above_last: u64,
 }
 
-impl Switches {
+impl StackSwitches {
     /// The innermost frames may be those of C code.
-    pub(super) fn beginning_at(stack_pointer: u64) -> Switches {
-        Switches {
+    pub(super) fn beginning_at(stack_pointer: u64) -> StackSwitches {
+        StackSwitches {
             above_last_but_one: stack_pointer,
             below_last: stack_pointer,
             above_last: stack_pointer,

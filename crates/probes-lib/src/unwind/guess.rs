@@ -2,7 +2,7 @@
 //! blocked thread, of which only the stack pointer is known.
 
 use super::memory::StackMemory;
-use super::registers::{RBP, RSP, Registers};
+use super::registers::{FrameRegisters, RBP, RSP};
 use super::tables::{Cfa, Rule};
 use super::{RawStack, StackEnd, Unwinder};
 use crate::address::{FileAddr, LiveAddr};
@@ -18,7 +18,7 @@ const MOST_TRIED: usize = 64;
 pub(super) fn caller(
     unwinder: &mut Unwinder,
     rule: &Rule,
-    registers: Registers,
+    registers: FrameRegisters,
     is_exact: bool,
     memory: &mut impl StackMemory,
 ) -> Option<RawStack> {

@@ -1,7 +1,7 @@
 //! What the code of OCaml does to its stack, and its unwind tables do not say.
 
 use super::memory::StackMemory;
-use super::registers::{RSP, Registers};
+use super::registers::{FrameRegisters, RSP};
 
 /// `pop` of the word at the top of the stack into the state of the domain (r14), or where r11 points, and `ret`.
 const POPS: [&[u8]; 3] = [
@@ -23,9 +23,9 @@ pub(super) const LOWEST_CODE: u64 = 1 << 16;
 /// instructions remain, which restore the handler below and go to this one. Returns the registers of the handler's function if one of
 /// them is executed next (`caml_raise_exn` of runtime/amd64.S, and the code that ocamlopt makes of `raise`).
 pub(super) fn handler_of_raised(
-    registers: &Registers,
+    registers: &FrameRegisters,
     memory: &mut impl StackMemory,
-) -> Option<Registers> {
+) -> Option<FrameRegisters> {
     let top = registers.get(RSP)?;
     let handler_at = match next_in_pair(registers.ip, memory)? {
         InPair::Pop => top.checked_add(8)?,
@@ -88,7 +88,7 @@ mod tests {
 
     #[track_caller]
     fn handler(code: &[u8], offset: u64) -> Option<(u64, u64)> {
-        let registers = Registers::new(CODE + offset, STACK);
+        let registers = FrameRegisters::new(CODE + offset, STACK);
         let found = handler_of_raised(&registers, &mut Memory(code))?;
         Some((found.ip - STACK, found.get(RSP)? - STACK))
     }

@@ -1,4 +1,4 @@
-//! [`Registers`]: those of one frame, each known or not.
+//! [`FrameRegisters`]: those of one frame, each known or not.
 
 /// DWARF's numbers of registers (System V ABI, AMD64 supplement, figure 3.36).
 pub(crate) const RAX: usize = 0;
@@ -16,16 +16,16 @@ pub(super) const CALLEE_SAVED: [usize; 6] = [RBX, RBP, 12, 13, 14, 15];
 
 /// The registers of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Registers {
+pub(crate) struct FrameRegisters {
     /// The program counter.
     pub(crate) ip: u64,
     general: [Option<u64>; COUNT],
 }
 
-impl Registers {
+impl FrameRegisters {
     /// Only the program counter and the stack pointer are known.
-    pub(crate) fn new(ip: u64, stack_pointer: u64) -> Registers {
-        let mut registers = Registers {
+    pub(crate) fn new(ip: u64, stack_pointer: u64) -> FrameRegisters {
+        let mut registers = FrameRegisters {
             ip,
             general: [None; COUNT],
         };
@@ -34,12 +34,12 @@ impl Registers {
     }
 
     /// Those of a stopped thread.
-    pub(crate) fn of_thread(all: &libc::user_regs_struct) -> Registers {
+    pub(crate) fn of_thread(all: &libc::user_regs_struct) -> FrameRegisters {
         let in_order = [
             all.rax, all.rdx, all.rcx, all.rbx, all.rsi, all.rdi, all.rbp, all.rsp, all.r8, all.r9,
             all.r10, all.r11, all.r12, all.r13, all.r14, all.r15,
         ];
-        Registers {
+        FrameRegisters {
             ip: all.rip,
             general: in_order.map(Some),
         }

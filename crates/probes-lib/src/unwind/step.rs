@@ -4,8 +4,8 @@ use gimli::{EndianSlice, Evaluation, EvaluationResult, LittleEndian, Location, V
 
 use super::StackEnd;
 use super::memory::StackMemory;
-use super::registers::{CALLEE_SAVED, RSP, Registers};
-use super::tables::{Cfa, Expression, Rule, Saved};
+use super::registers::{CALLEE_SAVED, FrameRegisters, RSP};
+use super::tables::{CallerValue, Cfa, DwarfExpression, Rule};
 use crate::address::LiveAddr;
 
 /// How far below the stack pointer a register may have been saved that the function has restored already.
@@ -21,7 +21,7 @@ const MOST_OPERATIONS: u32 = 1000;
 /// Why it has no caller, or none that can be found. The registers are as they were.
 pub(super) fn step(
     rule: &Rule,
-    registers: &mut Registers,
+    registers: &mut FrameRegisters,
     within: LiveAddr,
     memory: &mut impl StackMemory,
     cfa: Option<u64>,
@@ -43,7 +43,7 @@ pub(super) fn step(
     };
     let ip = frame.saved(return_address, cfa)?;
     let ip = ip.ok_or(StackEnd::UnknownRegister(within))?;
-    let mut caller = Registers::new(ip, cfa);
+    let mut caller = FrameRegisters::new(ip, cfa);
     let stack_pointer = frame.registers.get(RSP).unwrap_or(0);
     for register in CALLEE_SAVED {
         caller.set(register, frame.registers.get(register));
@@ -68,7 +68,7 @@ pub(super) fn step(
 }
 
 struct Frame<'f, M> {
-    registers: &'f Registers,
+    registers: &'f FrameRegisters,
     within: LiveAddr,
     memory: &'f mut M,
 }
@@ -84,21 +84,25 @@ impl<M: StackMemory> Frame<'_, M> {
         word.ok_or(StackEnd::Unreadable(LiveAddr(at)))
     }
 
-    fn saved(&mut self, saved: &Saved, cfa: u64) -> Result<Option<u64>, StackEnd> {
+    fn saved(&mut self, saved: &CallerValue, cfa: u64) -> Result<Option<u64>, StackEnd> {
         Ok(match saved {
-            Saved::Unknown => None,
-            Saved::At(offset) => Some(self.word(cfa.wrapping_add_signed(*offset))?),
-            Saved::Value(offset) => Some(cfa.wrapping_add_signed(*offset)),
-            Saved::Register(register) => self.registers.get(*register),
-            Saved::AtExpression(expression) => {
+            CallerValue::Unknown => None,
+            CallerValue::At(offset) => Some(self.word(cfa.wrapping_add_signed(*offset))?),
+            CallerValue::Value(offset) => Some(cfa.wrapping_add_signed(*offset)),
+            CallerValue::Register(register) => self.registers.get(*register),
+            CallerValue::AtExpression(expression) => {
                 let at = self.evaluate(expression, Some(cfa))?;
                 Some(self.word(at)?)
             }
-            Saved::ValueExpression(expression) => Some(self.evaluate(expression, Some(cfa))?),
+            CallerValue::ValueExpression(expression) => Some(self.evaluate(expression, Some(cfa))?),
         })
     }
 
-    fn evaluate(&mut self, expression: &Expression, initial: Option<u64>) -> Result<u64, StackEnd> {
+    fn evaluate(
+        &mut self,
+        expression: &DwarfExpression,
+        initial: Option<u64>,
+    ) -> Result<u64, StackEnd> {
         let bytes = EndianSlice::new(&expression.bytes, LittleEndian);
         let mut evaluation = Evaluation::new(bytes, expression.encoding);
         evaluation.set_max_iterations(MOST_OPERATIONS);

@@ -5,15 +5,13 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use gimli::{
-    BaseAddresses, CfaRule, CieOrFde, EhFrame, EhFrameHdr, EhFrameOffset, Encoding, EndianSlice,
+    BaseAddresses, CfaRule, CieOrFde, EhFrame, EhFrameHdr, EhFrameOffset, Encoding,
     FrameDescriptionEntry, LittleEndian, Pointer, RegisterRule, UnwindContext, UnwindExpression,
     UnwindSection, X86_64,
 };
 
 use crate::address::FileAddr;
-use crate::elf::ElfFile;
-
-type Bytes<'b> = EndianSlice<'b, LittleEndian>;
+use crate::elf::{DwarfBytes, ElfFile};
 
 /// How the caller of a frame is found.
 #[derive(Debug)]
@@ -21,9 +19,9 @@ pub(super) struct Rule {
     /// Where the frame ends (canonical frame address).
     pub(super) cfa: Cfa,
     /// The registers of the caller that are not as they are now.
-    pub(super) registers: Vec<(usize, Saved)>,
+    pub(super) registers: Vec<(usize, CallerValue)>,
     /// `None` if nothing has called this code.
-    pub(super) return_address: Option<Saved>,
+    pub(super) return_address: Option<CallerValue>,
     pub(super) is_signal_frame: bool,
     /// The function that the rule is for, in the file.
     pub(super) function: Range<u64>,
@@ -32,31 +30,31 @@ pub(super) struct Rule {
 #[derive(Debug)]
 pub(super) enum Cfa {
     Register(usize, i64),
-    Expression(Expression),
+    Expression(DwarfExpression),
 }
 
 /// Where the value is that a register has in the caller; offsets are from the CFA.
 #[derive(Debug)]
-pub(super) enum Saved {
+pub(super) enum CallerValue {
     Unknown,
     At(i64),
     Value(i64),
     Register(usize),
-    AtExpression(Expression),
-    ValueExpression(Expression),
+    AtExpression(DwarfExpression),
+    ValueExpression(DwarfExpression),
 }
 
 /// A DWARF expression.
 #[derive(Debug)]
-pub(super) struct Expression {
+pub(super) struct DwarfExpression {
     pub(super) bytes: Vec<u8>,
     pub(super) encoding: Encoding,
 }
 
-impl Saved {
+impl CallerValue {
     /// Returns whether it is in the memory below the stack pointer, and less than `most` bytes below.
     pub(super) fn is_below(&self, cfa: u64, stack_pointer: u64, most: u64) -> bool {
-        let Saved::At(offset) = self else {
+        let CallerValue::At(offset) = self else {
             return false;
         };
         let at = cfa.wrapping_add_signed(*offset);
@@ -70,7 +68,7 @@ impl Rule {
     }
 
     pub(super) fn returns_to_the_word_below_cfa(&self) -> bool {
-        matches!(self.return_address, Some(Saved::At(-8)))
+        matches!(self.return_address, Some(CallerValue::At(-8)))
     }
 }
 
@@ -133,18 +131,18 @@ impl UnwindTables {
         }
         let row = row?;
         let encoding = fde.cie().encoding();
-        let expression = |expression: UnwindExpression<usize>| -> Option<Expression> {
+        let expression = |expression: UnwindExpression<usize>| -> Option<DwarfExpression> {
             let bytes = expression.get(&frames).ok()?.0.slice().to_vec();
-            Some(Expression { bytes, encoding })
+            Some(DwarfExpression { bytes, encoding })
         };
-        let saved = |rule: &RegisterRule<usize>| -> Option<Saved> {
+        let saved = |rule: &RegisterRule<usize>| -> Option<CallerValue> {
             Some(match rule {
-                RegisterRule::Offset(offset) => Saved::At(*offset),
-                RegisterRule::ValOffset(offset) => Saved::Value(*offset),
-                RegisterRule::Register(register) => Saved::Register(register.0.into()),
-                RegisterRule::Expression(it) => Saved::AtExpression(expression(*it)?),
-                RegisterRule::ValExpression(it) => Saved::ValueExpression(expression(*it)?),
-                _ => Saved::Unknown,
+                RegisterRule::Offset(offset) => CallerValue::At(*offset),
+                RegisterRule::ValOffset(offset) => CallerValue::Value(*offset),
+                RegisterRule::Register(register) => CallerValue::Register(register.0.into()),
+                RegisterRule::Expression(it) => CallerValue::AtExpression(expression(*it)?),
+                RegisterRule::ValExpression(it) => CallerValue::ValueExpression(expression(*it)?),
+                _ => CallerValue::Unknown,
             })
         };
         let cfa = match row.cfa() {
@@ -173,9 +171,9 @@ impl UnwindTables {
 
     fn entry<'b>(
         &self,
-        frames: &EhFrame<Bytes<'b>>,
+        frames: &EhFrame<DwarfBytes<'b>>,
         address: FileAddr,
-    ) -> Option<FrameDescriptionEntry<Bytes<'b>>> {
+    ) -> Option<FrameDescriptionEntry<DwarfBytes<'b>>> {
         let offset = match self.by_index(address) {
             Some(offset) => offset,
             None => {
@@ -206,7 +204,7 @@ impl UnwindTables {
 }
 
 /// Returns where each entry begins, and its offset in the table, by address; only those before the first one that is damaged.
-fn own_index(frames: &EhFrame<Bytes<'_>>, bases: &BaseAddresses) -> Vec<(u64, usize)> {
+fn own_index(frames: &EhFrame<DwarfBytes<'_>>, bases: &BaseAddresses) -> Vec<(u64, usize)> {
     let mut own = Vec::new();
     let mut entries = frames.entries(bases);
     while let Ok(Some(entry)) = entries.next() {

@@ -58,7 +58,7 @@ proptest::proptest! {
         let code = unwinder.objects[0].start;
         let mut memory = AnyMemory { seed, code };
         for step in 0..64 {
-            let registers = Registers::new(code + u64::from(start) % 0x2000 + step, STACK);
+            let registers = FrameRegisters::new(code + u64::from(start) % 0x2000 + step, STACK);
             let stack = unwinder.unwind(registers, &mut memory);
             proptest::prop_assert!(!stack.frames.is_empty());
             proptest::prop_assert!(stack.frames.len() <= MOST_FRAMES || stack.is_guessed);

@@ -18,7 +18,7 @@ use crate::trace::tracer::with_tracer;
 use crate::update::holds::{self, HoldChange, HoldRecord, ProcessRecords, ReleasedHold};
 use crate::update::lock;
 use crate::update::options::Options;
-use crate::update::patch::Outcome;
+use crate::update::patch::PatchOutcome;
 use crate::update::prepare::{PreparedUpdate, StopMode, UpdateContext, UpdateRequest};
 use crate::update::report::Report;
 
@@ -271,7 +271,7 @@ impl Updater<'_> {
             let stopped = digests.stop(tracer, process, context.memory.bare(), limit)?;
             let digest = digests.write(&stopped, context.memory.bare());
             if let Some(prepared) = prepared {
-                if prepared.carry_out(&stopped)? == Outcome::Done {
+                if prepared.carry_out(&stopped)? == PatchOutcome::Done {
                     return Ok(Some((prepared, digest)));
                 }
             }
@@ -282,7 +282,7 @@ impl Updater<'_> {
             // The states have changed since they were read; now that the process is stopped, they cannot.
             let prepared = self.prepare(context, request)?;
             self.announce(&prepared)?;
-            let done = prepared.carry_out(&stopped)? == Outcome::Done;
+            let done = prepared.carry_out(&stopped)? == PatchOutcome::Done;
             Ok(done.then_some((prepared, digest)))
         })?;
         Ok(done.map(|(prepared, digest)| Report {
@@ -296,7 +296,7 @@ impl Updater<'_> {
         &self,
         context: UpdateContext<'a>,
         request: UpdateRequest<'_>,
-        carry_out: impl FnOnce(&PreparedUpdate<'a>) -> Result<Outcome>,
+        carry_out: impl FnOnce(&PreparedUpdate<'a>) -> Result<PatchOutcome>,
     ) -> Result<Option<Report>> {
         let prepared = self.prepare(context, request)?;
         if prepared.has_nothing_to_do() {
@@ -305,7 +305,7 @@ impl Updater<'_> {
         self.announce(&prepared)?;
         // Digests are written only into a stopped process: a running thread may be computing one.
         let digest = context.digests(request.choices).unwritten();
-        let done = carry_out(&prepared)? == Outcome::Done;
+        let done = carry_out(&prepared)? == PatchOutcome::Done;
         Ok(done.then(|| Report {
             code_digest: digest,
             ..prepared.report(Duration::ZERO)

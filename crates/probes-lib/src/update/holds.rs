@@ -35,7 +35,9 @@ use crate::process::status;
 use crate::process::tool::{own_namespace, since_boot};
 use crate::select::AppliedChange;
 use crate::update::holds::files::{Folder, LockedRecord, RecordFile};
-use crate::update::holds::record::{Entry, Held, HolderRecord, Outcome, ProcessKey, Record};
+use crate::update::holds::record::{
+    CounterEntry, EntryOutcome, Held, HolderRecord, ParsedRecord, ProcessKey,
+};
 use crate::update::lock::UpdateLock;
 use crate::update::plan::UpdatePlan;
 use crate::update::report::Report;
@@ -134,7 +136,7 @@ pub struct ReleasedHold {
 /// A record that was found.
 pub(crate) struct FoundRecord {
     pub(crate) file: RecordFile,
-    pub(crate) record: Record,
+    pub(crate) record: ParsedRecord,
     /// Whether its holder is alive, or a tool is giving it back on its behalf.
     pub(crate) is_alive: bool,
 }
@@ -238,23 +240,23 @@ impl ProcessRecords {
         }))
     }
 
-    fn parse(&self, file: &RecordFile) -> io::Result<Option<Record>> {
+    fn parse(&self, file: &RecordFile) -> io::Result<Option<ParsedRecord>> {
         let bytes = file.read()?;
         if bytes.is_empty() {
             // Its holder was killed before it wrote anything, or is about to.
             return Ok(None);
         }
-        let mut record = Record::parse(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+        let mut record = ParsedRecord::parse(&bytes).ok_or(io::ErrorKind::InvalidData)?;
         let is_marked = |folder: &Arc<Folder>| folder.is_marked_changed(&file.name);
         if self.folders.iter().any(is_marked) {
-            record.outcomes = Some(vec![Outcome::Unknown; record.entries.len()]);
+            record.outcomes = Some(vec![EntryOutcome::Unknown; record.entries.len()]);
         }
         Ok((record.process == self.key).then_some(record))
     }
 
     /// Locks the record of a dead holder, and reads it again; returns `None` if another tool has it now, or it
     /// is another user's.
-    pub(crate) fn lock(&self, found: FoundRecord) -> Option<(LockedRecord, Record)> {
+    pub(crate) fn lock(&self, found: FoundRecord) -> Option<(LockedRecord, ParsedRecord)> {
         if found.is_alive || !found.file.folder().can_write() {
             return None;
         }
@@ -293,7 +295,7 @@ impl ProcessRecords {
                 let outcomes = record.outcomes.iter().flatten().zip(&record.entries);
                 let forgotten = outcomes.map(|(&outcome, entry)| {
                     if is_meant(&entry.name) {
-                        Outcome::Unknown
+                        EntryOutcome::Unknown
                     } else {
                         outcome
                     }
@@ -304,7 +306,11 @@ impl ProcessRecords {
     }
 
     /// Writes what became of the entries of a record whose holder is dead.
-    fn write_outcomes(&self, found: FoundRecord, outcomes: impl FnOnce(&Record) -> Vec<Outcome>) {
+    fn write_outcomes(
+        &self,
+        found: FoundRecord,
+        outcomes: impl FnOnce(&ParsedRecord) -> Vec<EntryOutcome>,
+    ) {
         if !found.file.folder().can_write() {
             mark_changed(&found.file.name);
             return;
@@ -327,7 +333,7 @@ fn mark_changed(record: &str) {
 }
 
 /// Returns what became of the entries of a record that was not concluded, according to the counters.
-pub(crate) fn outcomes_now(process: &Process, record: &Record) -> Vec<Outcome> {
+pub(crate) fn outcomes_now(process: &Process, record: &ParsedRecord) -> Vec<EntryOutcome> {
     let memory = ProcessMemory::open(process, OFlag::O_RDONLY).ok();
     record.outcomes_by(|at| {
         let mut counter = [0; 2];
@@ -391,7 +397,7 @@ pub(crate) struct HoldRecord {
 struct HoldState {
     /// `None` before the first change, if it cannot be recorded, and after everything was given back.
     file: Option<LockedRecord>,
-    record: Record,
+    record: ParsedRecord,
     /// Why it is not recorded.
     failure: Option<io::Error>,
 }
@@ -403,7 +409,7 @@ impl HoldRecord {
             Ok(key) => (key, None),
             Err(error) => (ProcessKey::default(), Some(error)),
         };
-        let record = Record {
+        let record = ParsedRecord {
             process,
             holder: HolderRecord::own(),
             entries: Vec::new(),
@@ -421,7 +427,7 @@ impl HoldRecord {
     }
 
     /// Returns the record of a dead holder.
-    pub(crate) fn of_dead(file: LockedRecord, record: Record) -> HoldRecord {
+    pub(crate) fn of_dead(file: LockedRecord, record: ParsedRecord) -> HoldRecord {
         HoldRecord {
             state: Mutex::new(HoldState {
                 file: Some(file),
@@ -445,7 +451,7 @@ impl HoldRecord {
     /// probes of which nothing is held are among them: their sites may be half switched.
     pub(crate) fn applied(&self, program: &Program) -> Vec<AppliedChange> {
         let state = self.state();
-        let mut applied: Vec<(&Entry, Vec<(LiveAddr, i32)>)> = Vec::new();
+        let mut applied: Vec<(&CounterEntry, Vec<(LiveAddr, i32)>)> = Vec::new();
         let mut index_of: HashMap<&str, usize> = HashMap::new();
         for Held { entry, amount } in state.record.held() {
             if program.probe(&entry.name).is_none() {
@@ -457,7 +463,7 @@ impl HoldRecord {
             }
             applied[index].1.push((entry.at, amount));
         }
-        let change = |(entry, added): (&Entry, Vec<_>)| AppliedChange {
+        let change = |(entry, added): (&CounterEntry, Vec<_>)| AppliedChange {
             name: entry.name.clone(),
             stage: entry.stage,
             added: added.into(),
@@ -527,7 +533,7 @@ impl HoldRecord {
             return;
         }
         let outcomes = if done.is_ok() {
-            vec![Outcome::After; state.record.entries.len()]
+            vec![EntryOutcome::After; state.record.entries.len()]
         } else {
             outcomes_now(process, &state.record)
         };
@@ -586,13 +592,13 @@ impl HoldState {
 }
 
 /// Returns the entries for a plan that takes a hold.
-fn taken(plan: &UpdatePlan, program: &Program) -> Vec<Entry> {
+fn taken(plan: &UpdatePlan, program: &Program) -> Vec<CounterEntry> {
     entries(plan, program, |_, _, added| (0, added))
 }
 
 /// Returns the entries for a plan that gives back what is held according to `record`.
-fn given_back(record: &Record, plan: &UpdatePlan, program: &Program) -> Vec<Entry> {
-    let mut held: HashMap<LiveAddr, (&Entry, i32)> = HashMap::new();
+fn given_back(record: &ParsedRecord, plan: &UpdatePlan, program: &Program) -> Vec<CounterEntry> {
+    let mut held: HashMap<LiveAddr, (&CounterEntry, i32)> = HashMap::new();
     for one in record.held() {
         held.insert(one.entry.at, (one.entry, one.amount));
     }
@@ -605,7 +611,7 @@ fn given_back(record: &Record, plan: &UpdatePlan, program: &Program) -> Vec<Entr
         let mut kept = plan.not_undone.iter();
         kept.any(|&probe| program.by_id(probe).name() == name)
     };
-    entries.extend(held.into_values().map(|(entry, amount)| Entry {
+    entries.extend(held.into_values().map(|(entry, amount)| CounterEntry {
         before: 0,
         after: 0,
         held_before: amount,
@@ -621,14 +627,14 @@ fn entries(
     plan: &UpdatePlan,
     program: &Program,
     mut held: impl FnMut(LiveAddr, &str, i32) -> (i32, i32),
-) -> Vec<Entry> {
+) -> Vec<CounterEntry> {
     let mut entries = Vec::new();
     for change in &plan.changes {
         let probe = program.by_id(change.probe);
         for (index, &(at, added)) in probe.semaphores().zip(&change.added) {
             let before = plan.before.counters[index];
             let (held_before, held_after) = held(at, probe.name(), added);
-            entries.push(Entry {
+            entries.push(CounterEntry {
                 name: probe.name().to_owned(),
                 stage: change.stage,
                 at,
@@ -651,7 +657,10 @@ fn is_stale(of_now: &ProcessKey, named: (i32, u64, u64), file: &RecordFile) -> b
         return false;
     }
     if (pid, start) == (of_now.pid, of_now.start) {
-        let record = file.read().ok().and_then(|bytes| Record::parse(&bytes));
+        let record = file
+            .read()
+            .ok()
+            .and_then(|bytes| ParsedRecord::parse(&bytes));
         return record.is_some_and(|record| record.process != *of_now);
     }
     match Process::open(pid).and_then(|process| {

@@ -9,7 +9,7 @@ use crate::update::snapshot::{Layout, Snapshot};
 
 /// The result of carrying out a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum PatchOutcome {
     /// Everything was written and read back.
     Done,
     /// The process is not in the state that the plan is for; nothing was written.
@@ -27,12 +27,12 @@ pub(crate) fn apply(
     layout: &Layout,
     pid: i32,
     memory: &mut impl WriteMemory,
-) -> Result<Outcome> {
+) -> Result<PatchOutcome> {
     let unchanged = layout
         .is_unchanged(pid, memory, &plan.before)
         .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))?;
     if !unchanged {
-        return Ok(Outcome::Outdated);
+        return Ok(PatchOutcome::Outdated);
     }
     let mut journal = Vec::with_capacity(plan.steps.len());
     let written = plan
@@ -41,7 +41,7 @@ pub(crate) fn apply(
         .try_for_each(|step| write(plan, step, pid, memory, &mut journal))
         .and_then(|()| read_back(plan, layout, pid, memory));
     match written {
-        Ok(()) => Ok(Outcome::Done),
+        Ok(()) => Ok(PatchOutcome::Done),
         Err(error) => {
             restore(plan, &journal, memory);
             let found = layout.read(pid, memory);

@@ -23,7 +23,7 @@ use crate::update::code_digest::{self, CodeDigest, CodeDigests};
 use crate::update::holds::{HoldChange, HoldRecord};
 use crate::update::options::Options;
 use crate::update::own_process::OwnMemory;
-use crate::update::patch::{self, Outcome};
+use crate::update::patch::{self, PatchOutcome};
 use crate::update::plan::{OpcodeChange, PlanInputs, Step, UpdatePlan};
 use crate::update::report::{ProbeChange, Report};
 use crate::update::snapshot::Layout;
@@ -232,12 +232,12 @@ impl PreparedUpdate<'_> {
     /// # Errors
     ///
     /// If a write fails; the error says what the process is left with.
-    pub(crate) fn carry_out(&self, stopped: &Stopped<'_>) -> Result<Outcome> {
+    pub(crate) fn carry_out(&self, stopped: &Stopped<'_>) -> Result<PatchOutcome> {
         let UpdateContext {
             process, memory, ..
         } = self.context;
         if !maps::still_mapped(process, &self.mappings)? {
-            return Ok(Outcome::Outdated);
+            return Ok(PatchOutcome::Outdated);
         }
         let mut memory = memory.over(stopped.memory(memory.bare())?);
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
@@ -249,12 +249,12 @@ impl PreparedUpdate<'_> {
     /// # Errors
     ///
     /// Also if the kernel refuses writes to code of a process that is not traced.
-    pub(crate) fn carry_out_live(&self) -> Result<Outcome> {
+    pub(crate) fn carry_out_live(&self) -> Result<PatchOutcome> {
         let UpdateContext {
             process, memory, ..
         } = self.context;
         if !maps::still_mapped(process, &self.mappings)? {
-            return Ok(Outcome::Outdated);
+            return Ok(PatchOutcome::Outdated);
         }
         self.refuse_unloadable()?;
         // If the kernel refuses to write code, it refuses this first write, and nothing has to be restored.
@@ -277,12 +277,12 @@ impl PreparedUpdate<'_> {
     /// # Errors
     ///
     /// See [`PreparedUpdate::carry_out`].
-    pub(crate) fn carry_out_own(&self) -> Result<Outcome> {
+    pub(crate) fn carry_out_own(&self) -> Result<PatchOutcome> {
         let UpdateContext {
             process, memory, ..
         } = self.context;
         if !maps::still_mapped(process, &self.mappings)? {
-            return Ok(Outcome::Outdated);
+            return Ok(PatchOutcome::Outdated);
         }
         let running = memory.over(memory.bare().while_it_runs());
         let mut memory = OwnMemory::new(running, |at| self.file_page(at));

@@ -33,18 +33,18 @@ const MAX_INLINED: usize = 256;
 
 /// A call in OCaml code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct CallSite {
     pub(super) return_address: FileAddr,
     /// The function that makes the call, as it exists in the code.
-    pub(super) function: Text,
-    pub(super) file: Text,
+    pub(super) function: TextPlace,
+    pub(super) file: TextPlace,
     /// From 1.
     pub(super) line: u32,
 }
 
 /// A text in the data of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Text {
+pub(super) struct TextPlace {
     pub(super) offset: usize,
     pub(super) len: usize,
 }
@@ -53,7 +53,7 @@ pub(super) struct Text {
 #[derive(Default)]
 pub(super) struct Frametables {
     pub(super) data: Vec<u8>,
-    pub(super) calls: Vec<Call>,
+    pub(super) calls: Vec<CallSite>,
 }
 
 /// Reads the frametables of a file; what is damaged is not recognised.
@@ -65,7 +65,7 @@ pub(super) fn frametables(elf: &ElfFile) -> Frametables {
         return Frametables::default();
     };
     relocate(&mut data, address, elf.relocations());
-    let calls = calls_in(&data, &Code::of(elf));
+    let calls = calls_in(&data, &CodeSegments::of(elf));
     Frametables { data, calls }
 }
 
@@ -118,7 +118,7 @@ fn is_after_call(elf: &ElfFile, address: FileAddr) -> bool {
 }
 
 /// The calls that tables in `data` describe, in the order of their addresses.
-fn calls_in(data: &[u8], code: &Code) -> Vec<Call> {
+fn calls_in(data: &[u8], code: &CodeSegments) -> Vec<CallSite> {
     let places = find_debuginfos(data, code);
     let raw: Vec<RawCall> = places.iter().filter_map(|place| place.call(data)).collect();
     // A program has one runtime, and so one format.
@@ -126,7 +126,7 @@ fn calls_in(data: &[u8], code: &Code) -> Vec<Call> {
     let calls = raw
         .iter()
         .filter_map(|call| call.resolve(data, is_of_ocaml_5));
-    let mut calls: Vec<Call> = calls.collect();
+    let mut calls: Vec<CallSite> = calls.collect();
     calls.sort_by_key(|call| call.return_address);
     calls
 }
@@ -143,17 +143,17 @@ fn relocate(data: &mut [u8], address: FileAddr, relocations: impl Iterator<Item 
 }
 
 /// The code of a file; segments that are too much are left out.
-struct Code(Vec<(Segment, Vec<u8>)>);
+struct CodeSegments(Vec<(Segment, Vec<u8>)>);
 
-impl Code {
-    fn of(elf: &ElfFile) -> Code {
+impl CodeSegments {
+    fn of(elf: &ElfFile) -> CodeSegments {
         let mut len = 0;
         let segments = elf.loaded().filter(|segment| {
             len += u64::from(segment.executable) * segment.file_len.min(MAX_LOADED);
             segment.executable && len <= MAX_LOADED
         });
         let with_bytes = |segment| Some((segment, elf.read_segment(&segment).ok()?));
-        Code(segments.filter_map(with_bytes).collect())
+        CodeSegments(segments.filter_map(with_bytes).collect())
     }
 
     /// Whether a call ends at `address`.
@@ -183,7 +183,7 @@ struct DebuginfoPlace {
 }
 
 /// The debuginfos of all descriptors in `data`.
-fn find_debuginfos(data: &[u8], code: &Code) -> Vec<DebuginfoPlace> {
+fn find_debuginfos(data: &[u8], code: &CodeSegments) -> Vec<DebuginfoPlace> {
     let mut found = Vec::new();
     // In bytes. Each descriptor is read once; more is read only of hostile data, with many tables that are valid
     // almost to their ends.
@@ -213,7 +213,7 @@ fn read_table(
     data: &[u8],
     mut at: usize,
     count: usize,
-    code: &Code,
+    code: &CodeSegments,
     budget: &mut usize,
 ) -> Option<(Vec<DebuginfoPlace>, usize)> {
     let mut places = Vec::new();
@@ -240,7 +240,12 @@ struct Descriptor {
 
 impl Descriptor {
     /// Takes from `budget` how many bytes it reads, once it looks like a descriptor.
-    fn read(data: &[u8], start: usize, code: &Code, budget: &mut usize) -> Option<Descriptor> {
+    fn read(
+        data: &[u8],
+        start: usize,
+        code: &CodeSegments,
+        budget: &mut usize,
+    ) -> Option<Descriptor> {
         const RETURN_TO_C: u16 = 0xffff;
         let return_address = u64_at(data, start)?;
         let frame = u16_at(data, start + 8)?;
@@ -329,7 +334,7 @@ impl Location {
 }
 
 impl RawCall {
-    fn resolve(&self, data: &[u8], is_of_ocaml_5: bool) -> Option<Call> {
+    fn resolve(&self, data: &[u8], is_of_ocaml_5: bool) -> Option<CallSite> {
         let Location { offset, words } = self.location;
         let info = offset.checked_add((words[0] & 0x03ff_fffc) as usize)?;
         let (name, line) = match (is_of_ocaml_5, self.location.is_partly_packed()) {
@@ -340,7 +345,7 @@ impl RawCall {
         };
         let distance = u32_at(data, info)? as i32;
         let file = info.checked_add_signed(distance as isize)?;
-        Some(Call {
+        Some(CallSite {
             return_address: FileAddr(self.return_address),
             function: text_at(data, name)?,
             file: text_at(data, file)?,
@@ -350,13 +355,13 @@ impl RawCall {
 }
 
 /// The text at an offset, up to its NUL: a name that can be shown.
-fn text_at(data: &[u8], offset: usize) -> Option<Text> {
+fn text_at(data: &[u8], offset: usize) -> Option<TextPlace> {
     let rest = data.get(offset..)?;
     let rest = &rest[..rest.len().min(super::MAX_SYMBOL)];
     let len = memchr::memchr(0, rest).filter(|&len| len > 0)?;
     let text = std::str::from_utf8(&rest[..len]).ok()?;
     let is_shown = !text.chars().any(char::is_control);
-    is_shown.then_some(Text { offset, len })
+    is_shown.then_some(TextPlace { offset, len })
 }
 
 fn u64_at(data: &[u8], at: usize) -> Option<u64> {

@@ -19,7 +19,7 @@ const SEMAPHORE_SECTION: &str = ".probes";
 
 /// The semaphores and sites that the OCaml notes of a file name, in the order of the notes.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct GatheredNotes {
     /// A semaphore may occur several times.
     pub(super) semaphores: Vec<FoundSemaphore>,
     /// Without their code; each has the index of its semaphore above.
@@ -102,10 +102,10 @@ fn expected_notes(elf: &ElfFile) -> usize {
 }
 
 /// Reads and checks the notes.
-pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<Found> {
+pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<GatheredNotes> {
     let base = base_address(elf);
     let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
-    let mut found = Found::default();
+    let mut found = GatheredNotes::default();
     let mut foreign: Vec<FileAddr> = Vec::new();
     let mut recent = Recent::of(semaphore_section);
     // The offset of the last argument string in `found.arguments`: often the next string is the same.

@@ -36,7 +36,7 @@ use crate::observe::layout::semaphores::{PROGRESS_AT, SEMAPHORE_RECORD_LEN, Sema
 use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::ValuesLayout;
-use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Place, Point, PointKind};
+use crate::observe::point::{Island, PATCH_LEN, PatchBytes, PatchPlace, Point, PointKind};
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::jump::SHORT_LEN;
 
@@ -303,7 +303,7 @@ impl Arena {
     }
 
     /// Returns the places of the patches of all points, each with the index of its point.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, Place)> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, PatchPlace)> {
         let points = self.points.iter().enumerate();
         points.flat_map(|(index, point)| {
             let places = point.places(self.trampoline(index));

@@ -34,7 +34,7 @@ pub(crate) mod slot {
     pub(crate) const LEFT_OUT_BIT: u32 = 63;
     /// How many starts are kept, a power of two.
     pub(crate) const STARTS_KEPT: u64 = 64;
-    /// For each of these starts, its frame ([`Frame`](crate::observe::frame::Frame)) and the low half of its first
+    /// For each of these starts, its frame ([`FrameId`](crate::observe::frame_id::FrameId)) and the low half of its first
     /// argument, four bytes each.
     pub(crate) const MARKS: u64 = STARTS + STARTS_KEPT * 16;
     /// Stops that end a start after a later start in the same frame was ended, if numbers do not tell which start is

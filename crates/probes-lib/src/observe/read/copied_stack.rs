@@ -6,7 +6,7 @@ use crate::observe::layout::stack_copies::{
 };
 use crate::observe::read::ring::word;
 use crate::unwind::memory::StackMemory;
-use crate::unwind::registers::{self, Registers};
+use crate::unwind::registers::{self, FrameRegisters};
 
 /// DWARF's numbers of the registers that are recorded, and where they are.
 const RECORDED: [(usize, u64); 7] = [
@@ -22,7 +22,7 @@ const RECORDED: [(usize, u64); 7] = [
 /// The stack of a hit, as it was then: registers and bytes. [`Stacks::of_hit`](crate::Stacks::of_hit) finds its frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopiedStack {
-    registers: Registers,
+    registers: FrameRegisters,
     /// What is copied: an address, and the bytes there.
     parts: Vec<(u64, Vec<u8>)>,
 }
@@ -47,7 +47,7 @@ impl CopiedStack {
             parts.push((word(record, entry), part.to_vec()));
             bytes = rest;
         }
-        let mut registers = Registers::new(at.0, 0);
+        let mut registers = FrameRegisters::new(at.0, 0);
         for (register, offset) in RECORDED {
             registers.set(register, Some(word(record, offset)));
         }
@@ -55,7 +55,7 @@ impl CopiedStack {
     }
 
     /// The registers of a thread, and the bytes from its stack pointer on.
-    pub(crate) fn of_thread(registers: Registers, stack: &[u8]) -> CopiedStack {
+    pub(crate) fn of_thread(registers: FrameRegisters, stack: &[u8]) -> CopiedStack {
         let top = registers.get(registers::RSP);
         CopiedStack {
             registers,
@@ -64,7 +64,7 @@ impl CopiedStack {
     }
 
     /// The registers at the hit.
-    pub(crate) fn registers(&self) -> Registers {
+    pub(crate) fn registers(&self) -> FrameRegisters {
         self.registers
     }
 

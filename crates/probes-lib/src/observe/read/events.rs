@@ -25,7 +25,7 @@ use crate::observe::point::{ArgumentFormat, ArgumentSource};
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::observe::read::data_source;
 use crate::observe::read::ring::{Rings, word};
-use crate::observe::read::value::{Custom, Recorded, Value};
+use crate::observe::read::value::{Custom, RecordedArgument, Value};
 use crate::process::Process;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
@@ -479,7 +479,7 @@ impl EventReader {
         memory: Option<&ProcessMemory>,
         clock: &Clock,
         record: &[u8],
-        (of, kind, recorded, tid): (EventOf, EventKind, Vec<Recorded<'_>>, i32),
+        (of, kind, recorded, tid): (EventOf, EventKind, Vec<RecordedArgument<'_>>, i32),
     ) -> Event {
         let values = recorded
             .iter()
@@ -688,14 +688,14 @@ fn frame(record: &[u8]) -> CallFrame {
 }
 
 /// Returns the arguments in a record.
-fn all_recorded<'r>(record: &'r [u8], shapes: &[ArgumentShape]) -> Vec<Recorded<'r>> {
+fn all_recorded<'r>(record: &'r [u8], shapes: &[ArgumentShape]) -> Vec<RecordedArgument<'r>> {
     let shapes = shapes.iter().enumerate();
     let all = shapes.map(|(index, shape)| recorded(record, index, *shape));
     all.collect()
 }
 
 /// Returns the argument of this index in a record.
-fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
+fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> RecordedArgument<'_> {
     let at = record::ARGUMENTS + record::ARGUMENT_LEN * index as u64;
     let copied = record
         .get(record::COPIED as usize + index)
@@ -704,7 +704,7 @@ fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> Recorded<'_> {
     let words = u64::from(copied).saturating_sub(1).min(fields::WORDS);
     let start = (at + record::COPY) as usize;
     let bytes = record.get(start..start + 8 * words as usize);
-    Recorded {
+    RecordedArgument {
         source: shape.source,
         size: shape.size,
         signed: shape.signed,

@@ -12,7 +12,7 @@ use crate::observe::read::counts::read_hits;
 use crate::observe::read::data_source;
 use crate::observe::read::keys::{Key, key};
 use crate::observe::read::ring::word;
-use crate::observe::read::values::{Recorded, ValueHistogram};
+use crate::observe::read::values::{RecordedValues, ValueHistogram};
 
 /// What an expression was at the hits of each key ([`Observation::histogram_of`](crate::Observation::histogram_of) and
 /// [`Observation::by`](crate::Observation::by)). All values are in one of the histograms.
@@ -163,7 +163,7 @@ impl<'s, S: ReadMemory> ReadHistograms<'s, S> {
         let values = self.sharing.shared_at();
         let values = values.plus(self.sharing.shared.values());
         let read = |offset, len| data_source::read(self.pid, self.source, values.plus(offset), len);
-        let recorded = Recorded::read(layout, number, is_signed, linear, read)?;
+        let recorded = RecordedValues::read(layout, number, is_signed, linear, read)?;
         Ok(recorded.histogram(layout, linear))
     }
 

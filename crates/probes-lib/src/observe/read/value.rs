@@ -230,7 +230,7 @@ fn size_of(header: u64) -> u64 {
 
 /// An argument as it was recorded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Recorded<'r> {
+pub(crate) struct RecordedArgument<'r> {
     pub(crate) source: ArgumentSource,
     /// Its size in bytes.
     pub(crate) size: u8,
@@ -247,7 +247,7 @@ pub(crate) struct Recorded<'r> {
     pub(crate) words: Option<&'r [u8]>,
 }
 
-impl Recorded<'_> {
+impl RecordedArgument<'_> {
     /// Decodes it; `custom` returns the kind of a custom block, from the address of its operations.
     pub(crate) fn decode(&self, custom: &mut dyn FnMut(u64) -> Custom) -> Value {
         match self.source {
@@ -389,7 +389,7 @@ mod tests {
     use crate::observe::point::MemorySource;
 
     fn decode(value: u64, header: u64, words: Option<&[u8]>) -> Value {
-        let recorded = Recorded {
+        let recorded = RecordedArgument {
             source: ArgumentSource::Register(Register::RDI),
             size: 8,
             signed: false,
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn narrow_numbers_have_the_size_their_note_says() {
         let narrow = |size, signed, value| {
-            let recorded = Recorded {
+            let recorded = RecordedArgument {
                 source: ArgumentSource::Stack(8),
                 size,
                 signed,
@@ -498,7 +498,7 @@ mod tests {
     #[test]
     fn words_of_c_are_numbers_text_or_addresses() {
         let word = |value: u64, words: Option<&[u8]>| {
-            let recorded = Recorded {
+            let recorded = RecordedArgument {
                 source: ArgumentSource::Register(Register::RDI),
                 size: 8,
                 signed: false,

@@ -235,7 +235,7 @@ fn within(bucket: &ValueBucket, (least, most): (i128, i128)) -> Quantile {
 
 /// What was recorded in a histogram.
 #[derive(Debug, Default)]
-pub(super) struct Recorded {
+pub(super) struct RecordedValues {
     /// By bucket.
     counts: BTreeMap<u64, u64>,
     extremes: Option<(i128, i128)>,
@@ -286,7 +286,7 @@ pub(crate) fn read_histograms(
     named
         .map(|(number, (name, function))| {
             let is_signed = signs[number as usize];
-            let recorded = Recorded::read(layout, number, is_signed, plan.linear, read)?;
+            let recorded = RecordedValues::read(layout, number, is_signed, plan.linear, read)?;
             Ok(ValueHistogram {
                 name,
                 function,
@@ -297,7 +297,7 @@ pub(crate) fn read_histograms(
         .collect()
 }
 
-impl Recorded {
+impl RecordedValues {
     /// Reads the copies of a histogram, each from the bucket of its least value to that of its greatest.
     pub(super) fn read(
         layout: ValuesLayout,
@@ -305,7 +305,7 @@ impl Recorded {
         is_signed: bool,
         linear: Option<Linear>,
         read: impl Fn(u64, u64) -> Result<Vec<u8>>,
-    ) -> Result<Recorded> {
+    ) -> Result<RecordedValues> {
         let value = |ordered: u64| {
             let value = order(ordered, is_signed);
             if is_signed {
@@ -314,7 +314,7 @@ impl Recorded {
                 i128::from(value)
             }
         };
-        let mut all = Recorded::default();
+        let mut all = RecordedValues::default();
         for group in 0..1 << layout.group_bits() {
             let at = layout.copy(number, group);
             let header = read(at, copy::HEADER_LEN)?;
@@ -430,7 +430,7 @@ mod tests {
         }
         let read =
             |offset: u64, len: u64| Ok(bytes[offset as usize..(offset + len) as usize].to_vec());
-        let recorded = Recorded::read(layout, 0, is_signed, linear, read).unwrap();
+        let recorded = RecordedValues::read(layout, 0, is_signed, linear, read).unwrap();
         recorded.histogram(layout, linear)
     }
 
@@ -551,7 +551,8 @@ mod tests {
             for byte in [0xff, 0x80, 1] {
                 let read = |_: u64, len: u64| Ok(vec![byte; len as usize]);
                 for is_signed in [false, true] {
-                    let recorded = Recorded::read(layout, 7, is_signed, linear, read).unwrap();
+                    let recorded =
+                        RecordedValues::read(layout, 7, is_signed, linear, read).unwrap();
                     let all = recorded.histogram(layout, linear);
                     all.quantile(0.5);
                     all.mean();

@@ -38,7 +38,7 @@ use super::callers;
 use super::filter::{self, FilterContext, SavedAt};
 use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
-use super::saved::{Place, Saving};
+use super::saved::{SaveArea, Saving};
 use super::stack_info::{FIBER, UPPER_END};
 use super::{SAVED_IF_TIMED, at_address, load, offset, spread, unless_in_range};
 use super::{keys, values};
@@ -98,9 +98,9 @@ pub(super) fn code(
     let may_use_mmx = is_entry && mmx_is_free || role.is_ocaml;
     let asks = is_entry && (filter.is_some() || keys.is_some());
     let place = match (may_use_mmx, asks) {
-        (true, true) => Place::Mmx,
-        (true, false) => Place::StackOrMmx,
-        (false, _) => Place::StackOrLock,
+        (true, true) => SaveArea::Mmx,
+        (true, false) => SaveArea::StackOrMmx,
+        (false, _) => SaveArea::StackOrLock,
     };
     let used = match role.stack {
         _ if asks => SAVED_IF_TIMED.len(),
@@ -129,9 +129,9 @@ pub(super) fn code(
     let context = FilterContext {
         saved: &SAVED_IF_TIMED,
         saved_at: match place {
-            Place::Mmx | Place::StackOrMmx => SavedAt::Copies,
-            Place::Lock => SavedAt::Address(pointers.saved.registers()),
-            Place::StackOrLock => SavedAt::StackOrAddress(pointers.saved.registers()),
+            SaveArea::Mmx | SaveArea::StackOrMmx => SavedAt::Copies,
+            SaveArea::Lock => SavedAt::Address(pointers.saved.registers()),
+            SaveArea::StackOrLock => SavedAt::StackOrAddress(pointers.saved.registers()),
         },
         pushed: 0,
         shared: pointers.shared,
@@ -144,7 +144,7 @@ pub(super) fn code(
     match what {
         CallEnd::Entry => entry(&mut a, calls, (reported, &saving), over)?,
         CallEnd::Exit(kind) => {
-            let report = reported.map(|reported| slow_call::Report {
+            let report = reported.map(|reported| slow_call::ExitReport {
                 reported,
                 kind,
                 saving: &saving,
@@ -309,7 +309,7 @@ fn entry(
 fn exit(
     a: &mut CodeAssembler,
     calls: Calls<'_>,
-    report: Option<slow_call::Report<'_>>,
+    report: Option<slow_call::ExitReport<'_>>,
     context: FilterContext,
     over: CodeLabel,
 ) -> Result<(), IcedError> {

@@ -24,7 +24,7 @@ use iced_x86::code_asm::{
 use iced_x86::{BlockEncoderOptions, Code, Encoder, IcedError, Instruction, Register};
 
 use super::{
-    DoesNotFit, SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, add, at_address, by_address,
+    DoesNotFit, SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, add, at_address, by_address,
     locked_increment, spread_of,
 };
 use crate::address::LiveAddr;
@@ -273,8 +273,8 @@ fn address_of(a: &mut CodeAssembler, to: Register, at: LiveAddr) -> Result<(), I
 
 /// The registers that the routine uses, except rcx and rdx. In a trampoline with time stamps, their copies already hold the same
 /// values.
-fn saved_by_routine() -> impl Iterator<Item = Saved> {
-    let is_saved = |saved: &Saved| !SAVED_IF_COUNTED.contains(saved);
+fn saved_by_routine() -> impl Iterator<Item = SavedRegister> {
+    let is_saved = |saved: &SavedRegister| !SAVED_IF_COUNTED.contains(saved);
     SAVED_IF_TIMED.into_iter().filter(is_saved)
 }
 

@@ -14,7 +14,7 @@ use iced_x86::{IcedError, Register};
 
 use super::readable::{check_validity, unless_kernel_reads, unless_listed, unless_of_values};
 use super::saved::{RED_ZONE, unless_room_on_stack};
-use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, Saved, load, load_at_point, offset};
+use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, load, load_at_point, offset};
 use crate::address::{LiveAddr, PAGE};
 use crate::expression::typed::{
     Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, LEAST_OPAQUE_TAG, Number,
@@ -37,7 +37,7 @@ pub(super) enum SavedAt {
     Copies,
     /// At an address, one after the other.
     Address(LiveAddr),
-    /// Below the stack pointer if there is room, or else at an address ([`Place::StackOrLock`]).
+    /// Below the stack pointer if there is room, or else at an address ([`SaveArea::StackOrLock`](super::saved::SaveArea::StackOrLock)).
     StackOrAddress(LiveAddr),
     /// On the stack, one after the other from the stack pointer on.
     Pushed,
@@ -47,7 +47,7 @@ pub(super) enum SavedAt {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FilterContext {
     /// The registers that are saved, at least [`saved`].
-    pub(super) saved: &'static [Saved],
+    pub(super) saved: &'static [SavedRegister],
     pub(super) saved_at: SavedAt,
     /// How many bytes the trampoline has on the stack below what is there at the point: its return address, or nothing.
     pub(super) pushed: u64,
@@ -58,7 +58,7 @@ pub(super) struct FilterContext {
 
 /// Where code goes on that does not fall through.
 #[derive(Clone, Copy)]
-struct Jump {
+struct Branch {
     /// Whether it jumps if the test is true, or if it is false.
     when: bool,
     to: CodeLabel,
@@ -73,16 +73,16 @@ struct FilterCode<'p, 'a> {
 }
 
 /// Returns the registers that the code of a filter uses, which have to be saved before.
-pub(super) fn saved(role: &FilterRole) -> &'static [Saved] {
+pub(super) fn saved(role: &FilterRole) -> &'static [SavedRegister] {
     saved_for(role.reads_memory(), registers(&role.filter.test))
 }
 
 /// Returns the registers that the code of an integer uses, which have to be saved before.
-pub(super) fn saved_of_integer(role: &IntegerRole) -> &'static [Saved] {
+pub(super) fn saved_of_integer(role: &IntegerRole) -> &'static [SavedRegister] {
     saved_for(role.reads_memory(), role.integer.number.registers())
 }
 
-fn saved_for(reads_memory: bool, registers: usize) -> &'static [Saved] {
+fn saved_for(reads_memory: bool, registers: usize) -> &'static [SavedRegister] {
     if reads_memory || registers > SAVED_IF_COUNTED.len() {
         &SAVED_IF_TIMED
     } else {
@@ -100,7 +100,7 @@ pub(super) fn filter(
 ) -> Result<(), IcedError> {
     let reads_memory = role.reads_memory();
     let mut code = FilterCode::begin(a, &role.arguments, reads_memory, context, untyped)?;
-    let jump = Jump {
+    let jump = Branch {
         when: false,
         to: is_false,
     };
@@ -237,8 +237,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     }
 
     /// Emits the code of a test, which falls through or jumps.
-    fn test(&mut self, test: &Test, jump: Jump) -> Result<(), IcedError> {
-        let otherwise = |to| Jump {
+    fn test(&mut self, test: &Test, jump: Branch) -> Result<(), IcedError> {
+        let otherwise = |to| Branch {
             when: !jump.when,
             to,
         };
@@ -284,7 +284,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         signedness: Signedness,
         one: &Number,
         other: &Number,
-        jump: Jump,
+        jump: Branch,
     ) -> Result<(), IcedError> {
         if let Some(literal) = immediate(other) {
             self.number(one, &POOL)?;
@@ -301,7 +301,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         &mut self,
         relation: Relation,
         signedness: Signedness,
-        Jump { when, to }: Jump,
+        Branch { when, to }: Branch,
     ) -> Result<(), IcedError> {
         let relation = if when { relation } else { inverse(relation) };
         let a = &mut self.a;
@@ -488,7 +488,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
 
     /// Emits the code that loads what a register held at the point.
     fn register(&mut self, register: Register, to: AsmRegister64) -> Result<(), IcedError> {
-        let is_it = |(saved, _): &Saved| Register::from(*saved) == register;
+        let is_it = |(saved, _): &SavedRegister| Register::from(*saved) == register;
         let place = self.context.saved.iter().position(is_it);
         match (self.context.saved_at, place) {
             (SavedAt::Address(at), Some(place)) => load(self.a, to, at.plus(8 * place as u64)),
@@ -547,7 +547,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.unless_readable_value(last, 0)
     }
 
-    fn is_string(&mut self, of: &Word, text: &[u8], jump: Jump) -> Result<(), IcedError> {
+    fn is_string(&mut self, of: &Word, text: &[u8], jump: Branch) -> Result<(), IcedError> {
         let mut over = self.a.create_label();
         let differs = if jump.when { over } else { jump.to };
         let [block, ..] = POOL;
@@ -565,7 +565,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.end_of_string(jump, &mut over)
     }
 
-    fn begins_with(&mut self, of: &Word, text: &[u8], jump: Jump) -> Result<(), IcedError> {
+    fn begins_with(&mut self, of: &Word, text: &[u8], jump: Branch) -> Result<(), IcedError> {
         let mut over = self.a.create_label();
         let mut is_long = self.a.create_label();
         let differs = if jump.when { over } else { jump.to };
@@ -653,7 +653,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         of: &Word,
         text: &[u8],
         is_whole: bool,
-        jump: Jump,
+        jump: Branch,
     ) -> Result<(), IcedError> {
         let mut over = self.a.create_label();
         let differs = if jump.when { over } else { jump.to };
@@ -684,7 +684,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     }
 
     /// Emits the end of the code that compares strings, which comes here if they are the same, or else jumps.
-    fn end_of_string(&mut self, jump: Jump, over: &mut CodeLabel) -> Result<(), IcedError> {
+    fn end_of_string(&mut self, jump: Branch, over: &mut CodeLabel) -> Result<(), IcedError> {
         if jump.when {
             self.a.jmp(jump.to)?;
         }
@@ -748,7 +748,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         relation: Relation,
         one: &Float,
         other: &Float,
-        jump: Jump,
+        jump: Branch,
     ) -> Result<(), IcedError> {
         let mut no_number = self.a.create_label();
         let mut over = self.a.create_label();

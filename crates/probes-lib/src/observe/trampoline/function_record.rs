@@ -23,7 +23,7 @@ use super::filter::{self, FilterContext, SavedAt};
 use super::readable::{unless_kernel_reads, unless_readable};
 use super::record;
 use super::sampling;
-use super::saved::{LockedRegisters, Place, RED_ZONE, Saving};
+use super::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
 use super::stack_copy::StackCopy;
 use super::stack_info;
 use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
@@ -53,7 +53,7 @@ pub(super) struct RecordPointers {
 
 /// What is recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Recorded {
+pub(super) enum RecordedEvent {
     /// A call, or an execution of an instruction, with the arguments.
     Call,
     /// An exit, with the result if it is a return.
@@ -64,22 +64,22 @@ pub(super) enum Recorded {
 /// `mmx_is_free`.
 pub(super) fn code(
     at: LiveAddr,
-    what: Recorded,
+    what: RecordedEvent,
     (watched, function, filter): (&WatchRole, WatchedFunction, Option<&FilterRole>),
     mmx_is_free: bool,
     pointers: RecordPointers,
 ) -> Result<Vec<u8>, IcedError> {
     let place = match (what, function.part) {
-        _ if function.is_ocaml => Place::Mmx,
+        _ if function.is_ocaml => SaveArea::Mmx,
         // A result may be in the x87 unit, even if the function does not use it itself.
-        (Recorded::Exit(_), _) => Place::StackOrLock,
-        _ if mmx_is_free => Place::Mmx,
-        (Recorded::Call, FunctionPart::Inside) => Place::Lock,
-        (Recorded::Call, _) => Place::StackOrLock,
+        (RecordedEvent::Exit(_), _) => SaveArea::StackOrLock,
+        _ if mmx_is_free => SaveArea::Mmx,
+        (RecordedEvent::Call, FunctionPart::Inside) => SaveArea::Lock,
+        (RecordedEvent::Call, _) => SaveArea::StackOrLock,
     };
     let (point, sources, words) = match what {
-        Recorded::Call => (watched.point, &watched.arguments[..], function.words),
-        Recorded::Exit(kind) => {
+        RecordedEvent::Call => (watched.point, &watched.arguments[..], function.words),
+        RecordedEvent::Exit(kind) => {
             let result: &[ArgumentSource] = match kind {
                 ExitKind::Return if function.has_results => &[ArgumentSource::RESULT],
                 _ => &[],
@@ -92,7 +92,7 @@ pub(super) fn code(
         }
     };
     let mut a = CodeAssembler::new(64)?;
-    if function.has_only_results && what == Recorded::Exit(ExitKind::Jump) {
+    if function.has_only_results && what == RecordedEvent::Exit(ExitKind::Jump) {
         // The result is that of another function.
         a.add_instruction(locked_increment(pointers.untyped)?)?;
         return a.assemble(at.0);
@@ -111,9 +111,9 @@ pub(super) fn code(
         let context = FilterContext {
             saved: &SAVED_IF_TIMED,
             saved_at: match place {
-                Place::Mmx | Place::StackOrMmx => SavedAt::Copies,
-                Place::Lock => SavedAt::Address(locked),
-                Place::StackOrLock => SavedAt::StackOrAddress(locked),
+                SaveArea::Mmx | SaveArea::StackOrMmx => SavedAt::Copies,
+                SaveArea::Lock => SavedAt::Address(locked),
+                SaveArea::StackOrLock => SavedAt::StackOrAddress(locked),
             },
             pushed: 0,
             shared: pointers.shared,
@@ -208,7 +208,7 @@ fn value(
     a: &mut CodeAssembler,
     index: u64,
     source: ArgumentSource,
-    place: Place,
+    place: SaveArea,
 ) -> Result<(), IcedError> {
     let value = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE);
     match source {
@@ -232,12 +232,12 @@ fn load_saved(
     a: &mut CodeAssembler,
     to: AsmRegister64,
     register: Register,
-    place: Place,
+    place: SaveArea,
 ) -> Result<(), IcedError> {
     let mut saved = SAVED_IF_TIMED.iter();
     let used = saved.position(|(it, _)| get_gpr64(register) == Some(*it));
     match used {
-        Some(used) if place != Place::Mmx => a.mov(to, qword_ptr(rdi + 8 * used as i32)),
+        Some(used) if place != SaveArea::Mmx => a.mov(to, qword_ptr(rdi + 8 * used as i32)),
         _ => load_at_point(a, to, register, &SAVED_IF_TIMED),
     }
 }
@@ -249,7 +249,7 @@ fn operand(
     a: &mut CodeAssembler,
     index: u64,
     memory: MemorySource,
-    (place, asks): (Place, bool),
+    (place, asks): (SaveArea, bool),
     pointers: RecordPointers,
 ) -> Result<(), IcedError> {
     let at = layout_of::argument_at(index);

@@ -15,7 +15,7 @@ use super::filter::{self, FilterContext};
 use super::histogram::{self, Histograms};
 use super::keys;
 use super::values;
-use super::{Pointers, Saved, find_shared_and_time, offset, spread, unless_in_range};
+use super::{Pointers, SavedRegister, find_shared_and_time, offset, spread, unless_in_range};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::pair_slots::{SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOTS_TRIED, slot};
@@ -116,7 +116,7 @@ impl Ends<'_> {
             let is_kept = matches!(end, PairEnd::Start(_)) && starts == Starts::Timed;
             match (self.key.is_some(), self.reported) {
                 (true, Some(reported)) if is_kept => {
-                    let kept = slow::Place::of_key(*end);
+                    let kept = slow::StartPlace::of_key(*end);
                     slow::keep(a, kept, reported, context.saved, pointers)?;
                     keyed::end(a, *end, starts, pointers, kept_times, next)?;
                 }
@@ -124,7 +124,7 @@ impl Ends<'_> {
                 (false, reported) => {
                     self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
                     if let Some(reported) = reported.filter(|_| is_kept) {
-                        let kept = slow::Place::of_slot(*end);
+                        let kept = slow::StartPlace::of_slot(*end);
                         slow::keep(a, kept, reported, context.saved, pointers)?;
                     }
                 }
@@ -140,11 +140,11 @@ impl Ends<'_> {
             if let (PairEnd::Stop(_), Some(reported)) = (end, self.reported) {
                 slow::unless_slow(a, next)?;
                 let kept = if self.key.is_some() {
-                    slow::Place::of_key(*end)
+                    slow::StartPlace::of_key(*end)
                 } else {
                     a.mov(rcx, rdi)?;
                     a.mov(rdx, qword_ptr(rcx + slot::DEPTH))?;
-                    slow::Place::of_slot(*end)
+                    slow::StartPlace::of_slot(*end)
                 };
                 slow::report(a, kept, reported, context.saved, pointers)?;
                 // The registers are needed for other things than before. Until the time is taken again, it was the report that took time.
@@ -175,7 +175,7 @@ impl Ends<'_> {
         a: &mut CodeAssembler,
         end: PairEnd,
         starts: Starts,
-        saved: &[Saved],
+        saved: &[SavedRegister],
         layout: SharedLayout,
         over: CodeLabel,
     ) -> Result<(), IcedError> {

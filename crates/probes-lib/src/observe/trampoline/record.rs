@@ -10,7 +10,7 @@ use iced_x86::{IcedError, Register};
 use super::fields::FieldCopies;
 use super::readable::{unless_readable, unless_readable_value};
 use super::stack_copy::StackCopy;
-use super::{PUSHED, Saved, load_at_point, offset, spread};
+use super::{PUSHED, SavedRegister, load_at_point, offset, spread};
 use crate::address::LiveAddr;
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record};
@@ -25,7 +25,7 @@ const LEAST_OPAQUE: u32 = 251;
 pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     layout: SharedLayout,
     shared: LiveAddr,
 ) -> Result<FieldCopies, IcedError> {
@@ -42,7 +42,7 @@ pub(super) fn record(
 pub(super) fn stack(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     layout: SharedLayout,
     shared: LiveAddr,
 ) -> Result<(), IcedError> {
@@ -65,7 +65,7 @@ pub(super) fn stack(
 pub(super) fn arguments(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     layout: SharedLayout,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
@@ -131,7 +131,7 @@ fn argument(
     a: &mut CodeAssembler,
     index: u64,
     source: ArgumentSource,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     layout: SharedLayout,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {

@@ -13,7 +13,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{Code, IcedError, Instruction, Register};
 
-use super::{SAVED_IF_TIMED, Saved, at_address, load, locked_increment};
+use super::{SAVED_IF_TIMED, SavedRegister, at_address, load, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 
 /// How many bytes below the stack pointer a function may use (psABI 3.2.2).
@@ -43,27 +43,27 @@ impl LockedRegisters {
 
 /// Where registers are saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SaveArea {
     Mmx,
     Lock,
     StackOrMmx,
     StackOrLock,
 }
 
-impl Place {
+impl SaveArea {
     fn is_stack_first(self) -> bool {
-        matches!(self, Place::StackOrMmx | Place::StackOrLock)
+        matches!(self, SaveArea::StackOrMmx | SaveArea::StackOrLock)
     }
 
     fn has_mmx(self) -> bool {
-        matches!(self, Place::Mmx | Place::StackOrMmx)
+        matches!(self, SaveArea::Mmx | SaveArea::StackOrMmx)
     }
 }
 
 /// Registers that are saved, used, and restored.
 pub(super) struct Saving {
-    place: Place,
-    used: &'static [Saved],
+    place: SaveArea,
+    used: &'static [SavedRegister],
     locked: LockedRegisters,
     /// Where the registers are saved if there is no room on the stack, and where they are restored then.
     elsewhere: CodeLabel,
@@ -80,7 +80,7 @@ impl Saving {
     /// with the address of where they are saved, eight bytes each.
     pub(super) fn new(
         a: &mut CodeAssembler,
-        place: Place,
+        place: SaveArea,
         count: usize,
         locked: LockedRegisters,
         base: Option<AsmRegister64>,
@@ -219,7 +219,7 @@ impl Saving {
         to: AsmRegister64,
         register: Register,
     ) -> Result<(), IcedError> {
-        let is_it = |(it, _): &Saved| Register::from(*it) == register;
+        let is_it = |(it, _): &SavedRegister| Register::from(*it) == register;
         let Some(index) = self.used.iter().position(is_it) else {
             return match get_gpr64(register) {
                 Some(register) => a.mov(to, register),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use test_support::Scratch;
 
 use super::*;
-use crate::observe::frame::Frame;
+use crate::observe::frame_id::FrameId;
 use crate::observe::layout::arena::HeaderVersion;
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, record};
@@ -128,7 +128,7 @@ fn saved_registers_are_found_as_arguments() {
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
         marks: Marks {
             argument: Some(Register::RDI),
-            frame: Frame::StackAndRbx,
+            frame: FrameId::StackAndRbx,
         },
         watched: Some(WatchRole {
             formats: Vec::new(),
@@ -186,7 +186,7 @@ fn whole_listing_is_golden() {
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
         marks: Marks {
             argument: Some(Register::RDI),
-            frame: Frame::StackAndRbx,
+            frame: FrameId::StackAndRbx,
         },
         watched: Some(WatchRole {
             formats: Vec::new(),

@@ -10,7 +10,7 @@ use iced_x86::code_asm::{
 };
 
 use super::filter::{self, FilterContext};
-use super::{SAVED_IF_TIMED, Saved, histogram, keys, load, offset, spread_of};
+use super::{SAVED_IF_TIMED, SavedRegister, histogram, keys, load, offset, spread_of};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::values::copy;
@@ -20,7 +20,7 @@ use crate::observe::point::{FilterRole, HistogramRole, KeyRole};
 const USED: usize = 5;
 
 /// Returns the registers that the code uses, with those of a filter before it.
-pub(super) fn saved(filter: Option<&FilterRole>, role: &HistogramRole) -> &'static [Saved] {
+pub(super) fn saved(filter: Option<&FilterRole>, role: &HistogramRole) -> &'static [SavedRegister] {
     let of_filter = filter.map_or(0, |filter| filter::saved(filter).len());
     if of_filter.max(filter::saved_of_integer(&role.integer).len()) > USED {
         &SAVED_IF_TIMED
@@ -45,7 +45,7 @@ pub(super) fn record(
             filter::integer(a, &role.integer, true, context, untyped)?;
         }
     }
-    let place = Place {
+    let place = HistogramSlot {
         number: role.number,
         by_key: keys.is_some(),
         is_signed: role.is_signed(),
@@ -56,7 +56,7 @@ pub(super) fn record(
 
 /// Emits the code that adds the time in rcx to the histogram with the number in r8. Uses rax, rcx, rdx, rbx and rsi.
 pub(super) fn add_time(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
-    let of_key = Place {
+    let of_key = HistogramSlot {
         number: 0,
         by_key: true,
         is_signed: false,
@@ -67,7 +67,7 @@ pub(super) fn add_time(a: &mut CodeAssembler, context: FilterContext) -> Result<
 
 /// Which histogram a value is added to, and how.
 #[derive(Clone, Copy)]
-struct Place {
+struct HistogramSlot {
     number: u32,
     /// Whether it is as many histograms further as r8 says.
     by_key: bool,
@@ -76,7 +76,11 @@ struct Place {
 }
 
 /// Emits the code that adds the value in rcx to a histogram. Uses rax, rcx, rdx, rbx and rsi.
-fn add(a: &mut CodeAssembler, place: Place, context: FilterContext) -> Result<(), IcedError> {
+fn add(
+    a: &mut CodeAssembler,
+    place: HistogramSlot,
+    context: FilterContext,
+) -> Result<(), IcedError> {
     let all = context.layout.values;
     let at = context.layout.values() + all.copy(place.number, 0);
     let field = |of: u64| qword_ptr(rbx + offset(at + of));

@@ -28,7 +28,7 @@ fn bytes(words: &[u64]) -> Vec<u8> {
 }
 
 /// A fragment in the words of its struct; what follows the struct in memory is `after`.
-fn fragment(layout: Layout, index: usize, status: u32, after: u8) -> Vec<u8> {
+fn fragment(layout: FragmentLayout, index: usize, status: u32, after: u8) -> Vec<u8> {
     let (start, end) = CODE[index];
     let mut all = vec![after; 64];
     all[..layout.len].fill(0);
@@ -43,7 +43,7 @@ fn fragment(layout: Layout, index: usize, status: u32, after: u8) -> Vec<u8> {
 }
 
 /// The fragments in memory: the first is not computed, the second never, the third computed.
-fn fragments(layout: Layout) -> Vec<u8> {
+fn fragments(layout: FragmentLayout) -> Vec<u8> {
     let ignored = layout.ignore.unwrap_or(layout.later);
     let statuses = [layout.later, ignored, layout.provided];
     let all = statuses.iter().enumerate();
@@ -55,7 +55,7 @@ fn at(index: usize) -> u64 {
     FRAGMENTS + index as u64 * 64
 }
 
-fn array_of(layout: Layout) -> SliceMemory {
+fn array_of(layout: FragmentLayout) -> SliceMemory {
     let contents: Vec<u64> = (0..3).map(at).collect();
     SliceMemory::new([
         (TABLE, bytes(&[3 | 8 << 32, CELLS])),
@@ -64,7 +64,7 @@ fn array_of(layout: Layout) -> SliceMemory {
     ])
 }
 
-fn skip_list_of(layout: Layout) -> SliceMemory {
+fn skip_list_of(layout: FragmentLayout) -> SliceMemory {
     let mut head = vec![0; LEVELS as usize + 1];
     head[0] = CELLS;
     let cell = |index: usize, next| bytes(&[CODE[index].0, at(index), next]);
@@ -77,7 +77,7 @@ fn skip_list_of(layout: Layout) -> SliceMemory {
 }
 
 /// Head, a removed cell, three cells, tail, of 48 bytes each.
-fn lock_free_of(layout: Layout) -> SliceMemory {
+fn lock_free_of(layout: FragmentLayout) -> SliceMemory {
     let cell = |key, fragment, level, number: u64, removed| {
         bytes(&[
             key,
@@ -104,9 +104,9 @@ fn lock_free_of(layout: Layout) -> SliceMemory {
 }
 
 /// Lays a table out in memory.
-type MakeTable = fn(Layout) -> SliceMemory;
+type MakeTable = fn(FragmentLayout) -> SliceMemory;
 
-const KNOWN: [(TableKind, Layout, MakeTable); 4] = [
+const KNOWN: [(TableKind, FragmentLayout, MakeTable); 4] = [
     (TableKind::Array, WITH_FLAG, array_of),
     (TableKind::SkipList, STATUS_LAST, skip_list_of),
     (TableKind::LockFree, STATUS_LAST, lock_free_of),

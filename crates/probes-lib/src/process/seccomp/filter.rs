@@ -1,4 +1,4 @@
-//! [`Filter`]: a seccomp filter (seccomp(2)), a classic BPF program that decides on system calls. Pure.
+//! [`SeccompFilter`]: a seccomp filter (seccomp(2)), a classic BPF program that decides on system calls. Pure.
 //!
 //! The kernel runs every filter of a thread on each of its system calls, and does what the most
 //! restrictive one says. Classic BPF jumps only forwards, so every program ends.
@@ -24,14 +24,14 @@ const MEMORY_LEN: usize = 16;
 /// A system call as filters see it: `struct seccomp_data` of linux/seccomp.h. They do
 /// not see what pointers point to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SystemCall {
+pub(crate) struct SeccompData {
     pub(crate) number: u32,
     /// The address after the `syscall` instruction.
     pub(crate) instruction_pointer: u64,
     pub(crate) arguments: [u64; 6],
 }
 
-impl SystemCall {
+impl SeccompData {
     /// Returns the word at an offset of `struct seccomp_data`.
     fn word(&self, offset: u32) -> Option<u32> {
         if offset % 4 != 0 {
@@ -58,7 +58,7 @@ impl SystemCall {
 
 /// A seccomp filter.
 #[derive(Clone, Debug)]
-pub(crate) struct Filter(pub(crate) Vec<libc::sock_filter>);
+pub(crate) struct SeccompFilter(pub(crate) Vec<libc::sock_filter>);
 
 /// A filter that no kernel would have accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +71,8 @@ pub(crate) struct Invalid;
 ///
 /// If one of them is invalid.
 pub(crate) fn refusal(
-    filters: &[Filter],
-    call: &SystemCall,
+    filters: &[SeccompFilter],
+    call: &SeccompData,
 ) -> Result<Option<SeccompAction>, Invalid> {
     let mut result = libc::SECCOMP_RET_ALLOW;
     // The last one first: of equal actions, the data of the first count.
@@ -124,9 +124,9 @@ const RETURN_A: u32 = BPF_RET | BPF_A;
 /// The bits of a code that say which operation it does.
 const OPERATION: u32 = 0xf0;
 
-impl Filter {
+impl SeccompFilter {
     /// Returns what the filter returns for a system call; `None` if it is invalid.
-    fn run(&self, call: &SystemCall) -> Option<u32> {
+    fn run(&self, call: &SeccompData) -> Option<u32> {
         let (mut a, mut x) = (0_u32, 0_u32);
         let mut memory = [0_u32; MEMORY_LEN];
         let mut at = 0_usize;

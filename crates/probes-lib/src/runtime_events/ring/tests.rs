@@ -152,7 +152,7 @@ fn racing_writer_loses_exactly_what_is_reported() {
                 &header,
                 &names(),
                 tail,
-                &mut Copied::default(),
+                &mut CopyBuffer::default(),
                 |found| match found {
                     InRing::Lost(words) => lost += words,
                     InRing::Event(time, event) => {
@@ -202,7 +202,7 @@ fn words_read_and_lost_are_all_words_written() {
                 seldom: 0,
             };
             let tail = tails(&ring, &header).unwrap()[WRITTEN as usize];
-            let copied = &mut Copied::default();
+            let copied = &mut CopyBuffer::default();
             let visit = |found: InRing<'_>| match found {
                 InRing::Lost(words) => lost += words,
                 InRing::Event(time, _) => read += lens[time as usize],
@@ -233,7 +233,7 @@ fn lost_words_come_before_what_follows_them() {
         (0..40 * round + 3).for_each(|_| writer.write());
         let ring = Hostile(writer.file.clone());
         let tail = tails(&ring, &header).unwrap()[WRITTEN as usize];
-        let copied = &mut Copied::default();
+        let copied = &mut CopyBuffer::default();
         let visit = |it: InRing<'_>| {
             found.push(match it {
                 InRing::Lost(words) => Err(words),
@@ -278,7 +278,7 @@ fn read_all(file: Vec<u8>) -> Result<u64, RingError> {
             &header,
             &names(),
             tail,
-            &mut Copied::default(),
+            &mut CopyBuffer::default(),
             |_| words += 1,
         )?;
     }
@@ -327,7 +327,14 @@ fn hostile_rings_are_refused() {
         position: 1 << 40,
     };
     let (header, ring) = (writer.header, Hostile(writer.file));
-    let back = reader.read(&ring, &header, &names(), 9, &mut Copied::default(), |_| {});
+    let back = reader.read(
+        &ring,
+        &header,
+        &names(),
+        9,
+        &mut CopyBuffer::default(),
+        |_| {},
+    );
     assert!(matches!(back, Err(RingError::Malformed(why)) if why.ends_with("goes back")));
 }
 

@@ -12,7 +12,7 @@
 //!
 //! A record only grows. A change of the counters is announced by an `intent` before its first write, and
 //! concluded by `settled`. If the holder is killed between the two, the counters tell which were written: see
-//! [`Record::outcomes_by`]. An `intent` says everything that is held, so the last one counts, with the last
+//! [`ParsedRecord::outcomes_by`]. An `intent` says everything that is held, so the last one counts, with the last
 //! `settled` after it. What was cut off at the end counts as not written.
 
 use std::fmt::Write;
@@ -63,7 +63,7 @@ impl HolderRecord {
 
 /// A counter of a probe, and how its change changes what is held of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct CounterEntry {
     pub(crate) name: String,
     pub(crate) stage: u8,
     pub(crate) at: LiveAddr,
@@ -75,7 +75,7 @@ pub(crate) struct Entry {
 
 /// What became of the change of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum EntryOutcome {
     /// It was not written, or restored.
     Before,
     /// It was written.
@@ -86,12 +86,12 @@ pub(crate) enum Outcome {
 
 /// A record that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct ParsedRecord {
     pub(crate) process: ProcessKey,
     pub(crate) holder: HolderRecord,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<CounterEntry>,
     /// `None` if the holder has not said what became of the entries.
-    pub(crate) outcomes: Option<Vec<Outcome>>,
+    pub(crate) outcomes: Option<Vec<EntryOutcome>>,
     /// How many of the bytes are complete parts.
     pub(crate) complete: usize,
 }
@@ -99,20 +99,20 @@ pub(crate) struct Record {
 /// An amount that is held of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held<'r> {
-    pub(crate) entry: &'r Entry,
+    pub(crate) entry: &'r CounterEntry,
     pub(crate) amount: i32,
 }
 
-impl Record {
+impl ParsedRecord {
     /// Reads a record; returns `None` if its first lines are not those of a record.
-    pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<ParsedRecord> {
         let mut lines = Lines { bytes, at: 0 };
         if lines.next()? != MAGIC {
             return None;
         }
         let process = parse_process(lines.next()?)?;
         let holder = parse_holder(lines.next()?)?;
-        let mut record = Record {
+        let mut record = ParsedRecord {
             process,
             holder,
             entries: Vec::new(),
@@ -129,7 +129,7 @@ impl Record {
     fn read_part(&mut self, lines: &mut Lines<'_>) -> Option<()> {
         let line = lines.next()?;
         if let Some(outcomes) = line.strip_prefix("settled ") {
-            let outcomes: Option<Vec<Outcome>> = outcomes.bytes().map(parse_outcome).collect();
+            let outcomes: Option<Vec<EntryOutcome>> = outcomes.bytes().map(parse_outcome).collect();
             let outcomes = outcomes.filter(|outcomes| outcomes.len() == self.entries.len())?;
             self.outcomes = Some(outcomes);
             return Some(());
@@ -148,15 +148,18 @@ impl Record {
 
     /// Returns what became of the entries, if `counter` returns the present value of a counter, or `None` if
     /// it cannot be read, and nothing but the holder has written them since its intent.
-    pub(crate) fn outcomes_by(&self, counter: impl Fn(LiveAddr) -> Option<u16>) -> Vec<Outcome> {
-        let outcome = |entry: &Entry| {
+    pub(crate) fn outcomes_by(
+        &self,
+        counter: impl Fn(LiveAddr) -> Option<u16>,
+    ) -> Vec<EntryOutcome> {
+        let outcome = |entry: &CounterEntry| {
             if entry.before == entry.after {
-                return Outcome::After;
+                return EntryOutcome::After;
             }
             match counter(entry.at) {
-                Some(value) if value == entry.after => Outcome::After,
-                Some(value) if value == entry.before => Outcome::Before,
-                _ => Outcome::Unknown,
+                Some(value) if value == entry.after => EntryOutcome::After,
+                Some(value) if value == entry.before => EntryOutcome::Before,
+                _ => EntryOutcome::Unknown,
             }
         };
         self.entries.iter().map(outcome).collect()
@@ -167,9 +170,9 @@ impl Record {
         let outcomes = self.outcomes.as_deref().unwrap_or_default();
         self.entries.iter().zip(outcomes).map(|(entry, outcome)| {
             let amount = match outcome {
-                Outcome::Before => entry.held_before,
-                Outcome::After => entry.held_after,
-                Outcome::Unknown => 0,
+                EntryOutcome::Before => entry.held_before,
+                EntryOutcome::After => entry.held_after,
+                EntryOutcome::Unknown => 0,
             };
             Held { entry, amount }
         })
@@ -199,7 +202,7 @@ pub(crate) fn head(process: &ProcessKey, holder: &HolderRecord) -> String {
 }
 
 /// Returns the part that announces a change.
-pub(crate) fn intent(entries: &[Entry]) -> String {
+pub(crate) fn intent(entries: &[CounterEntry]) -> String {
     let mut text = format!("intent {}\n", entries.len());
     for entry in entries {
         // Writing to a string does not fail.
@@ -219,11 +222,11 @@ pub(crate) fn intent(entries: &[Entry]) -> String {
 }
 
 /// Returns the part that concludes a change.
-pub(crate) fn settled(outcomes: &[Outcome]) -> String {
-    let letter = |outcome: &Outcome| match outcome {
-        Outcome::After => 'a',
-        Outcome::Before => 'b',
-        Outcome::Unknown => '?',
+pub(crate) fn settled(outcomes: &[EntryOutcome]) -> String {
+    let letter = |outcome: &EntryOutcome| match outcome {
+        EntryOutcome::After => 'a',
+        EntryOutcome::Before => 'b',
+        EntryOutcome::Unknown => '?',
     };
     let letters: String = outcomes.iter().map(letter).collect();
     format!("settled {letters}\n")
@@ -280,14 +283,14 @@ fn parse_holder(line: &str) -> Option<HolderRecord> {
     })
 }
 
-fn parse_entry(line: &str) -> Option<Entry> {
+fn parse_entry(line: &str) -> Option<CounterEntry> {
     let [name, stage, at, before, after, held_before, held_after] = words(line)?;
     // More than a counter can hold is not held.
     let amount = |word: &str| {
         let amount: i32 = word.parse().ok()?;
         (amount.unsigned_abs() <= u32::from(u16::MAX)).then_some(amount)
     };
-    Some(Entry {
+    Some(CounterEntry {
         name: decode(name)?,
         stage: stage.parse().ok()?,
         at: LiveAddr(u64::from_str_radix(at, 16).ok()?),
@@ -298,11 +301,11 @@ fn parse_entry(line: &str) -> Option<Entry> {
     })
 }
 
-fn parse_outcome(letter: u8) -> Option<Outcome> {
+fn parse_outcome(letter: u8) -> Option<EntryOutcome> {
     match letter {
-        b'a' => Some(Outcome::After),
-        b'b' => Some(Outcome::Before),
-        b'?' => Some(Outcome::Unknown),
+        b'a' => Some(EntryOutcome::After),
+        b'b' => Some(EntryOutcome::Before),
+        b'?' => Some(EntryOutcome::Unknown),
         _ => None,
     }
 }
@@ -338,7 +341,7 @@ mod tests {
 
     use super::*;
 
-    fn some_record(entries: &[Entry]) -> String {
+    fn some_record(entries: &[CounterEntry]) -> String {
         let process = ProcessKey {
             pid: 42,
             start: 777,
@@ -354,8 +357,8 @@ mod tests {
         head(&process, &holder) + &intent(entries)
     }
 
-    fn entry(name: &str, at: u64, before: u16, after: u16) -> Entry {
-        Entry {
+    fn entry(name: &str, at: u64, before: u16, after: u16) -> CounterEntry {
+        CounterEntry {
             name: name.to_owned(),
             stage: 0,
             at: LiveAddr(at),
@@ -366,7 +369,7 @@ mod tests {
         }
     }
 
-    fn amounts(record: &Record) -> Vec<i32> {
+    fn amounts(record: &ParsedRecord) -> Vec<i32> {
         record.held().map(|held| held.amount).collect()
     }
 
@@ -374,7 +377,7 @@ mod tests {
     fn record_is_read_as_it_was_written() {
         let entries = [entry("req start", 0x10, 0, 1), entry("é%", 0x20, 3, 2)];
         let text = some_record(&entries);
-        let pending = Record::parse(text.as_bytes()).unwrap();
+        let pending = ParsedRecord::parse(text.as_bytes()).unwrap();
         assert_eq!(pending.entries, entries);
         assert_eq!(
             pending.holder.command,
@@ -385,11 +388,11 @@ mod tests {
             (pending.outcomes.as_ref(), amounts(&pending)),
             (None, vec![])
         );
-        let settle = |outcomes: &[Outcome]| {
+        let settle = |outcomes: &[EntryOutcome]| {
             let text = text.clone() + &settled(outcomes);
-            amounts(&Record::parse(text.as_bytes()).unwrap())
+            amounts(&ParsedRecord::parse(text.as_bytes()).unwrap())
         };
-        use Outcome::{After, Before, Unknown};
+        use EntryOutcome::{After, Before, Unknown};
         assert_eq!(settle(&[After, After]), [1, -1]);
         assert_eq!(settle(&[Before, After]), [0, -1]);
         assert_eq!(settle(&[After, Unknown]), [1, 0]);
@@ -406,9 +409,9 @@ mod tests {
             entry("unreadable", 4, 0, 1),
             entry("same", 5, 1, 1),
         ]);
-        let record = Record::parse(text.as_bytes()).unwrap();
+        let record = ParsedRecord::parse(text.as_bytes()).unwrap();
         let counter = |at: LiveAddr| [None, Some(1), Some(4), Some(2), None][at.0 as usize % 5];
-        use Outcome::{After, Before, Unknown};
+        use EntryOutcome::{After, Before, Unknown};
         assert_eq!(
             record.outcomes_by(counter),
             [After, Before, Unknown, Unknown, After]
@@ -418,17 +421,17 @@ mod tests {
     #[test]
     fn cut_off_part_counts_as_not_written() {
         let whole = some_record(&[entry("a", 1, 0, 1)]) + "settled a\n";
-        let giving = intent(&[Entry {
+        let giving = intent(&[CounterEntry {
             held_before: 1,
             held_after: 0,
             ..entry("a", 1, 1, 0)
         }]);
         let text = whole.clone() + &giving;
         for cut in whole.len()..text.len() {
-            let record = Record::parse(&text.as_bytes()[..cut]).unwrap();
+            let record = ParsedRecord::parse(&text.as_bytes()[..cut]).unwrap();
             assert_eq!((amounts(&record), record.complete), (vec![1], whole.len()));
         }
-        let record = Record::parse(text.as_bytes()).unwrap();
+        let record = ParsedRecord::parse(text.as_bytes()).unwrap();
         assert_eq!((record.outcomes, record.complete), (None, text.len()));
     }
 
@@ -438,7 +441,7 @@ mod tests {
         let hostile = text.replace(" 0 1 0 1\n", " 0 1 0 99999\n");
         assert_ne!(hostile, text);
         assert!(
-            Record::parse(hostile.as_bytes())
+            ParsedRecord::parse(hostile.as_bytes())
                 .unwrap()
                 .entries
                 .is_empty()
@@ -446,7 +449,7 @@ mod tests {
         // The number of entries alone allocates nothing.
         let hostile = text.replace("intent 1", "intent 18446744073709551615");
         assert!(
-            Record::parse(hostile.as_bytes())
+            ParsedRecord::parse(hostile.as_bytes())
                 .unwrap()
                 .entries
                 .is_empty()
@@ -456,11 +459,11 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = Record::parse(&bytes);
+            let _ = ParsedRecord::parse(&bytes);
             let text = some_record(&[entry("a", 1, 0, 1)]);
             let mut after_head = text.into_bytes();
             after_head.extend(bytes);
-            prop_assert!(Record::parse(&after_head).is_some());
+            prop_assert!(ParsedRecord::parse(&after_head).is_some());
         }
 
         #[test]

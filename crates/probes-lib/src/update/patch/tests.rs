@@ -48,7 +48,7 @@ fn writes_of(simulated: &SimulatedProcess, actions: &Actions) -> usize {
     let (layout, plan) = simulated.plan(actions).unwrap();
     let mut memory = simulated.memory.failing(0..0, WriteFault::Refused);
     let outcome = apply(&plan, &layout, PID, &mut memory).unwrap();
-    assert_eq!(outcome, Outcome::Done);
+    assert_eq!(outcome, PatchOutcome::Done);
     memory.writes
 }
 
@@ -58,7 +58,7 @@ fn apply_with_failing_writes(
     actions: &Actions,
     writes: std::ops::Range<usize>,
     fault: WriteFault,
-) -> (Result<Outcome>, SliceMemory) {
+) -> (Result<PatchOutcome>, SliceMemory) {
     let (layout, plan) = simulated.plan(actions).unwrap();
     let mut memory = simulated.memory.failing(writes, fault);
     (apply(&plan, &layout, PID, &mut memory), memory)
@@ -67,7 +67,7 @@ fn apply_with_failing_writes(
 #[test]
 fn update_writes_exactly_its_plan() {
     let (mut simulated, actions) = mixed();
-    assert_eq!(simulated.update(&actions).unwrap(), Outcome::Done);
+    assert_eq!(simulated.update(&actions).unwrap(), PatchOutcome::Done);
     let mut expected = SimulatedProcess::of("multi_semaphore.pie");
     expected.set("many", 1);
     expected.set("single", 0);
@@ -88,7 +88,7 @@ fn alternating_sites_in_a_page_update_as_pair() {
             let pair = Selector::Pair { start, stop };
             assert_eq!(
                 simulated.update(&Actions::of(action, pair)).unwrap(),
-                Outcome::Done
+                PatchOutcome::Done
             );
             for name in ["single", "many"] {
                 let reading = simulated.snapshot().reading(simulated.merged_probe(name));
@@ -317,7 +317,7 @@ fn changed_process_is_not_written_to() {
         memory.poke(at, &[byte]);
         let changed = memory.clone();
         let outcome = apply(&plan, &layout, PID, &mut memory).unwrap();
-        assert_eq!(outcome, Outcome::Outdated, "{at}");
+        assert_eq!(outcome, PatchOutcome::Outdated, "{at}");
         assert_eq!(memory.writes, 0);
         assert_eq!(memory.differences(&changed), []);
     }

@@ -6,7 +6,7 @@ use crate::testing::properties;
 const CODE: u64 = 0x1000;
 
 /// Code with a call that ends at each multiple of 8.
-fn code() -> Code {
+fn code() -> CodeSegments {
     let bytes = [0x90, 0x90, 0x90, 0xe8, 1, 2, 3, 4].repeat(64);
     let segment = Segment {
         start: FileAddr(CODE),
@@ -16,7 +16,7 @@ fn code() -> Code {
         executable: true,
         writable: false,
     };
-    Code(vec![(segment, bytes)])
+    CodeSegments(vec![(segment, bytes)])
 }
 
 /// Data that is built part by part.
@@ -80,11 +80,11 @@ fn table() -> Data {
 /// The function, file and line of each call.
 fn calls(data: &[u8]) -> Vec<(u64, String, String, u32)> {
     let calls = calls_in(data, &code());
-    let text = |text: Text| {
+    let text = |text: TextPlace| {
         let bytes = &data[text.offset..text.offset + text.len];
         String::from_utf8(bytes.to_vec()).unwrap()
     };
-    let view = |call: Call| {
+    let view = |call: CallSite| {
         (
             call.return_address.0,
             text(call.function),

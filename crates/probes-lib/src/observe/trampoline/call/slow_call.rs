@@ -33,13 +33,13 @@ pub(super) fn keep(
 }
 
 /// What is recorded at an exit.
-pub(super) struct Report<'r> {
+pub(super) struct ExitReport<'r> {
     pub(super) reported: &'r WatchRole,
     pub(super) kind: ExitKind,
     pub(super) saving: &'r Saving,
 }
 
-impl Report<'_> {
+impl ExitReport<'_> {
     /// Emits the code that records the call, if it was slow. Expects, and leaves, the address of the shared data in rbx, the slot in
     /// rcx, the depth in rdx, the call located by rax, and the time in r8; of a fiber, its owner in r9.
     pub(super) fn if_slow(

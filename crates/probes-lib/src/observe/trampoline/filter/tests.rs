@@ -374,7 +374,7 @@ fn code_of_integer(integer: &IntegerExpression, pages: ValuePages) -> Vec<u8> {
 
 /// Returns what is emitted, and behind it what sets rax.
 pub(in super::super) fn finished(
-    saved: &'static [Saved],
+    saved: &'static [SavedRegister],
     of: &impl Debug,
     value_pages: ValuePages,
     emit: impl FnOnce(&mut CodeAssembler, FilterContext, CodeLabel, CodeLabel) -> Result<(), IcedError>,

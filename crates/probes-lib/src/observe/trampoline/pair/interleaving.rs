@@ -25,9 +25,9 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
-use super::super::{Saved, load_at_point};
+use super::super::{SavedRegister, load_at_point};
 use super::locate_start;
-use crate::observe::frame::Frame;
+use crate::observe::frame_id::FrameId;
 use crate::observe::layout::pair_slots::slot;
 use crate::observe::point::Marks;
 
@@ -35,7 +35,7 @@ use crate::observe::point::Marks;
 pub(super) fn mark_start(
     a: &mut CodeAssembler,
     marks: &Marks,
-    saved: &[Saved],
+    saved: &[SavedRegister],
 ) -> Result<(), IcedError> {
     let frame = frame(a, marks.frame, saved)?;
     a.mov(dword_ptr(rcx + rdx * 4 + slot::MARKS), frame)?;
@@ -64,7 +64,7 @@ pub(super) fn mark_start(
 pub(super) fn check_stop(
     a: &mut CodeAssembler,
     marks: &Marks,
-    saved: &[Saved],
+    saved: &[SavedRegister],
 ) -> Result<(), IcedError> {
     let mut by_frame = a.create_label();
     let mut doubt = a.create_label();
@@ -151,7 +151,7 @@ pub(super) fn check_stop(
 fn count_doubt(
     a: &mut CodeAssembler,
     marks: &Marks,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut is_doubtful = a.create_label();
@@ -177,7 +177,7 @@ const MOST_COMPARED: u32 = 16;
 fn find_frame(
     a: &mut CodeAssembler,
     marks: &Marks,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut next = a.create_label();
@@ -230,10 +230,14 @@ fn locate_next(a: &mut CodeAssembler, next: i32) -> Result<(), IcedError> {
 }
 
 /// Returns a register with what tells the frame of the point. The code uses rdi.
-fn frame(a: &mut CodeAssembler, frame: Frame, saved: &[Saved]) -> Result<AsmRegister32, IcedError> {
+fn frame(
+    a: &mut CodeAssembler,
+    frame: FrameId,
+    saved: &[SavedRegister],
+) -> Result<AsmRegister32, IcedError> {
     match frame {
-        Frame::Stack => Ok(esp),
-        Frame::StackAndRbx => {
+        FrameId::Stack => Ok(esp),
+        FrameId::StackAndRbx => {
             load_at_point(a, rdi, Register::RBX, saved)?;
             a.lea(edi, qword_ptr(rsp + rdi * 2))?;
             Ok(edi)

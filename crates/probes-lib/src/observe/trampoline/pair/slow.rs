@@ -8,7 +8,7 @@ use iced_x86::code_asm::{
 };
 
 use super::super::fields::FieldCopies;
-use super::super::{Pointers, Saved, offset, record};
+use super::super::{Pointers, SavedRegister, offset, record};
 use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
 use crate::observe::layout::pair_slots::SLOT_LEN_BITS;
 use crate::observe::layout::shared::{SLOW_FROM, SharedLayout, TID_AT, record as layout_of};
@@ -16,27 +16,27 @@ use crate::observe::point::{PairEnd, WatchRole};
 
 /// Where what is kept of a start of a pair is.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct StartPlace {
     pair: u32,
     is_by_key: bool,
     /// Whether the low bits of rdx are twice the depth of the start, and not the depth.
     is_located: bool,
 }
 
-impl Place {
+impl StartPlace {
     /// Returns that of the key whose hash is in r8.
-    pub(super) fn of_key(end: PairEnd) -> Place {
-        Place {
+    pub(super) fn of_key(end: PairEnd) -> StartPlace {
+        StartPlace {
             is_by_key: true,
-            ..Place::of_slot(end)
+            ..StartPlace::of_slot(end)
         }
     }
 
     /// Returns that of the thread's slot at rcx, and of a start that rdx locates, or of a stop, after which so many starts wait as rdx
     /// says.
-    pub(super) fn of_slot(end: PairEnd) -> Place {
+    pub(super) fn of_slot(end: PairEnd) -> StartPlace {
         let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
-        Place {
+        StartPlace {
             pair,
             is_by_key: false,
             is_located: matches!(end, PairEnd::Start(_)),
@@ -70,9 +70,9 @@ impl Place {
 /// Emits the code that keeps a start. Expects the address of the shared data in rbx and the time in rsi, and preserves them and r8.
 pub(super) fn keep(
     a: &mut CodeAssembler,
-    place: Place,
+    place: StartPlace,
     reported: &WatchRole,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     pointers: &Pointers,
 ) -> Result<(), IcedError> {
     let layout = pointers.layout;
@@ -117,9 +117,9 @@ pub(super) fn unless_slow(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), 
 /// of the start in r9, and that of the stop in rsi; changes all registers but rbx.
 pub(super) fn report(
     a: &mut CodeAssembler,
-    place: Place,
+    place: StartPlace,
     reported: &WatchRole,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     pointers: &Pointers,
 ) -> Result<(), IcedError> {
     let layout = pointers.layout;
@@ -155,7 +155,7 @@ pub(super) fn report(
 fn arguments(
     a: &mut CodeAssembler,
     reported: &WatchRole,
-    saved: &[Saved],
+    saved: &[SavedRegister],
     pointers: &Pointers,
 ) -> Result<(), IcedError> {
     let mut fields = FieldCopies::default();

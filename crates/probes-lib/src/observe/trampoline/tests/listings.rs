@@ -248,7 +248,7 @@ fn recorded_layout(stacks: StackCopies) -> SharedLayout {
 
 fn recorded(
     watched: &WatchRole,
-    (what, filter): (Recorded, Option<&FilterRole>),
+    (what, filter): (RecordedEvent, Option<&FilterRole>),
     mmx_is_free: bool,
     layout: SharedLayout,
 ) -> Vec<String> {
@@ -287,7 +287,7 @@ fn recorded_calls_of_c_are_golden() {
         is_float,
     };
     role.formats = vec![format(8, false), format(4, false), format(8, true)];
-    let call = (Recorded::Call, None);
+    let call = (RecordedEvent::Call, None);
     assert_golden(
         "listings/recorded.txt",
         &recorded(&role, call, false, layout),
@@ -305,7 +305,7 @@ fn recorded_calls_of_c_are_golden() {
     );
     role.sample = NonZeroU64::new(1000);
     let filter = filter("arg1 > 3");
-    let some = (Recorded::Call, Some(&*filter));
+    let some = (RecordedEvent::Call, Some(&*filter));
     assert_golden(
         "listings/recorded_operands.txt",
         &recorded(&role, some, false, layout),
@@ -332,7 +332,7 @@ fn recorded_calls_of_ocaml_are_golden() {
         fibers: Some(FIBERS),
         may_ask_kernel: true,
     });
-    let call = (Recorded::Call, None);
+    let call = (RecordedEvent::Call, None);
     assert_golden(
         "listings/recorded_on_fiber.txt",
         &recorded(&role, call, false, layout),
@@ -365,7 +365,7 @@ fn recorded_exits_are_golden() {
     let text = watched_function(Words::Text, FunctionPart::Exit);
     let exit = |function, kind| {
         let role = watch_role(function, &[]);
-        recorded(&role, (Recorded::Exit(kind), None), true, layout)
+        recorded(&role, (RecordedEvent::Exit(kind), None), true, layout)
     };
     assert_golden(
         "listings/recorded_result.txt",
@@ -500,7 +500,7 @@ fn paired_role() -> Role {
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
         marks: Marks {
             argument: Some(Register::RDI),
-            frame: Frame::Stack,
+            frame: FrameId::Stack,
         },
         ..Role::default()
     }

@@ -20,8 +20,8 @@ fn branch(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-fn call(number: i64, arguments: [u64; 6]) -> SystemCall {
-    SystemCall {
+fn call(number: i64, arguments: [u64; 6]) -> SeccompData {
+    SeccompData {
         number: number as u32,
         instruction_pointer: 0x5555_5555_6789,
         arguments,
@@ -46,7 +46,7 @@ impl Oracle {
     }
 
     /// What becomes of a call, in the oracle's words.
-    fn ask(&mut self, filters: &[Filter], call: &SystemCall) -> String {
+    fn ask(&mut self, filters: &[SeccompFilter], call: &SeccompData) -> String {
         let mut line = format!("{:x}", call.number);
         for argument in call.arguments {
             write!(line, " {argument:x}").unwrap();
@@ -144,7 +144,7 @@ fn step() -> impl Strategy<Value = sock_filter> {
 }
 
 /// A filter that the kernel accepts.
-fn accepted() -> impl Strategy<Value = Filter> {
+fn accepted() -> impl Strategy<Value = SeccompFilter> {
     (prop::collection::vec(step(), 0..24), returned()).prop_map(|(steps, last)| {
         let mut filter = vec![
             // Allows seccomp(2), so that more filters can be set.
@@ -164,7 +164,7 @@ fn accepted() -> impl Strategy<Value = Filter> {
             filter.push(step);
         }
         filter.push(instruction(RETURN, last));
-        Filter(filter)
+        SeccompFilter(filter)
     })
 }
 
@@ -184,7 +184,7 @@ fn filters_mean_what_the_kernel_does() {
     let tried = TestRunner::new(config).run(
         &(number, any::<[u64; 6]>(), filters),
         |(number, arguments, filters)| {
-            let call = SystemCall {
+            let call = SeccompData {
                 number: number as u32,
                 instruction_pointer,
                 arguments,
@@ -212,18 +212,18 @@ proptest! {
         arguments in any::<[u64; 6]>(),
     ) {
         let filter = filter.into_iter().map(|(code, jt, jf, k)| sock_filter { code, jt, jf, k });
-        let filters = [Filter(filter.collect())];
+        let filters = [SeccompFilter(filter.collect())];
         let _ = refusal(&filters, &call(libc::SYS_mmap, arguments));
     }
 
     #[test]
     fn any_plausible_instructions_are_run_or_rejected(steps in prop::collection::vec(step(), 0..64)) {
-        let _ = refusal(&[Filter(steps)], &call(libc::SYS_mmap, [0; 6]));
+        let _ = refusal(&[SeccompFilter(steps)], &call(libc::SYS_mmap, [0; 6]));
     }
 }
 
 /// Reads one of the real filters.
-fn real(name: &str) -> Filter {
+fn real(name: &str) -> SeccompFilter {
     let bytes = std::fs::read(fixture("filters").join(name)).unwrap();
     let instructions = bytes.chunks_exact(8).map(|bytes| sock_filter {
         code: u16::from_le_bytes([bytes[0], bytes[1]]),
@@ -231,12 +231,12 @@ fn real(name: &str) -> Filter {
         jf: bytes[3],
         k: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
     });
-    Filter(instructions.collect())
+    SeccompFilter(instructions.collect())
 }
 
 /// What a real filter does for mmap of executable memory, the same also writable, munmap, and mount.
 fn of_real(names: &[&str]) -> [Option<SeccompAction>; 4] {
-    let filters: Vec<Filter> = names.iter().map(|name| real(name)).collect();
+    let filters: Vec<SeccompFilter> = names.iter().map(|name| real(name)).collect();
     let map = |protection: i32| {
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         call(
@@ -276,7 +276,7 @@ fn real_filters_allow_what_observing_needs() {
 fn invalid_filters_are_not_trusted() {
     let getpid = call(libc::SYS_getpid, [0; 6]);
     let invalid = |instructions: &[sock_filter]| {
-        let filters = [Filter(instructions.to_vec())];
+        let filters = [SeccompFilter(instructions.to_vec())];
         assert_eq!(refusal(&filters, &getpid), Err(Invalid));
     };
     let allow = instruction(RETURN, libc::SECCOMP_RET_ALLOW);

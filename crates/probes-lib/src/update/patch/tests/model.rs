@@ -13,7 +13,7 @@ use crate::memory::double::{SliceMemory, WriteFault};
 use crate::select::{Action, Actions, Selector, choose};
 use crate::site::INT3;
 use crate::testing::{PID, SimulatedProcess, properties, set};
-use crate::update::patch::{Outcome, apply};
+use crate::update::patch::{PatchOutcome, apply};
 use crate::update::plan::{Step, UpdatePlan};
 
 /// What the probes' counters are. A site calls its handler iff the counter is above 0.
@@ -272,7 +272,7 @@ fn check(
         match result {
             // A later write of the same page may have written what an earlier one failed to.
             Ok(outcome) if !reached || WriteFault::SILENT.contains(&fault) => {
-                assert_eq!(outcome, Outcome::Done);
+                assert_eq!(outcome, PatchOutcome::Done);
                 check_undo(&current, &memory, &plan, &image(&model));
                 model = after;
             }

@@ -1,4 +1,4 @@
-//! [`Frame`]: which registers identify the stack frame that a site executes in, so that two hits in
+//! [`FrameId`]: which registers identify the stack frame that a site executes in, so that two hits in
 //! the same frame are recognized.
 //!
 //! ```text
@@ -16,7 +16,7 @@ use crate::process::program::{LiveSite, Program};
 
 /// What differs between two calls of a function that have not returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) enum Frame {
+pub(crate) enum FrameId {
     /// The stack pointer.
     #[default]
     Stack,
@@ -27,14 +27,14 @@ pub(crate) enum Frame {
 /// `mov $1, %eax`, which precedes each site of ppx_probe: OCaml's `false` is 1.
 const FALSE: [u8; 5] = [0xb8, 1, 0, 0, 0];
 
-impl Frame {
+impl FrameId {
     /// Returns what tells the frames of a site; `is_ocaml_4` is called only where that matters.
-    pub(crate) fn of(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Frame {
+    pub(crate) fn of(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> FrameId {
         let is_in_own_function = is_in_own_function(&site.object.elf, site.site.address());
         if is_in_own_function && !is_ocaml_4() {
-            Frame::StackAndRbx
+            FrameId::StackAndRbx
         } else {
-            Frame::Stack
+            FrameId::Stack
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::observe::layout::histogram;
 use crate::unwind::{RawFrame, RawStack, StackEnd};
 
 use super::activity::Activity;
-use super::waits::Wait;
+use super::waits::ThreadWait;
 
 /// How many different stacks are distinguished, and how many frames they have in all.
 const MOST_STACKS: usize = 1 << 16;
@@ -20,7 +20,7 @@ const PRECISION: u32 = 6;
 
 /// What times are added up for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct ProfileKey {
     pub(super) tid: i32,
     pub(super) name: Arc<str>,
     pub(super) activity: Activity,
@@ -83,15 +83,15 @@ pub(super) fn shared(stack: RawStack) -> Arc<(Vec<RawFrame>, StackEnd, bool)> {
 
 /// The times that were found.
 #[derive(Default)]
-pub(super) struct Found {
-    pub(super) sums: HashMap<Key, Sum>,
+pub(super) struct TimeSums {
+    pub(super) sums: HashMap<ProfileKey, Sum>,
     /// How many frames all stacks have.
     frames: usize,
 }
 
-impl Found {
+impl TimeSums {
     /// Adds the time since the last sample; if the thread has run meanwhile, it may have done something else for a part of it.
-    pub(super) fn add_sample(&mut self, key: Key, time: Duration, is_exact: bool) {
+    pub(super) fn add_sample(&mut self, key: ProfileKey, time: Duration, is_exact: bool) {
         let sum = self.sum(key);
         sum.time = sum.time.saturating_add(time);
         sum.samples += 1;
@@ -101,14 +101,18 @@ impl Found {
     }
 
     /// Adds a wait that was recorded.
-    pub(super) fn add_wait(&mut self, wait: Wait<Key>, name: impl FnOnce() -> Arc<str>) {
+    pub(super) fn add_wait(
+        &mut self,
+        wait: ThreadWait<ProfileKey>,
+        name: impl FnOnce() -> Arc<str>,
+    ) {
         let key = match (wait.seen, wait.before) {
             (Some(seen), _) => seen,
-            (None, Some(before)) => Key {
+            (None, Some(before)) => ProfileKey {
                 activity: Activity::Unseen,
                 ..before
             },
-            (None, None) => Key {
+            (None, None) => ProfileKey {
                 tid: wait.tid,
                 name: name(),
                 activity: Activity::Unseen,
@@ -128,7 +132,7 @@ impl Found {
     }
 
     /// Once there are too many stacks, new ones are those of a stack without frames.
-    fn sum(&mut self, mut key: Key) -> &mut Sum {
+    fn sum(&mut self, mut key: ProfileKey) -> &mut Sum {
         if !self.sums.contains_key(&key) {
             let frames = key.stack.as_ref().map_or(0, |stack| stack.0.len());
             if self.sums.len() >= MOST_STACKS || self.frames + frames > MOST_FRAMES {
