@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::cost::{self, Cost};
+use crate::cost::{self, RunCost};
 use crate::document::{Table, median_p99, mib, ms};
 use crate::failure::{Failure, Result};
 use crate::prepare::Program;
@@ -83,7 +83,7 @@ impl Command {
         }
     }
 
-    fn push(&mut self, cost: Cost) {
+    fn push(&mut self, cost: RunCost) {
         self.cpu_ns.push(cost.cpu_ns);
         self.peak_kib.push(cost.peak_kib);
     }

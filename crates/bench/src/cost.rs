@@ -19,13 +19,13 @@ use crate::failure::{Failure, Result};
 
 /// The cost of one run of a command.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cost {
+pub(crate) struct RunCost {
     pub(crate) cpu_ns: u64,
     pub(crate) peak_kib: u64,
 }
 
 /// Runs a command in a process of its own and returns its cost; its output is discarded.
-pub(crate) fn of(program: &Path, args: &[impl AsRef<OsStr>]) -> Result<Cost> {
+pub(crate) fn of(program: &Path, args: &[impl AsRef<OsStr>]) -> Result<RunCost> {
     let own = std::env::current_exe().map_err(Failure::of("cannot find this program"))?;
     let mut command = Command::new(own);
     command.arg("cost").arg(program).args(args);
@@ -33,7 +33,7 @@ pub(crate) fn of(program: &Path, args: &[impl AsRef<OsStr>]) -> Result<Cost> {
     let text = String::from_utf8_lossy(&output.stdout);
     let mut numbers = text.split_whitespace().map(str::parse::<u64>);
     match (output.status.success(), numbers.next(), numbers.next()) {
-        (true, Some(Ok(cpu_us)), Some(Ok(peak_kib))) => Ok(Cost {
+        (true, Some(Ok(cpu_us)), Some(Ok(peak_kib))) => Ok(RunCost {
             cpu_ns: cpu_us * 1000,
             peak_kib,
         }),

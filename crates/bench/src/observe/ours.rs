@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// The cost of hits of one kind, observed and not; the samples alternate.
 #[derive(Default)]
-pub(super) struct Cost {
+pub(super) struct HitCost {
     bare: Samples,
     observed: Samples,
     /// Hits that were shown, and hits that were dropped.
@@ -21,7 +21,7 @@ pub(super) struct Cost {
     pub(super) dropped: u64,
 }
 
-impl Cost {
+impl HitCost {
     /// Returns the cost of a hit that is not observed, in picoseconds.
     pub(super) fn bare(&self) -> f64 {
         self.bare.median() as f64
@@ -41,12 +41,12 @@ impl Cost {
 /// The costs in a row of the table.
 #[derive(Default)]
 pub(super) struct OwnCosts {
-    pub(super) count: Cost,
-    pub(super) latency: Cost,
-    pub(super) latency_by_key: Cost,
-    pub(super) watch: Cost,
-    pub(super) watch_int: Cost,
-    pub(super) watch_string: Cost,
+    pub(super) count: HitCost,
+    pub(super) latency: HitCost,
+    pub(super) latency_by_key: HitCost,
+    pub(super) watch: HitCost,
+    pub(super) watch_int: HitCost,
+    pub(super) watch_string: HitCost,
 }
 
 pub(super) fn measure(work: &mut Workload, target: &Target, rounds: usize) -> Result<OwnCosts> {
@@ -80,7 +80,7 @@ fn compare(
     target: &Target,
     kind: Kind,
     observation: &Observation,
-    cost: &mut Cost,
+    cost: &mut HitCost,
 ) -> Result<()> {
     work.run_only(kind);
     cost.bare.push(work.sample()?.cpu_ps);
@@ -92,7 +92,7 @@ fn compare(
 }
 
 /// Reads events until `until`, often enough that few are dropped.
-fn drain(observer: &mut Observer, until: Instant, cost: &mut Cost) -> Result<()> {
+fn drain(observer: &mut Observer, until: Instant, cost: &mut HitCost) -> Result<()> {
     while let Some(left) = until.checked_duration_since(Instant::now()) {
         let events = observer.events()?;
         cost.add_events(&events);
