@@ -26,11 +26,11 @@ mod timed;
 mod usdt;
 mod watched;
 
-pub(crate) use actions::{ActionFlags, Change, ChangeFlags};
+pub(crate) use actions::{ActionFlags, ChangeFlags, RequestedChange};
 pub(crate) use checked::{Checked, Flags, each_once};
 pub(crate) use counted::{Counted, CountedFlags};
 pub(crate) use duration::{DurationFlag, duration, positive};
-pub(crate) use events::{EventsOr, Subject};
+pub(crate) use events::{EventsOr, EventsOrHits};
 pub(crate) use fields::{FieldFlags, refuse_fields_in_json};
 pub(crate) use filter::FilterFlags;
 pub(crate) use function_selection::{

@@ -66,7 +66,7 @@ pub(crate) use timeline::{
     TracedProcess, TrackEvent, TrackEventKind, TrackId, TrackOf,
 };
 pub(crate) use usdt::{SiteSources, UsdtListing};
-pub(crate) use view::{Changes, Detail, Listing, Processes, Update};
+pub(crate) use view::{Changes, Detail, Listing, ProcessList, Update};
 
 use crate::failure::Failure;
 
@@ -111,7 +111,7 @@ pub(crate) fn usdt(
 }
 
 /// The processes that have probes.
-pub(crate) fn processes(format: Format, processes: &Processes) -> Result<String, Failure> {
+pub(crate) fn processes(format: Format, processes: &ProcessList) -> Result<String, Failure> {
     match format {
         Format::Plain => Ok(plain::processes(processes)),
         Format::Table => Ok(answer_tables::processes(processes)),

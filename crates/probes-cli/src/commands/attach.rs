@@ -13,7 +13,7 @@ use super::undo::{fail_unless_all_undone, undo_changes};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Change, ChangeFlags, Checked, OutputFlags, TargetSelection, duration, with_regexp_help,
+    ChangeFlags, Checked, OutputFlags, RequestedChange, TargetSelection, duration, with_regexp_help,
 };
 use crate::messages::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
@@ -75,8 +75,8 @@ impl Args {
     /// What to do with which probes; `None` with -release-dead.
     pub(crate) fn actions(&self) -> Option<Actions> {
         match &*self.change {
-            Change::Actions(actions) => Some(actions.clone().force(self.force)),
-            Change::ReleaseDead => None,
+            RequestedChange::Actions(actions) => Some(actions.clone().force(self.force)),
+            RequestedChange::ReleaseDead => None,
         }
     }
 

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use probes_lib::{Counts, Functions, Observation, Target};
 
-use super::observe_loop::{ActiveObservation, Display, Shown};
+use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::{open_to_observe, sources};
 use super::several::{self, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, Counted, CountedBy, CountedFlags, DurationFlag, EventsOr, FilterFlags, KeyFlags,
-    OutputFlags, PathFlags, SeccompFlag, Subject, TakeOver, TargetSelection, duration,
+    Checked, Counted, CountedBy, CountedFlags, DurationFlag, EventsOr, EventsOrHits, FilterFlags,
+    KeyFlags, OutputFlags, PathFlags, SeccompFlag, TakeOver, TargetSelection, duration,
     with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -127,8 +127,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let output = &args.output.open()?;
     let counted = match &*args.counted {
-        Subject::Events(globs) => return events::run(args, globs, output),
-        Subject::Hits(counted) => counted,
+        EventsOrHits::Events(globs) => return events::run(args, globs, output),
+        EventsOrHits::Hits(counted) => counted,
     };
     let pids = args.selection.pids(&output.messages)?;
     let (&[pid], false) = (&pids[..], is_of_several(args)) else {
@@ -325,7 +325,7 @@ impl<'t> Counting<'t> {
     /// since the last time.
     fn show(
         &mut self,
-        shown: Shown<'_, Counts>,
+        shown: ShownReading<'_, Counts>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (counts, at) = (shown.reading, shown.at);

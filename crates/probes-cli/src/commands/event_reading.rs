@@ -31,7 +31,7 @@ pub(super) struct EventReading<'o> {
 }
 
 /// What a command does with events.
-pub(super) trait EventView {
+pub(super) trait EventConsumer {
     /// Adds what was read.
     fn add(&mut self, entry: &SelectedEntry<'_>);
 
@@ -92,7 +92,7 @@ impl<'o> EventReading<'o> {
     /// more events, or the view ends it; then shows the final text of the view.
     pub(super) fn run(
         mut self,
-        view: &mut impl EventView,
+        view: &mut impl EventConsumer,
         mut display: Display,
         duration: Option<Duration>,
     ) -> Result<(), Failure> {
@@ -129,7 +129,7 @@ impl<'o> EventReading<'o> {
         failures.finish(&output.messages)
     }
 
-    fn read(&mut self, view: &mut impl EventView) -> Result<(), Failure> {
+    fn read(&mut self, view: &mut impl EventConsumer) -> Result<(), Failure> {
         let (lost, forks) = (&mut self.lost, &mut self.forks);
         let messages = &self.output.messages;
         let read = self.events.read_selected(&mut self.selected, |entry| {
@@ -168,7 +168,7 @@ struct ShownEvents<'s, 'o, V> {
     next: Duration,
 }
 
-impl<V: EventView> EventReader for ShownEvents<'_, '_, V> {
+impl<V: EventConsumer> EventReader for ShownEvents<'_, '_, V> {
     fn are_written(&mut self) -> Result<bool, Failure> {
         let mapped = self.reading.events.is_mapped();
         mapped.map_err(Failure::of_process(self.reading.target.pid()))

@@ -151,7 +151,7 @@ fn read(
         }
     };
     let begun = started.map_or_else(Instant::now, ProgramWithEvents::begun);
-    let mut reading = Reading {
+    let mut reading = GcReader {
         args,
         output,
         pid,
@@ -187,7 +187,7 @@ fn read_exited(
     output: &Output,
 ) -> Result<(), Failure> {
     let program = started.path();
-    let mut reading = Reading {
+    let mut reading = GcReader {
         args,
         output,
         pid: started.pid(),
@@ -209,7 +209,7 @@ fn read_exited(
 }
 
 /// Events that are read and added up.
-struct Reading<'g> {
+struct GcReader<'g> {
     args: &'g Args,
     output: &'g Output,
     pid: i32,
@@ -222,7 +222,7 @@ struct Reading<'g> {
     next: Duration,
 }
 
-impl EventReader for Reading<'_> {
+impl EventReader for GcReader<'_> {
     fn are_written(&mut self) -> Result<bool, Failure> {
         let written = self.events.are_written();
         written.map_err(Failure::of_process(self.pid))
@@ -258,7 +258,7 @@ impl EventReader for Reading<'_> {
     }
 }
 
-impl Reading<'_> {
+impl GcReader<'_> {
     fn report(&self, seconds: Duration) -> GcReport<'_> {
         GcReport::new(
             self.pid,

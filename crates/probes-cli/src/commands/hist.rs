@@ -9,7 +9,7 @@ use std::time::Duration;
 use probes_lib::{Observation, Target};
 
 use super::gaps::Gaps;
-use super::observe_loop::{ActiveObservation, Display, Shown};
+use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::open_to_observe;
 use super::picture_file::PictureFile;
 use super::redraw::RedrawnTable;
@@ -106,7 +106,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         HistogramSource::Events { globs, linear } => {
             return events::run(args, globs, *linear, output);
         }
-        HistogramSource::Hits { histogram, counted } => Hits { histogram, counted },
+        HistogramSource::Hits { histogram, counted } => MeasuredHits { histogram, counted },
     };
     let pids = args.selection.pids(&output.messages)?;
     if args.by.as_ref().is_some_and(CountedBy::is_stack) {
@@ -121,7 +121,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Makes histograms of one process.
-fn run_of_one(args: &Args, hits: Hits<'_>, pid: i32, output: &Output) -> Result<(), Failure> {
+fn run_of_one(
+    args: &Args,
+    hits: MeasuredHits<'_>,
+    pid: i32,
+    output: &Output,
+) -> Result<(), Failure> {
     let messages = &output.messages;
     let target = open_to_observe(pid, hits.counted.needs_probes(), messages)?;
     // Before anything is changed, because it may fail.
@@ -172,12 +177,12 @@ fn run_of_one(args: &Args, hits: Hits<'_>, pid: i32, output: &Output) -> Result<
 
 /// The hits that are observed, and what is measured of them.
 #[derive(Clone, Copy)]
-struct Hits<'a> {
+struct MeasuredHits<'a> {
     histogram: &'a Histogrammed,
     counted: &'a Counted,
 }
 
-fn observation(args: &Args, hits: Hits<'_>) -> Observation {
+fn observation(args: &Args, hits: MeasuredHits<'_>) -> Observation {
     let observation = args.filter.of(hits.counted.observation());
     let observation = hits.histogram.of(observation);
     match &*args.by {
@@ -187,7 +192,7 @@ fn observation(args: &Args, hits: Hits<'_>) -> Observation {
 }
 
 /// The expression and the keys, if there is a histogram for each key.
-fn keyed_question<'a>(args: &'a Args, hits: Hits<'a>) -> Option<KeyedQuestion<'a>> {
+fn keyed_question<'a>(args: &'a Args, hits: MeasuredHits<'a>) -> Option<KeyedQuestion<'a>> {
     let by = args.by.as_ref().filter(|by| by.has_keys())?;
     Some(KeyedQuestion {
         of: hits.histogram,
@@ -202,7 +207,7 @@ fn refused(message: &str) -> Failure {
 /// Makes histograms of several processes.
 fn run_of_several(
     args: &Args,
-    hits: Hits<'_>,
+    hits: MeasuredHits<'_>,
     pids: &[i32],
     output: &Output,
 ) -> Result<(), Failure> {
@@ -278,7 +283,7 @@ impl Showing<'_> {
     /// Shows a reading, and keeps it, even if it could not be written.
     fn show(
         &mut self,
-        shown: Shown<'_, HistogramReading>,
+        shown: ShownReading<'_, HistogramReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (reading, at) = (shown.reading, shown.at);

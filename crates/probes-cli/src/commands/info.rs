@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 messages: failures.messages(pid),
                 ..output.clone()
             };
-            let shown = Shown {
+            let shown = ProcessInfo {
                 target: &target,
                 states: &states,
                 // If it has exited meanwhile, nothing is left to say of it.
@@ -96,14 +96,14 @@ fn open_or_observed(pid: i32) -> probes_lib::Result<(ProbeStates, Target)> {
 }
 
 /// What is shown of one process.
-struct Shown<'s> {
+struct ProcessInfo<'s> {
     target: &'s Target,
     states: &'s ProbeStates,
     digest: CodeDigest,
     holders: Holders,
 }
 
-impl Shown<'_> {
+impl ProcessInfo<'_> {
     fn show(&self, args: &Args, output: &Output, shows_pid: bool) -> Result<(), Failure> {
         let (target, states) = (self.target, self.states);
         describe(&output.messages, target);

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 
-use super::observe_loop::{ActiveObservation, Display, Shown};
+use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::open_to_observe;
 use super::picture_file::PictureFile;
 use super::several::{self, SeveralObservations};
-use super::slow_pairs::SlowPairs;
+use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
 use super::watch;
 use crate::destination::Output;
@@ -161,7 +161,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut slow_pairs = args
         .timed
         .shows_slow_pairs()
-        .then(|| SlowPairs::new(output, args.interval));
+        .then(|| PendingSlowPairs::new(output, args.interval));
     if let Some(limit) = args.timed.stack_limit() {
         let stacks = Stacks::of_process(pid).map_err(Failure::of_process(pid))?;
         slow_pairs = slow_pairs.map(|it| it.with_stacks(None, stacks, limit.0));
@@ -255,7 +255,8 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
     let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
     let slow_pairs = args.timed.shows_slow_pairs();
-    let mut slow_pairs = slow_pairs.then(|| SlowPairs::new(output, args.interval).of_several());
+    let mut slow_pairs =
+        slow_pairs.then(|| PendingSlowPairs::new(output, args.interval).of_several());
     if let Some(limit) = args.timed.stack_limit() {
         for target in &targets {
             // If it has exited meanwhile, it has no slow pairs.
@@ -387,7 +388,7 @@ impl TimingSeveral<'_> {
         &self,
         targets: &[Target],
         each: &[(i32, LatencyReading)],
-        shown: Shown<'_, ()>,
+        shown: ShownReading<'_, ()>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let Some(table) = shown.table else {
@@ -404,7 +405,7 @@ impl TimingSeveral<'_> {
         targets: &[Target],
         each: &[(i32, LatencyReading)],
         at: Duration,
-        slow_pairs: &mut SlowPairs,
+        slow_pairs: &mut PendingSlowPairs,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let mut text = slow_pairs.text(|pid| reading_of(each, pid))?;
@@ -477,7 +478,7 @@ impl<'t> Timing<'t> {
     /// Shows a reading, and keeps it, even if it could not be written.
     fn show(
         &mut self,
-        shown: Shown<'_, LatencyReading>,
+        shown: ShownReading<'_, LatencyReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (latencies, at) = (shown.reading, shown.at);
@@ -495,8 +496,8 @@ impl<'t> Timing<'t> {
     /// Shows slow pairs if there is a reading, and if an interval is over the reading, too; keeps it.
     fn show_slow(
         &mut self,
-        shown: Shown<'_, Option<LatencyReading>>,
-        slow_pairs: &mut SlowPairs,
+        shown: ShownReading<'_, Option<LatencyReading>>,
+        slow_pairs: &mut PendingSlowPairs,
         interval: Option<Duration>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {

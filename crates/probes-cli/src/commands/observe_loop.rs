@@ -62,7 +62,7 @@ pub(super) struct Outcome<T> {
 }
 
 /// A reading that is shown.
-pub(super) struct Shown<'t, T> {
+pub(super) struct ShownReading<'t, T> {
     pub(super) reading: T,
     /// Since the beginning.
     pub(super) at: Duration,
@@ -204,7 +204,7 @@ impl<'t> ActiveObservation<'t> {
         mut self,
         mut display: Display,
         read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        show: impl FnMut(Shown<'_, T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
+        show: impl FnMut(ShownReading<'_, T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
     ) -> Outcome<T> {
         let mut last = None;
         let begun = self.output.begin();
@@ -275,7 +275,7 @@ impl<'t> ActiveObservation<'t> {
         display: &mut Display,
         last: &mut Option<(T, Duration)>,
         mut read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        mut show: impl FnMut(Shown<'_, T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
+        mut show: impl FnMut(ShownReading<'_, T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
     ) -> Result<probes_lib::Result<()>, Failure> {
         let interval = display.interval.unwrap_or(Duration::MAX);
         let end = self.duration.unwrap_or(Duration::MAX);
@@ -308,7 +308,7 @@ impl<'t> ActiveObservation<'t> {
                 if display.table.is_none() {
                     self.warning.update(&self.output.messages, &gaps);
                 }
-                let shown = Shown {
+                let shown = ShownReading {
                     reading,
                     at,
                     gaps,

@@ -5,7 +5,7 @@ use probes_lib::survey;
 
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags};
-use crate::output::{self, Processes};
+use crate::output::{self, ProcessList};
 use crate::progress::LongWork;
 use crate::text::number_of;
 
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let reading = LongWork::begin("reading all processes".to_owned(), &output.messages);
     let survey = survey().map_err(Failure::Survey)?;
     drop(reading);
-    let processes = Processes::of(&survey, user_name);
+    let processes = ProcessList::of(&survey, user_name);
     output.print(&output::processes(output.format, &processes)?)?;
     let denied = survey.denied.len();
     if denied > 0 {

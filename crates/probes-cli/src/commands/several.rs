@@ -7,7 +7,7 @@ use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 use super::failures::Failures;
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{
-    COUNTS_INTERVAL, Display, Shown, last_reading, next_reading, next_time, observe_by,
+    COUNTS_INTERVAL, Display, ShownReading, last_reading, next_reading, next_time, observe_by,
     warn_of_still_mapped,
 };
 use super::open_target::open_to_observe;
@@ -137,7 +137,7 @@ impl<'o> SeveralObservations<'o> {
         mut show: impl FnMut(
             &[Target],
             &[(i32, T)],
-            Shown<'_, ()>,
+            ShownReading<'_, ()>,
             &mut InterruptibleOutput,
         ) -> Result<Next, Failure>,
     ) -> SeveralOutcome<T> {
@@ -191,7 +191,7 @@ impl<'o> SeveralObservations<'o> {
         show: &mut impl FnMut(
             &[Target],
             &[(i32, T)],
-            Shown<'_, ()>,
+            ShownReading<'_, ()>,
             &mut InterruptibleOutput,
         ) -> Result<Next, Failure>,
     ) -> Result<(), Failure> {
@@ -230,7 +230,7 @@ impl<'o> SeveralObservations<'o> {
                 }
             }
             if at >= next {
-                let shown = Shown {
+                let shown = ShownReading {
                     reading: (),
                     at,
                     gaps: Gaps::of_all(self.each.iter().map(|one| &one.observer)),

@@ -15,7 +15,7 @@ const MOST_WAITING: usize = 10_000;
 
 /// Slow pairs that wait to be shown until all times have been read, which tell whether those of the slow pairs can be
 /// trusted.
-pub(super) struct SlowPairs {
+pub(super) struct PendingSlowPairs {
     lines: output::SlowPairs,
     output: Output,
     begun: Instant,
@@ -28,9 +28,9 @@ pub(super) struct SlowPairs {
     dropped: u64,
 }
 
-impl SlowPairs {
-    pub(super) fn new(output: &Output, interval: Option<Duration>) -> SlowPairs {
-        SlowPairs {
+impl PendingSlowPairs {
+    pub(super) fn new(output: &Output, interval: Option<Duration>) -> PendingSlowPairs {
+        PendingSlowPairs {
             lines: output::SlowPairs::new(output.format),
             output: output.clone(),
             begun: Instant::now(),
@@ -42,7 +42,7 @@ impl SlowPairs {
     }
 
     /// The same, of several processes.
-    pub(super) fn of_several(mut self) -> SlowPairs {
+    pub(super) fn of_several(mut self) -> PendingSlowPairs {
         self.lines = self.lines.with_pids();
         self
     }
@@ -54,7 +54,7 @@ impl SlowPairs {
         pid: Option<i32>,
         stacks: Stacks,
         frames: usize,
-    ) -> SlowPairs {
+    ) -> PendingSlowPairs {
         self.lines = self.lines.with_stacks(pid, stacks, frames);
         self
     }

@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Functions, Latency, Observation, Target};
 
-use self::collector::{Collector, Found};
+use self::collector::{CollectorEvents, FoundCollector};
 use self::inputs::{End, Input, Inputs, Stop, stop};
 use self::model::{Model, PairLatency, Request};
 use self::screen::{RowSources, Scroll, ShownProgram};
 use self::session::Session;
-use self::sessions::{Sample, Sessions};
+use self::sessions::{Sessions, TotalReading};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
 use super::failures::Failures;
@@ -165,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut sessions = Sessions::new(sessions, args.by.is_some());
     let (end, is_restored) = match Screen::take(signals.as_fd()) {
-        Ok(screen) => View::new(args, &targets, screen, &mut sessions).run(&mut inputs),
+        Ok(screen) => TopView::new(args, &targets, screen, &mut sessions).run(&mut inputs),
         Err(error) => (Err(Failure::System("set up the terminal", error)), false),
     };
     if end.is_ok() && !is_restored {
@@ -272,7 +272,7 @@ fn undo_one(
 }
 
 /// Shows on a screen what is counted.
-struct View<'l, 't> {
+struct TopView<'l, 't> {
     interval: Duration,
     sessions: &'l mut Sessions<'t>,
     /// The names of the rows of probes.
@@ -282,18 +282,18 @@ struct View<'l, 't> {
     model: Model,
     scroll: Scroll,
     /// A reading after the last one that was shown.
-    latest: Option<Sample>,
+    latest: Option<TotalReading>,
     /// If runtime events are on.
-    collector: Option<Box<Collector>>,
+    collector: Option<Box<CollectorEvents>>,
 }
 
-impl<'l, 't> View<'l, 't> {
+impl<'l, 't> TopView<'l, 't> {
     fn new(
         args: &Args,
         targets: &[Target],
         screen: Screen,
         sessions: &'l mut Sessions<'t>,
-    ) -> View<'l, 't> {
+    ) -> TopView<'l, 't> {
         let mut names: Vec<String> = targets.iter().map(program_name).collect();
         names.dedup();
         let (probes, functions) = sessions.rows();
@@ -305,18 +305,18 @@ impl<'l, 't> View<'l, 't> {
         let sources = first.and_then(|target| Functions::of_process(target.pid()).ok());
         let sources = sources.map(FunctionSources::of);
         let found = match targets {
-            [target] => Collector::find(target),
-            _ => Found::Nothing,
+            [target] => CollectorEvents::find(target),
+            _ => FoundCollector::Nothing,
         };
         let collector = match found {
-            Found::Events(collector) => Some(collector),
-            Found::EventsAreOff => {
+            FoundCollector::Events(collector) => Some(collector),
+            FoundCollector::EventsAreOff => {
                 model.set_events_off();
                 None
             }
-            Found::Nothing => None,
+            FoundCollector::Nothing => None,
         };
-        View {
+        TopView {
             interval: args.interval,
             model,
             probes,

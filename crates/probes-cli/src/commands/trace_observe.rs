@@ -17,7 +17,7 @@ use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::program_with_events::EventsFolder;
-use super::slow_pairs::SlowPairs;
+use super::slow_pairs::PendingSlowPairs;
 use super::trace_collector::CollectorReader;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
 use super::until_exit::wait_and_record;
@@ -53,19 +53,19 @@ pub(super) struct ObserveFlags {
     usdt: UsdtFlags,
     /// Time START,STOP in one thread, or the functions of -fn; may be repeated
     #[arg(long, value_name = "PAIR", value_parser = timed, num_args = 0..=1, default_missing_value = "")]
-    latency: Vec<Timed>,
+    latency: Vec<LatencyArgument>,
     #[command(flatten)]
     key: PairKeyFlag,
     #[command(flatten)]
     over: OverFlag,
     /// Show hits of these probes, a comma list, or calls of -fn; may be repeated
     #[arg(long, value_name = "NAMES", value_parser = watched, num_args = 0..=1, default_missing_value = "")]
-    watch: Vec<Watched>,
+    watch: Vec<WatchArgument>,
     #[command(flatten)]
     calls: CallFlags,
     /// Histograms of -of at these probes, a comma list, or at calls of -fn
     #[arg(long, value_name = "NAMES", value_parser = watched, num_args = 0..=1, default_missing_value = "")]
-    hist: Vec<Watched>,
+    hist: Vec<WatchArgument>,
     #[command(flatten)]
     histogram: HistogramFlags,
     #[command(flatten)]
@@ -78,40 +78,40 @@ pub(super) struct ObserveFlags {
 
 /// A value of `-latency`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Timed {
+enum LatencyArgument {
     Pair(Pair),
     /// The functions that `-fn` selects.
     Functions,
 }
 
-fn timed(typed: &str) -> Result<Timed, String> {
+fn timed(typed: &str) -> Result<LatencyArgument, String> {
     if typed.is_empty() {
-        return Ok(Timed::Functions);
+        return Ok(LatencyArgument::Functions);
     }
-    pair(typed).map(Timed::Pair)
+    pair(typed).map(LatencyArgument::Pair)
 }
 
 /// A value of `-watch` and of `-hist`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Watched {
+enum WatchArgument {
     Probes(Vec<String>),
     /// The functions that `-fn` selects.
     Functions,
 }
 
-fn watched(typed: &str) -> Result<Watched, String> {
+fn watched(typed: &str) -> Result<WatchArgument, String> {
     if typed.is_empty() {
-        return Ok(Watched::Functions);
+        return Ok(WatchArgument::Functions);
     }
     let names = typed.split(',').map(probe_name);
-    names.collect::<Result<_, _>>().map(Watched::Probes)
+    names.collect::<Result<_, _>>().map(WatchArgument::Probes)
 }
 
 /// The names in several values.
-fn names(values: &[Watched]) -> Vec<String> {
+fn names(values: &[WatchArgument]) -> Vec<String> {
     let names = values.iter().filter_map(|watched| match watched {
-        Watched::Probes(names) => Some(names),
-        Watched::Functions => None,
+        WatchArgument::Probes(names) => Some(names),
+        WatchArgument::Functions => None,
     });
     names.flatten().cloned().collect()
 }
@@ -165,10 +165,10 @@ impl Flags for ObserveFlags {
     type Value = ProgramObservation;
 
     fn check(self) -> Result<ProgramObservation, String> {
-        let times_functions = self.latency.contains(&Timed::Functions);
+        let times_functions = self.latency.contains(&LatencyArgument::Functions);
         let pairs = self.latency.into_iter().filter_map(|timed| match timed {
-            Timed::Pair(pair) => Some(pair),
-            Timed::Functions => None,
+            LatencyArgument::Pair(pair) => Some(pair),
+            LatencyArgument::Functions => None,
         });
         let pairs: Vec<Pair> = pairs.collect();
         each_once("-latency", &pairs)?;
@@ -215,8 +215,8 @@ impl Flags for ObserveFlags {
             return Err("-usdt needs -count, -watch or -hist: its probes are not timed".to_owned());
         }
         functions.extend(usdt);
-        let watches_functions = self.watch.contains(&Watched::Functions);
-        let has_histograms_of_functions = self.hist.contains(&Watched::Functions);
+        let watches_functions = self.watch.contains(&WatchArgument::Functions);
+        let has_histograms_of_functions = self.hist.contains(&WatchArgument::Functions);
         if functions.is_empty() {
             if times_functions {
                 let why = "-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it";
@@ -378,7 +378,7 @@ pub(super) fn run(
                 note_unknown_arguments(&output.messages, &observer, wanted.calls);
             }
             let functions = observer.functions().map(FunctionSources::of);
-            let recorder = Recorder::new(&target, wanted, functions, output, begun);
+            let recorder = ObservationPrinter::new(&target, wanted, functions, output, begun);
             wait_and_record(launched, wait, |exited| match collector {
                 Some(collector) => collector.run_beside(exited, || recorder.run(observer, exited)),
                 None => recorder.run(observer, exited),
@@ -395,24 +395,24 @@ pub(super) fn run(
 }
 
 /// Reads what is observed, and prints it.
-struct Recorder<'l> {
+struct ObservationPrinter<'l> {
     target: &'l Target,
     wanted: &'l ProgramObservation,
     output: &'l Output,
     watching: Watching,
-    slow_pairs: SlowPairs,
+    slow_pairs: PendingSlowPairs,
     warning: GapWarning,
     begun: Instant,
 }
 
-impl<'l> Recorder<'l> {
+impl<'l> ObservationPrinter<'l> {
     fn new(
         target: &'l Target,
         wanted: &'l ProgramObservation,
         functions: Option<FunctionSources>,
         output: &'l Output,
         begun: Instant,
-    ) -> Recorder<'l> {
+    ) -> ObservationPrinter<'l> {
         // Not read if no hits are shown, because it takes long.
         let sources = wanted.watches().then(|| sources(target));
         let sources = sources.unwrap_or_default();
@@ -424,12 +424,12 @@ impl<'l> Recorder<'l> {
         let hits = hits
             .with_process(target, sources, functions)
             .of_fields(wanted.fields.as_deref());
-        Recorder {
+        ObservationPrinter {
             target,
             wanted,
             output,
             watching: Watching::new(hits, output.clone()),
-            slow_pairs: SlowPairs::new(output, None),
+            slow_pairs: PendingSlowPairs::new(output, None),
             warning: GapWarning::default(),
             begun,
         }
@@ -557,7 +557,7 @@ impl<'l> Recorder<'l> {
     }
 
     /// Shows the hits and slow pairs so far. If they cannot be read because the process has just exited,
-    /// [`Recorder::run`] shows them after its loop.
+    /// [`ObservationPrinter::run`] shows them after its loop.
     fn show_hits(&mut self, observer: &mut Observer) -> Result<(), Failure> {
         let Ok(events) = observer.events() else {
             return Ok(());

@@ -61,7 +61,7 @@ enum Reaction {
 }
 
 /// What has happened to the program.
-enum Change {
+enum ProgramChange {
     Nothing,
     /// It has stopped, and has not been continued since.
     Stopped(Signal),
@@ -95,7 +95,7 @@ impl Wait {
                 None | Some((_, Reaction::Nothing)) => {}
                 Some((signal, Reaction::PassOn)) => program.pass_on(&signal),
                 Some((_, Reaction::Stop(by))) => {
-                    if let Some(status) = program.imitate(Change::Stopped(by))? {
+                    if let Some(status) = program.imitate(ProgramChange::Stopped(by))? {
                         return Ok(exit_status(status));
                     }
                 }
@@ -155,9 +155,12 @@ impl Program {
     }
 
     /// Returns what has happened to it, after `signal` was received.
-    fn change_after_signal(&mut self, signal: &mut Option<ReceivedSignal>) -> io::Result<Change> {
+    fn change_after_signal(
+        &mut self,
+        signal: &mut Option<ReceivedSignal>,
+    ) -> io::Result<ProgramChange> {
         let change = self.read_change()?;
-        if !matches!(change, Change::Stopped(_)) {
+        if !matches!(change, ProgramChange::Stopped(_)) {
             return Ok(change);
         }
         // A stop signal is dropped: we are about to stop anyway.
@@ -183,10 +186,10 @@ impl Program {
     }
 
     /// Returns what has happened to it since this was called last.
-    fn read_change(&mut self) -> io::Result<Change> {
+    fn read_change(&mut self) -> io::Result<ProgramChange> {
         let stops = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
         let wait = |flags| waitid(Id::Pid(Pid::from_raw(self.state.program)), flags);
-        let mut change = Change::Nothing;
+        let mut change = ProgramChange::Nothing;
         // Another thread of ours may trace it, to change its code. Then waits report the stops that are meant for that thread,
         // which must not miss them: so nothing is consumed before it is known what it is.
         while let Ok(WaitStatus::Stopped(..) | WaitStatus::Continued(_)) =
@@ -195,11 +198,11 @@ impl Program {
             match wait(stops) {
                 Ok(WaitStatus::Stopped(_, by)) => {
                     self.state.program_is_stopped = true;
-                    change = Change::Stopped(by);
+                    change = ProgramChange::Stopped(by);
                 }
                 Ok(WaitStatus::Continued(_)) => {
                     self.state.program_is_stopped = false;
-                    change = Change::Nothing;
+                    change = ProgramChange::Nothing;
                 }
                 _ => {}
             }
@@ -209,23 +212,25 @@ impl Program {
         }
         let status = self.launched.child().try_wait()?;
         let has_exited = |it: &ExitStatus| it.code().or(it.signal()).is_some();
-        Ok(status.filter(has_exited).map_or(change, Change::Exited))
+        Ok(status
+            .filter(has_exited)
+            .map_or(change, ProgramChange::Exited))
     }
 
     /// Stops us as often as it stops; returns how it has exited, if it has.
-    fn imitate(&mut self, mut change: Change) -> io::Result<Option<ExitStatus>> {
+    fn imitate(&mut self, mut change: ProgramChange) -> io::Result<Option<ExitStatus>> {
         loop {
             change = match change {
-                Change::Nothing => return Ok(None),
-                Change::Exited(status) => return Ok(Some(status)),
-                Change::Stopped(by) => self.stop(by)?,
+                ProgramChange::Nothing => return Ok(None),
+                ProgramChange::Exited(status) => return Ok(Some(status)),
+                ProgramChange::Stopped(by) => self.stop(by)?,
             }
         }
     }
 
     /// Stops us by the signal that has stopped it, so that a shell that waits for us sees what it would
     /// have seen of the program. Returns, when we are continued, what has happened to the program.
-    fn stop(&mut self, by: Signal) -> io::Result<Change> {
+    fn stop(&mut self, by: Signal) -> io::Result<ProgramChange> {
         if by == Signal::SIGSTOP {
             // What stops and continues the program alone (a throttle, a debugger) would leave us stopped
             // for ever. So we stop only where there is a shell to see it, and to continue us.
@@ -242,7 +247,7 @@ impl Program {
         let mut only = SigSet::empty();
         only.add(by);
         let change = self.read_change()?;
-        if self.state.program_is_stopped && matches!(change, Change::Nothing) {
+        if self.state.program_is_stopped && matches!(change, ProgramChange::Nothing) {
             // In an orphaned process group, where no shell could continue us, the kernel ignores it.
             only.thread_unblock()?;
             only.thread_block()?;

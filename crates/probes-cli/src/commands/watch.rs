@@ -1,7 +1,7 @@
 //! `watch`: the hits of probes and the calls of functions, one by one.
 
 mod events;
-mod sample;
+mod reservoir;
 
 use std::cell::RefCell;
 use std::mem::take;
@@ -17,15 +17,15 @@ use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    CallFlags, Checked, DurationFlag, EventsOr, FieldFlags, OutputFlags, PathFlags, SeccompFlag,
-    Subject, TakeOver, TargetSelection, Watched, WatchedFlags, positive, refuse_fields_in_json,
+    CallFlags, Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, OutputFlags, PathFlags,
+    SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags, positive, refuse_fields_in_json,
     with_regexp_help,
 };
 use crate::interruptible_output::Next;
 use crate::messages::Messages;
 use crate::output::{self, Format, FunctionSources, Hits, Missing, ProcessHit, WarningKind};
 use crate::text::number_of;
-use sample::Sample;
+use reservoir::Reservoir;
 
 /// How often hits are read: fewer hits come in this time than the ring in the process holds, up to
 /// some millions a second.
@@ -132,8 +132,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     refuse_fields_in_json("watch", args.fields.as_deref(), args.output.format)?;
     let output = args.output.open()?;
     let watched = match &*args.watched {
-        Subject::Events(globs) => return events::run(args, globs, &output),
-        Subject::Hits(watched) => watched,
+        EventsOrHits::Events(globs) => return events::run(args, globs, &output),
+        EventsOrHits::Hits(watched) => watched,
     };
     let pids = args.selection.pids(&output.messages)?;
     let (&[pid], false) = (&pids[..], args.selection.is_by_name()) else {
@@ -269,7 +269,7 @@ pub(super) struct Watching {
     /// How many hits are shown at most; `None`: all.
     limit: Option<u64>,
     /// The hits of the second that began at `second`; `None`: all are shown at once.
-    sample: Option<Sample<ProcessHit>>,
+    reservoir: Option<Reservoir<ProcessHit>>,
     second: Instant,
     /// Those that are to be shown next.
     waiting: Vec<ProcessHit>,
@@ -284,7 +284,7 @@ impl Watching {
             hits,
             output,
             limit: None,
-            sample: None,
+            reservoir: None,
             second: Instant::now(),
             waiting: Vec::new(),
             shown: 0,
@@ -296,7 +296,7 @@ impl Watching {
     fn of(args: &Args, hits: Hits, output: &Output) -> Watching {
         let mut watching = Watching::new(hits, output.clone());
         watching.limit = args.limit;
-        watching.sample = args.rate.map(|rate| Sample::new(rate, Rng::new()));
+        watching.reservoir = args.rate.map(|rate| Reservoir::new(rate, Rng::new()));
         watching
     }
 
@@ -311,10 +311,10 @@ impl Watching {
         let events = events.events.into_iter();
         let hits = events.map(|event| ProcessHit { pid, event });
         let has_enough = self.has_enough();
-        match &mut self.sample {
+        match &mut self.reservoir {
             None => self.waiting.extend(hits),
             Some(_) if has_enough => {}
-            Some(sample) => hits.for_each(|hit| sample.offer(hit)),
+            Some(reservoir) => hits.for_each(|hit| reservoir.offer(hit)),
         }
     }
 
@@ -349,9 +349,9 @@ impl Watching {
         is_over: bool,
         write: impl FnOnce(&str) -> Result<Next, Failure>,
     ) -> Result<Next, Failure> {
-        if let (Some(sample), true) = (&mut self.sample, is_over) {
+        if let (Some(reservoir), true) = (&mut self.reservoir, is_over) {
             self.second = Instant::now();
-            let (chosen, left_out) = sample.take();
+            let (chosen, left_out) = reservoir.take();
             self.missing.skipped += left_out;
             self.waiting = chosen;
         }

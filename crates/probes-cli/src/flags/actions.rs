@@ -50,7 +50,7 @@ pub(crate) struct ActionFlags {
 
 /// What `attach` is to do.
 #[derive(Debug)]
-pub(crate) enum Change {
+pub(crate) enum RequestedChange {
     Actions(Actions),
     /// Give back what dead holders hold.
     ReleaseDead,
@@ -68,11 +68,11 @@ pub(crate) struct ChangeFlags {
 }
 
 impl Flags for ChangeFlags {
-    type Value = Change;
+    type Value = RequestedChange;
 
-    fn check(self) -> Result<Change, String> {
-        let actions = self.actions.check()?.map(Change::Actions);
-        let release = self.release_dead.then_some(Change::ReleaseDead);
+    fn check(self) -> Result<RequestedChange, String> {
+        let actions = self.actions.check()?.map(RequestedChange::Actions);
+        let release = self.release_dead.then_some(RequestedChange::ReleaseDead);
         let needed = || "needs an action, such as -enable NAMES".to_owned();
         actions.or(release).ok_or_else(needed)
     }

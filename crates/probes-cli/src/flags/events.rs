@@ -92,19 +92,19 @@ pub(crate) struct EventsOr<F: clap::Args> {
 
 /// What a command observes.
 #[derive(Debug)]
-pub(crate) enum Subject<H> {
+pub(crate) enum EventsOrHits<H> {
     /// Runtime events whose names match; all if there are none.
     Events(Vec<Glob>),
     Hits(H),
 }
 
 impl<F: Flags> Flags for EventsOr<F> {
-    type Value = Subject<F::Value>;
+    type Value = EventsOrHits<F::Value>;
 
-    fn check(self) -> Result<Subject<F::Value>, String> {
+    fn check(self) -> Result<EventsOrHits<F::Value>, String> {
         match self.events.globs()? {
-            Some(globs) => Ok(Subject::Events(globs)),
-            None => self.hits.check().map(Subject::Hits),
+            Some(globs) => Ok(EventsOrHits::Events(globs)),
+            None => self.hits.check().map(EventsOrHits::Hits),
         }
     }
 

@@ -9,7 +9,7 @@ use super::pid;
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProcessOrProgram {
     #[command(flatten)]
-    one: One,
+    one: PidOrProgram,
     /// Arguments of the program
     #[arg(
         last = true,
@@ -24,7 +24,7 @@ pub(crate) struct ProcessOrProgram {
 // A doc comment would be the help of the command.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-struct One {
+struct PidOrProgram {
     /// The process
     #[arg(short, long, value_name = "N", value_parser = pid)]
     pid: Option<i32>,

@@ -4,7 +4,7 @@ use super::holder::held_by;
 use super::paths::ShownPaths;
 use super::plain::{arguments, function, site_state, source};
 use super::table::table;
-use super::view::{ChangeView, Changes, Listing, ProbeView, Processes, state_word};
+use super::view::{ChangeView, Changes, Listing, ProbeView, ProcessList, state_word};
 use crate::text::{Escaped, number_of};
 
 pub(super) fn listing(listing: &Listing<'_>, sites: bool, shows_pid: bool) -> String {
@@ -125,7 +125,7 @@ pub(super) fn changes(changes: &Changes<'_>, shows_pid: bool) -> String {
     table(&head, rows)
 }
 
-pub(super) fn processes(processes: &Processes) -> String {
+pub(super) fn processes(processes: &ProcessList) -> String {
     let rows = processes.processes.iter().map(|process| {
         vec![
             process.pid.to_string(),

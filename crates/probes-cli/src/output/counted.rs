@@ -32,7 +32,7 @@ pub(crate) struct CountReport<'c> {
     /// How long the hits were counted.
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
-    probes: Vec<Row<'c>>,
+    probes: Vec<CountRow<'c>>,
     /// `None` if only probes are counted.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     functions: Option<CountedFunctions<'c>>,
@@ -42,7 +42,7 @@ pub(crate) struct CountReport<'c> {
 
 /// A probe, a site of one, or a function.
 #[derive(Clone, Debug, Serialize)]
-struct Row<'c> {
+struct CountRow<'c> {
     name: &'c str,
     hits: u64,
     /// Hits a second.
@@ -73,7 +73,7 @@ struct Before {
     untyped: u64,
 }
 
-impl Row<'_> {
+impl CountRow<'_> {
     /// How many hits a probe or site had in `before`.
     fn hits_in(&self, before: Option<&Counts>) -> Before {
         let Some(before) = before else {
@@ -115,7 +115,7 @@ impl<'c> CountReport<'c> {
             if detail.sites {
                 return site_rows(counts, name, &detail.sources);
             }
-            vec![Row {
+            vec![CountRow {
                 name,
                 hits,
                 rate: 0.0,
@@ -176,7 +176,7 @@ impl<'c> CountReport<'c> {
     fn rows_with_hits_in<'r>(
         &'r mut self,
         before: Option<&'r Counts>,
-    ) -> impl Iterator<Item = (&'r mut Row<'c>, Before)> {
+    ) -> impl Iterator<Item = (&'r mut CountRow<'c>, Before)> {
         let probes = self.probes.iter_mut().map(move |row| {
             let before = row.hits_in(before);
             (row, before)
@@ -201,9 +201,9 @@ impl<'c> CountReport<'c> {
     }
 
     /// All rows, most hits first.
-    fn rows(&self) -> Vec<&Row<'c>> {
+    fn rows(&self) -> Vec<&CountRow<'c>> {
         let functions = self.functions.iter().flat_map(|it| &it.rows);
-        let mut rows: Vec<&Row<'c>> = self.probes.iter().chain(functions).collect();
+        let mut rows: Vec<&CountRow<'c>> = self.probes.iter().chain(functions).collect();
         rows.sort_by_key(|row| Reverse(row.hits));
         rows
     }
@@ -268,14 +268,18 @@ impl<'c> CountReport<'c> {
     }
 }
 
-fn site_rows<'c>(counts: &'c Counts, name: &'c str, sources: &[Option<SourceMap>]) -> Vec<Row<'c>> {
+fn site_rows<'c>(
+    counts: &'c Counts,
+    name: &'c str,
+    sources: &[Option<SourceMap>],
+) -> Vec<CountRow<'c>> {
     let sites = counts.sites(name).map(|one| {
         let mut objects = counts.objects().iter();
         let index = objects.position(|object| std::ptr::eq(object, one.object));
         let source = index.and_then(|index| sources.get(index)?.as_ref());
         let location = source.map(|source| source.locate(one.site.address()));
         let location = location.unwrap_or_default();
-        Row {
+        CountRow {
             name,
             hits: one.hits,
             rate: 0.0,

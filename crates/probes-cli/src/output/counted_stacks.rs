@@ -80,11 +80,11 @@ struct Report<'r> {
     hits: u64,
     other: u64,
     untyped: u64,
-    stacks: Vec<Row<'r>>,
+    stacks: Vec<StackRow<'r>>,
 }
 
 #[derive(Serialize)]
-struct Row<'r> {
+struct StackRow<'r> {
     hits: u64,
     /// Hits a second.
     rate: f64,
@@ -166,7 +166,7 @@ impl CountedStacks {
     pub(crate) fn text(&self, format: Format, shown: usize) -> Result<String, Failure> {
         let sorted = self.sorted();
         if format == Format::Json {
-            let rows = sorted.iter().map(|(path, hits)| Row {
+            let rows = sorted.iter().map(|(path, hits)| StackRow {
                 hits: *hits,
                 rate: self.rate(*hits),
                 stack: path.state,

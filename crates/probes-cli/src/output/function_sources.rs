@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use probes_lib::{Functions, LiveAddr, SourceMap};
+use probes_lib::{FirstCall, Functions, LiveAddr, SourceMap};
 use serde::Serialize;
 
 use super::location::source_or_unknown;
@@ -51,10 +51,7 @@ impl FunctionSources {
                 });
             }
         }
-        let call = found.function.first_call().map(|call| CallView {
-            file: call.file.into_owned(),
-            line: call.line,
-        });
+        let call = found.function.first_call().map(FirstCallView::of);
         Some(FunctionSource {
             first_call: call,
             ..unknown
@@ -117,13 +114,23 @@ pub(super) struct FunctionSource {
     pub(super) line: Option<u32>,
     /// Its first call, where that is all that is known of its source.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) first_call: Option<CallView>,
+    pub(super) first_call: Option<FirstCallView>,
 }
 
+/// The first call that a function makes.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct CallView {
-    file: String,
-    line: u32,
+pub(super) struct FirstCallView {
+    pub(super) file: String,
+    pub(super) line: u32,
+}
+
+impl FirstCallView {
+    pub(super) fn of(call: FirstCall<'_>) -> FirstCallView {
+        FirstCallView {
+            file: call.file.into_owned(),
+            line: call.line,
+        }
+    }
 }
 
 impl FunctionSource {
@@ -147,7 +154,7 @@ impl FunctionSource {
     /// It as text.
     pub(super) fn show(&self, paths: &ShownPaths) -> String {
         match &self.first_call {
-            Some(CallView { file, line }) => {
+            Some(FirstCallView { file, line }) => {
                 source_or_unknown(Some(file), Some(*line), paths) + "(call)"
             }
             None => source_or_unknown(self.file.as_deref(), self.line, paths),

@@ -18,6 +18,7 @@ use probes_lib::{
 use serde::{Serialize, Serializer};
 
 use super::format::VERSION;
+use super::function_sources::FirstCallView;
 use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::{PathForm, ShownPaths};
 use super::table::StreamedTable;
@@ -70,7 +71,7 @@ struct FunctionView<'f> {
     line: Option<u32>,
     /// Its first call, where that is all that is known of its source.
     #[serde(skip_serializing_if = "Option::is_none")]
-    first_call: Option<CallView<'f>>,
+    first_call: Option<FirstCallView>,
     can_count: Option<bool>,
     can_time: Option<bool>,
     refusal: Option<RefusalView>,
@@ -81,12 +82,6 @@ struct FunctionView<'f> {
 
 /// The other names of a function.
 struct Aliases<'f>(SelectedFunction<'f>);
-
-#[derive(Serialize)]
-struct CallView<'f> {
-    file: Cow<'f, str>,
-    line: u32,
-}
 
 /// A mapped file that could not be read.
 #[derive(Serialize)]
@@ -150,7 +145,7 @@ impl<'f> FunctionListing<'f> {
             None => function.file_address.to_string(),
         };
         let source = match &function.first_call {
-            Some(CallView { file, line }) => {
+            Some(FirstCallView { file, line }) => {
                 source_or_unknown(Some(file), Some(*line), &self.paths) + "(call)"
             }
             None => source_or_unknown(function.file, function.line, &self.paths),
@@ -236,14 +231,14 @@ impl<'f> Selected<'f> {
         functions.map(|(it, observable)| FunctionView::of(it, self.location(it), observable))
     }
 
-    fn location(&self, selected: &SelectedFunction<'f>) -> Location<'_> {
+    fn location(&self, selected: &SelectedFunction<'f>) -> FunctionOrigin<'_> {
         let sources = self.sources.get(&(&raw const *selected.object));
         let (file, line) = match sources {
             Some(sources) => sources.line(selected.function.address()),
             None => (None, None),
         };
         let call = selected.function.first_call();
-        Location {
+        FunctionOrigin {
             file,
             line,
             first_call: call.filter(|_| file.is_none()),
@@ -279,7 +274,7 @@ impl Serialize for Selected<'_> {
 }
 
 /// Where the code of a function comes from, if its file says so.
-struct Location<'f> {
+struct FunctionOrigin<'f> {
     file: Option<&'f str>,
     line: Option<u32>,
     /// Its first call, if the file is not known.
@@ -289,7 +284,7 @@ struct Location<'f> {
 impl<'f> FunctionView<'f> {
     fn of(
         selected: &SelectedFunction<'f>,
-        location: Location<'f>,
+        location: FunctionOrigin<'f>,
         observable: &'f Observable,
     ) -> FunctionView<'f> {
         let function = selected.function;
@@ -319,10 +314,7 @@ impl<'f> FunctionView<'f> {
             size: function.len(),
             file: location.file,
             line: location.line,
-            first_call: location.first_call.map(|call| CallView {
-                file: call.file,
-                line: call.line,
-            }),
+            first_call: location.first_call.map(FirstCallView::of),
             can_count: observable.can_count(),
             can_time: observable.can_time(),
             refusal: observable.refusal(),

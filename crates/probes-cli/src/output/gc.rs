@@ -30,7 +30,7 @@ pub(crate) struct GcReport<'g> {
     at: Option<Duration>,
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
-    pauses: Times,
+    pauses: PauseTimes,
     /// These four are `None` if the figures are of functions; `heap_bytes` also before a major collection has ended.
     allocated_bytes: Option<u64>,
     promoted_bytes: Option<u64>,
@@ -38,8 +38,8 @@ pub(crate) struct GcReport<'g> {
     lost_words: Option<u64>,
     /// `None` if compactions are not timed.
     compactions: Option<u64>,
-    domains: Vec<Domain>,
-    phases: Vec<Phase>,
+    domains: Vec<DomainView>,
+    phases: Vec<PhaseView>,
 }
 
 /// What the figures are of.
@@ -53,7 +53,7 @@ enum FiguresOf {
 }
 
 #[derive(Debug, Serialize)]
-struct Times {
+struct PauseTimes {
     count: u64,
     total_ns: u64,
     p50_ns: u64,
@@ -64,10 +64,10 @@ struct Times {
 }
 
 #[derive(Debug, Serialize)]
-struct Domain {
+struct DomainView {
     domain: u32,
     #[serde(flatten)]
-    pauses: Times,
+    pauses: PauseTimes,
     /// Of the time, from 0 to 1.
     share: f64,
     allocated_bytes: Option<u64>,
@@ -83,22 +83,22 @@ struct Requests {
     /// How many requests of other domains it was the last to join, so that they waited for it.
     last: u64,
     /// How long after each request of another domain it joined.
-    late: Times,
+    late: PauseTimes,
     /// How long it waited for other domains at barriers.
-    waits: Times,
+    waits: PauseTimes,
 }
 
 #[derive(Debug, Serialize)]
-struct Phase {
+struct PhaseView {
     phase: &'static str,
     #[serde(flatten)]
-    times: Times,
+    times: PauseTimes,
 }
 
-impl Times {
-    fn of(times: &GcTimes) -> Times {
+impl PauseTimes {
+    fn of(times: &GcTimes) -> PauseTimes {
         let part = |part| nanoseconds(times.per_mille(part));
-        Times {
+        PauseTimes {
             count: times.count(),
             total_ns: nanoseconds(times.total()),
             p50_ns: part(500),
@@ -158,27 +158,27 @@ impl<'g> GcReport<'g> {
             Requests {
                 led: requests.led,
                 last: requests.last,
-                late: Times::of(&requests.late),
-                waits: Times::of(&domain.waits),
+                late: PauseTimes::of(&requests.late),
+                waits: PauseTimes::of(&domain.waits),
             }
         };
-        let domains = pauses.domains().map(|(number, domain)| Domain {
+        let domains = pauses.domains().map(|(number, domain)| DomainView {
             domain: number,
-            pauses: Times::of(&domain.pauses),
+            pauses: PauseTimes::of(&domain.pauses),
             share: domain.pauses.total().as_secs_f64() / seconds.as_secs_f64().max(1e-9),
             allocated_bytes: Some(domain.allocated),
             promoted_bytes: Some(domain.promoted),
             lost_words: Some(domain.lost_words),
             stop_the_world: Some(requests(number, domain)),
         });
-        let domains: Vec<Domain> = domains.collect();
-        let phases = pauses.phases().map(|(phase, times)| Phase {
+        let domains: Vec<DomainView> = domains.collect();
+        let phases = pauses.phases().map(|(phase, times)| PhaseView {
             phase,
-            times: Times::of(times),
+            times: PauseTimes::of(times),
         });
-        let mut phases: Vec<Phase> = phases.collect();
+        let mut phases: Vec<PhaseView> = phases.collect();
         phases.sort_by_key(|it| std::cmp::Reverse(it.times.total_ns));
-        let sum = |of: fn(&Domain) -> Option<u64>| {
+        let sum = |of: fn(&DomainView) -> Option<u64>| {
             let all = domains.iter().filter_map(of);
             Some(all.fold(0, u64::saturating_add))
         };
@@ -190,7 +190,7 @@ impl<'g> GcReport<'g> {
             from: FiguresOf::Events,
             at: None,
             seconds,
-            pauses: Times::of(&pauses.all()),
+            pauses: PauseTimes::of(&pauses.all()),
             allocated_bytes: sum(|it| it.allocated_bytes),
             promoted_bytes: sum(|it| it.promoted_bytes),
             heap_bytes: pauses.heap(),
@@ -209,19 +209,19 @@ impl<'g> GcReport<'g> {
         functions: &[(&'static str, &FunctionLatency)],
     ) -> GcReport<'g> {
         let mut all = GcTimes::default();
-        let mut phases: Vec<Phase> = Vec::new();
+        let mut phases: Vec<PhaseView> = Vec::new();
         for (phase, function) in functions {
             let times = GcTimes::of(function.times(), function.sum(), function.max());
             all.add_all(&times);
-            let times = Times::of(&times);
-            phases.push(Phase { phase, times });
+            let times = PauseTimes::of(&times);
+            phases.push(PhaseView { phase, times });
         }
         let compactions = phases.iter().find(|it| it.phase == COMPACT);
         let compactions = compactions.map(|it| it.times.count);
         phases.sort_by_key(|it| std::cmp::Reverse(it.times.total_ns));
-        let domain = Domain {
+        let domain = DomainView {
             domain: 0,
-            pauses: Times::of(&all),
+            pauses: PauseTimes::of(&all),
             share: all.total().as_secs_f64() / seconds.as_secs_f64().max(1e-9),
             allocated_bytes: None,
             promoted_bytes: None,
@@ -236,7 +236,7 @@ impl<'g> GcReport<'g> {
             from: FiguresOf::Functions,
             at: None,
             seconds,
-            pauses: Times::of(&all),
+            pauses: PauseTimes::of(&all),
             allocated_bytes: None,
             promoted_bytes: None,
             heap_bytes: None,

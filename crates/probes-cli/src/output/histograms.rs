@@ -96,7 +96,7 @@ pub(crate) struct Histograms<'h> {
     /// The expression.
     of: String,
     /// Of many, those without hits are left out.
-    histograms: Vec<Row<'h>>,
+    histograms: Vec<HistogramRow<'h>>,
     /// How many there are.
     total: usize,
     /// The functions that have none.
@@ -111,7 +111,7 @@ pub(crate) struct Histograms<'h> {
 
 /// The values of a probe or function.
 #[derive(Serialize)]
-struct Row<'h> {
+struct HistogramRow<'h> {
     /// If processes are distinguished.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
@@ -120,16 +120,16 @@ struct Row<'h> {
     #[serde(flatten)]
     event: Option<EventOfRow>,
     #[serde(flatten)]
-    function: Option<Function<'h>>,
+    function: Option<FunctionPlace<'h>>,
     count: u64,
     untyped: u64,
     #[serde(flatten)]
-    figures: Figures,
+    figures: ValueFigures,
 }
 
 /// What values are, but how many there are.
 #[derive(Serialize)]
-pub(super) struct Figures {
+pub(super) struct ValueFigures {
     sum: Option<i128>,
     mean: Option<f64>,
     min: Option<i128>,
@@ -138,7 +138,7 @@ pub(super) struct Figures {
     p90: Option<Range>,
     p99: Option<Range>,
     p999: Option<Range>,
-    buckets: Vec<Bucket>,
+    buckets: Vec<BucketView>,
 }
 
 #[derive(Serialize)]
@@ -149,7 +149,7 @@ struct EventOfRow {
 }
 
 #[derive(Serialize)]
-struct Function<'h> {
+struct FunctionPlace<'h> {
     object: Cow<'h, str>,
     #[serde(serialize_with = "text")]
     address: LiveAddr,
@@ -164,7 +164,7 @@ struct Range {
 
 /// The values from the least to the most, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Bucket {
+struct BucketView {
     least: Option<i128>,
     most: Option<i128>,
     count: u64,
@@ -179,7 +179,7 @@ impl<'h> Histograms<'h> {
         wanted: &'h Histogrammed,
     ) -> Histograms<'h> {
         let rows = reading.histograms.iter();
-        let rows = rows.map(|(pid, histogram)| Row::of(*pid, histogram));
+        let rows = rows.map(|(pid, histogram)| HistogramRow::of(*pid, histogram));
         Histograms {
             refused: reading.refused.iter().map(RefusedView::of).collect(),
             linear: wanted.linear,
@@ -195,12 +195,12 @@ impl<'h> Histograms<'h> {
         linear: Option<Linear>,
         lost: &LostWords,
     ) -> Histograms<'h> {
-        let rows = events.iter().map(|event| Row {
+        let rows = events.iter().map(|event| HistogramRow {
             event: Some(EventOfRow {
                 group: event.group,
                 unit: event.are_times.then_some("ns"),
             }),
-            ..Row::of(None, &event.values)
+            ..HistogramRow::of(None, &event.values)
         });
         Histograms {
             lost: Some(lost_of_domains(lost)),
@@ -211,7 +211,7 @@ impl<'h> Histograms<'h> {
 
     fn of_rows(
         targets: &'h [Target],
-        mut histograms: Vec<Row<'h>>,
+        mut histograms: Vec<HistogramRow<'h>>,
         seconds: Duration,
         of: &str,
     ) -> Histograms<'h> {
@@ -243,7 +243,7 @@ impl<'h> Histograms<'h> {
 
     /// How many there are, and what they add up to: `2 histograms, 4711 values, 0 untyped`.
     pub(crate) fn sum(&self) -> (usize, String) {
-        let add = |of: fn(&Row<'_>) -> u64| {
+        let add = |of: fn(&HistogramRow<'_>) -> u64| {
             let all = self.histograms.iter().map(of);
             all.fold(0, u64::saturating_add)
         };
@@ -316,26 +316,26 @@ impl<'h> Histograms<'h> {
     }
 
     /// What the values of a row are.
-    fn of(&self, row: &Row<'_>) -> &str {
+    fn of(&self, row: &HistogramRow<'_>) -> &str {
         let unit = row.event.as_ref().and_then(|event| event.unit);
         unit.unwrap_or(&self.of)
     }
 }
 
-impl<'h> Row<'h> {
-    fn of(pid: Option<i32>, histogram: &'h ValueHistogram) -> Row<'h> {
-        let function = histogram.function().map(|(object, address)| Function {
+impl<'h> HistogramRow<'h> {
+    fn of(pid: Option<i32>, histogram: &'h ValueHistogram) -> HistogramRow<'h> {
+        let function = histogram.function().map(|(object, address)| FunctionPlace {
             object: object.to_string_lossy(),
             address,
         });
-        Row {
+        HistogramRow {
             pid,
             name: histogram.name(),
             event: None,
             function,
             count: histogram.count(),
             untyped: histogram.untyped(),
-            figures: Figures::of(histogram),
+            figures: ValueFigures::of(histogram),
         }
     }
 
@@ -358,13 +358,13 @@ impl<'h> Row<'h> {
     }
 }
 
-/// The columns of [`Figures::cells`].
+/// The columns of [`ValueFigures::cells`].
 pub(super) const HEAD: [&str; 7] = ["mean", "min", "p50", "p90", "p99", "p99.9", "max"];
 
-impl Figures {
-    pub(super) fn of(histogram: &ValueHistogram) -> Figures {
+impl ValueFigures {
+    pub(super) fn of(histogram: &ValueHistogram) -> ValueFigures {
         let quantile = |share| histogram.quantile(share).map(Range::of);
-        Figures {
+        ValueFigures {
             sum: histogram.sum(),
             mean: histogram.mean(),
             min: histogram.min(),
@@ -373,7 +373,7 @@ impl Figures {
             p90: quantile(0.9),
             p99: quantile(0.99),
             p999: quantile(0.999),
-            buckets: histogram.buckets().iter().map(Bucket::of).collect(),
+            buckets: histogram.buckets().iter().map(BucketView::of).collect(),
         }
     }
 
@@ -447,9 +447,9 @@ impl std::fmt::Display for Range {
     }
 }
 
-impl Bucket {
-    fn of(bucket: &ValueBucket) -> Bucket {
-        Bucket {
+impl BucketView {
+    fn of(bucket: &ValueBucket) -> BucketView {
+        BucketView {
             least: bucket.least,
             most: bucket.most,
             count: bucket.count,
@@ -458,13 +458,13 @@ impl Bucket {
 }
 
 /// The buckets joined to those between powers of two.
-fn powers(buckets: &[Bucket]) -> Vec<(String, u64)> {
+fn powers(buckets: &[BucketView]) -> Vec<(String, u64)> {
     let octave = |number: u128| {
         number
             .checked_ilog2()
             .map_or(0, |power| i64::from(power) + 1)
     };
-    let place = |bucket: &Bucket| {
+    let place = |bucket: &BucketView| {
         let least = bucket.least.unwrap_or(0);
         if least < 0 {
             -1 - octave((!least).unsigned_abs())
@@ -509,7 +509,7 @@ fn short(number: i128) -> String {
 }
 
 /// The steps of this width, with those between that have no values.
-fn steps(buckets: &[Bucket], width: i128) -> Vec<(String, u64)> {
+fn steps(buckets: &[BucketView], width: i128) -> Vec<(String, u64)> {
     let mut bars: Vec<(String, u64)> = Vec::new();
     let mut next: Option<i128> = None;
     for bucket in buckets {
@@ -535,8 +535,8 @@ fn steps(buckets: &[Bucket], width: i128) -> Vec<(String, u64)> {
 mod tests {
     use super::*;
 
-    fn bucket(least: impl Into<Option<i128>>, most: impl Into<Option<i128>>) -> Bucket {
-        Bucket {
+    fn bucket(least: impl Into<Option<i128>>, most: impl Into<Option<i128>>) -> BucketView {
+        BucketView {
             least: least.into(),
             most: most.into(),
             count: 1,

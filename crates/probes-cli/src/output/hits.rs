@@ -15,7 +15,7 @@ use strum::VariantArray;
 
 pub(super) use self::values::in_ocaml;
 use super::format::Format;
-use super::function_sources::{CallView, FunctionSources};
+use super::function_sources::{FirstCallView, FunctionSources};
 use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::{PathForm, ShownPaths};
 use super::stacks::FoundStack;
@@ -65,11 +65,11 @@ impl Missing {
 }
 
 /// Where a site or function is.
-struct Location {
+struct HitLocation {
     function: Option<String>,
     file: Option<String>,
     line: Option<u32>,
-    first_call: Option<CallView>,
+    first_call: Option<FirstCallView>,
     /// The source line as text.
     source: String,
 }
@@ -98,7 +98,7 @@ struct HitProcess {
     /// If stacks are shown.
     stacks: Option<Stacks>,
     /// The location of each site or function that was hit.
-    locations: HashMap<LiveAddr, Location>,
+    locations: HashMap<LiveAddr, HitLocation>,
 }
 
 /// A hit in the process with this pid.
@@ -236,7 +236,7 @@ fn source_files(target: &Target, sources: &[Option<SourceMap>]) -> Vec<String> {
     files
 }
 
-fn of_site(sources: &[Option<SourceMap>], paths: &ShownPaths, event: &Event) -> Location {
+fn of_site(sources: &[Option<SourceMap>], paths: &ShownPaths, event: &Event) -> HitLocation {
     let source = event.object_index().and_then(|index| sources.get(index));
     let source = source.and_then(Option::as_ref).zip(event.site());
     let location = source.map(|(source, site)| source.locate(site.address()));
@@ -246,7 +246,7 @@ fn of_site(sources: &[Option<SourceMap>], paths: &ShownPaths, event: &Event) -> 
         line,
         ..
     } = location.unwrap_or_default();
-    Location {
+    HitLocation {
         source: source_or_unknown(file.as_deref(), line, paths),
         function,
         file,
@@ -255,9 +255,9 @@ fn of_site(sources: &[Option<SourceMap>], paths: &ShownPaths, event: &Event) -> 
     }
 }
 
-fn of_function(functions: &FunctionSources, paths: PathForm, event: &Event) -> Location {
+fn of_function(functions: &FunctionSources, paths: PathForm, event: &Event) -> HitLocation {
     let located = functions.locate(event.address()).unwrap_or_default();
-    Location {
+    HitLocation {
         source: located.alone(paths),
         function: located.name,
         file: located.file,
@@ -267,7 +267,7 @@ fn of_function(functions: &FunctionSources, paths: PathForm, event: &Event) -> L
 }
 
 /// A field as text, which is empty only for a hit without arguments.
-fn field_text(field: Field, pid: i32, event: &Event, location: &Location) -> String {
+fn field_text(field: Field, pid: i32, event: &Event, location: &HitLocation) -> String {
     match field {
         Field::Time => time_of_day(event.time),
         Field::Pid => pid.to_string(),

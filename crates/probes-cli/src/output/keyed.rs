@@ -70,7 +70,7 @@ pub(crate) struct KeyedReport<'k> {
     seconds: Duration,
     /// The expressions.
     by: Vec<&'k str>,
-    keys: Vec<Row<'k>>,
+    keys: Vec<KeyRow<'k>>,
     /// Hits of keys for which there was no room.
     other: u64,
     /// Hits without a key.
@@ -86,7 +86,7 @@ pub(crate) struct KeyedReport<'k> {
 }
 
 #[derive(Serialize)]
-struct Row<'k> {
+struct KeyRow<'k> {
     key: Vec<KeyView<'k>>,
     hits: u64,
     /// Hits a second.
@@ -128,7 +128,7 @@ impl<'k> KeyedReport<'k> {
         let rows = reading.counts.keys().iter().map(|keyed| {
             let before = known.get(&keyed.key[..]).copied().unwrap_or(0);
             let hits = keyed.hits.saturating_sub(before);
-            Row {
+            KeyRow {
                 key: keyed
                     .key
                     .iter()
@@ -138,7 +138,7 @@ impl<'k> KeyedReport<'k> {
                 rate: hits as f64 / per_second,
             }
         });
-        let mut keys: Vec<Row<'k>> = rows.filter(|row| row.hits > 0).collect();
+        let mut keys: Vec<KeyRow<'k>> = rows.filter(|row| row.hits > 0).collect();
         // Stable: of equal ones, the order of the keys.
         keys.sort_by_key(|row| std::cmp::Reverse(row.hits));
         let since = |of: fn(&KeyedCounts) -> u64| {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::FunctionSources;
 use super::bars;
 use super::format::{VERSION, seconds, seconds_or_null};
-use super::histograms::{Figures, HEAD};
+use super::histograms::{HEAD, ValueFigures};
 use super::keyed::KeyView;
 use super::refused::RefusedView;
 use super::subjects::Subjects;
@@ -79,7 +79,7 @@ pub(crate) struct KeyedHistogramReport<'h> {
     of: &'h str,
     /// The keys' expressions.
     by: Vec<&'h str>,
-    keys: Vec<Row<'h>>,
+    keys: Vec<KeyedHistogramRow<'h>>,
     /// Values of keys for which there was no room.
     other: Values,
     /// Hits without a value or a key.
@@ -92,7 +92,7 @@ pub(crate) struct KeyedHistogramReport<'h> {
 }
 
 #[derive(Serialize)]
-struct Row<'h> {
+struct KeyedHistogramRow<'h> {
     key: Vec<KeyView<'h>>,
     #[serde(flatten)]
     values: Values,
@@ -102,14 +102,14 @@ struct Row<'h> {
 struct Values {
     count: u64,
     #[serde(flatten)]
-    figures: Figures,
+    figures: ValueFigures,
 }
 
 impl Values {
     fn of(histogram: &ValueHistogram) -> Values {
         Values {
             count: histogram.count(),
-            figures: Figures::of(histogram),
+            figures: ValueFigures::of(histogram),
         }
     }
 
@@ -122,7 +122,7 @@ impl Values {
     }
 }
 
-impl Row<'_> {
+impl KeyedHistogramRow<'_> {
     fn title(&self) -> String {
         let key: Vec<String> = self.key.iter().map(KeyView::plain).collect();
         key.join(" ")
@@ -138,14 +138,18 @@ impl<'h> KeyedHistogramReport<'h> {
         asked: KeyedQuestion<'h>,
         sources: &FunctionSources,
     ) -> KeyedHistogramReport<'h> {
-        let keys = reading.histograms.keys().iter().map(|keyed| Row {
-            key: keyed
-                .key
-                .iter()
-                .map(|it| KeyView::of(it, sources))
-                .collect(),
-            values: Values::of(&keyed.values),
-        });
+        let keys = reading
+            .histograms
+            .keys()
+            .iter()
+            .map(|keyed| KeyedHistogramRow {
+                key: keyed
+                    .key
+                    .iter()
+                    .map(|it| KeyView::of(it, sources))
+                    .collect(),
+                values: Values::of(&keyed.values),
+            });
         KeyedHistogramReport {
             version: VERSION,
             subjects: Subjects::of(targets),
@@ -177,7 +181,7 @@ impl<'h> KeyedHistogramReport<'h> {
     }
 
     /// The keys that are shown, and those that are not.
-    fn shown(&self) -> (&[Row<'h>], &[Row<'h>]) {
+    fn shown(&self) -> (&[KeyedHistogramRow<'h>], &[KeyedHistogramRow<'h>]) {
         let shown = self.asked.by.shown().min(self.keys.len());
         self.keys.split_at(shown)
     }
@@ -265,7 +269,7 @@ impl<'h> KeyedHistogramReport<'h> {
     }
 }
 
-fn sum(rows: &[Row<'_>]) -> u64 {
+fn sum(rows: &[KeyedHistogramRow<'_>]) -> u64 {
     let counts = rows.iter().map(|row| row.values.count);
     counts.fold(0, u64::saturating_add)
 }

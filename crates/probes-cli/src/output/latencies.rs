@@ -13,7 +13,7 @@ use probes_lib::{
 use serde::{Serialize, Serializer};
 
 use self::by_key::TimesByKey;
-use self::functions::TimedFunctions;
+use self::functions::TimedFunctionsView;
 use super::bars;
 use super::format::{VERSION, seconds, seconds_or_null};
 use super::function_sources::FunctionSources;
@@ -36,9 +36,9 @@ pub(crate) struct Latencies<'l> {
     /// For how long latencies were measured.
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
-    pub(super) pairs: Vec<Pair<'l>>,
-    #[serde(skip_serializing_if = "TimedFunctions::is_empty", flatten)]
-    pub(super) functions: TimedFunctions<'l>,
+    pub(super) pairs: Vec<PairRow<'l>>,
+    #[serde(skip_serializing_if = "TimedFunctionsView::is_empty", flatten)]
+    pub(super) functions: TimedFunctionsView<'l>,
     /// If times are distinguished by keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     keyed: Option<TimesByKey<'l>>,
@@ -152,12 +152,12 @@ fn without_pid<T: Clone>(measured: &[(Option<i32>, T)]) -> Vec<T> {
 }
 
 /// A pair or a function, with its times.
-pub(super) struct Subject<'l> {
+pub(super) struct TimedSubject<'l> {
     pub(super) title: String,
     pub(super) summary: &'l Summary,
     /// What is wrong with the times.
     pub(super) caution: Option<String>,
-    pub(super) buckets: &'l [Bucket],
+    pub(super) buckets: &'l [LatencyBucket],
 }
 
 /// Figures of times.
@@ -180,7 +180,7 @@ pub(super) struct Summary {
 
 /// The times of a pair.
 #[derive(Debug, Serialize)]
-pub(super) struct Pair<'l> {
+pub(super) struct PairRow<'l> {
     /// If processes are distinguished.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
@@ -197,7 +197,7 @@ pub(super) struct Pair<'l> {
     trusted: Option<bool>,
     untyped: u64,
     /// From the first to the last that is not empty.
-    pub(super) buckets: Vec<Bucket>,
+    pub(super) buckets: Vec<LatencyBucket>,
 }
 
 /// What shows that times of a pair may not be those of an event.
@@ -265,7 +265,7 @@ impl Evidence {
 
 /// How many latencies were in `from_ns..to_ns`, from a power of two to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Bucket {
+pub(super) struct LatencyBucket {
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
     pub(super) count: u64,
@@ -287,9 +287,9 @@ impl<'l> Latencies<'l> {
             pairs: reading
                 .pairs
                 .iter()
-                .map(|(pid, latency)| Pair::of(*pid, latency))
+                .map(|(pid, latency)| PairRow::of(*pid, latency))
                 .collect(),
-            functions: TimedFunctions::of(
+            functions: TimedFunctionsView::of(
                 &reading.functions,
                 reading.are_together,
                 &reading.refused,
@@ -450,7 +450,7 @@ impl<'l> Latencies<'l> {
     /// A picture of the times of each.
     pub(crate) fn picture(&self) -> String {
         let charts = self.subjects().map(|subject| {
-            let range = |bucket: &Bucket| {
+            let range = |bucket: &LatencyBucket| {
                 let (from, to) = (of_nanoseconds(bucket.from_ns), of_nanoseconds(bucket.to_ns));
                 format!("{from} .. {to}")
             };
@@ -466,8 +466,8 @@ impl<'l> Latencies<'l> {
     }
 
     /// What has times: the pairs, then the functions.
-    pub(super) fn subjects(&self) -> impl Iterator<Item = Subject<'_>> {
-        let pairs = self.pairs.iter().map(|pair| Subject {
+    pub(super) fn subjects(&self) -> impl Iterator<Item = TimedSubject<'_>> {
+        let pairs = self.pairs.iter().map(|pair| TimedSubject {
             title: match pair.pid {
                 Some(pid) => format!("{pid} {} to {}", pair.start, pair.stop),
                 None => format!("{} to {}", pair.start, pair.stop),
@@ -480,9 +480,9 @@ impl<'l> Latencies<'l> {
     }
 }
 
-impl<'l> Pair<'l> {
-    fn of(pid: Option<i32>, latency: &'l Latency) -> Pair<'l> {
-        Pair {
+impl<'l> PairRow<'l> {
+    fn of(pid: Option<i32>, latency: &'l Latency) -> PairRow<'l> {
+        PairRow {
             pid,
             start: latency.start(),
             stop: latency.stop(),
@@ -566,7 +566,7 @@ impl fmt::Display for Summary {
     }
 }
 
-fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {
+fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<LatencyBucket> {
     let mut counts = [0_u64; u64::BITS as usize];
     for (time, count) in times {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -576,7 +576,7 @@ fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {
     let first = counts.iter().position(|&count| count > 0).unwrap_or(0);
     let end = counts.iter().rposition(|&count| count > 0);
     let end = end.map_or(first, |last| last + 1);
-    let bucket = |power: usize| Bucket {
+    let bucket = |power: usize| LatencyBucket {
         // The first bucket has the times of 0 ns, too.
         from_ns: if power == 0 { 0 } else { 1 << power },
         to_ns: 1_u64.checked_shl(power as u32 + 1).unwrap_or(u64::MAX),
@@ -586,7 +586,7 @@ fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<Bucket> {
 }
 
 /// A bar for each bucket.
-fn chart(buckets: &[Bucket]) -> String {
+fn chart(buckets: &[LatencyBucket]) -> String {
     let bars = buckets.iter().map(|bucket| {
         let (from, to) = (of_nanoseconds(bucket.from_ns), of_nanoseconds(bucket.to_ns));
         (format!("{from:>8} .. {to:<8}"), bucket.count)
@@ -654,7 +654,7 @@ mod tests {
 
     #[test]
     fn bars_are_proportional_to_their_share() {
-        let bucket = |from_ns, count| Bucket {
+        let bucket = |from_ns, count| LatencyBucket {
             from_ns,
             to_ns: 2 * from_ns,
             count,

@@ -83,7 +83,7 @@ pub(crate) enum WarningKind {
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum View<'m> {
+enum MessageView<'m> {
     Error(WithHint<'m, &'m str>),
     Warning(WithHint<'m, WarningKind>),
     Note(Plain<'m>),
@@ -120,22 +120,22 @@ pub(crate) fn message(
         pid,
     };
     let view = match kind {
-        MessageKind::Error(kind) => View::Error(WithHint {
+        MessageKind::Error(kind) => MessageView::Error(WithHint {
             version,
             kind,
             message,
             hint,
             pid,
         }),
-        MessageKind::Warning(kind) => View::Warning(WithHint {
+        MessageKind::Warning(kind) => MessageView::Warning(WithHint {
             version,
             kind,
             message,
             hint,
             pid,
         }),
-        MessageKind::Note => View::Note(plain),
-        MessageKind::Step => View::Step(plain),
+        MessageKind::Note => MessageView::Note(plain),
+        MessageKind::Step => MessageView::Step(plain),
     };
     // Text and numbers can always be written as JSON.
     json(&view).unwrap_or_default()

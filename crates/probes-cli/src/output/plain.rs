@@ -6,7 +6,7 @@ use super::holder::HolderView;
 use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::ShownPaths;
 use super::view::{
-    ChangeView, Changes, Listing, ProbeView, Processes, SemaphoreView, SiteView, state_word,
+    ChangeView, Changes, Listing, ProbeView, ProcessList, SemaphoreView, SiteView, state_word,
 };
 use crate::text::{Escaped, number_of};
 
@@ -119,7 +119,7 @@ pub(super) fn change(change: &ChangeView<'_>, process: Option<i32>) -> String {
     )
 }
 
-pub(super) fn processes(processes: &Processes) -> String {
+pub(super) fn processes(processes: &ProcessList) -> String {
     let lines = processes.processes.iter().map(|process| {
         format!(
             "{} {} {} {} {} {}\n",

@@ -85,7 +85,7 @@ pub(crate) struct ProfileReport {
     seconds: f64,
     samples: u64,
     threads: usize,
-    times: Option<Times>,
+    times: Option<TotalTimes>,
     /// How it was found where threads run: stopped, sampled, `user_sampled`, or unread.
     running_method: &'static str,
     stops: u64,
@@ -98,8 +98,8 @@ pub(crate) struct ProfileReport {
     waits: Waits,
     #[serde(skip)]
     how: ProfileOptions,
-    functions: Vec<Function>,
-    stacks: Vec<Stack>,
+    functions: Vec<FunctionTimes>,
+    stacks: Vec<StackTimes>,
 }
 
 /// What the answer is to show, as the flags say.
@@ -238,7 +238,7 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 #[derive(Debug, Serialize)]
-struct Times {
+struct TotalTimes {
     running_seconds: f64,
     runnable_seconds: f64,
     off_seconds: f64,
@@ -252,7 +252,7 @@ struct Split {
 }
 
 #[derive(Debug, Serialize)]
-struct Function {
+struct FunctionTimes {
     function: String,
     self_seconds: f64,
     total_seconds: f64,
@@ -265,7 +265,7 @@ struct Function {
 }
 
 #[derive(Debug, Serialize)]
-struct Stack {
+struct StackTimes {
     tid: i32,
     thread: String,
     /// running, blocked, waiting, stopped or unseen
@@ -293,8 +293,8 @@ struct Stack {
     lengths: Option<WaitTimes>,
 }
 
-impl Stack {
-    fn of(stack: &ProfiledStack, how: ProfileOptions) -> Stack {
+impl StackTimes {
+    fn of(stack: &ProfiledStack, how: ProfileOptions) -> StackTimes {
         let lengths = stack.waits.as_ref().filter(|_| how.is_off_cpu);
         let (state, system_call) = match stack.activity {
             Activity::Running => ("running", None),
@@ -315,7 +315,7 @@ impl Stack {
                 (None, None) => "[unknown]".to_owned(),
             });
         let frames: Vec<String> = stack.activity.leaf().into_iter().chain(names).collect();
-        Stack {
+        StackTimes {
             tid: stack.tid,
             thread: stack.thread_name.clone(),
             state,
@@ -376,7 +376,7 @@ impl ProfileReport {
         let tells_collections = how.tells_collections;
         let waits = Waits::of(profile, &busy, how);
         let stacks = busy.into_iter();
-        let stacks: Vec<Stack> = stacks.map(|it| Stack::of(it, how)).collect();
+        let stacks: Vec<StackTimes> = stacks.map(|it| StackTimes::of(it, how)).collect();
         let in_collection = |is_running: bool| -> f64 {
             let stacks = stacks.iter().filter(|it| it.in_collection == Some(true));
             let stacks = stacks.filter(|it| (it.state == "running") == is_running);
@@ -392,7 +392,7 @@ impl ProfileReport {
             seconds: profile.seconds.as_secs_f64(),
             samples: profile.samples,
             threads: profile.threads,
-            times: profile.times.as_ref().map(|times| Times {
+            times: profile.times.as_ref().map(|times| TotalTimes {
                 running_seconds: seconds(|it| it.running)(times),
                 runnable_seconds: seconds(|it| it.runnable)(times),
                 off_seconds: seconds(|it| it.off)(times),

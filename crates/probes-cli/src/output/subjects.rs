@@ -13,12 +13,12 @@ pub(super) struct Subjects<'t> {
     program: Option<Cow<'t, str>>,
     /// Empty of one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    processes: Vec<Subject<'t>>,
+    processes: Vec<SubjectProcess<'t>>,
 }
 
 /// One of several processes.
 #[derive(Debug, Serialize)]
-struct Subject<'t> {
+struct SubjectProcess<'t> {
     pid: i32,
     program: Cow<'t, str>,
 }
@@ -32,7 +32,7 @@ impl<'t> Subjects<'t> {
                 processes: Vec::new(),
             };
         }
-        let processes = targets.iter().map(|target| Subject {
+        let processes = targets.iter().map(|target| SubjectProcess {
             pid: target.pid(),
             program: target.program().to_string_lossy(),
         });

@@ -82,15 +82,15 @@ fn bar(svg: &mut String, label: &str, count: u64, most: u64, baseline: u64) {
 }
 
 fn text(svg: &mut String, x: u64, y: u64, attributes: &str, text: &str) {
-    let text = Escaped(text);
+    let text = XmlEscaped(text);
     // Writing to a string does not fail.
     let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" {attributes}>{text}</text>");
 }
 
 /// Text with the characters escaped that XML uses for markup, or does not allow.
-struct Escaped<'a>(&'a str);
+struct XmlEscaped<'a>(&'a str);
 
-impl fmt::Display for Escaped<'_> {
+impl fmt::Display for XmlEscaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for character in self.0.chars() {
             match character {
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn markup_in_names_is_escaped() {
-        let escaped = Escaped("a<b>&\"c\"\u{1b}").to_string();
+        let escaped = XmlEscaped("a<b>&\"c\"\u{1b}").to_string();
         assert_eq!(escaped, "a&lt;b&gt;&amp;\"c\"\\u{1b}");
     }
 }

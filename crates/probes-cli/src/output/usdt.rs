@@ -26,7 +26,7 @@ pub(crate) struct UsdtListing<'u> {
     version: u32,
     pid: Option<i32>,
     program: Cow<'u, str>,
-    probes: Vec<ProbeView<'u>>,
+    probes: Vec<UsdtProbeView<'u>>,
     /// The mapped files whose probes are not known.
     unreadable: Vec<UnreadableView>,
     /// How plain text and tables show the paths in it.
@@ -35,17 +35,17 @@ pub(crate) struct UsdtListing<'u> {
 }
 
 #[derive(Serialize)]
-struct ProbeView<'u> {
+struct UsdtProbeView<'u> {
     provider: &'u str,
     name: &'u str,
     #[serde(skip)]
     site_count: usize,
-    sites: Vec<SiteView<'u>>,
-    semaphores: Vec<SemaphoreView<'u>>,
+    sites: Vec<UsdtSiteView<'u>>,
+    semaphores: Vec<UsdtSemaphoreView<'u>>,
 }
 
 #[derive(Serialize)]
-struct SiteView<'u> {
+struct UsdtSiteView<'u> {
     object: Cow<'u, str>,
     #[serde(serialize_with = "text_or_null")]
     address: Option<LiveAddr>,
@@ -58,7 +58,7 @@ struct SiteView<'u> {
 }
 
 #[derive(Serialize)]
-struct SemaphoreView<'u> {
+struct UsdtSemaphoreView<'u> {
     object: Cow<'u, str>,
     #[serde(serialize_with = "text_or_null")]
     address: Option<LiveAddr>,
@@ -96,8 +96,8 @@ impl<'u> UsdtListing<'u> {
         form: PathForm,
         mut sources: Option<&mut SiteSources>,
     ) -> UsdtListing<'u> {
-        let view = |probe: &UsdtProbe<'u>| ProbeView::of(probe, sources.as_deref_mut());
-        let views: Vec<ProbeView<'u>> = selected.iter().map(view).collect();
+        let view = |probe: &UsdtProbe<'u>| UsdtProbeView::of(probe, sources.as_deref_mut());
+        let views: Vec<UsdtProbeView<'u>> = selected.iter().map(view).collect();
         let sites = views.iter().flat_map(|probe| &probe.sites);
         let paths = sites.flat_map(|site| [Some(&*site.object), site.file.as_deref()]);
         let unreadable = probes.unreadable().iter().map(UnreadableView::of);
@@ -170,17 +170,17 @@ impl<'u> UsdtListing<'u> {
     }
 }
 
-impl<'u> ProbeView<'u> {
-    fn of(probe: &UsdtProbe<'u>, sources: Option<&mut SiteSources>) -> ProbeView<'u> {
+impl<'u> UsdtProbeView<'u> {
+    fn of(probe: &UsdtProbe<'u>, sources: Option<&mut SiteSources>) -> UsdtProbeView<'u> {
         let placed = probe.sites().iter();
         let site_count = placed.filter(|it| it.site.address.is_some()).count();
         let (mut sites, mut semaphores) = (Vec::new(), Vec::new());
         if let Some(sources) = sources {
             let placed = probe.sites().iter();
-            sites.extend(placed.filter_map(|it| SiteView::of(it, sources)));
+            sites.extend(placed.filter_map(|it| UsdtSiteView::of(it, sources)));
             semaphores = semaphores_of(probe);
         }
-        ProbeView {
+        UsdtProbeView {
             provider: probe.provider(),
             name: probe.name(),
             site_count,
@@ -195,15 +195,15 @@ impl<'u> ProbeView<'u> {
     }
 }
 
-impl<'u> SiteView<'u> {
+impl<'u> UsdtSiteView<'u> {
     /// `None` if the note has only a semaphore.
-    fn of(placed: &PlacedUsdtSite<'u>, sources: &mut SiteSources) -> Option<SiteView<'u>> {
+    fn of(placed: &PlacedUsdtSite<'u>, sources: &mut SiteSources) -> Option<UsdtSiteView<'u>> {
         let PlacedUsdtSite { object, site } = *placed;
         let file_address = site.address?;
         let (functions, lines) = sources.of(object);
         let function = functions.and_then(|functions| functions.function_at(file_address)?.name());
         let (file, line) = lines.map_or((None, None), |lines| lines.line(file_address));
-        Some(SiteView {
+        Some(UsdtSiteView {
             object: object.path().to_string_lossy(),
             address: placed.address(),
             file_address,
@@ -226,14 +226,14 @@ impl<'u> SiteView<'u> {
     }
 }
 
-impl SemaphoreView<'_> {
+impl UsdtSemaphoreView<'_> {
     fn shown_address(&self) -> String {
         shown_address(self.address, self.file_address)
     }
 }
 
 /// The semaphores of a probe, each once, by object and address.
-fn semaphores_of<'u>(probe: &UsdtProbe<'u>) -> Vec<SemaphoreView<'u>> {
+fn semaphores_of<'u>(probe: &UsdtProbe<'u>) -> Vec<UsdtSemaphoreView<'u>> {
     let of_object = |one: &PlacedUsdtSite<'_>, other: &PlacedUsdtSite<'_>| {
         std::ptr::eq(one.object, other.object)
     };
@@ -244,11 +244,15 @@ fn semaphores_of<'u>(probe: &UsdtProbe<'u>) -> Vec<SemaphoreView<'u>> {
             sites.iter().filter_map(|it| it.site.semaphore).collect();
         semaphores.sort_unstable();
         semaphores.dedup();
-        views.extend(semaphores.into_iter().map(|file_address| SemaphoreView {
-            object: object.path().to_string_lossy(),
-            address: object.live(file_address),
-            file_address,
-        }));
+        views.extend(
+            semaphores
+                .into_iter()
+                .map(|file_address| UsdtSemaphoreView {
+                    object: object.path().to_string_lossy(),
+                    address: object.live(file_address),
+                    file_address,
+                }),
+        );
     }
     views
 }

@@ -304,7 +304,7 @@ fn differing(found: SiteCode, in_file: SiteCode) -> Option<SiteCode> {
 /// The processes that have probes.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename = "ps")]
-pub(crate) struct Processes {
+pub(crate) struct ProcessList {
     version: u32,
     pub(super) processes: Vec<ProcessView>,
     /// How many processes there was no permission to read.
@@ -324,9 +324,9 @@ pub(super) struct ProcessView {
     inconsistent: usize,
 }
 
-impl Processes {
+impl ProcessList {
     /// The processes that `survey` has found; `user` returns the name of a user.
-    pub(crate) fn of(survey: &Survey, user: impl Fn(u32) -> String) -> Processes {
+    pub(crate) fn of(survey: &Survey, user: impl Fn(u32) -> String) -> ProcessList {
         let view = |process: &SurveyedProcess| ProcessView {
             pid: process.pid,
             user: user(process.uid),
@@ -337,7 +337,7 @@ impl Processes {
             enabled: process.enabled,
             inconsistent: process.inconsistent,
         };
-        Processes {
+        ProcessList {
             version: VERSION,
             processes: survey.processes.iter().map(view).collect(),
             denied: survey.denied.len(),

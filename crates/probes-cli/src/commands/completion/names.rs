@@ -30,13 +30,13 @@ pub(super) enum Names {
     Usdt,
 }
 
-type Found = BTreeMap<String, String>;
+type FoundNames = BTreeMap<String, String>;
 
 /// The processes of this user, or of all users if this is root, whose pid begins with `typed`; kernel threads have no command.
-pub(super) fn pids(typed: &str) -> Found {
+pub(super) fn pids(typed: &str) -> FoundNames {
     let until = Instant::now() + PATIENCE;
     let own = geteuid();
-    let mut found = Found::new();
+    let mut found = FoundNames::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Ok(pid) = entry.file_name().into_string() else {
             continue;
@@ -68,7 +68,7 @@ fn program_of(folder: &Path) -> Option<String> {
 }
 
 /// The names of a process that begin with `typed`.
-pub(super) fn of_process(pid: i32, names: Names, typed: &str) -> Found {
+pub(super) fn of_process(pid: i32, names: Names, typed: &str) -> FoundNames {
     let start = typed.to_owned();
     in_time(move |found| {
         let program = PathBuf::from(format!("/proc/{pid}/exe"));
@@ -86,7 +86,7 @@ pub(super) fn of_process(pid: i32, names: Names, typed: &str) -> Found {
 }
 
 /// The same of a file.
-pub(super) fn of_file(file: PathBuf, names: Names, typed: &str) -> Found {
+pub(super) fn of_file(file: PathBuf, names: Names, typed: &str) -> FoundNames {
     let start = typed.to_owned();
     in_time(move |found| {
         match names {
@@ -102,11 +102,11 @@ pub(super) fn of_file(file: PathBuf, names: Names, typed: &str) -> Found {
 type Name = (String, String);
 
 /// What `find` finds until it has to be shown. What it still does then ends with this process.
-fn in_time(find: impl FnOnce(&SyncSender<Name>) -> Option<()> + Send + 'static) -> Found {
+fn in_time(find: impl FnOnce(&SyncSender<Name>) -> Option<()> + Send + 'static) -> FoundNames {
     let until = Instant::now() + PATIENCE;
     let (sender, receiver) = mpsc::sync_channel(1024);
     let spawned = thread::Builder::new().spawn(move || find(&sender));
-    let mut found = Found::new();
+    let mut found = FoundNames::new();
     if spawned.is_err() {
         return found;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use probes_lib::{Glob, RuntimeEventKind, SelectedEntry, UserValue};
 
 use super::Args;
-use crate::commands::event_reading::{EventReading, EventView, ReadingState};
+use crate::commands::event_reading::{EventConsumer, EventReading, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -30,7 +30,7 @@ struct CountedEvents<'o> {
     last: Option<(EventTotals, Duration)>,
 }
 
-impl EventView for CountedEvents<'_> {
+impl EventConsumer for CountedEvents<'_> {
     fn add(&mut self, entry: &SelectedEntry<'_>) {
         match *entry {
             // Counted when they begin.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{Functions, Target};
 
-use crate::commands::observe_loop::{ActiveObservation, Display, Shown};
+use crate::commands::observe_loop::{ActiveObservation, Display, ShownReading};
 use crate::commands::several::{SeveralObservations, SeveralOutcome};
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ pub(super) fn run(
     let functions = by
         .has_caller()
         .then(|| Functions::of_process(target.pid()).ok());
-    let mut counting = Counting {
+    let mut counting = KeyedCounting {
         target,
         output,
         by,
@@ -113,7 +113,7 @@ impl CountingSeveral<'_> {
         &mut self,
         targets: &[Target],
         each: &[(i32, KeyedReading)],
-        shown: Shown<'_, ()>,
+        shown: ShownReading<'_, ()>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (reading, at) = (
@@ -173,7 +173,7 @@ impl CountingSeveral<'_> {
 }
 
 /// Shows counts.
-struct Counting<'t> {
+struct KeyedCounting<'t> {
     target: &'t Target,
     output: &'t Output,
     by: &'t CountedBy,
@@ -183,11 +183,11 @@ struct Counting<'t> {
     last: Option<(KeyedReading, Duration)>,
 }
 
-impl Counting<'_> {
+impl KeyedCounting<'_> {
     /// Shows the hits since the last time; in the redrawn table, all hits so far.
     fn show(
         &mut self,
-        shown: Shown<'_, KeyedReading>,
+        shown: ShownReading<'_, KeyedReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let (reading, at) = (shown.reading, shown.at);

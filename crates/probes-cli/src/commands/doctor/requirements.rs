@@ -46,7 +46,7 @@ pub(super) fn answer(
     needs: &[Need],
     diagnosis: &Diagnosis,
 ) -> CommandAnswer {
-    let found = Found(diagnosis);
+    let found = Findings(diagnosis);
     let mut answer = CommandAnswer::of(command);
     for need in needs {
         found
@@ -62,9 +62,9 @@ pub(super) fn answer(
 }
 
 /// What the checks have found.
-struct Found<'d>(&'d Diagnosis);
+struct Findings<'d>(&'d Diagnosis);
 
-impl Found<'_> {
+impl Findings<'_> {
     fn abilities(&self, need: Need) -> Vec<Ability> {
         match need {
             Need::Processes => vec![

@@ -5,7 +5,7 @@ use probes_lib::{
 };
 
 use super::Args;
-use crate::commands::event_reading::{EventReading, EventView, ReadingState};
+use crate::commands::event_reading::{EventConsumer, EventReading, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::commands::picture_file::PictureFile;
 use crate::destination::Output;
@@ -44,7 +44,7 @@ struct RecordedEvents<'o> {
     output: &'o Output,
     linear: Option<Linear>,
     /// By the indices of names.
-    recorders: Vec<Recorded>,
+    recorders: Vec<RecordedValues>,
     durations: EventDurations,
     lost: LostWords,
     /// Drawn in the end, if it is wanted.
@@ -54,13 +54,13 @@ struct RecordedEvents<'o> {
 
 /// The values of events of one name.
 #[derive(Clone, Debug)]
-struct Recorded {
+struct RecordedValues {
     values: ValueRecorder,
     /// Whether they are times in nanoseconds.
     are_times: bool,
 }
 
-impl EventView for RecordedEvents<'_> {
+impl EventConsumer for RecordedEvents<'_> {
     fn add(&mut self, entry: &SelectedEntry<'_>) {
         let (name, domain, time, kind) = match *entry {
             SelectedEntry::Event {
@@ -117,10 +117,10 @@ impl EventView for RecordedEvents<'_> {
 
 impl RecordedEvents<'_> {
     /// What was recorded under a name.
-    fn of(&mut self, name: usize) -> &mut Recorded {
+    fn of(&mut self, name: usize) -> &mut RecordedValues {
         if name >= self.recorders.len() {
             self.recorders
-                .resize_with(name + 1, || Recorded::new(self.linear));
+                .resize_with(name + 1, || RecordedValues::new(self.linear));
         }
         &mut self.recorders[name]
     }
@@ -130,7 +130,7 @@ impl RecordedEvents<'_> {
         names
             .map(|(index, name)| {
                 let recorded = self.recorders.get(index).cloned();
-                let recorded = recorded.unwrap_or_else(|| Recorded::new(self.linear));
+                let recorded = recorded.unwrap_or_else(|| RecordedValues::new(self.linear));
                 let group = name.group.into();
                 EventHistogram {
                     group,
@@ -151,9 +151,9 @@ impl RecordedEvents<'_> {
     }
 }
 
-impl Recorded {
-    fn new(linear: Option<Linear>) -> Recorded {
-        Recorded {
+impl RecordedValues {
+    fn new(linear: Option<Linear>) -> RecordedValues {
+        RecordedValues {
             values: ValueRecorder::new(linear),
             are_times: false,
         }

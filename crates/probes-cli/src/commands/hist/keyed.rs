@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{Functions, Target};
 
-use crate::commands::observe_loop::{ActiveObservation, Display, Shown};
+use crate::commands::observe_loop::{ActiveObservation, Display, ShownReading};
 use crate::commands::picture_file::PictureFile;
 use crate::commands::several::SeveralObservations;
 use crate::destination::Output;
@@ -40,13 +40,13 @@ pub(super) fn run(
         display,
         KeyedHistogramReading::of,
         |shown, interruptible| {
-            let Shown {
+            let ShownReading {
                 reading,
                 at,
                 table,
                 gaps,
             } = shown;
-            let shown = Shown {
+            let shown = ShownReading {
                 reading: (),
                 at,
                 table,
@@ -126,7 +126,7 @@ impl KeyedReporter<'_> {
         &self,
         targets: &[Target],
         reading: &KeyedHistogramReading,
-        shown: Shown<'_, ()>,
+        shown: ShownReading<'_, ()>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
         let so_far = self.report(targets, reading, shown.at).so_far();

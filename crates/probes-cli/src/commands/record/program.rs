@@ -121,7 +121,7 @@ fn observed(
                 note_unknown_arguments(messages, &observer, args.recorded.calls());
             }
             let target = observer.target().clone();
-            let recorder = Recorder {
+            let recorder = ProgramRecorder {
                 recording: Recording::new(args, &output, (pid, target.program()), file),
                 args,
                 output: &output,
@@ -141,7 +141,7 @@ fn observed(
 }
 
 /// Records a program while another thread waits for it.
-struct Recorder<'r> {
+struct ProgramRecorder<'r> {
     recording: Recording<'r>,
     args: &'r Args,
     output: &'r Output,
@@ -153,7 +153,7 @@ struct Recorder<'r> {
     begun: Instant,
 }
 
-impl Recorder<'_> {
+impl ProgramRecorder<'_> {
     /// Whatever fails, what was recorded until then is written.
     fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
         let mut failures = Failed::default();

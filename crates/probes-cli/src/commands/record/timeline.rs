@@ -49,11 +49,11 @@ pub(super) struct Timeline {
     tracks: Vec<u64>,
     names: HashMap<String, NameId>,
     threads: HashMap<i32, ThreadTracks>,
-    stacks: HashMap<Stack, OpenCalls>,
+    stacks: HashMap<StackId, OpenCalls>,
     /// How many calls are open.
     open: usize,
     starts: HashMap<(i32, usize), OpenStarts>,
-    domains: HashMap<u32, Domain>,
+    domains: HashMap<u32, DomainTracks>,
     latest: u64,
     pub(super) counts: RecordCounts,
     /// The same words as in `counts`, by domain.
@@ -66,7 +66,7 @@ pub(super) struct Timeline {
 
 /// The stack that a call is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Stack {
+enum StackId {
     OfThread(i32),
     OfFiber(u64),
 }
@@ -100,7 +100,7 @@ struct OpenStarts {
     began: Vec<u64>,
 }
 
-struct Domain {
+struct DomainTracks {
     track: TrackId,
     open: Vec<&'static str>,
     counters: HashMap<&'static str, TrackId>,
@@ -263,7 +263,7 @@ impl Timeline {
     }
 
     /// Ends the calls of a stack at places below this one: they have gone.
-    fn leave_inner(&mut self, key: Stack, place: i64, time: u64) {
+    fn leave_inner(&mut self, key: StackId, place: i64, time: u64) {
         loop {
             let Some(stack) = self.stacks.get_mut(&key) else {
                 return;
@@ -289,17 +289,17 @@ impl Timeline {
     }
 
     /// Returns the stack that a call is on, which has a track.
-    fn stack(&mut self, event: &Event, frame: CallFrame) -> Stack {
+    fn stack(&mut self, event: &Event, frame: CallFrame) -> StackId {
         let thread = event.thread.unwrap_or(0);
         let key = match frame.fiber {
-            Some(fiber) => Stack::OfFiber(fiber),
-            None => Stack::OfThread(thread),
+            Some(fiber) => StackId::OfFiber(fiber),
+            None => StackId::OfThread(thread),
         };
         if !self.stacks.contains_key(&key) {
             self.forget_stacks();
             let (track, lane) = match key {
-                Stack::OfThread(_) => (self.thread(thread), None),
-                Stack::OfFiber(_) => {
+                StackId::OfThread(_) => (self.thread(thread), None),
+                StackId::OfFiber(_) => {
                     let (track, number) = self.lane(thread);
                     (track, Some((thread, number)))
                 }
@@ -343,7 +343,7 @@ impl Timeline {
     }
 
     /// Gives back the lane of a fiber without calls.
-    fn release_if_empty(&mut self, key: Stack) {
+    fn release_if_empty(&mut self, key: StackId) {
         let Some(stack) = self.stacks.get(&key) else {
             return;
         };
@@ -367,7 +367,7 @@ impl Timeline {
         if self.stacks.len() < MOST_STACKS / 2 {
             return;
         }
-        let mut used: Vec<(u64, Stack)> = self
+        let mut used: Vec<(u64, StackId)> = self
             .stacks
             .iter()
             .map(|(key, it)| (it.used, *key))
@@ -625,7 +625,7 @@ impl Timeline {
         }
         let of = TrackOf::Lane(TrackId::PROCESS);
         let track = self.track(&of, &format!("GC of domain {number}"));
-        let domain = Domain {
+        let domain = DomainTracks {
             track,
             open: Vec::new(),
             counters: HashMap::new(),

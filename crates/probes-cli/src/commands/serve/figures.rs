@@ -18,7 +18,7 @@ pub(super) struct Histogram {
 
 /// Times, and what is wrong with them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Timed {
+pub(super) struct TimedFigures {
     pub(super) times: Histogram,
     /// How many have begun and have not ended.
     pub(super) open: u64,
@@ -28,7 +28,7 @@ pub(super) struct Timed {
 
 /// What the collector has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Collector {
+pub(super) struct CollectorTotals {
     pub(super) pauses: Histogram,
     pub(super) allocated: u64,
     pub(super) promoted: u64,
@@ -42,13 +42,13 @@ pub(super) type FunctionKey = (String, String);
 
 /// All figures of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Figures {
+pub(super) struct ProcessFigures {
     /// Of each probe.
     pub(super) hits: BTreeMap<String, u64>,
     /// Of each pair, by the names of its ends.
-    pub(super) pairs: BTreeMap<(String, String), Timed>,
-    pub(super) calls: BTreeMap<FunctionKey, Timed>,
-    pub(super) collector: Option<Collector>,
+    pub(super) pairs: BTreeMap<(String, String), TimedFigures>,
+    pub(super) calls: BTreeMap<FunctionKey, TimedFigures>,
+    pub(super) collector: Option<CollectorTotals>,
 }
 
 /// What is wrong with times of pairs: the values of a label.
@@ -118,21 +118,21 @@ fn raise_all(values: &mut Vec<u64>, later: &[u64]) {
     }
 }
 
-impl Timed {
+impl TimedFigures {
     fn of(
         bounds: &[Duration],
         times: &Times,
         open: u64,
         problems: impl IntoIterator<Item = (&'static str, u64)>,
-    ) -> Timed {
-        Timed {
+    ) -> TimedFigures {
+        TimedFigures {
             times: Histogram::of(bounds, times.times(), times.count(), times.sum()),
             open,
             problems: problems.into_iter().collect(),
         }
     }
 
-    fn of_pair(bounds: &[Duration], pair: &Latency) -> Timed {
+    fn of_pair(bounds: &[Duration], pair: &Latency) -> TimedFigures {
         let problems = [
             pair.unmatched_stops(),
             pair.dropped(),
@@ -141,16 +141,16 @@ impl Timed {
             pair.untyped(),
         ];
         let problems = PAIR_PROBLEMS.into_iter().zip(problems);
-        Timed::of(bounds, pair, pair.unmatched_starts(), problems)
+        TimedFigures::of(bounds, pair, pair.unmatched_starts(), problems)
     }
 
-    fn of_calls(bounds: &[Duration], calls: &FunctionLatency) -> Timed {
+    fn of_calls(bounds: &[Duration], calls: &FunctionLatency) -> TimedFigures {
         let problems = [calls.unmatched_exits(), calls.lost(), calls.unwound()];
         let problems = CALL_PROBLEMS.into_iter().zip(problems);
-        Timed::of(bounds, calls, calls.running(), problems)
+        TimedFigures::of(bounds, calls, calls.running(), problems)
     }
 
-    fn raise_to(&mut self, later: Timed) {
+    fn raise_to(&mut self, later: TimedFigures) {
         self.times.raise_to(later.times);
         self.open = later.open;
         for (why, count) in later.problems {
@@ -159,7 +159,7 @@ impl Timed {
         }
     }
 
-    fn add(&mut self, other: &Timed) {
+    fn add(&mut self, other: &TimedFigures) {
         self.times.add(&other.times);
         self.open = self.open.saturating_add(other.open);
         for (why, count) in &other.problems {
@@ -169,13 +169,13 @@ impl Timed {
     }
 }
 
-impl Collector {
-    pub(super) fn of(bounds: &[Duration], pauses: &GcPauses) -> Collector {
+impl CollectorTotals {
+    pub(super) fn of(bounds: &[Duration], pauses: &GcPauses) -> CollectorTotals {
         let all = pauses.all();
-        let mut collector = Collector {
+        let mut collector = CollectorTotals {
             pauses: Histogram::of(bounds, all.times(), all.count(), all.total()),
             heap: pauses.heap(),
-            ..Collector::default()
+            ..CollectorTotals::default()
         };
         for (_, domain) in pauses.domains() {
             collector.allocated = collector.allocated.saturating_add(domain.allocated);
@@ -185,7 +185,7 @@ impl Collector {
         collector
     }
 
-    fn add(&mut self, other: &Collector) {
+    fn add(&mut self, other: &CollectorTotals) {
         self.pauses.add(&other.pauses);
         self.allocated = self.allocated.saturating_add(other.allocated);
         self.promoted = self.promoted.saturating_add(other.promoted);
@@ -194,15 +194,15 @@ impl Collector {
     }
 }
 
-impl Figures {
+impl ProcessFigures {
     /// The figures of what has been recorded. Functions that have one name in one file are one.
     pub(super) fn of(
         bounds: &[Duration],
         counts: &Counts,
         pairs: &[Latency],
         calls: &[FunctionLatency],
-    ) -> Figures {
-        let mut figures = Figures::default();
+    ) -> ProcessFigures {
+        let mut figures = ProcessFigures::default();
         for (name, hits) in counts.probes() {
             *figures.hits.entry(bounded(name)).or_default() += hits;
         }
@@ -213,13 +213,13 @@ impl Figures {
         for pair in pairs {
             let key = (bounded(pair.start()), bounded(pair.stop()));
             let all = figures.pairs.entry(key).or_default();
-            all.add(&Timed::of_pair(bounds, pair));
+            all.add(&TimedFigures::of_pair(bounds, pair));
         }
         for function in calls {
             let object = function.object().file_name().unwrap_or_default();
             let key = (bounded(function.name()), bounded(&object.to_string_lossy()));
             let all = figures.calls.entry(key).or_default();
-            all.add(&Timed::of_calls(bounds, function));
+            all.add(&TimedFigures::of_calls(bounds, function));
         }
         figures
     }
@@ -243,7 +243,7 @@ impl Figures {
     }
 
     /// Takes over what was read later of the same observation, except where it would be less.
-    pub(super) fn raise_to(&mut self, later: Figures) {
+    pub(super) fn raise_to(&mut self, later: ProcessFigures) {
         for (name, hits) in later.hits {
             let most = self.hits.entry(name).or_default();
             *most = (*most).max(hits);
@@ -260,7 +260,7 @@ impl Figures {
     }
 
     /// Adds the figures of another observation of the same process.
-    pub(super) fn add(&mut self, other: &Figures) {
+    pub(super) fn add(&mut self, other: &ProcessFigures) {
         for (name, hits) in &other.hits {
             let all = self.hits.entry(name.clone()).or_default();
             *all = all.saturating_add(*hits);
@@ -331,9 +331,9 @@ mod tests {
         let mut earlier = histogram(&[(1000, 5)]);
         earlier.raise_to(histogram(&[(1001, 6)]));
         assert_eq!((earlier.not_longer, earlier.count), (vec![5, 6, 6], 6));
-        let of = |hits| Figures {
+        let of = |hits| ProcessFigures {
             hits: BTreeMap::from([("a".to_owned(), hits)]),
-            ..Figures::default()
+            ..ProcessFigures::default()
         };
         let mut figures = of(7);
         figures.raise_to(of(3));
@@ -345,10 +345,10 @@ mod tests {
     #[test]
     fn same_rows_are_left_out_each_time() {
         let names = ["c", "a", "b"].map(|name| (name.to_owned(), 1));
-        let mut figures = Figures {
+        let mut figures = ProcessFigures {
             hits: BTreeMap::from(names),
-            pairs: BTreeMap::from([(("a".to_owned(), "b".to_owned()), Timed::default())]),
-            ..Figures::default()
+            pairs: BTreeMap::from([(("a".to_owned(), "b".to_owned()), TimedFigures::default())]),
+            ..ProcessFigures::default()
         };
         figures.keep_rows(3);
         assert_eq!((figures.hits.len(), figures.pairs.len()), (3, 0));

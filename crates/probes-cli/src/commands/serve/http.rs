@@ -61,7 +61,7 @@ pub(super) struct Server {
 
 /// How far a connection is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     /// Its request has not been read.
     Request,
     /// Its answer is being made.
@@ -79,11 +79,11 @@ struct Connection {
 }
 
 impl PhaseCell {
-    fn set(&self, phase: Phase) {
+    fn set(&self, phase: ConnectionPhase) {
         self.0.store(phase as u8, Ordering::Relaxed);
     }
 
-    fn is(&self, phase: Phase) -> bool {
+    fn is(&self, phase: ConnectionPhase) -> bool {
         self.0.load(Ordering::Relaxed) == phase as u8
     }
 }
@@ -119,7 +119,7 @@ impl Server {
             connections.retain(|it| !it.task.is_finished());
             if connections.len() >= MOST_CONNECTIONS {
                 self.figures.over_limit.fetch_add(1, Ordering::Relaxed);
-                let mut phases = [Phase::Request, Phase::Answer].into_iter();
+                let mut phases = [ConnectionPhase::Request, ConnectionPhase::Answer].into_iter();
                 let closed =
                     phases.find_map(|phase| connections.iter().position(|it| it.phase.is(phase)));
                 let Some(closed) = closed else {
@@ -183,9 +183,9 @@ impl Client {
         &self,
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, Infallible> {
-        self.phase.set(Phase::Waiting);
+        self.phase.set(ConnectionPhase::Waiting);
         let response = self.response(&request).await;
-        self.phase.set(Phase::Answer);
+        self.phase.set(ConnectionPhase::Answer);
         Ok(response)
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{GcPauses, Observation, Observer, Options, RuntimeEvents, Target};
 
-use super::figures::{Collector, Figures, value_of_state};
+use super::figures::{CollectorTotals, ProcessFigures, value_of_state};
 use crate::commands::closures::warn_of_refused_closures;
 use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::warn_of_still_mapped;
@@ -94,21 +94,21 @@ impl Observed {
     }
 
     /// Reads what it has recorded. Does not stop it.
-    pub(super) fn read(&mut self, bounds: &[Duration]) -> probes_lib::Result<Figures> {
-        let mut figures = Figures::default();
+    pub(super) fn read(&mut self, bounds: &[Duration]) -> probes_lib::Result<ProcessFigures> {
+        let mut figures = ProcessFigures::default();
         if let Some(observer) = &self.observer {
             let (counts, pairs) = (observer.counts()?, observer.latencies()?);
             let calls = observer.function_latencies()?;
-            figures = Figures::of(bounds, &counts, &pairs, &calls);
+            figures = ProcessFigures::of(bounds, &counts, &pairs, &calls);
         }
         figures.collector = self.collector_figures(bounds);
         Ok(figures)
     }
 
     /// What its collector has done, as far as it was read.
-    pub(super) fn collector_figures(&self, bounds: &[Duration]) -> Option<Collector> {
+    pub(super) fn collector_figures(&self, bounds: &[Duration]) -> Option<CollectorTotals> {
         let collector = self.collector.as_ref()?;
-        Some(Collector::of(bounds, &collector.pauses))
+        Some(CollectorTotals::of(bounds, &collector.pauses))
     }
 
     /// Reads its new runtime events, before they are overwritten.
@@ -136,7 +136,7 @@ impl Observed {
     }
 
     /// Reads the states of the probes that `figures` names, and what else is shown of it; warns of what makes figures wrong.
-    pub(super) fn details(&mut self, figures: &Figures, messages: &Messages) -> Details {
+    pub(super) fn details(&mut self, figures: &ProcessFigures, messages: &Messages) -> Details {
         let Some(observer) = &self.observer else {
             return Details::default();
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::exposition::{Exposition, Family, Labels, MetricKind, TextFormat};
-use super::figures::{CALL_PROBLEMS, Figures, PAIR_PROBLEMS, Timed};
+use super::figures::{CALL_PROBLEMS, PAIR_PROBLEMS, ProcessFigures, TimedFigures};
 
 /// One process as it is shown.
 #[derive(Debug, Default)]
@@ -13,7 +13,7 @@ pub(super) struct ShownProcess {
     pub(super) is_observed: bool,
     /// Why it is not, if it still runs.
     pub(super) refused: Option<String>,
-    pub(super) figures: Figures,
+    pub(super) figures: ProcessFigures,
     /// The value of each probe's state.
     pub(super) states: Vec<(String, &'static str)>,
     /// How long it was stopped, in all.
@@ -345,9 +345,9 @@ fn add_timed(
     [times, open, problems]: [&'static Family; 3],
     bounds: &[Duration],
     reasons: &[&'static str],
-    of: impl Fn(&ShownProcess) -> Vec<([(&'static str, String); 2], Timed)>,
+    of: impl Fn(&ShownProcess) -> Vec<([(&'static str, String); 2], TimedFigures)>,
 ) {
-    let timed: Vec<(Labels, Timed)> = each
+    let timed: Vec<(Labels, TimedFigures)> = each
         .iter()
         .flat_map(|(labels, process)| {
             of(process).into_iter().map(|([one, other], times)| {
@@ -357,7 +357,7 @@ fn add_timed(
         })
         .collect();
     let mut samples = page.family(times);
-    for (labels, Timed { times, .. }) in &timed {
+    for (labels, TimedFigures { times, .. }) in &timed {
         let buckets = bounds.iter().zip(&times.not_longer);
         samples.add_histogram(labels, buckets, times.count, times.sum);
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Error, RuntimeEvents};
 
-use super::figures::Figures;
+use super::figures::ProcessFigures;
 use super::observed::Observed;
 use super::page::ShownProcess;
 use super::scan::{Ended, name_of};
@@ -55,8 +55,8 @@ struct Process {
     /// Since when it is neither observed nor refused.
     gone_since: Option<Instant>,
     /// The figures of earlier observations, and those of this one.
-    earlier: Figures,
-    current: Figures,
+    earlier: ProcessFigures,
+    current: ProcessFigures,
     stopped: Duration,
     /// How many rows it may have; `None` until its first reading.
     most_rows: Option<usize>,
@@ -208,9 +208,9 @@ impl Processes {
     pub(super) fn begin_events(&mut self, pid: i32, events: RuntimeEvents) {
         if let Some(process) = self.each.get_mut(&pid) {
             if let Some(observed) = &mut process.observed {
-                let earlier = Figures {
+                let earlier = ProcessFigures {
                     collector: process.current.collector.take(),
-                    ..Figures::default()
+                    ..ProcessFigures::default()
                 };
                 process.earlier.add(&earlier);
                 observed.set_events(events);

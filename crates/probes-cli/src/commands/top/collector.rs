@@ -1,4 +1,4 @@
-//! [`Collector`]: what the garbage collector of OCaml 5 does from one redraw to the next, from runtime events that are on. `top` switches
+//! [`CollectorEvents`]: what the garbage collector of OCaml 5 does from one redraw to the next, from runtime events that are on. `top` switches
 //! none on.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use super::model::CollectorFigures;
 use crate::clock::nanoseconds;
 
 /// Reads the events of a process.
-pub(super) struct Collector {
+pub(super) struct CollectorEvents {
     events: RuntimeEvents,
     work: CollectorWork,
 }
@@ -34,31 +34,31 @@ struct CollectorWork {
 }
 
 /// Whether there is a collector to show.
-pub(super) enum Found {
-    Events(Box<Collector>),
+pub(super) enum FoundCollector {
+    Events(Box<CollectorEvents>),
     /// The runtime could write events.
     EventsAreOff,
     /// There are none, or they cannot be read.
     Nothing,
 }
 
-impl Collector {
+impl CollectorEvents {
     /// Opens the events of a process, from now on.
-    pub(super) fn find(target: &Target) -> Found {
+    pub(super) fn find(target: &Target) -> FoundCollector {
         match target.check_events() {
             Ok(true) => {}
-            Ok(false) => return Found::EventsAreOff,
-            Err(_) => return Found::Nothing,
+            Ok(false) => return FoundCollector::EventsAreOff,
+            Err(_) => return FoundCollector::Nothing,
         }
         let Ok(events) = RuntimeEvents::of_process(target.pid()) else {
-            return Found::Nothing;
+            return FoundCollector::Nothing;
         };
         let since = nanoseconds(ClockId::CLOCK_MONOTONIC);
         let work = CollectorWork {
             since,
             ..CollectorWork::default()
         };
-        Found::Events(Box::new(Collector { events, work }))
+        FoundCollector::Events(Box::new(CollectorEvents { events, work }))
     }
 
     /// Reads what was written since the last call.

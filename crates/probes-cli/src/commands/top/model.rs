@@ -51,12 +51,12 @@ pub(super) struct Model {
 struct Point {
     name: String,
     state: Option<State>,
-    function: Option<Function>,
+    function: Option<CountedFunction>,
 }
 
 /// A function that is counted.
 #[derive(Clone, Copy, Debug)]
-struct Function {
+struct CountedFunction {
     /// Among those that are counted.
     index: usize,
     address: LiveAddr,
@@ -66,7 +66,7 @@ struct Function {
 #[derive(Clone, Debug, Default)]
 struct Readings {
     /// In the order of `points`.
-    figures: Vec<Figures>,
+    figures: Vec<HitFigures>,
     /// Hits that are not counted because `-where` has no answer for them; `None` without it.
     untyped: Option<u64>,
     /// In the order in which the pairs were given.
@@ -108,7 +108,7 @@ pub(super) struct CollectorFigures {
 
 /// The figures of one probe or function.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Figures {
+pub(super) struct HitFigures {
     /// From the beginning.
     pub(super) hits: u64,
     /// Hits a second, since the sample before.
@@ -129,12 +129,12 @@ pub(super) enum Sort {
 
 /// A line of the table.
 #[derive(Debug)]
-pub(super) struct Row<'m> {
+pub(super) struct TableRow<'m> {
     pub(super) name: &'m str,
     pub(super) state: Option<State>,
     /// Where it is in the process, if it is a function.
     pub(super) function: Option<LiveAddr>,
-    pub(super) figures: &'m Figures,
+    pub(super) figures: &'m HitFigures,
     pub(super) is_selected: bool,
 }
 
@@ -167,13 +167,14 @@ impl Model {
         let probe_count = points.len();
         let functions = functions.into_iter().enumerate();
         points.extend(
-            functions
-                .map(|(index, (name, address))| point(name, Some(Function { index, address }))),
+            functions.map(|(index, (name, address))| {
+                point(name, Some(CountedFunction { index, address }))
+            }),
         );
         points.sort_by(|one, other| one.name.cmp(&other.name));
         let mut model = Model {
             now: Readings {
-                figures: vec![Figures::default(); points.len()],
+                figures: vec![HitFigures::default(); points.len()],
                 ..Readings::default()
             },
             points,
@@ -459,9 +460,9 @@ impl Model {
     }
 
     /// Some of the rows that are shown.
-    pub(super) fn rows(&self, from: usize, count: usize) -> impl Iterator<Item = Row<'_>> {
+    pub(super) fn rows(&self, from: usize, count: usize) -> impl Iterator<Item = TableRow<'_>> {
         let shown = self.shown.iter().skip(from).take(count);
-        shown.map(|&point| Row {
+        shown.map(|&point| TableRow {
             name: &self.points[point].name,
             state: self.points[point].state,
             function: self.points[point].function.map(|function| function.address),

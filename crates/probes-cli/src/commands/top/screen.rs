@@ -139,7 +139,7 @@ pub(super) fn draw(
     let [top, middle, below, bottom] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(Paragraph::new(title(program, model)), top);
     draw_table(frame, middle, program, model, scroll);
-    frame.render_widget(pairs::Pairs(model.times()), below);
+    frame.render_widget(pairs::PairsTable(model.times()), below);
     let lines = foot::cut(foot.lines, foot_height.into(), width.into());
     frame.render_widget(Paragraph::new(lines), bottom);
 }
@@ -160,7 +160,7 @@ pub(super) fn text(program: &ShownProgram, model: &Model, width: u16, height: u1
     let mut buffer = Buffer::empty(area);
     let [above, below] = Layout::vertical(heights.map(Constraint::Length)).areas(area);
     Widget::render(table(program, model, width, 0, shown), above, &mut buffer);
-    pairs::Pairs(model.times()).render(below, &mut buffer);
+    pairs::PairsTable(model.times()).render(below, &mut buffer);
     let title = title(program, model).lines.into_iter();
     let mut lines: Vec<String> = title.map(|line| line.to_string()).collect();
     lines.extend((0..above.height).map(|y| line(&buffer, y)));

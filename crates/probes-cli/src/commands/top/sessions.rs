@@ -10,7 +10,7 @@ use crate::commands::gaps::Gaps;
 
 /// The sessions of all processes.
 pub(super) struct Sessions<'t> {
-    each: Vec<One<'t>>,
+    each: Vec<ProcessSession<'t>>,
     /// Whether each process has rows of its own.
     by_pid: bool,
     begun: Instant,
@@ -19,7 +19,7 @@ pub(super) struct Sessions<'t> {
 }
 
 /// A process.
-struct One<'t> {
+struct ProcessSession<'t> {
     session: Session<'t>,
     /// What was read last.
     last: Option<Reading>,
@@ -30,7 +30,7 @@ struct One<'t> {
 }
 
 /// The figures of all processes from the beginning.
-pub(super) struct Sample {
+pub(super) struct TotalReading {
     probes: HashMap<String, u64>,
     /// In the order of [`Sessions::functions`].
     pub(super) functions: Vec<u64>,
@@ -42,7 +42,7 @@ pub(super) struct Sample {
     pub(super) at: Duration,
 }
 
-impl Sample {
+impl TotalReading {
     /// Returns the hits of the probe in a row.
     pub(super) fn hits(&self, row: &str) -> Option<u64> {
         self.probes.get(row).copied()
@@ -51,7 +51,7 @@ impl Sample {
 
 impl<'t> Sessions<'t> {
     pub(super) fn new(sessions: Vec<Session<'t>>, by_pid: bool) -> Sessions<'t> {
-        let each = sessions.into_iter().map(|session| One {
+        let each = sessions.into_iter().map(|session| ProcessSession {
             session,
             last: None,
             function_rows: Vec::new(),
@@ -122,7 +122,7 @@ impl<'t> Sessions<'t> {
     }
 
     /// Reads the figures so far; `None` if all processes have exited or executed new programs, or other tools have replaced this one.
-    pub(super) fn sample(&mut self) -> Option<Sample> {
+    pub(super) fn sample(&mut self) -> Option<TotalReading> {
         self.read();
         if self.each.iter().all(|one| one.has_ended) {
             return None;
@@ -131,8 +131,8 @@ impl<'t> Sessions<'t> {
     }
 
     /// Returns the figures that were read last.
-    fn sum(&self) -> Sample {
-        let mut sample = Sample {
+    fn sum(&self) -> TotalReading {
+        let mut sample = TotalReading {
             probes: HashMap::new(),
             functions: vec![0; self.functions.len()],
             untyped: None,

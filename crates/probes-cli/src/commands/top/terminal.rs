@@ -35,14 +35,14 @@ static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A terminal in raw mode, on its alternate screen, until this is dropped or the program panics.
 pub(super) struct Screen {
-    terminal: Terminal<CrosstermBackend<Output>>,
+    terminal: Terminal<CrosstermBackend<TerminalWriter>>,
 }
 
 impl Screen {
     /// Takes the terminal over. Once `interrupt` is readable, writes do not wait for the terminal any more.
     pub(super) fn take(interrupt: BorrowedFd<'_>) -> io::Result<Screen> {
         restore_on_panic();
-        let output = Output::open(Some(interrupt.try_clone_to_owned()?))?;
+        let output = TerminalWriter::open(Some(interrupt.try_clone_to_owned()?))?;
         take()?;
         let viewport = Viewport::Fixed(area()?);
         // A viewport that is fixed, because asking for the size again, as ratatui does otherwise, may
@@ -94,7 +94,7 @@ fn take() -> io::Result<()> {
     // If a step fails, those before it are undone.
     IS_TAKEN.store(true, Ordering::SeqCst);
     let taken = enable_raw_mode()
-        .and_then(|()| Output::open(None))
+        .and_then(|()| TerminalWriter::open(None))
         .and_then(|mut output| execute!(output, EnterAlternateScreen, Hide));
     taken.inspect_err(|_| {
         restore();
@@ -107,7 +107,7 @@ fn restore() -> bool {
     if !IS_TAKEN.swap(false, Ordering::SeqCst) {
         return true;
     }
-    let shown = Output::open(None)
+    let shown = TerminalWriter::open(None)
         .and_then(|mut output| execute!(output, ResetColor, LeaveAlternateScreen, Show));
     let raw_mode_disabled = disable_raw_mode();
     shown.is_ok() && raw_mode_disabled.is_ok()
@@ -115,7 +115,7 @@ fn restore() -> bool {
 
 /// Writes on a terminal that was restored.
 fn leave(text: &str) -> io::Result<()> {
-    let mut output = Output::open(None)?;
+    let mut output = TerminalWriter::open(None)?;
     output.write_all(text.as_bytes())?;
     output.flush()
 }
@@ -140,16 +140,16 @@ fn area() -> io::Result<Rect> {
 
 /// Writes to the terminal without waiting forever: a terminal whose window hangs, or on which
 /// Ctrl-S was pressed, would keep `top` from removing its observation.
-struct Output {
+struct TerminalWriter {
     file: File,
     /// Once this is readable, writes do not wait for the terminal any more.
     interrupt: Option<OwnedFd>,
     unwritten: Vec<u8>,
 }
 
-impl Output {
-    fn open(interrupt: Option<OwnedFd>) -> io::Result<Output> {
-        Ok(Output {
+impl TerminalWriter {
+    fn open(interrupt: Option<OwnedFd>) -> io::Result<TerminalWriter> {
+        Ok(TerminalWriter {
             file: open_terminal()?,
             interrupt,
             unwritten: Vec::new(),
@@ -188,7 +188,7 @@ impl Output {
     }
 }
 
-impl Write for Output {
+impl Write for TerminalWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.unwritten.extend_from_slice(bytes);
         Ok(bytes.len())

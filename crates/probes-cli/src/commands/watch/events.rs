@@ -6,7 +6,7 @@ use std::time::Duration;
 use probes_lib::{Glob, SelectedEntry};
 
 use super::Args;
-use crate::commands::event_reading::{EventReading, EventView, ReadingState};
+use crate::commands::event_reading::{EventConsumer, EventReading, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -40,7 +40,7 @@ struct WatchedEvents {
     lost: LostWords,
 }
 
-impl EventView for WatchedEvents {
+impl EventConsumer for WatchedEvents {
     fn add(&mut self, entry: &SelectedEntry<'_>) {
         match *entry {
             SelectedEntry::Event {

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use probes_lib::{Counts, LiveAddr};
 use serde::Serialize;
 
-use super::Row;
+use super::CountRow;
 use crate::output::function_sources::{FunctionSource, FunctionSources};
 use crate::output::paths::ShownPaths;
 use crate::output::refused::RefusedView;
@@ -18,7 +18,7 @@ use crate::text::{Escaped, TERMINAL_LINES};
 pub(super) struct CountedFunctions<'c> {
     /// Most hits first. Of many, those without hits are left out.
     #[serde(rename = "functions")]
-    pub(super) rows: Vec<Row<'c>>,
+    pub(super) rows: Vec<CountRow<'c>>,
     /// How many there are.
     functions_counted: usize,
     /// Those that cannot be counted.
@@ -45,7 +45,7 @@ impl<'c> CountedFunctions<'c> {
         if functions_counted == 0 && refused.is_empty() {
             return None;
         }
-        let row = |function: probes_lib::FunctionHits<'c>| Row {
+        let row = |function: probes_lib::FunctionHits<'c>| CountRow {
             name: function.name,
             hits: function.hits,
             rate: 0.0,

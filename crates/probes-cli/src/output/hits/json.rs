@@ -6,17 +6,17 @@ use probes_lib::{Event, EventKind, Value};
 use serde::{Serialize, Serializer};
 
 use super::values::float_in_ocaml;
-use super::{Location, Missing, argument_names};
+use super::{HitLocation, Missing, argument_names};
 use crate::failure::Failure;
 use crate::output::format::{VERSION, json};
-use crate::output::function_sources::CallView;
+use crate::output::function_sources::FirstCallView;
 use crate::output::stacks::FoundStack;
 
 /// The line of a hit, with the pid of its process if there are several.
 pub(super) fn hit(
     pid: Option<i32>,
     event: &Event,
-    location: &Location,
+    location: &HitLocation,
     stack: Option<&FoundStack>,
 ) -> Result<String, Failure> {
     let hit = HitFields::of(pid, event, location);
@@ -82,7 +82,7 @@ struct HitFields<'h> {
     line: Option<u32>,
     /// Of a function where that is all that is known of its source.
     #[serde(skip_serializing_if = "Option::is_none")]
-    first_call: Option<&'h CallView>,
+    first_call: Option<&'h FirstCallView>,
 }
 
 /// An argument, as an object whose key is its kind.
@@ -166,7 +166,7 @@ struct MissingLine {
 }
 
 impl<'h> HitFields<'h> {
-    fn of(pid: Option<i32>, event: &'h Event, location: &'h Location) -> HitFields<'h> {
+    fn of(pid: Option<i32>, event: &'h Event, location: &'h HitLocation) -> HitFields<'h> {
         HitFields {
             version: VERSION,
             pid,

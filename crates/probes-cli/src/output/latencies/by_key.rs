@@ -6,7 +6,7 @@ use std::time::Duration;
 use probes_lib::{KeyedTimes, Times};
 use serde::Serialize;
 
-use super::{Bucket, Summary, buckets, nanoseconds};
+use super::{LatencyBucket, Summary, buckets, nanoseconds};
 use crate::flags::CountedBy;
 use crate::output::function_sources::FunctionSources;
 use crate::output::keyed::KeyView;
@@ -20,9 +20,9 @@ pub(super) struct TimesByKey<'l> {
     by: Vec<&'l str>,
     keys: Vec<TimesOfKey<'l>>,
     /// Those of keys for which there was no room.
-    other: Figures,
+    other: KeyFigures,
     /// Those without a key.
-    untyped: Figures,
+    untyped: KeyFigures,
     #[serde(skip)]
     shown: usize,
 }
@@ -33,21 +33,21 @@ struct TimesOfKey<'l> {
     name: &'l str,
     key: Vec<KeyView<'l>>,
     #[serde(flatten)]
-    figures: Figures,
+    figures: KeyFigures,
 }
 
 #[derive(Debug, Serialize)]
-struct Figures {
+struct KeyFigures {
     #[serde(flatten)]
     summary: Summary,
     #[serde(rename = "sum_ns", serialize_with = "nanoseconds")]
     sum: Duration,
-    buckets: Vec<Bucket>,
+    buckets: Vec<LatencyBucket>,
 }
 
-impl Figures {
-    fn of(times: &Times) -> Figures {
-        Figures {
+impl KeyFigures {
+    fn of(times: &Times) -> KeyFigures {
+        KeyFigures {
             summary: Summary::of(times),
             sum: times.sum(),
             buckets: buckets(times.times()),
@@ -79,13 +79,13 @@ impl<'l> TimesByKey<'l> {
                 .iter()
                 .map(|it| KeyView::of(it, sources))
                 .collect(),
-            figures: Figures::of(&keyed.times),
+            figures: KeyFigures::of(&keyed.times),
         });
         TimesByKey {
             by: by.texts().collect(),
             keys: keys.collect(),
-            other: Figures::of(times.other()),
-            untyped: Figures::of(times.untyped()),
+            other: KeyFigures::of(times.other()),
+            untyped: KeyFigures::of(times.untyped()),
             shown: by.shown(),
         }
     }
@@ -107,7 +107,7 @@ impl<'l> TimesByKey<'l> {
     }
 
     /// The times that have no key of their own.
-    fn rest(&self) -> [(&Figures, &'static str); 2] {
+    fn rest(&self) -> [(&KeyFigures, &'static str); 2] {
         [(&self.other, "other"), (&self.untyped, "untyped")]
     }
 

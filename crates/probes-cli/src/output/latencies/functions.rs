@@ -7,7 +7,7 @@ use std::time::Duration;
 use probes_lib::{CallerLatency, FunctionLatency, LiveAddr, RefusedFunction};
 use serde::{Serialize, Serializer};
 
-use super::{Bucket, Subject, Summary, buckets, nanoseconds, with_unit};
+use super::{LatencyBucket, Summary, TimedSubject, buckets, nanoseconds, with_unit};
 use crate::output::function_sources::{CallSite, FunctionSources};
 use crate::output::refused::RefusedView;
 use crate::output::table;
@@ -16,10 +16,10 @@ use crate::text::{Escaped, TERMINAL_LINES};
 
 /// The functions that are timed.
 #[derive(Debug, Serialize)]
-pub(in crate::output) struct TimedFunctions<'l> {
+pub(in crate::output) struct TimedFunctionsView<'l> {
     /// Those with the most time first. Of many, those without calls are left out.
     #[serde(rename = "functions")]
-    rows: Vec<FunctionRow<'l>>,
+    rows: Vec<TimedFunctionRow<'l>>,
     /// How many there are.
     functions_timed: usize,
     /// Those that cannot be timed.
@@ -28,7 +28,7 @@ pub(in crate::output) struct TimedFunctions<'l> {
 
 /// The times of the calls of a function.
 #[derive(Debug, Serialize)]
-struct FunctionRow<'l> {
+struct TimedFunctionRow<'l> {
     /// If processes are distinguished.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
@@ -50,7 +50,7 @@ struct FunctionRow<'l> {
     #[serde(skip_serializing_if = "Option::is_none")]
     callers: Option<Vec<CallerRow>>,
     /// From the first to the last that is not empty.
-    buckets: Vec<Bucket>,
+    buckets: Vec<LatencyBucket>,
 }
 
 /// The calls that some code has made of a function.
@@ -98,27 +98,27 @@ enum StackKind {
     Fiber,
 }
 
-impl<'l> TimedFunctions<'l> {
+impl<'l> TimedFunctionsView<'l> {
     pub(super) fn of(
         functions: &'l [(Option<i32>, FunctionLatency)],
         are_together: bool,
         refused: &'l [RefusedFunction],
         sources: &FunctionSources,
-    ) -> TimedFunctions<'l> {
-        let rows = functions.iter().map(|(pid, function)| FunctionRow {
+    ) -> TimedFunctionsView<'l> {
+        let rows = functions.iter().map(|(pid, function)| TimedFunctionRow {
             pid: *pid,
             object: (!are_together).then(|| function.object().to_string_lossy()),
             address: (!are_together).then(|| function.address()),
-            ..FunctionRow::of(function, sources)
+            ..TimedFunctionRow::of(function, sources)
         });
-        let mut rows: Vec<FunctionRow<'l>> = rows.collect();
+        let mut rows: Vec<TimedFunctionRow<'l>> = rows.collect();
         // Stable: of equal ones the first by address.
         rows.sort_by_key(|row| std::cmp::Reverse((row.time(), row.unwound, row.running)));
         let functions_timed = rows.len();
         if functions_timed > TERMINAL_LINES {
-            rows.retain(FunctionRow::is_called);
+            rows.retain(TimedFunctionRow::is_called);
         }
-        TimedFunctions {
+        TimedFunctionsView {
             rows,
             functions_timed,
             refused: refused.iter().map(RefusedView::of).collect(),
@@ -141,7 +141,7 @@ impl<'l> TimedFunctions<'l> {
     /// The names of the functions of which calls were lost, how many calls were, and how many there were of these functions.
     pub(super) fn lost(&self) -> (Vec<&str>, u64, u64) {
         let rows = self.rows.iter().filter(|row| row.lost > 0);
-        let rows: Vec<&FunctionRow<'_>> = rows.collect();
+        let rows: Vec<&TimedFunctionRow<'_>> = rows.collect();
         let names = rows.iter().map(|row| row.name).collect();
         let lost = saturating_sum(rows.iter().map(|row| row.lost));
         let others = rows.iter();
@@ -205,7 +205,7 @@ impl<'l> TimedFunctions<'l> {
         if by_pid {
             head.insert(0, "pid");
         }
-        let other = |row: &FunctionRow<'_>, index: usize| row.others().nth(index).unwrap_or(0);
+        let other = |row: &TimedFunctionRow<'_>, index: usize| row.others().nth(index).unwrap_or(0);
         let is_shown = |index: usize| self.rows.iter().any(|row| other(row, index) > 0);
         let shown: Vec<usize> = (0..OTHERS.len()).filter(|index| is_shown(*index)).collect();
         head.extend(shown.iter().map(|index| OTHERS[*index]));
@@ -263,8 +263,8 @@ impl<'l> TimedFunctions<'l> {
         is_on(StackKind::Fiber) && is_on(StackKind::Thread)
     }
 
-    pub(super) fn subjects(&self) -> impl Iterator<Item = Subject<'_>> {
-        self.rows.iter().map(|row| Subject {
+    pub(super) fn subjects(&self) -> impl Iterator<Item = TimedSubject<'_>> {
+        self.rows.iter().map(|row| TimedSubject {
             title: match (row.pid, &row.own) {
                 (Some(pid), Some(_)) => format!("{pid} {}, self time", row.name),
                 (Some(pid), None) => format!("{pid} {}", row.name),
@@ -278,13 +278,13 @@ impl<'l> TimedFunctions<'l> {
     }
 }
 
-impl<'l> FunctionRow<'l> {
-    fn of(function: &'l FunctionLatency, sources: &FunctionSources) -> FunctionRow<'l> {
+impl<'l> TimedFunctionRow<'l> {
+    fn of(function: &'l FunctionLatency, sources: &FunctionSources) -> TimedFunctionRow<'l> {
         let callers = |callers: &[CallerLatency]| {
             let rows = callers.iter().map(|it| CallerRow::of(it, sources));
             rows.collect()
         };
-        FunctionRow {
+        TimedFunctionRow {
             pid: None,
             name: function.name(),
             object: Some(function.object().to_string_lossy()),

@@ -8,13 +8,13 @@ use probes_lib::WaitTimes;
 
 use super::super::latencies::with_unit;
 use super::super::table::table;
-use super::{Distribution, Function, ProfileBy, ProfileReport, Stack, Times};
+use super::{Distribution, FunctionTimes, ProfileBy, ProfileReport, StackTimes, TotalTimes};
 
 /// How many rows a table has.
 const FEW: usize = 30;
 
 /// What was added up for one key.
-struct Row<'r> {
+struct ProfileRow<'r> {
     name: String,
     seconds: f64,
     /// Also in what the function calls.
@@ -36,7 +36,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, stack: &Stack, is_innermost: bool) {
+    fn add(&mut self, stack: &StackTimes, is_innermost: bool) {
         self.total += stack.seconds;
         self.total_variance += stack.variance;
         if is_innermost {
@@ -64,7 +64,7 @@ impl Sums {
 }
 
 /// The times of each function, in itself and with what it calls; most time in itself first.
-pub(super) fn functions(stacks: &[Stack]) -> Vec<Function> {
+pub(super) fn functions(stacks: &[StackTimes]) -> Vec<FunctionTimes> {
     let mut sums: BTreeMap<&str, Sums> = BTreeMap::new();
     for stack in stacks {
         // A function that calls itself counts once.
@@ -75,9 +75,9 @@ pub(super) fn functions(stacks: &[Stack]) -> Vec<Function> {
             }
         }
     }
-    let mut functions: Vec<Function> = sums
+    let mut functions: Vec<FunctionTimes> = sums
         .into_iter()
-        .map(|(function, sums)| Function {
+        .map(|(function, sums)| FunctionTimes {
             function: function.to_owned(),
             self_seconds: sums.seconds,
             total_seconds: sums.total,
@@ -97,10 +97,10 @@ pub(super) fn functions(stacks: &[Stack]) -> Vec<Function> {
 
 impl ProfileReport {
     /// Calls `each` with the rows, most time first; the time in the function itself counts first.
-    fn with_rows<T>(&self, each: impl FnOnce(Vec<Row<'_>>) -> T) -> T {
-        let key: &dyn Fn(&Stack) -> String = match self.how.by {
+    fn with_rows<T>(&self, each: impl FnOnce(Vec<ProfileRow<'_>>) -> T) -> T {
+        let key: &dyn Fn(&StackTimes) -> String = match self.how.by {
             ProfileBy::Function => {
-                let rows = self.functions.iter().map(|it| Row {
+                let rows = self.functions.iter().map(|it| ProfileRow {
                     name: it.function.clone(),
                     seconds: it.self_seconds,
                     total: Some(it.total_seconds),
@@ -127,20 +127,20 @@ impl ProfileReport {
                 (name, sums, waits)
             })
             .collect();
-        let rows = sums.iter().map(|(name, sums, waits)| Row {
+        let rows = sums.iter().map(|(name, sums, waits)| ProfileRow {
             name: name.clone(),
             seconds: sums.seconds,
             total: None,
             error: sums.error(),
             waits: waits.as_ref(),
         });
-        let mut rows: Vec<Row<'_>> = rows.collect();
+        let mut rows: Vec<ProfileRow<'_>> = rows.collect();
         rows.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
         each(rows)
     }
 
     pub(super) fn plain(&self) -> String {
-        let or_not = |of: fn(&Times) -> f64| {
+        let or_not = |of: fn(&TotalTimes) -> f64| {
             let time = self.times.as_ref().map(of);
             time.map_or("-".to_owned(), |time| format!("{time:.3}"))
         };

@@ -47,12 +47,12 @@ pub(crate) struct EventCounts<'c> {
     at: Option<Duration>,
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
-    events: Vec<Row<'c>>,
+    events: Vec<EventRow<'c>>,
     lost: Vec<LostOfDomain>,
 }
 
 #[derive(Serialize)]
-struct Row<'c> {
+struct EventRow<'c> {
     group: &'static str,
     name: &'c str,
     hits: u64,
@@ -74,14 +74,14 @@ impl<'c> EventCounts<'c> {
         let of = |totals: &EventTotals, index: usize| totals.hits.get(index).copied().unwrap_or(0);
         let rows = names.iter().enumerate().map(|(index, name)| {
             let hits = of(totals, index).saturating_sub(of(before, index));
-            Row {
+            EventRow {
                 group: name.group.into(),
                 name: &name.name,
                 hits,
                 rate: hits as f64 / per_second,
             }
         });
-        let mut events: Vec<Row<'c>> = rows.collect();
+        let mut events: Vec<EventRow<'c>> = rows.collect();
         if events.len() > TERMINAL_LINES {
             events.retain(|it| it.hits > 0);
         }

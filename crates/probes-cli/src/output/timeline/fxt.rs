@@ -62,27 +62,27 @@ pub(super) struct Fxt {
 }
 
 /// A string in a record: the reference, and the words that follow if it is inline.
-struct Text<'t> {
+struct StringRef<'t> {
     reference: u64,
     inline: &'t [u8],
 }
 
-impl<'t> Text<'t> {
-    fn inline(text: &'t str) -> Text<'t> {
+impl<'t> StringRef<'t> {
+    fn inline(text: &'t str) -> StringRef<'t> {
         let mut len = text.len().min(LONGEST);
         while !text.is_char_boundary(len) {
             len -= 1;
         }
         // The reference 0 is the empty string.
         let reference = if len == 0 { 0 } else { INLINE | len as u64 };
-        Text {
+        StringRef {
             reference,
             inline: &text.as_bytes()[..len],
         }
     }
 
-    fn indexed(index: u64) -> Text<'static> {
-        Text {
+    fn indexed(index: u64) -> StringRef<'static> {
+        StringRef {
             reference: index,
             inline: b"",
         }
@@ -96,7 +96,7 @@ impl<'t> Text<'t> {
 
 /// Writes a record whose length is known only when it is complete: `header` is its header without the length.
 fn record(to: &mut Vec<u8>, header: u64, write: impl FnOnce(&mut Vec<u8>)) {
-    // A multiple of 8 bytes, as the lengths of all records are: `Text::write` relies on it.
+    // A multiple of 8 bytes, as the lengths of all records are: `StringRef::write` relies on it.
     let start = to.len();
     word(to, 0);
     write(to);
@@ -119,20 +119,20 @@ impl Fxt {
     }
 
     fn string(index: u64, text: &str, to: &mut Vec<u8>) {
-        let text = Text::inline(text);
+        let text = StringRef::inline(text);
         let header = STRING | index << 16 | (text.inline.len() as u64) << 32;
         record(to, header, |to| text.write(to));
     }
 
     fn object(&self, kind: u64, koid: u64, name: &str, to: &mut Vec<u8>) {
-        let name = Text::inline(name);
+        let name = StringRef::inline(name);
         let arguments = u64::from(kind == THREAD);
         let header = KERNEL_OBJECT | kind << 16 | name.reference << 24 | arguments << 40;
         record(to, header, |to| {
             word(to, koid);
             name.write(to);
             if kind == THREAD {
-                let key = Text::inline("process");
+                let key = StringRef::inline("process");
                 record(to, KOID | key.reference << 16, |to| {
                     key.write(to);
                     word(to, self.pid);
@@ -143,14 +143,14 @@ impl Fxt {
 }
 
 fn argument(argument: &Annotation, to: &mut Vec<u8>) {
-    let key = Text::inline(&argument.key);
+    let key = StringRef::inline(&argument.key);
     match &argument.value {
         AnnotationValue::Int(number) => record(to, INT_64 | key.reference << 16, |to| {
             key.write(to);
             word(to, *number as u64);
         }),
         AnnotationValue::Text(text) => {
-            let value = Text::inline(text);
+            let value = StringRef::inline(text);
             let header = TEXT | key.reference << 16 | value.reference << 32;
             record(to, header, |to| {
                 key.write(to);
@@ -164,7 +164,7 @@ impl Encoder for Fxt {
     fn begin(&mut self, to: &mut Vec<u8>) {
         word(to, MAGIC);
         // The provider: its number is 1.
-        let (kind, provider, name) = (1_u64, 1_u64, Text::inline("ocaml-probes"));
+        let (kind, provider, name) = (1_u64, 1_u64, StringRef::inline("ocaml-probes"));
         let len = name.inline.len() as u64;
         let header = METADATA | kind << 16 | provider << 20 | len << 52;
         record(to, header, |to| name.write(to));
@@ -211,14 +211,14 @@ impl Encoder for Fxt {
         let empty = (0, String::new());
         let (koid, counter) = self.tracks.get(event.track.0 as usize).unwrap_or(&empty);
         let name = |id: NameId| match id.0.checked_add(FIRST_NAME) {
-            Some(index @ ..=LAST_INDEX) => Text::indexed(index.into()),
-            _ => Text::inline(self.others.get(&id.0).map_or("", |it| it)),
+            Some(index @ ..=LAST_INDEX) => StringRef::indexed(index.into()),
+            _ => StringRef::inline(self.others.get(&id.0).map_or("", |it| it)),
         };
         let (kind, name) = match event.kind {
             TrackEventKind::Begin(id) => (DURATION_BEGIN, name(id)),
-            TrackEventKind::End => (DURATION_END, Text::indexed(0)),
+            TrackEventKind::End => (DURATION_END, StringRef::indexed(0)),
             TrackEventKind::Instant(id) => (INSTANT, name(id)),
-            TrackEventKind::Value(_) => (COUNTER, Text::inline(counter)),
+            TrackEventKind::Value(_) => (COUNTER, StringRef::inline(counter)),
         };
         let arguments = event.arguments.len().min(MOST_ARGUMENTS);
         let count = match event.kind {

@@ -40,8 +40,8 @@ fn type_text(model: &mut Model, text: &str) {
 #[test]
 fn rates_and_shares_are_of_the_last_interval() {
     let model = model();
-    let figures: Vec<&Figures> = model.rows(0, 3).map(|row| row.figures).collect();
-    let of = |hits, rate, share, history: [f64; 2]| Figures {
+    let figures: Vec<&HitFigures> = model.rows(0, 3).map(|row| row.figures).collect();
+    let of = |hits, rate, share, history: [f64; 2]| HitFigures {
         hits,
         rate,
         share,

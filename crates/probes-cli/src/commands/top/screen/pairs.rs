@@ -24,9 +24,9 @@ const COLUMNS: [(&str, u16, u16); 5] = [
 ];
 
 /// As many pairs as fit, below a line that is empty or says that times may be wrong.
-pub(super) struct Pairs<'m>(pub(super) &'m [PairLatency]);
+pub(super) struct PairsTable<'m>(pub(super) &'m [PairLatency]);
 
-impl Widget for Pairs<'_> {
+impl Widget for PairsTable<'_> {
     fn render(self, area: Rect, buffer: &mut Buffer) {
         let [above, area] =
             Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);

@@ -1,11 +1,11 @@
-//! [`Sample`]: some of the hits of a second, chosen at random.
+//! [`Reservoir`]: some of the hits of a second, chosen at random.
 
 use fastrand::Rng;
 
 /// At most `size` of the items that it is offered, each of them with the same chance, whenever it comes:
 /// those in a burst as those that come alone, the last as the first. (Vitter, "Random sampling with a
 /// reservoir", 1985, Algorithm R.)
-pub(super) struct Sample<T> {
+pub(super) struct Reservoir<T> {
     size: u64,
     offered: u64,
     /// With the number of each, because they are not in order.
@@ -13,9 +13,9 @@ pub(super) struct Sample<T> {
     random: Rng,
 }
 
-impl<T> Sample<T> {
-    pub(super) fn new(size: u64, random: Rng) -> Sample<T> {
-        Sample {
+impl<T> Reservoir<T> {
+    pub(super) fn new(size: u64, random: Rng) -> Reservoir<T> {
+        Reservoir {
             size,
             offered: 0,
             chosen: Vec::new(),
@@ -50,25 +50,25 @@ impl<T> Sample<T> {
 mod tests {
     use super::*;
 
-    fn sample(size: u64) -> Sample<u64> {
-        Sample::new(size, Rng::with_seed(7))
+    fn reservoir(size: u64) -> Reservoir<u64> {
+        Reservoir::new(size, Rng::with_seed(7))
     }
 
     #[test]
     fn all_are_chosen_if_they_fit() {
-        let mut sample = sample(3);
-        assert_eq!(sample.take(), (vec![], 0));
-        (0..3).for_each(|item| sample.offer(item));
-        assert_eq!(sample.take(), (vec![0, 1, 2], 0));
-        sample.offer(9);
-        assert_eq!(sample.take(), (vec![9], 0));
+        let mut reservoir = reservoir(3);
+        assert_eq!(reservoir.take(), (vec![], 0));
+        (0..3).for_each(|item| reservoir.offer(item));
+        assert_eq!(reservoir.take(), (vec![0, 1, 2], 0));
+        reservoir.offer(9);
+        assert_eq!(reservoir.take(), (vec![9], 0));
     }
 
     #[test]
     fn chosen_are_spread_and_in_order() {
-        let mut sample = sample(100);
-        (0..10_000).for_each(|item| sample.offer(item));
-        let (chosen, left_out) = sample.take();
+        let mut reservoir = reservoir(100);
+        (0..10_000).for_each(|item| reservoir.offer(item));
+        let (chosen, left_out) = reservoir.take();
         assert_eq!((chosen.len(), left_out), (100, 9_900));
         assert!(chosen.is_sorted());
         for tenth in 0..10 {
