@@ -3,6 +3,8 @@
 
 #[path = "json.rs"]
 mod json; // JSON output: its page and its schema
+#[path = "type_names.rs"]
+mod type_names;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
