@@ -797,7 +797,7 @@ mod tests {
     #[test]
     fn sources_say_what_is_decoded() {
         let decode = |source, size, is_float, value, header| {
-            let recorded = Recorded {
+            let recorded = RecordedArgument {
                 source,
                 size,
                 signed: false,

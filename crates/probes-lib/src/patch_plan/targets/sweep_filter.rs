@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_swept_for_many_functions_or_high_addresses() {
+    fn many_functions_or_high_addresses_need_full_sweeps() {
         let filter = |many: u64, start: u64| {
             let mut code = Code::default();
             code.add(FileAddr(start), vec![0x90; 0x1000], true);
