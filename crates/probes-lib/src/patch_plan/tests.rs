@@ -13,6 +13,7 @@ use crate::Functions;
 use crate::address::{LiveAddr, LoadBias};
 use jump::Jump;
 
+mod codes;
 mod few_functions;
 mod labels;
 mod sections;
