@@ -117,145 +117,215 @@ pub(super) fn emit_slow_path(
 /// continues, which directly follows the displacement of the counter, and the saved rcx and rdx in [`SAVED_IF_COUNTED`]; it
 /// restores all registers except rcx. If it `claims` no rows for threads, their hits are counted in shared rows.
 pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit> {
-    let mut a = CodeAssembler::new(64)?;
-    let pointers = CountPointers::of(arena);
-    let (rows, data) = (arena.rows(), arena.data());
-    let at_header = |offset| data.plus(rows.header() + offset);
-    let row_at = |offset: u64| LiveAddr(data.plus(offset).0.wrapping_sub(rows::ROW_BIAS));
-    let row_len = i32::try_from(rows.row_len()).map_err(|_| DoesNotFit)?;
-    let mut of_ocaml = a.create_label();
-    let mut of_thread = a.create_label();
-    let mut search = a.create_label();
-    let mut next = a.create_label();
-    let mut check = a.create_label();
-    let mut own = a.create_label();
-    let mut add_one = a.create_label();
-    let mut other = a.create_label();
-    let mut none_left = a.create_label();
-    let mut counted = a.create_label();
-    let mut marked = a.create_label();
-    a.jmp(of_thread)?;
-    a.set_label(&mut of_ocaml)?;
-    save_registers(&mut a)?;
-    a.add_instruction(Instruction::with2(
-        Code::Mov_rm64_imm32,
-        Register::RSI,
-        claim::OF_DOMAIN,
-    )?)?;
-    // The owner of a free claim is 0, so code whose r14 is 0 cannot own one.
-    a.test(r14, r14)?;
-    a.je(none_left)?;
-    a.mov(rdi, r14)?;
-    a.mov(r8d, r14d)?;
-    let has_domain = at_address(at_header(header::HAS_DOMAIN));
-    let mut take_row = Instruction::with2(Code::Bts_rm32_imm8, has_domain, 0)?;
-    take_row.set_has_lock_prefix(true);
-    a.add_instruction(take_row)?;
-    a.jc(search)?;
-    let first_domain = at_address(pointers.first_domain);
-    a.add_instruction(Instruction::with2(
-        Code::Mov_rm64_r64,
-        first_domain,
-        Register::R14,
-    )?)?;
-    address_of(&mut a, Register::RBX, row_at(rows.first_domain_row()))?;
-    a.jmp(add_one)?;
-
-    a.set_label(&mut of_thread)?;
-    save_registers(&mut a)?;
-    a.mov(rsi, rsp)?;
-    a.shr(rsi, STACK_PART_BITS)?;
-    a.mov(r8d, esi)?;
-    if claims {
-        a.rdfsbase(rdi)?;
-    } else {
-        a.jmp(none_left)?;
-    }
-    // The claims of the owner rdi with the stack part rsi are near that which r8d selects.
-    a.set_label(&mut search)?;
-    spread_of(&mut a, r8d, r8d, CLAIM_BITS)?;
-    a.shl(r8d, CLAIM_LEN_BITS)?;
-    add(&mut a, r8, pointers.claims)?;
-    a.xor(r9d, r9d)?;
-    a.set_label(&mut next)?;
-    // XOR visits all claims of the aligned group that contains the claim selected by the hash.
-    a.mov(rbx, r8)?;
-    a.xor(rbx, r9)?;
-    a.mov(rax, qword_ptr(rbx + claim::STACK_PART))?;
-    a.set_label(&mut check)?;
-    a.cmp(rax, rsi)?;
-    a.je(own)?;
-    a.test(rax, rax)?;
-    a.jne(other)?;
-    by_address(
-        &mut a,
-        Code::Mov_r32_rm32,
-        Register::ECX,
-        at_header(header::CLAIMED),
-    )?;
-    a.cmp(ecx, CLAIMED_ROWS as i32)?;
-    a.jae(none_left)?;
-    let in_progress = Instruction::with2(Code::Mov_rm64_imm32, Register::RCX, claim::IN_PROGRESS)?;
-    a.add_instruction(in_progress)?;
-    a.lock().cmpxchg(qword_ptr(rbx + claim::STACK_PART), rcx)?;
-    // Another thread was faster: rax is the stack part of its claim, or IN_PROGRESS.
-    a.jne(check)?;
-    a.mov(eax, 1)?;
-    address_of(&mut a, Register::RCX, at_header(header::CLAIMED))?;
-    a.lock().xadd(dword_ptr(rcx), eax)?;
-    a.imul_3(rcx, rax, row_len)?;
-    address_of(&mut a, Register::R9, row_at(rows.owned_row(0)))?;
-    a.add(rcx, r9)?;
-    a.cmp(eax, CLAIMED_ROWS as i32)?;
-    // Other threads have claimed the last rows meanwhile. This claim stays in progress, so that all pass over it.
-    a.jae(none_left)?;
-    a.mov(qword_ptr(rbx + claim::ROW), rcx)?;
-    a.mov(qword_ptr(rbx + claim::OWNER), rdi)?;
-    a.mov(qword_ptr(rbx + claim::STACK_PART), rsi)?;
-    a.set_label(&mut own)?;
-    a.cmp(qword_ptr(rbx + claim::OWNER), rdi)?;
-    a.jne(other)?;
-    a.mov(rbx, qword_ptr(rbx + claim::ROW))?;
-    a.set_label(&mut add_one)?;
-    a.movsxd(rcx, dword_ptr(rdx - 4))?;
-    a.inc(qword_ptr(rbx + rcx))?;
-    a.jmp(counted)?;
-    a.set_label(&mut other)?;
-    a.add(r9d, CLAIM_LEN as i32)?;
-    a.cmp(r9d, (CLAIM_LEN * CLAIMS_TRIED) as i32)?;
-    a.jb(next)?;
-    a.set_label(&mut none_left)?;
-    spread_of(&mut a, ebx, esi, SHARED_ROW_BITS)?;
-    address_of(&mut a, Register::RAX, at_header(header::USED))?;
-    a.cmp(byte_ptr(rax + rbx), 0)?;
-    a.jne(marked)?;
-    a.mov(byte_ptr(rax + rbx), 1)?;
-    a.set_label(&mut marked)?;
-    a.imul_3(rbx, rbx, row_len)?;
-    address_of(&mut a, Register::RAX, row_at(rows.shared_row(0)))?;
-    a.add(rax, rbx)?;
-    a.movsxd(rcx, dword_ptr(rdx - 4))?;
-    a.lock().inc(qword_ptr(rax + rcx))?;
-    a.set_label(&mut counted)?;
-    for (register, copy) in saved_by_routine() {
-        a.movq(register, copy)?;
-    }
-    a.mov(rcx, rdx)?;
-    for (register, copy) in SAVED_IF_COUNTED {
-        if register != rcx {
-            a.movq(register, copy)?;
-        }
-    }
-    a.jmp(rcx)?;
+    let mut routine = Routine::of(arena)?;
+    let mut of_ocaml = routine.a.create_label();
+    let mut of_thread = routine.a.create_label();
+    routine.a.jmp(of_thread)?;
+    routine.a.set_label(&mut of_ocaml)?;
+    routine.of_ocaml()?;
+    routine.a.set_label(&mut of_thread)?;
+    routine.of_thread(claims)?;
+    routine.find_claim()?;
+    routine.count_in_shared_row()?;
+    routine.resume()?;
     let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
-    let assembled = a.assemble_options(arena.routine().0, options)?;
-    let is_there = assembled.label_ip(&of_ocaml)? == pointers.of_ocaml.0;
+    let assembled = routine.a.assemble_options(arena.routine().0, options)?;
+    let is_there = assembled.label_ip(&of_ocaml)? == routine.pointers.of_ocaml.0;
     let mut code = assembled.inner.code_buffer;
     if code.len() as u64 > ROUTINE_LEN || !is_there {
         return Err(DoesNotFit);
     }
     code.resize(ROUTINE_LEN as usize, NOP);
     Ok(code)
+}
+
+/// The parts of the routine, which is assembled in `a`.
+struct Routine<'a> {
+    a: CodeAssembler,
+    arena: &'a Arena,
+    pointers: CountPointers,
+    row_len: i32,
+    /// Finds or makes a claim of the owner rdi with the stack part rsi, near the one that r8d selects.
+    find_claim: CodeLabel,
+    /// Adds one to the counter in the row at rbx.
+    add_one: CodeLabel,
+    /// Adds one to the counter in the shared row that esi selects: there is no claim.
+    no_claim: CodeLabel,
+    /// Returns to the trampoline.
+    counted: CodeLabel,
+}
+
+impl Routine<'_> {
+    fn of(arena: &Arena) -> Result<Routine<'_>, DoesNotFit> {
+        let mut a = CodeAssembler::new(64)?;
+        Ok(Routine {
+            arena,
+            pointers: CountPointers::of(arena),
+            row_len: i32::try_from(arena.rows().row_len()).map_err(|_| DoesNotFit)?,
+            find_claim: a.create_label(),
+            add_one: a.create_label(),
+            no_claim: a.create_label(),
+            counted: a.create_label(),
+            a,
+        })
+    }
+
+    /// Returns the address of a field of the header.
+    fn at_header(&self, field: u64) -> LiveAddr {
+        let rows = self.arena.rows();
+        self.arena.data().plus(rows.header() + field)
+    }
+
+    /// Returns the address of a row as claims have it.
+    fn row_at(&self, offset: u64) -> LiveAddr {
+        let row = self.arena.data().plus(offset);
+        LiveAddr(row.0.wrapping_sub(rows::ROW_BIAS))
+    }
+
+    /// Emits the entry for OCaml code: the owner is the domain. The first one has a row of its own, for which it makes no claim.
+    fn of_ocaml(&mut self) -> Result<(), IcedError> {
+        let has_domain = at_address(self.at_header(header::HAS_DOMAIN));
+        let first_row = self.row_at(self.arena.rows().first_domain_row());
+        let a = &mut self.a;
+        save_registers(a)?;
+        a.add_instruction(Instruction::with2(
+            Code::Mov_rm64_imm32,
+            Register::RSI,
+            claim::OF_DOMAIN,
+        )?)?;
+        // The owner of a free claim is 0, so code whose r14 is 0 cannot own one.
+        a.test(r14, r14)?;
+        a.je(self.no_claim)?;
+        a.mov(rdi, r14)?;
+        a.mov(r8d, r14d)?;
+        let mut take_row = Instruction::with2(Code::Bts_rm32_imm8, has_domain, 0)?;
+        take_row.set_has_lock_prefix(true);
+        a.add_instruction(take_row)?;
+        a.jc(self.find_claim)?;
+        let first_domain = at_address(self.pointers.first_domain);
+        a.add_instruction(Instruction::with2(
+            Code::Mov_rm64_r64,
+            first_domain,
+            Register::R14,
+        )?)?;
+        address_of(a, Register::RBX, first_row)?;
+        a.jmp(self.add_one)
+    }
+
+    /// Emits the entry for other code: the owner is the thread, if it `claims` rows.
+    fn of_thread(&mut self, claims: bool) -> Result<(), IcedError> {
+        let a = &mut self.a;
+        save_registers(a)?;
+        a.mov(rsi, rsp)?;
+        a.shr(rsi, STACK_PART_BITS)?;
+        a.mov(r8d, esi)?;
+        if claims {
+            a.rdfsbase(rdi)
+        } else {
+            a.jmp(self.no_claim)
+        }
+    }
+
+    /// Emits the code that finds or makes a claim, and counts the hit in its row. Without one, it goes on behind its end.
+    fn find_claim(&mut self) -> Result<(), IcedError> {
+        let claimed = self.at_header(header::CLAIMED);
+        let a = &mut self.a;
+        let (mut next, mut check) = (a.create_label(), a.create_label());
+        let (mut own, mut other) = (a.create_label(), a.create_label());
+        a.set_label(&mut self.find_claim)?;
+        spread_of(a, r8d, r8d, CLAIM_BITS)?;
+        a.shl(r8d, CLAIM_LEN_BITS)?;
+        add(a, r8, self.pointers.claims)?;
+        a.xor(r9d, r9d)?;
+        a.set_label(&mut next)?;
+        // XOR visits all claims of the aligned group that contains the claim selected by the hash.
+        a.mov(rbx, r8)?;
+        a.xor(rbx, r9)?;
+        a.mov(rax, qword_ptr(rbx + claim::STACK_PART))?;
+        a.set_label(&mut check)?;
+        a.cmp(rax, rsi)?;
+        a.je(own)?;
+        a.test(rax, rax)?;
+        a.jne(other)?;
+        by_address(a, Code::Mov_r32_rm32, Register::ECX, claimed)?;
+        a.cmp(ecx, CLAIMED_ROWS as i32)?;
+        a.jae(self.no_claim)?;
+        let in_progress =
+            Instruction::with2(Code::Mov_rm64_imm32, Register::RCX, claim::IN_PROGRESS)?;
+        a.add_instruction(in_progress)?;
+        a.lock().cmpxchg(qword_ptr(rbx + claim::STACK_PART), rcx)?;
+        // Another thread was faster: rax is the stack part of its claim, or IN_PROGRESS.
+        a.jne(check)?;
+        self.claim_row()?;
+        let a = &mut self.a;
+        a.set_label(&mut own)?;
+        a.cmp(qword_ptr(rbx + claim::OWNER), rdi)?;
+        a.jne(other)?;
+        a.mov(rbx, qword_ptr(rbx + claim::ROW))?;
+        a.set_label(&mut self.add_one)?;
+        a.movsxd(rcx, dword_ptr(rdx - 4))?;
+        a.inc(qword_ptr(rbx + rcx))?;
+        a.jmp(self.counted)?;
+        a.set_label(&mut other)?;
+        a.add(r9d, CLAIM_LEN as i32)?;
+        a.cmp(r9d, (CLAIM_LEN * CLAIMS_TRIED) as i32)?;
+        a.jb(next)
+    }
+
+    /// Emits the code that completes the claim at rbx, which is in progress, with the next row.
+    fn claim_row(&mut self) -> Result<(), IcedError> {
+        let claimed = self.at_header(header::CLAIMED);
+        let first_row = self.row_at(self.arena.rows().owned_row(0));
+        let a = &mut self.a;
+        a.mov(eax, 1)?;
+        address_of(a, Register::RCX, claimed)?;
+        a.lock().xadd(dword_ptr(rcx), eax)?;
+        a.imul_3(rcx, rax, self.row_len)?;
+        address_of(a, Register::R9, first_row)?;
+        a.add(rcx, r9)?;
+        a.cmp(eax, CLAIMED_ROWS as i32)?;
+        // Other threads have claimed the last rows meanwhile. This claim stays in progress, so that all pass over it.
+        a.jae(self.no_claim)?;
+        a.mov(qword_ptr(rbx + claim::ROW), rcx)?;
+        a.mov(qword_ptr(rbx + claim::OWNER), rdi)?;
+        a.mov(qword_ptr(rbx + claim::STACK_PART), rsi)
+    }
+
+    /// Emits the code that counts the hit in a shared row, and marks that as used.
+    fn count_in_shared_row(&mut self) -> Result<(), IcedError> {
+        let used = self.at_header(header::USED);
+        let first_row = self.row_at(self.arena.rows().shared_row(0));
+        let a = &mut self.a;
+        let mut marked = a.create_label();
+        a.set_label(&mut self.no_claim)?;
+        spread_of(a, ebx, esi, SHARED_ROW_BITS)?;
+        address_of(a, Register::RAX, used)?;
+        a.cmp(byte_ptr(rax + rbx), 0)?;
+        a.jne(marked)?;
+        a.mov(byte_ptr(rax + rbx), 1)?;
+        a.set_label(&mut marked)?;
+        a.imul_3(rbx, rbx, self.row_len)?;
+        address_of(a, Register::RAX, first_row)?;
+        a.add(rax, rbx)?;
+        a.movsxd(rcx, dword_ptr(rdx - 4))?;
+        a.lock().inc(qword_ptr(rax + rcx))
+    }
+
+    /// Emits the code that restores the registers and returns to the trampoline.
+    fn resume(&mut self) -> Result<(), IcedError> {
+        let a = &mut self.a;
+        a.set_label(&mut self.counted)?;
+        for (register, copy) in saved_by_routine() {
+            a.movq(register, copy)?;
+        }
+        a.mov(rcx, rdx)?;
+        for (register, copy) in SAVED_IF_COUNTED {
+            if register != rcx {
+                a.movq(register, copy)?;
+            }
+        }
+        a.jmp(rcx)
+    }
 }
 
 /// Saves the registers that the routine uses.
