@@ -18,16 +18,16 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Observation;
-use crate::address::{FileAddr, LiveAddr, LoadBias};
+use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
 use crate::error::{Effect, Error, Operation, Result, RuntimeEventsError};
 use crate::functions::Functions;
 use crate::memory::ReadMemory;
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
-use crate::observe::observation::CallOnce;
+use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::read::counts::Counts;
+use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
 use crate::runtime_events::ring_file::RingFile;
@@ -70,12 +70,17 @@ pub(crate) struct EventsSwitch {
     created: Option<RingFile>,
 }
 
-/// Where the runtime of a process has the functions and variables that a switch needs.
+/// Where the runtime of a process has the functions and variables that a switch needs: [`NAMES`].
 struct RuntimeSymbols {
-    /// In the order of [`NAMES`].
-    addresses: [LiveAddr; NAMES.len()],
-    /// How many bytes of `caml_runtime_events_start` are searched for a `ret`: its length, but at most [`MAX_START`].
+    poll: LiveAddr,
+    start: LiveAddr,
+    /// How many bytes of `start` are searched for a `ret`: its length, but at most [`MAX_START`].
     start_len: u64,
+    enabled: LiveAddr,
+    paused: LiveAddr,
+    metadata: LiveAddr,
+    path: LiveAddr,
+    ring_size: LiveAddr,
 }
 
 impl EventsSwitch {
@@ -87,83 +92,40 @@ impl EventsSwitch {
     pub(crate) fn of(target: &Target) -> Result<Option<EventsSwitch>> {
         let process = target.opened.process();
         let pid = target.pid();
-        let of = |kind: RuntimeEventsError| Err(Error::of_process(pid, kind));
-        let refused = |why: String| {
-            let error = Error::of_process(pid, RuntimeEventsError::CannotSwitchOn { why });
-            Err(error.with_effect_if_none(Effect::NothingChanged))
-        };
         let mapping = ring_mapping(process)?;
         let functions = Functions::to_select_of(pid)?;
-        let objects = || functions.objects().iter();
-        let symbols = objects().find_map(|it| RuntimeSymbols::of(it.elf(), it.load_bias()?));
+        let mut objects = functions.objects().iter();
+        let symbols = objects.find_map(|it| RuntimeSymbols::of(it.elf(), it.load_bias()?));
         let Some(symbols) = symbols else {
-            let has = |name| objects().any(|it| it.elf().data_symbol(name).is_some());
             return match mapping {
                 Some(_) => Ok(None),
-                None if has(OF_OCAML_5) => {
-                    refused("its runtime has not the symbols that this needs".to_owned())
-                }
-                None if has(OF_OCAML) => of(RuntimeEventsError::Ocaml4),
-                None => of(RuntimeEventsError::NoRuntime),
+                None => Err(without_symbols(pid, &functions)),
             };
         };
         // Of another version it is not known whether a minor collection is safe at the entry of `POLL`.
         known_version(process, &target.opened.maps()?)?;
         let memory = target.opened.unshadowed_memory_to_read()?;
-        let word = |at| read_word(pid, &memory, at);
-        let [before, callee, enabled, paused, metadata, path, words] = symbols.addresses;
-        let is_mapped = |at: u64| mapping.as_ref().is_some_and(|it| it.start.0 == at);
-        let (is_on, is_paused) = (word(enabled)?, word(paused)?);
-        let mut created = None;
-        let word = match (is_on, is_paused) {
-            (1, 0) => return Ok(None),
-            (1, 1) => ChangedWord {
-                at: paused,
-                change: WordChange::Clear,
-            },
-            (0, 0) if is_mapped(word(metadata)?) => ChangedWord {
-                at: enabled,
-                change: WordChange::Set,
-            },
-            (0, 0) => {
-                let path = read_path(pid, &memory, word(path)?)?;
-                // An `int`.
-                let words = word(words)? & u64::from(u32::MAX);
-                let filters = OwnFilters::of(process).has_any();
-                if filters.map_err(|source| process.exited_or(source))? {
-                    let why = "it has a seccomp filter of its own, which may not let it create their file";
-                    return refused(why.to_owned());
-                }
-                let file = RingFile::of(process, path.as_deref(), words);
-                match file.and_then(|file| file.refuse(process).map(|()| file)) {
-                    Ok(file) => created = Some(file),
-                    Err(why) => return refused(why),
-                }
-                ChangedWord {
-                    at: enabled,
-                    change: WordChange::ClearAtEnd,
-                }
-            }
-            _ => return refused("their state is none that is known".to_owned()),
+        let Some((word, created)) = symbols.change(target, &memory, mapping.as_ref())? else {
+            return Ok(None);
         };
         let Some(ret) = symbols.ret_of_start(pid, &memory)? else {
-            return refused("the code of its runtime is none that is known".to_owned());
+            let why = "the code of its runtime is none that is known";
+            return Err(cannot_switch_on(pid, why));
         };
         let status = process.status();
         let status = status.map_err(|source| process.exited_or(source))?;
-        let Ok(poll) = POLL.parse() else {
-            return refused(format!("{POLL} is no name"));
-        };
+        let poll = POLL.parse();
+        let poll = poll.map_err(|_| cannot_switch_on(pid, format!("{POLL} is no name")))?;
         Ok(Some(EventsSwitch {
             poll,
             once: CallOnce {
-                before,
-                callee,
+                before: symbols.poll,
+                callee: symbols.start,
                 ret,
                 pid: status.innermost,
                 word,
             },
-            enabled,
+            enabled: symbols.enabled,
             created,
         }))
     }
@@ -239,25 +201,94 @@ impl RuntimeSymbols {
             let [only] = found.as_slice() else {
                 return None;
             };
-            let at: FileAddr = only.address;
-            *address = bias.live(at);
+            *address = bias.live(only.address);
         }
-        let start_len = found[1][0].len.min(MAX_START);
+        let [poll, start, enabled, paused, metadata, path, ring_size] = addresses;
         Some(RuntimeSymbols {
-            addresses,
-            start_len,
+            poll,
+            start,
+            start_len: found[1][0].len.min(MAX_START),
+            enabled,
+            paused,
+            metadata,
+            path,
+            ring_size,
         })
+    }
+
+    /// Returns how the flags have to be changed, and the file that the process will create, if it will; `None` if events are on.
+    fn change(
+        &self,
+        target: &Target,
+        memory: &ProcessMemory,
+        mapping: Option<&Mapping>,
+    ) -> Result<Option<(ChangedWord, Option<RingFile>)>> {
+        let pid = target.pid();
+        let word = |at| read_word(pid, memory, at);
+        let is_mapped = |at: u64| mapping.is_some_and(|it| it.start.0 == at);
+        let change = |at, change| ChangedWord { at, change };
+        Ok(match (word(self.enabled)?, word(self.paused)?) {
+            (1, 0) => None,
+            (1, 1) => Some((change(self.paused, WordChange::Clear), None)),
+            (0, 0) if is_mapped(word(self.metadata)?) => {
+                Some((change(self.enabled, WordChange::Set), None))
+            }
+            (0, 0) => {
+                let file = self.file_to_create(target, memory)?;
+                Some((change(self.enabled, WordChange::ClearAtEnd), Some(file)))
+            }
+            _ => {
+                let why = "their state is none that is known";
+                return Err(cannot_switch_on(pid, why));
+            }
+        })
+    }
+
+    /// Returns the file that the process will create, if it can.
+    fn file_to_create(&self, target: &Target, memory: &ProcessMemory) -> Result<RingFile> {
+        let (process, pid) = (target.opened.process(), target.pid());
+        let path = read_path(pid, memory, read_word(pid, memory, self.path)?)?;
+        // An `int`.
+        let words = read_word(pid, memory, self.ring_size)? & u64::from(u32::MAX);
+        let filters = OwnFilters::of(process).has_any();
+        if filters.map_err(|source| process.exited_or(source))? {
+            let why = "it has a seccomp filter of its own, which may not let it create their file";
+            return Err(cannot_switch_on(pid, why));
+        }
+        let file = RingFile::of(process, path.as_deref(), words);
+        let file = file.and_then(|file| file.refuse(process).map(|()| file));
+        file.map_err(|why| cannot_switch_on(pid, why))
     }
 
     /// Returns where a `ret` is in the function that switches events on.
     fn ret_of_start(&self, pid: i32, memory: &ProcessMemory) -> Result<Option<LiveAddr>> {
-        let start = self.addresses[1];
         let mut code = vec![0; self.start_len as usize];
-        let read = memory.read(start, &mut code);
+        let read = memory.read(self.start, &mut code);
         read.map_err(|source| Error::of_call(pid, Operation::Read, source))?;
         let offset = code.iter().position(|&byte| byte == RET);
-        Ok(offset.map(|offset| start.plus(offset as u64)))
+        Ok(offset.map(|offset| self.start.plus(offset as u64)))
     }
+}
+
+/// Returns why events cannot be switched on in a process without the symbols that this needs, whose events are off.
+fn without_symbols(pid: i32, functions: &Functions) -> Error {
+    let has = |name| {
+        let mut objects = functions.objects().iter();
+        objects.any(|it| it.elf().data_symbol(name).is_some())
+    };
+    if has(OF_OCAML_5) {
+        cannot_switch_on(pid, "its runtime has not the symbols that this needs")
+    } else if has(OF_OCAML) {
+        Error::of_process(pid, RuntimeEventsError::Ocaml4)
+    } else {
+        Error::of_process(pid, RuntimeEventsError::NoRuntime)
+    }
+}
+
+fn cannot_switch_on(pid: i32, why: impl Into<String>) -> Error {
+    let why = why.into();
+    let error = Error::of_process(pid, RuntimeEventsError::CannotSwitchOn { why });
+    error.with_effect_if_none(Effect::NothingChanged)
 }
 
 fn read_word(pid: i32, memory: &ProcessMemory, at: LiveAddr) -> Result<u64> {
