@@ -2,12 +2,12 @@
 
 use std::ffi::OsString;
 use std::iter;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Activity, Profile, Profiler, RunningMethod, Target, WaitMethod};
+use probes_lib::{Activity, Profile, ProfiledStack, Profiler, RunningMethod, Target, WaitMethod};
 
 use super::failed::report_failures;
 use super::picture_file::PictureFile;
@@ -16,6 +16,7 @@ use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{Checked, DurationFlag, LookedAt, OutputFlags, ProcessOrProgram, positive};
+use crate::messages::Messages;
 use crate::output::{PictureKind, ProfileBy, ProfileOptions, ProfileReport, WarningKind};
 use crate::progress::{LongWork, Progress};
 use crate::signals::{TerminationSignals, WaitEnd};
@@ -198,10 +199,12 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
 
 fn title(args: &Args, pid: i32, program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    let what = match (args.on_cpu, args.off_cpu) {
-        (true, _) => "on the processor",
-        (_, true) => "off the processor",
-        _ => "all threads, on and off the processor",
+    let what = if args.on_cpu {
+        "on the processor"
+    } else if args.off_cpu {
+        "off the processor"
+    } else {
+        "all threads, on and off the processor"
     };
     format!("{name}, process {pid}: {what}")
 }
@@ -280,12 +283,8 @@ fn line(elapsed: Duration, all: Option<Duration>, samples: u64) -> String {
 }
 
 /// Says what may mislead.
-fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], output: &Output) {
-    let messages = output.messages;
-    let time_of = |is_so: &dyn Fn(&probes_lib::ProfiledStack) -> bool| -> Duration {
-        let stacks = profile.stacks.iter();
-        stacks.filter(|it| is_so(it)).map(|it| it.time).sum()
-    };
+fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output) {
+    let messages = &output.messages;
     if let Some(why) = &profile.not_stopped {
         let text = format!(
             "the process could not be stopped, so that it is not known where it ran: {why}"
@@ -295,44 +294,73 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], outpu
             &text,
             "end what traces it, or use -off-cpu",
         );
+    } else if !args.off_cpu {
+        warn_of_unknown_places(args.hz, profile, messages);
     }
+    if !args.off_cpu {
+        warn_of_busy_processors(profile, messages);
+    }
+    if let WaitMethod::Recorded { lost: 1.. } = profile.waits {
+        messages.warning(
+            WarningKind::LostSwitches,
+            "the kernel has lost records of switches and samples: some times are missing, or too long",
+            "give the tool a processor that is less busy, such as by taskset or nice",
+        );
+    }
+    warn_of_cut_stacks(profile, unreadable, messages);
+    if profile.stops > 0 {
+        let mean = profile.stopped.as_micros() / u128::from(profile.stops);
+        messages.note(&format!("stopped {} times, {mean} us each", profile.stops));
+    }
+}
+
+/// How long threads had the stacks that `is_meant` selects.
+fn time_of(profile: &Profile, is_meant: impl Fn(&ProfiledStack) -> bool) -> Duration {
+    let stacks = profile.stacks.iter();
+    stacks.filter(|it| is_meant(it)).map(|it| it.time).sum()
+}
+
+/// Warns if it is not known where threads ran for a time, of which `hz` samples a second were to be taken.
+fn warn_of_unknown_places(hz: u32, profile: &Profile, messages: &Messages) {
     let times = profile.times.unwrap_or_default();
-    let is_running = |it: &probes_lib::ProfiledStack| it.activity == Activity::Running;
-    let unread = time_of(&|it| is_running(it) && it.end.is_none());
-    let unsampled = times.running.saturating_sub(time_of(&is_running));
-    let of_few_samples = Duration::from_secs(1) * FEW_SAMPLES / args.hz;
+    let is_running = |it: &ProfiledStack| it.activity == Activity::Running;
+    let unread = time_of(profile, |it| is_running(it) && it.end.is_none());
+    let unsampled = times.running.saturating_sub(time_of(profile, is_running));
+    let of_few_samples = Duration::from_secs(1) * FEW_SAMPLES / hz;
     let is_missing = unsampled * UNREAD > times.running && unsampled > of_few_samples;
-    let unknown = match profile.running {
-        _ if args.off_cpu || profile.not_stopped.is_some() => None,
-        RunningMethod::NotRead if !unread.is_zero() => Some((
+    let (time, why, hint) = match profile.running {
+        RunningMethod::NotRead if !unread.is_zero() => (
             unread,
             "-live stops nothing",
             "without -live, they are stopped for some 50 us",
-        )),
-        RunningMethod::ByKernel { in_kernel: true } if is_missing => Some((
+        ),
+        RunningMethod::ByKernel { in_kernel: true } if is_missing => (
             unsampled,
             "threads ran too briefly to be sampled, or samples were lost",
             "-hz 997 takes more samples",
-        )),
-        RunningMethod::ByKernel { in_kernel: false } if is_missing => Some((
+        ),
+        RunningMethod::ByKernel { in_kernel: false } if is_missing => (
             unsampled,
             "they were in the kernel, of which this user may have no samples, or ran too briefly for one",
             "as root, or with kernel.perf_event_paranoid of 1 or less, the kernel is sampled, too",
-        )),
-        RunningMethod::Stopped if unread * UNREAD > times.running => Some((
+        ),
+        RunningMethod::Stopped if unread * UNREAD > times.running => (
             unread,
             "the threads waited again before they could be stopped",
             "-live shows at least their innermost functions, where the kernel permits samples",
-        )),
-        _ => None,
+        ),
+        _ => return,
     };
-    if let Some((time, why, hint)) = unknown {
-        let seconds = time.as_secs_f64();
-        let text = format!("where threads ran for {seconds:.1} s is not known: {why}");
-        messages.warning(WarningKind::UnreadStacks, &text, hint);
-    }
+    let seconds = time.as_secs_f64();
+    let text = format!("where threads ran for {seconds:.1} s is not known: {why}");
+    messages.warning(WarningKind::UnreadStacks, &text, hint);
+}
+
+/// Warns if threads waited for a processor so long that this distorts the samples of those that ran.
+fn warn_of_busy_processors(profile: &Profile, messages: &Messages) {
+    let times = profile.times.unwrap_or_default();
     let is_sampled = matches!(profile.waits, WaitMethod::Sampled { .. });
-    if is_sampled && !args.off_cpu && times.runnable * BUSY > times.running {
+    if is_sampled && times.runnable * BUSY > times.running {
         let (runnable, running) = (times.runnable.as_secs_f64(), times.running.as_secs_f64());
         messages.warning(
             WarningKind::ProcessorsBusy,
@@ -343,36 +371,30 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[std::path::PathBuf], outpu
             "profile while less else runs, or compare the functions of OCaml with each other alone",
         );
     }
-    if let WaitMethod::Recorded { lost: 1.. } = profile.waits {
-        messages.warning(
-            WarningKind::LostSwitches,
-            "the kernel has lost records of switches and samples: some times are missing, or too long",
-            "give the tool a processor that is less busy, such as by taskset or nice",
-        );
+}
+
+/// Warns of stacks that are cut or guessed, and of the files that could not be read.
+fn warn_of_cut_stacks(profile: &Profile, unreadable: &[PathBuf], messages: &Messages) {
+    let cut = time_of(profile, |it| it.end.is_some() && !it.is_complete());
+    if cut.is_zero() {
+        return;
     }
-    let cut = time_of(&|it| it.end.is_some() && !it.is_complete());
-    if !cut.is_zero() {
-        let all = time_of(&|it| it.end.is_some()).as_secs_f64();
-        let share = 100.0 * cut.as_secs_f64() / all.max(1e-9);
-        let files = match unreadable {
-            [] => String::new(),
-            paths => {
-                let paths: Vec<String> = paths.iter().map(|it| it.display().to_string()).collect();
-                format!(
-                    "; {} could not be read: {}",
-                    number_of(paths.len(), "file"),
-                    paths.join(", ")
-                )
-            }
-        };
-        messages.warning(
-            WarningKind::CutStacks,
-            &format!("{share:.1} % of the time is of stacks that are cut or guessed{files}"),
-            "`ocaml-probes stack` shows why",
-        );
-    }
-    if profile.stops > 0 {
-        let mean = profile.stopped.as_micros() / u128::from(profile.stops);
-        messages.note(&format!("stopped {} times, {mean} us each", profile.stops));
-    }
+    let all = time_of(profile, |it| it.end.is_some()).as_secs_f64();
+    let share = 100.0 * cut.as_secs_f64() / all.max(1e-9);
+    let files = match unreadable {
+        [] => String::new(),
+        paths => {
+            let paths: Vec<String> = paths.iter().map(|it| it.display().to_string()).collect();
+            format!(
+                "; {} could not be read: {}",
+                number_of(paths.len(), "file"),
+                paths.join(", ")
+            )
+        }
+    };
+    messages.warning(
+        WarningKind::CutStacks,
+        &format!("{share:.1} % of the time is of stacks that are cut or guessed{files}"),
+        "`ocaml-probes stack` shows why",
+    );
 }
