@@ -244,11 +244,13 @@ impl Profiler {
             in_kernel: false,
             ..samples
         };
-        let best = match (self.is_live, self.stacks.has_fibers()) {
-            (false, true) => &[][..],
+        let best = if self.is_live {
+            &[samples, without_kernel][..]
+        } else if self.stacks.has_fibers() {
+            &[][..]
+        } else {
             // Stops show what threads do that are in the kernel.
-            (false, false) => &[samples][..],
-            (true, _) => &[samples, without_kernel][..],
+            &[samples][..]
         };
         for samples in best {
             if let Ok(recorded) = SwitchRecorder::of_process(process, Some(*samples)) {

@@ -195,9 +195,10 @@ impl Unwinder {
         let mut switches = fibers::StackSwitches::beginning_at(top);
         while stack.frames.len() < MOST_FRAMES {
             let address = LiveAddr(registers.ip);
-            let within = match is_exact {
-                true => address,
-                false => LiveAddr(registers.ip.wrapping_sub(1)),
+            let within = if is_exact {
+                address
+            } else {
+                LiveAddr(registers.ip.wrapping_sub(1))
             };
             stack.frames.push(RawFrame { address, within });
             if is_exact && stack.frames.len() == 1 {

@@ -155,9 +155,10 @@ impl WatchedWords {
         name: &str,
         is_ocaml: bool,
     ) -> (Scope, Vec<ArgumentSource>) {
-        let result = match is_ocaml {
-            true => ParameterKind::Value,
-            false => ParameterKind::Word,
+        let result = if is_ocaml {
+            ParameterKind::Value
+        } else {
+            ParameterKind::Word
         };
         let scope = Scope::of_exits(format!("function {name}"), name, result);
         (self.limited(scope), vec![ArgumentSource::RESULT])
@@ -180,17 +181,21 @@ impl WatchedWords {
             self.other_arguments.get(&address)
         };
         // OxCaml has functions whose results are no values.
-        let result = match (self.may_ask_kernel, is_ocaml) {
-            (false, _) => Words::Numbers,
-            (true, true) => Words::MaybeValues,
-            (true, false) => Words::Text,
+        let result = if !self.may_ask_kernel {
+            Words::Numbers
+        } else if is_ocaml {
+            Words::MaybeValues
+        } else {
+            Words::Text
         };
         let are_values = is_ocaml && known.is_some();
         let usdt = place.selected_by.is_usdt().then(|| of_usdt(place));
-        let words = match (self.may_ask_kernel, are_values) {
-            (true, _) if usdt.is_some() => Words::Text,
-            (_, true) => Words::Values,
-            _ => result,
+        let words = if usdt.is_some() && self.may_ask_kernel {
+            Words::Text
+        } else if are_values {
+            Words::Values
+        } else {
+            result
         };
         let arguments = known.copied().unwrap_or(self.unknown_arguments);
         Watching {

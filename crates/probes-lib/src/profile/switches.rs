@@ -87,9 +87,10 @@ impl SwitchRecorder {
             let events = known.len().saturating_mul(processors.len());
             refuse_too_many(events)?;
             for tid in new {
-                let is_there = match switches.rings.is_empty() {
-                    true => switches.open_first(tid, &processors)?,
-                    false => switches.open(tid)?,
+                let is_there = if switches.rings.is_empty() {
+                    switches.open_first(tid, &processors)?
+                } else {
+                    switches.open(tid)?
                 };
                 if is_there {
                     begun.push(tid);
@@ -228,9 +229,10 @@ impl SwitchRecorder {
     /// all: not those of the last 500 µs when more are to come.
     pub(super) fn read(&mut self, is_last: bool) -> (Vec<PerfRecord>, Duration) {
         let now = monotonic_now();
-        let until = match is_last {
-            true => Duration::MAX,
-            false => now.saturating_sub(LATE),
+        let until = if is_last {
+            Duration::MAX
+        } else {
+            now.saturating_sub(LATE)
         };
         let since = now.saturating_sub(self.read_at);
         (self.read_at, self.fills_up_in) = (now, Duration::MAX);

@@ -49,11 +49,12 @@ pub(super) fn step(
         caller.set(register, frame.registers.get(register));
     }
     for (register, saved) in &rule.registers {
+        // What lies below the stack pointer was restored already.
         let is_popped = saved.is_below(cfa, stack_pointer, MOST_POPPED);
-        let value = match is_popped {
-            // What lies below the stack pointer was restored already.
-            true => frame.registers.get(*register),
-            false => frame.saved(saved, cfa).unwrap_or(None),
+        let value = if is_popped {
+            frame.registers.get(*register)
+        } else {
+            frame.saved(saved, cfa).unwrap_or(None)
         };
         caller.set(*register, value);
     }

@@ -337,11 +337,13 @@ impl RawCall {
     fn resolve(&self, data: &[u8], is_of_ocaml_5: bool) -> Option<CallSite> {
         let Location { offset, words } = self.location;
         let info = offset.checked_add((words[0] & 0x03ff_fffc) as usize)?;
-        let (name, line) = match (is_of_ocaml_5, self.location.is_partly_packed()) {
-            (false, _) => (info + 4, words[1] >> 12),
-            (true, false) => (info + 4, words[1] >> 19),
+        let (name, line) = if !is_of_ocaml_5 {
+            (info + 4, words[1] >> 12)
+        } else if self.location.is_partly_packed() {
             // The columns, 8 bytes, come before the name.
-            (true, true) => (info + 12, words[1] >> 12 & 0x7_ffff),
+            (info + 12, words[1] >> 12 & 0x7_ffff)
+        } else {
+            (info + 4, words[1] >> 19)
         };
         let distance = u32_at(data, info)? as i32;
         let file = info.checked_add_signed(distance as isize)?;

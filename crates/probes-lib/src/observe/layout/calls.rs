@@ -170,10 +170,12 @@ impl CallsLayout {
 
     /// Returns the binary logarithm of the bytes of a call.
     pub(crate) fn call_len_bits(self) -> u32 {
-        match (self.of_self, self.keeps_arguments) {
-            (false, false) => 5,
-            (true, false) => 6,
-            (_, true) => 7,
+        if self.keeps_arguments {
+            7
+        } else if self.of_self {
+            6
+        } else {
+            5
         }
     }
 

@@ -97,10 +97,12 @@ pub(super) fn code(
     let is_entry = what == CallEnd::Entry;
     let may_use_mmx = is_entry && mmx_is_free || role.is_ocaml;
     let asks = is_entry && (filter.is_some() || keys.is_some());
-    let place = match (may_use_mmx, asks) {
-        (true, true) => SaveArea::Mmx,
-        (true, false) => SaveArea::StackOrMmx,
-        (false, _) => SaveArea::StackOrLock,
+    let place = if !may_use_mmx {
+        SaveArea::StackOrLock
+    } else if asks {
+        SaveArea::Mmx
+    } else {
+        SaveArea::StackOrMmx
     };
     let used = match role.stack {
         _ if asks => SAVED_IF_TIMED.len(),

@@ -96,10 +96,12 @@ fn name(pair: &PairLatency, width: usize) -> String {
     let whole = |name: &str| Line::from(clipped(name, room)).width();
     let (start, stop) = (whole(&pair.start), whole(&pair.stop));
     let half = room / 2;
-    let for_start = match (start <= half, stop <= half) {
-        (true, _) => start,
-        (false, true) => room - stop,
-        (false, false) => half,
+    let for_start = if start <= half {
+        start
+    } else if stop <= half {
+        room - stop
+    } else {
+        half
     };
     let start = clipped(&pair.start, for_start);
     let stop = clipped(&pair.stop, room - for_start);
