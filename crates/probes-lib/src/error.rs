@@ -8,6 +8,7 @@ mod memory;
 mod observe;
 mod probe;
 mod process;
+mod refusal;
 mod runtime_events;
 mod subject;
 mod system;
@@ -29,6 +30,7 @@ pub use observe::{
 };
 pub use probe::ProbeError;
 pub use process::{Denial, ProcessError};
+pub use refusal::Refusal;
 pub use runtime_events::RuntimeEventsError;
 pub use subject::Subject;
 pub use system::{Operation, SystemError};

@@ -12,6 +12,7 @@ use crate::elf::mangling::demangle;
 use crate::elf::source::SourceMap;
 use crate::elf::usdt::{UsdtSite, UsdtSites, is_foreign, usdt_sites};
 use crate::error::{Error, ErrorKind, FunctionError, Result};
+use crate::near::{near_functions, near_names};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
 use crate::process::code_files::{
     CodeFile, CodeFiles, CodeKind, EachFile, MappedCode, library_count,
@@ -19,7 +20,6 @@ use crate::process::code_files::{
 use crate::process::object::UnreadableObject;
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::select::glob::Glob;
-use crate::select::near::{near_functions, near_names};
 
 /// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4 (runtime/domain.c).
 const DOMAIN_OF_OCAML_5: &str = "caml_init_domains";

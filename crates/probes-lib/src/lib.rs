@@ -78,6 +78,7 @@ mod inject;
 mod job;
 mod launch;
 mod memory;
+mod near;
 mod observe;
 mod observer;
 mod patch_plan;
@@ -173,10 +174,10 @@ pub use profile::{
 };
 
 // Patches: where a jump to a trampoline can be put in any code.
+pub use error::Refusal;
 pub use patch_plan::code::Code;
 pub use patch_plan::displaced::{DisplacedCopy, DisplacedExit};
 pub use patch_plan::jump::Jump;
-pub use patch_plan::refusal::Refusal;
 pub use patch_plan::site::PatchSite;
 pub use patch_plan::{ExitPlan, FunctionPlan, PatchPlanner};
 

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::Functions;
 use crate::error::{
     Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProbeError, ProcessError,
     Result,
 };
 use crate::events_switch::EventsSwitch;
+use crate::functions::Functions;
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::forked::ForkCheck;
 use crate::observe::functions::ObservedFunctions;

@@ -27,7 +27,6 @@ mod object;
 mod padding;
 mod parts;
 mod place;
-pub(crate) mod refusal;
 pub(crate) mod site;
 mod tables;
 mod targets;
@@ -37,10 +36,10 @@ use std::borrow::Cow;
 use iced_x86::{Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
+use crate::error::Refusal;
 use code::{Body, Code, is_straight};
 use exits::Exits;
 use place::Swept;
-use refusal::Refusal;
 use site::PatchSite;
 
 /// Plans patches of the code of one object. It changes nothing, and knows no process.

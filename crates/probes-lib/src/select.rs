@@ -3,7 +3,6 @@
 
 pub(crate) mod function;
 pub(crate) mod glob;
-pub(crate) mod near;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,9 +12,9 @@ use regex::Regex;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, ProbeError, Result};
+use crate::near::near_names;
 use crate::process::object::UnreadableObject;
 use crate::process::program::{ProbeId, Program};
-use crate::select::near::near_names;
 
 /// What to do with a probe. Its counter says how many tools have enabled it, so that tools can
 /// share the probe.

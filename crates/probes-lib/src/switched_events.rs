@@ -4,9 +4,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::Observation;
 use crate::error::{Error, Result, RuntimeEventsError};
 use crate::events_switch::EventsSwitch;
+use crate::observe::observation::Observation;
 use crate::observer::Observer;
 use crate::target::Target;
 use crate::update::options::Options;

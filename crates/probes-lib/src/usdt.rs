@@ -11,10 +11,10 @@ use crate::elf::functions::FunctionTable;
 use crate::elf::source::SourceMap;
 use crate::elf::usdt::{UsdtSite, UsdtSites, usdt_sites};
 use crate::error::{Error, FunctionError, Result};
+use crate::near::near_names;
 use crate::process::code_files::{CodeFile, CodeFiles, CodeKind, EachFile, library_count};
 use crate::process::object::UnreadableObject;
 use crate::select::glob::Glob;
-use crate::select::near::near_names;
 
 /// The USDT probes of a program, of all providers: also those of OCaml, under the provider that their notes name.
 ///

@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::address::{FileAddr, LiveAddr};
-
-use crate::patch_plan::refusal::Refusal;
-
 use super::probe::{did_you_mean, file_name, unreadable_suffix};
+use super::refusal::Refusal;
+use crate::address::{FileAddr, LiveAddr};
 
 /// Why functions are not found. The subject of the error is the program's file.
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]

@@ -11,7 +11,7 @@ use super::typed::{
     Calculation, Float, KeyPart, MAX_COMPARED, MAX_REGISTERS, Number, Relation, Signedness, Test,
     Text, Word,
 };
-use crate::select::near::near_names;
+use crate::near::near_names;
 
 /// What is known of the hits of a point.
 ///

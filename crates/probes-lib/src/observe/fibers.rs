@@ -14,10 +14,10 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register}
 
 use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
+use crate::error::Refusal;
 use crate::observe::frame_id::has_runtime_5;
 use crate::observe::layout::stack_copies::FiberFields;
 use crate::observe::point::StackKind;
-use crate::patch_plan::refusal::Refusal;
 
 /// Functions of the runtime that are entered and left on the stack of a fiber, like OCaml code (runtime/amd64.S).
 const OF_FIBERS: [&str; 14] = [

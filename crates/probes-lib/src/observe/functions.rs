@@ -13,6 +13,7 @@ use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Regist
 use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::functions::{FunctionKind, FunctionName};
 use crate::elf::mangling::Language;
+use crate::error::Refusal;
 use crate::error::{Error, FunctionError, ObserveError, Result};
 use crate::expression::{BadExpression, Expression, Keys, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
@@ -30,7 +31,6 @@ use crate::observe::watching::{WatchedWords, Watching};
 #[cfg(test)]
 use crate::patch_plan::code::Code;
 use crate::patch_plan::jump::{Jump, SHORT_LEN};
-use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
 use crate::process::code_files::MappedCode;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::address::LoadBias;
+use crate::error::Refusal;
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
 use crate::expression::times::TimeRange;
 use crate::expression::{Expression, Parameter, ParameterKind, Scope};
@@ -24,7 +25,6 @@ use crate::observe::point::{
     PairEnd, PairFilter, Point, Role, TimedRole, WatchRole,
 };
 use crate::observe::value_pages::ValuePages;
-use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::process::Process;
 use crate::process::image::Image;
@@ -173,9 +173,10 @@ impl ObservationPlan {
         let kept_arguments = kept_arguments.max();
         let kept_len = kept_arguments.map_or(0, record::len);
         let record_len = most_arguments.map_or(0, record::len).max(2 * kept_len);
-        let stacks = match observation.with_stacks && record_len > 0 {
-            true => StackCopies::OF_THREADS,
-            false => StackCopies::None,
+        let stacks = if observation.with_stacks && record_len > 0 {
+            StackCopies::OF_THREADS
+        } else {
+            StackCopies::None
         };
         let pairs = observation.all_pairs();
         let shared = SharedLayout {

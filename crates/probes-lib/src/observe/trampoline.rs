@@ -70,13 +70,13 @@ use self::pair::Ends;
 use self::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
 use self::template::{CountTemplate, CountTemplates};
 use crate::address::{LiveAddr, LoadBias};
+use crate::error::Refusal;
 use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::{self, SharedLayout};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::{ExitsRole, FunctionPart, Role};
 use crate::patch_plan::displaced::{DisplacedCopy, ExitKind};
-use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::site::{NOP, RET};
 

@@ -6,9 +6,9 @@ use std::ops::Range;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
+use crate::error::Refusal;
 use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::mmx;
-use crate::patch_plan::refusal::Refusal;
 
 /// How many segments an object may have; real ones have four to ten.
 const MAX_SEGMENTS: usize = 64;

@@ -14,9 +14,9 @@ use iced_x86::{
 };
 
 use crate::address::LiveAddr;
+use crate::error::Refusal;
 use crate::patch_plan::code::{decode, ends_flow, is_call};
 use crate::patch_plan::jump::{JUMP_LEN, SHORT_JMP, SHORT_LEN};
-use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::targets::has_near_target;
 use crate::site::INT3;
 

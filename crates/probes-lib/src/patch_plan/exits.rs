@@ -6,12 +6,12 @@ use std::ops::Range;
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::address::{CodeRange, FileAddr};
+use crate::error::Refusal;
 use crate::patch_plan::code::{Body, is_call, is_straight};
 use crate::patch_plan::displaced::DisplacedExit;
 use crate::patch_plan::displaced::moves_call;
 use crate::patch_plan::jump::{JUMP_LEN, Jump};
 use crate::patch_plan::place::Swept;
-use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::targets::{JumpTargets, has_near_target};
 use crate::patch_plan::{flags, padding};

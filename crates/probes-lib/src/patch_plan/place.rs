@@ -3,11 +3,11 @@
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
+use crate::error::Refusal;
 use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::code::{Body, Code, decode, ends_flow, is_call};
 use crate::patch_plan::displaced::{self, moves_call};
 use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_LEN};
-use crate::patch_plan::refusal::Refusal;
 use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::targets::{Ranges, Targets, has_near_target};
 use crate::patch_plan::{flags, padding};

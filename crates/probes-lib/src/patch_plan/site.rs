@@ -5,10 +5,10 @@ use std::ops::Range;
 use iced_x86::FlowControl;
 
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
+use crate::error::Refusal;
 use crate::patch_plan::code::decode;
 use crate::patch_plan::displaced::{DisplacedCopy, DisplacedExit, ExitKind};
 use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_JMP, SHORT_LEN};
-use crate::patch_plan::refusal::Refusal;
 use crate::site::JMP;
 
 /// A place in code that can be patched: a jump replaces the displaced instructions, which are executed at the end of

@@ -8,8 +8,8 @@ use super::ring::RingBytes;
 use super::user_names::UserNames;
 use super::{RingEntry, RuntimeEventKind};
 use crate::error::RuntimeEventsError;
+use crate::near::near_names;
 use crate::select::glob::Glob;
-use crate::select::near::near_names;
 
 /// Runtime events that were selected by their names ([`RuntimeEvents::select`](super::RuntimeEvents::select)).
 #[derive(Clone, Debug)]

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::address::{LiveAddr, PAGE};
+use crate::error::Refusal;
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
 use crate::expression::times::TimeRange;
 use crate::inject::code_cave::{self, CodeCave};
@@ -44,7 +45,6 @@ use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::SharedData;
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
 use crate::observe::trampoline::{self, ArenaCode};
-use crate::patch_plan::refusal::Refusal;
 use crate::process::Process;
 use crate::process::limits::{self, NeededMemory};
 use crate::process::maps::{self, Mapping, read_maps};

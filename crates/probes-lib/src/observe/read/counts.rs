@@ -270,13 +270,13 @@ mod tests {
 
     use super::*;
     use crate::address::{FileAddr, LoadBias};
+    use crate::error::Refusal;
     use crate::memory::double::SliceMemory;
     use crate::observe::layout::arena::{HeaderVersion, LINE};
     use crate::observe::layout::observer_record::ObserverRecord;
     use crate::observe::layout::shared::SharedLayout;
     use crate::observe::observation::Observation;
     use crate::observe::read::keys::{Key, KeyedCounts};
-    use crate::patch_plan::refusal::Refusal;
     use crate::select::Selector;
     use crate::select::function::FunctionSelector;
     use crate::testing::{
