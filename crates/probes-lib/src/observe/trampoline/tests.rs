@@ -44,17 +44,27 @@ fn pointers(layout: SharedLayout) -> Pointers {
 
 /// Returns the instructions of the trampoline of an enabled point, without the nops.
 fn listing(role: &Role, layout: SharedLayout) -> Vec<String> {
+    disassembled(&enabled_trampoline(role, layout), AT)
+}
+
+fn enabled_trampoline(role: &Role, layout: SharedLayout) -> Vec<u8> {
     let len = len(role, layout).unwrap();
     let mut code = trampoline(AT, len, role, &pointers(layout), WRAPPER).unwrap();
     assert_eq!((code.len() as u64, len % LINE), (len, 0));
     let tail = (len - TAIL_LEN) as usize;
     assert_eq!(code[tail], RET);
     code[tail] = JMP;
-    disassembled(&code, AT)
+    code
 }
 
 /// Returns the instructions of code at an address, without the nops.
 fn disassembled(code: &[u8], at: LiveAddr) -> Vec<String> {
+    let instructions = instructions(code, at).into_iter();
+    instructions.map(|(_, text)| text).collect()
+}
+
+/// The same, each with its address.
+fn instructions(code: &[u8], at: LiveAddr) -> Vec<(u64, String)> {
     let scratch = Scratch::new();
     let file = scratch.file("trampoline");
     std::fs::write(&file, code).unwrap();
@@ -68,8 +78,12 @@ fn disassembled(code: &[u8], at: LiveAddr) -> Vec<String> {
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines()
         .filter_map(|line| line.split_once(":\t"))
-        .map(|(_, text)| text.split_ascii_whitespace().collect::<Vec<_>>().join(" "))
-        .filter(|text| text != "nop")
+        .map(|(address, text)| {
+            let address = u64::from_str_radix(address.trim(), 16).unwrap();
+            let words: Vec<&str> = text.split_ascii_whitespace().collect();
+            (address, words.join(" "))
+        })
+        .filter(|(_, text)| text != "nop")
         .collect()
 }
 

@@ -1,5 +1,6 @@
 //! The code of trampolines of all kinds, as objdump disassembles it: a change of what is emitted is seen in the files of the folder
-//! `listings`.
+//! `listings`. There, a branch to `.+5` leads to the fifth line behind, and what is relative to the instruction pointer is its address, so
+//! that a new instruction changes few other lines.
 
 use std::num::NonZeroU64;
 
@@ -129,6 +130,32 @@ fn reported_float() -> WatchRole {
     }
 }
 
+/// Returns the listing of code: instructions without their addresses.
+fn listed(code: &[u8], at: LiveAddr) -> Vec<String> {
+    let instructions = instructions(code, at);
+    let end = at.0 + code.len() as u64;
+    let line = |(index, (_, text)): (usize, &(u64, String))| {
+        if let Some((before, address)) = text.split_once(" # ") {
+            let is_relative = |it: &&str| it.ends_with("(%rip)");
+            let operand = before.split([' ', ',']).find(is_relative).unwrap();
+            return before.replace(operand, &format!("{address}(%rip)"));
+        }
+        let target = text
+            .split_once(" 0x")
+            .filter(|(name, _)| name.starts_with('j'));
+        let target = target.and_then(|(name, it)| Some((name, u64::from_str_radix(it, 16).ok()?)));
+        match target {
+            Some((name, target)) if (at.0..end).contains(&target) => {
+                // Nops are left out.
+                let to = instructions.partition_point(|(address, _)| *address < target);
+                format!("{name} .{:+}", to as i64 - index as i64)
+            }
+            _ => text.clone(),
+        }
+    };
+    instructions.iter().enumerate().map(line).collect()
+}
+
 /// Returns the listing of an entry, and of a return or, if the function `jumps`, of a jump to another one.
 fn timed(
     timed: TimedCalls<'_>,
@@ -143,7 +170,7 @@ fn timed(
     };
     let both = [CallEnd::Entry, CallEnd::Exit(kind)].map(|what| {
         let code = call::code(AT, what, mmx_is_free, timed, record_pointers(layout)).unwrap();
-        disassembled(&code, AT)
+        listed(&code, AT)
     });
     both.join(&"".to_owned())
 }
@@ -256,7 +283,7 @@ fn recorded(
     let watched = (watched, function, filter);
     let pointers = record_pointers(layout);
     let code = function_record::code(AT, what, watched, mmx_is_free, pointers).unwrap();
-    disassembled(&code, AT)
+    listed(&code, AT)
 }
 
 fn in_memory(base: Option<Register>, index: Option<(Register, u8)>, size: u8) -> ArgumentSource {
@@ -393,7 +420,7 @@ fn recorded_exits_are_golden() {
         ..text
     };
     let jump = exit(only_results, ExitKind::Jump);
-    assert_eq!(jump, ["lock incq -0x508(%rip) # 0x555500000b00"]);
+    assert_eq!(jump, ["lock incq 0x555500000b00(%rip)"]);
     assert_eq!(
         exit(only_results, ExitKind::Return),
         exit(text, ExitKind::Return)
@@ -441,7 +468,7 @@ fn trampolines_of_functions_that_are_asked_are_golden() {
         let (code, copy) = made.unwrap();
         // All displaced instructions are in the trampoline.
         assert!(copy.moves().count() >= 2, "{role:?}");
-        disassembled(&code, AT)
+        listed(&code, AT)
     };
     let filtered = Role {
         is_counted: true,
@@ -522,7 +549,7 @@ fn trampolines_of_paired_sites_are_golden() {
     };
     let site = short_site(false);
     let made = of_paired_site(AT, (&site, LoadBias::NONE), &role, &pointers(layout)).unwrap();
-    assert_golden("listings/paired_by_key.txt", &disassembled(&made.0, AT));
+    assert_golden("listings/paired_by_key.txt", &listed(&made.0, AT));
     // The same of a probe's site, and with a filter instead of keys.
     let role = Role {
         pair_filter: PairFilter::Starts(filter("arg1 > 3")),
@@ -530,7 +557,10 @@ fn trampolines_of_paired_sites_are_golden() {
         is_in_range: true,
         ..paired_role()
     };
-    assert_golden("listings/paired_slow.txt", &listing(&role, layout));
+    assert_golden(
+        "listings/paired_slow.txt",
+        &listed(&enabled_trampoline(&role, layout), AT),
+    );
     let by_key = keys("arg1").with_name();
     let layout = SharedLayout {
         pairs: 2,
@@ -540,7 +570,10 @@ fn trampolines_of_paired_sites_are_golden() {
         time_keys: Some(Arc::new(by_key)),
         ..paired_role()
     };
-    assert_golden("listings/paired_times_by_key.txt", &listing(&role, layout));
+    assert_golden(
+        "listings/paired_times_by_key.txt",
+        &listed(&enabled_trampoline(&role, layout), AT),
+    );
 }
 
 #[test]
@@ -558,7 +591,7 @@ fn keys_are_hashed_again_after_times_by_key() {
             time_keys: Some(Arc::new(by_key.clone())),
             ..paired_role()
         };
-        listing(&role, layout)
+        listed(&enabled_trampoline(&role, layout), AT)
     };
     // What mixes the bits of a hash: once for each key, and once for the key of a time.
     let hashes = |ends: &[PairEnd]| {
@@ -612,7 +645,7 @@ fn functions_are_counted_in_trampolines_of_their_own() {
     assert_eq!(code.bytes.len() as u64, arena.code_len());
     let start = |index| (arena.trampoline(index).0 - arena.code.0) as usize;
     let lines = |index| {
-        disassembled(
+        listed(
             &code.bytes[start(index)..start(index + 1)],
             arena.trampoline(index),
         )
@@ -756,17 +789,26 @@ fn watched_sites_save_what_they_need_first() {
         filter: Some(filter("arg1 > 3")),
         ..watched()
     };
-    assert_golden("listings/watched_some.txt", &listing(&filtered, layout));
+    assert_golden(
+        "listings/watched_some.txt",
+        &listed(&enabled_trampoline(&filtered, layout), AT),
+    );
     let mut sampled = watched();
     sampled.watched.as_mut().unwrap().sample = NonZeroU64::new(1000);
-    assert_golden("listings/watched_sampled.txt", &listing(&sampled, layout));
+    assert_golden(
+        "listings/watched_sampled.txt",
+        &listed(&enabled_trampoline(&sampled, layout), AT),
+    );
     // What else is recorded has to be saved for as well.
     let mut counted = Role {
         is_counted: true,
         ..filtered.clone()
     };
     counted.watched.as_mut().unwrap().sample = NonZeroU64::new(1000);
-    assert_golden("listings/watched_counted.txt", &listing(&counted, layout));
+    assert_golden(
+        "listings/watched_counted.txt",
+        &listed(&enabled_trampoline(&counted, layout), AT),
+    );
     let by_keys = Role {
         histogram: Some(histogram("arg1")),
         ..filtered
@@ -778,7 +820,10 @@ fn watched_sites_save_what_they_need_first() {
         },
         ..layout
     };
-    assert_golden("listings/watched_histogram.txt", &listing(&by_keys, layout));
+    assert_golden(
+        "listings/watched_histogram.txt",
+        &listed(&enabled_trampoline(&by_keys, layout), AT),
+    );
 }
 
 #[test]
@@ -798,5 +843,5 @@ fn first_call_of_another_function_is_golden() {
     let made = call_once::code(AT, (&site, LoadBias::NONE), once.before, &once, counter);
     let (code, _) = made.unwrap();
     assert!(code.len() as u64 <= call_once::LEN);
-    assert_golden("listings/call_once.txt", &disassembled(&code, AT));
+    assert_golden("listings/call_once.txt", &listed(&code, AT));
 }
