@@ -88,7 +88,7 @@ pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
         ));
     }
     match error.kind() {
-        ErrorKind::File(kind) => of_file(kind, error.subject()),
+        ErrorKind::File(kind) => of_file(kind, error.subject(), operand),
         ErrorKind::Probe(kind) => of_probe(kind, operand),
         ErrorKind::Function(kind) => of_function(kind, operand),
         ErrorKind::Process(kind) => of_process(kind, error.pid(), operand.is_attach()),
@@ -167,9 +167,9 @@ fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<Stri
     }
 }
 
-fn of_file(kind: &FileError, file: &probes_lib::Subject) -> Option<String> {
+fn of_file(kind: &FileError, file: &probes_lib::Subject, operand: &Operand) -> Option<String> {
     let hint = match kind {
-        FileError::Open { source } => return of_open(source),
+        FileError::Open { source } => return of_open(source, operand),
         FileError::Elf(defect) => return of_elf(defect),
         FileError::Nameless { .. } => {
             "use sudo outside of containers: only root can open such a file, through /proc/PID/map_files"
@@ -603,9 +603,10 @@ pub(crate) fn of_listen(address: SocketAddr, error: &io::Error) -> Option<String
     }
 }
 
-fn of_open(source: &io::Error) -> Option<String> {
+fn of_open(source: &io::Error, operand: &Operand) -> Option<String> {
+    let is_typed = matches!(operand, Operand::Program(_) | Operand::File(_));
     let hint = match source.kind() {
-        io::ErrorKind::NotFound => "give its path: it is not looked up in PATH",
+        io::ErrorKind::NotFound if is_typed => "give its path: it is not looked up in PATH",
         io::ErrorKind::PermissionDenied => "use sudo, or be a user with permission to read it",
         _ => return None,
     };

@@ -100,6 +100,8 @@ impl<'u> UsdtListing<'u> {
         let views: Vec<UsdtProbeView<'u>> = selected.iter().map(view).collect();
         let sites = views.iter().flat_map(|probe| &probe.sites);
         let paths = sites.flat_map(|site| [Some(&*site.object), site.file.as_deref()]);
+        let semaphores = views.iter().flat_map(|probe| &probe.semaphores);
+        let paths = paths.chain(semaphores.map(|it| Some(&*it.object)));
         let unreadable = probes.unreadable().iter().map(UnreadableView::of);
         UsdtListing {
             version: VERSION,

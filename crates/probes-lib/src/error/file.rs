@@ -126,11 +126,22 @@ pub enum ElfDefect {
     /// A part of the file that is longer than this crate reads, as in no real program.
     #[error("is corrupt: impossible size of {what}: {size} bytes")]
     TooLarge {
-        /// The section, the table, or all of the code.
+        /// The section or the table.
         what: &'static str,
         /// Its claimed length in bytes.
         size: u64,
     },
+    /// More code and data than this crate reads.
+    #[error("has {size} bytes of code and data, and at most {most} are read")]
+    TooMuchCode {
+        /// How many there are in its segments.
+        size: u64,
+        /// How many are read.
+        most: u64,
+    },
+    /// More segments with code or data than this crate reads.
+    #[error("has {0} segments with code or data, more than are read")]
+    TooManySegments(usize),
     /// The notes cannot be found without section headers.
     #[error("has no section headers, so its probes cannot be found")]
     NoSectionHeaders,
@@ -143,8 +154,7 @@ pub enum ElfDefect {
     /// Neither symbols of functions nor `.eh_frame`.
     #[error("has neither symbols nor .eh_frame, so its functions cannot be found")]
     NoFunctions,
-    /// Parts of the file that contradict each other, such as sites that overlap; or more segments than real programs
-    /// have.
+    /// Parts of the file that contradict each other, such as sites that overlap.
     #[error("is corrupt: {0}")]
     Contradiction(String),
 }

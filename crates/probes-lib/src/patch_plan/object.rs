@@ -51,16 +51,14 @@ fn sweep(elf: &ElfFile, table: &FunctionTable, wanted: Option<&[CodeRange]>) -> 
     for segment in elf.loaded().filter(|it| it.start.0 < 1 << 63) {
         len = len.saturating_add(segment.file_len);
         if len > MAX_LOADED {
-            let what = "the code";
-            let defect = ElfDefect::TooLarge { what, size: len };
+            let most = MAX_LOADED;
+            let defect = ElfDefect::TooMuchCode { size: len, most };
             return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
         }
         for (piece, contents) in pieces_of(elf, &segment) {
             let bytes = elf.read_segment(&piece)?;
             if !code.add_contents(piece.start, bytes, contents) {
-                let count = elf.loaded().count();
-                let text = format!("it has {count} segments with code or data");
-                let defect = ElfDefect::Contradiction(text);
+                let defect = ElfDefect::TooManySegments(elf.loaded().count());
                 return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
             }
         }
