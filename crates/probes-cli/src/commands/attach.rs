@@ -143,7 +143,7 @@ fn change(
     printed
 }
 
-/// Changes every process, and undoes that when the time is over.
+/// Changes every process, and undoes that when the time is over or a signal comes.
 fn change_for(
     duration: Duration,
     args: &Args,
@@ -218,7 +218,7 @@ fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target
                 target.check(&actions, options)
             };
             match checked {
-                // A program that is executed later may have it.
+                // A program that is executed later may have a probe of that name.
                 Err(error) if args.follow && error.is_missing_name() => {}
                 checked => {
                     let pid = target.pid();

@@ -28,8 +28,8 @@ impl RedrawnTable {
         Ok(RedrawnTable { lines: 0, resumed })
     }
 
-    /// Draws a table in the place of the one before, below what is wrong with its figures. If it is larger
-    /// than the terminal, only as much of it is drawn as there is room for.
+    /// Draws a table in the place of the one before, with a line above it that says which figures are wrong, if any
+    /// are. If it is larger than the terminal, only as much of it is drawn as there is room for.
     pub(super) fn redraw(
         &mut self,
         table: &str,

@@ -8,8 +8,8 @@
 //!              pair     push the time to this thread's stack of times in the shared data, or
 //!                       pop it (trampoline/pair.rs)
 //!              values   add what an expression is to a histogram (trampoline/values.rs)
-//!              watch    write a record into the ring of this group (trampoline/record.rs, fields.rs), maybe only if a filter is true
-//!                       (trampoline/filter.rs), and of every Nth hit only (trampoline/sampling.rs)
+//!              watch    write a record into the ring of this group (trampoline/record.rs, fields.rs), maybe only if a
+//!                       filter is true (trampoline/filter.rs), and of every Nth hit only (trampoline/sampling.rs)
 //!              restore registers
 //!        tail  disabled: ret        enabled: jmp wrapper, which returns to the point
 //!
@@ -22,15 +22,17 @@
 //!              the displaced instructions; jmp to what follows them
 //! ```
 //!
-//! It preserves all registers except the flags, which are dead at a point, and those of the x87 unit. It calls nothing, and accesses no memory that might be unmapped.
+//! It preserves all registers except the flags, which are dead at a point, and those of the x87 unit. It calls nothing
+//! (but for trampoline/call_once.rs), and accesses no memory that might be unmapped.
 //!
-//! It does not store below the return address, except where calls are timed (trampoline/call.rs). There may be no more stack: OCaml 4 raises
-//! `Stack_overflow` if the fault is in OCaml code, and the process dies if it is in a trampoline. The
-//! call's own push is in OCaml code or, at the sites of ppx_probe, in 16 bytes of which the upper half
-//! holds a return address. So registers are saved in MMX registers, which belong to the thread, and
-//! are saved for signal handlers like all others. They are those of the x87 unit, which is empty at
-//! a site: ocamlopt emits no x87 instruction, and the psABI (3.2.1) leaves none in use at a call. In a function that does not
-//! use it, it is empty everywhere ([`PatchSite::mmx_is_free`]).
+//! At the site of a probe, it does not store below the return address. There may be no more stack: OCaml 4 raises
+//! `Stack_overflow` if the fault is in OCaml code, and the process dies if it is in a trampoline. The call's own push
+//! is in OCaml code or, at the sites of ppx_probe, in 16 bytes of which the upper half holds a return address. So
+//! registers are saved in MMX registers, which belong to the thread, and are saved for signal handlers like all others.
+//! They are those of the x87 unit, which is empty at a site: ocamlopt emits no x87 instruction, and the psABI (3.2.1)
+//! leaves none in use at a call. In a function that does not use it, it is empty everywhere
+//! ([`PatchSite::mmx_is_free`]). Where it may be in use, or calls are timed, registers are saved below the stack
+//! pointer or behind a lock (trampoline/saved.rs).
 
 mod call;
 mod call_once;
@@ -143,10 +145,12 @@ impl From<IcedError> for DoesNotFit {
 #[derive(Default)]
 pub(crate) struct ArenaCode {
     pub(crate) bytes: Vec<u8>,
-    /// Where in the trampolines threads go on that were stopped at a displaced instruction: at the same one. Not that
-    /// of the first displaced instruction, at which the jump is.
+    /// The addresses of displaced instructions, each with that of its copy in a trampoline, where a thread goes on that
+    /// was stopped there. Not those of the first instruction of a place, where the jump is: such a thread executes the
+    /// jump.
     pub(crate) moves: Vec<(LiveAddr, LiveAddr)>,
-    /// The functions whose trampoline is too far from what their displaced instructions refer to.
+    /// The functions whose trampoline is too far from what their displaced instructions refer to, or longer than its
+    /// place.
     pub(crate) out_of_reach: Vec<usize>,
 }
 
@@ -275,10 +279,12 @@ fn of_recorded_function(
     Ok((code, copy))
 }
 
-/// Returns the trampoline at `at` for the site of a USDT probe that is an end of pairs, and the copy of the displaced instructions in it.
+/// Returns the trampoline at `at` for the site of a USDT probe that is an end of pairs, and the copy of the displaced
+/// instructions in it.
 ///
-/// Registers are saved on the stack, below what the function may have there: a hit that was lost because a lock is not free would make
-/// wrong pairs, and the x87 unit may hold something. These are functions of C, which call others, and signal handlers take more room.
+/// Registers are saved on the stack, below what the function may have there: a hit that was lost because a lock is not
+/// free would make wrong pairs, and the x87 unit may hold something. There is room on the stack: these are functions of
+/// C, which call others and may be interrupted by signal handlers, and these take more.
 ///
 /// # Errors
 ///
@@ -338,8 +344,8 @@ fn of_timed_function(
     Ok((code, copy))
 }
 
-/// Returns the trampoline at `at` of a function, the point with this index, and the copy of the displaced instructions in
-/// it.
+/// Returns the trampoline at `at` of a function that is counted, the point with this index, and the copy of the
+/// displaced instructions in it.
 ///
 /// # Errors
 ///
@@ -379,9 +385,10 @@ fn with_displaced(
     Ok((code, copy))
 }
 
-/// Returns the trampoline at `at` of a function of which only some hits are counted, or which has a histogram, and the copy of the
-/// displaced instructions in it. If the function uses the x87 unit, registers are saved behind a lock; `counter` is that of the point,
-/// which is then incremented by locked instructions, and what is incremented if the lock is not free is its second one.
+/// Returns the trampoline at `at` of a function of which only some hits are counted, or which has a histogram, and the
+/// copy of the displaced instructions in it. If the function uses the x87 unit, registers are saved behind the lock
+/// `locked`, and the two counters of the point are incremented by locked instructions: the first one, at `counter`, and
+/// the second one, also if the lock is not free.
 ///
 /// # Errors
 ///
@@ -429,8 +436,8 @@ fn of_filtered_function(
     with_displaced(a.assemble(at.0)?, at, site, bias)
 }
 
-/// Returns the code at `at` that asks for the result of a function where it returns. If it jumps to another function instead, the hit is
-/// untyped: the result is that of the other one.
+/// Returns the code at `at` that asks for the result of a function where it returns. If it jumps to another function
+/// instead, the hit is untyped: the result is that of the other one.
 fn ask_at_exit(
     at: LiveAddr,
     (exits, kind): (ExitsRole, ExitKind),
@@ -464,9 +471,11 @@ fn saved_for(role: &Role) -> &'static [SavedRegister] {
     }
 }
 
-/// Emits the code that counts a hit by its key, or without keys or room in the first counter of its point, or adds a value to its
-/// histogram, if the filter is true; and counts it in the second one if it is untyped; then, or if the filter is false, it goes on at `over`. The registers `saved` are in
-/// their copies; but for those of [`SAVED_IF_COUNTED`], they hold that again. `pushed` bytes of the trampoline are on the stack.
+/// Emits the code that, if the filter is true, adds a value to the histogram of the point, or counts the hit by its
+/// key, or in the first counter of the point if there are no keys, or no room for this one. An untyped hit is counted
+/// in the second counter. The code goes on at `over`, or behind itself. The registers `saved` are in their copies; in
+/// the end, all of them but those of [`SAVED_IF_COUNTED`] hold these again. `pushed` bytes of the trampoline are on the
+/// stack.
 fn filter_and_count(
     a: &mut CodeAssembler,
     role: &Role,
@@ -518,8 +527,9 @@ fn filter_and_count(
     Ok(slow_paths)
 }
 
-/// Emits the code that does the same with registers that are saved at a place, maybe `locked`. The
-/// counter of the point is at `counter`, and is incremented by locked instructions; what is lost if the lock is not free is its second one.
+/// Emits the code that does the same, and saves and restores registers itself, at a place that may be behind the lock
+/// `locked`. Both counters of the point are incremented by locked instructions: the first one, at `counter`, and the
+/// second one, also if the lock is not free.
 fn count_saved(
     a: &mut CodeAssembler,
     role: &Role,
@@ -528,7 +538,7 @@ fn count_saved(
     (locked, counter): (LockedRegisters, LiveAddr),
 ) -> Result<(), IcedError> {
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
-    // With all those before them.
+    // `Saving` saves the first ones of SAVED_IF_TIMED: rax as well.
     let saved = match saved_for(role) {
         saved if saved.len() == SAVED_IF_COUNTED.len() => &SAVED_IF_TIMED[..3],
         saved => saved,
@@ -741,7 +751,7 @@ fn recording(
     let sample = role.watched.as_ref().and_then(|watched| watched.sample);
     let filtered_first = role.filter.as_ref().filter(|_| role.is_only_watched());
     let sampled_first = sample.filter(|_| role.is_only_watched() && filtered_first.is_none());
-    // Of a hit of which nothing is recorded, only these are saved.
+    // If nothing is recorded of a hit, only these are saved.
     let first: Vec<AsmRegister64> = match filtered_first {
         Some(filter) => filter::saved(filter).iter().map(|(it, _)| *it).collect(),
         None if sampled_first.is_some() => vec![rax, rdx],
@@ -884,8 +894,8 @@ fn find_shared_and_time(a: &mut CodeAssembler, pointers: &Pointers) -> Result<()
     a.lea(rsi, qword_ptr(rdx + rax))
 }
 
-/// Emits the code that goes to `over` unless the time in `time` is in the range of those that are recorded; it is changed. Expects the
-/// address of the shared data in rbx.
+/// Emits the code that goes to `over` unless the time in `time`, which it changes, is in the range of those that are
+/// recorded. Expects the address of the shared data in rbx.
 fn unless_in_range(
     a: &mut CodeAssembler,
     time: AsmRegister64,

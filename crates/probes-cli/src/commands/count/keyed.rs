@@ -20,7 +20,7 @@ pub(super) fn run(
     target: &Target,
     output: &Output,
 ) -> Result<(), Failure> {
-    // If it has exited meanwhile, its callers are not known.
+    // If it has exited meanwhile, callers have no names.
     let functions = by
         .has_caller()
         .then(|| Functions::of_process(target.pid()).ok());

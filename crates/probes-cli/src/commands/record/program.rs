@@ -147,7 +147,7 @@ struct ProgramRecorder<'r> {
     output: &'r Output,
     pid: i32,
     program: &'r Path,
-    /// Its runtime events, if they are recorded and not there so far.
+    /// Its runtime events, if they are recorded and could not be opened so far.
     awaited: Option<AwaitedEvents<'r>>,
     warning: GapWarning,
     begun: Instant,
@@ -165,7 +165,7 @@ impl ProgramRecorder<'_> {
                 self.recording.add_rest(&observed.events);
             }
             Err(error) => {
-                // What was recorded until another tool has taken over is still there.
+                // What was recorded until then can still be read, also if another tool has taken over.
                 self.recording
                     .add_rest(&observer.events().unwrap_or_default());
                 failures.add(Err(Failure::of_removal(self.pid, error)));
@@ -176,7 +176,7 @@ impl ProgramRecorder<'_> {
         self.recording.finish(failures)
     }
 
-    /// Reads until the program has exited, or the recording is over before.
+    /// Reads until the program has exited, or until the recording is over.
     ///
     /// # Errors
     ///
@@ -243,8 +243,8 @@ impl ProgramRecorder<'_> {
     }
 }
 
-/// Removes the observation, whether the program still runs or not. While it runs, failures that may pass (another tool traces it, for
-/// example) are retried for [`REMOVAL_TIMEOUT`].
+/// Removes the observation, whether the program still runs or not. While it runs, transient failures (another tool
+/// traces it, for example) are retried for [`REMOVAL_TIMEOUT`].
 fn remove(
     observer: &mut Observer,
     exited: &Receiver<()>,

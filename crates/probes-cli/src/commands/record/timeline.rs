@@ -1,5 +1,5 @@
-//! [`Timeline`]: hits, calls and events of the collector → slices, instants and counters on tracks. A slice ends after it begins, and
-//! those of a track nest, whatever was lost.
+//! [`Timeline`]: hits, calls and events of the collector → slices, instants and counters on tracks. No slice ends
+//! before it begins, and those of a track nest, whatever was lost.
 //!
 //! ```text
 //! call    entry: calls at this place of the stack or a lower one have gone: unwound; push
@@ -8,8 +8,8 @@
 //! phase   begin: push; end: pop up to the last one of its name
 //! ```
 //!
-//! The calls of a thread are on its track. Those of a fiber of OCaml 5 are on a lane below the thread in which the outermost one
-//! began: a fiber may be suspended while its thread goes on, and then be resumed in another one.
+//! The calls of a thread are on its track. Those of a fiber of OCaml 5 are on a lane below the thread in which the
+//! outermost one began: a fiber may be suspended while its thread goes on, and then be resumed in another one.
 
 use std::collections::HashMap;
 
@@ -31,10 +31,11 @@ const MOST_STACKS: usize = 16_384;
 /// The tracks of how many threads are known at once.
 const MOST_THREADS: usize = 65_536;
 
-/// How many starts of a pair wait in a thread, as in the process that times pairs.
+/// How many starts of a pair may wait in a thread, as many as trampolines keep that time pairs; unlike these, the next
+/// start ends all of them, without a stop.
 const MOST_STARTS: usize = 64;
 
-/// More phases in each other than any runtime has.
+/// More phases than any runtime nests.
 const MOST_PHASES: usize = 64;
 
 /// Makes the time line of a process.
@@ -106,7 +107,7 @@ struct DomainTracks {
     counters: HashMap<&'static str, TrackId>,
 }
 
-/// Takes the innermost call off if it `is` meant.
+/// Pops the innermost call if `is` holds for it.
 fn pop_if(calls: &mut Vec<OpenCall>, is: impl Fn(&OpenCall) -> bool) -> Option<OpenCall> {
     let last = calls.last().copied().filter(|call| is(call))?;
     calls.pop();
@@ -183,10 +184,10 @@ impl Timeline {
         }
     }
 
-    /// Returns the names that most of the hits have that were read while others were lost, most first: the ring holds the last hits
-    /// before a reading, and what floods it is most of these as well.
+    /// Returns the names of most of the hits that were read while others were lost, the most frequent first: the ring
+    /// holds the last hits before a reading, and what floods it is most of these as well.
     pub(super) fn frequent(&self) -> Vec<FrequentName> {
-        /// With less, it is none that floods the ring.
+        /// What has a smaller share does not flood the ring.
         const LEAST_SHARE: f64 = 0.1;
         const MOST: usize = 3;
         let all: u64 = self.read_beside_losses.values().sum();
@@ -357,8 +358,8 @@ impl Timeline {
         }
     }
 
-    /// Makes room for another stack: those without calls are forgotten, and if that is not enough, the half that has had no event for
-    /// longest.
+    /// Makes room for another stack: those without calls are forgotten, and if more than half of the room is still
+    /// taken, the [`MOST_STACKS`] / 4 that have had no event for longest.
     fn forget_stacks(&mut self) {
         if self.stacks.len() < MOST_STACKS {
             return;
@@ -513,7 +514,7 @@ impl Timeline {
         }
     }
 
-    /// Ends the phases of a domain that are inside others, from this depth on.
+    /// Ends the open phases of a domain from this depth on; 0 is the outermost.
     fn end_phases(&mut self, domain: u32, depth: usize, time: u64, how: &'static str) {
         let Some(domain) = self.domains.get_mut(&domain) else {
             return;

@@ -1,4 +1,5 @@
-//! What is exported of a process, as plain numbers: they are added up over the observations of a process, and never decrease. Pure.
+//! What is exported of a process, as plain numbers, which are added up over its observations. Those that are exported
+//! as counters and histograms never decrease. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,10 +8,10 @@ use probes_lib::{Counts, FunctionLatency, GcPauses, Latency, State, Times};
 
 use super::exposition::shortened;
 
-/// How many of some times are not longer than each of some bounds.
+/// Times: how many are not longer than each bound, how many there are, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Histogram {
-    /// For each bound.
+    /// For each bound, the shortest first.
     pub(super) not_longer: Vec<u64>,
     pub(super) count: u64,
     pub(super) sum: Duration,
@@ -90,8 +91,9 @@ impl Histogram {
         }
     }
 
-    /// The length of a tick is measured the more exactly the longer an observation lasts, so a time near a bound may be found to be
-    /// longer than it was, and the sum of all times smaller.
+    /// Raises each number to what was read later, if that is more. It may be less: the longer an observation lasts, the
+    /// more exactly the length of a tick is known, so that a time near a bound may turn out longer, and the sum of all
+    /// smaller.
     fn raise_to(&mut self, later: Histogram) {
         raise_all(&mut self.not_longer, &later.not_longer);
         self.count = self.count.max(later.count);
@@ -276,7 +278,7 @@ impl ProcessFigures {
         }
     }
 
-    /// Sets to zero what belongs to an observation that has ended: nothing is open in it any more.
+    /// Clears what is only known while a process is observed: what is open, and the size of the heap.
     pub(super) fn close(&mut self) {
         let timed = self.pairs.values_mut().chain(self.calls.values_mut());
         timed.for_each(|it| it.open = 0);

@@ -1,4 +1,5 @@
-//! [`Processes`]: all processes that are shown: those that are observed, those that are refused, and those that have exited just now.
+//! [`Processes`]: all processes that are shown: those that are observed, those that are refused, and those that have
+//! just exited.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -40,9 +41,9 @@ pub(super) struct Processes {
     wants_events: bool,
     messages: Messages,
     checked: Instant,
-    /// Whether there is only one, which is given by its pid.
+    /// Whether only one is selected, by its pid.
     is_single: bool,
-    /// What has failed until clients are served.
+    /// What has failed; `None` once clients are served.
     failures: Option<Vec<Failure>>,
 }
 
@@ -135,7 +136,7 @@ impl Processes {
         }
     }
 
-    /// Whether none is observed, is refused, or has exited just now.
+    /// Whether none is observed, is refused, or has just exited.
     pub(super) fn is_empty(&self) -> bool {
         self.each.is_empty()
     }
@@ -223,7 +224,7 @@ impl Processes {
         self.messages(pid).failure(failure);
     }
 
-    /// A process that was refused has exited.
+    /// A process has exited; if it is still observed, the next reading finds that out.
     pub(super) fn forget(&mut self, pid: i32) {
         let is_refused = |process: &Process| process.observed.is_none();
         if let Some(process) = self.each.get_mut(&pid).filter(|it| is_refused(it)) {
@@ -356,7 +357,8 @@ impl Processes {
         self.forget_some();
     }
 
-    /// Forgets the processes that have exited first, if there are too many.
+    /// If too many are shown that are not observed, forgets the one that exited earliest or, if none has, one that is
+    /// refused.
     fn forget_some(&mut self) {
         let others = self.each.len() - self.observed();
         if others <= MOST_OTHERS {

@@ -17,7 +17,8 @@ use crate::observe::read::values::{RecordedValues, ValueHistogram};
 /// What an expression was at the hits of each key ([`Observation::histogram_of`](crate::Observation::histogram_of) and
 /// [`Observation::by`](crate::Observation::by)). All values are in one of the histograms.
 ///
-/// Buckets have one value each up to 64, of either sign, and are at most 3 % of their least value wide.
+/// Unless there is a [`Linear`](crate::Linear) range, buckets have one value each up to 64, of either sign, and are at
+/// most 3 % of their least value wide.
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Selector, Target};
@@ -50,8 +51,8 @@ pub struct KeyedHistogram {
 }
 
 impl KeyedHistograms {
-    /// Returns the histograms of several processes, by their pids. If they are not `distinguished`, values of the same key in several
-    /// processes are in one; else the pid is the first part of each key.
+    /// Returns the histograms of several processes together; each is given with its pid. If they are `distinguished`,
+    /// the pid is the first part of each key; if not, values of the same key in several processes are in one histogram.
     ///
     /// ```no_run
     /// # let each: Vec<(i32, probes_lib::KeyedHistograms)> = unimplemented!();
@@ -76,7 +77,7 @@ impl KeyedHistograms {
         sum.of(all)
     }
 
-    /// The same, with these keys.
+    /// Returns the same with these keys, those with most values first.
     fn of(self, all: HashMap<Vec<Key>, ValueHistogram>) -> KeyedHistograms {
         let keys = all.into_iter().filter(|(_, values)| values.count() > 0);
         let keys = keys.map(|(key, values)| KeyedHistogram { key, values });
@@ -99,8 +100,8 @@ impl KeyedHistograms {
         &self.other
     }
 
-    /// Returns how many hits have no value or no key, because an argument does not have the type that the expression needs, or memory
-    /// could not be read; or of how many it is not known whether they are meant.
+    /// Returns how many hits have no value or no key, because an argument does not have the type that the expression
+    /// needs, or memory could not be read; or of how many it is not known whether they are meant.
     pub fn untyped(&self) -> u64 {
         self.untyped
     }
