@@ -13,9 +13,9 @@ use crate::failure::Failure;
 use crate::output::WarningKind;
 use crate::signals::{TerminationSignals, WaitEnd};
 
-/// Standard output, which is a terminal, opened once more, so that writes to the returned file do
-/// not block, but writes of other processes still do. If it cannot be opened, for example because
-/// the terminal is another user's after su(1), returns a duplicate of standard output.
+/// Opens the terminal that is standard output once more, so that writes to the returned file do not
+/// block, but writes of other processes to the terminal still do. If it cannot be opened, for example
+/// because it is another user's after su(1), returns a duplicate of standard output, whose writes may block.
 pub(crate) fn open_terminal() -> io::Result<File> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let mut options = OpenOptions::new();
@@ -26,8 +26,8 @@ pub(crate) fn open_terminal() -> io::Result<File> {
     }
 }
 
-/// How long, after a signal, a reader may take to make room: one that is slow gets what is being written, one that does not
-/// read delays the end no longer.
+/// How long, after a signal, a reader may take to make room for the next part of what is being written: a slow
+/// reader gets all of it, and one that does not read delays the end no longer than this.
 const ROOM_WITHIN: Duration = Duration::from_secs(1);
 
 /// Where a long-running command writes its result: a reader that stopped reading cannot keep the
@@ -50,7 +50,8 @@ pub(crate) enum Next {
 }
 
 impl InterruptibleOutput {
-    /// Its [`InterruptibleOutput::write`] waits no longer than until one of `signals` comes.
+    /// Returns an output whose [`InterruptibleOutput::write`] gives up on a reader that does not read once one of
+    /// `signals` comes.
     pub(crate) fn new(
         output: &Output,
         signals: TerminationSignals,
@@ -76,8 +77,9 @@ impl InterruptibleOutput {
         &self.signals
     }
 
-    /// Unblocks the signals, and writes what there was no room for when the deadline came. Returns false if a signal came while
-    /// the reader did not read, which it says if standard error takes it without waiting, and what has failed.
+    /// Unblocks the signals, and writes what there was no room for when the deadline came. Returns whether the output
+    /// was read, and whether this last write succeeded. If a signal came while the reader did not read, the output was
+    /// not read: warns of that, unless standard error would block.
     pub(crate) fn end(self) -> (bool, Result<(), Failure>) {
         self.signals.unblock();
         if !self.output_was_read && is_writable(stderr().as_fd()) {
@@ -97,8 +99,8 @@ impl InterruptibleOutput {
         (self.output_was_read, written)
     }
 
-    /// Writes lines; [`Next::Stop`] if a signal or the deadline comes before there is room for them. After the first signal, they are
-    /// written all the same, as long as there is room again soon.
+    /// Writes lines. Returns [`Next::Stop`] if a signal or the deadline comes before all of them are written. After the
+    /// first signal, the rest is still written as long as there is room within [`ROOM_WITHIN`] for each part of it.
     pub(crate) fn write(&mut self, text: &str) -> Result<Next, Failure> {
         let mut rest = text.as_bytes();
         let mut is_interrupted = false;

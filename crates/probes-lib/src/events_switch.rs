@@ -1,17 +1,17 @@
-//! [`EventsSwitch`]: how runtime events are switched on in a process that runs, and off again, while it is observed.
+//! [`EventsSwitch`]: how runtime events are switched on in a running process while it is observed, and off again.
 //!
 //! ```text
-//! never on before   trampoline at caml_handle_gc_interrupt ─▶ caml_runtime_events_start(), once ─▶ the file's name is removed
+//! never on before   trampoline at caml_handle_gc_interrupt ─▶ caml_runtime_events_start(), once ─▶ file is unlinked
 //! on before         the flag `runtime_events_enabled` is set
 //! paused            the flag `runtime_events_paused` is cleared
 //! at the end        the flags are restored as they were found: by this tool or, if it is killed, by the next one
 //! ```
 //!
-//! `caml_runtime_events_start` makes a stop-the-world request. If another domain makes one first, the caller has to join that, which
-//! may be a minor collection: so it can be called only where a minor collection is safe. At the entry of `caml_handle_gc_interrupt` it
-//! is, because that function itself begins by joining requests. At the entry of `caml_garbage_collection` it is not: the allocation
-//! that has failed is not undone there yet, so that after a collection the program would write beyond its minor heap
-//! (runtime/minor_gc.c, `caml_alloc_small_dispatch`).
+//! `caml_runtime_events_start` makes a stop-the-world request. If another domain makes one first, the caller has to
+//! join that one, which may be a minor collection: so it can be called only where a minor collection is safe. The entry
+//! of `caml_handle_gc_interrupt` is such a place, because that function itself begins by joining requests. The entry of
+//! `caml_garbage_collection` is not: the allocation that has failed is not undone there yet, so that after a collection
+//! the program would write beyond its minor heap (runtime/minor_gc.c, `caml_alloc_small_dispatch`).
 
 use std::io;
 use std::path::PathBuf;
@@ -66,7 +66,8 @@ pub(crate) struct EventsSwitch {
     once: CallOnce,
     /// The address of the flag `runtime_events_enabled`.
     enabled: LiveAddr,
-    /// The file that the process will create, whose name is to be removed; `None` if it has one, or once that is done.
+    /// The file that the process will create, whose name is to be removed. `None` if the process has a file already, or
+    /// once the name is removed.
     created: Option<RingFile>,
 }
 
@@ -84,7 +85,7 @@ struct RuntimeSymbols {
 }
 
 impl EventsSwitch {
-    /// Returns how the events of a process can be switched on; `None` if they are on.
+    /// Returns how the events of a process can be switched on; `None` if they are on already.
     ///
     /// # Errors
     ///
@@ -144,8 +145,9 @@ impl EventsSwitch {
         Ok(read_word(target.pid(), &memory, self.enabled)? == 1)
     }
 
-    /// Removes the name of the file that the process has created; does nothing if there is none yet. The process still writes to the
-    /// file, and readers that have opened it still read it. If the name cannot be removed, returns the path and the reason.
+    /// Removes the name of the file that the process has created; does nothing if there is no file yet. The process
+    /// still writes to the file, and readers that have opened it still read it. If the name cannot be removed, returns
+    /// the path and the reason.
     ///
     /// # Errors
     ///
@@ -161,11 +163,12 @@ impl EventsSwitch {
         Ok(left)
     }
 
-    /// Waits until the call that switches events on has ended, if it has begun, so that it can be undone. `counts` are those of the observation.
+    /// If the call that switches events on has begun, waits until it has set the flag, so that the flag can be cleared
+    /// for good; at most [`CALL_TIMEOUT`]. `counts` reads the counts of the observation.
     ///
     /// # Errors
     ///
-    /// If the process has exited, or `counts` are not known.
+    /// If the process has exited, or `counts` fails.
     pub(crate) fn wait_for_begun_call(
         &mut self,
         target: &Target,
@@ -177,7 +180,7 @@ impl EventsSwitch {
             let mut polls = counts.functions();
             Ok(polls.any(|it| it.address == self.once.before && it.hits > 0))
         };
-        // A call that has begun will still set the flag: if it was cleared before that, it would stay set.
+        // If we cleared the flag before a call that has begun sets it, it would stay set.
         while has_begun()? && !self.is_enabled(target)? {
             if begun.elapsed() > CALL_TIMEOUT {
                 break;
@@ -298,7 +301,7 @@ fn read_word(pid: i32, memory: &ProcessMemory, at: LiveAddr) -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Reads a path that ends with a NUL; `None` if there is none, at 0.
+/// Reads a path that ends with a NUL; `None` if `at` is 0, the null pointer.
 fn read_path(pid: i32, memory: &ProcessMemory, at: u64) -> Result<Option<Vec<u8>>> {
     if at == 0 {
         return Ok(None);
@@ -306,7 +309,7 @@ fn read_path(pid: i32, memory: &ProcessMemory, at: u64) -> Result<Option<Vec<u8>
     let mut path = Vec::new();
     while path.len() < MAX_PATH {
         let at = LiveAddr(at).plus(path.len() as u64);
-        // Never over the end of a page, after which nothing may be mapped.
+        // Never past the end of a page: the next one may not be mapped.
         let mut part = [0; 64];
         let part = &mut part[..64 - (at.0 % 64) as usize];
         let read = memory.read(at, part);

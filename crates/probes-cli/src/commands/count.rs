@@ -321,8 +321,8 @@ impl<'t> Counting<'t> {
         }
     }
 
-    /// Shows the hits since the last time; in the redrawn table, all hits so far, and the rates
-    /// since the last time.
+    /// Shows the hits since they were last shown; in the redrawn table, all hits so far, with the rates since they were
+    /// last shown.
     fn show(
         &mut self,
         shown: ShownReading<'_, Counts>,

@@ -1,5 +1,5 @@
-//! What is said about hits that are missing: of sites that record nothing any more, because the process has discarded its
-//! patched pages, of processes that it has forked, and of functions in files that it has loaded since.
+//! Messages about hits that are missing: of sites that record nothing any more, because the process has discarded its
+//! patched pages; of processes that it has forked; and of functions in files that it has loaded since.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::text::{join_first_few, number_of};
 /// What an observation misses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gaps {
-    /// Of each process.
+    /// One for each observed process, as is `forked`.
     discarded: Vec<DiscardedPatches>,
     forked: Vec<ForkedChildren>,
     loaded_later: Vec<PathBuf>,
@@ -61,7 +61,7 @@ impl Gaps {
 pub(super) struct GapWarning {
     /// How many discarded sites the last warning was about.
     sites: usize,
-    /// Whether a warning was about processes that were forked: one is enough, since a server may fork one for each request.
+    /// Whether a warning was about forked processes. One is enough: a server may fork a process for each request.
     of_forked: bool,
     /// How many files that were loaded later have been named.
     files: usize,
@@ -115,7 +115,7 @@ fn loaded_caution(files: &[PathBuf]) -> Option<String> {
     ))
 }
 
-/// Says of which processes something is missing.
+/// Says which forked processes something is missing of.
 fn forked_caution(forked: &ForkedChildren) -> Option<String> {
     let pids: Vec<String> = forked
         .pids()

@@ -74,8 +74,8 @@ pub(super) struct SeveralOutcome<T> {
 }
 
 impl<'o> SeveralObservations<'o> {
-    /// Begins to observe processes, for `duration` or until a signal comes. A process that cannot be observed is a failure, and
-    /// the others are observed.
+    /// Begins to observe processes, for `duration` or until a signal comes. A process that cannot be observed is a
+    /// failure, and the others are observed.
     pub(super) fn begin(
         targets: Vec<Target>,
         observation: &Observation,
@@ -123,12 +123,12 @@ impl<'o> SeveralObservations<'o> {
         each.map(|(one, target)| (self.failures.messages(target.pid()), &one.observer))
     }
 
-    /// Calls `show` with the readings at the intervals of `display` until the observation is over or all processes have exited; then
-    /// removes the observation from all processes. In between, each process is read too, because it may exit. Returns what was
-    /// observed until then, whatever fails.
+    /// Calls `show` with the readings at the intervals of `display` until the observation is over or all processes have
+    /// exited; then removes the observation from all processes. In between, each process is read too, because it may
+    /// exit. Returns what was observed until then, whatever fails.
     ///
-    /// `read` and `last_of` get the pid of the process that they read. A reading replaces the previous one of its process; `None`
-    /// leaves that in place.
+    /// `read` and `last_of` get the pid of the process that they read. A reading replaces the previous one of its
+    /// process; `None` leaves that in place.
     pub(super) fn run<T>(
         mut self,
         mut display: Display,
@@ -264,7 +264,7 @@ impl<T> SeveralOutcome<T> {
     }
 }
 
-/// Keeps the reading of a process in place of the one before.
+/// Keeps a reading of a process, in place of the previous one.
 fn keep<T>(last: &mut Vec<(i32, T)>, pid: i32, reading: T) {
     match last.iter_mut().find(|(of, _)| *of == pid) {
         Some((_, kept)) => *kept = reading,

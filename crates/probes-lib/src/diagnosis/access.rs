@@ -26,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) fn checks(process: &Process) -> Vec<Check> {
     let memory = memory(process);
-    // If the kernel permits it, none of what usually denies it does: a process can permit more (prctl(2), PR_SET_PTRACER).
+    // If the kernel permits that, none of what usually denies it does so here, whatever `AccessChecks` finds: a process
+    // can exempt tools from Yama, for example (prctl(2), PR_SET_PTRACER).
     let is_permitted = memory.cause().is_none();
     let checks = AccessChecks::of(process);
     let one = |kind, denial: Option<Denial>, finding: String| match denial.filter(|_| !is_permitted)
@@ -100,7 +101,7 @@ fn files(process: &Process) -> Check {
     }
 }
 
-/// Opens it as an update does.
+/// Opens its memory, as an update does.
 fn memory(process: &Process) -> Check {
     let kind = CheckKind::Memory;
     match ProcessMemory::open(process, OFlag::O_RDWR) {
@@ -128,7 +129,7 @@ fn tracer(process: &Process, checks: &AccessChecks<'_>, is_permitted: bool) -> C
     };
     let traced = || Check::error(kind, denied(process, denial));
     let tracer = process.status().map_or(0, |status| status.tracer);
-    // Only who may trace it may ask for it.
+    // Only a tool that may trace the process may ask its follower for it.
     if !is_permitted || !is_follower(tracer) {
         return traced();
     }

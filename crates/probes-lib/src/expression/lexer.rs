@@ -81,8 +81,8 @@ const OPERATORS: [(&str, Operator); 14] = [
     ("&", Operator::BitAnd),
 ];
 
-/// Operators that only other languages have, and what a message says of them. If one of these and one of ours
-/// match, the longer one is meant: `===` is refused, `^=` is ours.
+/// Operators of other languages that expressions do not have, and what a message suggests instead. If one of these and
+/// one of [`OPERATORS`] match, the longer one is meant: `===` is refused, `^=` is not.
 const OTHERS: [(&str, &str); 9] = [
     ("<<", "* multiplies"),
     ("<>", "!= compares"),
@@ -170,8 +170,8 @@ fn is_of_name(it: char) -> bool {
     it.is_ascii_alphabetic() || it == '_'
 }
 
-/// Returns the length of the name at the beginning of `text`, in bytes. A dot is part of it only after a module's name (`M.x`, as in
-/// OCaml): `x.1` is the name `x` and a field.
+/// Returns the length of the name at the beginning of `text`, in bytes. A dot is part of it only after a module's name
+/// (`M.x`, as in OCaml): `x.1` is the name `x` and a field.
 fn name_len(text: &str) -> usize {
     let len = length(text, |it| {
         is_of_name(it) || it.is_ascii_digit() || it == '\''
@@ -185,7 +185,7 @@ fn name_len(text: &str) -> usize {
     }
 }
 
-/// Returns how many bytes of `text` are characters like this, from its beginning.
+/// Returns the length, in bytes, of the longest prefix of `text` whose characters all satisfy `is_like`.
 fn length(text: &str, is_like: impl Fn(char) -> bool) -> usize {
     text.find(|it| !is_like(it)).unwrap_or(text.len())
 }
@@ -260,11 +260,11 @@ fn number(text: &str, at: usize) -> Result<(usize, Token), Wrong> {
     Ok((end, token))
 }
 
-/// Times are shorter, in nanoseconds: 292 years.
+/// All times are shorter than this, in nanoseconds: 292 years.
 const MAX_TIME: u64 = i64::MAX as u64;
 
-/// Reads what is between two quotes, with OCaml's escapes except `\o101`, `\u{e9}`, a space and a line break; `at` is the first
-/// quote.
+/// Reads what is between two quotes; `at` is the place of the first one. The escapes are OCaml's, except `\o101`,
+/// `\u{e9}`, and a backslash before a space or a line break.
 fn quoted(text: &str, at: usize, quote: char) -> Result<(usize, Vec<u8>), Wrong> {
     let mut bytes = Vec::new();
     let mut rest = text[at + 1..].char_indices().peekable();
@@ -285,7 +285,7 @@ fn quoted(text: &str, at: usize, quote: char) -> Result<(usize, Vec<u8>), Wrong>
     Err((at..text.len(), Problem::Unclosed(quote)))
 }
 
-/// Reads what follows a backslash.
+/// Reads what follows a backslash, and returns the byte that it stands for; `None` if it is no escape.
 fn escaped(rest: &mut Peekable<CharIndices<'_>>) -> Option<u8> {
     let first = rest.next()?.1;
     let mut digits = |first: Option<char>, radix, many| {

@@ -1,8 +1,8 @@
 //! [`Permissions`]: which threads of a process may make the system calls that are to be injected.
 //!
 //! A seccomp filter (seccomp(2)) may kill the process for a system call. So the filters of a stopped thread
-//! are read and run, for exactly these calls with their arguments. If they cannot be read, only threads are
-//! used that have no filter, or those that their program was executed with ([`OwnFilters`]).
+//! are read and run, for exactly these calls with their arguments. If they cannot be read, a thread is used only if
+//! it has no filters beside those that its program was executed with ([`OwnFilters`]).
 
 use nix::errno::Errno;
 
@@ -18,7 +18,7 @@ use crate::trace::thread_calls::ThreadCalls;
 /// A system call, and what it is called in messages.
 pub(crate) type NamedCall = (&'static str, SeccompData);
 
-/// How many instructions the filters of a thread have at most, counting some more for each filter:
+/// How many instructions the filters of a thread have at most, with [`FILTER_OVERHEAD`] more counted for each filter:
 /// `MAX_INSNS_PER_PATH` of the kernel's seccomp.c.
 const MAX_FILTERS_LEN: usize = (1 << 18) / 8;
 const FILTER_OVERHEAD: usize = 4;
@@ -55,7 +55,8 @@ impl Permissions<'_> {
     /// # Errors
     ///
     /// [`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`],
-    /// [`ObserveError::SeccompUnreadable`] if none may: that of the first. If the process is lent, and its lease is lost.
+    /// [`ObserveError::SeccompUnreadable`] if no thread may: the error of the first one. If the process is lent and its
+    /// lease is lost.
     pub(crate) fn check_some_thread_may(
         &self,
         stopped: &Stopped<'_>,
@@ -69,7 +70,7 @@ impl Permissions<'_> {
         checked.or_else(|error| stopped.refuse_lost().and(Err(error)))
     }
 
-    /// Returns why one of the stopped threads may not make all these calls; `None` if all may.
+    /// Returns why some stopped thread may not make one of these calls; `None` if all threads may make all of them.
     ///
     /// # Errors
     ///
@@ -89,8 +90,8 @@ impl Permissions<'_> {
         Ok(None)
     }
 
-    /// Same as [`Permissions::check_some_thread_may`], for running threads whose filters cannot be read,
-    /// because of `why`.
+    /// Same as [`Permissions::check_some_thread_may`], for running threads, whose filters cannot be read because of
+    /// `why`.
     pub(crate) fn check_some_thread_may_unread(&self, why: UnreadableFilter) -> Result<()> {
         let process = self.process;
         let tids = process.threads().and_then(|mut list| list.read());
@@ -121,7 +122,7 @@ impl Permissions<'_> {
         })
     }
 
-    /// Returns why a thread may not make these calls.
+    /// Returns why a thread may not make these calls; `None` if it may.
     fn refusal(
         &self,
         tid: i32,
@@ -149,7 +150,7 @@ fn named(calls: &[PlacedCall]) -> Vec<NamedCall> {
     calls.iter().map(named).collect()
 }
 
-/// Returns the first of these calls that filters do not allow.
+/// Returns which of these calls is the first one that filters do not allow; `None` if they allow all.
 fn refusal_of(
     filters: &[SeccompFilter],
     calls: &[NamedCall],

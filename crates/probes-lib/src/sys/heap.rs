@@ -1,10 +1,10 @@
 //! The memory that this process itself allocates, where it is limited.
 
-/// Keeps all threads of this process on one heap. To be called before there is a second thread, and by a program of
-/// its own, such as a command: it slows down programs whose threads allocate much.
+/// Keeps all threads of this process on one heap. To be called before there is a second thread, and only by a program
+/// whose threads allocate little, such as a command: it slows down others.
 ///
 /// glibc otherwise gives each thread a heap for which it reserves 64 MiB of addresses. Where it cannot, because
-/// they are limited (`ulimit -v`), each allocation of the thread takes pages of its own, and soon there are none.
+/// addresses are limited (`ulimit -v`), each allocation of the thread takes pages of its own, and soon none are left.
 ///
 /// ```
 /// probes_lib::keep_one_heap();

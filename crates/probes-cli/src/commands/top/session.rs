@@ -13,8 +13,7 @@ use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::signals::TerminationSignals;
 
-/// Counts in a process, and switches its probes. Dropping it, as a panic does, undoes everything,
-/// too.
+/// Counts in a process, and switches its probes. Dropping it undoes everything, also in a panic.
 pub(super) struct Session<'t> {
     target: &'t Target,
     /// `None` once it is forgotten. If it was removed, removing it again does nothing.
@@ -65,8 +64,8 @@ impl<'t> Session<'t> {
         observer.map_or(CodeDigest::Unaffected, Observer::code_digest)
     }
 
-    /// Reads the figures so far; `None` if the process has exited or executed a new program, or another
-    /// tool has replaced this one.
+    /// Reads the figures so far; `None` if they cannot be read any more: the process has exited or executed a new
+    /// program, or another tool has replaced this one.
     pub(super) fn sample(&self) -> Option<Reading> {
         let observer = self.observer.as_ref()?;
         Some(Reading {
@@ -95,7 +94,7 @@ impl<'t> Session<'t> {
             was != is && (is > was) != on
         });
         if let Some(earlier) = earlier {
-            // It fails where switching the probe would.
+            // Undoing does not fail for a breakpoint at a site, for example; switching the probe does.
             self.target.check(&actions, Options::default())?;
             let undone = self.switched[earlier].release(Options::default())?;
             self.switched.remove(earlier);
@@ -107,7 +106,7 @@ impl<'t> Session<'t> {
         Ok(counters)
     }
 
-    /// Switches everything back, the last first; returns the names.
+    /// Undoes the switches of probes, the last one first; returns the names of the probes.
     pub(super) fn switch_back(
         &mut self,
         signals: &TerminationSignals,

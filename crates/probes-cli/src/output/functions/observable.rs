@@ -23,7 +23,7 @@ pub(super) struct RefusalView {
 }
 
 impl Observable {
-    /// Finds it out for functions of one object.
+    /// Returns for each of these functions, all of one object, whether it can be counted and timed.
     pub(super) fn of(functions: &[SelectedFunction<'_>]) -> Result<Vec<Observable>, Error> {
         let Some(first) = functions.first() else {
             return Ok(Vec::new());
