@@ -30,7 +30,7 @@ impl UsageError {
         self.marked.as_deref()
     }
 
-    /// Where to read on.
+    /// Says which help to read.
     pub(crate) fn hint(&self) -> String {
         match &self.subcommand {
             Some(subcommand) => format!("see ocaml-probes help {subcommand}"),

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! maps ─▶ the file that is mapped ─▶ header ─▶ a reader for each ring ─▶ items ─▶ events
-//!         source                     header    ring                      item     by the numbers of its version: names
+//!         source                     header    ring                      item     names: of the numbers in a version
 //! ```
 
 mod durations;
@@ -103,8 +103,8 @@ pub enum RingEntry<'w> {
 }
 
 impl RuntimeEvents {
-    /// Opens the events of a process, from now on. Whether the file has a name any more, and in which namespaces the process
-    /// is, does not matter.
+    /// Opens the events of a process, from now on. It does not matter whether the file still has a name, and in which
+    /// namespaces the process is.
     ///
     /// # Errors
     ///
@@ -147,8 +147,9 @@ impl RuntimeEvents {
         RuntimeEvents::new(Subject::File(path), source, version)
     }
 
-    /// Checks that the events of a program that is to be started can be read: that it is not one of OCaml 4, which writes none, and that
-    /// its version of OCaml is known. Of one whose runtime is a library, or has no symbols, it is not known.
+    /// Checks that the events of a program that is to be started can be read: that it is not one of OCaml 4, which
+    /// writes none, and that the events of its version of OCaml are known. A program whose runtime is a library, or has
+    /// no symbols, is not refused.
     ///
     /// ```no_run
     /// probes_lib::RuntimeEvents::check_program("./server.exe")?;
@@ -160,7 +161,7 @@ impl RuntimeEvents {
     /// [`RuntimeEventsError::Ocaml4`], [`RuntimeEventsError::NoVersion`], [`RuntimeEventsError::UnknownVersion`].
     pub fn check_program(program: impl AsRef<Path>) -> Result<()> {
         let path = program.as_ref();
-        // What is no program is an error where it is started.
+        // If it is no program, starting it says so.
         let Ok(elf) = ElfFile::open(path) else {
             return Ok(());
         };
@@ -209,7 +210,7 @@ impl RuntimeEvents {
         })
     }
 
-    /// The same from the oldest event that there is; those before are lost.
+    /// The same, from the oldest event that is still in the file; what was overwritten before it counts as lost.
     #[must_use]
     pub fn from_start(mut self) -> RuntimeEvents {
         for reader in &mut self.rings.readers {
@@ -218,7 +219,7 @@ impl RuntimeEvents {
         self
     }
 
-    /// Returns the version of OCaml that the program was compiled by, as `Sys.ocaml_version`.
+    /// Returns the version of OCaml that the program was compiled by, as `Sys.ocaml_version` has it.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -362,7 +363,7 @@ fn error_of(subject: &Subject, error: RingError) -> Error {
     Error::new(subject.clone(), RuntimeEventsError::Malformed { why })
 }
 
-/// Returns by which version of OCaml a process was compiled, whose events are known.
+/// Returns the version of OCaml that the program of a process was compiled by, if its events are known.
 ///
 /// # Errors
 ///
@@ -377,7 +378,7 @@ pub(crate) fn known_version(process: &Process, maps: &[Mapping]) -> Result<Strin
     Ok(version)
 }
 
-/// Returns the mapping of the file of the events of a process.
+/// Returns the mapping of the file that a process writes its events to; `None` if it has none.
 pub(crate) fn ring_mapping(process: &Process) -> Result<Option<Mapping>> {
     let status = process.status();
     let status = status.map_err(|source| process.exited_or(source))?;
@@ -386,7 +387,7 @@ pub(crate) fn ring_mapping(process: &Process) -> Result<Option<Mapping>> {
     Ok(maps.into_iter().find(|it| is_ring(it, &name)))
 }
 
-/// Returns whether a mapping is the file of the events of the process that names it so.
+/// Returns whether a mapping is that of a file of events of this `name`.
 fn is_ring(mapping: &Mapping, name: &str) -> bool {
     let path = mapping.path();
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
@@ -396,7 +397,7 @@ fn is_ring(mapping: &Mapping, name: &str) -> bool {
 
 /// The executable of a process, and then all files that it has mapped with code.
 fn elf_files(process: &Process, maps: &[Mapping]) -> impl Iterator<Item = ElfFile> {
-    // By its link, which leads there even where its path does not.
+    // By the link in /proc, which leads there even where its path does not.
     let executable = open_executable(process)
         .ok()
         .and_then(|(path, file)| ElfFile::read(file, path).ok());
@@ -411,8 +412,8 @@ fn elf_files(process: &Process, maps: &[Mapping]) -> impl Iterator<Item = ElfFil
     executable.into_iter().chain(others)
 }
 
-/// Returns the version of OCaml that the program of a process was compiled by, as `Sys.ocaml_version`; `None` if nothing in its
-/// files says so.
+/// Returns the version of OCaml that the program of a process was compiled by, as `Sys.ocaml_version` has it; `None` if
+/// nothing in its files says so.
 pub(crate) fn version_of_process(process: &Process, maps: &[Mapping]) -> Option<String> {
     elf_files(process, maps).find_map(|elf| version(&elf))
 }

@@ -20,7 +20,7 @@ use crate::output::{Format, WarningKind};
 use crate::progress::LongWork;
 use crate::signals::{TerminationSignals, WaitEnd};
 
-/// How often a process is read, however seldom it is shown. If the process exits, the last reading is
+/// How often a process is read at least, however seldom readings are shown. If the process exits, the last reading is
 /// all there is.
 pub(super) const COUNTS_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -66,8 +66,8 @@ pub(super) struct ShownReading<'t, T> {
     pub(super) reading: T,
     /// Since the beginning.
     pub(super) at: Duration,
-    /// To be shown in a table that is redrawn. In other formats, they are warned of: by [`ActiveObservation`] before the reading is
-    /// shown, by [`SeveralObservations`](super::several::SeveralObservations) at the end.
+    /// To be shown in a table that is redrawn. Otherwise, warnings tell of them: those of [`ActiveObservation`] before
+    /// the reading is shown, those of [`SeveralObservations`](super::several::SeveralObservations) at the end.
     pub(super) gaps: Gaps,
     /// The table that is redrawn, if one is.
     pub(super) table: Option<&'t mut RedrawnTable>,
@@ -153,7 +153,7 @@ impl<'t> ActiveObservation<'t> {
         ))
     }
 
-    /// Goes on with that of a program which was started with it.
+    /// Goes on with the observation of a program that was started with it.
     pub(super) fn of(
         target: &'t Target,
         observer: Observer,
@@ -197,9 +197,10 @@ impl<'t> ActiveObservation<'t> {
         &self.observer
     }
 
-    /// Calls `show` with a reading at the intervals of `display` until the observation is over; then removes the observation. If
-    /// the intervals are long, the process is read in between, too, because it may exit before the next reading is shown. A table
-    /// that is redrawn is erased in the end. Returns what was observed until then, whatever fails.
+    /// Calls `show` with a reading at the intervals of `display` until the observation is over; then removes the
+    /// observation. If the intervals are long, the process is read in between, too, because it may exit before the next
+    /// reading is shown. A table that is redrawn is erased in the end. Returns what was observed until then, whatever
+    /// fails.
     pub(super) fn run<T>(
         mut self,
         mut display: Display,
@@ -330,7 +331,7 @@ impl<'t> ActiveObservation<'t> {
     }
 }
 
-/// Observes a process by `observe`. Notes how long that has stopped it, and whether it is stopped anyway.
+/// Observes a process by `observe`. Notes how long that has stopped it, and whether it is in a job control stop.
 pub(super) fn observe_by(
     target: &Target,
     messages: &Messages,
@@ -376,7 +377,8 @@ pub(super) fn warn_of_still_mapped(messages: &Messages, pid: i32, bytes: u64) {
     }
 }
 
-/// When a process is read next: at first when twice as much time has passed, then five times a second.
+/// When a process is read after the reading `at`: at first when twice as much time has passed, then five times a
+/// second.
 pub(super) fn next_reading(at: Duration) -> Duration {
     if at < COUNTS_INTERVAL {
         (2 * at).clamp(FIRST_READING, COUNTS_INTERVAL)

@@ -22,8 +22,9 @@ pub(crate) struct SlowPairs {
     /// Whether each line says which process it is about.
     shows_pid: bool,
     table: StreamedTable,
-    /// Those of each process, if stacks are shown, and how many frames of each.
+    /// What finds the stacks of each process, if they are shown.
     stacks: HashMap<Option<i32>, Stacks>,
+    /// How many frames of a stack are shown at most.
     frames: usize,
 }
 
@@ -145,7 +146,8 @@ impl SlowPairs {
         }
     }
 
-    /// The same, with the stacks of those of a process, so many frames of each at most; `pid` is given if there are several.
+    /// The same, with the stacks of the slow pairs of a process, at most `frames` frames of each. `pid` is `None` if
+    /// there is only one process.
     pub(crate) fn with_stacks(
         mut self,
         pid: Option<i32>,
@@ -165,8 +167,9 @@ impl SlowPairs {
         }
     }
 
-    /// The lines of slow pairs, each of a process if there are several, in a table after those that were formatted before, and how many
-    /// are left out, because nothing else is known of their pairs; `reading` is what was measured in the process until now.
+    /// Returns the lines of slow pairs, each given with the pid of its process if there are several; in a table, they
+    /// go on after those formatted before. Also returns how many pairs are left out, because `reading`, which returns
+    /// what was measured in a process until now, does not have them.
     pub(crate) fn lines<'r>(
         &mut self,
         pairs: &[(Option<i32>, SlowPair)],

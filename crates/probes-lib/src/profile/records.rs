@@ -69,7 +69,8 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<PerfRecord> {
         let (head, rest) = body.split_at_checked(SAMPLE_HEAD)?;
         return record(head, RecordKind::Sample(copied(rest).map(Arc::new)));
     }
-    // Each other one ends with the process, the thread, the time and the event (`PERF_SAMPLE_TID`, `_TIME`, `_ID`).
+    // Every other record ends with the process, the thread, the time and the event, with which a sample begins
+    // (`PERF_SAMPLE_TID`, `_TIME`, `_ID`).
     let (kind, at) = match kind {
         SWITCH if flags & SWITCH_OUT == 0 => (RecordKind::In, 0),
         SWITCH if flags & SWITCH_OUT_PREEMPT != 0 => (RecordKind::Preempted, 0),
@@ -86,7 +87,7 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<PerfRecord> {
     record(body.get(at..)?, kind)
 }
 
-/// How long these are.
+/// The bytes of the process, the thread, the time and the event.
 const SAMPLE_HEAD: usize = 24;
 
 /// Parses the process, the thread, the time and the event.
@@ -126,8 +127,8 @@ const IN_ORDER: [Option<usize>; 17] = [
 ];
 const _: () = assert!(IN_ORDER.len() == SAMPLED_REGISTERS.count_ones() as usize);
 
-/// Parses the ABI, the registers, and the stack: its length, the bytes, and how many of them could be read. `None` if they are not
-/// those of a 64-bit thread.
+/// Parses the ABI, the registers, and the stack: its length, the bytes, and how many of them could be read. `None` if
+/// they are not those of a 64-bit thread.
 fn copied(bytes: &[u8]) -> Option<CopiedStack> {
     /// `PERF_SAMPLE_REGS_ABI_64` of linux/perf_event.h.
     const ABI_64: u64 = 2;
@@ -258,7 +259,7 @@ mod tests {
         let bytes: Vec<u8> = [0x111_u64, 0x222].map(u64::to_le_bytes).concat();
         let copied = CopiedStack::of_thread(expected, &bytes);
         assert_eq!(found.kind, RecordKind::Sample(Some(Arc::new(copied))));
-        // No stack; a 32-bit thread; one that has left; lengths that cannot be.
+        // No stack; a 32-bit thread; one that has exited; lengths that cannot be.
         let kind = |words: &[u64]| parsed(&record(SAMPLE, 0, words)).pop().map(|it| it.kind);
         let empty = CopiedStack::of_thread(expected, &[]);
         let sample = |copied: Option<CopiedStack>| Some(RecordKind::Sample(copied.map(Arc::new)));

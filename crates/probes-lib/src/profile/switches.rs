@@ -1,13 +1,13 @@
-//! [`SwitchRecorder`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)), and samples of them while they
-//! run.
+//! [`Switches`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)), and samples
+//! of them while they run.
 //!
 //! ```text
 //! thread × processor   an event each; threads that are created later have theirs from the thread that creates them
 //! processor            a ring, which the events of all threads on this processor write to
 //! ```
 //!
-//! The rings are read from time to time; no thread is woken for a record. So memory depends on the number of processors, and the target pays for the
-//! record alone.
+//! The memory depends on the number of processors. The rings are read from time to time, and no thread is woken for a
+//! record, so that the target pays for the record alone.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -41,7 +41,7 @@ pub(super) const SAMPLED_STACK: u32 = 32 << 10;
 /// How many descriptors are left to others.
 const LEFT_TO_OTHERS: u64 = 256;
 
-/// How often it is looked for threads that were created meanwhile, until none is found.
+/// How often the threads are listed at most, until there is none that was created meanwhile.
 const ATTEMPTS: usize = 20;
 
 /// Records the switches of a process.
@@ -52,10 +52,11 @@ pub(super) struct SwitchRecorder {
     /// The events that write to the ring of another one.
     events: Vec<PerfEvent>,
     samples: Option<ClockSamples>,
-    /// The threads whose events were opened, by the numbers of these.
+    /// The threads whose events were opened, by the numbers of the events.
     opened: HashMap<u64, i32>,
-    /// Of which thread's events the samples of a thread are counted, if not of its own: of the one whose events it has first had.
-    /// It may have events of several that have created one another, and be sampled for each.
+    /// By thread, the thread for whose events its samples are counted: itself if its events were opened, or else the
+    /// one for whose events it was sampled first. A thread also has the events of the thread that creates it, and of
+    /// that one's creator, and is sampled for each.
     counted: HashMap<i32, i32>,
     bytes: Vec<u8>,
     /// In the order of their times, as far as they are known.
@@ -117,7 +118,7 @@ impl SwitchRecorder {
         }
     }
 
-    /// Tries whether the switches of a process could be recorded: those of one thread are, for a moment.
+    /// Tries whether the switches of a process could be recorded, by recording those of one thread for a moment.
     ///
     /// # Errors
     ///
@@ -140,7 +141,8 @@ impl SwitchRecorder {
         self.rings.len() + self.events.len()
     }
 
-    /// Returns when to read them, at the latest, so that none is lost: when a quarter of a ring is full.
+    /// Returns how long to wait, at most, until they are read again, so that none is lost: until a quarter of a ring is
+    /// full.
     pub(super) fn read_within(&self) -> Duration {
         let of_samples = self.samples.map_or(Duration::MAX, |samples| {
             let rings = self.rings.iter();
@@ -152,13 +154,13 @@ impl SwitchRecorder {
         self.fills_up_in.min(of_samples) / 4
     }
 
-    /// The samples that are taken.
+    /// Returns which samples the kernel takes, if any.
     pub(super) fn samples(&self) -> Option<ClockSamples> {
         self.samples
     }
 
-    /// Opens the events of the first thread, and their rings, shorter ones if so many bytes may not be locked; returns false if it has
-    /// exited.
+    /// Opens the events of the first thread, and their rings, shorter ones if so many bytes may not be locked; returns
+    /// false if it has exited.
     fn open_first(&mut self, tid: i32, processors: &[i32]) -> io::Result<bool> {
         let least = self.samples.map_or(LEAST_RING_LEN, |samples| {
             (LEAST_SAMPLES * samples.stack_len as usize).next_power_of_two()

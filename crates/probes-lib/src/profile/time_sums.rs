@@ -1,4 +1,4 @@
-//! What times are added up for, and the times that were found.
+//! [`Found`]: the times that were found, added up by thread, activity and stack.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::unwind::{RawFrame, RawStack, StackEnd};
 use super::activity::Activity;
 use super::waits::ThreadWait;
 
-/// How many different stacks are distinguished, and how many frames they have in all.
+/// How many sums there are, and how many frames their stacks have in all, until new stacks are no longer distinguished.
 const MOST_STACKS: usize = 1 << 16;
 const MOST_FRAMES: usize = 1 << 22;
 
-/// How precisely it is counted how long waits were: to 1/64.
+/// The mantissa bits of a bucket of waits: their lengths are counted to 1/64.
 const PRECISION: u32 = 6;
 
 /// What times are added up for.
@@ -25,7 +25,7 @@ pub(super) struct ProfileKey {
     pub(super) name: Arc<str>,
     pub(super) activity: Activity,
     pub(super) in_collection: bool,
-    /// `None` if it is not known.
+    /// Its frames, how it ends, and whether it is guessed; `None` if it is not known.
     pub(super) stack: Option<Arc<(Vec<RawFrame>, StackEnd, bool)>>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Sum {
 /// How long each of some waits was.
 #[derive(Clone, Debug, Default)]
 pub struct WaitTimes {
-    /// By the bucket of the nanoseconds: waits of a stack are of few lengths.
+    /// By the bucket of the nanoseconds. A map, because the waits of one stack are in few buckets.
     counts: BTreeMap<u64, u64>,
     sum: Duration,
     longest: Duration,
@@ -65,7 +65,7 @@ impl WaitTimes {
         self.longest = self.longest.max(other.longest);
     }
 
-    /// Returns their number, sum, longest and quantiles: these are accurate to 2 %.
+    /// Returns their number, sum, longest and quantiles. Quantiles are accurate to 2 %.
     pub fn times(&self) -> Times {
         let counts = self.counts.iter().map(|(bucket, count)| (*bucket, *count));
         let (longest, sum) = (nanoseconds(self.longest), nanoseconds(self.sum));
@@ -125,7 +125,8 @@ impl TimeSums {
         sum.waits.get_or_insert_default().add(wait.time);
     }
 
-    /// Returns the names of the threads that have one: a thread may have been sampled, or have waited, before its name was read.
+    /// Returns the names of the threads that have one: a thread may have been sampled, or have waited, before its name
+    /// was read.
     pub(super) fn names(&self) -> HashMap<i32, Arc<str>> {
         let named = self.sums.keys().filter(|key| !key.name.is_empty());
         named.map(|key| (key.tid, key.name.clone())).collect()

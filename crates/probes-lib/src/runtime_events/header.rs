@@ -1,5 +1,5 @@
-//! The header of a file of runtime events: `struct runtime_events_metadata_header` of runtime/caml/runtime_events.h. Anybody may have
-//! written it, so that each number is checked before it is used.
+//! The header of a file of runtime events: `struct runtime_events_metadata_header` of runtime/caml/runtime_events.h.
+//! Anybody may have written it, so that each number is checked before it is used.
 
 /// The version of the format, in all versions of OCaml so far.
 const VERSION: u64 = 1;
@@ -20,7 +20,7 @@ pub(super) const NAME_LEN: u64 = 128;
 /// The bytes of the header.
 pub(super) const HEADER_LEN: usize = 64;
 
-/// Where what is in a file of runtime events; offsets from its beginning.
+/// Where the parts of a file of runtime events are, as offsets from its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) domains: u32,

@@ -12,7 +12,8 @@ pub enum RuntimeEventKind<'w> {
     End(&'static str),
     /// A counter of the collector, such as `minor_allocated`, and its value.
     Counter(&'static str, u64),
-    /// Something has happened to the ring or a domain, such as `domain_spawn`; what the number is, if there is one, depends on it.
+    /// Something has happened to the ring or a domain, such as `domain_spawn`. What the number means, if there is one,
+    /// depends on the name.
     Lifecycle(&'static str, Option<i64>),
     /// How many blocks were allocated, by their sizes; only runtimes that were built for it write these.
     Allocations(&'w [u64]),

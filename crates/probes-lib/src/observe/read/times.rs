@@ -1,4 +1,4 @@
-//! [`Times`]: how long something took, each time.
+//! [`Times`]: a histogram of times, with their sum and the longest.
 
 use std::time::Duration;
 
@@ -38,8 +38,9 @@ impl Times {
         Duration::from_nanos(mean.unwrap_or(0) as u64)
     }
 
-    /// Returns a quantile, accurate to 0.2 % (of functions, see [`FunctionLatency`](crate::FunctionLatency)): the time that a `share` (0 to 1) of all times does
-    /// not exceed. Zero if there are no times.
+    /// Returns a quantile: the time that a `share` (0 to 1) of all times does not exceed; zero if there are no times.
+    /// It is accurate to 0.2 %; or to what [`FunctionLatency`](crate::FunctionLatency),
+    /// [`KeyedTimes`](crate::KeyedTimes) and [`WaitTimes`](crate::WaitTimes) say of theirs.
     pub fn quantile(&self, share: f64) -> Duration {
         if self.count() == 0 {
             return Duration::ZERO;
@@ -53,7 +54,8 @@ impl Times {
         self.longest
     }
 
-    /// Returns the times, accurate to 0.2 %, and how many there are of each; the shortest first.
+    /// Returns the times, as accurate as a [quantile](Times::quantile), and how many there are of each; the shortest
+    /// first.
     pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
         let recorded = self.histogram.iter_recorded();
         recorded.map(|it| {
@@ -80,8 +82,9 @@ impl Times {
         };
     }
 
-    /// Returns the times that are counted in buckets of this `precision` ([`histogram::times_of`]), given as bucket and count;
-    /// `longest` and `sum` are in ticks, which are `nanoseconds` long. Without a sum, it is that of the middles of the buckets.
+    /// Returns the times that are counted in buckets of this `precision` ([`histogram::times_of`]), given as bucket and
+    /// count. `longest` and `sum` are in ticks, which are `nanoseconds` long. Without a sum, it is that of the middles
+    /// of the buckets.
     pub(crate) fn of(
         counts: impl Iterator<Item = (u64, u64)>,
         precision: u32,

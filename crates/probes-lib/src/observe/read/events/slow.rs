@@ -1,4 +1,5 @@
-//! [`SlowPair`]: a pair, or a call, that lasted long, from the record that the trampoline of its stop, or of the exit, has written.
+//! [`SlowPair`]: a pair, or a call, that lasted long, from the record that the trampoline at its stop, or at the exit,
+//! has written.
 
 use std::time::Duration;
 
@@ -26,13 +27,13 @@ use crate::sys::ticks::Clock;
 /// ```
 #[derive(Clone, Debug)]
 pub struct SlowPair {
-    /// The index of the pair in the [`Observation`](crate::Observation); `None` of a call.
+    /// The index of the pair in the [`Observation`](crate::Observation); `None` for a call.
     pub pair: Option<usize>,
     /// How long it lasted.
     pub duration: Duration,
-    /// The hit that started it, or the entry of the function. The arguments of an entry are only words: what they point to is not
-    /// recorded. `None` if the start is not known any more: more than 16 starts of the thread waited, or, if pairs are found by key,
-    /// another start took its place.
+    /// The hit that started it, or the entry of the function. The arguments of an entry are only words: what they point
+    /// to is not recorded. `None` if the start is not known any more: more than 16 starts of the thread waited, or
+    /// another start took its place, as starts with different keys may.
     pub start: Option<Event>,
     /// The hit that stopped it, or the exit of the function: its return, with its result, or a jump to another function
     /// ([`EventKind::Jump`]).
@@ -73,7 +74,8 @@ impl EventReader {
         })
     }
 
-    /// Returns the hit at an end of a slow pair or, of a function, its entry or exit.
+    /// Returns the hit at an end of a slow pair or, of a call, its entry if `of_function` is [`EventKind::Hit`], and
+    /// otherwise its exit, whose kind the record says.
     fn end(
         &mut self,
         process: &Process,
