@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
+use super::failed::Failed;
 use super::failures::Failures;
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{
@@ -142,9 +143,13 @@ impl<'o> SeveralObservations<'o> {
         ) -> Result<Next, Failure>,
     ) -> SeveralOutcome<T> {
         let mut last: Vec<(i32, T)> = Vec::new();
-        let mut printed = self.output.begin();
-        if printed.is_ok() && !self.each.is_empty() {
-            printed = self.read_repeatedly(&mut display, &mut last, &mut read, &mut show);
+        let mut printed = Ok(());
+        // The file of -o stays as it is if none can be observed.
+        if !self.each.is_empty() {
+            printed = self.output.begin();
+            if printed.is_ok() {
+                printed = self.read_repeatedly(&mut display, &mut last, &mut read, &mut show);
+            }
         }
         let lasted = self.begun.elapsed();
         let signals = self.interruptible.signals();
@@ -159,10 +164,13 @@ impl<'o> SeveralObservations<'o> {
                     keep(&mut last, pid, last_of(pid, report));
                 }
                 Err(error) => match exit_or_exec(&error) {
-                    Some(exit_or_exec) => messages.note(&format!(
-                        "process {pid} {exit_or_exec}: {}",
-                        last_reading(one.read_at, lasted)
-                    )),
+                    Some(exit_or_exec) => {
+                        messages.note(&format!(
+                            "process {pid} {exit_or_exec}: {}",
+                            last_reading(one.read_at, lasted)
+                        ));
+                        one.warning.update(&messages, &Gaps::of(&one.observer));
+                    }
                     None => self.failures.add(pid, Failure::of_removal(pid, error)),
                 },
             }
@@ -257,10 +265,15 @@ impl<T> SeveralOutcome<T> {
         output: &Output,
         text: Result<String, Failure>,
     ) -> Result<(), Failure> {
-        let last_printed = text.and_then(|text| output.print_last(&text, self.output_was_read));
-        self.printed
-            .and(last_printed)
-            .and(self.failures.finish(OTHERS_WERE_OBSERVED))
+        let last_printed = text.and_then(|text| match &*text {
+            "" => Ok(()),
+            text => output.print_last(text, self.output_was_read),
+        });
+        let mut failures = Failed::default();
+        failures.add(self.printed);
+        failures.add(last_printed);
+        failures.add(self.failures.finish(OTHERS_WERE_OBSERVED));
+        failures.finish(&output.messages)
     }
 }
 

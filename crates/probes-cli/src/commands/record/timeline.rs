@@ -162,6 +162,8 @@ impl Timeline {
 
     /// Adds hits that were read.
     pub(super) fn add_hits(&mut self, events: &Events) {
+        // Before the hits that were read: those that were lost came before them.
+        self.counts.lost_hits = self.counts.lost_hits.saturating_add(events.dropped);
         for event in &events.events {
             self.latest = self.latest.max(event.monotonic);
             match (event.frame, event.kind) {
@@ -177,7 +179,6 @@ impl Timeline {
                     None => drop(self.read_beside_losses.insert(event.name().to_owned(), 1)),
                 }
             }
-            self.counts.lost_hits = self.counts.lost_hits.saturating_add(events.dropped);
             let time = self.latest;
             let lost = vec![Annotation::int("hits", events.dropped)];
             self.instant(TrackId::PROCESS, time, "hits were lost", lost);
@@ -504,8 +505,16 @@ impl Timeline {
                 self.emit(track, time, TrackEventKind::Value(value), Vec::new());
             }
             RuntimeEventKind::Lifecycle(what, number) => {
-                if matches!(what, "ring_pause" | "ring_resume" | "domain_terminate") {
-                    self.end_phases(domain, 0, time, LOST);
+                match what {
+                    // No domain writes any ends meanwhile.
+                    "ring_pause" | "ring_resume" => {
+                        let domains: Vec<u32> = self.domains.keys().copied().collect();
+                        for domain in domains {
+                            self.end_phases(domain, 0, time, LOST);
+                        }
+                    }
+                    "domain_terminate" => self.end_phases(domain, 0, time, LOST),
+                    _ => {}
                 }
                 let number = number.map(|number| Annotation::int("number", number));
                 self.instant(track, time, what, number.into_iter().collect());
