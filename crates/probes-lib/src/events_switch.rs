@@ -75,8 +75,8 @@ pub(crate) struct EventsSwitch {
 struct RuntimeSymbols {
     poll: LiveAddr,
     start: LiveAddr,
-    /// How many bytes of `start` are searched for a `ret`: its length, but at most [`MAX_START`].
-    start_len: u64,
+    /// A `ret` of `start`, if one was found among its first [`MAX_START`] bytes.
+    ret: Option<LiveAddr>,
     enabled: LiveAddr,
     paused: LiveAddr,
     metadata: LiveAddr,
@@ -109,7 +109,7 @@ impl EventsSwitch {
         let Some((word, created)) = symbols.change(target, &memory, mapping.as_ref())? else {
             return Ok(None);
         };
-        let Some(ret) = symbols.ret_of_start(pid, &memory)? else {
+        let Some(ret) = symbols.ret else {
             let why = "the code of its runtime is none that is known";
             return Err(cannot_switch_on(pid, why));
         };
@@ -207,10 +207,19 @@ impl RuntimeSymbols {
             *address = bias.live(only.address);
         }
         let [poll, start, enabled, paused, metadata, path, ring_size] = addresses;
+        // As the file has it: in the process, other jumps may be there.
+        let [in_file] = found[1].as_slice() else {
+            return None;
+        };
+        let mut code = vec![0; in_file.len.min(MAX_START) as usize];
+        let mut loaded = elf.loaded();
+        let segment = loaded.find(|it| it.holds_in_file(in_file.address, code.len() as u64))?;
+        elf.read_loaded(&segment, in_file.address, &mut code).ok()?;
+        let offset = code.iter().position(|&byte| byte == RET);
         Some(RuntimeSymbols {
             poll,
             start,
-            start_len: found[1][0].len.min(MAX_START),
+            ret: offset.map(|offset| start.plus(offset as u64)),
             enabled,
             paused,
             metadata,
@@ -261,15 +270,6 @@ impl RuntimeSymbols {
         let file = RingFile::of(process, path.as_deref(), words);
         let file = file.and_then(|file| file.refuse(process).map(|()| file));
         file.map_err(|why| cannot_switch_on(pid, why))
-    }
-
-    /// Returns where a `ret` is in the function that switches events on.
-    fn ret_of_start(&self, pid: i32, memory: &ProcessMemory) -> Result<Option<LiveAddr>> {
-        let mut code = vec![0; self.start_len as usize];
-        let read = memory.read(self.start, &mut code);
-        read.map_err(|source| Error::of_call(pid, Operation::Read, source))?;
-        let offset = code.iter().position(|&byte| byte == RET);
-        Ok(offset.map(|offset| self.start.plus(offset as u64)))
     }
 }
 

@@ -79,6 +79,13 @@ pub(crate) struct FunctionPlace<'f> {
 }
 
 impl FunctionPlace<'_> {
+    /// Returns whether it is in the function at this address of the process.
+    pub(crate) fn is_in_function_at(&self, address: LiveAddr) -> bool {
+        let start = self.function.function.range().start;
+        let bias = self.function.object.load_bias();
+        bias.is_some_and(|bias| bias.live(start) == address)
+    }
+
     /// Returns whether it is at this address of the process.
     pub(crate) fn is_at(&self, address: LiveAddr) -> bool {
         let start = self.function.function.range().start;

@@ -117,6 +117,9 @@ pub enum Refusal {
     /// It is code that the kernel maps into each process.
     #[error("is code of the kernel (vDSO)")]
     KernelCode,
+    /// It is called to switch the runtime events on, which are read as well.
+    #[error("is called by this tool to switch runtime events on")]
+    SwitchesEvents,
     /// Another tool has set a breakpoint there: a debugger, or uprobes of perf or bpftrace.
     #[error("has a breakpoint of another tool, such as gdb or bpftrace, in its first instructions")]
     Breakpoint,

@@ -234,6 +234,8 @@ impl ObservedFunctions {
             if calls_once.is_some_and(|once| place.is_at(once.before)) {
                 // Whatever else selects it.
                 Wanted::Counted(None)
+            } else if calls_once.is_some_and(|once| place.is_in_function_at(once.callee)) {
+                Wanted::LeftAlone
             } else if let Some(ends) = ends.get(&key) {
                 Wanted::Paired(&words, ends, observation)
             } else if is_timed.contains(&key) {
@@ -406,6 +408,8 @@ impl ObservedFunctions {
             let mut exits_on = None;
             let planned = if object.is_kernels() {
                 Err(Refusal::KernelCode)
+            } else if matches!(wanted(place), Wanted::LeftAlone) {
+                Err(Refusal::SwitchesEvents)
             } else if lacks_argument {
                 Err(Refusal::NoArgument)
             } else if is_timed(place) {
@@ -835,6 +839,8 @@ enum Wanted<'w> {
     Timed(Option<&'w Questions<'w>>, Option<&'w WatchedWords>),
     /// With questions, only some calls.
     Watched(&'w WatchedWords, Option<&'w Questions<'w>>),
+    /// Nothing: it is called, and one of its instructions is executed, to switch events on.
+    LeftAlone,
     /// These ends of pairs.
     Paired(&'w WatchedWords, &'w [PairEnd], &'w Observation),
 }
@@ -896,7 +902,7 @@ impl<'w> Wanted<'w> {
             Wanted::Counted(questions)
             | Wanted::Timed(questions, _)
             | Wanted::Watched(_, questions) => questions,
-            Wanted::Paired(..) => None,
+            Wanted::Paired(..) | Wanted::LeftAlone => None,
         }
     }
 }
