@@ -1208,7 +1208,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_is_asked_about_words_of_calls_or_results() {
+    fn kernel_is_asked_about_calls_or_results() {
         let asks = |words, result, has_results| {
             let function = WatchedFunction {
                 words,

@@ -52,7 +52,7 @@ fn exits_that_are_jumps_can_be_left_out() {
 }
 
 #[test]
-fn flags_are_live_before_a_branch_that_reads_them() {
+fn flags_are_live_before_branches_that_read_them() {
     // cmp $1,%rax; mov $1,%ecx; jne behind; mov $1,%eax; ret
     let bytes = b"\x48\x83\xf8\x01\xb9\x01\0\0\0\x75\x05\xb8\x01\0\0\0\xc3";
     let (planner, ranges) = planner_of(&[bytes]);
@@ -136,7 +136,7 @@ fn trampolines_are_in_reach_of_the_last_jump() {
 }
 
 #[test]
-fn overlaps_are_said_to_be_with_others_or_own() {
+fn overlaps_with_others_and_own_are_distinguished() {
     let text = |offset| Refusal::Overlap { offset }.to_string();
     assert_eq!(
         text(0),
