@@ -49,13 +49,7 @@ impl Tracer<'_> {
     /// If the kernel does not permit it, if a thread does not stop in time, or if the process exits
     /// or execs meanwhile. Then every thread is resumed as if it had not been stopped.
     pub(crate) fn stop<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
-        for _ in 1..TRIES {
-            match self.stop_once(process, limit) {
-                Err(error) if waits_for_processor(&error) => std::thread::sleep(limit),
-                stopped => return stopped,
-            }
-        }
-        self.stop_once(process, limit)
+        with_retries(limit, || self.stop_once(process, limit))
     }
 
     fn stop_once<'p>(&self, process: &'p Process, limit: Duration) -> Result<Stopped<'p>> {
@@ -223,6 +217,17 @@ fn is_traced(error: &Error) -> bool {
         return false;
     };
     matches!(denial, Denial::Traced { .. } | Denial::BeingChanged { .. })
+}
+
+/// Calls `stop` again, `pause` later, if a thread had no processor: [`TRIES`] times in all.
+fn with_retries<T>(pause: Duration, mut stop: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..TRIES {
+        match stop() {
+            Err(error) if waits_for_processor(&error) => std::thread::sleep(pause),
+            stopped => return stopped,
+        }
+    }
+    stop()
 }
 
 /// Returns whether a process could not be stopped because one of its threads is ready to run, and had no processor.
@@ -529,4 +534,42 @@ fn busy(process: &Process, tid: i32, limit: Duration) -> Error {
             deadline_ms: limit.as_millis() as u64,
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn busy_in(state: char) -> Error {
+        let kind = ProcessError::Busy {
+            name: "spin".to_owned(),
+            state,
+            wchan: String::new(),
+            deadline_ms: 500,
+        };
+        Error::new(Subject::Thread { pid: 1, tid: 2 }, kind)
+    }
+
+    /// How often a process was tried to stop that is stopped at try number `succeeds`, with this error before; and whether it was.
+    fn tries(state: char, succeeds: u32) -> (u32, bool) {
+        let mut tries = 0;
+        let stopped = with_retries(Duration::ZERO, || {
+            tries += 1;
+            if tries == succeeds {
+                Ok(())
+            } else {
+                Err(busy_in(state))
+            }
+        });
+        (tries, stopped.is_ok())
+    }
+
+    // promise: Stopping and resuming: A process with a thread that had no processor for the whole deadline is resumed, and tried again twice
+    #[test]
+    fn thread_without_processor_is_tried_again() {
+        assert_eq!(tries('R', 1), (1, true));
+        assert_eq!(tries('R', 3), (3, true));
+        assert_eq!(tries('R', 4), (3, false));
+        assert_eq!(tries('D', 2), (1, false));
+    }
 }

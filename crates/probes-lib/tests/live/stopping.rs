@@ -3,7 +3,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use probes_lib::{
     Action, Effect, ErrorKind, Observation, Options, ProcessError, Selector, State, Subject, Target,
 };
 use test_support::process;
-use test_support::{Guard, Talker, eventually, fixture_forms};
+use test_support::{Talker, eventually, fixture_forms};
 
 use crate::session::{Session, all, heavy_test_lock, patient};
 
@@ -96,65 +95,6 @@ fn stopped_threads_stay_stopped_and_are_changed() {
             session.run().values().all(|&hits| hits > 0).then_some(())
         });
     }
-}
-
-// promise: Stopping and resuming: Threads that have no processor for longer than the deadline are resumed, and stopped
-//    by a later try (2 targets)
-#[test]
-fn threads_without_processor_are_tried_again() {
-    let _lock = heavy_test_lock();
-    let deadline = Duration::from_millis(400);
-    for file in fixture_forms("threads_spin") {
-        let mut session = Session::start(&file);
-        session.options = Options {
-            deadline,
-            ..Options::default()
-        };
-        let pid = session.pid();
-        // Two others take that processor, but for 3 ms now and then, until the first try has failed.
-        let others = share_one_processor(pid, 2);
-        // The kernel gives what is idle a processor at last when others have had theirs.
-        let policy = |policy: &str| {
-            let mut chrt = Command::new("chrt");
-            chrt.args(["--all-tasks", policy, "--pid", "0", &pid.to_string()]);
-            let done = chrt.output().unwrap();
-            assert!(done.status.success(), "{done:?}");
-        };
-        policy("--idle");
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(deadline * 5 / 4);
-                drop(others);
-                // Other tests may want that processor as well.
-                policy("--other");
-            });
-            session.apply(&all(Action::Enable)).unwrap();
-        });
-        assert!(session.run().values().all(|&hits| hits > 0));
-        session.end();
-    }
-}
-
-/// Has a process share one processor with so many programs that compute; of those that this process may use, the first.
-fn share_one_processor(pid: i32, others: usize) -> Vec<Guard> {
-    let allowed = process::status(pid, "Cpus_allowed_list");
-    let first = allowed.split(['-', ',']).next().unwrap();
-    let mut taskset = Command::new("taskset");
-    taskset.args([
-        "--all-tasks",
-        "--pid",
-        "--cpu-list",
-        first,
-        &pid.to_string(),
-    ]);
-    let done = taskset.output().unwrap();
-    assert!(done.status.success(), "{done:?}");
-    let other = |_| {
-        let mut other = Command::new("taskset");
-        other.args(["--cpu-list", first]);
-        Guard::spawn(other.args(["sh", "-c", "while :; do :; done"]))
-    };
-    (0..others).map(other).collect()
 }
 
 // promise: Signals: Thousands of queued signals are delivered once and in order during updates (2 ×
