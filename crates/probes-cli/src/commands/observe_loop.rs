@@ -139,18 +139,8 @@ impl<'t> ActiveObservation<'t> {
         output: &'t Output,
         observe: impl FnOnce() -> probes_lib::Result<Observer>,
     ) -> Result<ActiveObservation<'t>, Failure> {
-        // Signals are blocked before anything is changed, so that none can keep the observation
-        // from being removed.
-        let signals = TerminationSignals::block()?;
-        let interruptible = InterruptibleOutput::new(output, signals)?;
-        let observer = observe_by(target, &output.messages, observe)?;
-        Ok(ActiveObservation::new(
-            target,
-            observer,
-            duration,
-            interruptible,
-            output,
-        ))
+        let observe = || observe_by(target, &output.messages, observe);
+        ActiveObservation::with_observer(target, duration, output, observe)
     }
 
     /// Goes on with the observation of a program that was started with it.
@@ -160,28 +150,26 @@ impl<'t> ActiveObservation<'t> {
         duration: Option<Duration>,
         output: &'t Output,
     ) -> Result<ActiveObservation<'t>, Failure> {
-        let signals = TerminationSignals::block()?;
-        let interruptible = InterruptibleOutput::new(output, signals)?;
-        warn_of_refused_closures(&output.messages, target.pid(), observer.code_digest());
-        Ok(ActiveObservation::new(
-            target,
-            observer,
-            duration,
-            interruptible,
-            output,
-        ))
+        ActiveObservation::with_observer(target, duration, output, || {
+            warn_of_refused_closures(&output.messages, target.pid(), observer.code_digest());
+            Ok(observer)
+        })
     }
 
-    fn new(
+    fn with_observer(
         target: &'t Target,
-        observer: Observer,
         duration: Option<Duration>,
-        mut interruptible: InterruptibleOutput,
         output: &'t Output,
-    ) -> ActiveObservation<'t> {
+        observer: impl FnOnce() -> Result<Observer, Failure>,
+    ) -> Result<ActiveObservation<'t>, Failure> {
+        // Signals are blocked before anything is changed, so that none can keep the observation
+        // from being removed.
+        let signals = TerminationSignals::block()?;
+        let mut interruptible = InterruptibleOutput::new(output, signals)?;
+        let observer = observer()?;
         let begun = Instant::now();
         interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
-        ActiveObservation {
+        Ok(ActiveObservation {
             target,
             observer,
             begun,
@@ -190,7 +178,7 @@ impl<'t> ActiveObservation<'t> {
             interruptible,
             output,
             warning: GapWarning::default(),
-        }
+        })
     }
 
     pub(super) fn observer(&self) -> &Observer {
