@@ -393,6 +393,13 @@ impl ElfFile {
         self.read_at(offset, bytes, "the code around a site")
     }
 
+    /// Reads the bytes that are loaded at `address`, of whatever segment; `None` if the file has not all of them.
+    pub(crate) fn read_address(&self, address: FileAddr, bytes: &mut [u8]) -> Option<()> {
+        let mut segments = self.loaded();
+        let segment = segments.find(|it| it.holds_in_file(address, bytes.len() as u64))?;
+        self.read_loaded(&segment, address, bytes).ok()
+    }
+
     /// Reads all that the file has of a segment.
     pub(crate) fn read_segment(&self, segment: &Segment) -> Result<Vec<u8>> {
         self.read_range(segment.offset, segment.file_len, "a segment")

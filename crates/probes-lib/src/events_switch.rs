@@ -208,13 +208,9 @@ impl RuntimeSymbols {
         }
         let [poll, start, enabled, paused, metadata, path, ring_size] = addresses;
         // As the file has it: in the process, other jumps may be there.
-        let [in_file] = found[1].as_slice() else {
-            return None;
-        };
+        let in_file = found[1].first()?;
         let mut code = vec![0; in_file.len.min(MAX_START) as usize];
-        let mut loaded = elf.loaded();
-        let segment = loaded.find(|it| it.holds_in_file(in_file.address, code.len() as u64))?;
-        elf.read_loaded(&segment, in_file.address, &mut code).ok()?;
+        elf.read_address(in_file.address, &mut code)?;
         let offset = code.iter().position(|&byte| byte == RET);
         Some(RuntimeSymbols {
             poll,

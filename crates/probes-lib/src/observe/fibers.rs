@@ -131,11 +131,8 @@ fn code_of_c_call(runtime: &ElfFile) -> Option<[u8; LEN]> {
         let [found] = symbols.find(["caml_c_call"]).ok()?;
         found.first().map(|symbol| symbol.address)
     })?;
-    let segment = runtime
-        .loaded()
-        .find(|it| it.holds_in_file(address, LEN as u64))?;
     let mut code = [0; LEN];
-    runtime.read_loaded(&segment, address, &mut code).ok()?;
+    runtime.read_address(address, &mut code)?;
     Some(code)
 }
 

@@ -46,14 +46,11 @@ pub(crate) fn is_called_by_ocaml(site: LiveSite<'_>) -> bool {
 
 /// Returns whether a site is in a function of its own, as those of ppx_probe.
 fn is_in_own_function(elf: &ElfFile, site: FileAddr) -> bool {
-    let len = FALSE.len() as u64;
-    let Some(start) = site.0.checked_sub(len).map(FileAddr) else {
+    let Some(start) = site.0.checked_sub(FALSE.len() as u64).map(FileAddr) else {
         return false;
     };
     let mut before = [0; FALSE.len()];
-    let segment = elf.loaded().find(|it| it.holds_in_file(start, len));
-    let read = segment.map(|segment| elf.read_loaded(&segment, start, &mut before));
-    matches!(read, Some(Ok(()))) && before == FALSE
+    elf.read_address(start, &mut before).is_some() && before == FALSE
 }
 
 /// Returns whether the executable is known to have the native runtime of OCaml 4.

@@ -109,12 +109,9 @@ fn is_after_call(elf: &ElfFile, address: FileAddr) -> bool {
     let Some(start) = address.0.checked_sub(LONGEST_CALL as u64) else {
         return true;
     };
-    let segment = elf
-        .loaded()
-        .find(|it| it.holds_in_file(FileAddr(start), LONGEST_CALL as u64));
     let mut bytes = [0; LONGEST_CALL];
-    let read = segment.map(|it| elf.read_loaded(&it, FileAddr(start), &mut bytes));
-    read.is_none_or(|read| read.is_err()) || ends_with_call(&bytes)
+    let read = elf.read_address(FileAddr(start), &mut bytes);
+    read.is_none() || ends_with_call(&bytes)
 }
 
 /// The calls that tables in `data` describe, in the order of their addresses.
