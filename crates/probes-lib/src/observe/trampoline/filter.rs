@@ -619,13 +619,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.mov(rcx, rdx)?;
         self.a.shl(rcx, 3)?;
         self.a.and(rdx, -8)?;
-        unless_kernel_reads(
-            self.a,
-            0,
-            self.context.layout,
-            self.context.shared,
-            self.untyped,
-        )?;
+        self.unless_kernel_reads()?;
         if last > 0 {
             self.a.mov(rax, rcx)?;
             self.a.shr(rax, 3)?;
@@ -635,16 +629,16 @@ impl<'p, 'a> FilterCode<'p, 'a> {
             self.a.je(is_in_page)?;
             self.a.and(rdx, -8)?;
             self.unless_listed(rdx, 0)?;
-            unless_kernel_reads(
-                self.a,
-                0,
-                self.context.layout,
-                self.context.shared,
-                self.untyped,
-            )?;
+            self.unless_kernel_reads()?;
             self.a.set_label(&mut is_in_page)?;
         }
         self.a.shr(rcx, 3)
+    }
+
+    /// Emits a jump to where hits are untyped unless the kernel may be asked, and reads the word at rdx.
+    fn unless_kernel_reads(&mut self) -> Result<(), IcedError> {
+        let FilterContext { layout, shared, .. } = self.context;
+        unless_kernel_reads(self.a, 0, layout, shared, self.untyped)
     }
 
     /// Emits the code that compares a string of C with this one: the whole, or how it begins.

@@ -94,7 +94,6 @@ impl StackCopy {
     /// Emits the code that copies the first bytes of the stack of the thread, the fibers of the innermost link there, and then the rest of the
     /// stack, if there is room.
     fn below_c(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
-        let shared = self.shared;
         let (mut search, mut not_this, mut next) =
             (a.create_label(), a.create_label(), a.create_label());
         let (mut rest, mut page, mut elsewhere) =
@@ -137,7 +136,7 @@ impl StackCopy {
         a.dec(self.field(OF_THREAD))?;
         a.je(rest)?;
         for at in [FIBER_POINTER, FIBER_HANDLER] {
-            unless_kernel_reads(a, at as i32, self.layout, shared, search)?;
+            self.unless_kernel_reads(a, at, search)?;
         }
         a.mov(rsi, self.field(LINK))?;
         a.mov(rsi, qword_ptr(rsi + 8))?;
@@ -158,7 +157,7 @@ impl StackCopy {
         a.mov(self.field(OF_THREAD), rdx)?;
         a.mov(rdx, self.field(FROM))?;
         a.set_label(&mut page)?;
-        unless_kernel_reads(a, 0, self.layout, shared, rest)?;
+        self.unless_kernel_reads(a, 0, rest)?;
         end_of_page(a)?;
         a.cmp(rdx, self.field(OF_THREAD))?;
         a.jb(page)?;
@@ -167,12 +166,12 @@ impl StackCopy {
         self.copy_part(a)?;
         a.mov(rdx, self.field(FIBER))?;
         a.mov(rdx, qword_ptr(rdx + FIBER_HANDLER))?;
-        unless_kernel_reads(a, HANDLER_PARENT as i32, self.layout, shared, rest)?;
+        self.unless_kernel_reads(a, HANDLER_PARENT, rest)?;
         a.mov(rdx, qword_ptr(rdx + HANDLER_PARENT))?;
         a.test(rdx, rdx)?;
         a.je(rest)?;
         for at in [FIBER_POINTER, FIBER_HANDLER] {
-            unless_kernel_reads(a, at as i32, self.layout, shared, rest)?;
+            self.unless_kernel_reads(a, at, rest)?;
         }
         a.mov(rsi, qword_ptr(rdx + FIBER_POINTER))?;
         unless_between(a, rest)?;
@@ -304,9 +303,19 @@ impl StackCopy {
         a.jmp(known)?;
         // It may have been mapped just now.
         a.set_label(&mut ask)?;
-        unless_kernel_reads(a, at as i32, self.layout, self.shared, otherwise)?;
+        self.unless_kernel_reads(a, at, otherwise)?;
         a.set_label(&mut known)?;
         a.nop()
+    }
+
+    /// Emits a jump to `otherwise` unless the kernel may be asked, and reads the word `at` bytes behind rdx. Uses rax, rsi, rdi and r9.
+    fn unless_kernel_reads(
+        self,
+        a: &mut CodeAssembler,
+        at: u64,
+        otherwise: CodeLabel,
+    ) -> Result<(), IcedError> {
+        unless_kernel_reads(a, at as i32, self.layout, self.shared, otherwise)
     }
 
     /// Emits a jump to `otherwise` unless the description of a fiber at rdx can be read. Uses rax, rsi, rdi and r9.
