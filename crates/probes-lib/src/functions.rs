@@ -79,18 +79,22 @@ pub(crate) struct FunctionPlace<'f> {
 }
 
 impl FunctionPlace<'_> {
-    /// Returns whether it is in the function at this address of the process.
-    pub(crate) fn is_in_function_at(&self, address: LiveAddr) -> bool {
+    /// Returns where its function begins in the process.
+    fn function_start(&self) -> Option<LiveAddr> {
         let start = self.function.function.range().start;
         let bias = self.function.object.load_bias();
-        bias.is_some_and(|bias| bias.live(start) == address)
+        bias.map(|bias| bias.live(start))
+    }
+
+    /// Returns whether it is in the function at this address of the process.
+    pub(crate) fn is_in_function_at(&self, address: LiveAddr) -> bool {
+        self.function_start() == Some(address)
     }
 
     /// Returns whether it is at this address of the process.
     pub(crate) fn is_at(&self, address: LiveAddr) -> bool {
-        let start = self.function.function.range().start;
-        let bias = self.function.object.load_bias();
-        bias.is_some_and(|bias| bias.live(start).plus(self.offset) == address)
+        let start = self.function_start();
+        start.is_some_and(|start| start.plus(self.offset) == address)
     }
 }
 
