@@ -53,14 +53,11 @@ impl EventsFolder {
     /// If there can be no folder.
     pub(super) fn make(program: &Path, messages: &Messages) -> Result<EventsFolder, Failure> {
         if let Err(why) = RuntimeEvents::check_program(path_of(program)) {
-            let is_ocaml_4 = matches!(
-                why.kind(),
-                ErrorKind::RuntimeEvents(RuntimeEventsError::Ocaml4)
-            );
-            let others = if is_ocaml_4 {
-                ": only a program that it executes may"
-            } else {
-                ""
+            let others = match why.kind() {
+                ErrorKind::RuntimeEvents(RuntimeEventsError::Ocaml4) => {
+                    ": only a program that it executes may"
+                }
+                _ => "",
             };
             messages.note(&format!("{why}{others}"));
         }

@@ -715,16 +715,12 @@ fn restartable_sequences_stay() {
 fn results_in_the_x87_unit_are_kept() {
     // sub $8,%rsp; test %edi,%edi; je end; mov $1,%eax; call *%rax; mov $2,%edx; mov $3,%eax; call *%rax; mov $4,%edx; end: add $8,%rsp; ret
     let bytes = b"\x48\x83\xec\x08\x85\xff\x74\x18\xb8\x01\0\0\0\xff\xd0\xba\x02\0\0\0\xb8\x03\0\0\0\xff\xd0\xba\x04\0\0\0\x48\x83\xc4\x08\xc3";
-    let range = CodeRange {
-        start: FileAddr(AT),
-        len: bytes.len() as u64,
-    };
-    let mut code = Code::default();
-    code.add(FileAddr(AT), bytes.to_vec(), true);
-    let planner = PatchPlanner::new(code, &[range], &[], []);
+    let (planner, ranges) = planner_of(&[bytes]);
     // Before a call, nothing is in the unit.
     for (offset, is_free) in [(0, true), (8, true), (15, true), (27, false), (32, false)] {
-        let sites = planner.instruction(range, FileAddr(AT + offset)).unwrap();
+        let sites = planner
+            .instruction(ranges[0], FileAddr(AT + offset))
+            .unwrap();
         assert_eq!(sites[0].mmx_is_free(), is_free, "{offset}");
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn of_process(
     refuse_over(args)?;
     let functions = Functions::of_process(target.pid());
     let functions = functions.map_err(Failure::of_process(target.pid()))?;
-    let Some(mut timed) = FunctionsWork::find(&functions) else {
+    let Some(mut timed) = CollectorFunctions::find(&functions) else {
         return Err(Failure::of_process(target.pid())(why));
     };
     output
@@ -73,7 +73,7 @@ pub(super) fn of_program(
     refuse_over(args)?;
     let output = args.output.open_beside_program()?;
     let functions = Functions::of_file(path_of(path)).map_err(of_program)?;
-    let Some(mut timed) = FunctionsWork::find(&functions) else {
+    let Some(mut timed) = CollectorFunctions::find(&functions) else {
         return Err(Failure::NoRuntimeEvents(path.to_owned()));
     };
     output
@@ -118,11 +118,11 @@ fn warn_of_left_out(why: &Error, messages: &Messages) {
 }
 
 /// The names of the functions that are timed, each with what it does.
-struct FunctionsWork(Vec<(String, CollectorWork)>);
+struct CollectorFunctions(Vec<(String, CollectorWork)>);
 
-impl FunctionsWork {
+impl CollectorFunctions {
     /// Finds those that a program has; `None` if it has none.
-    fn find(functions: &Functions) -> Option<FunctionsWork> {
+    fn find(functions: &Functions) -> Option<CollectorFunctions> {
         let mut timed = Vec::new();
         for work in WORK {
             let selector = [FunctionSelector::Collector(work)];
@@ -130,7 +130,7 @@ impl FunctionsWork {
             let names = found.iter().filter_map(|it| it.name());
             timed.extend(names.map(|name| (name.text, work)));
         }
-        (!timed.is_empty()).then_some(FunctionsWork(timed))
+        (!timed.is_empty()).then_some(CollectorFunctions(timed))
     }
 
     fn observation(&self) -> Observation {
