@@ -1,6 +1,6 @@
 # For a newcomer: `make demo`, then `make test`. Both install what is missing, and report it.
 
-# The folder where rustup installs cargo, which is in PATH only from the next login on.
+# The directory where rustup installs cargo, which is in PATH only from the next login on.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: all setup setup-tests install uninstall man package static demo test test-long test-all ci chaos adversary mutants lint sanitize bench docs fmt clean
@@ -9,7 +9,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 PREFIX = /usr/local
 RELEASE = $(or $(CARGO_TARGET_DIR),target)
 
-# Builds with fault injection have a folder of their own, so that none is mistaken for a normal one.
+# Builds with fault injection have a directory of their own, so that none is mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
 CHAOS = $(FAULTS) -p probes-cli --test chaos -- --nocapture --test-threads=1
 

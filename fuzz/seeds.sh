@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes corpus/ from the fixtures: their note sections, and the smallest programs that can be linked
-# from their sources. Run it in this folder, after `dune build ./test-programs/fixtures`.
+# from their sources. Run it in this directory, after `dune build ./test-programs/fixtures`.
 
 set -eu
 sources=../test-programs/fixtures

@@ -51,9 +51,9 @@ fn of_repository() -> Option<String> {
     };
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
     // What the commit and the changes depend on. Not the index, which each `git status` of a user writes.
-    let folder = git(&["rev-parse", "--absolute-git-dir"])?;
+    let directory = git(&["rev-parse", "--absolute-git-dir"])?;
     for file in ["HEAD", "logs/HEAD"] {
-        let path = Path::new(&folder).join(file);
+        let path = Path::new(&directory).join(file);
         if path.exists() {
             println!("cargo:rerun-if-changed={}", path.display());
         }

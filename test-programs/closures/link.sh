@@ -3,9 +3,9 @@
 # standard library.
 set -e
 ocamlopt=$1 source=$(realpath "$2") stubs=$(realpath "$3") flag=$4 output=$(realpath "$5")
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+cd "$directory"
 "$ocamlopt" -c -o closures.cmx -impl "$source"
 "$ocamlopt" -a -o units.cmxa closures.cmx
 cp "$stubs" stubs.c

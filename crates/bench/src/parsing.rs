@@ -14,7 +14,7 @@ const GROUPS: [(&str, &str, &[u64]); 3] = [
     ("runtime-events", "event", &[112_344]),
 ];
 
-/// Runs the benchmarks; `targets` is the folder of the built `test-programs`.
+/// Runs the benchmarks; `targets` is the directory of the built `test-programs`.
 pub(crate) fn run(root: &Path, targets: &Path) -> Result<()> {
     prepare::run(
         prepare::cargo(root)
@@ -24,7 +24,7 @@ pub(crate) fn run(root: &Path, targets: &Path) -> Result<()> {
 }
 
 pub(crate) fn table() -> Result<String> {
-    let release = prepare::own_folder()?;
+    let release = prepare::own_directory()?;
     let mut table = Table::new(&["what", "number", "median", "each"]);
     for (group, element, counts) in GROUPS {
         for &count in counts {

@@ -23,7 +23,7 @@ pub(crate) struct Program {
     pub(crate) path: PathBuf,
 }
 
-/// Names, relative to the fixtures' folder, and numbers of sites.
+/// Names, relative to the fixtures' directory, and numbers of sites.
 const PROGRAMS: [(&str, u64); 7] = [
     ("spin_10.pie", 10),
     ("spin_10.nopie", 10),
@@ -70,7 +70,7 @@ pub(crate) fn build(with_tool: bool) -> Result<BuildOutput> {
     Ok(BuildOutput {
         targets,
         programs: programs.into(),
-        tool: own_folder()?.join("ocaml-probes"),
+        tool: own_directory()?.join("ocaml-probes"),
         root,
     })
 }
@@ -83,11 +83,11 @@ pub(crate) fn cargo(root: &Path) -> Command {
     command
 }
 
-/// Returns `target/release`, the folder of this program.
-pub(crate) fn own_folder() -> Result<PathBuf> {
+/// Returns `target/release`, the directory of this program.
+pub(crate) fn own_directory() -> Result<PathBuf> {
     let own = std::env::current_exe().map_err(Failure::of("cannot find this program"))?;
     match own.parent() {
-        Some(folder) if !cfg!(debug_assertions) => Ok(folder.to_owned()),
+        Some(directory) if !cfg!(debug_assertions) => Ok(directory.to_owned()),
         _ => Err(Failure::new("bench has to be built with --release")),
     }
 }

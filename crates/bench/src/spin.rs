@@ -206,11 +206,11 @@ fn schedule([policy, priority]: [&str; 2]) {
 fn shared_path() -> PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let memory = Path::new("/dev/shm");
-    let folder = if memory.is_dir() {
+    let directory = if memory.is_dir() {
         memory.to_owned()
     } else {
         std::env::temp_dir()
     };
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    folder.join(format!("probes-bench.{}.{number}", std::process::id()))
+    directory.join(format!("probes-bench.{}.{number}", std::process::id()))
 }

@@ -13,7 +13,7 @@ pub(crate) fn look_up(program: &Path) -> Option<PathBuf> {
     if program.as_os_str().as_encoded_bytes().contains(&b'/') {
         return Some(program.to_owned());
     }
-    let folders = env::var_os("PATH")?;
-    let mut files = env::split_paths(&folders).map(|folder| folder.join(program));
+    let directories = env::var_os("PATH")?;
+    let mut files = env::split_paths(&directories).map(|directory| directory.join(program));
     files.find(|file| file.is_file())
 }

@@ -2,7 +2,7 @@
 //! outside.
 //!
 //! `scripts/matrix` makes the chroots, builds the programs in them, and runs this once for each.
-//! OCAML_PROBES_CHROOT names the chroot's folder, OCAML_PROBES_TARGETS the programs in it.
+//! OCAML_PROBES_CHROOT names the chroot's directory, OCAML_PROBES_TARGETS the programs in it.
 //!
 //! `// promise: Section: sentence (how often)` above a test is a row of docs/promises.md: what the test tries to
 //! break, and on how many programs or how many times.

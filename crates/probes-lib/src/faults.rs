@@ -53,7 +53,7 @@ pub enum Call {
     ReadMemory,
     WriteMemory,
     WriteVm,
-    /// A change of the file that records a hold, or of its folder.
+    /// A change of the file that records a hold, or of its directory.
     Record,
 }
 

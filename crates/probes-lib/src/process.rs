@@ -88,7 +88,7 @@ impl Process {
         }
         let path = PathBuf::from(format!("/proc/{pid}"));
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        match open_folder(&path, flags) {
+        match open_directory(&path, flags) {
             Ok(dir) => Ok(Process {
                 pid,
                 dir,
@@ -180,16 +180,18 @@ impl Process {
 
     /// Returns how many files the process has open.
     pub(crate) fn count_files(&self) -> io::Result<u64> {
-        let folder = self.open_file("fd", OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
-        let names = Dir::from_fd(OwnedFd::from(folder))?.into_iter().flatten();
+        let directory = self.open_file("fd", OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
+        let names = Dir::from_fd(OwnedFd::from(directory))?
+            .into_iter()
+            .flatten();
         // Without `.` and `..`.
         Ok(names.count().saturating_sub(2) as u64)
     }
 
     /// Opens the regular file that is `wanted` among those that the process has open.
     pub(crate) fn open_held(&self, wanted: impl Fn(&File) -> io::Result<bool>) -> Option<File> {
-        let folder = self.open_file("fd", OFlag::O_RDONLY | OFlag::O_DIRECTORY);
-        let descriptors = Dir::from_fd(OwnedFd::from(folder.ok()?)).ok()?;
+        let directory = self.open_file("fd", OFlag::O_RDONLY | OFlag::O_DIRECTORY);
+        let descriptors = Dir::from_fd(OwnedFd::from(directory.ok()?)).ok()?;
         descriptors.into_iter().flatten().find_map(|descriptor| {
             let name = Path::new("fd").join(descriptor.file_name().to_str().ok()?);
             self.open_wanted(&name, &wanted).ok()?
@@ -236,8 +238,8 @@ impl Process {
         self.is_exiting_in(&format!("task/{tid}"))
     }
 
-    pub(crate) fn is_exiting_in(&self, folder: &str) -> bool {
-        match self.read(&format!("{folder}/stat")) {
+    pub(crate) fn is_exiting_in(&self, directory: &str) -> bool {
+        match self.read(&format!("{directory}/stat")) {
             Ok(stat) => status::is_exiting(&stat),
             Err(error) => is_gone(&error),
         }
@@ -352,7 +354,7 @@ impl Process {
     /// Calls `read` with the directory of a living thread (`task/TID`, below `/proc/PID`): that of an
     /// exited thread, perhaps the leader, is all but empty. Calls it again with another thread if that
     /// one has exited meanwhile, or if `read` returns `None`.
-    pub(crate) fn with_thread_folder<T>(
+    pub(crate) fn with_thread_directory<T>(
         &self,
         read: impl Fn(&str) -> io::Result<Option<T>>,
     ) -> io::Result<T> {
@@ -384,20 +386,20 @@ impl Process {
 
     /// Returns the user that the program's files in /proc belong to.
     pub(crate) fn owner(&self) -> io::Result<u32> {
-        self.with_thread_folder(|folder| {
-            let path = format!("{folder}/maps");
+        self.with_thread_directory(|directory| {
+            let path = format!("{directory}/maps");
             fault_point!(Stat);
             let status = fstatat(&self.dir, path.as_str(), AtFlags::empty())?;
             // The files of a thread that has exited belong to root.
-            Ok((!self.is_exiting_in(folder)).then_some(status.st_uid))
+            Ok((!self.is_exiting_in(directory)).then_some(status.st_uid))
         })
     }
 
     /// Reads a file in the directory of a living thread whole, such as `maps` or `auxv`, which is
     /// empty only if the thread has exited.
     pub(crate) fn read_of_living_thread(&self, name: &str) -> io::Result<Vec<u8>> {
-        self.with_thread_folder(|folder| {
-            let bytes = self.read(&format!("{folder}/{name}"))?;
+        self.with_thread_directory(|directory| {
+            let bytes = self.read(&format!("{directory}/{name}"))?;
             Ok((!bytes.is_empty()).then_some(bytes))
         })
     }
@@ -405,9 +407,9 @@ impl Process {
     /// Returns whether a file of a living thread has all these lines, in this order. Reads no
     /// further than it has to: the kernel generates each line when it is read.
     pub(crate) fn has_lines(&self, name: &str, wanted: &[&[u8]]) -> io::Result<bool> {
-        self.with_thread_folder(|folder| {
+        self.with_thread_directory(|directory| {
             fault_point!(ReadFile);
-            let file = self.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY)?;
+            let file = self.open_file(&format!("{directory}/{name}"), OFlag::O_RDONLY)?;
             let mut lines = BufReader::with_capacity(FEW_LINES, file.take(MAX_PROC_FILE));
             let mut wanted = wanted.iter().peekable();
             let mut line = Vec::new();
@@ -460,7 +462,7 @@ pub(crate) fn refuse_foreign_proc() -> Result<()> {
     }
 }
 
-fn open_folder(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+fn open_directory(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
     fault_point!(OpenProcess);
     open(path, flags, Mode::empty())
 }

@@ -124,7 +124,7 @@ impl Target {
     pub fn pidfd(&self) -> Result<OwnedFd> {
         let process = self.opened.process();
         let pidfd = pidfd::open(self.pid()).map_err(|source| process.exited_or(source))?;
-        // As long as its folder in /proc is there, the pid is this process's.
+        // As long as its directory in /proc is there, the pid is this process's.
         process
             .status()
             .map_err(|source| process.exited_or(source))?;

@@ -2,7 +2,7 @@
 //! address).
 //!
 //! Every test asserts the same as root and as an ordinary user. To run the binary as another user,
-//! set the folder of the built test programs:
+//! set the directory of the built test programs:
 //! `OCAML_PROBES_TARGETS=…/_build/default/test-programs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]

@@ -1,4 +1,4 @@
-//! Programs in their own user, mount and pid namespaces, with another root folder.
+//! Programs in their own user, mount and pid namespaces, with another root directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::{Scratch, Talker, eventually, output, process};
 
-/// A folder that is the root of a container.
+/// A directory that is the root of a container.
 #[derive(Debug)]
 pub struct Container(Scratch);
 
@@ -15,7 +15,7 @@ impl Container {
     /// the given path inside.
     pub fn with(files: &[(&Path, &Path)]) -> Container {
         let container = Container(Scratch::new());
-        fs::create_dir(container.path(Path::new("/proc"))).expect("a folder can be made");
+        fs::create_dir(container.path(Path::new("/proc"))).expect("a directory can be made");
         for (file, path) in files {
             container.copy(file, path);
             for library in libraries(file) {
@@ -32,8 +32,8 @@ impl Container {
 
     fn copy(&self, file: &Path, there: &Path) {
         let to = self.path(there);
-        let folder = to.parent().expect("it is in a folder");
-        fs::create_dir_all(folder).expect("a folder can be made");
+        let directory = to.parent().expect("it is in a directory");
+        fs::create_dir_all(directory).expect("a directory can be made");
         fs::copy(file, to).expect("a file can be copied");
     }
 

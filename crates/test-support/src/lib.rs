@@ -30,7 +30,7 @@ pub use symbol_file::SymbolFile;
 /// should reach it.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Names the folder of targets built beforehand, for tests run where nothing can be built.
+/// Names the directory of targets built beforehand, for tests run where nothing can be built.
 pub const TARGETS_VARIABLE: &str = "OCAML_PROBES_TARGETS";
 
 /// An OCaml program of `test-programs`, by its name without `.exe`: `service`, `service_nopie`.
@@ -58,11 +58,11 @@ fn existing(path: PathBuf) -> PathBuf {
     path
 }
 
-/// The folder with the built `test-programs`, which are built if they have to be.
+/// The directory with the built `test-programs`, which are built if they have to be.
 fn targets() -> &'static Path {
     static TARGETS: OnceLock<PathBuf> = OnceLock::new();
     TARGETS.get_or_init(|| match std::env::var_os(TARGETS_VARIABLE) {
-        Some(folder) => folder.into(),
+        Some(directory) => directory.into(),
         None => build_targets(),
     })
 }
@@ -72,7 +72,7 @@ fn build_targets() -> PathBuf {
     let root = root
         .canonicalize()
         .expect("the workspace is where it was built");
-    // Test binaries may run side by side, and dune locks its build folder.
+    // Test binaries may run side by side, and dune locks its build directory.
     std::fs::create_dir_all(root.join("target")).expect("cannot make target/");
     let lock = File::create(root.join("target/test-targets.lock")).expect("cannot make a lock");
     let _lock = Flock::lock(lock, FlockArg::LockExclusive)

@@ -261,13 +261,13 @@ pub fn threads(pid: i32) -> Vec<i32> {
 
 /// The open descriptors of a process, and what they are.
 pub fn descriptors(pid: i32) -> Vec<String> {
-    let folder = format!("/proc/{pid}/fd");
+    let directory = format!("/proc/{pid}/fd");
     let name = |fd: i32| {
-        // If `pid` is our own, the descriptor by which the folder was listed is closed by now.
-        let path = fs::read_link(format!("{folder}/{fd}")).ok()?;
+        // If `pid` is our own, the descriptor by which the directory was listed is closed by now.
+        let path = fs::read_link(format!("{directory}/{fd}")).ok()?;
         Some(format!("{fd} {}", path.display()))
     };
-    numbers(&folder).into_iter().filter_map(name).collect()
+    numbers(&directory).into_iter().filter_map(name).collect()
 }
 
 /// The processes that a process has started and not reaped.
@@ -281,9 +281,9 @@ pub fn children(pid: i32) -> Vec<i32> {
     threads(pid).into_iter().flat_map(of_thread).collect()
 }
 
-/// The entries of a folder that are numbers, in order; none if it cannot be read.
-fn numbers(folder: &str) -> Vec<i32> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+/// The entries of a directory that are numbers, in order; none if it cannot be read.
+fn numbers(directory: &str) -> Vec<i32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut numbers: Vec<i32> = entries
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
@@ -293,7 +293,7 @@ fn numbers(folder: &str) -> Vec<i32> {
 
 /// Whether we may open mapped files by the links in `/proc/PID/map_files`.
 pub fn can_open_map_files() -> bool {
-    let links = fs::read_dir("/proc/self/map_files").expect("our own folder");
+    let links = fs::read_dir("/proc/self/map_files").expect("our own directory");
     let mut links = links.flatten();
     links.any(|link| File::open(link.path()).is_ok())
 }

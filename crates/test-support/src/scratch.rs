@@ -1,4 +1,4 @@
-//! A folder for the files of one test.
+//! A directory for the files of one test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::output;
 
-/// A new folder that every user may read, removed with all its files when dropped.
+/// A new directory that every user may read, removed with all its files when dropped.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes one, in the folder for temporary files.
+    /// Makes one, in the directory for temporary files.
     pub fn new() -> Scratch {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("ocaml-probes-test {}-{next}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).expect("a folder for temporary files");
+        std::fs::create_dir(&path).expect("a directory for temporary files");
         let scratch = Scratch(path);
         scratch.run(Command::new("chmod").arg("755").arg(scratch.path()));
         scratch

@@ -36,7 +36,7 @@ perf probe --quiet --del "$event"
 "#;
 
 impl Event {
-    /// Adds the event of a file's probe, or returns why that is not possible. `cache` is a folder for
+    /// Adds the event of a file's probe, or returns why that is not possible. `cache` is a directory for
     /// perf's files.
     pub(super) fn add(
         file: &Path,

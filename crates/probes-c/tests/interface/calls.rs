@@ -190,9 +190,9 @@ fn files_that_cannot_be_opened_are_reported() {
 #[test]
 fn program_that_is_not_dumpable_is_refused() {
     // Root may read everything: the program runs as another user, linked so that it needs no file
-    // of a folder that this user may not enter.
-    for folder in programs(Library::Static) {
-        let program = folder.file("own");
+    // of a directory that this user may not enter.
+    for directory in programs(Library::Static) {
+        let program = directory.file("own");
         let mut talker = if geteuid().is_root() {
             let mut setpriv = Command::new("setpriv");
             setpriv.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
@@ -215,10 +215,10 @@ fn program_that_is_not_dumpable_is_refused() {
 
 #[test]
 fn program_with_another_pid_in_proc_switches_probes() {
-    for folder in programs(Library::Shared) {
+    for directory in programs(Library::Shared) {
         let mut unshare = Command::new("unshare");
         unshare.args(["--user", "--pid", "--fork", "--kill-child"]);
-        let mut talker = Talker::spawn(unshare.arg(folder.file("own")));
+        let mut talker = Talker::spawn(unshare.arg(directory.file("own")));
         talker.expect("ready");
         for line in ["open", "enable ping"] {
             assert_eq!(talker.ask(line, ""), "done");

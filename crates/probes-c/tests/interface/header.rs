@@ -5,18 +5,18 @@ use std::{env, fs};
 
 #[test]
 fn header_equals_the_one_generated_from_the_source() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(directory.join("cbindgen.toml")).unwrap();
     let made = cbindgen::Builder::new()
         .with_config(config)
-        .with_src(folder.join("src/types.rs"))
-        .with_src(folder.join("src/abi.rs"))
+        .with_src(directory.join("src/types.rs"))
+        .with_src(directory.join("src/abi.rs"))
         .generate()
         .unwrap();
     let mut generated = Vec::new();
     made.write(&mut generated);
     let generated = String::from_utf8(generated).unwrap();
-    let header = folder.join("include/probes.h");
+    let header = directory.join("include/probes.h");
     if env::var_os("UPDATE_GOLDEN").is_some() {
         fs::write(&header, &generated).unwrap();
     }

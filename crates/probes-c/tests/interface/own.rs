@@ -20,20 +20,20 @@ pub(crate) struct SelfSwitching {
     pub(crate) talker: Talker,
     /// The same process, seen from here.
     pub(crate) target: Target,
-    _folder: Scratch,
+    _directory: Scratch,
 }
 
 impl SelfSwitching {
     /// Starts it as PIE and as non-PIE, linked with `library`, and makes it open its probes.
     pub(crate) fn forms(library: Library) -> impl Iterator<Item = SelfSwitching> {
-        programs(library).map(move |folder| {
-            let mut talker = Talker::start(&folder.file("own"));
+        programs(library).map(move |directory| {
+            let mut talker = Talker::start(&directory.file("own"));
             assert_eq!(talker.ask("open", ""), "done");
             let target = Target::open(talker.pid()).unwrap();
             SelfSwitching {
                 talker,
                 target,
-                _folder: folder,
+                _directory: directory,
             }
         })
     }
@@ -97,12 +97,12 @@ impl SelfSwitching {
     }
 }
 
-/// Folders with the program, in both forms, linked with `library`.
+/// Directories with the program, in both forms, linked with `library`.
 pub(crate) fn programs(library: Library) -> impl Iterator<Item = Scratch> {
     ["-pie", "-no-pie"].into_iter().map(move |form| {
-        let folder = Scratch::new();
-        build(&folder.file("own"), form, library);
-        folder
+        let directory = Scratch::new();
+        build(&directory.file("own"), form, library);
+        directory
     })
 }
 
@@ -114,21 +114,21 @@ pub(crate) fn path_beside_tests(name: &str) -> PathBuf {
 }
 
 fn build(program: &Path, form: &str, library: Library) {
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let fixtures = crate_folder.join("../../test-programs/fixtures");
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let fixtures = crate_directory.join("../../test-programs/fixtures");
     let mut gcc = Command::new("gcc");
     gcc.args([form, "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(program);
     gcc.arg(if form == "-pie" { "-fPIE" } else { "-fno-pie" });
-    gcc.arg("-I").arg(crate_folder.join("include"));
+    gcc.arg("-I").arg(crate_directory.join("include"));
     gcc.arg("-I").arg(&fixtures);
-    gcc.arg(crate_folder.join("tests/programs/own.c"));
+    gcc.arg(crate_directory.join("tests/programs/own.c"));
     gcc.args(["target.c", "few_sites.S", "wrapper.S"].map(|file| fixtures.join(file)));
     match library {
         Library::Shared => {
             let library = path_beside_tests("libprobes.so");
-            let folder = library.parent().unwrap();
-            gcc.arg(format!("-Wl,-rpath,{}", folder.display()));
+            let directory = library.parent().unwrap();
+            gcc.arg(format!("-Wl,-rpath,{}", directory.display()));
             gcc.arg(library);
         }
         Library::Static => {

@@ -16,7 +16,7 @@ programs, and the probes and functions of the process (-pid) or file (-prog) tha
     ocaml-probes completion fish | source
 To keep it, write the script to where the shell looks for it:
     bash  ~/.local/share/bash-completion/completions/ocaml-probes
-    zsh   _ocaml-probes in a folder of $fpath
+    zsh   _ocaml-probes in a directory of $fpath
     fish  ~/.config/fish/completions/ocaml-probes.fish";
 
 #[derive(Debug, clap::Args)]

@@ -15,32 +15,32 @@ use crate::usage::UsageError;
 const HELP: &str = "\
 To read the page of a subcommand:
     ocaml-probes man latency | man -l -
-With -all it writes a page for ocaml-probes, and one for each subcommand, into a folder, which is created if it is missing.";
+With -all it writes a page for ocaml-probes, and one for each subcommand, into a directory, which is created if it is missing.";
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ocaml-probes man [SUBCOMMAND | -all FOLDER]", after_help = HELP)]
+#[command(override_usage = "ocaml-probes man [SUBCOMMAND | -all DIRECTORY]", after_help = HELP)]
 #[command(next_help_heading = "Flags")]
 pub(crate) struct Args {
     /// The subcommand; without it, the page is about all of them
     #[arg(value_name = "SUBCOMMAND")]
     subcommand: Option<String>,
-    /// Write all pages into FOLDER
-    #[arg(long, value_name = "FOLDER", conflicts_with = "subcommand")]
+    /// Write all pages into DIRECTORY
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "subcommand")]
     all: Option<PathBuf>,
 }
 
 /// `root` is the definition of the command line with all flags.
 pub(super) fn run(args: &Args, root: &Command) -> Result<(), Failure> {
     let shown = || root.get_subcommands().filter(|it| !it.is_hide_set());
-    if let Some(folder) = &args.all {
+    if let Some(directory) = &args.all {
         let failed = |path: &PathBuf| {
             let path = path.clone();
             move |error| Failure::WriteFile(path, error)
         };
-        fs::create_dir_all(folder).map_err(failed(folder))?;
+        fs::create_dir_all(directory).map_err(failed(directory))?;
         let pages = std::iter::once(page::of_all(root));
         for page in pages.chain(shown().map(page::of_subcommand)) {
-            let path = folder.join(format!("{}.1", page.name));
+            let path = directory.join(format!("{}.1", page.name));
             fs::write(&path, page.text).map_err(failed(&path))?;
         }
         return Ok(());

@@ -1,4 +1,4 @@
-//! A program that is started with its runtime events on, in a folder of their own.
+//! A program that is started with its runtime events on, in a directory of their own.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -21,37 +21,37 @@ use crate::signals::{TerminationSignals, WaitEnd};
 /// How often it is checked whether it has begun to write events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A program that was started, and the folder of its events.
+/// A program that was started, and the directory of its events.
 pub(super) struct ProgramWithEvents {
     started: StartedProgram,
     program: PathBuf,
     begun: Instant,
-    folder: EventsFolder,
+    directory: EventsDirectory,
 }
 
-/// A folder that is removed when the program has exited, with the files of events in it; not while processes that it has forked write
+/// A directory that is removed when the program has exited, with the files of events in it; not while processes that it has forked write
 /// there: the runtime ends one that cannot create a file for a child of its own.
-pub(super) struct EventsFolder(PathBuf);
+pub(super) struct EventsDirectory(PathBuf);
 
-impl Drop for EventsFolder {
+impl Drop for EventsDirectory {
     fn drop(&mut self) {
         let is_running = |pid: &str| Path::new("/proc").join(pid).exists();
         let files = fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut names = files.filter_map(|file| file.file_name().into_string().ok());
         if !names.any(|name| name.strip_suffix(".events").is_some_and(is_running)) {
-            // What cannot be removed stays in the folder for temporary files.
+            // What cannot be removed stays in the directory for temporary files.
             let _ = fs::remove_dir_all(&self.0);
         }
     }
 }
 
-impl EventsFolder {
+impl EventsDirectory {
     /// Makes one for a `program` that is to be started. Notes it if that certainly writes no events itself.
     ///
     /// # Errors
     ///
-    /// If there can be no folder.
-    pub(super) fn make(program: &Path, messages: &Messages) -> Result<EventsFolder, Failure> {
+    /// If there can be no directory.
+    pub(super) fn make(program: &Path, messages: &Messages) -> Result<EventsDirectory, Failure> {
         if let Err(why) = RuntimeEvents::check_program(path_of(program)) {
             let others = match why.kind() {
                 ErrorKind::RuntimeEvents(RuntimeEventsError::Ocaml4) => {
@@ -61,9 +61,11 @@ impl EventsFolder {
             };
             messages.note(&format!("{why}{others}"));
         }
-        let folder = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
-        let failed = |source| Failure::System("make a folder for runtime events", source);
-        Ok(EventsFolder(folder.map_err(|errno| failed(errno.into()))?))
+        let directory = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
+        let failed = |source| Failure::System("make a directory for runtime events", source);
+        Ok(EventsDirectory(
+            directory.map_err(|errno| failed(errno.into()))?,
+        ))
     }
 
     /// The environment of a program that writes its events there.
@@ -96,15 +98,15 @@ impl EventsFolder {
 
 /// The runtime events of a program that another thread waits for, once they are there.
 pub(super) struct AwaitedEvents<'f> {
-    folder: &'f EventsFolder,
+    directory: &'f EventsDirectory,
     /// When it is tried next to open them, since the beginning.
     try_at: Duration,
 }
 
 impl<'f> AwaitedEvents<'f> {
-    pub(super) fn in_folder(folder: &'f EventsFolder) -> AwaitedEvents<'f> {
+    pub(super) fn in_directory(directory: &'f EventsDirectory) -> AwaitedEvents<'f> {
         let try_at = Duration::ZERO;
-        AwaitedEvents { folder, try_at }
+        AwaitedEvents { directory, try_at }
     }
 
     /// Opens them, from the first, if it is time to try and they are there by now: `at` after the beginning.
@@ -119,7 +121,7 @@ impl<'f> AwaitedEvents<'f> {
 
     /// Opens those of a program that has exited.
     pub(super) fn of_exited(&self, pid: i32, program: &Path) -> Result<RuntimeEvents, Failure> {
-        self.folder.events_of_exited(pid, program)
+        self.directory.events_of_exited(pid, program)
     }
 }
 
@@ -129,13 +131,13 @@ impl ProgramWithEvents {
         arguments: &[OsString],
         messages: &Messages,
     ) -> Result<ProgramWithEvents, Failure> {
-        let folder = EventsFolder::make(program, messages)?;
+        let directory = EventsDirectory::make(program, messages)?;
         let begun = Instant::now();
         Ok(ProgramWithEvents {
-            started: StartedProgram::start(program, arguments, folder.variables())?,
+            started: StartedProgram::start(program, arguments, directory.variables())?,
             program: program.to_owned(),
             begun,
-            folder,
+            directory,
         })
     }
 
@@ -175,7 +177,7 @@ impl ProgramWithEvents {
 
     /// Opens the events of a program that has exited.
     pub(super) fn events_of_exited(&self) -> Result<RuntimeEvents, Failure> {
-        self.folder.events_of_exited(self.pid(), &self.program)
+        self.directory.events_of_exited(self.pid(), &self.program)
     }
 
     /// The path of the program.

@@ -8,7 +8,7 @@ use probes_lib::{Action, Actions, Launch, Selector, Split};
 
 use super::changes::print_started;
 use super::follow;
-use super::program_with_events::EventsFolder;
+use super::program_with_events::EventsDirectory;
 use super::trace_observe::{self, ObserveFlags};
 use super::wait::Wait;
 use crate::destination::Output;
@@ -92,7 +92,7 @@ impl Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
-    // Not if it is looked up in PATH: the file of that name in this folder is another one.
+    // Not if it is looked up in PATH: the file of that name in this directory is another one.
     if args.prog.components().count() > 1 {
         args.output.refuse_to_overwrite("-prog", &args.prog)?;
     }
@@ -101,18 +101,18 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&args.prog);
     command.args(&args.arguments);
     let reports_collector = args.observe.reports_collector;
-    let folder = reports_collector.then(|| EventsFolder::make(&args.prog, &output.messages));
-    let folder = folder.transpose()?;
-    if let Some(folder) = &folder {
-        command.envs(folder.variables());
+    let directory = reports_collector.then(|| EventsDirectory::make(&args.prog, &output.messages));
+    let directory = directory.transpose()?;
+    if let Some(directory) = &directory {
+        command.envs(directory.variables());
     }
     let mut launch = Launch::new(command).actions(args.actions());
     // Called before the program is started, because preparing may fail.
     let prepare = || Wait::prepare().map_err(wait_failure);
     if args.observe.observes_anything() {
         let (launch, wait) = (launch.attended(), prepare()?);
-        let (observed, folder) = (&args.observe, folder.as_ref());
-        let status = trace_observe::run(launch, wait, observed, output, &args.prog, folder)?;
+        let (observed, directory) = (&args.observe, directory.as_ref());
+        let status = trace_observe::run(launch, wait, observed, output, &args.prog, directory)?;
         return Ok(ExitCode::from(status));
     }
     let wait = args.wait.then(prepare).transpose()?;

@@ -9,7 +9,7 @@ use probes_lib::{GcPauses, RuntimeEvents};
 
 use super::event_loop::{RUNTIME_EVENTS_INTERVAL, warn_of_lost_words};
 use super::failed::Failed;
-use super::program_with_events::{AwaitedEvents, EventsFolder};
+use super::program_with_events::{AwaitedEvents, EventsDirectory};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::GcReport;
@@ -30,14 +30,14 @@ impl<'r> CollectorReader<'r> {
         pid: i32,
         program: &'r Path,
         output: &'r Output,
-        folder: &'r EventsFolder,
+        directory: &'r EventsDirectory,
         begun: Instant,
     ) -> CollectorReader<'r> {
         CollectorReader {
             pid,
             program,
             output,
-            awaited: AwaitedEvents::in_folder(folder),
+            awaited: AwaitedEvents::in_directory(directory),
             events: None,
             pauses: GcPauses::default(),
             begun,

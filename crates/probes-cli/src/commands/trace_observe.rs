@@ -16,7 +16,7 @@ use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
-use super::program_with_events::EventsFolder;
+use super::program_with_events::EventsDirectory;
 use super::slow_pairs::PendingSlowPairs;
 use super::trace_collector::CollectorReader;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
@@ -343,7 +343,7 @@ pub(super) fn run(
     wanted: &ProgramObservation,
     output: &Output,
     program: &Path,
-    folder: Option<&EventsFolder>,
+    directory: Option<&EventsDirectory>,
 ) -> Result<u8, Failure> {
     let begun = Instant::now();
     let launch = if wanted.observes_hits() {
@@ -357,7 +357,7 @@ pub(super) fn run(
     let pid = launched.report().pid;
     let output = &output.clone().with_pid(pid);
     let printed = print_started(output, program, launched.report());
-    let collector = folder.map(|it| CollectorReader::new(pid, program, output, it, begun));
+    let collector = directory.map(|it| CollectorReader::new(pid, program, output, it, begun));
     let observed = launched.take_observer();
     let (status, recorded) = match observed {
         Some(observer) => {

@@ -8,8 +8,8 @@ use crate::ways::every_way;
 /// Whether the programs were built by OCaml 5. Then `domains` and `effects` exist, and `signals` is
 /// killed by SIGSEGV even without the tool (1 of 6 runs of 4 s with OCaml 5.3).
 fn is_of_ocaml_5() -> bool {
-    let folder = program("terminating").with_file_name("ocaml5");
-    folder.join("domains.exe").exists()
+    let directory = program("terminating").with_file_name("ocaml5");
+    directory.join("domains.exe").exists()
 }
 
 // promise: Observations: Timers every 100 µs whose handlers allocate and raise, and signals that a

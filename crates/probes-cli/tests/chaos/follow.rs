@@ -131,15 +131,15 @@ fn interrupt(follower: &mut Guard) {
 }
 
 /// `host` with threads that load and unload an object each, all the time.
-fn churning_host(file: &Path, folder: &Scratch) -> Subject {
+fn churning_host(file: &Path, directory: &Scratch) -> Subject {
     let mut host = Subject::start(file, [] as [&str; 0]);
-    churn(&mut host, folder);
+    churn(&mut host, directory);
     host
 }
 
-fn churn(host: &mut Subject, folder: &Scratch) {
+fn churn(host: &mut Subject, directory: &Scratch) {
     for number in 0..3 {
-        let plugin = folder.copy(&fixture("objects/plugin.so"), &format!("{number}.so"));
+        let plugin = directory.copy(&fixture("objects/plugin.so"), &format!("{number}.so"));
         let line = format!("churner {}", plugin.display());
         host.talker.ask(&line, "churner");
     }
@@ -149,8 +149,8 @@ fn churn(host: &mut Subject, folder: &Scratch) {
 struct Executing(Talker);
 
 impl Executing {
-    fn start(file: &Path, folder: &Scratch) -> Executing {
-        Executing(Talker::start_with(file, [folder.file("state")]))
+    fn start(file: &Path, directory: &Scratch) -> Executing {
+        Executing(Talker::start_with(file, [directory.file("state")]))
     }
 
     /// Makes it start, or continue.
@@ -197,14 +197,14 @@ fn processes_run_on_when_their_follower_ends() {
             }
         }
         for file in fixture_forms("objects/host") {
-            let folder = Scratch::new();
-            let mut host = churning_host(&file, &folder);
+            let directory = Scratch::new();
+            let mut host = churning_host(&file, &directory);
             follow_many_times(&mut case, &mut host, FOLLOWERS);
             host.end();
         }
         for file in fixture_forms("exec_storm") {
-            let folder = Scratch::new();
-            let mut executing = Executing::start(&file, &folder);
+            let directory = Scratch::new();
+            let mut executing = Executing::start(&file, &directory);
             let pid = executing.0.pid();
             for _ in 0..FOLLOWERS {
                 let tool = start_follower(pid, Action::Enable, false);
@@ -292,8 +292,8 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             subject.end();
         }
         for file in fixture_forms("objects/host") {
-            let folder = Scratch::new();
-            let mut host = churning_host(&file, &folder);
+            let directory = Scratch::new();
+            let mut host = churning_host(&file, &directory);
             let follower = Follower::of(host.pid());
             // An object that was being loaded when the follower attached may be missed, but none that is
             // loaded after the next round.
@@ -306,8 +306,8 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             host.end();
         }
         for file in fixture_forms("exec_storm") {
-            let folder = Scratch::new();
-            let mut executing = Executing::start(&file, &folder);
+            let directory = Scratch::new();
+            let mut executing = Executing::start(&file, &directory);
             let follower = Follower::of(executing.0.pid());
             let held = follower.resources();
             executing.go();
@@ -407,9 +407,9 @@ fn followers_under_a_signal_storm_lose_no_signal() {
         }
         // Some of the signals are received in the hook.
         for file in fixture_forms("objects/host") {
-            let folder = Scratch::new();
+            let directory = Scratch::new();
             let (mut storm, mut host) = Storm::start(&file, "0");
-            churn(&mut host, &folder);
+            churn(&mut host, &directory);
             follow_many_times(&mut case, &mut host, FOLLOWERS / 2);
             storm.end(&mut case);
             host.end();

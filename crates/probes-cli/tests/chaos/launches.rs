@@ -37,12 +37,12 @@ fn has_run(output: &Path, what: &str) -> bool {
 
 fn launch(
     case: &mut Case,
-    folder: &Scratch,
+    directory: &Scratch,
     file: &Path,
     script: &str,
     is_observed: bool,
 ) -> FaultRecord {
-    let output = folder.file("output");
+    let output = directory.file("output");
     let mut command = Command::new(file);
     command.stdin(Stdio::null());
     command.stdout(File::create(&output).unwrap());
@@ -88,11 +88,11 @@ fn launch(
 #[test]
 fn failed_launch_leaves_no_program_with_probes_unset() {
     let mut case = Case::begin("failing calls of a launch", 2);
-    let folder = Scratch::new();
+    let directory = Scratch::new();
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
         for file in program_forms("terminating") {
-            let copy = folder.copy(&file, &format!("program{rounds}"));
+            let copy = directory.copy(&file, &format!("program{rounds}"));
             for (fault, is_observed) in [
                 ("error", false),
                 ("error-within", false),
@@ -104,7 +104,7 @@ fn failed_launch_leaves_no_program_with_probes_unset() {
                     let mut calls = 0;
                     for error in 0.. {
                         let script = format!("{fault}:{nth}:#{error}");
-                        let record = launch(&mut case, &folder, &copy, &script, is_observed);
+                        let record = launch(&mut case, &directory, &copy, &script, is_observed);
                         calls = match fault {
                             "error" | "errors" => record.calls.len(),
                             _ => record.calls.iter().filter(|call| call.is_write()).count(),
@@ -128,12 +128,12 @@ fn failed_launch_leaves_no_program_with_probes_unset() {
 #[test]
 fn killed_launch_leaves_no_program_with_probes_unset() {
     let mut case = Case::begin("tool killed before each call of a launch", 2);
-    let folder = Scratch::new();
-    let output = folder.file("output");
+    let directory = Scratch::new();
+    let output = directory.file("output");
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
         for file in program_forms("terminating") {
-            let copy = folder.copy(&file, &format!("program{rounds}"));
+            let copy = directory.copy(&file, &format!("program{rounds}"));
             let path = copy.to_str().unwrap();
             for fault in ["kill", "kill-within"] {
                 for nth in 1.. {

@@ -24,14 +24,14 @@ const CYCLES_PER_CHECK: usize = 100;
 pub(crate) struct Storm {
     sender: Talker,
     what: String,
-    _folder: Scratch,
+    _directory: Scratch,
 }
 
 impl Storm {
     /// Starts a program with this many threads, and the storm over it.
     pub(crate) fn start(file: &Path, threads: &str) -> (Storm, Subject) {
-        let folder = Scratch::new();
-        let shared = folder.file("storm");
+        let directory = Scratch::new();
+        let shared = directory.file("storm");
         std::fs::write(&shared, [0; 4096]).unwrap();
         // At the priority of these threads, which never pause, the tool would get no more processor
         // time than one of them.
@@ -47,7 +47,7 @@ impl Storm {
         let storm = Storm {
             sender,
             what: file.display().to_string(),
-            _folder: folder,
+            _directory: directory,
         };
         (storm, subject)
     }

@@ -11,8 +11,8 @@ use crate::support::{golden, image, object, redacted, run, run_on};
 //    determined nevertheless (all of `corrupt/`)
 #[test]
 fn every_damaged_file_gets_its_message() {
-    let folder = fixture("corrupt");
-    let mut files: Vec<_> = fs::read_dir(&folder)
+    let directory = fixture("corrupt");
+    let mut files: Vec<_> = fs::read_dir(&directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| {

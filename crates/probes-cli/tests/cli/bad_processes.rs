@@ -13,7 +13,7 @@ use test_support::process::{children, status};
 use test_support::{Talker, eventually, fixture, fixture_forms, program};
 
 use crate::observers::rest;
-use crate::support::{Folder, image, is_observed, run, run_command, states};
+use crate::support::{Directory, image, is_observed, run, run_command, states};
 
 /// Asserts that `info` and `attach` of `pid` fail alike, with `why` and `hint`.
 #[track_caller]
@@ -129,9 +129,9 @@ fn process_of_another_user_is_refused() {
     if geteuid().is_root() {
         let target = Talker::start(&fixture("gen_ocaml_2.pie"));
         let before = image(target.pid());
-        // The user `nobody` possibly cannot enter the build folder.
-        let folder = Folder::new("nobody");
-        let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+        // The user `nobody` possibly cannot enter the build directory.
+        let directory = Directory::new("nobody");
+        let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
         for action in ["info", "attach"] {
             let mut nobody = Command::new("setpriv");
             nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -223,10 +223,10 @@ pub(crate) fn as_user(program: &Path) -> Command {
 #[test]
 fn commands_on_undumpable_processes_suggest_sudo() {
     for file in fixture_forms("undumpable") {
-        // The user `nobody` possibly cannot enter the build folder.
-        let folder = Folder::new("undumpable");
-        let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
-        let copy = folder.copy(&file, "undumpable");
+        // The user `nobody` possibly cannot enter the build directory.
+        let directory = Directory::new("undumpable");
+        let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+        let copy = directory.copy(&file, "undumpable");
         let start = || {
             let mut target = Talker::spawn(&mut as_user(&copy));
             target.expect("ready");

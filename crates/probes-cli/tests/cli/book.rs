@@ -99,14 +99,14 @@ fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-/// The script that runs the steps, each with its output and status in files of `folder`.
-fn script(steps: &[Step], folder: &Path) -> String {
+/// The script that runs the steps, each with its output and status in files of `directory`.
+fn script(steps: &[Step], directory: &Path) -> String {
     let port = free_port().to_string();
     let mut script = String::from("trap 'kill $(jobs -p) 2>/dev/null' EXIT\n");
     for (index, step) in steps.iter().enumerate() {
         let command = step.command.replace("8080", &port);
         let command = command.replace("-for 10s", "-for 1s");
-        let file = folder.join(index.to_string());
+        let file = directory.join(index.to_string());
         let file = file.display();
         script += &format!(
             "{{ {command}\n}} >'{file}.output' 2>&1 </dev/null; echo $? >'{file}.status'\n"
@@ -118,7 +118,7 @@ fn script(steps: &[Step], folder: &Path) -> String {
 /// One page at a time: each puts a server under load.
 static ONE_PAGE: Mutex<()> = Mutex::new(());
 
-/// Runs the commands of a page in the folder of the shop, as a reader does.
+/// Runs the commands of a page in the directory of the shop, as a reader does.
 fn run(page: &str) {
     let _one_page = ONE_PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let steps = steps(page);

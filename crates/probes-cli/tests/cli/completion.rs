@@ -131,8 +131,8 @@ fn pids_have_the_names_of_their_programs() {
 /// A terminal in which a shell has read its script, and its prompt is `> `.
 fn shell(name: &str) -> Terminal {
     let terminal = Terminal::open(150, 40);
-    let folder = Path::new(TOOL).parent().unwrap().display();
-    terminal.line(&format!("PATH='{folder}':$PATH; clear"));
+    let directory = Path::new(TOOL).parent().unwrap().display();
+    terminal.line(&format!("PATH='{directory}':$PATH; clear"));
     let (start, script) = match name {
         "bash" => ("PS1='> '", "source <(ocaml-probes completion bash)"),
         "zsh" => (

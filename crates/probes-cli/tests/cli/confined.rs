@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use nix::unistd::geteuid;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, process};
 
-use crate::support::{Folder, image, run, run_command, states};
+use crate::support::{Directory, image, run, run_command, states};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
@@ -240,15 +240,15 @@ fn start_as_nobody_in_namespace_of_root(program: &PathBuf) -> Talker {
     unshare.args(["--user", "sh", "-c"]);
     unshare.arg(r#"read line; exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0""#);
     let mut talker = Talker::spawn(unshare.arg(program));
-    let folder = PathBuf::from(format!("/proc/{}", talker.pid()));
+    let directory = PathBuf::from(format!("/proc/{}", talker.pid()));
     eventually("it is in a namespace of its own", || {
-        let namespace = |folder: &PathBuf| fs::read_link(folder.join("ns/user")).ok();
-        (namespace(&folder)? != namespace(&"/proc/self".into())?).then_some(())
+        let namespace = |directory: &PathBuf| fs::read_link(directory.join("ns/user")).ok();
+        (namespace(&directory)? != namespace(&"/proc/self".into())?).then_some(())
     });
     for map in ["uid_map", "gid_map"] {
         let mut file = fs::File::options()
             .write(true)
-            .open(folder.join(map))
+            .open(directory.join(map))
             .unwrap();
         file.write_all(b"0 0 65536").unwrap();
     }
@@ -269,7 +269,7 @@ fn process_in_namespace_of_root_is_refused() {
         assert!(error.contains("1 is in another user namespace"), "{error}");
         return;
     }
-    // The build folder may be inaccessible to the user `nobody`.
+    // The build directory may be inaccessible to the user `nobody`.
     let scratch = Scratch::new();
     let tool = scratch.copy(TOOL.as_ref(), "ocaml-probes");
     for file in fixture_forms("gen_ocaml_2") {
@@ -302,7 +302,7 @@ fn process_in_namespace_of_root_is_refused() {
 fn missing_ptrace_capability_of_a_container_is_named() {
     const HINT: &str = "start the container with --cap-add=SYS_PTRACE";
     const LACKS: &str = "and this container or service lacks CAP_SYS_PTRACE";
-    let folder = Folder::new("incapable");
+    let directory = Directory::new("incapable");
     for file in fixture_forms("gen_ocaml_2") {
         let target = start_with_command("unshare --user --map-root-user", &file);
         let pid = target.pid();
@@ -313,7 +313,7 @@ fn missing_ptrace_capability_of_a_container_is_named() {
         refused(&inside, pid, &why, HINT);
 
         if geteuid().is_root() {
-            let file = folder.copy(&file, "program");
+            let file = directory.copy(&file, "program");
             let as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
             let target = start_with_command(as_nobody, &file);
             let pid = target.pid();

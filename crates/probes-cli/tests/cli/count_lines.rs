@@ -147,10 +147,10 @@ fn files_of_the_same_name_are_told_apart() {
     let file = scratch.file("twice");
     let mut gcc = Command::new("gcc");
     gcc.args(["-g", "-o"]).arg(&file);
-    for (folder, name) in [("one", "main"), ("two", "other")] {
-        let folder = scratch.path().join(folder);
-        fs::create_dir(&folder).unwrap();
-        let source = folder.join("same.c");
+    for (directory, name) in [("one", "main"), ("two", "other")] {
+        let directory = scratch.path().join(directory);
+        fs::create_dir(&directory).unwrap();
+        let source = directory.join("same.c");
         fs::write(&source, format!("int {name}(void)\n{{\n  return 0;\n}}\n")).unwrap();
         gcc.arg(source);
     }

@@ -9,7 +9,7 @@ use test_support::{
     Guard, Scratch, Talker, eventually, fixture, fixture_forms, process, program_forms,
 };
 
-use crate::support::{Folder, command, image, object, run, run_command, states};
+use crate::support::{Directory, command, image, object, run, run_command, states};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
@@ -200,8 +200,8 @@ fn process_of_another_user_is_foretold() {
         return;
     }
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
-    let folder = Folder::new("nobody");
-    let tool = folder.copy(TOOL.as_ref(), "ocaml-probes");
+    let directory = Directory::new("nobody");
+    let tool = directory.copy(TOOL.as_ref(), "ocaml-probes");
     let nobody = |words: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);

@@ -67,9 +67,9 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Adds all files in `folder` and below whose names end in `extension`, in the order of their names.
-fn collect_files(folder: &Path, extension: &str, files: &mut Vec<PathBuf>) {
-    let entries = fs::read_dir(folder).unwrap();
+/// Adds all files in `directory` and below whose names end in `extension`, in the order of their names.
+fn collect_files(directory: &Path, extension: &str, files: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(directory).unwrap();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     for path in paths {
@@ -219,11 +219,11 @@ fn test_names_have_at_most_eight_words() {
     assert!(long.is_empty(), "{long:#?}");
 }
 
-/// All pages: at the top of the repository, and in the folders that have some.
+/// All pages: at the top of the repository, and in the directories that have some.
 fn pages() -> Vec<PathBuf> {
     let mut pages = Vec::new();
-    for folder in ["docs", "ocaml", "fuzz"] {
-        collect_files(&root().join(folder), "md", &mut pages);
+    for directory in ["docs", "ocaml", "fuzz"] {
+        collect_files(&root().join(directory), "md", &mut pages);
     }
     for entry in fs::read_dir(root()).unwrap() {
         let path = entry.unwrap().path();

@@ -14,7 +14,7 @@ use test_support::process::{self, status};
 use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::count::{end, observing};
-use crate::support::{Folder, command, is_observed, object, run, states};
+use crate::support::{Directory, command, is_observed, object, run, states};
 
 const ON: &str = "ping enabled\npong enabled\n";
 const OFF: &str = "ping disabled\npong disabled\n";
@@ -200,10 +200,10 @@ fn follower_of_another_user_is_named() {
         return;
     }
     for file in fixture_forms("idle_threads") {
-        // The user `nobody` possibly cannot enter the build folder.
-        let folder = Folder::new("follower");
-        let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
-        let file = folder.copy(&file, "program");
+        // The user `nobody` possibly cannot enter the build directory.
+        let directory = Directory::new("follower");
+        let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+        let file = directory.copy(&file, "program");
         let as_nobody = |program: &Path| {
             let mut nobody = Command::new("setpriv");
             nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -259,8 +259,8 @@ fn no_load_is_missed_while_others_observe() {
         let mut talker = Talker::start(&host);
         let pid = talker.pid();
         let following = Following::attach(pid);
-        let folder = Folder::new("follow-lending");
-        let eager = folder.copy(&fixture("objects/eager.so"), "eager.so");
+        let directory = Directory::new("follow-lending");
+        let eager = directory.copy(&fixture("objects/eager.so"), "eager.so");
         let load = format!("load {}", eager.display());
         while_others_observe(pid, || {
             talker.ask(&load, "loaded 0");
@@ -545,8 +545,8 @@ fn objects_loaded_later_have_their_probes_set() {
     for host in fixture_forms("objects/host") {
         let mut talker = Talker::start(&host);
         let pid = talker.pid();
-        let folder = Folder::new("follow-objects");
-        let eager = folder.copy(&fixture("objects/eager.so"), "eager.so");
+        let directory = Directory::new("follow-objects");
+        let eager = directory.copy(&fixture("objects/eager.so"), "eager.so");
         let plugin = fixture("objects/plugin.so");
         let following = Following::attach(pid);
         let hits = |talker: &mut Talker| talker.ask("plugins", "plugins");
@@ -701,8 +701,8 @@ fn followed_program_that_cannot_start_is_an_error() {
     ];
     for (line, program, message) in cases {
         let mut tool = command(line.split(' '));
-        let folder = fixture("family.pie").parent().unwrap().to_owned();
-        let failure = crate::support::run_command(tool.arg(folder.join(program))).failure();
+        let directory = fixture("family.pie").parent().unwrap().to_owned();
+        let failure = crate::support::run_command(tool.arg(directory.join(program))).failure();
         assert!(failure.contains(message), "{failure}");
         assert!(failure.contains("the program was not started"), "{failure}");
     }

@@ -9,7 +9,7 @@ use test_support::{Scratch, Talker, fixture, program, program_forms};
 
 use crate::bad_processes::as_user;
 use crate::count_functions::observing;
-use crate::support::{Folder, command, object, run, run_command, run_with_input};
+use crate::support::{Directory, command, object, run, run_command, run_with_input};
 
 /// Whether the test programs have runtime events.
 fn is_built_by_ocaml_5() -> bool {
@@ -235,8 +235,8 @@ fn file_of_an_earlier_process_is_ignored() {
     // One that has the number now, and is no program of OCaml.
     let other = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = other.pid();
-    let folder = fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
-    assert!(!folder.join(format!("{pid}.events")).exists());
+    let directory = fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
+    assert!(!directory.join(format!("{pid}.events")).exists());
     let error = run(&format!("watch -events all -pid {pid}")).failure();
     assert!(
         error.contains("has no OCaml runtime with symbols"),
@@ -250,8 +250,8 @@ fn events_of_another_user_are_refused() {
         return;
     }
     let target = Talker::start(&program("calls"));
-    let folder = Folder::new("nobody");
-    let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+    let directory = Directory::new("nobody");
+    let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
     for flags in [
         "gc",
         "gc -over 1ms",

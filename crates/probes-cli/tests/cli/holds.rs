@@ -14,21 +14,21 @@ use test_support::{Talker, eventually, fixture, fixture_forms, process};
 use crate::restore::Waiting;
 use crate::support::{both_forms, command, image, probe, run, run_command, started_by, states};
 
-/// The folders in which a user's holds may be recorded.
-fn folders(user: u32) -> Vec<PathBuf> {
-    let mut folders = vec![PathBuf::from(format!("/tmp/ocaml-probes-{user}"))];
+/// The directories in which a user's holds may be recorded.
+fn directories(user: u32) -> Vec<PathBuf> {
+    let mut directories = vec![PathBuf::from(format!("/tmp/ocaml-probes-{user}"))];
     if user == 0 {
-        folders.push(PathBuf::from("/run/ocaml-probes"));
+        directories.push(PathBuf::from("/run/ocaml-probes"));
     }
-    folders
+    directories
 }
 
 /// The records of a process that one of these users has.
 fn records(pid: i32) -> Vec<PathBuf> {
     let users = [geteuid().as_raw(), 65534];
-    let folders = users.into_iter().flat_map(folders);
-    let mut records: Vec<PathBuf> = folders
-        .filter_map(|folder| fs::read_dir(folder).ok())
+    let directories = users.into_iter().flat_map(directories);
+    let mut records: Vec<PathBuf> = directories
+        .filter_map(|directory| fs::read_dir(directory).ok())
         .flatten()
         .map(|entry| entry.unwrap().path())
         .filter(|path| {
@@ -331,8 +331,8 @@ fn record_that_is_no_file_is_not_opened() {
         let hidden = record.with_file_name(format!("kept.{pid}"));
         let link = |record: &Path| symlink(&hidden, record).unwrap();
         let fifo = |record: &Path| mkfifo(record, Mode::S_IRWXU).unwrap();
-        let folder = |record: &Path| fs::create_dir(record).unwrap();
-        for replace in [&link as &dyn Fn(&Path), &fifo, &folder] {
+        let directory = |record: &Path| fs::create_dir(record).unwrap();
+        for replace in [&link as &dyn Fn(&Path), &fifo, &directory] {
             fs::rename(&record, &hidden).unwrap();
             replace(&record);
             assert_eq!(release(pid), "");
@@ -377,9 +377,9 @@ fn records_are_readable_by_all() {
         panic!("no record");
     };
     let of_record = fs::metadata(record).unwrap();
-    let folder = fs::metadata(record.parent().unwrap()).unwrap();
+    let directory = fs::metadata(record.parent().unwrap()).unwrap();
     assert_eq!(of_record.permissions().mode() & 0o777, 0o644);
-    assert_eq!(folder.permissions().mode() & 0o777, 0o755);
+    assert_eq!(directory.permissions().mode() & 0o777, 0o755);
     assert_eq!(of_record.uid(), geteuid().as_raw());
     waiting.send(Signal::SIGTERM);
     assert_eq!(waiting.wait_for_exit().0, Some(0));
@@ -440,25 +440,25 @@ fn user_sees_what_root_holds() {
     }
 }
 
-// promise: Updates for a time: A folder for records that another user has made is not used; the command says so and
+// promise: Updates for a time: A directory for records that another user has made is not used; the command says so and
 //    does its work (2, as root)
 #[test]
-fn folder_of_another_user_is_not_used() {
+fn directory_of_another_user_is_not_used() {
     if !geteuid().is_root() {
-        // Only root can make a folder of another user.
+        // Only root can make a directory of another user.
         return assert_eq!(release_of_own(), "plain 1 -> 0, 1 site\n");
     }
     for (form, user) in [("gen_ocaml_2.pie", 54_321), ("gen_ocaml_2.nopie", 54_322)] {
-        let folder = PathBuf::from(format!("/tmp/ocaml-probes-{user}"));
+        let directory = PathBuf::from(format!("/tmp/ocaml-probes-{user}"));
         let mut target = Talker::spawn(&mut as_user(user, &Command::new(fixture(form))));
         target.expect("ready");
         let pid = target.pid();
         // Of root, not of the user.
-        let _ = fs::create_dir(&folder);
+        let _ = fs::create_dir(&directory);
         let line = format!("attach -pid {pid} -enable plain -for 10ms");
         let attached = run_command(&mut as_user(user, &command(line.split(' '))));
-        fs::remove_dir(&folder).unwrap();
-        let why = format!("({}: another user can write there)", folder.display());
+        fs::remove_dir(&directory).unwrap();
+        let why = format!("({}: another user can write there)", directory.display());
         assert!(attached.stderr.contains(&why), "{}", attached.stderr);
         assert_eq!(
             attached.answer(),

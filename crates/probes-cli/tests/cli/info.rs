@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use test_support::{Talker, fixture, program, program_forms};
 
-use crate::support::{Folder, both_forms, image, number, poke, probe, run, run_on, states};
+use crate::support::{Directory, both_forms, image, number, poke, probe, run, run_on, states};
 
 fn json(pid: i32) -> Value {
     run(&format!("info -json -quiet -pid {pid}")).json()
@@ -222,13 +222,13 @@ fn info_changes_nothing() {
 
 #[test]
 fn running_program_is_read_after_deletion_or_replacement() {
-    let folder = Folder::new("deleted");
-    let file = folder.copy(&fixture("gen_ocaml_2.pie"), "prog");
+    let directory = Directory::new("deleted");
+    let file = directory.copy(&fixture("gen_ocaml_2.pie"), "prog");
     let target = Talker::start(&file);
     let expected = states(target.pid());
     std::fs::remove_file(&file).unwrap();
     assert_eq!(states(target.pid()), expected);
-    folder.copy(&fixture("gen_ocaml.pie"), "prog");
+    directory.copy(&fixture("gen_ocaml.pie"), "prog");
     assert_eq!(states(target.pid()), expected);
     let names = |text: &str| -> Vec<String> {
         let names = text.lines().filter_map(|line| line.split(' ').next());

@@ -248,8 +248,8 @@ fn shell_sees_the_exit_status_of_the_program() {
             shell.wait_for_prompt();
             shell.note_status();
             // A background job, killed by its number.
-            let folder = Scratch::new();
-            let log = folder.file("log");
+            let directory = Scratch::new();
+            let log = directory.file("log");
             let line = format!("{command} </dev/zero >'{}' &", log.display());
             shell.type_line(&line, "");
             shell.shown.pop();

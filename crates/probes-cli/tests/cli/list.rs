@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use test_support::{fixture, fixture_forms, program, program_forms};
 
-use crate::support::{Folder, command, golden, probe, redacted, run, run_command, run_on};
+use crate::support::{Directory, command, golden, probe, redacted, run, run_command, run_on};
 
 #[test]
 fn plain_lines_are_names_sorted() {
@@ -120,9 +120,9 @@ fn all_generations_are_named_by_their_provider() {
 // promise: Bad input: A stripped file that does not show where its counters are is refused (2)
 #[test]
 fn unknown_semaphore_layout_is_refused_with_a_hint() {
-    let folder = Folder::new("layouts");
+    let directory = Directory::new("layouts");
     for file in fixture_forms("gen_ocaml_4_11_1") {
-        let copy = folder.copy(&file, "copy");
+        let copy = directory.copy(&file, "copy");
         assert_eq!(
             run_on("list -quiet", &copy).answer(),
             "only_alpha\nshared\n"
@@ -163,9 +163,9 @@ fn unknown_semaphore_layout_is_refused_with_a_hint() {
 
 #[test]
 fn strange_paths_are_shown_escaped() {
-    let folder = Folder::new("tricks");
+    let directory = Directory::new("tricks");
     let good = fixture("gen_ocaml_2.pie");
-    let file = folder.copy(&good, OsStr::from_bytes(b"a\xff\x1b[31m\nb"));
+    let file = directory.copy(&good, OsStr::from_bytes(b"a\xff\x1b[31m\nb"));
     let list = |flag| run_command(command(["list", flag, "-prog"]).arg(&file));
     assert!(
         list("-json").json()["program"]

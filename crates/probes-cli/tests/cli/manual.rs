@@ -32,8 +32,8 @@ fn shown(page: &str) -> String {
 #[test]
 fn each_subcommand_has_a_page_without_warnings() {
     let scratch = Scratch::new();
-    let folder = scratch.file("man1");
-    run_command(command(["man", "-all"]).arg(&folder)).answer();
+    let directory = scratch.file("man1");
+    run_command(command(["man", "-all"]).arg(&directory)).answer();
     let help = run("help").answer();
     let (_, rest) = help.split_once("Subcommands:\n").unwrap();
     let subcommands = rest.lines().take_while(|line| line.starts_with("  "));
@@ -44,7 +44,7 @@ fn each_subcommand_has_a_page_without_warnings() {
         let mut lint = Command::new("mandoc");
         let lint = lint
             .args(["-T", "lint", "-W", "warning"])
-            .arg(folder.join(page));
+            .arg(directory.join(page));
         let found = output(lint.stderr(Stdio::piped()));
         let found = String::from_utf8_lossy(&found.stdout).into_owned();
         // Who packs the pages dates them.
@@ -52,7 +52,7 @@ fn each_subcommand_has_a_page_without_warnings() {
         let found: Vec<&str> = found.collect();
         assert!(found.is_empty(), "{page}: {found:#?}");
     }
-    let written = fs::read_dir(&folder).unwrap().count();
+    let written = fs::read_dir(&directory).unwrap().count();
     assert_eq!(written, pages.len());
 }
 
@@ -78,11 +78,11 @@ fn page_has_flags_and_text_of_the_help() {
     );
 }
 
-/// All files below a folder, by their paths in it.
-fn files(folder: &Path) -> BTreeSet<String> {
+/// All files below a directory, by their paths in it.
+fn files(directory: &Path) -> BTreeSet<String> {
     let find = output(
         Command::new("find")
-            .arg(folder)
+            .arg(directory)
             .args(["-type", "f", "-printf", "%P\n"]),
     );
     let listed = String::from_utf8(find.stdout).unwrap();
@@ -93,14 +93,14 @@ fn files(folder: &Path) -> BTreeSet<String> {
 fn installation_is_complete_and_removes_itself() {
     let scratch = Scratch::new();
     // As with DESTDIR=scratch PREFIX="/usr local".
-    let folder = scratch.file("usr local");
+    let directory = scratch.file("usr local");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/install");
-    fs::create_dir_all(folder.join("bin")).unwrap();
-    fs::write(folder.join("bin/other"), "").unwrap();
+    fs::create_dir_all(directory.join("bin")).unwrap();
+    fs::write(directory.join("bin/other"), "").unwrap();
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
-    let installed = output(Command::new(&script).arg(&folder).arg(tool));
+    let installed = output(Command::new(&script).arg(&directory).arg(tool));
     assert!(installed.status.success(), "{installed:?}");
-    let found = files(&folder);
+    let found = files(&directory);
     for file in [
         "bin/ocaml-probes",
         "share/man/man1/ocaml-probes.1",
@@ -111,12 +111,12 @@ fn installation_is_complete_and_removes_itself() {
     ] {
         assert!(found.contains(file), "no {file} in {found:#?}");
     }
-    let version = output(Command::new(folder.join("bin/ocaml-probes")).arg("version"));
+    let version = output(Command::new(directory.join("bin/ocaml-probes")).arg("version"));
     assert_eq!(
         String::from_utf8(version.stdout).unwrap(),
         run("version").answer()
     );
-    let removed = output(Command::new(&script).arg("--remove").arg(&folder));
+    let removed = output(Command::new(&script).arg("--remove").arg(&directory));
     assert!(removed.status.success(), "{removed:?}");
-    assert_eq!(files(&folder), BTreeSet::from(["bin/other".to_owned()]));
+    assert_eq!(files(&directory), BTreeSet::from(["bin/other".to_owned()]));
 }

@@ -15,7 +15,7 @@ use crate::support::{command, is_observed, run, states};
 /// What every module uses, so that another copy of its interface would contradict it.
 const NOT_COMPILED: [&str; 2] = ["stdlib", "camlinternalFormatBasics"];
 
-/// OCaml's compiler, and the modules of its standard library, each in a folder of its own.
+/// OCaml's compiler, and the modules of its standard library, each in a directory of its own.
 struct Compiler {
     file: PathBuf,
     sources: Vec<PathBuf>,
@@ -24,8 +24,8 @@ struct Compiler {
 impl Compiler {
     fn find() -> Compiler {
         let said = output(Command::new("ocamlfind").args(["ocamlopt", "-where"]));
-        let folder = String::from_utf8(said.stdout).unwrap();
-        let files = fs::read_dir(folder.trim_end()).unwrap();
+        let directory = String::from_utf8(said.stdout).unwrap();
+        let files = fs::read_dir(directory.trim_end()).unwrap();
         let files = files.map(|file| file.unwrap().path());
         let is_source = |file: &PathBuf| {
             let is_ml = file.extension().is_some_and(|it| it == "ml");
@@ -33,9 +33,10 @@ impl Compiler {
         };
         let mut sources: Vec<PathBuf> = files.filter(is_source).collect();
         sources.sort();
-        assert!(sources.len() > 50, "{folder}");
+        assert!(sources.len() > 50, "{directory}");
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut files = std::env::split_paths(&path).map(|folder| folder.join("ocamlopt.opt"));
+        let mut files =
+            std::env::split_paths(&path).map(|directory| directory.join("ocamlopt.opt"));
         let file = files.find(|file| file.exists());
         Compiler {
             file: file.unwrap(),
@@ -43,13 +44,13 @@ impl Compiler {
         }
     }
 
-    /// Copies the first modules to a folder; returns the arguments that compile them there.
-    fn arguments(&self, folder: &Path, modules: usize) -> Vec<String> {
+    /// Copies the first modules to a directory; returns the arguments that compile them there.
+    fn arguments(&self, directory: &Path, modules: usize) -> Vec<String> {
         let copies = self.sources.iter().take(modules).map(|source| {
             let name = source.file_stem().unwrap();
-            fs::create_dir(folder.join(name)).unwrap();
+            fs::create_dir(directory.join(name)).unwrap();
             let copy = Path::new(name).join(source.file_name().unwrap());
-            fs::copy(source, folder.join(&copy)).unwrap();
+            fs::copy(source, directory.join(&copy)).unwrap();
             copy.to_str().unwrap().to_owned()
         });
         let flags = ["-c", "-g", "-w", "-a"].map(str::to_owned);
@@ -60,29 +61,31 @@ impl Compiler {
 /// Files, by their names.
 type Files = Vec<(PathBuf, Vec<u8>)>;
 
-/// A folder where programs work one after the other: what a compiler writes has its name.
-struct Folder {
+/// A directory where programs work one after the other: what a compiler writes has its name.
+struct Directory {
     work: PathBuf,
 }
 
-impl Folder {
-    fn new(scratch: &Scratch) -> Folder {
+impl Directory {
+    fn new(scratch: &Scratch) -> Directory {
         let work = scratch.file("work");
         fs::create_dir(&work).unwrap();
-        Folder { work }
+        Directory { work }
     }
 
     /// Returns the files that a compiler has written there, and empties it.
     fn take(&self) -> Files {
-        let files = |folder: &Path| {
-            let entries = fs::read_dir(folder).unwrap();
+        let files = |directory: &Path| {
+            let entries = fs::read_dir(directory).unwrap();
             entries.map(|it| it.unwrap().path()).collect::<Vec<_>>()
         };
-        let folders = files(&self.work).into_iter().filter(|it| it.is_dir());
-        let files = folders.flat_map(|folder| files(&folder)).map(|file| {
-            let name = file.strip_prefix(&self.work).unwrap().to_owned();
-            (name, fs::read(file).unwrap())
-        });
+        let directories = files(&self.work).into_iter().filter(|it| it.is_dir());
+        let files = directories
+            .flat_map(|directory| files(&directory))
+            .map(|file| {
+                let name = file.strip_prefix(&self.work).unwrap().to_owned();
+                (name, fs::read(file).unwrap())
+            });
         let mut files: Files = files.collect();
         files.sort();
         fs::remove_dir_all(&self.work).unwrap();
@@ -109,37 +112,37 @@ fn assert_same(alone: &Files, observed: &Files) {
 fn counted_compiler_writes_the_same_bytes() {
     let compiler = Compiler::find();
     let scratch = Scratch::new();
-    let folder = Folder::new(&scratch);
+    let directory = Directory::new(&scratch);
     let mut ocamlopt = Command::new(&compiler.file);
-    let arguments = compiler.arguments(&folder.work, usize::MAX);
-    ocamlopt.args(arguments).current_dir(&folder.work);
+    let arguments = compiler.arguments(&directory.work, usize::MAX);
+    ocamlopt.args(arguments).current_dir(&directory.work);
     let said = output_within(4 * DEADLINE, &mut ocamlopt, || {});
     assert!(said.status.success(), "{said:?}");
-    let alone = folder.take();
+    let alone = directory.take();
 
     let mut trace = command(["trace", "-count", "-fn", "*", "-o", "../counts", "-prog"]);
     trace.arg(&compiler.file).arg("--");
-    trace.args(compiler.arguments(&folder.work, usize::MAX));
-    let said = output_within(4 * DEADLINE, trace.current_dir(&folder.work), || {});
+    trace.args(compiler.arguments(&directory.work, usize::MAX));
+    let said = output_within(4 * DEADLINE, trace.current_dir(&directory.work), || {});
     assert!(said.status.success(), "{said:?}");
-    assert_same(&alone, &folder.take());
+    assert_same(&alone, &directory.take());
     let counts = fs::read_to_string(scratch.file("counts")).unwrap();
     let called = counts.lines().count();
     assert!(called > 5000, "{called}");
 }
 
 /// Starts the compiler, and stops it at its first module until `go` exists.
-fn gated(compiler: &Compiler, folder: &Path) -> Guard {
-    let gate = folder.join("gate");
+fn gated(compiler: &Compiler, directory: &Path) -> Guard {
+    let gate = directory.join("gate");
     let script = "#!/bin/sh\n: > started\nwhile [ ! -e go ]; do sleep 0.02; done\necho \"# 1 \\\"$1\\\"\"\ncat \"$1\"\n";
     fs::write(&gate, script).unwrap();
     fs::set_permissions(&gate, fs::Permissions::from_mode(0o755)).unwrap();
     let mut ocamlopt = Command::new(&compiler.file);
     ocamlopt.args(["-pp", "./gate"]);
-    ocamlopt.args(compiler.arguments(folder, 4));
-    let guard = Guard::spawn(ocamlopt.current_dir(folder).stdin(Stdio::null()));
+    ocamlopt.args(compiler.arguments(directory, 4));
+    let guard = Guard::spawn(ocamlopt.current_dir(directory).stdin(Stdio::null()));
     eventually("the compiler starts", || {
-        folder.join("started").exists().then_some(())
+        directory.join("started").exists().then_some(())
     });
     guard
 }
@@ -149,14 +152,14 @@ fn gated(compiler: &Compiler, folder: &Path) -> Guard {
 fn timed_compiler_writes_the_same_bytes() {
     let compiler = Compiler::find();
     let scratch = Scratch::new();
-    let folder = Folder::new(&scratch);
-    let go = || fs::write(folder.work.join("go"), "").unwrap();
-    let mut ocamlopt = gated(&compiler, &folder.work);
+    let directory = Directory::new(&scratch);
+    let go = || fs::write(directory.work.join("go"), "").unwrap();
+    let mut ocamlopt = gated(&compiler, &directory.work);
     go();
     assert!(ocamlopt.wait().success());
-    let alone = folder.take();
+    let alone = directory.take();
 
-    let mut ocamlopt = gated(&compiler, &folder.work);
+    let mut ocamlopt = gated(&compiler, &directory.work);
     // Types are inferred by recursion, with exceptions.
     let globs = "-json -fn Ctype.*,Env.*,Typecore.*,Stdlib.*,caml_alloc*,caml_modify,caml_raise*";
     let tool = observing("latency", globs, ocamlopt.pid());
@@ -164,7 +167,7 @@ fn timed_compiler_writes_the_same_bytes() {
     assert!(ocamlopt.wait().success());
     let run = tool.until_end();
     assert_eq!(run.code, Some(0), "{}", run.stderr);
-    assert_same(&alone, &folder.take());
+    assert_same(&alone, &directory.take());
     let timed = run.stdout.matches("\"count\":").count();
     assert!(timed > 1000, "{timed}");
 }

@@ -19,7 +19,7 @@ const NOBODY: u32 = 65534;
 /// A server with an empty database.
 struct Server {
     tools: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
     /// After the server: it is removed last.
     server: Option<Guard>,
     _scratch: Scratch,
@@ -28,18 +28,18 @@ struct Server {
 impl Server {
     fn start() -> Server {
         let scratch = Scratch::new();
-        let folder = scratch.file("server");
-        fs::create_dir(&folder).unwrap();
+        let directory = scratch.file("server");
+        fs::create_dir(&directory).unwrap();
         if geteuid().is_root() {
-            chown(&folder, Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(&directory, Some(NOBODY), Some(NOBODY)).unwrap();
         }
         let mut server = Server {
             tools: tools(),
-            folder,
+            directory,
             server: None,
             _scratch: scratch,
         };
-        let data = server.folder.join("data");
+        let data = server.directory.join("data");
         let flags = [
             "-A",
             "trust",
@@ -53,7 +53,7 @@ impl Server {
         assert!(initialized.status.success(), "{initialized:?}");
         let flags = ["-c", "listen_addresses=", "-c", "fsync=off", "-D"];
         let mut command = server.command("postgres", &flags);
-        command.arg(&data).arg("-k").arg(&server.folder);
+        command.arg(&data).arg("-k").arg(&server.directory);
         server.server = Some(Guard::spawn(command.stderr(Stdio::null())));
         eventually("the server answers", || {
             let asked = output(&mut server.client("psql", &["-c", "select 1"]));
@@ -72,14 +72,14 @@ impl Server {
             let starter = format!("setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups");
             command = started_by(&starter, &command);
         }
-        command.current_dir(&self.folder);
+        command.current_dir(&self.directory);
         command
     }
 
     /// A program that connects to it.
     fn client(&self, name: &str, flags: &[&str]) -> Command {
         let mut command = self.command(name, flags);
-        command.args(["-U", "tester", "-h"]).arg(&self.folder);
+        command.args(["-U", "tester", "-h"]).arg(&self.directory);
         command.arg("postgres");
         command
     }
@@ -97,12 +97,12 @@ impl Drop for Server {
     }
 }
 
-/// The folder of its newest version.
+/// The directory of its newest version.
 fn tools() -> PathBuf {
     let versions = fs::read_dir(Path::new("/usr/lib/postgresql"));
     let versions = versions.into_iter().flatten();
     let versions = versions.map(|version| version.unwrap().path().join("bin"));
-    let servers = versions.filter(|folder| folder.join("postgres").exists());
+    let servers = versions.filter(|directory| directory.join("postgres").exists());
     let newest = servers.max();
     newest.unwrap_or_else(|| panic!("scripts/setup installs PostgreSQL"))
 }

@@ -116,8 +116,8 @@ pub(crate) fn run_with_input(input: &str, command: &Command) -> Run {
 /// Compares `actual` with the golden file `tests/cli/golden/NAME`; with UPDATE_GOLDEN set, writes it.
 #[track_caller]
 pub(crate) fn golden(name: &str, actual: &str) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/golden");
-    golden_file(&folder.join(name), actual);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/golden");
+    golden_file(&directory.join(name), actual);
 }
 
 /// Compares `actual` with a file; with UPDATE_GOLDEN set, writes it.
@@ -147,10 +147,10 @@ fn difference(expected: &str, actual: &str) -> String {
 }
 
 /// `text` without what depends on the machine: addresses, build-ids, numbers of three digits and
-/// more, the folder of `path`, and the `./` that dune 3.24 passes to the compiler.
+/// more, the directory of `path`, and the `./` that dune 3.24 passes to the compiler.
 pub(crate) fn redacted(text: &str, path: &Path) -> String {
-    let folder = format!("{}/", path.parent().unwrap().display());
-    let text = text.replace(&folder, "").replace("/./", "/");
+    let directory = format!("{}/", path.parent().unwrap().display());
+    let text = text.replace(&directory, "").replace("/./", "/");
     let mut redacted = String::new();
     let mut word = String::new();
     for character in text.chars().chain(['\n']) {
@@ -242,16 +242,16 @@ pub(crate) fn both_forms(name: &str) -> Vec<Talker> {
         .collect()
 }
 
-/// A folder that is removed at the end of the test.
+/// A directory that is removed at the end of the test.
 #[derive(Debug)]
-pub(crate) struct Folder(pub(crate) PathBuf);
+pub(crate) struct Directory(pub(crate) PathBuf);
 
-impl Folder {
-    pub(crate) fn new(name: &str) -> Folder {
+impl Directory {
+    pub(crate) fn new(name: &str) -> Directory {
         let name = format!("ocaml-probes-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).unwrap();
-        Folder(path)
+        Directory(path)
     }
 
     /// Copies a file in a process of its own: a child that another test forks meanwhile would inherit the open copy, and a
@@ -265,7 +265,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for Directory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

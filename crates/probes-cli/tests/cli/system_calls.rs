@@ -175,10 +175,10 @@ fn calls(trace: &str, program: &Path, pid: i32) -> Vec<String> {
         let Some(call) = Call::parse(line) else {
             continue;
         };
-        // Folders with records of holds are there or not.
+        // Directories with records of holds are there or not.
         let is_of_holds = ["/run/ocaml-probes", "/tmp/ocaml-probes-"]
             .iter()
-            .any(|folder| line.contains(folder));
+            .any(|directory| line.contains(directory));
         if OWN.contains(&call.name) || call.is_answer() || is_of_holds {
             continue;
         }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use test_support::{Guard, Scratch, Talker, fixture, program, program_forms};
 
 use crate::bad_processes::as_user;
-use crate::support::{Folder, Run, command, object, run, run_command, run_on};
+use crate::support::{Directory, Run, command, object, run, run_command, run_on};
 
 #[test]
 fn all_probes_are_on_before_any_code_runs() {
@@ -162,14 +162,14 @@ fn program_gets_its_arguments_environment_and_streams() {
 #[test]
 fn name_without_a_slash_is_searched_in_path() {
     let service = program("terminating");
-    let folder = service.parent().unwrap();
+    let directory = service.parent().unwrap();
     let trace = || command(["trace", "-prog", "terminating.exe"]);
     assert!(
-        run_command(trace().env("PATH", folder))
+        run_command(trace().env("PATH", directory))
             .answer()
             .contains("handler finished")
     );
-    let error = run_command(trace().env("PATH", "/nowhere").current_dir(folder)).failure();
+    let error = run_command(trace().env("PATH", "/nowhere").current_dir(directory)).failure();
     assert!(
         error.contains("cannot run terminating.exe: No such file"),
         "{error}"
@@ -183,7 +183,7 @@ fn name_without_a_slash_is_searched_in_path() {
 
 #[test]
 fn errors_are_found_before_the_program_runs() {
-    let folder = Folder::new("untraceable");
+    let directory = Directory::new("untraceable");
     for (line, file, why) in [
         (
             "trace -enable fooai",
@@ -199,16 +199,16 @@ fn errors_are_found_before_the_program_runs() {
         ("trace", fixture("corrupt/not_elf"), "is not an ELF file"),
         (
             "trace",
-            folder.0.join("missing"),
+            directory.0.join("missing"),
             "No such file or directory",
         ),
-        ("trace", folder.0.clone(), "is not a regular file"),
+        ("trace", directory.0.clone(), "is not a regular file"),
     ] {
         let error = run_on(line, &file).failure();
         assert!(error.contains(why), "{error}");
         assert!(error.contains("the program was not started"), "{error}");
     }
-    let file = folder.copy(&program("terminating"), "not_executable");
+    let file = directory.copy(&program("terminating"), "not_executable");
     fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     let error = run_on("trace", &file).failure();
     assert!(
@@ -243,14 +243,14 @@ fn verbose_prints_the_pid_and_quiet_nothing() {
 
 #[test]
 fn failures_to_execute_come_with_a_hint() {
-    let folder = Folder::new("unexecutable");
-    let copied = |name: &str| folder.copy(&fixture("gen_ocaml_2.pie"), name);
+    let directory = Directory::new("unexecutable");
+    let copied = |name: &str| directory.copy(&fixture("gen_ocaml_2.pie"), name);
     let mode = |path: &Path, mode| {
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     };
 
     mode(&copied("plain"), 0o644);
-    let path = std::env::join_paths([&folder.0]).unwrap();
+    let path = std::env::join_paths([&directory.0]).unwrap();
     let mut tool = command(["trace", "-prog", "plain"]);
     let error = run_command(tool.env("PATH", path)).failure();
     assert!(
@@ -262,8 +262,8 @@ fn failures_to_execute_come_with_a_hint() {
         "{error}"
     );
 
-    // Root cannot enter the folder either, without the capabilities that permit it.
-    let closed = folder.0.join("closed");
+    // Root cannot enter the directory either, without the capabilities that permit it.
+    let closed = directory.0.join("closed");
     fs::create_dir(&closed).unwrap();
     copied("closed/program");
     mode(&closed, 0);
@@ -300,11 +300,11 @@ fn set_capabilities(starter: &[&str], capabilities: &str, file: &Path) {
 //    capabilities)
 #[test]
 fn program_with_privileges_of_its_file_is_refused() {
-    // The user `nobody` possibly cannot enter the build folder.
-    let folder = Folder::new("privileged");
-    let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+    // The user `nobody` possibly cannot enter the build directory.
+    let directory = Directory::new("privileged");
+    let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
     let trace = |file: &Path| run_command(as_user(&tool).args(["trace", "-prog"]).arg(file));
-    let copied = |name| folder.copy(&program("terminating"), name);
+    let copied = |name| directory.copy(&program("terminating"), name);
     let (setuid, capable) = (copied("setuid"), copied("capable"));
     fs::set_permissions(&setuid, Permissions::from_mode(0o4755)).unwrap();
     if !geteuid().is_root() {

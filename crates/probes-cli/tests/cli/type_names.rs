@@ -52,12 +52,15 @@ fn no_two_types_have_the_same_name() {
     let mut types = 0;
     let mut several = Vec::new();
     for entry in fs::read_dir(root().join("crates")).unwrap() {
-        let folder = entry.unwrap();
+        let directory = entry.unwrap();
         let mut defined = BTreeMap::new();
-        add_types(&folder.path().join("src"), &mut defined);
+        add_types(&directory.path().join("src"), &mut defined);
         types += defined.len();
         for (name, places) in defined.iter().filter(|(_, places)| places.len() > 1) {
-            several.push(format!("{}: {name}: {places:?}", folder.path().display()));
+            several.push(format!(
+                "{}: {name}: {places:?}",
+                directory.path().display()
+            ));
         }
     }
     assert!(types > 900, "{types}");

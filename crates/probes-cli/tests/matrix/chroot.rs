@@ -8,7 +8,7 @@ use test_support::{Talker, container};
 /// What separates a program from this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Isolation {
-    /// The chroot is its root folder.
+    /// The chroot is its root directory.
     Chroot,
     /// The same, and it has user, mount and pid namespaces of its own.
     Namespaces,
@@ -89,16 +89,16 @@ fn chroot() -> PathBuf {
         .into()
 }
 
-/// The tool with these arguments, inside the chroot. It reads `words` from standard input; `folder` is /tmp/files there.
-pub(crate) fn tool_inside(folder: &Path, args: &[&str], words: &str) -> Command {
-    std::fs::write(folder.join("input"), words).unwrap();
+/// The tool with these arguments, inside the chroot. It reads `words` from standard input; `directory` is /tmp/files there.
+pub(crate) fn tool_inside(directory: &Path, args: &[&str], words: &str) -> Command {
+    std::fs::write(directory.join("input"), words).unwrap();
     // Mounts are gone with the namespace.
     let script = "mount --bind \"$1\" \"$1\"; cd \"$1\"; mount -t proc proc proc; mount --rbind /dev dev; \
                   mount -t tmpfs -o mode=1777 tmpfs tmp; mkdir tmp/files; mount --bind \"$2\" tmp/files; \
                   cp \"$3\" tmp/ocaml-probes; shift 3; exec chroot . /tmp/ocaml-probes \"$@\" < tmp/files/input";
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-euc"]);
-    command.args([script, "-"]).arg(chroot()).arg(folder);
+    command.args([script, "-"]).arg(chroot()).arg(directory);
     command.arg(env!("CARGO_BIN_EXE_ocaml-probes")).args(args);
     command
 }

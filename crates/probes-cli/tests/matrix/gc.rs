@@ -10,7 +10,7 @@ use test_support::{Scratch, Talker, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
 use crate::events::own_lines;
-use crate::support::{Folder, command, run};
+use crate::support::{Directory, command, run};
 
 /// What events of the program's own consumer add up to: the ends of each phase, and over all domains the count and sum of the
 /// outermost ones, and what was allocated and promoted.
@@ -317,7 +317,7 @@ fn program_that_cannot_create_the_file_is_refused() {
 fn program_is_read_from_its_start() {
     let chroot = std::env::var("OCAML_PROBES_CHROOT").unwrap();
     for file in program_forms("ocaml5/events") {
-        // Its folder for temporary files has to be in the chroot as well.
+        // Its directory for temporary files has to be in the chroot as well.
         let script = "mkdir -p \"$0$OCAML_RUNTIME_EVENTS_DIR\" && chroot \"$0\" \"$1\" && \
                       rm -r \"$0$OCAML_RUNTIME_EVENTS_DIR\"; exit 7";
         let exec = script.replace("&& chroot", "&& exec chroot");
@@ -340,7 +340,7 @@ fn program_is_read_from_its_start() {
             assert!(report["pauses"]["count"].as_u64().unwrap() > 0, "{said}");
             assert!(report["allocated_bytes"].as_u64().unwrap() > 0, "{said}");
             // The program preserves its file, for a tool that is too late to open it.
-            let name = said_folder(&chroot);
+            let name = said_directory(&chroot);
             std::fs::remove_dir_all(name).unwrap();
         }
     }
@@ -354,12 +354,12 @@ fn trace_reports_the_collector_beside_the_rest() {
         for (flags, rounds) in [("-gc", None), ("-gc -count -fn Events.round", Some(20))] {
             for words in ["", "work 2 5\n"] {
                 let scratch = Scratch::new();
-                let folder = scratch.file("input");
+                let directory = scratch.file("input");
                 let program = crate::chroot::inside(&file);
                 let line = format!("trace {flags} -json -prog {}", program.display());
                 let line: Vec<&str> = line.split(' ').collect();
-                let folder = folder.parent().unwrap();
-                let mut tool = crate::chroot::tool_inside(folder, &line, words);
+                let directory = directory.parent().unwrap();
+                let mut tool = crate::chroot::tool_inside(directory, &line, words);
                 let run = crate::support::run_command(&mut tool);
                 assert_eq!(run.code, Some(0), "{}", run.stderr);
                 assert!(run.stdout.starts_with("ready"), "{}", run.stdout);
@@ -377,14 +377,14 @@ fn trace_reports_the_collector_beside_the_rest() {
     }
 }
 
-/// The folder of events that is left in a chroot.
-fn said_folder(chroot: &str) -> std::path::PathBuf {
+/// The directory of events that is left in a chroot.
+fn said_directory(chroot: &str) -> std::path::PathBuf {
     let temporary = std::env::temp_dir();
-    let folder = std::path::Path::new(chroot).join(temporary.strip_prefix("/").unwrap());
-    let entries = std::fs::read_dir(folder).unwrap();
+    let directory = std::path::Path::new(chroot).join(temporary.strip_prefix("/").unwrap());
+    let entries = std::fs::read_dir(directory).unwrap();
     let mut names = entries.map(|entry| entry.unwrap().path());
     let found = names.find(|path| path.to_string_lossy().contains("ocaml-probes-gc."));
-    found.expect("the folder of the events")
+    found.expect("the directory of the events")
 }
 
 // promise: Runtime events: Words that were lost are in every form of the output of `gc` (rings of 1,024 words)
@@ -489,11 +489,11 @@ fn events_and_functions_agree() {
         )
     };
     let events = &program_forms("ocaml5/events")[0];
-    let folder = events.parent().unwrap().parent().unwrap();
+    let directory = events.parent().unwrap().parent().unwrap();
     for name in ["calls.exe", "calls_nopie.exe"] {
         let mut program = Command::new("chroot");
         program.arg(std::env::var_os("OCAML_PROBES_CHROOT").unwrap());
-        program.arg(crate::chroot::inside(&folder.join(name)));
+        program.arg(crate::chroot::inside(&directory.join(name)));
         program.env("OCAML_RUNTIME_EVENTS_START", "1");
         program.env("OCAML_RUNTIME_EVENTS_DIR", "/tmp");
         let mut program = Talker::spawn(&mut program);
@@ -571,9 +571,9 @@ fn files_of_others_are_not_read() {
     let file = &program_forms("ocaml5/events")[0];
     let mut program = ChrootProgram::start(Isolation::Chroot, file, &[]);
     let pid = program.pid;
-    // The one that it would have in the folder that it works in, which is ours.
-    let folder = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
-    let left = folder.join(format!("{pid}.events"));
+    // The one that it would have in the directory that it works in, which is ours.
+    let directory = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
+    let left = directory.join(format!("{pid}.events"));
     std::fs::write(&left, [1; 4096]).unwrap();
     let not_on = run(&format!("watch -events all -pid {pid}")).failure();
     let said = run(&format!("gc -pid {pid} -for 10ms"));
@@ -584,9 +584,9 @@ fn files_of_others_are_not_read() {
     assert!(not_on.contains("runtime events"), "{not_on}");
     assert!(said.stderr.contains("already has a file"), "{said:?}");
     program.talker.ask("start", "started");
-    // The user `nobody` possibly cannot enter the build folder.
-    let folder = Folder::new("nobody");
-    let tool = folder.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+    // The user `nobody` possibly cannot enter the build directory.
+    let directory = Directory::new("nobody");
+    let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
     for flags in ["gc -for 10ms", "watch -events all -for 10ms"] {
         let mut nobody = Command::new("setpriv");
         nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);

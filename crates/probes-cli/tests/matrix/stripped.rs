@@ -1,4 +1,4 @@
-//! Programs of Debian's archive, which are stripped: `OCAML_PROBES_STRIPPED` names the folder that `scripts/matrix` has
+//! Programs of Debian's archive, which are stripped: `OCAML_PROBES_STRIPPED` names the directory that `scripts/matrix` has
 //! unpacked their packages in.
 
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use crate::support::run_on;
 
 /// The executable in the packages whose name begins with `name`.
 fn executable(name: &str) -> PathBuf {
-    let folder = std::env::var_os("OCAML_PROBES_STRIPPED").expect("scripts/matrix sets it");
-    let files = std::fs::read_dir(Path::new(&folder).join("usr/bin")).unwrap();
+    let directory = std::env::var_os("OCAML_PROBES_STRIPPED").expect("scripts/matrix sets it");
+    let files = std::fs::read_dir(Path::new(&directory).join("usr/bin")).unwrap();
     let mut files = files.map(|file| file.unwrap().path());
     let is_it = |file: &PathBuf| {
         let file = file.file_name().unwrap().to_str().unwrap();

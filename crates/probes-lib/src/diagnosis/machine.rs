@@ -16,7 +16,7 @@ use crate::sys::{ptrace, ticks};
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        proc_folder(),
+        proc_directory(),
         hidepid(),
         user(),
         capabilities(),
@@ -35,7 +35,7 @@ fn denied(denial: Denial) -> Error {
     Error::new(Subject::None, ProcessError::Denied { operation, denial })
 }
 
-fn proc_folder() -> Check {
+fn proc_directory() -> Check {
     match refuse_foreign_proc() {
         Ok(()) => Check::pass(CheckKind::Proc, "shows the pids of this pid namespace"),
         Err(error) => Check::error(CheckKind::Proc, error),

@@ -131,8 +131,8 @@ impl LineSearch {
             Some(text.to_string_lossy().into_owned())
         };
         let path = |file: &FileEntry<DwarfBytes<'_>>| {
-            let folder = unit.comp_dir.as_ref().map(|it| it.to_string_lossy());
-            let mut path = folder.unwrap_or_default().into_owned();
+            let directory = unit.comp_dir.as_ref().map(|it| it.to_string_lossy());
+            let mut path = directory.unwrap_or_default().into_owned();
             // DWARF 5, 6.2.4: the first directory is that of the compilation.
             if file.directory_index() != 0 {
                 push(&mut path, &file.directory(header).and_then(text)?);

@@ -302,8 +302,9 @@ impl<'f> FollowSession<'f> {
         if before.is_none_or(|followed| followed.is_to_be_detached) {
             return self.detach_at_exec(&process);
         }
-        let program = process
-            .with_thread_folder(|folder| process.read_link(&format!("{folder}/exe")).map(Some));
+        let program = process.with_thread_directory(|directory| {
+            process.read_link(&format!("{directory}/exe")).map(Some)
+        });
         if let Ok(program) = program {
             self.send(FollowEvent::Executed { pid, program });
         }

@@ -416,8 +416,8 @@ mod tests {
     // promise: Following: objdump disassembles the loader hook to the intended instructions
     #[test]
     fn objdump_shows_the_intended_hook_code() {
-        let folder = Scratch::new();
-        let file = folder.file("hook");
+        let directory = Scratch::new();
+        let file = directory.file("hook");
         let (code, mark) = HOOK_CODE.split_at(HOOK_LEN - MARK.len());
         assert_eq!(mark, MARK);
         std::fs::write(&file, code).unwrap();

@@ -371,8 +371,8 @@ pub(super) fn read_auxv(process: &Process) -> Result<Vec<u8>> {
 
 /// Opens the executable; returns its path as the kernel names it, too.
 pub(crate) fn open_executable(process: &Process) -> io::Result<(PathBuf, File)> {
-    process.with_thread_folder(|folder| {
-        let exe = format!("{folder}/exe");
+    process.with_thread_directory(|directory| {
+        let exe = format!("{directory}/exe");
         let path = process.read_link(&exe)?;
         Ok(Some((path, process.open_file(&exe, OFlag::O_RDONLY)?)))
     })

@@ -44,8 +44,8 @@ impl ProcessMemory {
 
     /// Opens the memory of the program that the process runs.
     pub(crate) fn open(process: &Process, flags: OFlag) -> io::Result<ProcessMemory> {
-        let file = process.with_thread_folder(|folder| {
-            let file = process.open_file(&format!("{folder}/mem"), flags)?;
+        let file = process.with_thread_directory(|directory| {
+            let file = process.open_file(&format!("{directory}/mem"), flags)?;
             // If the thread had exited before the open, reading `mem` returns 0 bytes at every
             // address; if not, it returns bytes or an error at address 0.
             match file.read_at(&mut [0], 0) {

@@ -35,8 +35,8 @@ impl UnwrittenPages {
         objects: &[Object],
         mut mappings: Vec<Mapping>,
     ) -> Option<UnwrittenPages> {
-        let pagemap = process.with_thread_folder(|folder| {
-            let path = format!("{folder}/pagemap");
+        let pagemap = process.with_thread_directory(|directory| {
+            let path = format!("{directory}/pagemap");
             process.open_file(&path, OFlag::O_RDONLY).map(Some)
         });
         mappings.retain(|mapping| {

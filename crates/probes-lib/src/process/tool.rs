@@ -26,7 +26,7 @@ pub(crate) fn new_id() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-/// Returns the command line of this process, without the folder of the program.
+/// Returns the command line of this process, without the directory of the program.
 pub(crate) fn own_command() -> String {
     command_line().unwrap_or_else(|| name_of(std::process::id() as i32))
 }

@@ -36,7 +36,7 @@ const SPARE_FILES: u64 = 8;
 /// The file of the events of a process, which may exist or not.
 #[derive(Debug)]
 pub(crate) struct RingFile {
-    folder: File,
+    directory: File,
     path: PathBuf,
     name: String,
     owner: u32,
@@ -44,7 +44,7 @@ pub(crate) struct RingFile {
 }
 
 impl RingFile {
-    /// Finds where a process creates the file: in `folder`, or where it is none, in the folder that it works in; and how long it is,
+    /// Finds where a process creates the file: in `directory`, or where it is none, in the directory that it works in; and how long it is,
     /// with rings of `words`.
     ///
     /// # Errors
@@ -52,20 +52,20 @@ impl RingFile {
     /// Why it cannot be found.
     pub(crate) fn of(
         process: &Process,
-        folder: Option<&[u8]>,
+        directory: Option<&[u8]>,
         words: u64,
     ) -> Result<RingFile, String> {
         let status = process.status();
         let status = status.map_err(|error| format!("its status cannot be read: {error}"))?;
-        let path = Path::new(OsStr::from_bytes(folder.unwrap_or(b".")));
-        let opened = open_folder(process, path);
+        let path = Path::new(OsStr::from_bytes(directory.unwrap_or(b".")));
+        let opened = open_directory(process, path);
         let path = match path.strip_prefix(".") {
             Ok(_) => process.read_link("cwd").unwrap_or_else(|_| path.to_owned()),
             Err(_) => path.to_owned(),
         };
-        let folder = opened.map_err(|error| {
+        let directory = opened.map_err(|error| {
             format!(
-                "the folder of their file, {}, cannot be opened: {error}",
+                "the directory of their file, {}, cannot be opened: {error}",
                 path.display()
             )
         })?;
@@ -74,7 +74,7 @@ impl RingFile {
         let ring = words.saturating_mul(8).saturating_add(RING_HEADER);
         let rings = domains.saturating_mul(ring);
         Ok(RingFile {
-            folder,
+            directory,
             path,
             name: format!("{}.events", status.innermost),
             owner: status.file_uid,
@@ -89,24 +89,24 @@ impl RingFile {
     /// Why it cannot.
     pub(crate) fn refuse(&self, process: &Process) -> Result<(), String> {
         let (path, len) = (self.path.display(), self.len);
-        let unknown = |error: io::Error| format!("the folder of their file, {path}: {error}");
+        let unknown = |error: io::Error| format!("the directory of their file, {path}: {error}");
         let status = process.status().map_err(unknown)?;
-        let folder = self.folder.metadata().map_err(unknown)?;
-        if !may_create(&folder, &status, is_in_our_user_namespace(process)) {
+        let directory = self.directory.metadata().map_err(unknown)?;
+        if !may_create(&directory, &status, is_in_our_user_namespace(process)) {
             let user = status.file_uid;
             return Err(format!(
                 "it runs as user {user}, who may not write to {path}, where their file is"
             ));
         }
         let has_link = fstatat(
-            &self.folder,
+            &self.directory,
             self.name.as_str(),
             AtFlags::AT_SYMLINK_NOFOLLOW,
         );
         if has_link != Err(Errno::ENOENT) {
             return Err(format!("{path} already has a file {}", self.name));
         }
-        let volume = fstatvfs(&self.folder).map_err(|errno| unknown(errno.into()))?;
+        let volume = fstatvfs(&self.directory).map_err(|errno| unknown(errno.into()))?;
         if volume.flags().contains(FsFlags::ST_RDONLY) {
             return Err(format!("{path}, where their file is, is mounted read-only"));
         }
@@ -141,7 +141,7 @@ impl RingFile {
     /// If another file has the name, or it cannot be removed.
     pub(crate) fn remove(&self, mapping: &Mapping) -> io::Result<()> {
         let found = match fstatat(
-            &self.folder,
+            &self.directory,
             self.name.as_str(),
             AtFlags::AT_SYMLINK_NOFOLLOW,
         ) {
@@ -158,7 +158,11 @@ impl RingFile {
         if !(is_mapped || is_alike) {
             return Err(io::Error::other("another file has that name now"));
         }
-        unlinkat(&self.folder, self.name.as_str(), UnlinkatFlags::NoRemoveDir)?;
+        unlinkat(
+            &self.directory,
+            self.name.as_str(),
+            UnlinkatFlags::NoRemoveDir,
+        )?;
         Ok(())
     }
 
@@ -168,8 +172,8 @@ impl RingFile {
     }
 }
 
-/// Opens a folder as a process sees it.
-fn open_folder(process: &Process, path: &Path) -> io::Result<File> {
+/// Opens a directory as a process sees it.
+fn open_directory(process: &Process, path: &Path) -> io::Result<File> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let Ok(below) = path.strip_prefix("/") else {
         let start = process.open_file("cwd", flags)?;
@@ -198,21 +202,22 @@ fn is_in_our_user_namespace(process: &Process) -> bool {
     own.is_some() && process.identity_of("ns/user").ok() == own
 }
 
-/// Returns whether a process may create files in a folder, by mode bits and capabilities (path_resolution(7)).
-fn may_create(folder: &Metadata, status: &Status, has_our_capabilities: bool) -> bool {
+/// Returns whether a process may create files in a directory, by mode bits and capabilities (path_resolution(7)).
+fn may_create(directory: &Metadata, status: &Status, has_our_capabilities: bool) -> bool {
     const WRITE_AND_SEARCH: u32 = 0o3;
     if has_our_capabilities && status.effective & CAP_DAC_OVERRIDE != 0 {
         return true;
     }
-    let is_in_group = status.file_gid == folder.gid() || status.groups.contains(&folder.gid());
-    let shift = if status.file_uid == folder.uid() {
+    let is_in_group =
+        status.file_gid == directory.gid() || status.groups.contains(&directory.gid());
+    let shift = if status.file_uid == directory.uid() {
         6
     } else if is_in_group {
         3
     } else {
         0
     };
-    folder.mode() >> shift & WRITE_AND_SEARCH == WRITE_AND_SEARCH
+    directory.mode() >> shift & WRITE_AND_SEARCH == WRITE_AND_SEARCH
 }
 
 /// Returns `d=` of OCAMLRUNPARAM or CAMLRUNPARAM; 0 if it has none.
@@ -248,25 +253,31 @@ mod tests {
 
     #[test]
     fn mode_bits_of_the_first_class_decide() {
-        let folder = File::open(std::env::temp_dir())
+        let directory = File::open(std::env::temp_dir())
             .unwrap()
             .metadata()
             .unwrap();
-        let (owner, group) = (folder.uid(), folder.gid());
+        let (owner, group) = (directory.uid(), directory.gid());
         let status = |file_uid, file_gid, effective| Status {
             file_uid,
             file_gid,
             effective,
             ..Status::default()
         };
-        let bits = |shift: u32| folder.mode() >> shift & 3 == 3;
+        let bits = |shift: u32| directory.mode() >> shift & 3 == 3;
         let other = owner.wrapping_add(1);
-        assert_eq!(may_create(&folder, &status(owner, group, 0), true), bits(6));
-        assert_eq!(may_create(&folder, &status(other, group, 0), true), bits(3));
+        assert_eq!(
+            may_create(&directory, &status(owner, group, 0), true),
+            bits(6)
+        );
+        assert_eq!(
+            may_create(&directory, &status(other, group, 0), true),
+            bits(3)
+        );
         let in_none = status(other, group.wrapping_add(1), 0);
-        assert_eq!(may_create(&folder, &in_none, true), bits(0));
+        assert_eq!(may_create(&directory, &in_none, true), bits(0));
         assert!(may_create(
-            &folder,
+            &directory,
             &status(other, group, CAP_DAC_OVERRIDE),
             true
         ));

@@ -18,7 +18,7 @@ use crate::process::{Process, denial, is_gone};
 #[derive(Debug)]
 pub(crate) struct ThreadFiles {
     process: Arc<Process>,
-    folder: String,
+    directory: String,
     syscall: File,
     /// `None` if the kernel does not count time slices: then its counts of switches are used.
     schedstat: Option<File>,
@@ -73,9 +73,9 @@ impl ThreadFiles {
     ///
     /// If they may not be read.
     pub(crate) fn open(process: &Arc<Process>, tid: i32) -> Result<Option<ThreadFiles>> {
-        let folder = format!("task/{tid}");
-        let open = |name: &str| process.open_file(&format!("{folder}/{name}"), OFlag::O_RDONLY);
-        let Some(syscall) = unless_gone(process, &folder, open("syscall"))? else {
+        let directory = format!("task/{tid}");
+        let open = |name: &str| process.open_file(&format!("{directory}/{name}"), OFlag::O_RDONLY);
+        let Some(syscall) = unless_gone(process, &directory, open("syscall"))? else {
             return Ok(None);
         };
         let schedstat = open("schedstat").ok();
@@ -85,7 +85,7 @@ impl ThreadFiles {
             process: process.clone(),
             syscall,
             schedstat,
-            folder,
+            directory,
         }))
     }
 
@@ -99,7 +99,7 @@ impl ThreadFiles {
         let Some(slices) = self.slices()? else {
             return Ok(None);
         };
-        let syscall = unless_gone(&self.process, &self.folder, read(&self.syscall))?;
+        let syscall = unless_gone(&self.process, &self.directory, read(&self.syscall))?;
         Ok(syscall.map(|syscall| Moment { syscall, slices }))
     }
 
@@ -113,11 +113,11 @@ impl ThreadFiles {
             Some(file) => read(file),
             None => self.switches(),
         };
-        Ok(unless_gone(&self.process, &self.folder, slices)?.map(Slices))
+        Ok(unless_gone(&self.process, &self.directory, slices)?.map(Slices))
     }
 
     fn switches(&self) -> io::Result<Vec<u8>> {
-        let status = self.process.read(&format!("{}/status", self.folder))?;
+        let status = self.process.read(&format!("{}/status", self.directory))?;
         let lines = status.split(|&byte| byte == b'\n');
         let switches = lines.filter(|line| memchr::memmem::find(line, b"ctxt_switches").is_some());
         Ok(switches.collect::<Vec<_>>().join(&b' '))
@@ -125,31 +125,34 @@ impl ThreadFiles {
 
     /// Its name; empty if it has exited.
     pub(crate) fn name(&self) -> String {
-        let name = self.process.read(&format!("{}/comm", self.folder));
+        let name = self.process.read(&format!("{}/comm", self.directory));
         let name = name.unwrap_or_default();
         String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned()
     }
 
     /// The function of the kernel that it waits in.
     pub(super) fn kernel_function(&self) -> Option<String> {
-        let name = self.process.read(&format!("{}/wchan", self.folder)).ok()?;
+        let name = self
+            .process
+            .read(&format!("{}/wchan", self.directory))
+            .ok()?;
         let name = String::from_utf8(name).ok()?;
         (!name.is_empty() && name != "0").then_some(name)
     }
 
     /// Returns whether it is stopped by a signal or a debugger.
     pub(super) fn is_stopped(&self) -> bool {
-        let status = self.process.read(&format!("{}/status", self.folder));
+        let status = self.process.read(&format!("{}/status", self.directory));
         let status = status.map(|bytes| Status::parse(&bytes));
         status.is_ok_and(|status| matches!(status.state, 'T' | 't'))
     }
 }
 
 /// Returns `None` instead of an error if the thread has exited.
-fn unless_gone<T>(process: &Process, folder: &str, found: io::Result<T>) -> Result<Option<T>> {
+fn unless_gone<T>(process: &Process, directory: &str, found: io::Result<T>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
-        Err(error) if is_gone(&error) || process.is_exiting_in(folder) => Ok(None),
+        Err(error) if is_gone(&error) || process.is_exiting_in(directory) => Ok(None),
         Err(error) => Err(denial::denied_or_exited(process, Operation::Read, error)),
     }
 }

@@ -34,7 +34,7 @@ use crate::process::program::Program;
 use crate::process::status;
 use crate::process::tool::{own_namespace, since_boot};
 use crate::select::AppliedChange;
-use crate::update::holds::files::{Folder, LockedRecord, RecordFile};
+use crate::update::holds::files::{Directory, LockedRecord, RecordFile};
 use crate::update::holds::record::{
     CounterEntry, EntryOutcome, Held, HolderRecord, ParsedRecord, ProcessKey,
 };
@@ -77,7 +77,7 @@ fn names_of(process: &Process) -> io::Result<(i32, u64, u64)> {
 /// The records of one process, wherever they are believed: those of root, of us, and of the user that the
 /// process belongs to, who could change its counters anyway.
 pub(crate) struct ProcessRecords {
-    folders: Vec<Arc<Folder>>,
+    directories: Vec<Arc<Directory>>,
     key: ProcessKey,
 }
 
@@ -163,7 +163,7 @@ impl FoundRecord {
                 }),
             }
         }
-        let folder = self.file.folder();
+        let directory = self.file.directory();
         Holder {
             tool: ToolProcess {
                 pid,
@@ -172,8 +172,8 @@ impl FoundRecord {
                 age: since_boot().saturating_sub(Duration::from_nanos(begun)),
                 is_alive: self.is_alive,
             },
-            user: folder.owner,
-            can_be_released: folder.can_write(),
+            user: directory.owner,
+            can_be_released: directory.can_write(),
             probes,
         }
     }
@@ -183,40 +183,43 @@ impl ProcessRecords {
     /// Returns `None` if there is no record of this process.
     pub(crate) fn of(process: &Process) -> Option<ProcessRecords> {
         let own = geteuid().as_raw();
-        let mut folders = Folder::of_users(&[own, 0, process.effective_user()]);
+        let mut directories = Directory::of_users(&[own, 0, process.effective_user()]);
         let pid = process.pid();
-        if !folders.iter().any(|folder| folder.has_records_of(pid)) {
+        if !directories
+            .iter()
+            .any(|directory| directory.has_records_of(pid))
+        {
             return None;
         }
         // A user does not own a program that has gained privileges.
         let owner = process.owner().unwrap_or(own);
-        folders.retain(|folder| [own, 0, owner].contains(&folder.owner));
+        directories.retain(|directory| [own, 0, owner].contains(&directory.owner));
         let key = ProcessKey::of(process).ok()?;
-        Some(ProcessRecords { folders, key })
+        Some(ProcessRecords { directories, key })
     }
 
-    /// Returns the names of the records, with their folders.
-    fn names(&self) -> Vec<(Arc<Folder>, String)> {
+    /// Returns the names of the records, with their directories.
+    fn names(&self) -> Vec<(Arc<Directory>, String)> {
         let ProcessKey {
             pid,
             start,
             namespace,
             ..
         } = self.key;
-        let names = |folder: &Arc<Folder>| {
-            let names = folder.records_of(pid, start, namespace).into_iter();
-            let folder = folder.clone();
-            names.map(move |name| (folder.clone(), name))
+        let names = |directory: &Arc<Directory>| {
+            let names = directory.records_of(pid, start, namespace).into_iter();
+            let directory = directory.clone();
+            names.map(move |name| (directory.clone(), name))
         };
-        self.folders.iter().flat_map(names).collect()
+        self.directories.iter().flat_map(names).collect()
     }
 
     /// Reads all records; also returns how many cannot be read, which are not believed.
     pub(crate) fn read(&self) -> (Vec<FoundRecord>, usize) {
         let mut unreadable = 0;
         let mut found = Vec::new();
-        for (folder, name) in self.names() {
-            match self.open(&folder, &name) {
+        for (directory, name) in self.names() {
+            match self.open(&directory, &name) {
                 Ok(one) => found.extend(one),
                 Err(_) => unreadable += 1,
             }
@@ -226,8 +229,8 @@ impl ProcessRecords {
 
     /// Opens a record; returns `None` if it is about a program that the process does not execute any more, or
     /// has just been deleted.
-    fn open(&self, folder: &Arc<Folder>, name: &str) -> io::Result<Option<FoundRecord>> {
-        let file = match folder.record(name, folder.can_write()) {
+    fn open(&self, directory: &Arc<Directory>, name: &str) -> io::Result<Option<FoundRecord>> {
+        let file = match directory.record(name, directory.can_write()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
@@ -247,8 +250,8 @@ impl ProcessRecords {
             return Ok(None);
         }
         let mut record = ParsedRecord::parse(&bytes).ok_or(io::ErrorKind::InvalidData)?;
-        let is_marked = |folder: &Arc<Folder>| folder.is_marked_changed(&file.name);
-        if self.folders.iter().any(is_marked) {
+        let is_marked = |directory: &Arc<Directory>| directory.is_marked_changed(&file.name);
+        if self.directories.iter().any(is_marked) {
             record.outcomes = Some(vec![EntryOutcome::Unknown; record.entries.len()]);
         }
         Ok((record.process == self.key).then_some(record))
@@ -257,7 +260,7 @@ impl ProcessRecords {
     /// Locks the record of a dead holder, and reads it again; returns `None` if another tool has it now, or it
     /// is another user's.
     pub(crate) fn lock(&self, found: FoundRecord) -> Option<(LockedRecord, ParsedRecord)> {
-        if found.is_alive || !found.file.folder().can_write() {
+        if found.is_alive || !found.file.directory().can_write() {
             return None;
         }
         let locked = found.file.lock()?;
@@ -269,9 +272,9 @@ impl ProcessRecords {
     /// lock held.
     fn settle(&self, process: &Process) {
         let (times, pause) = DYING;
-        for (folder, name) in self.names() {
+        for (directory, name) in self.names() {
             for _ in 0..times {
-                match self.open(&folder, &name) {
+                match self.open(&directory, &name) {
                     Ok(Some(found)) if found.record.outcomes.is_none() => {
                         if !found.is_alive {
                             self.write_outcomes(found, |record| outcomes_now(process, record));
@@ -311,7 +314,7 @@ impl ProcessRecords {
         found: FoundRecord,
         outcomes: impl FnOnce(&ParsedRecord) -> Vec<EntryOutcome>,
     ) {
-        if !found.file.folder().can_write() {
+        if !found.file.directory().can_write() {
             mark_changed(&found.file.name);
             return;
         }
@@ -327,7 +330,7 @@ impl ProcessRecords {
 }
 
 fn mark_changed(record: &str) {
-    if let Ok(own) = Folder::own() {
+    if let Ok(own) = Directory::own() {
         own.mark_changed(record);
     }
 }
@@ -555,12 +558,12 @@ impl HoldRecord {
 impl HoldState {
     /// Creates the file, with its first part.
     fn create(&mut self, part: &str) -> io::Result<()> {
-        let folder = Folder::own()?;
+        let directory = Directory::own()?;
         let process = self.record.process;
-        folder
+        directory
             .sweep(|pid, start, namespace, file| is_stale(&process, (pid, start, namespace), file));
         let text = record::head(&process, &self.record.holder) + part;
-        let file = folder.new_record(&process)?;
+        let file = directory.new_record(&process)?;
         if let Err(error) = file.append(0, &text) {
             file.remove();
             return Err(error);

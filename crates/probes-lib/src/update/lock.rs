@@ -78,17 +78,17 @@ pub(crate) fn pause() {
 }
 
 /// Opens the file that is locked, the same for all tools: `mem` of the thread group leader or, if the
-/// leader has exited, the folder of the threads (`task`), because `mem` may then belong to root.
+/// leader has exited, the directory of the threads (`task`), because `mem` may then belong to root.
 fn lock_file(process: &Process) -> io::Result<File> {
     let flags = OFlag::O_RDONLY;
     let has_exited = || process.is_exiting(process.pid());
-    let folder = || process.open_file("task", flags | OFlag::O_DIRECTORY);
+    let directory = || process.open_file("task", flags | OFlag::O_DIRECTORY);
     if has_exited() {
-        return folder();
+        return directory();
     }
     match process.open_file("mem", flags) {
         // The leader has exited since.
-        Err(_) if has_exited() => folder(),
+        Err(_) if has_exited() => directory(),
         opened => opened,
     }
 }

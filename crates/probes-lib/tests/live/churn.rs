@@ -119,10 +119,10 @@ impl StopMonitor {
 #[test]
 fn no_thread_runs_between_first_and_last_write() {
     let _lock = heavy_test_lock();
-    let folder = Scratch::new();
+    let directory = Scratch::new();
     let mut stop_time = Duration::ZERO;
     for file in fixture_forms("churn_1000") {
-        let lives = folder.file("lives");
+        let lives = directory.file("lives");
         let session = Session::of(Talker::start_with(&file, [&lives]));
         let monitor = StopMonitor::of(&session, &lives);
         for _ in 0..UPDATES {

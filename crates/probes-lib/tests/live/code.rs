@@ -90,7 +90,7 @@ fn remapped_code_is_changed_wholly_or_not() {
 
 /// A breakpoint at an address: a uprobe if permitted, else written as a debugger writes it.
 enum Breakpoint {
-    Uprobe { folder: PathBuf, event: String },
+    Uprobe { directory: PathBuf, event: String },
     Poked { pid: i32, at: u64, byte: u8 },
 }
 
@@ -98,19 +98,19 @@ impl Breakpoint {
     /// Sets one at the address `at` of process `pid`. In the file that `link` leads to, this
     /// address has the offset `offset`.
     fn set(pid: i32, at: LiveAddr, link: &Path, offset: u64) -> Breakpoint {
-        let folder = PathBuf::from("/sys/kernel/tracing");
+        let directory = PathBuf::from("/sys/kernel/tracing");
         let event = format!("ocaml_probes_{pid}/at_{offset:x}");
         let add = format!("p:{event} {}:{offset:#x}\n", link.display());
         let append = |text: &str| {
             let events = fs::OpenOptions::new()
                 .append(true)
-                .open(folder.join("uprobe_events"));
+                .open(directory.join("uprobe_events"));
             events.and_then(|mut events| events.write_all(text.as_bytes()))
         };
         if append(&add).is_ok() {
-            let enable = folder.join("events").join(&event).join("enable");
+            let enable = directory.join("events").join(&event).join("enable");
             fs::write(enable, "1").unwrap();
-            return Breakpoint::Uprobe { folder, event };
+            return Breakpoint::Uprobe { directory, event };
         }
         poke(pid, at.0, &[0xcc]);
         // Restore later what the kernel restores for a uprobe: what the file has.
@@ -126,12 +126,12 @@ impl Breakpoint {
 impl Drop for Breakpoint {
     fn drop(&mut self) {
         match self {
-            Breakpoint::Uprobe { folder, event } => {
-                let enable = folder.join("events").join(&*event).join("enable");
+            Breakpoint::Uprobe { directory, event } => {
+                let enable = directory.join("events").join(&*event).join("enable");
                 fs::write(enable, "0").unwrap();
                 let events = fs::OpenOptions::new()
                     .append(true)
-                    .open(folder.join("uprobe_events"));
+                    .open(directory.join("uprobe_events"));
                 events
                     .unwrap()
                     .write_all(format!("-:{event}\n").as_bytes())

@@ -1,4 +1,4 @@
-//! Programs in their own user, mount and pid namespaces, with another root folder.
+//! Programs in their own user, mount and pid namespaces, with another root directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -154,8 +154,8 @@ impl Hold {
             let mount = mounts
                 .lines()
                 .find(|line| line.split_once(" - ").is_some_and(|(_, it)| is_it(it)))?;
-            let folder = Path::new(mount.split(' ').nth(4)?);
-            let group = folder.join(format!("ocaml-probes-test-{pid}"));
+            let directory = Path::new(mount.split(' ').nth(4)?);
+            let group = directory.join(format!("ocaml-probes-test-{pid}"));
             fs::create_dir(&group).ok().map(|()| group)
         };
         let second = find(&|it| it.starts_with("cgroup2 ")).map(Hold::Frozen);

@@ -357,8 +357,8 @@ fn program_is_found_on_path_like_a_shell() {
     let scratch = Scratch::new();
     for file in fixture_forms("gen_ocaml_2") {
         let (first, second) = (scratch.file("one"), scratch.file("two"));
-        for folder in [&first, &second] {
-            fs::create_dir_all(folder).unwrap();
+        for directory in [&first, &second] {
+            fs::create_dir_all(directory).unwrap();
         }
         // Skipped, because it is not executable.
         fs::write(first.join("prog"), "not a program").unwrap();

@@ -12,7 +12,7 @@ use test_support::{Scratch, Talker, fixture, fixture_forms, output, process};
 use crate::session::{Session, all, named};
 
 /// Starts a program in its own user and mount namespaces, after `script` has mounted something
-/// there on the empty folder `$1`; the folder with the plugin is `$2`.
+/// there on the empty directory `$1`; the directory with the plugin is `$2`.
 fn start(script: &str, scratch: &Scratch, program: &Path) -> Talker {
     let mut unshare = Command::new("unshare");
     unshare.args(["--user", "--map-root-user", "--mount", "sh", "-euc"]);
@@ -25,9 +25,9 @@ fn start(script: &str, scratch: &Scratch, program: &Path) -> Talker {
 
 /// Where something is mounted. Its path has no space.
 fn mount_point(scratch: &Scratch) -> PathBuf {
-    let folder = scratch.file("mounted");
-    fs::create_dir_all(&folder).unwrap();
-    folder
+    let directory = scratch.file("mounted");
+    fs::create_dir_all(&directory).unwrap();
+    directory
 }
 
 /// Device according to maps, and inode, of the first mapping of a file.

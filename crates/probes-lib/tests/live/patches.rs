@@ -51,7 +51,7 @@ pub(crate) fn libc() -> PathBuf {
 /// OCaml's own compiler, which is a large OCaml program.
 pub(crate) fn ocamlopt() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let files = std::env::split_paths(&path).map(|folder| folder.join("ocamlopt.opt"));
+    let files = std::env::split_paths(&path).map(|directory| directory.join("ocamlopt.opt"));
     let mut found = files.filter(|file| file.exists());
     found
         .next()

@@ -203,7 +203,7 @@ fn own_process_and_ancestors_are_not_stopped() {
 
 /// The message of the `toggle` example for a process, run through `setpriv` as nobody.
 pub(crate) fn toggle_as_nobody(pid: i32) -> String {
-    // The build folder may be one that other users cannot read.
+    // The build directory may be one that other users cannot read.
     let scratch = Scratch::new();
     let toggle = scratch.copy(&crate::examples::example("toggle"), "toggle");
     let mut command = Command::new("setpriv");
@@ -361,8 +361,8 @@ fn program_without_base_section_counts_as_not_prelinked() {
 
 /// The damaged files that run; the library's tests of files cover the rest.
 fn corrupt() -> Vec<PathBuf> {
-    let folder = fixture("corrupt");
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+    let directory = fixture("corrupt");
+    let mut files: Vec<PathBuf> = fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| {

@@ -211,8 +211,8 @@ fn refused_calls_are_named_with_their_action() {
             SeccompAction::Kill,
         ),
     ];
-    let folder = Scratch::new();
-    let file = folder.file("filter");
+    let directory = Scratch::new();
+    let file = directory.file("filter");
     // Statically linked: its own startup makes none of the calls that are refused here.
     for program in fixture_forms("gen_ocaml_2_static") {
         for (call, bits, action, name, expected) in cases {
@@ -242,8 +242,8 @@ fn refused_calls_are_named_with_their_action() {
 //    logs refuses nothing (2)
 #[test]
 fn most_restrictive_filter_counts() {
-    let folder = Scratch::new();
-    let (logs, denies) = (folder.file("logs"), folder.file("denies"));
+    let directory = Scratch::new();
+    let (logs, denies) = (directory.file("logs"), directory.file("denies"));
     let against = |action| filter_against(libc::SYS_mmap, libc::PROT_EXEC as u32, action);
     std::fs::write(&logs, against(0x7ffc_0000)).unwrap();
     std::fs::write(&denies, against(0x0005_0001)).unwrap();

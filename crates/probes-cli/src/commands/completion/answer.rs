@@ -85,7 +85,7 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
         with_prefix(before, names(last))
     };
     let values = match (long(arg), value_name(arg)) {
-        (_, "FILE" | "ARGS" | "FOLDER") => return None,
+        (_, "FILE" | "ARGS" | "DIRECTORY") => return None,
         ("pid", _) => names::pids(typed),
         (_, "FORMAT") => words_with_prefix(typed, &["plain", "table", "json"]),
         (_, "FORM") => words_with_prefix(typed, &["short", "full"]),

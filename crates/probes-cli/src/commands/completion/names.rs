@@ -59,9 +59,9 @@ pub(super) fn pids(typed: &str) -> FoundNames {
     found
 }
 
-/// The first word of the command of a process, without its folder.
-fn program_of(folder: &Path) -> Option<String> {
-    let command = fs::read(folder.join("cmdline")).ok()?;
+/// The first word of the command of a process, without its directory.
+fn program_of(directory: &Path) -> Option<String> {
+    let command = fs::read(directory.join("cmdline")).ok()?;
     let first = command.split(|&byte| byte == 0).next()?;
     let name = first.rsplit(|&byte| byte == b'/').next()?;
     (!name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())

@@ -20,7 +20,7 @@ use crate::commands::failed::{Failed, report_failures};
 use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::{self, warn_of_still_mapped};
 use crate::commands::opened_events::OpenedEvents;
-use crate::commands::program_with_events::{AwaitedEvents, EventsFolder, ProgramWithEvents};
+use crate::commands::program_with_events::{AwaitedEvents, EventsDirectory, ProgramWithEvents};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
 use crate::commands::until_exit::wait_and_record;
 use crate::commands::wait::Wait;
@@ -90,13 +90,13 @@ fn observed(
     // Before the program is started, because it may fail.
     let wait = Wait::prepare().map_err(wait_failure)?;
     let output = args.output.open_stderr();
-    let make_folder = || EventsFolder::make(program, &output.messages);
-    let folder = args.recorded.gc.then(make_folder).transpose()?;
+    let make_directory = || EventsDirectory::make(program, &output.messages);
+    let directory = args.recorded.gc.then(make_directory).transpose()?;
     let file = file.create()?;
     let mut command = Command::new(program);
     command.args(arguments);
-    if let Some(folder) = &folder {
-        command.envs(folder.variables());
+    if let Some(directory) = &directory {
+        command.envs(directory.variables());
     }
     let launch = Launch::new(command)
         .attended()
@@ -127,7 +127,7 @@ fn observed(
                 output: &output,
                 pid,
                 program,
-                awaited: folder.as_ref().map(AwaitedEvents::in_folder),
+                awaited: directory.as_ref().map(AwaitedEvents::in_directory),
                 warning: GapWarning::default(),
                 begun: Instant::now(),
             };

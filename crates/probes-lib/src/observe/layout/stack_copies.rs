@@ -3,7 +3,7 @@
 //! ```text
 //! registers   at the point: the stack pointer, and those that a callee saves
 //! used, count how many bytes of the stacks were copied, and how many parts there are
-//! directory   of each part: its address, and how many bytes
+//! part list   of each part: its address, and how many bytes
 //! scratch     for the trampoline
 //! bytes       the parts, one after the other
 //! ```
@@ -27,14 +27,14 @@ pub(crate) const USED: u64 = 56;
 pub(crate) const COUNT: u64 = 60;
 
 /// Sixteen bytes for each part: its address, and its length.
-pub(crate) const DIRECTORY: u64 = 64;
+pub(crate) const PART_LIST: u64 = 64;
 /// Binary logarithm of the bytes of an entry.
 pub(crate) const ENTRY_BITS: u32 = 4;
 /// The most parts: two for each fiber, and one or two for the thread.
 pub(crate) const PARTS: u64 = 64;
 
 /// Only the trampoline uses these: eight bytes each, `KEPT` sixteen.
-pub(crate) const FIBER: u64 = DIRECTORY + (PARTS << ENTRY_BITS);
+pub(crate) const FIBER: u64 = PART_LIST + (PARTS << ENTRY_BITS);
 pub(crate) const FROM: u64 = FIBER + 8;
 pub(crate) const OF_THREAD: u64 = FIBER + 16;
 pub(crate) const END: u64 = FIBER + 24;

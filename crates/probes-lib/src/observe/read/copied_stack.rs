@@ -2,7 +2,7 @@
 
 use crate::address::LiveAddr;
 use crate::observe::layout::stack_copies::{
-    BYTES, COUNT, DIRECTORY, LEN, MOST_BYTES, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER,
+    BYTES, COUNT, LEN, MOST_BYTES, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER,
 };
 use crate::observe::read::ring::word;
 use crate::unwind::memory::StackMemory;
@@ -38,7 +38,7 @@ impl CopiedStack {
         }
         let mut parts = Vec::new();
         for index in 0..u64::from(count) {
-            let entry = DIRECTORY + 16 * index;
+            let entry = PART_LIST + 16 * index;
             let len = word(record, entry + 8);
             if len > MOST_BYTES {
                 return None;
@@ -119,8 +119,8 @@ mod tests {
         put(R15, 15);
         put(COUNT - 4, (parts.len() as u64) << 32);
         for (index, (at, len)) in (0..).zip(parts) {
-            put(DIRECTORY + 16 * index, *at);
-            put(DIRECTORY + 16 * index + 8, *len);
+            put(PART_LIST + 16 * index, *at);
+            put(PART_LIST + 16 * index + 8, *len);
         }
         for at in 0..MOST_BYTES / 8 {
             put(BYTES + 8 * at, at);

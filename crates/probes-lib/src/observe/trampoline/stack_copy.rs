@@ -29,9 +29,9 @@ use super::readable::{unless_kernel_reads, unless_readable};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{MAIN_STACK_END, SharedLayout};
 use crate::observe::layout::stack_copies::{
-    BYTES, COUNT, DIRECTORY, END, ENTRY_BITS, FIBER, FIBER_FIELDS_LEN, FIBER_HANDLER,
-    FIBER_POINTER, FIRST_END, FROM, FiberFields, HANDLER_LEN, HANDLER_PARENT, LINK, MOST_BYTES,
-    OF_THREAD, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
+    BYTES, COUNT, END, ENTRY_BITS, FIBER, FIBER_FIELDS_LEN, FIBER_HANDLER, FIBER_POINTER,
+    FIRST_END, FROM, FiberFields, HANDLER_LEN, HANDLER_PARENT, LINK, MOST_BYTES, OF_THREAD,
+    PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
 };
 
 /// How far below its end the stack pointer of the main thread is at most. The kernel keeps so much of the address space free below that.
@@ -388,8 +388,8 @@ impl StackCopy {
         a.and(rdx, -8)?;
         a.je(*over)?;
         a.shl(eax, ENTRY_BITS)?;
-        a.mov(qword_ptr(rcx + rax + offset(stack + DIRECTORY)), rsi)?;
-        a.mov(qword_ptr(rcx + rax + offset(stack + DIRECTORY + 8)), rdx)?;
+        a.mov(qword_ptr(rcx + rax + offset(stack + PART_LIST)), rsi)?;
+        a.mov(qword_ptr(rcx + rax + offset(stack + PART_LIST + 8)), rdx)?;
         a.inc(self.short_field(COUNT))?;
         a.mov(eax, self.short_field(USED))?;
         a.lea(rdi, qword_ptr(rcx + rax + offset(stack + BYTES)))?;

@@ -215,11 +215,11 @@ fn whole_listing_is_golden() {
     assert_golden("listing.txt", &listing(&role, layout));
 }
 
-/// Asserts that a file of this folder has these lines.
+/// Asserts that a file of this directory has these lines.
 fn assert_golden(name: &str, lines: &[String]) {
     let text = lines.join("\n") + "\n";
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/observe/trampoline/");
-    let file = format!("{folder}{name}");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/observe/trampoline/");
+    let file = format!("{directory}{name}");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&file, &text).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Where holds are recorded: each user has a folder with a file for each hold, which everybody can
+//! Where holds are recorded: each user has a directory with a file for each hold, which everybody can
 //! read and only that user can write. The holder of a hold keeps its file locked (fcntl(2), "Open
 //! file description locks"): the kernel releases the lock when the holder dies, however it dies.
 //!
@@ -7,8 +7,8 @@
 //! /tmp/ocaml-probes-UID/PID.START.NAMESPACE.ID    of others, and of root where /run cannot be written
 //! ```
 //!
-//! Anybody can create files in /tmp, so a folder and its files are used only if they belong to the
-//! user in the folder's name, and symbolic links are refused. A file is deleted only by the tool
+//! Anybody can create files in /tmp, so a directory and its files are used only if they belong to the
+//! user in the directory's name, and symbolic links are refused. A file is deleted only by the tool
 //! that has locked it.
 
 use std::fs::File;
@@ -31,13 +31,13 @@ use crate::update::holds::record::ProcessKey;
 /// The largest record that is written or read: one of some 100,000 probes.
 pub(crate) const MAX_RECORD: u64 = 16 << 20;
 
-/// How many files of a folder are looked at, whichever processes they are about.
+/// How many files of a directory are looked at, whichever processes they are about.
 const MAX_FILES: usize = 10_000;
 
-/// The end of the name of a mark: see [`Folder::mark_changed`].
+/// The end of the name of a mark: see [`Directory::mark_changed`].
 const CHANGED: &str = ".changed";
 
-const FOLDER: OFlag = OFlag::O_RDONLY
+const DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_NOFOLLOW)
     .union(OFlag::O_CLOEXEC);
@@ -47,15 +47,15 @@ const FILE: OFlag = OFlag::O_NOFOLLOW
     .union(OFlag::O_NONBLOCK)
     .union(OFlag::O_CLOEXEC);
 
-/// The folder with the records of one user.
+/// The directory with the records of one user.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub(crate) struct Directory {
     dir: File,
     path: PathBuf,
     pub(crate) owner: u32,
 }
 
-/// Returns the folders of a user's records: all are read; new records go to the first that can be
+/// Returns the directories of a user's records: all are read; new records go to the first that can be
 /// used.
 fn places(user: u32) -> Vec<PathBuf> {
     let mut places = Vec::new();
@@ -66,36 +66,36 @@ fn places(user: u32) -> Vec<PathBuf> {
     places
 }
 
-impl Folder {
-    /// Opens the folders of these users, as far as they exist.
-    pub(crate) fn of_users(users: &[u32]) -> Vec<Arc<Folder>> {
-        let mut folders = Vec::new();
+impl Directory {
+    /// Opens the directories of these users, as far as they exist.
+    pub(crate) fn of_users(users: &[u32]) -> Vec<Arc<Directory>> {
+        let mut directories = Vec::new();
         for (index, &user) in users.iter().enumerate() {
             if users[..index].contains(&user) {
                 continue;
             }
             let opened = places(user)
                 .into_iter()
-                .map(|path| Folder::open(path, user));
-            folders.extend(opened.flatten().map(Arc::new));
+                .map(|path| Directory::open(path, user));
+            directories.extend(opened.flatten().map(Arc::new));
         }
-        folders
+        directories
     }
 
-    /// Opens our own folder, and creates it if there is none.
-    pub(crate) fn own() -> io::Result<Arc<Folder>> {
+    /// Opens our own directory, and creates it if there is none.
+    pub(crate) fn own() -> io::Result<Arc<Directory>> {
         let user = geteuid().as_raw();
         let mut refused = io::Error::from(Errno::ENOENT);
         for path in places(user) {
-            match Folder::create(path, user) {
-                Ok(folder) => return Ok(Arc::new(folder)),
+            match Directory::create(path, user) {
+                Ok(directory) => return Ok(Arc::new(directory)),
                 Err(error) => refused = error,
             }
         }
         Err(refused)
     }
 
-    fn create(path: PathBuf, owner: u32) -> io::Result<Folder> {
+    fn create(path: PathBuf, owner: u32) -> io::Result<Directory> {
         let access = Mode::from_bits_truncate(0o755);
         fault_point!(Record);
         let is_new = match mkdirat(AT_FDCWD, &path, access) {
@@ -103,22 +103,22 @@ impl Folder {
             Err(Errno::EEXIST) => false,
             Err(errno) => return Err(named(&path, errno.desc())),
         };
-        let folder = Folder::open(path, owner)?;
+        let directory = Directory::open(path, owner)?;
         if is_new {
             // Whatever our umask: others see who holds their probes.
-            fchmod(&folder.dir, access)?;
+            fchmod(&directory.dir, access)?;
         }
-        Ok(folder)
+        Ok(directory)
     }
 
-    fn open(path: PathBuf, owner: u32) -> io::Result<Folder> {
-        let opened = openat(AT_FDCWD, &path, FOLDER, Mode::empty());
+    fn open(path: PathBuf, owner: u32) -> io::Result<Directory> {
+        let opened = openat(AT_FDCWD, &path, DIRECTORY, Mode::empty());
         let dir = File::from(opened.map_err(|errno| named(&path, errno.desc()))?);
         let found = dir.metadata()?;
         if found.uid() != owner || found.mode() & 0o022 != 0 {
             return Err(named(&path, "another user can write there"));
         }
-        Ok(Folder { dir, path, owner })
+        Ok(Directory { dir, path, owner })
     }
 
     /// Whether we may write and delete the records in it.
@@ -144,7 +144,7 @@ impl Folder {
 
     fn names(&self) -> Vec<String> {
         // A new open file description has an offset of its own; that of `self.dir` is shared.
-        let opened = openat(&self.dir, ".", FOLDER, Mode::empty());
+        let opened = openat(&self.dir, ".", DIRECTORY, Mode::empty());
         let Ok(dir) = opened.and_then(Dir::from_fd) else {
             return Vec::new();
         };
@@ -157,7 +157,11 @@ impl Folder {
     }
 
     /// Opens a record. To be locked, it has to be opened `to_write`.
-    pub(crate) fn record(self: &Arc<Folder>, name: &str, to_write: bool) -> io::Result<RecordFile> {
+    pub(crate) fn record(
+        self: &Arc<Directory>,
+        name: &str,
+        to_write: bool,
+    ) -> io::Result<RecordFile> {
         let access = if to_write {
             OFlag::O_RDWR
         } else {
@@ -173,19 +177,22 @@ impl Folder {
         }
         Ok(RecordFile {
             file,
-            folder: self.clone(),
+            directory: self.clone(),
             name: name.to_owned(),
         })
     }
 
     /// Creates a record of a process, and locks it.
-    pub(crate) fn new_record(self: &Arc<Folder>, process: &ProcessKey) -> io::Result<LockedRecord> {
+    pub(crate) fn new_record(
+        self: &Arc<Directory>,
+        process: &ProcessKey,
+    ) -> io::Result<LockedRecord> {
         let id = new_id();
         let name = format!("{}.{id:016x}", prefix(process));
         let file = self.new_file(&name)?;
         let file = RecordFile {
             file,
-            folder: self.clone(),
+            directory: self.clone(),
             name,
         };
         let locked = file.lock();
@@ -219,7 +226,10 @@ impl Folder {
 
     /// Deletes the records for which `is_stale(pid, start, namespace, record)` is true, unless they
     /// are locked.
-    pub(crate) fn sweep(self: &Arc<Folder>, is_stale: impl Fn(i32, u64, u64, &RecordFile) -> bool) {
+    pub(crate) fn sweep(
+        self: &Arc<Directory>,
+        is_stale: impl Fn(i32, u64, u64, &RecordFile) -> bool,
+    ) {
         for name in self.names() {
             let mut parts = name.split('.');
             let mut number = || parts.next()?.parse::<u64>().ok();
@@ -251,13 +261,13 @@ fn named(path: &Path, why: &str) -> io::Error {
 #[derive(Debug)]
 pub(crate) struct RecordFile {
     file: File,
-    folder: Arc<Folder>,
+    directory: Arc<Directory>,
     pub(crate) name: String,
 }
 
 impl RecordFile {
-    pub(crate) fn folder(&self) -> &Arc<Folder> {
-        &self.folder
+    pub(crate) fn directory(&self) -> &Arc<Directory> {
+        &self.directory
     }
 
     /// Reads it whole.
@@ -316,8 +326,10 @@ impl LockedRecord {
 
     fn unlink(&self) -> io::Result<()> {
         fault_point!(Record);
-        let RecordFile { folder, name, .. } = &self.0;
-        unlinkat(&folder.dir, name.as_str(), UnlinkatFlags::NoRemoveDir)?;
+        let RecordFile {
+            directory, name, ..
+        } = &self.0;
+        unlinkat(&directory.dir, name.as_str(), UnlinkatFlags::NoRemoveDir)?;
         Ok(())
     }
 }
@@ -341,47 +353,49 @@ mod tests {
         geteuid().as_raw()
     }
 
-    fn folder(scratch: &Scratch) -> Arc<Folder> {
-        Arc::new(Folder::create(scratch.file("holds"), own()).unwrap())
+    fn directory(scratch: &Scratch) -> Arc<Directory> {
+        Arc::new(Directory::create(scratch.file("holds"), own()).unwrap())
     }
 
     #[test]
-    fn folder_of_another_user_is_refused() {
+    fn directory_of_another_user_is_refused() {
         let scratch = Scratch::new();
         let path = scratch.file("holds");
-        let folder = Folder::create(path.clone(), own()).unwrap();
-        assert!(folder.can_write());
+        let directory = Directory::create(path.clone(), own()).unwrap();
+        assert!(directory.can_write());
         // It is there already.
-        Folder::create(path.clone(), own()).unwrap();
-        assert!(Folder::open(path.clone(), own() + 1).is_err());
+        Directory::create(path.clone(), own()).unwrap();
+        assert!(Directory::open(path.clone(), own() + 1).is_err());
         let link = scratch.file("link");
         symlink(&path, &link).unwrap();
-        assert!(Folder::open(link.clone(), own()).is_err());
-        assert!(Folder::create(link, own()).is_err());
+        assert!(Directory::open(link.clone(), own()).is_err());
+        assert!(Directory::create(link, own()).is_err());
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o775)).unwrap();
-        let error = Folder::create(path.clone(), own()).unwrap_err();
+        let error = Directory::create(path.clone(), own()).unwrap_err();
         let expected = format!("{}: another user can write there", path.display());
         assert_eq!(error.to_string(), expected);
         let file = scratch.file("file");
         std::fs::write(&file, "").unwrap();
-        assert!(Folder::create(file, own()).is_err());
+        assert!(Directory::create(file, own()).is_err());
     }
 
     #[test]
     fn record_is_alive_while_it_is_locked() {
         let scratch = Scratch::new();
-        let folder = folder(&scratch);
-        let locked = folder.new_record(&KEY).unwrap();
+        let directory = directory(&scratch);
+        let locked = directory.new_record(&KEY).unwrap();
         locked.append(0, "one").unwrap();
-        let names = folder.records_of(42, 7, 1);
+        let names = directory.records_of(42, 7, 1);
         let [name] = &names[..] else {
             panic!("{names:?}");
         };
-        assert!(folder.has_records_of(42) && !folder.has_records_of(4));
-        assert!(folder.records_of(42, 7, 2).is_empty() && folder.records_of(42, 8, 1).is_empty());
-        let seen = folder.record(name, false).unwrap();
+        assert!(directory.has_records_of(42) && !directory.has_records_of(4));
+        assert!(
+            directory.records_of(42, 7, 2).is_empty() && directory.records_of(42, 8, 1).is_empty()
+        );
+        let seen = directory.record(name, false).unwrap();
         assert!(seen.is_locked());
-        assert!(folder.record(name, true).unwrap().lock().is_none());
+        assert!(directory.record(name, true).unwrap().lock().is_none());
         // What comes after the complete part is replaced.
         locked.append(1, "two").unwrap();
         assert_eq!(seen.read().unwrap(), b"otwo");
@@ -390,49 +404,53 @@ mod tests {
         eventually("the lock is released", || (!seen.is_locked()).then_some(()));
         // A shared lock, which read access is enough for, does not count as that of a holder.
         file_lock::lock(&seen.file, LockKind::Shared, WHOLE).unwrap();
-        assert!(!folder.record(name, false).unwrap().is_locked());
+        assert!(!directory.record(name, false).unwrap().is_locked());
         drop(seen);
-        let dead = folder.record(name, true).unwrap();
+        let dead = directory.record(name, true).unwrap();
         eventually("it can be locked", || {
-            folder
+            directory
                 .record(name, true)
                 .unwrap()
                 .lock()
                 .map(LockedRecord::remove)
         });
         assert!(dead.lock().is_none(), "it was deleted");
-        assert!(!folder.has_records_of(42));
+        assert!(!directory.has_records_of(42));
     }
 
     #[test]
     fn linked_or_large_file_is_refused() {
         let scratch = Scratch::new();
-        let folder = folder(&scratch);
+        let directory = directory(&scratch);
         let other = scratch.file("other");
         std::fs::write(&other, "").unwrap();
         symlink(&other, scratch.file("holds/42.7.1.a")).unwrap();
         std::fs::hard_link(&other, scratch.file("holds/42.7.1.b")).unwrap();
         for name in ["42.7.1.a", "42.7.1.b"] {
-            assert!(folder.record(name, true).is_err(), "{name}");
+            assert!(directory.record(name, true).is_err(), "{name}");
         }
         let large = std::fs::File::create(scratch.file("holds/42.7.1.c")).unwrap();
         large.set_len(MAX_RECORD + 1).unwrap();
-        assert!(folder.record("42.7.1.c", true).is_err());
+        assert!(directory.record("42.7.1.c", true).is_err());
     }
 
     #[test]
     fn sweep_deletes_what_is_stale_and_not_held() {
         let scratch = Scratch::new();
-        let folder = folder(&scratch);
-        let held = folder.new_record(&KEY).unwrap();
-        drop(folder.new_record(&KEY).unwrap());
-        drop(folder.new_record(&ProcessKey { pid: 43, ..KEY }).unwrap());
+        let directory = directory(&scratch);
+        let held = directory.new_record(&KEY).unwrap();
+        drop(directory.new_record(&KEY).unwrap());
+        drop(
+            directory
+                .new_record(&ProcessKey { pid: 43, ..KEY })
+                .unwrap(),
+        );
         std::fs::write(scratch.file("holds/note"), "").unwrap();
-        folder.mark_changed(&held.file().name);
-        assert!(folder.is_marked_changed(&held.file().name));
+        directory.mark_changed(&held.file().name);
+        assert!(directory.is_marked_changed(&held.file().name));
         eventually("all but the held one are deleted", || {
-            folder.sweep(|pid, start, namespace, _| (pid, start, namespace) == (42, 7, 1));
-            let mut names = folder.names();
+            directory.sweep(|pid, start, namespace, _| (pid, start, namespace) == (42, 7, 1));
+            let mut names = directory.names();
             names.sort();
             let expected = [held.file().name.clone(), "note".to_owned()];
             let is_other = |name: &String| name.starts_with("43.");

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{memory_file, properties};
 
-/// Files of the fixtures' folder `corrupt`, and what the error message of each contains.
+/// Files of the fixtures' directory `corrupt`, and what the error message of each contains.
 const CORRUPT: &[(&str, &[&str])] = &[
     ("elf_32_bit", &["is a 32-bit program, only x86-64"]),
     ("elf_aarch64", &["is a program for AArch64, only x86-64"]),
@@ -142,13 +142,13 @@ const CORRUPT: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The one file of the folder that gives no error: its renamed section is needed only to read
+/// The one file of the directory that gives no error: its renamed section is needed only to read
 /// prelinked files.
 const HARMLESS: &str = "base_section_renamed";
 
 fn corrupt_files() -> Vec<std::path::PathBuf> {
-    let folder = test_support::fixture("corrupt");
-    let entries = std::fs::read_dir(folder).unwrap();
+    let directory = test_support::fixture("corrupt");
+    let entries = std::fs::read_dir(directory).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     paths
         .filter(|path| match path.extension().and_then(|e| e.to_str()) {

@@ -1,4 +1,4 @@
-//! The code of trampolines of all kinds, as objdump disassembles it: a change of what is emitted is seen in the files of the folder
+//! The code of trampolines of all kinds, as objdump disassembles it: a change of what is emitted is seen in the files of the directory
 //! `listings`. There, a branch to `.+5` leads to the fifth line behind, and what is relative to the instruction pointer is its address, so
 //! that a new instruction changes few other lines.
 
