@@ -268,7 +268,7 @@ fn reason(error: &io::Error) -> String {
 /// What has become of a process in which there is nothing left to undo: it has exited, or executed a new
 /// program.
 pub(crate) fn exit_or_exec(error: &Error) -> Option<&'static str> {
-    if error.is_executed() {
+    if error.is_exec() {
         return Some("has executed a new program");
     }
     error.is_gone().then_some("has exited")

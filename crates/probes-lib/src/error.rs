@@ -149,8 +149,8 @@ impl ErrorKind {
 /// What a failed call has done to the process or program it was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing: the call does not change anything, or the process has exited or executed a new program.
-    None,
+    /// Not said: the call changes nothing, or the process has exited or executed a new program.
+    Unspecified,
     /// Nothing: it failed before the first write.
     NothingChanged,
     /// Bytes were written, and restored. In an update, every thread was stopped meanwhile, unless the update was made
@@ -173,7 +173,7 @@ impl Error {
         Error(Box::new(Parts {
             subject,
             kind: kind.into(),
-            effect: Effect::None,
+            effect: Effect::Unspecified,
         }))
     }
 
@@ -279,7 +279,7 @@ impl Error {
     }
 
     /// Whether the process executed a new program meanwhile: [`ProcessError::Executed`].
-    pub fn is_executed(&self) -> bool {
+    pub fn is_exec(&self) -> bool {
         matches!(self.kind(), ErrorKind::Process(ProcessError::Executed))
     }
 
@@ -305,7 +305,7 @@ impl Error {
     }
 
     /// Whether another update of the process is in progress: [`Denial::BeingChanged`].
-    pub fn is_being_changed(&self) -> bool {
+    pub fn is_being_updated(&self) -> bool {
         matches!(self.denial(), Some(Denial::BeingChanged { .. }))
     }
 
@@ -314,7 +314,7 @@ impl Error {
     /// [`Denial::Traced`], or [`Denial::FollowedByOtherUser`].
     pub fn is_transient(&self) -> bool {
         self.is_stop_timeout()
-            || self.is_being_changed()
+            || self.is_being_updated()
             || matches!(
                 self.denial(),
                 Some(Denial::Traced { .. } | Denial::FollowedByOtherUser { .. })
@@ -364,7 +364,7 @@ impl Error {
     #[must_use]
     pub fn with_effect_if_none(self, effect: Effect) -> Error {
         let has_exited = matches!(self.kind(), ErrorKind::Process(ProcessError::Exited));
-        if self.effect() == Effect::None && !has_exited {
+        if self.effect() == Effect::Unspecified && !has_exited {
             self.with_effect(effect)
         } else {
             self
@@ -394,7 +394,7 @@ impl fmt::Display for Error {
         let text = self.kind().with_subject(self.subject());
         f.write_str(&text)?;
         let effect = match self.effect() {
-            Effect::None => return Ok(()),
+            Effect::Unspecified => return Ok(()),
             Effect::NothingChanged => "nothing was changed",
             Effect::Restored => "every change was undone",
             Effect::StillMapped => {

@@ -53,7 +53,7 @@ impl Hold {
         let undone = self.target.carry_out(&undo, options, hold);
         if undone
             .as_ref()
-            .is_err_and(|error| error.is_gone() || error.is_executed())
+            .is_err_and(|error| error.is_gone() || error.is_exec())
         {
             self.record.remove();
         }

@@ -165,7 +165,7 @@ impl Target {
         } = self.remove_stale(options, &|at| functions.name_at(at))?;
         if let Some(why) = why_mapped.filter(|_| observation.has_functions()) {
             // A thread may return from there into the middle of instructions that a jump replaces now.
-            return Err(why.with_effect(cleaned.effect(Effect::None)));
+            return Err(why.with_effect(cleaned.effect(Effect::Unspecified)));
         }
         let mut budget = TimeBudget::new(options.deadline);
         loop {
@@ -181,14 +181,14 @@ impl Target {
             // tool.
             match self.remove_stale(options, &|at| functions.name_at(at)) {
                 Err(left) if process.has_exited() || self.opened.has_executed(&left) => {
-                    return Err(error.with_effect(Effect::None));
+                    return Err(error.with_effect(Effect::Unspecified));
                 }
                 Err(left) => return Err(left.with_effect_if_none(Effect::HalfChanged)),
                 Ok(again) => cleaned.add(again.report),
             }
             // Tools that see another /proc have another update lock.
             self.refuse_observed(options)
-                .map_err(|error| error.with_effect(cleaned.effect(Effect::None)))?;
+                .map_err(|error| error.with_effect(cleaned.effect(Effect::Unspecified)))?;
             if !is_transient || budget.is_spent() {
                 let effect = cleaned.effect(error.effect());
                 return Err(error.with_effect(effect));

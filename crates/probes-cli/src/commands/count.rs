@@ -148,7 +148,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     if let Some(by) = args.by.as_ref().filter(|by| by.is_stack()) {
         let asked = stacks::Asked {
-            observation: args.filter.of(counted.with_stacks()),
+            observation: args.filter.add_to(counted.with_stacks()),
             has_functions: counted.has_functions(),
             top: by.shown(),
             picture: args.svg.as_deref(),
@@ -210,9 +210,9 @@ fn refuse_with_stacks(args: &Args) -> Result<(), Failure> {
 }
 
 fn observation(args: &Args, counted: &Counted) -> Observation {
-    let observation = args.filter.of(counted.observation());
+    let observation = args.filter.add_to(counted.observation());
     match &*args.by {
-        Some(by) => by.of(observation),
+        Some(by) => by.add_to(observation),
         None => observation,
     }
 }

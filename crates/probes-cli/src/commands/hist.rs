@@ -11,8 +11,8 @@ use probes_lib::{Observation, Target};
 use super::gaps::Gaps;
 use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::open_to_observe;
-use super::picture_file::PictureFile;
 use super::redraw::RedrawnTable;
+use super::report_file::ReportFile;
 use super::several::{self, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
@@ -130,7 +130,7 @@ fn run_of_one(
     let messages = &output.messages;
     let target = open_to_observe(pid, hits.counted.needs_probes(), messages)?;
     // Before anything is changed, because it may fail.
-    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let display = Display::new(output, args.interval)?;
     let active = ActiveObservation::begin(
         &target,
@@ -143,7 +143,7 @@ fn run_of_one(
         warn_of_uncounted(messages, active.observer(), "observed");
     }
     if let Some(question) = keyed_question(args, hits) {
-        return keyed::run(question, active, display, &target, picture_file, output);
+        return keyed::run(question, active, display, &target, report_file, output);
     }
     let mut showing = Showing {
         target: &target,
@@ -165,8 +165,8 @@ fn run_of_one(
         let targets = std::slice::from_ref(&target);
         let histograms = Histograms::new(targets, &reading, lasted, hits.histogram);
         outcome.print(output, output::histograms(output.format, &histograms));
-        if let Some(picture_file) = picture_file {
-            let written = picture_file.write(histograms.picture());
+        if let Some(report_file) = report_file {
+            let written = report_file.write(histograms.picture());
             outcome.failures.add(written);
         }
         let (lines, summary) = histograms.sum();
@@ -183,10 +183,10 @@ struct MeasuredHits<'a> {
 }
 
 fn observation(args: &Args, hits: MeasuredHits<'_>) -> Observation {
-    let observation = args.filter.of(hits.counted.observation());
-    let observation = hits.histogram.of(observation);
+    let observation = args.filter.add_to(hits.counted.observation());
+    let observation = hits.histogram.add_to(observation);
     match &*args.by {
-        Some(by) => by.of(observation),
+        Some(by) => by.add_to(observation),
         None => observation,
     }
 }
@@ -217,7 +217,7 @@ fn run_of_several(
     }
     let needs_probes = hits.counted.needs_probes();
     let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
-    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let display = Display::new(output, args.interval)?;
     let active = SeveralObservations::begin(
         targets,
@@ -228,7 +228,7 @@ fn run_of_several(
         output,
     )?;
     if let Some(asked) = keyed_question(args, hits) {
-        return keyed::run_of_several(asked, active, display, picture_file, output);
+        return keyed::run_of_several(asked, active, display, report_file, output);
     }
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
     let of_all = |each: &[_]| HistogramReading::of_processes(each, by_pid);
@@ -249,7 +249,7 @@ fn run_of_several(
     let targets = outcome.targets.clone();
     let histograms = Histograms::new(&targets, &reading, lasted, hits.histogram);
     let text = output::histograms(output.format, &histograms);
-    let written = picture_file.map_or(Ok(()), |file| file.write(histograms.picture()));
+    let written = report_file.map_or(Ok(()), |file| file.write(histograms.picture()));
     let (lines, summary) = histograms.sum();
     output.sum_up(&output.messages, lines, || summary);
     outcome.finish(output, text).and(written)

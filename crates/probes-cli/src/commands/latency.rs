@@ -9,7 +9,7 @@ use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 
 use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::open_to_observe;
-use super::picture_file::PictureFile;
+use super::report_file::ReportFile;
 use super::several::{self, SeveralObservations};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
@@ -146,7 +146,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let messages = &output.messages;
     let target = open_to_observe(pid, args.timed.needs_probes(), messages)?;
     // Before anything is changed, because it may fail.
-    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let observation = args.timed.observation();
     let sources = if args.timed.has_caller() {
         let functions = Functions::of_process(pid).map_err(Failure::of_process(pid))?;
@@ -230,8 +230,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let figures = output::latencies(output.format, &latencies);
         let text = slow.unwrap_or_else(|| Ok(String::new()));
         outcome.print(output, text.and_then(|text| Ok(text + &figures?)));
-        if let Some(picture_file) = picture_file {
-            let written = picture_file.write(latencies.picture());
+        if let Some(report_file) = report_file {
+            let written = report_file.write(latencies.picture());
             outcome.failures.add(written);
         }
         let (lines, sum) = latencies.sum();
@@ -253,7 +253,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     }
     let needs_probes = args.timed.needs_probes();
     let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
-    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let slow_pairs = args.timed.shows_slow_pairs();
     let mut slow_pairs =
         slow_pairs.then(|| PendingSlowPairs::new(output, args.interval).of_several());
@@ -349,7 +349,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let latencies = Latencies::new(&targets, &reading, lasted, asked);
     let figures = output::latencies(output.format, &latencies);
     let text = slow.and_then(|slow| Ok(slow + &figures?));
-    let written = picture_file.map_or(Ok(()), |file| file.write(latencies.picture()));
+    let written = report_file.map_or(Ok(()), |file| file.write(latencies.picture()));
     let (lines, sum) = latencies.sum();
     output.sum_up(&output.messages, lines, || sum);
     let output_was_read = outcome.output_was_read;

@@ -116,9 +116,7 @@ pub(super) fn note_wait(messages: &Messages) {
 
 fn switch_off(pid: i32, switched: &mut SwitchedEvents) -> Result<(), Failure> {
     match switched.switch_off() {
-        Err(error) if !(error.is_gone() || error.is_executed()) => {
-            Err(Failure::of_removal(pid, error))
-        }
+        Err(error) if !(error.is_gone() || error.is_exec()) => Err(Failure::of_removal(pid, error)),
         _ => Ok(()),
     }
 }

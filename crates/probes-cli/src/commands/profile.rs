@@ -10,7 +10,7 @@ use fastrand::Rng;
 use probes_lib::{Activity, Profile, ProfiledStack, Profiler, RunningMethod, Target, WaitMethod};
 
 use super::failed::report_failures;
-use super::picture_file::PictureFile;
+use super::report_file::ReportFile;
 use super::started_program::StartedProgram;
 use crate::descriptors;
 use crate::destination::Output;
@@ -159,8 +159,8 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
         let hz = (!args.off_cpu).then_some(args.hz);
         profiler.record(hz).map_err(&of_process)?;
     }
-    let picture_file = match picture_path(args) {
-        Some((kind, path)) => Some((kind, PictureFile::create(path)?)),
+    let report_file = match picture_path(args) {
+        Some((kind, path)) => Some((kind, ReportFile::create(path)?)),
         None => None,
     };
     let signals = TerminationSignals::block()?;
@@ -185,7 +185,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
         is_on_cpu: args.on_cpu,
     };
     let report = ProfileReport::new(pid, &program, &profile, how, is_wanted);
-    if let Some((kind, file)) = picture_file {
+    if let Some((kind, file)) = report_file {
         file.write(report.picture(kind, &title(args, pid, &program))?)?;
         // The file has no place for it.
         if let Some(excess) = report.excess() {

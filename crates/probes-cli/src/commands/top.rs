@@ -178,8 +178,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn observation(args: &Args) -> Observation {
-    let counted = args.filter.of(args.counted.observation());
-    args.pairs.of(counted)
+    let counted = args.filter.add_to(args.counted.observation());
+    args.pairs.add_to(counted)
 }
 
 fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {

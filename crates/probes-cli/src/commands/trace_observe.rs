@@ -308,15 +308,15 @@ impl ProgramObservation {
     }
 
     fn observation(&self) -> Observation {
-        let mut observation = self.sample.of(self.filter.of(Observation::new()));
+        let mut observation = self.sample.add_to(self.filter.add_to(Observation::new()));
         if self.counts && self.functions.is_empty() {
             observation = observation.count(Selector::All);
         }
         if let Some(by) = &self.by {
-            observation = by.of(observation);
+            observation = by.add_to(observation);
         }
         if let Some(histogram) = &self.histogram {
-            observation = histogram.of(observation);
+            observation = histogram.add_to(observation);
             let probes = self.histogram_probes.iter().cloned();
             observation = probes.fold(observation, Observation::count);
         }
@@ -328,10 +328,10 @@ impl ProgramObservation {
         for pair in &self.pairs {
             observation = observation.time(&pair.start, &pair.stop);
         }
-        observation = self.over.of(self.key.of(observation));
+        observation = self.over.add_to(self.key.add_to(observation));
         let watched = self.watched.iter().cloned();
         observation = watched.fold(observation, Observation::watch);
-        self.calls.of(observation, &self.watched_functions)
+        self.calls.add_to(observation, &self.watched_functions)
     }
 }
 

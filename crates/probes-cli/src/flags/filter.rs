@@ -17,7 +17,7 @@ impl FilterFlags {
     }
 
     /// Returns an observation of these hits only.
-    pub(crate) fn of(&self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(&self, observation: Observation) -> Observation {
         match &self.expression {
             Some(expression) => observation.only_where(expression.clone()),
             None => observation,

@@ -109,7 +109,7 @@ impl super::Flags for HistogramSourceFlags {
 
 impl Histogrammed {
     /// Returns an observation with histograms instead of counts.
-    pub(crate) fn of(&self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(&self, observation: Observation) -> Observation {
         let observation = observation.histogram_of(self.expression.clone());
         match self.linear {
             Some(linear) => observation.linear(linear),

@@ -67,7 +67,7 @@ impl CountedBy {
         }
     }
 
-    pub(crate) fn of(&self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(&self, observation: Observation) -> Observation {
         match &self.by.keys {
             Some(keys) => observation.by(keys.clone()),
             None => observation,

@@ -38,7 +38,7 @@ impl PairKeyFlag {
         self.key.is_some()
     }
 
-    pub(crate) fn of(&self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(&self, observation: Observation) -> Observation {
         match &self.key {
             Some(key) => observation.match_by(key.clone()),
             None => observation,
@@ -59,7 +59,7 @@ impl OverFlag {
         self.over.is_some()
     }
 
-    pub(crate) fn of(self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(self, observation: Observation) -> Observation {
         match self.over {
             Some(bound) => observation.report_slow(bound),
             None => observation,
@@ -115,7 +115,7 @@ pub(crate) struct UsdtPair {
 }
 
 impl UsdtPair {
-    pub(crate) fn of(&self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(&self, observation: Observation) -> Observation {
         observation.time_usdt(self.start.clone(), self.stop.clone())
     }
 }
@@ -135,10 +135,10 @@ pub(crate) fn usdt_pair(typed: &str) -> Result<UsdtPair, String> {
 }
 
 impl Pairs {
-    pub(crate) fn of(&self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(&self, observation: Observation) -> Observation {
         let pairs = self.pairs.iter();
         let observation = pairs.fold(observation, |all, pair| all.time(&pair.start, &pair.stop));
-        self.key.of(observation)
+        self.key.add_to(observation)
     }
 }
 

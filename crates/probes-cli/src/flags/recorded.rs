@@ -114,6 +114,8 @@ impl Recorded {
         let ends = self.pairs.iter().flat_map(|pair| [&pair.start, &pair.stop]);
         let ends = ends.chain(&self.until).map(Selector::name);
         let observation = ends.fold(observation, Observation::watch);
-        self.calls.of(observation, &self.functions).watch_exits()
+        self.calls
+            .add_to(observation, &self.functions)
+            .watch_exits()
     }
 }

@@ -19,7 +19,7 @@ impl SampleFlag {
     }
 
     /// Returns an observation that records these hits only.
-    pub(crate) fn of(self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(self, observation: Observation) -> Observation {
         match self.every {
             Some(every) => observation.sample(every),
             None => observation,

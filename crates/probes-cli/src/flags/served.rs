@@ -120,7 +120,7 @@ impl Served {
             return None;
         }
         let probes = self.probes.iter().cloned();
-        let observation = probes.fold(self.pairs.of(Observation::new()), Observation::count);
+        let observation = probes.fold(self.pairs.add_to(Observation::new()), Observation::count);
         let counted = self.counted.iter().cloned();
         let observation = counted.fold(observation, Observation::count_functions);
         let timed = self.timed.iter().cloned();

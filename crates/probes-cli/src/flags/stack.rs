@@ -21,7 +21,7 @@ impl StackFlag {
     }
 
     /// Returns an observation that copies stacks if it is given.
-    pub(crate) fn of(self, observation: Observation) -> Observation {
+    pub(crate) fn add_to(self, observation: Observation) -> Observation {
         match self.stack {
             Some(_) => observation.with_stacks(),
             None => observation,

@@ -143,10 +143,10 @@ impl Timed {
     }
 
     pub(crate) fn observation(&self) -> Observation {
-        let observation = self.over.of(self.pairs.of(Observation::new()));
-        let observation = self.stack.of(observation);
+        let observation = self.over.add_to(self.pairs.add_to(Observation::new()));
+        let observation = self.stack.add_to(observation);
         let usdt = self.usdt.iter();
-        let mut observation = usdt.fold(observation, |all, pair| pair.of(all));
+        let mut observation = usdt.fold(observation, |all, pair| pair.add_to(all));
         if let Some(filter) = &self.filter {
             observation = observation.only_starts_where(filter.clone());
         }

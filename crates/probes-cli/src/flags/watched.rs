@@ -128,7 +128,7 @@ impl CallFlags {
     }
 
     /// Adds the calls of these functions to what is watched.
-    pub(crate) fn of(
+    pub(crate) fn add_to(
         self,
         observation: Observation,
         functions: &[FunctionSelector],
@@ -172,8 +172,8 @@ impl Watched {
     pub(crate) fn observation(&self) -> Observation {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);
-        let observation = self.sample.of(self.filter.of(observation));
-        let observation = self.stack.of(observation);
-        self.calls.of(observation, &self.functions)
+        let observation = self.sample.add_to(self.filter.add_to(observation));
+        let observation = self.stack.add_to(observation);
+        self.calls.add_to(observation, &self.functions)
     }
 }

@@ -114,7 +114,7 @@ fn files_of_other_kinds_are_refused_with_reason() {
     let message = read(&edited(&[(E_MACHINE, &[0xb7, 0])])).err().unwrap();
     assert_eq!(
         message.to_string(),
-        "/srv/server.exe is a program for AArch64, only x86-64 programs can be handled"
+        "/srv/server.exe is a program for AArch64; only x86-64 programs are supported"
     );
 }
 

@@ -94,16 +94,16 @@ pub enum ElfDefect {
     #[error("is not an ELF file")]
     NotElf,
     /// A 32-bit file.
-    #[error("is a 32-bit program, only x86-64 programs can be handled")]
+    #[error("is a 32-bit program; only x86-64 programs are supported")]
     Class32,
     /// Neither 32 nor 64 bits.
     #[error("has the unknown ELF class {0}")]
     UnknownClass(u8),
     /// A big-endian file.
-    #[error("is a big-endian program, only x86-64 programs can be handled")]
+    #[error("is a big-endian program; only x86-64 programs are supported")]
     BigEndian,
     /// Another processor.
-    #[error("is a program for {}, only x86-64 programs can be handled", machine(*.0))]
+    #[error("is a program for {}; only x86-64 programs are supported", machine(*.0))]
     Machine(u16),
     /// An object file, a core dump, or another ELF file that is neither a program nor a library.
     #[error("is {}, not a program", elf_type(*.0))]

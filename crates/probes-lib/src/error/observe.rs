@@ -233,7 +233,7 @@ pub enum ObserveError {
         most: usize,
     },
     /// Results are to be recorded of functions of which only some calls are; without a subject.
-    #[error("results of functions can be recorded only if all their calls are")]
+    #[error("results of functions cannot be recorded of only some of their calls")]
     ResultsOfSomeCalls,
     /// Times are to be distinguished by keys in a way that is not possible.
     #[error("times by keys {0}")]

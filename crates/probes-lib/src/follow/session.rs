@@ -163,7 +163,7 @@ impl<'f> FollowSession<'f> {
         let deadline = Instant::now() + self.options.deadline;
         loop {
             match settled_lock(process, Instant::now()) {
-                Err(error) if error.is_being_changed() && Instant::now() < deadline => {
+                Err(error) if error.is_being_updated() && Instant::now() < deadline => {
                     let holder = lock::holder_in(&error);
                     let pid = process.pid();
                     if self.lender.lends_to(holder, pid, &self.tracees) {

@@ -209,7 +209,7 @@ impl OpenedProcess {
 
     /// Returns whether an error is because the process has executed a new program.
     pub(crate) fn has_executed(&self, error: &Error) -> bool {
-        error.is_executed() || self.image().is_replaced(&self.process)
+        error.is_exec() || self.image().is_replaced(&self.process)
     }
 
     /// Replaces an error by [`ProcessError::Executed`] if the process has executed a new program: to a tool that

@@ -110,7 +110,7 @@ impl Updater<'_> {
         loop {
             match self.try_repeatedly(choose) {
                 // Another update is in progress, in a container: we cannot see its lock.
-                Err(error) if error.is_being_changed() && Instant::now() < deadline => {
+                Err(error) if error.is_being_updated() && Instant::now() < deadline => {
                     lock::pause()
                 }
                 done => {
@@ -322,7 +322,7 @@ pub(crate) fn refuse_traced(process: &Process, lends: impl Fn(i32) -> bool) -> R
         return Ok(());
     }
     let error = denial::traced(process, Operation::Attach, tracer);
-    if error.is_being_changed() {
+    if error.is_being_updated() {
         Ok(())
     } else {
         Err(error)

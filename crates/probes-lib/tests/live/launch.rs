@@ -231,11 +231,11 @@ fn files_without_probes_are_refused_and_named() {
             (fixture("corrupt/empty"), "FILE is not an ELF file"),
             (
                 fixture("corrupt/elf_aarch64.pie"),
-                "FILE is a program for AArch64, only x86-64 programs can be handled",
+                "FILE is a program for AArch64; only x86-64 programs are supported",
             ),
             (
                 fixture("corrupt/elf_32_bit"),
-                "FILE is a 32-bit program, only x86-64 programs can be handled",
+                "FILE is a 32-bit program; only x86-64 programs are supported",
             ),
             (
                 fixture("no_probes.nopie"),

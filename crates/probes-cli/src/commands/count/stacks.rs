@@ -7,7 +7,7 @@ use std::time::Duration;
 use probes_lib::{Events, Observation, Stacks, Target};
 
 use crate::commands::observe_loop::{ActiveObservation, Display};
-use crate::commands::picture_file::PictureFile;
+use crate::commands::report_file::ReportFile;
 use crate::commands::uncounted::warn_of_uncounted;
 use crate::commands::watch;
 use crate::destination::Output;
@@ -33,7 +33,7 @@ pub(super) fn run<'t>(
 ) -> Result<(), Failure> {
     // Before anything is observed, because it may take long, or fail.
     let mut stacks = Stacks::of_process(target.pid()).map_err(Failure::of_process(target.pid()))?;
-    let picture_file = asked.picture.map(PictureFile::create).transpose()?;
+    let report_file = asked.picture.map(ReportFile::create).transpose()?;
     let active = begin(&asked.observation)?;
     if asked.has_functions {
         warn_of_uncounted(&output.messages, active.observer(), "counted");
@@ -59,7 +59,7 @@ pub(super) fn run<'t>(
     }
     counted.finish(outcome.lasted);
     outcome.print(output, counted.text(output.format, asked.top));
-    if let Some(file) = picture_file {
+    if let Some(file) = report_file {
         let drawn = counted.picture(asked.picture.is_some_and(is_folded));
         outcome.failures.add(drawn.and_then(|it| file.write(it)));
     }

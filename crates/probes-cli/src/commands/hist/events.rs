@@ -7,7 +7,7 @@ use probes_lib::{
 use super::Args;
 use crate::commands::event_reading::{EventConsumer, EventReading, ReadingState};
 use crate::commands::observe_loop::Display;
-use crate::commands::picture_file::PictureFile;
+use crate::commands::report_file::ReportFile;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::{self, EventHistogram, Histograms, LostWords};
@@ -20,7 +20,7 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     let reading = EventReading::open("hist", &args.selection, globs, output)?;
     // Before anything is read, because it may fail.
-    let picture_file = args.svg.as_deref().map(PictureFile::create).transpose()?;
+    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let display = Display::new(output, args.interval)?;
     let mut recording = RecordedEvents {
         output,
@@ -29,10 +29,10 @@ pub(super) fn run(
         durations: EventDurations::default(),
         lost: LostWords::default(),
         picture: None,
-        draws: picture_file.is_some(),
+        draws: report_file.is_some(),
     };
     let done = reading.run(&mut recording, display, args.until.duration);
-    let written = match (picture_file, recording.picture) {
+    let written = match (report_file, recording.picture) {
         (Some(file), Some(picture)) => file.write(picture),
         _ => Ok(()),
     };

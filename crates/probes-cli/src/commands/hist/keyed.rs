@@ -5,7 +5,7 @@ use std::time::Duration;
 use probes_lib::{Functions, Target};
 
 use crate::commands::observe_loop::{ActiveObservation, Display, ShownReading};
-use crate::commands::picture_file::PictureFile;
+use crate::commands::report_file::ReportFile;
 use crate::commands::several::SeveralObservations;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -20,7 +20,7 @@ pub(super) fn run(
     active: ActiveObservation<'_>,
     display: Display,
     target: &Target,
-    picture_file: Option<PictureFile>,
+    report_file: Option<ReportFile>,
     output: &Output,
 ) -> Result<(), Failure> {
     // If the functions of the process cannot be read (it may have exited meanwhile), callers are not named.
@@ -69,8 +69,8 @@ pub(super) fn run(
     if let Some((reading, lasted)) = total {
         let report = reporter.report(targets, &reading, lasted);
         outcome.print(output, output::keyed_histograms(output.format, &report));
-        if let Some(picture_file) = picture_file {
-            let written = picture_file.write(report.picture());
+        if let Some(report_file) = report_file {
+            let written = report_file.write(report.picture());
             outcome.failures.add(written);
         }
         let (lines, summary) = report.sum();
@@ -84,7 +84,7 @@ pub(super) fn run_of_several(
     asked: KeyedQuestion<'_>,
     active: SeveralObservations<'_>,
     display: Display,
-    picture_file: Option<PictureFile>,
+    report_file: Option<ReportFile>,
     output: &Output,
 ) -> Result<(), Failure> {
     let reporter = KeyedReporter {
@@ -108,7 +108,7 @@ pub(super) fn run_of_several(
     let (reading, targets) = (of_all(&outcome.last), outcome.targets.clone());
     let report = reporter.report(&targets, &reading, outcome.lasted);
     let text = output::keyed_histograms(output.format, &report);
-    let written = picture_file.map_or(Ok(()), |file| file.write(report.picture()));
+    let written = report_file.map_or(Ok(()), |file| file.write(report.picture()));
     let (lines, summary) = report.sum();
     output.sum_up(&output.messages, lines, || summary);
     outcome.finish(output, text).and(written)

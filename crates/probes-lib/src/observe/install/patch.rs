@@ -383,7 +383,7 @@ mod tests {
         };
         let mut found = memory.clone();
         let error = write_all(1, &mut found, &memory, &[patch]).unwrap_err();
-        assert_eq!((error.effect(), found.writes), (Effect::None, 0));
+        assert_eq!((error.effect(), found.writes), (Effect::Unspecified, 0));
         assert_eq!(found, memory);
     }
 

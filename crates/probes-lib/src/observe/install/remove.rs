@@ -558,7 +558,7 @@ fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> 
 
 /// Returns whether the error says that the process or its program is gone, and the observation with it.
 fn is_gone(error: &Error) -> bool {
-    error.is_gone() || error.is_executed()
+    error.is_gone() || error.is_exec()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! [`PictureFile`]: the file of `-svg`, and that of `profile -o`.
+//! [`ReportFile`]: the file of `-svg`, and that of `profile -o`.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -8,18 +8,18 @@ use crate::failure::Failure;
 
 /// A file for a picture, or for a profile in another format. It is opened before anything is observed, so that a path that cannot be
 /// written fails at once.
-pub(super) struct PictureFile {
+pub(super) struct ReportFile {
     path: PathBuf,
     file: File,
 }
 
-impl PictureFile {
-    pub(super) fn create(path: &Path) -> Result<PictureFile, Failure> {
+impl ReportFile {
+    pub(super) fn create(path: &Path) -> Result<ReportFile, Failure> {
         let path = path.to_owned();
         // An existing file keeps its contents until there is a new picture.
         let mut file = OpenOptions::new();
         match file.write(true).create(true).truncate(false).open(&path) {
-            Ok(file) => Ok(PictureFile { path, file }),
+            Ok(file) => Ok(ReportFile { path, file }),
             Err(error) => Err(Failure::WriteFile(path, error)),
         }
     }
