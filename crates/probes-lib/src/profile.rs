@@ -312,6 +312,9 @@ impl Profiler {
                 }
                 continue;
             }
+            if record.kind == RecordKind::Exited {
+                recorded.switches.forget(record.tid);
+            }
             recorded.add_samples(record.at, &mut self.found);
             tids.insert(record.tid);
             if let Some(wait) = recorded.waits.add(record) {
@@ -447,7 +450,8 @@ impl Profiler {
         });
         // The kernel records the end of a thread, but such records may be lost, too.
         if let Some(recorded) = &mut self.recorded {
-            if recorded.waits.len() > 2 * there.len() + MOST_ENDED {
+            let known = recorded.waits.len().max(recorded.switches.len());
+            if known > 2 * there.len() + MOST_ENDED {
                 recorded.waits.retain(|tid| there.contains(&tid));
                 recorded.switches.retain(|tid| there.contains(&tid));
             }
@@ -651,7 +655,7 @@ impl Profiler {
                 .collect();
             stacks.push(ProfiledStack {
                 tid: key.tid,
-                thread_name: names.get(&key.tid).unwrap_or(&key.name).to_string(),
+                thread_name: time_sums::name_of(key, &names).to_string(),
                 role: ThreadRole::of(&frames, key.tid == self.stacks.pid()),
                 activity: key.activity,
                 in_collection: key.in_collection,

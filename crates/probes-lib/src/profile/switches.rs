@@ -113,7 +113,7 @@ impl SwitchRecorder {
             counted: HashMap::new(),
             bytes: Vec::new(),
             held_back: Vec::new(),
-            read_at: Duration::ZERO,
+            read_at: monotonic_now(),
             fills_up_in: Duration::MAX,
         }
     }
@@ -222,6 +222,16 @@ impl SwitchRecorder {
         *self.counted.entry(sample.tid).or_insert(of) == of
     }
 
+    /// Forgets a thread that has exited: its number may be used again, by one that another thread creates.
+    pub(super) fn forget(&mut self, tid: i32) {
+        self.counted.remove(&tid);
+    }
+
+    /// Returns how many threads are known.
+    pub(super) fn len(&self) -> usize {
+        self.counted.len()
+    }
+
     /// Forgets the threads that are not there.
     pub(super) fn retain(&mut self, is_there: impl Fn(i32) -> bool) {
         self.counted.retain(|&tid, _| is_there(tid));
@@ -313,7 +323,23 @@ mod tests {
             [true, false, true]
         );
         assert!(!is_counted(30, 9), "an event of somebody else");
+        // It exits, and 10 creates one that gets its number.
+        switches.forget(30);
+        let sample = |event| PerfRecord {
+            at: Duration::ZERO,
+            pid: 10,
+            tid: 30,
+            event,
+            kind: RecordKind::Sample(None),
+        };
+        assert!(switches.is_counted(&sample(1)));
         switches.retain(|tid| tid != 30);
-        assert_eq!(switches.counted.len(), 2);
+        assert_eq!(switches.len(), 2);
+    }
+
+    #[test]
+    fn first_estimate_is_of_the_recorded_time() {
+        let begun = monotonic_now();
+        assert!(SwitchRecorder::of_none(None).read_at >= begun);
     }
 }

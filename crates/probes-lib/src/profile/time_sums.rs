@@ -73,6 +73,15 @@ impl WaitTimes {
     }
 }
 
+/// Returns the name of a thread: another one may have had its number before, so that one from `names` is only for what was found
+/// before the name was read.
+pub(super) fn name_of<'n>(key: &'n ProfileKey, names: &'n HashMap<i32, Arc<str>>) -> &'n str {
+    match names.get(&key.tid) {
+        Some(name) if key.name.is_empty() => name,
+        _ => &key.name,
+    }
+}
+
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -149,6 +158,20 @@ impl TimeSums {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_that_share_a_number_keep_names() {
+        let key = |name: &str| ProfileKey {
+            tid: 7,
+            name: name.into(),
+            activity: Activity::Running,
+            in_collection: false,
+            stack: None,
+        };
+        let names = HashMap::from([(7, "second".into())]);
+        let named = ["first", "second", ""].map(|name| name_of(&key(name), &names).to_owned());
+        assert_eq!(named, ["first", "second", "second"]);
+    }
 
     #[test]
     fn lengths_of_waits_are_counted_closely() {
