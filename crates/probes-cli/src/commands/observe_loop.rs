@@ -271,12 +271,7 @@ impl<'t> ActiveObservation<'t> {
         let mut next = interval;
         // Read often even if results are shown rarely: if the process exits, or another observer
         // takes over, the last reading is all there is.
-        let reads_between = interval > COUNTS_INTERVAL;
-        let mut reading_at = if reads_between {
-            FIRST_READING
-        } else {
-            interval
-        };
+        let mut reading_at = reading_after(Duration::ZERO, interval);
         loop {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
@@ -310,11 +305,7 @@ impl<'t> ActiveObservation<'t> {
             } else {
                 *last = Some((reading, at));
             }
-            reading_at = if reads_between {
-                next_reading(at)
-            } else {
-                next
-            };
+            reading_at = reading_after(at, interval);
         }
     }
 }
@@ -375,6 +366,15 @@ pub(super) fn next_reading(at: Duration) -> Duration {
     }
 }
 
+/// When a process is read after the reading `at`, if readings are shown at these intervals.
+pub(super) fn reading_after(at: Duration, interval: Duration) -> Duration {
+    if at.is_zero() || interval > COUNTS_INTERVAL {
+        next_reading(at)
+    } else {
+        next_time(at, interval)
+    }
+}
+
 /// The first multiple of `interval` after `at`.
 pub(super) fn next_time(at: Duration, interval: Duration) -> Duration {
     let passed = at.as_nanos() % interval.as_nanos().max(1);
@@ -409,5 +409,11 @@ mod tests {
         assert_eq!(next_reading(ms(150)), COUNTS_INTERVAL);
         assert_eq!(next_reading(ms(250)), 2 * COUNTS_INTERVAL);
         assert_eq!(next_reading(Duration::MAX), Duration::MAX);
+        // Short intervals are no reason to read later for the first time.
+        for interval in [ms(50), COUNTS_INTERVAL] {
+            assert_eq!(reading_after(Duration::ZERO, interval), FIRST_READING);
+            assert_eq!(reading_after(ms(3), interval), interval);
+        }
+        assert_eq!(reading_after(ms(3), Duration::MAX), ms(6));
     }
 }

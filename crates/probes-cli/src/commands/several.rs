@@ -8,8 +8,7 @@ use super::failed::Failed;
 use super::failures::Failures;
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{
-    COUNTS_INTERVAL, Display, ShownReading, last_reading, next_reading, next_time, observe_by,
-    warn_of_still_mapped,
+    Display, ShownReading, last_reading, next_time, observe_by, reading_after, warn_of_still_mapped,
 };
 use super::open_target::open_to_observe;
 use super::undo::retry;
@@ -206,7 +205,7 @@ impl<'o> SeveralObservations<'o> {
         let interval = display.interval.unwrap_or(Duration::MAX);
         let end = self.duration.unwrap_or(Duration::MAX);
         let mut next = interval;
-        let mut reading_at = interval.min(next_reading(Duration::ZERO));
+        let mut reading_at = reading_after(Duration::ZERO, interval);
         loop {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
@@ -249,11 +248,7 @@ impl<'o> SeveralObservations<'o> {
                 }
                 next = next_time(at, interval);
             }
-            reading_at = if interval > COUNTS_INTERVAL {
-                next_reading(at)
-            } else {
-                next
-            };
+            reading_at = reading_after(at, interval);
         }
     }
 }
