@@ -282,6 +282,11 @@ impl ProcessFigures {
     pub(super) fn close(&mut self) {
         let timed = self.pairs.values_mut().chain(self.calls.values_mut());
         timed.for_each(|it| it.open = 0);
+        self.forget_heap();
+    }
+
+    /// Clears the size of the heap, which is only known while runtime events are read.
+    pub(super) fn forget_heap(&mut self) {
         if let Some(collector) = &mut self.collector {
             collector.heap = None;
         }

@@ -236,8 +236,9 @@ pub(super) fn page(
     page.family(&BUILD).add(&version, 1);
     let mut numbers = page.family(&PROCESSES);
     let observed = processes.iter().filter(|it| it.is_observed).count();
-    let refused = processes.iter().filter(|it| it.refused.is_some()).count();
-    let exited = processes.len() - observed - refused;
+    let others = || processes.iter().filter(|it| !it.is_observed);
+    let refused = others().filter(|it| it.refused.is_some()).count();
+    let exited = others().count() - refused;
     for (state, number) in [
         ("observed", observed),
         ("refused", refused),
@@ -408,5 +409,36 @@ fn add_collector(page: &mut Exposition, each: &[(Labels, &ShownProcess)], bounds
     let mut samples = page.family(&GC_LOST);
     for (labels, collector) in with {
         samples.add(labels, collector.lost_words);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_is_in_one_state() {
+        // The pid of the first was used again before its exit was noticed.
+        let shown = |is_observed, is_refused: bool| ShownProcess {
+            is_observed,
+            refused: is_refused.then(|| "denied".to_owned()),
+            ..ShownProcess::default()
+        };
+        let processes = [shown(true, true), shown(false, true), shown(false, false)];
+        let text = |shown: &[ShownProcess]| {
+            page(
+                TextFormat::OpenMetrics,
+                &[],
+                shown,
+                &ShownExporter::default(),
+            )
+        };
+        let none = "ocaml_probes_processes{state=\"exited\"} 0\n";
+        assert!(text(&processes[..1]).contains(none));
+        let page = text(&processes);
+        for state in ["observed", "refused", "exited"] {
+            let line = format!("ocaml_probes_processes{{state=\"{state}\"}} 1\n");
+            assert!(page.contains(&line), "{page}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Error, RuntimeEvents};
 
-use super::figures::ProcessFigures;
+use super::figures::{CollectorTotals, ProcessFigures};
 use super::observed::Observed;
 use super::page::ShownProcess;
 use super::scan::{Ended, name_of};
@@ -73,10 +73,24 @@ impl Process {
         // What it has written last can still be read, and if not, what was read before counts.
         let _ = observed.read_events();
         let collector = observed.collector_figures(bounds);
-        self.current.collector = collector.or(self.current.collector.take());
+        self.end_events(collector);
         self.current.close();
         self.earlier.add(&std::mem::take(&mut self.current));
         self.most_rows = None;
+    }
+
+    /// Its runtime events are read no more; these are their last figures, if they were read until now.
+    fn end_events(&mut self, last: Option<CollectorTotals>) {
+        self.current.collector = last.or(self.current.collector.take());
+        for figures in [&mut self.current, &mut self.earlier] {
+            figures.forget_heap();
+        }
+    }
+
+    /// How many rows are shown of it.
+    fn rows(&self) -> usize {
+        let current = self.most_rows.unwrap_or(0);
+        current.max(self.earlier.rows())
     }
 }
 
@@ -189,6 +203,7 @@ impl Processes {
         process.stopped += stopped;
         process.observed = Some(observed);
         self.read_one(pid);
+        self.forget_some();
     }
 
     /// A process cannot be observed.
@@ -201,7 +216,11 @@ impl Processes {
         if let Some(failures) = &mut self.failures {
             failures.push(failure);
         }
-        self.of(pid, program).refused = Some(kind);
+        let bounds = self.bounds.clone();
+        let process = self.of(pid, program);
+        // An earlier process of this pid may have exited, which was not noticed so far.
+        process.close(&bounds);
+        process.refused = Some(kind);
         self.forget_some();
     }
 
@@ -253,9 +272,8 @@ impl Processes {
             if has_events && read.is_ok() {
                 continue;
             }
-            process.current.collector = observed
-                .collector_figures(&self.bounds)
-                .or(process.current.collector.take());
+            let collector = observed.collector_figures(&self.bounds);
+            process.end_events(collector);
             ended.push((*pid, read.err()));
         }
         for (pid, error) in ended {
@@ -357,17 +375,22 @@ impl Processes {
         self.forget_some();
     }
 
-    /// If too many are shown that are not observed, forgets the one that exited earliest or, if none has, one that is
-    /// refused.
+    /// If too many processes are shown that are not observed, or too many rows, forgets the ones that exited earliest or,
+    /// if none has, those that are refused.
     fn forget_some(&mut self) {
-        let others = self.each.len() - self.observed();
-        if others <= MOST_OTHERS {
-            return;
-        }
-        let others = self.each.iter().filter(|(_, it)| it.observed.is_none());
-        let oldest = others.min_by_key(|(_, it)| (it.gone_since.is_none(), it.gone_since));
-        if let Some(pid) = oldest.map(|(pid, _)| *pid) {
-            self.each.remove(&pid);
+        loop {
+            let is_too_many = self.each.len() - self.observed() > MOST_OTHERS;
+            let rows: usize = self.each.values().map(Process::rows).sum();
+            if !is_too_many && rows <= MOST_ROWS {
+                return;
+            }
+            let others = self.each.iter().filter(|(_, it)| it.observed.is_none());
+            let others = others.filter(|(_, it)| is_too_many || it.rows() > 0);
+            let oldest = others.min_by_key(|(_, it)| (it.gone_since.is_none(), it.gone_since));
+            match oldest.map(|(pid, _)| *pid) {
+                Some(pid) => self.each.remove(&pid),
+                None => return,
+            };
         }
     }
 
@@ -425,5 +448,63 @@ impl Processes {
             total,
             outcome,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn none() -> Processes {
+        let (ends, _) = channel();
+        Processes::new(ends, Vec::new(), true, false, Messages::default())
+    }
+
+    #[test]
+    fn rows_of_exited_processes_are_limited() {
+        let mut processes = none();
+        let rows = (0..MOST_ROWS * 2 / 3).map(|row| (row.to_string(), 1));
+        let figures = ProcessFigures {
+            hits: rows.collect(),
+            ..ProcessFigures::default()
+        };
+        for pid in [3, 2, 4] {
+            let exited = Process {
+                gone_since: Some(Instant::now()),
+                earlier: figures.clone(),
+                ..Process::default()
+            };
+            processes.each.insert(pid, exited);
+            processes.forget_some();
+            assert_eq!(processes.each.keys().collect::<Vec<_>>(), [&pid]);
+        }
+        // One without rows is in nobody's way.
+        let refused = Process {
+            refused: Some("denied".to_owned()),
+            ..Process::default()
+        };
+        processes.each.insert(5, refused);
+        processes.forget_some();
+        assert_eq!(processes.each.len(), 2);
+    }
+
+    #[test]
+    fn heap_is_forgotten_with_the_events() {
+        let collector = |heap| CollectorTotals {
+            allocated: 8,
+            heap: Some(heap),
+            ..CollectorTotals::default()
+        };
+        for last in [None, Some(collector(3))] {
+            let mut process = Process::default();
+            process.current.collector = Some(collector(1));
+            process.earlier.collector = Some(collector(2));
+            process.end_events(last);
+            process.earlier.add(&process.current);
+            let all = process.earlier.collector.unwrap();
+            assert_eq!((all.allocated, all.heap), (16, None));
+        }
     }
 }
