@@ -120,9 +120,13 @@ impl KeyedHistograms {
             return Ok(None);
         };
         let mut sum = KeyedHistograms::default();
+        let mut points = plan.points.iter();
         for arena in arenas {
-            for (_, untyped) in read_hits(pid, source, arena)? {
-                sum.untyped = sum.untyped.saturating_add(untyped);
+            let hits = read_hits(pid, source, arena)?;
+            for ((_, untyped), point) in hits.into_iter().zip(points.by_ref()) {
+                if point.role.keys.is_some() {
+                    sum.untyped = sum.untyped.saturating_add(untyped);
+                }
             }
         }
         sum.other = read.histogram(histograms::OTHER, false)?;

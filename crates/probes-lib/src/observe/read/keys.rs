@@ -167,11 +167,16 @@ impl KeyedCounts {
             return Ok(None);
         };
         let mut counts = KeyedCounts::default();
+        let mut points = plan.points.iter();
         // Before the keys: what is counted meanwhile is of a key.
         for arena in arenas {
-            for (other, untyped) in read_hits(pid, source, arena)? {
-                counts.other = counts.other.saturating_add(other);
-                counts.untyped = counts.untyped.saturating_add(untyped);
+            let hits = read_hits(pid, source, arena)?;
+            for ((other, untyped), point) in hits.into_iter().zip(points.by_ref()) {
+                // Others may be watched, for example.
+                if point.role.keys.is_some() {
+                    counts.other = counts.other.saturating_add(other);
+                    counts.untyped = counts.untyped.saturating_add(untyped);
+                }
             }
         }
         let layout = sharing.shared.keys;
@@ -396,6 +401,32 @@ mod tests {
             hits: 3,
         };
         assert_eq!(counts.unwrap().keys(), [expected]);
+    }
+
+    #[test]
+    fn hits_of_watched_points_are_not_keyed() {
+        let observed = |keyed: Observation| {
+            let watched = keyed.watch(Selector::name("b"));
+            let watched = watched.only_where("arg0 == 1".parse().unwrap());
+            let plan = plan(&watched.by("tid".parse().unwrap()));
+            let mut data = RecordedData::of(&plan);
+            for point in 0..plan.points.len() {
+                data.hit(point, 10);
+                data.hit(data.arena.untyped_counter(point), 1);
+            }
+            let keyed = plan.points.iter().filter(|it| it.role.keys.is_some());
+            let keyed = keyed.count() as u64;
+            assert!(keyed > 0 && keyed < plan.points.len() as u64);
+            (plan, data, keyed)
+        };
+        let counted = || Observation::new().count(Selector::name("a"));
+        let (plan, data, keyed) = observed(counted());
+        let counts = KeyedCounts::read(1, &data.memory, &plan, &[data.arena]).unwrap();
+        let counts = counts.unwrap();
+        assert_eq!((counts.other(), counts.untyped()), (10 * keyed, keyed));
+        let (plan, data, keyed) = observed(counted().histogram_of("arg0".parse().unwrap()));
+        let values = KeyedHistograms::read(1, &data.memory, &plan, &[data.arena]).unwrap();
+        assert_eq!(values.unwrap().untyped(), keyed);
     }
 
     #[test]
