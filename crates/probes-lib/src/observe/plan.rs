@@ -1038,8 +1038,11 @@ mod tests {
         let every = NonZeroU64::new(7);
         let watching = Observation::new().watch(Selector::All);
         let sample = |plan: ObservationPlan| plan.points[0].role.watched.as_ref().unwrap().sample;
+        assert!(!plan(&watching).is_sampled() && !plan(&counted()).is_filtered());
         assert_eq!(sample(plan(&watching)), None);
-        assert_eq!(sample(plan(&watching.sample(every.unwrap()))), every);
+        let sampled = watching.sample(every.unwrap());
+        assert!(plan(&sampled).is_sampled());
+        assert_eq!(sample(plan(&sampled)), every);
     }
 
     #[test]
@@ -1291,6 +1294,22 @@ mod tests {
         };
         assert_eq!(is_ocaml("caml_alloc_string"), [false]);
         assert_eq!(is_ocaml("Stdlib.failwith"), [true]);
+    }
+
+    #[test]
+    fn sites_called_by_ocaml_are_known() {
+        let target = Talker::start(&test_support::program("service"));
+        let process = Process::open(target.pid()).unwrap();
+        let image = Image::of(&process, Arc::default()).unwrap();
+        let watching = Observation::new().watch(Selector::All);
+        let of_ocaml = ObservationPlan::of(&watching, image.program, Arc::default()).unwrap();
+        let watched = |plan: &ObservationPlan| -> Vec<bool> {
+            let watched = plan.points.iter().filter_map(|it| it.role.watched.as_ref());
+            watched.map(|it| it.is_ocaml).collect()
+        };
+        let are_called = watched(&of_ocaml);
+        assert!(!are_called.is_empty() && !are_called.contains(&false));
+        assert!(!watched(&plan(&watching)).contains(&true));
     }
 
     #[test]

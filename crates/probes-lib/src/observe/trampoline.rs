@@ -54,10 +54,12 @@ mod template;
 mod values;
 
 use std::collections::HashMap;
+use std::ops::Add;
 
 use iced_x86::code_asm::{
-    AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, get_gpr64, mm0, mm1,
-    mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel,
+    get_gpr64, mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx,
+    rsi, rsp,
 };
 use iced_x86::{
     BlockEncoderOptions, Code, Encoder, IcedError, Instruction, MemoryOperand, Register,
@@ -972,6 +974,14 @@ fn locked_increment(at: LiveAddr) -> Result<Instruction, IcedError> {
     let mut increment = Instruction::with1(Code::Inc_rm64, at_address(at))?;
     increment.set_has_lock_prefix(true);
     Ok(increment)
+}
+
+/// Returns the word at an offset from the address in a register.
+fn word_at<T>(base: AsmRegister64, offset: T) -> AsmMemoryOperand
+where
+    AsmRegister64: Add<T, Output = AsmMemoryOperand>,
+{
+    qword_ptr(base + offset)
 }
 
 /// Returns the operand at an address, by RIP-relative addressing.

@@ -555,6 +555,8 @@ fn displaced_call_pushes_its_own_return_address() {
     let copy = copy.unwrap();
     let copied: Vec<_> = code::decode(copy.code(), AT + 0x1000).take(2).collect();
     let word = copied[0].ip_rel_memory_address() - AT - 0x1000;
+    // So that it is not on two pages.
+    assert_eq!(word % 8, 0);
     assert_eq!(
         copy.code()[word as usize..][..8],
         (AT + 4).to_le_bytes(),

@@ -286,3 +286,8 @@ fn names_are_compared_up_to_200_bytes() {
     assert_eq!(near(&long(200)), ["request"]);
     assert_eq!(near(&long(201)), [""; 0]);
 }
+
+#[test]
+fn actions_are_empty_until_one_is_added() {
+    assert!(Actions::new().is_empty() && !Actions::new().enable(Selector::All).is_empty());
+}

@@ -40,6 +40,7 @@ use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
 use super::saved::{SaveArea, Saving};
 use super::stack_info::{FIBER, UPPER_END};
+use super::word_at;
 use super::{SAVED_IF_TIMED, at_address, load, offset, spread, unless_in_range};
 use super::{keys, values};
 use crate::address::LiveAddr;
@@ -273,13 +274,13 @@ fn entry(
     // A signal handler leaves the depth as it finds it, unless it is executed on a stack above: see `free`.
     a.mov(rax, rdx)?;
     a.lea(rdi, qword_ptr(rdx + 1))?;
-    a.cmpxchg(qword_ptr(rcx + call_slot::DEPTH), rdi)?;
+    a.cmpxchg(word_at(rcx, call_slot::DEPTH), rdi)?;
     a.jne(again)?;
     a.shl(edx, layout.call_len_bits())?;
     a.lea(rcx, qword_ptr(rcx + rdx + call_slot::CALLS))?;
     a.mov(dword_ptr(rcx + call_slot::FUNCTION), role.function)?;
     if is_on_fiber(role) {
-        a.mov(qword_ptr(rcx + call_slot::CALL_OWNER), r9)?;
+        a.mov(word_at(rcx, call_slot::CALL_OWNER), r9)?;
     }
     let flags = dword_ptr(rcx + call_slot::FLAGS);
     if calls.have_flags {
@@ -302,8 +303,8 @@ fn entry(
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.or(rax, rdx)?;
-    a.mov(qword_ptr(rcx + call_slot::TIME), rax)?;
-    a.mov(qword_ptr(rcx + call_slot::FRAME), rsi)?;
+    a.mov(word_at(rcx, call_slot::TIME), rax)?;
+    a.mov(word_at(rcx, call_slot::FRAME), rsi)?;
     Ok(())
 }
 
@@ -599,10 +600,10 @@ fn find_slot(
         StackKind::OfThread => a.mov(rdi, qword_ptr(0).fs())?,
         StackKind::OfFiber { current_stack } => {
             a.mov(rcx, qword_ptr(r14 + u32::from(current_stack)))?;
-            a.mov(rdi, qword_ptr(rcx + FIBER))?;
+            a.mov(rdi, word_at(rcx, FIBER))?;
             a.lea(rdi, qword_ptr(rdi + rdi + 1))?;
             a.mov(r9, rdi)?;
-            a.sub(rsi, qword_ptr(rcx + UPPER_END))?;
+            a.sub(rsi, word_at(rcx, UPPER_END))?;
         }
     }
     a.mov(edx, edi)?;
@@ -611,7 +612,7 @@ fn find_slot(
     a.shl(edx, layout.calls.stack_len_bits())?;
     let stacks = layout.calls() + layout.calls.slots();
     a.lea(rcx, qword_ptr(rbx + rdx + offset(stacks)))?;
-    a.cmp(qword_ptr(rcx + call_slot::OWNER), rdi)
+    a.cmp(word_at(rcx, call_slot::OWNER), rdi)
 }
 
 /// Emits the code that searches the slots after that at rcx for the owner in rdi. If it has one, the code jumps to `found` with
@@ -625,7 +626,7 @@ fn find_other_slot(
     a.mov(edx, call_slot::TRIED as u32 - 1)?;
     a.set_label(&mut next)?;
     a.add(rcx, layout.stack_len() as i32)?;
-    a.cmp(qword_ptr(rcx + call_slot::OWNER), rdi)?;
+    a.cmp(word_at(rcx, call_slot::OWNER), rdi)?;
     a.je(found)?;
     a.dec(edx)?;
     a.jne(next)
@@ -651,7 +652,7 @@ fn take_slot(
     a.xor(ebx, ebx)?;
     a.mov(edx, call_slot::TRIED as u32)?;
     a.set_label(&mut next)?;
-    a.mov(rax, qword_ptr(rcx + call_slot::OWNER))?;
+    a.mov(rax, word_at(rcx, call_slot::OWNER))?;
     a.cmp(rax, rdi)?;
     a.je(has_one)?;
     a.test(rbx, rbx)?;
@@ -661,7 +662,7 @@ fn take_slot(
     // That of a fiber, which may have ended, is free while it has no calls.
     a.test(al, 1)?;
     a.je(is_taken)?;
-    a.cmp(qword_ptr(rcx + call_slot::DEPTH), 0)?;
+    a.cmp(word_at(rcx, call_slot::DEPTH), 0)?;
     a.jne(is_taken)?;
     a.set_label(&mut is_free)?;
     a.mov(rbx, rcx)?;
@@ -683,19 +684,19 @@ fn take_slot(
     a.je(lost)?;
     a.test(byte_ptr(rcx + call_slot::OWNER), 1)?;
     a.je(lost)?;
-    a.mov(rax, qword_ptr(rcx + call_slot::OWNER))?;
+    a.mov(rax, word_at(rcx, call_slot::OWNER))?;
     a.jmp(replace)?;
     a.set_label(&mut take)?;
     // Another thread may have taken it meanwhile.
-    a.mov(rax, qword_ptr(rcx + call_slot::OWNER))?;
+    a.mov(rax, word_at(rcx, call_slot::OWNER))?;
     a.test(rax, rax)?;
     a.je(replace)?;
     a.test(al, 1)?;
     a.je(retry)?;
-    a.cmp(qword_ptr(rcx + call_slot::DEPTH), 0)?;
+    a.cmp(word_at(rcx, call_slot::DEPTH), 0)?;
     a.jne(retry)?;
     a.set_label(&mut replace)?;
-    a.lock().cmpxchg(qword_ptr(rcx + call_slot::OWNER), rdi)?;
+    a.lock().cmpxchg(word_at(rcx, call_slot::OWNER), rdi)?;
     a.jne(retry)?;
     a.jmp(over)?;
     a.set_label(&mut has_one)?;
@@ -715,7 +716,7 @@ fn locate_last(
     layout: CallsLayout,
     none: CodeLabel,
 ) -> Result<(), IcedError> {
-    a.mov(rdx, qword_ptr(rcx + call_slot::DEPTH))?;
+    a.mov(rdx, word_at(rcx, call_slot::DEPTH))?;
     a.test(rdx, rdx)?;
     a.je(none)?;
     a.mov(eax, edx)?;
@@ -750,7 +751,7 @@ fn clear(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), IcedError> {
 fn free(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(rax, rdx)?;
     a.dec(edx)?;
-    a.cmpxchg(qword_ptr(rcx + call_slot::DEPTH), rdx)
+    a.cmpxchg(word_at(rcx, call_slot::DEPTH), rdx)
 }
 
 /// Emits the code that drops the last call, which is located, counts it as lost, and goes to `again`: it is one of

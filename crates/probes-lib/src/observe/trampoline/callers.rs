@@ -5,6 +5,7 @@ use iced_x86::code_asm::{
     CodeAssembler, edi, edx, qword_ptr, r8, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 
+use super::word_at;
 use super::{offset, spread_of};
 use crate::observe::layout::calls::caller;
 use crate::observe::layout::shared::SharedLayout;
@@ -34,12 +35,12 @@ pub(super) fn add(
     a.or(rdi, rax)?;
     a.mov(edx, caller::TRIED as u32)?;
     a.set_label(&mut next)?;
-    a.mov(rax, qword_ptr(rcx + caller::KEY))?;
+    a.mov(rax, word_at(rcx, caller::KEY))?;
     a.cmp(rax, rdi)?;
     a.je(found)?;
     a.test(rax, rax)?;
     a.jne(is_taken)?;
-    a.lock().cmpxchg(qword_ptr(rcx + caller::KEY), rdi)?;
+    a.lock().cmpxchg(word_at(rcx, caller::KEY), rdi)?;
     a.je(found)?;
     // Another thread was faster.
     a.cmp(rax, rdi)?;
@@ -52,16 +53,16 @@ pub(super) fn add(
     let others = shared.calls.other_callers(function);
     a.lea(rcx, qword_ptr(rbx + at(others)))?;
     a.set_label(&mut found)?;
-    a.lock().inc(qword_ptr(rcx + caller::CALLS))?;
-    a.lock().add(qword_ptr(rcx + caller::SUM), r8)?;
+    a.lock().inc(word_at(rcx, caller::CALLS))?;
+    a.lock().add(word_at(rcx, caller::SUM), r8)?;
     if shared.calls.of_self {
-        a.lock().add(qword_ptr(rcx + caller::ALL), rsi)?;
+        a.lock().add(word_at(rcx, caller::ALL), rsi)?;
     }
     a.set_label(&mut is_longer)?;
-    a.mov(rax, qword_ptr(rcx + caller::MAX))?;
+    a.mov(rax, word_at(rcx, caller::MAX))?;
     a.cmp(rax, r8)?;
     a.jae(is_shorter)?;
-    a.lock().cmpxchg(qword_ptr(rcx + caller::MAX), r8)?;
+    a.lock().cmpxchg(word_at(rcx, caller::MAX), r8)?;
     a.jne(is_longer)?;
     a.set_label(&mut is_shorter)?;
     a.nop()

@@ -23,6 +23,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{BlockEncoderOptions, Code, Encoder, IcedError, Instruction, Register};
 
+use super::word_at;
 use super::{
     DoesNotFit, SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, add, at_address, by_address,
     locked_increment, spread_of,
@@ -90,13 +91,13 @@ pub(super) fn lookup(
     spread_of(a, edx, ecx, CLAIM_BITS)?;
     a.shl(edx, CLAIM_LEN_BITS)?;
     add(a, rdx, pointers.claims)?;
-    a.cmp(qword_ptr(rdx + claim::STACK_PART), rcx)?;
+    a.cmp(word_at(rdx, claim::STACK_PART), rcx)?;
     a.jne(slow_path.missed)?;
     // The address of the counter does not depend on the slow `rdfsbase`; only a branch does.
     a.rdfsbase(rcx)?;
-    a.cmp(qword_ptr(rdx + claim::OWNER), rcx)?;
+    a.cmp(word_at(rdx, claim::OWNER), rcx)?;
     a.jne(slow_path.missed)?;
-    a.mov(rdx, qword_ptr(rdx + claim::ROW))?;
+    a.mov(rdx, word_at(rdx, claim::ROW))?;
     a.inc(qword_ptr(rdx + Rows::displacement(point)))?;
     a.set_label(&mut slow_path.counted)?;
     Ok(slow_path)
@@ -241,7 +242,7 @@ impl Routine<'_> {
         // XOR visits all claims of the aligned group that contains the claim selected by the hash.
         a.mov(rbx, r8)?;
         a.xor(rbx, r9)?;
-        a.mov(rax, qword_ptr(rbx + claim::STACK_PART))?;
+        a.mov(rax, word_at(rbx, claim::STACK_PART))?;
         a.set_label(&mut check)?;
         a.cmp(rax, rsi)?;
         a.je(own)?;
@@ -253,15 +254,15 @@ impl Routine<'_> {
         let in_progress =
             Instruction::with2(Code::Mov_rm64_imm32, Register::RCX, claim::IN_PROGRESS)?;
         a.add_instruction(in_progress)?;
-        a.lock().cmpxchg(qword_ptr(rbx + claim::STACK_PART), rcx)?;
+        a.lock().cmpxchg(word_at(rbx, claim::STACK_PART), rcx)?;
         // Another thread was faster: rax is the stack part of its claim, or IN_PROGRESS.
         a.jne(check)?;
         self.claim_row()?;
         let a = &mut self.a;
         a.set_label(&mut own)?;
-        a.cmp(qword_ptr(rbx + claim::OWNER), rdi)?;
+        a.cmp(word_at(rbx, claim::OWNER), rdi)?;
         a.jne(other)?;
-        a.mov(rbx, qword_ptr(rbx + claim::ROW))?;
+        a.mov(rbx, word_at(rbx, claim::ROW))?;
         a.set_label(&mut self.add_one)?;
         a.movsxd(rcx, dword_ptr(rdx - 4))?;
         a.inc(qword_ptr(rbx + rcx))?;
@@ -286,9 +287,9 @@ impl Routine<'_> {
         a.cmp(eax, CLAIMED_ROWS as i32)?;
         // Other threads have claimed the last rows meanwhile. This claim stays in progress, so that all pass over it.
         a.jae(self.no_claim)?;
-        a.mov(qword_ptr(rbx + claim::ROW), rcx)?;
-        a.mov(qword_ptr(rbx + claim::OWNER), rdi)?;
-        a.mov(qword_ptr(rbx + claim::STACK_PART), rsi)
+        a.mov(word_at(rbx, claim::ROW), rcx)?;
+        a.mov(word_at(rbx, claim::OWNER), rdi)?;
+        a.mov(word_at(rbx, claim::STACK_PART), rsi)
     }
 
     /// Emits the code that counts the hit in a shared row, and marks that as used.

@@ -26,6 +26,7 @@ use super::sampling;
 use super::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
 use super::stack_copy::StackCopy;
 use super::stack_info;
+use super::word_at;
 use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
@@ -144,7 +145,7 @@ pub(super) fn code(
         }
     }
     if !sources.is_empty() {
-        a.mov(qword_ptr(rcx + layout_of::COPIED), 0)?;
+        a.mov(word_at(rcx, layout_of::COPIED), 0)?;
     }
     let mut fields = FieldCopies::default();
     for (index, source) in (0..).zip(sources) {
@@ -187,18 +188,18 @@ pub(super) fn code(
 fn frame(a: &mut CodeAssembler, stack: StackKind) -> Result<(), IcedError> {
     match stack {
         StackKind::OfThread => {
-            a.mov(qword_ptr(rcx + layout_of::FRAME), rsp)?;
-            a.mov(qword_ptr(rcx + layout_of::FIBER), 0)
+            a.mov(word_at(rcx, layout_of::FRAME), rsp)?;
+            a.mov(word_at(rcx, layout_of::FIBER), 0)
         }
         StackKind::OfFiber { current_stack } => {
             a.mov(rax, qword_ptr(r14 + u32::from(current_stack)))?;
-            a.mov(rdx, qword_ptr(rax + stack_info::FIBER))?;
+            a.mov(rdx, word_at(rax, stack_info::FIBER))?;
             a.lea(rdx, qword_ptr(rdx + rdx + 1))?;
-            a.mov(qword_ptr(rcx + layout_of::FIBER), rdx)?;
+            a.mov(word_at(rcx, layout_of::FIBER), rdx)?;
             // Fibers move when they grow.
             a.mov(rdx, rsp)?;
-            a.sub(rdx, qword_ptr(rax + stack_info::UPPER_END))?;
-            a.mov(qword_ptr(rcx + layout_of::FRAME), rdx)
+            a.sub(rdx, word_at(rax, stack_info::UPPER_END))?;
+            a.mov(word_at(rcx, layout_of::FRAME), rdx)
         }
     }
 }

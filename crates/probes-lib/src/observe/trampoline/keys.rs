@@ -19,6 +19,7 @@ use iced_x86::code_asm::{
 };
 
 use super::filter::{self, FilterContext};
+use super::word_at;
 use super::{load, offset, spread_of};
 use crate::expression::typed::{KeyPart, Text};
 use crate::observe::layout::keys::{self, KeysLayout, TRIED, histograms, slot, text};
@@ -55,7 +56,7 @@ pub(super) fn count(
     let mut code = KeyCode::begin(a, role, false, context, untyped)?;
     code.hash()?;
     code.find(0, other)?;
-    a.lock().inc(qword_ptr(rbx + slot::HITS))
+    a.lock().inc(word_at(rbx, slot::HITS))
 }
 
 /// Emits the code that puts in r8 the number of the histogram of a hit's key, whose values may be negative or not: that of other keys
@@ -362,18 +363,18 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         self.a.mov(esi, TRIED as u32)?;
 
         self.a.set_label(&mut next)?;
-        self.a.mov(rax, qword_ptr(rbx + slot::STATE))?;
+        self.a.mov(rax, word_at(rbx, slot::STATE))?;
         self.a.cmp(rax, rdx)?;
         self.a.je(same)?;
         self.a.test(rax, rax)?;
         self.a.jne(is_other)?;
         self.a
             .lea(rdi, qword_ptr(rdx - (slot::HELD - slot::CLAIMED)))?;
-        self.a.lock().cmpxchg(qword_ptr(rbx + slot::STATE), rdi)?;
+        self.a.lock().cmpxchg(word_at(rbx, slot::STATE), rdi)?;
         // Another thread was faster.
         self.a.jne(next)?;
         self.write()?;
-        self.a.mov(qword_ptr(rbx + slot::STATE), rdx)?;
+        self.a.mov(word_at(rbx, slot::STATE), rdx)?;
         self.a.jmp(found)?;
 
         self.a.set_label(&mut is_other)?;

@@ -15,6 +15,7 @@ use super::filter::{self, FilterContext};
 use super::histogram::{self, Histograms};
 use super::keys;
 use super::values;
+use super::word_at;
 use super::{Pointers, SavedRegister, find_shared_and_time, offset, spread, unless_in_range};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
@@ -143,7 +144,7 @@ impl Ends<'_> {
                     slow::StartPlace::of_key(*end)
                 } else {
                     a.mov(rcx, rdi)?;
-                    a.mov(rdx, qword_ptr(rcx + slot::DEPTH))?;
+                    a.mov(rdx, word_at(rcx, slot::DEPTH))?;
                     slow::StartPlace::of_slot(*end)
                 };
                 slow::report(a, kept, reported, context.saved, pointers)?;
@@ -225,7 +226,7 @@ impl Ends<'_> {
             let mut over = a.create_label();
             find_slot(a, end, pointers.layout, over)?;
             reset_slot_of_exited_thread(a)?;
-            a.inc(qword_ptr(rcx + slot::UNTYPED))?;
+            a.inc(word_at(rcx, slot::UNTYPED))?;
             a.set_label(&mut over)?;
             // A label needs an instruction.
             a.nop()?;
@@ -250,12 +251,12 @@ fn find_slot(
     spread(a, edx, SLOT_BITS)?;
     a.shl(edx, SLOT_LEN_BITS)?;
     a.lea(rcx, qword_ptr(rbx + rdx + offset(layout.slots(pair))))?;
-    a.cmp(qword_ptr(rcx + slot::OWNER), rdi)?;
+    a.cmp(word_at(rcx, slot::OWNER), rdi)?;
     a.je(found)?;
     a.mov(edx, SLOTS_TRIED as u32)?;
     a.set_label(&mut next)?;
     a.xor(eax, eax)?;
-    a.lock().cmpxchg(qword_ptr(rcx + slot::OWNER), rdi)?;
+    a.lock().cmpxchg(word_at(rcx, slot::OWNER), rdi)?;
     a.je(found)?;
     a.cmp(rax, rdi)?;
     a.je(found)?;
@@ -280,15 +281,15 @@ fn reset_slot_of_exited_thread(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.je(same)?;
     a.mov(dword_ptr(rcx + slot::TID), eax)?;
     a.xor(eax, eax)?;
-    a.xchg(qword_ptr(rcx + slot::DEPTH), rax)?;
-    a.add(qword_ptr(rcx + slot::ABANDONED_STARTS), rax)?;
+    a.xchg(word_at(rcx, slot::DEPTH), rax)?;
+    a.add(word_at(rcx, slot::ABANDONED_STARTS), rax)?;
     a.set_label(&mut same)
 }
 
 /// Adds a start to those that wait in the slot at rcx.
 fn push_start(a: &mut CodeAssembler, starts: Starts) -> Result<(), IcedError> {
     a.mov(eax, 1)?;
-    a.xadd(qword_ptr(rcx + slot::DEPTH), rax)?;
+    a.xadd(word_at(rcx, slot::DEPTH), rax)?;
     locate_start(a)?;
     if starts == Starts::LeftOut {
         a.bts(rax, slot::LEFT_OUT_BIT)?;
@@ -302,10 +303,10 @@ fn push_start(a: &mut CodeAssembler, starts: Starts) -> Result<(), IcedError> {
 fn pop_start(a: &mut CodeAssembler, is_filtered: bool, over: CodeLabel) -> Result<(), IcedError> {
     let mut none = a.create_label();
     let mut found = a.create_label();
-    a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
+    a.mov(rax, word_at(rcx, slot::DEPTH))?;
     a.sub(rax, 1)?;
     a.jc(none)?;
-    a.mov(qword_ptr(rcx + slot::DEPTH), rax)?;
+    a.mov(word_at(rcx, slot::DEPTH), rax)?;
     locate_start(a)?;
     let start = qword_ptr(rcx + rdx * 8 + slot::STARTS);
     if is_filtered {
@@ -316,10 +317,10 @@ fn pop_start(a: &mut CodeAssembler, is_filtered: bool, over: CodeLabel) -> Resul
         a.cmp(start, rax)?;
     }
     a.je(found)?;
-    a.inc(qword_ptr(rcx + slot::OVERWRITTEN_STARTS))?;
+    a.inc(word_at(rcx, slot::OVERWRITTEN_STARTS))?;
     a.jmp(over)?;
     a.set_label(&mut none)?;
-    a.inc(qword_ptr(rcx + slot::UNMATCHED_STOPS))?;
+    a.inc(word_at(rcx, slot::UNMATCHED_STOPS))?;
     a.jmp(over)?;
     a.set_label(&mut found)
 }
@@ -375,10 +376,10 @@ fn add_time(
     if keeps_time {
         a.mov(r8, rdx)?;
     }
-    a.add(qword_ptr(rcx + slot::SUM), rdx)?;
-    a.cmp(qword_ptr(rcx + slot::MAX), rdx)?;
+    a.add(word_at(rcx, slot::SUM), rdx)?;
+    a.cmp(word_at(rcx, slot::MAX), rdx)?;
     a.jae(is_shorter)?;
-    a.mov(qword_ptr(rcx + slot::MAX), rdx)?;
+    a.mov(word_at(rcx, slot::MAX), rdx)?;
     a.set_label(&mut is_shorter)?;
     histogram::bucket(a, PRECISION)?;
     let histograms = Histograms {

@@ -7,6 +7,7 @@ use iced_x86::code_asm::{
     r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
+use super::word_at;
 use super::{load, offset};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::readable_pages;
@@ -116,7 +117,7 @@ pub(super) fn unless_readable(
     layout: SharedLayout,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
-    a.mov(r9, qword_ptr(rcx + record::TIME))?;
+    a.mov(r9, word_at(rcx, record::TIME))?;
     check_validity(a, layout, [r9, rdi])?;
     a.jae(otherwise)?;
     unless_listed(a, layout, rax, 0, otherwise)
@@ -158,7 +159,7 @@ pub(super) fn unless_kernel_reads(
     // The system call changes rax, rcx and r11; rdi and rsi stay as they are.
     a.mov(rbx, r11)?;
     a.mov(r9, r10)?;
-    a.lea(rdi, qword_ptr(rcx + NO_HOW))?;
+    a.lea(rdi, word_at(rcx, NO_HOW))?;
     a.xor(edx, edx)?;
     a.mov(r10d, 8)?;
     a.mov(eax, libc::SYS_rt_sigprocmask as i32)?;

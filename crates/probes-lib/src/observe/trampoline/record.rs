@@ -10,6 +10,7 @@ use iced_x86::{IcedError, Register};
 use super::fields::FieldCopies;
 use super::readable::{unless_readable, unless_readable_value};
 use super::stack_copy::StackCopy;
+use super::word_at;
 use super::{PUSHED, SavedRegister, load_at_point, offset, spread};
 use crate::address::LiveAddr;
 use crate::observe::layout::groups::GROUP_BITS;
@@ -70,7 +71,7 @@ pub(super) fn arguments(
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     if !watched.arguments.is_empty() {
-        a.mov(qword_ptr(rcx + record::COPIED), 0)?;
+        a.mov(word_at(rcx, record::COPIED), 0)?;
     }
     for (index, source) in (0..).zip(&watched.arguments) {
         argument(a, index, *source, saved, layout, fields)?;
@@ -102,7 +103,7 @@ pub(super) fn begin(
     a.imul_3(rax, rax, layout.record_len as i32)?;
     // From here on rcx is the record, and r8 its number.
     a.lea(rcx, qword_ptr(rcx + rax + HEADER_LEN))?;
-    a.mov(qword_ptr(rcx + record::TIME), rsi)?;
+    a.mov(word_at(rcx, record::TIME), rsi)?;
     let mut known = a.create_label();
     if from_start {
         a.rdfsbase(rax)?;
@@ -122,7 +123,7 @@ pub(super) fn begin(
 pub(super) fn end(a: &mut CodeAssembler) -> Result<(), IcedError> {
     // Written last: a record with its number is complete, as other processors see the stores in
     // this order.
-    a.mov(qword_ptr(rcx + record::NUMBER), r8)
+    a.mov(word_at(rcx, record::NUMBER), r8)
 }
 
 /// Emits the code that records an argument: its value; if that is a block, also its header; and if

@@ -26,6 +26,7 @@ use iced_x86::code_asm::{
 
 use super::offset;
 use super::readable::{unless_kernel_reads, unless_readable};
+use super::word_at;
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{MAIN_STACK_END, SharedLayout};
 use crate::observe::layout::stack_copies::{
@@ -100,7 +101,7 @@ impl StackCopy {
             (a.create_label(), a.create_label(), a.create_label());
         self.find_end(a)?;
         a.mov(self.field(END), rdx)?;
-        a.lea(rax, qword_ptr(rsi + SEARCHED))?;
+        a.lea(rax, word_at(rsi, SEARCHED))?;
         a.cmp(rdx, rax)?;
         a.cmova(rdx, rax)?;
         a.mov(self.field(FIRST_END), rdx)?;
@@ -140,7 +141,7 @@ impl StackCopy {
         }
         a.mov(rsi, self.field(LINK))?;
         a.mov(rsi, qword_ptr(rsi + 8))?;
-        a.cmp(rsi, qword_ptr(rdx + FIBER_POINTER))?;
+        a.cmp(rsi, word_at(rdx, FIBER_POINTER))?;
         a.jne(search)?;
         unless_between(a, search)?;
         self.find_direct_call(a)?;
@@ -148,7 +149,7 @@ impl StackCopy {
         a.set_label(&mut next)?;
         self.copy_description(a)?;
         a.mov(rdx, self.field(FIBER))?;
-        a.mov(rdx, qword_ptr(rdx + FIBER_HANDLER))?;
+        a.mov(rdx, word_at(rdx, FIBER_HANDLER))?;
         a.add(rdx, HANDLER_LEN as i32)?;
         a.mov(rax, self.field(FROM))?;
         a.add(rax, MOST_BYTES as i32)?;
@@ -165,15 +166,15 @@ impl StackCopy {
         a.mov(rsi, self.field(FROM))?;
         self.copy_part(a)?;
         a.mov(rdx, self.field(FIBER))?;
-        a.mov(rdx, qword_ptr(rdx + FIBER_HANDLER))?;
+        a.mov(rdx, word_at(rdx, FIBER_HANDLER))?;
         self.unless_kernel_reads(a, HANDLER_PARENT, rest)?;
-        a.mov(rdx, qword_ptr(rdx + HANDLER_PARENT))?;
+        a.mov(rdx, word_at(rdx, HANDLER_PARENT))?;
         a.test(rdx, rdx)?;
         a.je(rest)?;
         for at in [FIBER_POINTER, FIBER_HANDLER] {
             self.unless_kernel_reads(a, at, rest)?;
         }
-        a.mov(rsi, qword_ptr(rdx + FIBER_POINTER))?;
+        a.mov(rsi, word_at(rdx, FIBER_POINTER))?;
         unless_between(a, rest)?;
         self.unless_full(a, rest)?;
         a.jmp(next)?;
@@ -267,17 +268,17 @@ impl StackCopy {
         a.set_label(&mut next)?;
         self.copy_description(a)?;
         a.mov(rdx, self.field(FIBER))?;
-        a.mov(rdx, qword_ptr(rdx + FIBER_HANDLER))?;
+        a.mov(rdx, word_at(rdx, FIBER_HANDLER))?;
         a.add(rdx, HANDLER_LEN as i32)?;
         a.mov(rsi, self.field(FROM))?;
         self.copy_part(a)?;
         a.mov(rdx, self.field(FIBER))?;
-        a.mov(rax, qword_ptr(rdx + FIBER_HANDLER))?;
-        a.mov(rdx, qword_ptr(rax + HANDLER_PARENT))?;
+        a.mov(rax, word_at(rdx, FIBER_HANDLER))?;
+        a.mov(rdx, word_at(rax, HANDLER_PARENT))?;
         a.test(rdx, rdx)?;
         a.je(over)?;
         self.unless_fiber(a, over)?;
-        a.mov(rsi, qword_ptr(rdx + FIBER_POINTER))?;
+        a.mov(rsi, word_at(rdx, FIBER_POINTER))?;
         unless_between(a, over)?;
         self.unless_full(a, over)?;
         a.jmp(next)?;
@@ -411,7 +412,7 @@ impl StackCopy {
 fn unless_between(a: &mut CodeAssembler, otherwise: CodeLabel) -> Result<(), IcedError> {
     a.cmp(rsi, rdx)?;
     a.jbe(otherwise)?;
-    a.cmp(rsi, qword_ptr(rdx + FIBER_HANDLER))?;
+    a.cmp(rsi, word_at(rdx, FIBER_HANDLER))?;
     a.jae(otherwise)
 }
 

@@ -398,6 +398,13 @@ mod tests {
         assert_eq!(settle(&[After, Unknown]), [1, 0]);
         // Another number of outcomes belongs to another intent.
         assert!(settle(&[After]).is_empty());
+        let holds = |outcomes: &[EntryOutcome]| {
+            let text = text.clone() + &settled(outcomes);
+            let record = ParsedRecord::parse(text.as_bytes()).unwrap();
+            record.holds_anything()
+        };
+        assert!(holds(&[Before, After]) && holds(&[After, Unknown]));
+        assert!(!holds(&[Before, Before]) && !pending.holds_anything());
     }
 
     #[test]

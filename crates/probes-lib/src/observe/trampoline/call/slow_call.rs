@@ -9,6 +9,7 @@ use iced_x86::{IcedError, Register};
 use super::super::record;
 use super::super::saved::Saving;
 use super::super::stack_copy::StackCopy;
+use super::super::word_at;
 use super::{Calls, DEPTH_AT, before, is_on_fiber, last_call, last_flags};
 use crate::observe::layout::calls::call_slot;
 use crate::observe::layout::shared::{SLOW_FROM, record as layout_of};
@@ -82,7 +83,7 @@ impl ExitReport<'_> {
             dword_ptr(rcx + (start + layout_of::POINT)),
             self.reported.point,
         )?;
-        a.mov(rax, qword_ptr(rdx + call_slot::TIME))?;
+        a.mov(rax, word_at(rdx, call_slot::TIME))?;
         a.mov(qword_ptr(rcx + (start + layout_of::TIME)), rax)?;
         a.mov(qword_ptr(rcx + (start + layout_of::COPIED)), 0)?;
         for index in 0..self.reported.arguments.len() as u64 {
@@ -90,7 +91,7 @@ impl ExitReport<'_> {
             let argument = start + layout_of::argument_at(index) + layout_of::VALUE;
             a.mov(qword_ptr(rcx + argument), rax)?;
         }
-        a.mov(qword_ptr(rcx + layout_of::COPIED), 0)?;
+        a.mov(word_at(rcx, layout_of::COPIED), 0)?;
         self.saving.load(a, rax, Register::RAX)?;
         a.mov(
             qword_ptr(rcx + (layout_of::argument_at(0) + layout_of::VALUE)),

@@ -25,6 +25,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
+use super::super::word_at;
 use super::super::{SavedRegister, load_at_point};
 use super::locate_start;
 use crate::observe::frame_id::FrameId;
@@ -54,7 +55,7 @@ pub(super) fn mark_start(
     a.cmp(r9d, r8d)?;
     a.mov(place, r8d)?;
     a.jne(is_new)?;
-    a.inc(qword_ptr(rcx + slot::REPEATED_NUMBER))?;
+    a.inc(word_at(rcx, slot::REPEATED_NUMBER))?;
     a.set_label(&mut is_new)?;
     a.nop()
 }
@@ -118,15 +119,15 @@ pub(super) fn check_stop(
         a.cmp(number_place(), r8d)?;
         a.jne(is_unknown)?;
         a.dec(number_place())?;
-        a.inc(qword_ptr(rcx + slot::OTHER_NUMBER))?;
+        a.inc(word_at(rcx, slot::OTHER_NUMBER))?;
         a.mov(r9d, slot::SAME_FRAME_OTHER as u32)?;
         a.jmp(doubt)?;
         a.set_label(&mut is_unknown)?;
-        a.inc(qword_ptr(rcx + slot::UNKNOWN_NUMBER))?;
+        a.inc(word_at(rcx, slot::UNKNOWN_NUMBER))?;
     }
     a.set_label(&mut by_frame)?;
     find_frame(a, marks, saved, doubt)?;
-    a.inc(qword_ptr(rcx + slot::OTHER_FRAME))?;
+    a.inc(word_at(rcx, slot::OTHER_FRAME))?;
     a.jmp(over)?;
 
     a.set_label(&mut doubt)?;
@@ -165,7 +166,7 @@ fn count_doubt(
     a.cmp(r8d, here)?;
     a.jne(otherwise)?;
     a.set_label(&mut is_doubtful)?;
-    a.inc(qword_ptr(rcx + slot::DOUBTFUL))
+    a.inc(word_at(rcx, slot::DOUBTFUL))
 }
 
 /// How many starts are compared with a stop that is not in the frame of the last one.
@@ -199,11 +200,11 @@ fn find_frame(
     a.dec(edx)?;
     a.jne(next)?;
     a.set_label(&mut none)?;
-    a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
+    a.mov(rax, word_at(rcx, slot::DEPTH))?;
     locate_start(a)?;
     a.jmp(otherwise)?;
     a.set_label(&mut found)?;
-    a.mov(rax, qword_ptr(rcx + slot::DEPTH))?;
+    a.mov(rax, word_at(rcx, slot::DEPTH))?;
     locate_start(a)
 }
 

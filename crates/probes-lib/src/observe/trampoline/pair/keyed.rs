@@ -13,6 +13,7 @@ use iced_x86::code_asm::{
     rdx, rsi, xmmword_ptr,
 };
 
+use super::super::word_at;
 use super::super::{Pointers, load, offset};
 use super::{KeptTimes, Starts, add_time, find_slot, reset_slot_of_exited_thread};
 use crate::observe::layout::keyed_starts::{BUCKET_LEN_BITS, BUCKETS_BITS, SLOTS, slot};
@@ -62,7 +63,7 @@ fn search(
     a.mov(r9d, SLOTS as u32)?;
     a.xor(ecx, ecx)?;
     a.set_label(&mut next)?;
-    a.mov(rdx, qword_ptr(rdi + slot::TIME))?;
+    a.mov(rdx, word_at(rdi, slot::TIME))?;
     a.test(rdx, rdx)?;
     a.jne(is_held)?;
     if finds_free {
@@ -71,7 +72,7 @@ fn search(
     }
     a.jmp(is_other)?;
     a.set_label(&mut is_held)?;
-    a.cmp(qword_ptr(rdi + slot::KEY), r8)?;
+    a.cmp(word_at(rdi, slot::KEY), r8)?;
     a.je(same)?;
     a.set_label(&mut is_other)?;
     a.add(rdi, slot::LEN as i32)?;

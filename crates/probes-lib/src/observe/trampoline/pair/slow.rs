@@ -8,6 +8,7 @@ use iced_x86::code_asm::{
 };
 
 use super::super::fields::FieldCopies;
+use super::super::word_at;
 use super::super::{Pointers, SavedRegister, offset, record};
 use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
 use crate::observe::layout::pair_slots::SLOT_LEN_BITS;
@@ -82,22 +83,22 @@ pub(super) fn keep(
     // Another thread, or this one if a signal handler interrupts it, leaves an entry alone that is incomplete.
     a.mov(eax, INCOMPLETE as u32)?;
     if place.is_by_key {
-        a.xchg(qword_ptr(rcx + layout_of::NUMBER), rax)?;
+        a.xchg(word_at(rcx, layout_of::NUMBER), rax)?;
         a.cmp(rax, INCOMPLETE as i32)?;
         a.je(over)?;
     } else {
-        a.cmp(qword_ptr(rcx + layout_of::NUMBER), rax)?;
+        a.cmp(word_at(rcx, layout_of::NUMBER), rax)?;
         a.je(over)?;
-        a.mov(qword_ptr(rcx + layout_of::NUMBER), rax)?;
+        a.mov(word_at(rcx, layout_of::NUMBER), rax)?;
     }
-    a.mov(qword_ptr(rcx + layout_of::TIME), rsi)?;
+    a.mov(word_at(rcx, layout_of::TIME), rsi)?;
     a.mov(eax, dword_ptr(rbx + offset(TID_AT)))?;
     a.mov(eax, dword_ptr(rax).fs())?;
     a.mov(dword_ptr(rcx + layout_of::TID), eax)?;
     a.mov(dword_ptr(rcx + layout_of::POINT), reported.point)?;
     arguments(a, reported, saved, pointers)?;
-    a.mov(rsi, qword_ptr(rcx + layout_of::TIME))?;
-    a.mov(qword_ptr(rcx + layout_of::NUMBER), rsi)?;
+    a.mov(rsi, word_at(rcx, layout_of::TIME))?;
+    a.mov(word_at(rcx, layout_of::NUMBER), rsi)?;
     a.set_label(&mut over)?;
     // A label needs an instruction.
     a.nop()
@@ -131,7 +132,7 @@ pub(super) fn report(
     let start = u64::from(layout.kept_len);
     a.mov(dword_ptr(rcx + (start + layout_of::NUMBER)), place.pair)?;
     a.mov(qword_ptr(rcx + (start + layout_of::TIME)), r9)?;
-    a.cmp(qword_ptr(rdx + layout_of::NUMBER), r9)?;
+    a.cmp(word_at(rdx, layout_of::NUMBER), r9)?;
     a.jne(unknown)?;
     a.mov(edi, layout.kept_len - layout_of::TID as u32)?;
     a.set_label(&mut next)?;
@@ -141,7 +142,7 @@ pub(super) fn report(
     a.sub(edi, 8)?;
     a.jne(next)?;
     // Another start may have overwritten it meanwhile.
-    a.cmp(qword_ptr(rdx + layout_of::NUMBER), r9)?;
+    a.cmp(word_at(rdx, layout_of::NUMBER), r9)?;
     a.je(known)?;
     a.set_label(&mut unknown)?;
     let point = dword_ptr(rcx + (start + layout_of::POINT));

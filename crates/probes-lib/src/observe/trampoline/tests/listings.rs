@@ -550,7 +550,14 @@ fn trampolines_of_paired_sites_are_golden() {
     let site = short_site(false);
     let made = of_paired_site(AT, (&site, LoadBias::NONE), &role, &pointers(layout)).unwrap();
     assert_golden("listings/paired_by_key.txt", &listed(&made.0, AT));
-    // The same of a probe's site, and with a filter instead of keys.
+    // Two that it stops: the key of the second one is found again.
+    let stops = Role {
+        ends: vec![PairEnd::Stop(0), PairEnd::Stop(1)],
+        ..role
+    };
+    let lines = listed(&enabled_trampoline(&stops, layout), AT);
+    assert_golden("listings/paired_stops_by_key.txt", &lines);
+    // A probe's site with a filter instead of keys.
     let role = Role {
         pair_filter: PairFilter::Starts(filter("arg1 > 3")),
         reported: Some(reported_float()),
@@ -785,6 +792,9 @@ fn watched_sites_save_what_they_need_first() {
         watched: Some(reported_float()),
         ..Role::default()
     };
+    let with_stack = recorded_layout(StackCopies::OF_THREADS);
+    let lines = listed(&enabled_trampoline(&watched(), with_stack), AT);
+    assert_golden("listings/watched_stack.txt", &lines);
     let filtered = Role {
         filter: Some(filter("arg1 > 3")),
         ..watched()
