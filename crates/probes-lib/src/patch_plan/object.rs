@@ -87,8 +87,6 @@ fn sweep(elf: &ElfFile, table: &FunctionTable, wanted: Option<&[CodeRange]>) -> 
 
 /// Returns the code and the data of a segment apart: without `-z separate-code`, linkers put both into one.
 fn pieces_of(elf: &ElfFile, segment: &Segment) -> Vec<(Segment, Contents)> {
-    /// Of code, in one segment; real ones have about five.
-    const MAX_SECTIONS: usize = 8;
     if !segment.executable {
         return vec![(*segment, Contents::Data)];
     }
@@ -97,19 +95,7 @@ fn pieces_of(elf: &ElfFile, segment: &Segment) -> Vec<(Segment, Contents)> {
         .filter(|(_, start, len)| *len > 0 && segment.holds_in_file(*start, *len));
     let mut sections: Vec<_> = inside.map(|(_, start, len)| (start.0, len)).collect();
     sections.sort_unstable();
-    if sections.is_empty() || sections.len() > MAX_SECTIONS {
-        return vec![(*segment, Contents::Both)];
-    }
     let end = segment.start.0.saturating_add(segment.file_len);
-    let mut at = segment.start.0;
-    let mut ranges = Vec::new();
-    for (start, len) in sections {
-        ranges.push((at..start, Contents::Data));
-        ranges.push((at.max(start)..start.saturating_add(len), Contents::Code));
-        at = at.max(start.saturating_add(len));
-    }
-    ranges.push((at..end, Contents::Data));
-    ranges.retain(|(range, _)| !range.is_empty());
     let piece = |(range, contents): (Range<u64>, Contents)| {
         let piece = Segment {
             start: FileAddr(range.start),
@@ -119,7 +105,27 @@ fn pieces_of(elf: &ElfFile, segment: &Segment) -> Vec<(Segment, Contents)> {
         };
         (piece, contents)
     };
+    let ranges = ranges_of(segment.start.0..end, &sections);
     ranges.into_iter().map(piece).collect()
+}
+
+/// Returns the code and the data of a segment with these sections of code, in order: where they begin, and their lengths.
+fn ranges_of(segment: Range<u64>, sections: &[(u64, u64)]) -> Vec<(Range<u64>, Contents)> {
+    /// Of code, in one segment; real ones have about five.
+    const MAX_SECTIONS: usize = 8;
+    if sections.is_empty() || sections.len() > MAX_SECTIONS {
+        return vec![(segment, Contents::Both)];
+    }
+    let mut at = segment.start;
+    let mut ranges = Vec::new();
+    for &(start, len) in sections {
+        ranges.push((at..start, Contents::Data));
+        ranges.push((at.max(start)..start.saturating_add(len), Contents::Code));
+        at = at.max(start.saturating_add(len));
+    }
+    ranges.push((at..segment.end, Contents::Data));
+    ranges.retain(|(range, _)| !range.is_empty());
+    ranges
 }
 
 /// Returns the restartable sequences (rseq(2)) that a file has descriptors of, in the section that tcmalloc and librseq use.
@@ -153,9 +159,54 @@ fn relocated(elf: &ElfFile, code: &mut Code, len: u64) -> Vec<FileAddr> {
         }
     }
     // These words hold their addresses already.
-    for at in elf.packed_relocations().take(len as usize / 8) {
-        let word = code.bytes(at.0, 8).first_chunk();
-        addresses.extend(word.map(|word| FileAddr(u64::from_le_bytes(*word))));
-    }
+    addresses.extend(words_of(code, elf.packed_relocations(), len));
     addresses
+}
+
+/// Returns what the words at `places` hold, as many as an object of `len` bytes can have.
+fn words_of(
+    code: &Code,
+    places: impl Iterator<Item = FileAddr>,
+    len: u64,
+) -> impl Iterator<Item = FileAddr> {
+    let word = |at: FileAddr| Some(u64::from_le_bytes(*code.bytes(at.0, 8).first_chunk()?));
+    let places = places.take(len as usize / 8);
+    places.filter_map(word).map(FileAddr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_of_code_are_told_from_data() {
+        use Contents::{Both, Code, Data};
+        let ranges = |sections: &[(u64, u64)]| ranges_of(0x1000..0x2000, sections);
+        let apart = [
+            (0x1000..0x1100, Data),
+            (0x1100..0x1180, Code),
+            (0x1180..0x1200, Code),
+            (0x1200..0x2000, Data),
+        ];
+        assert_eq!(ranges(&[(0x1100, 0x80), (0x1140, 0xc0)]), apart);
+        let whole = (0x1000..0x2000, Code);
+        assert_eq!(ranges(&[(0x1000, 0x1000)]), [whole]);
+        let many: Vec<(u64, u64)> = (0..9).map(|it| (0x1000 + it * 0x100, 0x100)).collect();
+        assert_eq!(ranges(&many[..8]).len(), 9);
+        let unclear = (0x1000..0x2000, Both);
+        assert_eq!(ranges(&many), [unclear.clone()]);
+        assert_eq!(ranges(&[]), [unclear]);
+    }
+
+    #[test]
+    fn packed_words_are_as_many_as_fit() {
+        let mut code = Code::default();
+        let words: Vec<u8> = (1..=4_u64).flat_map(u64::to_le_bytes).collect();
+        code.add(FileAddr(0x1000), words, false);
+        let places = (0x1000_u64..).step_by(8).map(FileAddr);
+        let found: Vec<u64> = words_of(&code, places, 31).map(|it| it.0).collect();
+        assert_eq!(found, [1, 2, 3]);
+        let outside = [FileAddr(0x101c), FileAddr(0x2000)];
+        assert_eq!(words_of(&code, outside.into_iter(), 64).count(), 0);
+    }
 }

@@ -175,6 +175,40 @@ fn exits_do_not_overlap_the_entry() {
 }
 
 #[test]
+fn entries_are_extended_by_eight_instructions() {
+    // mov $1,%eax; nops; ret, whose jump would be on two pages, the border being five bytes behind the mov.
+    let function = |nops: usize| {
+        let bytes = [&b"\xb8\x01\0\0\0"[..], &vec![0x90; nops], b"\xc3"].concat();
+        let range = CodeRange {
+            start: FileAddr(0x2000 - 10),
+            len: bytes.len() as u64,
+        };
+        let mut code = Code::default();
+        code.add(range.start, bytes, true);
+        let exits = PatchPlanner::new(code, &[range], &[], [])
+            .function(range)
+            .exits;
+        exits.map(|it| (it.sites.len(), it.entry.displaced().len()))
+    };
+    assert_eq!(function(7), Ok((0, 13)));
+    assert!(function(8).is_err());
+}
+
+#[test]
+fn exits_have_the_jump_with_most_room() {
+    // mov $1,%eax; je to the next function; call *%rax; L: dec %rdi; jne L; mov $1,%eax; ret
+    let function = b"\xb8\x01\0\0\0\x74\x0d\xff\xd0\x48\xff\xcf\x75\xfb\xb8\x01\0\0\0\xc3";
+    let (planner, ranges) = planner_of(&[function, b"\xb8\x02\0\0\0\xc3"]);
+    let exits = planner.function(ranges[0]).exits.unwrap();
+    let punned = Jump::Punned {
+        chosen: 3,
+        displacement: 0x4800_0000,
+    };
+    assert_eq!(exits.sites[0].jump(), punned);
+    assert_eq!(exits.sites[0].displaced(), b"\x74\x0d\xff\xd0");
+}
+
+#[test]
 fn tail_jumps_are_exits_and_loops_are_not() {
     let other = b"\x31\xc0\xc3\x90\x90\x90\x90\x90";
     let function = assembled(|a| {
@@ -606,11 +640,17 @@ fn branches_in_copies_keep_their_targets() {
 
 #[test]
 fn calls_below_the_stack_pointer_stay() {
-    // call *-8(%rsp); call *-16(%rsp); call *(%rsp,%rax)
+    // call *-8(%rsp), *-15(%rsp), *-16(%rsp), *0(%rsp), *8(%rsp), *8(%rsp,%rax), *%rsp, *(%rax), *8(%esp)
     for (call, moves) in [
         (&b"\xff\x54\x24\xf8"[..], false),
+        (b"\xff\x54\x24\xf1", false),
         (b"\xff\x54\x24\xf0", true),
-        (b"\xff\x14\x04", false),
+        (b"\xff\x54\x24\x00", true),
+        (b"\xff\x54\x24\x08", true),
+        (b"\xff\x54\x04\x08", false),
+        (b"\xff\xd4", false),
+        (b"\xff\x10", true),
+        (b"\x67\xff\x54\x24\x08", false),
     ] {
         let call = code::decode(call, AT).next().unwrap();
         assert_eq!(displaced::immovable(&call).is_none(), moves, "{call:?}");

@@ -228,6 +228,8 @@ fn division(linear: Linear) -> Division {
 
 #[cfg(test)]
 mod tests {
+    use iced_x86::Mnemonic;
+
     use super::*;
 
     #[test]
@@ -243,6 +245,22 @@ mod tests {
             of("0,9000000000000000000,9000000000000001"),
             Division::Divide
         );
+    }
+
+    #[test]
+    fn ranges_from_zero_have_one_comparison() {
+        let comparisons = |range: &str, is_signed: bool| {
+            let mut a = CodeAssembler::new(64).unwrap();
+            let outside = a.create_label();
+            step(&mut a, range.parse().unwrap(), is_signed, outside).unwrap();
+            let code = a.instructions().iter();
+            code.filter(|it| it.mnemonic() == Mnemonic::Cmp).count()
+        };
+        assert_eq!(
+            ["0,9,1", "1,9,1", "-5,9,1"].map(|it| comparisons(it, false)),
+            [1, 2, 1]
+        );
+        assert_eq!(comparisons("0,9,1", true), 2);
     }
 
     #[test]

@@ -221,7 +221,8 @@ impl Targets {
             Origin::Register(register) => Some(register),
             Origin::Unknown => None,
         };
-        self.take(group.leas.len() + group.constants.len())?;
+        self.take(group.leas.len())?;
+        self.take(group.constants.len())?;
         let is_meant = |it: &&(Register, u64)| register.is_none_or(|register| register == it.0);
         let leas = group.leas.iter().filter(is_meant).map(|it| it.1);
         let constants = group.constants.iter().copied();

@@ -262,6 +262,20 @@ mod tests {
     }
 
     #[test]
+    fn third_bytes_are_those_of_windows() {
+        let third = |window: Range<u64>, with_addresses| {
+            let is_possible = third_bytes(&[window], 0x50_0000, with_addresses);
+            let bytes = (0..=u8::MAX).filter(|it| is_possible[usize::from(*it)]);
+            bytes.collect::<Vec<_>>()
+        };
+        // The last block, of which the window has one byte, has another third byte.
+        let window = 0x40_f07f..0x41_0001;
+        assert_eq!(third(window.clone(), false), [0xef, 0xf0, 0xf1]);
+        assert_eq!(third(window, true), [0x40, 0x41, 0xef, 0xf0, 0xf1]);
+        assert_eq!(third(0..(1 << 24) - 256, false).len(), 256);
+    }
+
+    #[test]
     fn indirect_jumps_are_swept_anywhere() {
         // jmp *table(,%rax,8)
         let jump = b"\xff\x24\xc5\0\0\0\x70";
@@ -279,7 +293,8 @@ mod tests {
     #[test]
     fn code_is_swept_around_functions_and_references() {
         let plain = |range: Range<u64>| needs(FUNCTION, &[], range, false);
-        let (start, end) = (WINDOW.start - REACH, WINDOW.end + REACH);
+        // A short branch, and the longest instruction.
+        let (start, end) = (WINDOW.start - 143, WINDOW.end + 143);
         assert!(plain(FUNCTION..FUNCTION + 1));
         assert!(plain(start - 8..start + 1) && !plain(start - 8..start));
         assert!(plain(end - 1..end + 8) && !plain(end..end + 8));
