@@ -8,7 +8,7 @@ use crate::types::{
     PROBES_DISABLED, PROBES_ENABLED, PROBES_INCONSISTENT, ProbesState, ProbesStates,
 };
 
-/// The allocation that starts with the `ProbesStates` that C gets.
+/// The allocation behind C's `ProbesStates *`: C sees only its first field.
 #[repr(C)]
 pub(crate) struct List {
     pub(crate) states: ProbesStates,

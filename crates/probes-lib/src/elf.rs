@@ -37,12 +37,12 @@ use crate::build_id::BuildId;
 use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::sys::fault_point;
 
-/// The largest section that is read. Those of real programs are smaller (a million notes take about
-/// 100 MiB); a sparse file may claim far more.
+/// The largest table, section or segment that is read. Nearly all real ones are smaller (a million notes take
+/// about 100 MiB); a sparse file may claim far more.
 const MAX_SECTION: u64 = 128 << 20;
 
-/// How much of the segments is read, of all together. The largest programs have 200 MB of code and data; segments may
-/// claim the same bytes of the file.
+/// How many bytes of all segments together are read. The largest programs have 200 MB of code and data; a hostile
+/// file may have many segments of the same bytes.
 pub(crate) const MAX_LOADED: u64 = 256 << 20;
 
 pub(crate) const CTX: Ctx = Ctx {
@@ -214,7 +214,7 @@ impl ElfFile {
         }
     }
 
-    /// Reads `count` table entries of `size` bytes at `offset`.
+    /// Reads `count` table entries of `size` bytes at `offset`; `entsize` is their size according to the file.
     fn read_table(
         &self,
         offset: u64,
@@ -329,7 +329,8 @@ impl ElfFile {
         self.section_bytes(self.section(name)?, name).ok()
     }
 
-    /// Returns the bytes of a section of the debugging information; `None` if it is missing, compressed, or not within the file.
+    /// Returns the bytes of a section of the debugging information; `None` if it is missing or compressed, or cannot be
+    /// read.
     pub(crate) fn debug_section(&self, id: SectionId) -> Option<Vec<u8>> {
         let is_readable = !self.is_compressed(id.name());
         is_readable.then(|| self.whole_section(id.name())).flatten()

@@ -68,7 +68,7 @@ impl UsdtProbes {
     ///
     /// # Errors
     ///
-    /// If it cannot be read or is not an ELF file, or one of its notes is malformed.
+    /// If it cannot be read, is not an ELF file or has no section headers, or one of its notes is malformed.
     pub fn of_file(path: impl AsRef<Path>) -> Result<UsdtProbes> {
         let elf = Arc::new(ElfFile::open(path.as_ref())?);
         Ok(UsdtProbes {
@@ -84,7 +84,7 @@ impl UsdtProbes {
     }
 
     /// Reads the probes of a process: of its executable, and of each library and plugin that is loaded now. Does not
-    /// stop it. A file whose notes are malformed is one of [`UsdtProbes::unreadable`].
+    /// stop it. A file without section headers or with malformed notes is one of [`UsdtProbes::unreadable`].
     ///
     /// # Errors
     ///
@@ -127,12 +127,12 @@ impl UsdtProbes {
         &self.unreadable
     }
 
-    /// Selects the probes whose provider matches `provider`, if it is given, and whose name matches one of `names`, if there
-    /// are any. They are sorted by `PROVIDER:NAME`, and their sites by object and address.
+    /// Selects the probes whose provider matches `provider`, if it is given, and whose name matches one of `names`, if
+    /// there are any. They are sorted by `PROVIDER:NAME`, and their sites by object and address.
     ///
     /// # Errors
     ///
-    /// [`FunctionError::NoUsdt`] if no probe is of such a provider, or none of these has a name that matches one of `names`.
+    /// [`FunctionError::NoUsdt`] if no probe is of such a provider, or one of `names` matches none of these probes.
     pub fn select(&self, provider: Option<&Glob>, names: &[Glob]) -> Result<Vec<UsdtProbe<'_>>> {
         let all = self.all();
         let of_provider = |probe: &&UsdtProbe<'_>| {
@@ -250,8 +250,8 @@ impl UsdtObject {
         &self.found.sites
     }
 
-    /// How many of its notes are left out, because their addresses are outside of the file's segments, or their names cannot
-    /// be printed.
+    /// How many of its notes are left out, because their addresses are outside of the file's segments, or their names
+    /// cannot be printed.
     pub fn left_out(&self) -> usize {
         self.found.left_out
     }

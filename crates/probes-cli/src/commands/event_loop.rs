@@ -1,4 +1,5 @@
-//! Runtime events of a process are read until the end: the loop that all commands which read them share.
+//! The loop that reads the runtime events of a process until the end. `top`, `serve`, and `trace` and `record` of a
+//! program that they start have loops of their own.
 
 use std::iter;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use crate::messages::Messages;
 use crate::output::{LostWords, WarningKind};
 use crate::signals::WaitEnd;
 
-/// How often events are read: a ring holds more than what is written in this time.
+/// How often events are read: nearly always, a ring holds more than what is written in this time.
 pub(super) const RUNTIME_EVENTS_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How often it is checked whether the process still writes events.
@@ -47,7 +48,8 @@ pub(super) enum EventsEnd {
 }
 
 impl EventsEnd {
-    /// Says that the process was the first to end, if it was; that a program which `was_started` has exited is no news.
+    /// Says that the process has ended before the command was to, if so. Of a program that the command has started
+    /// (`was_started`), that is expected, and nothing is said.
     pub(super) fn note(&self, was_started: bool, messages: &Messages) {
         if let (EventsEnd::NotWritten, false) = (self, was_started) {
             messages.note("the process has exited, or writes no more events");
@@ -90,7 +92,7 @@ pub(super) fn read_until_end(
             return Ok(EventsEnd::Enough);
         }
         if let Next::Stop = shown {
-            // What was written while nothing took the output.
+            // What was written while the output was blocked.
             reader.read()?;
             return Ok(EventsEnd::Enough);
         }

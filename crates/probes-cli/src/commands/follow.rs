@@ -32,7 +32,8 @@ pub(super) fn attach_and_follow(
     let follow = stop_if_interrupted(signals, follow)?;
     let mut printed = Ok(());
     let mut failures: Vec<Failure> = Vec::new();
-    // If the only target cannot be changed, its failure is returned, and the caller prints it: printed here, it would appear twice.
+    // If the only target cannot be changed, its failure is returned, and the caller prints it: printed here, it would
+    // appear twice.
     let mut reports_each_failure = count > 1;
     while let Some(event) = follow.next(Duration::MAX) {
         match event {

@@ -1,4 +1,4 @@
-//! `list`: the probes of a file that is not running, or the functions or USDT probes of a file or process.
+//! `list`: the probes of a file, or the functions or USDT probes of a file or process.
 
 mod usdt;
 
@@ -75,7 +75,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// What is to be listed; nothing: all.
+    /// What is to be listed; all, if there is none.
     fn wanted(&self) -> impl Iterator<Item = &FunctionArgument> {
         self.wanted.iter().flat_map(|list| &list.0)
     }

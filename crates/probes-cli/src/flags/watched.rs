@@ -1,4 +1,4 @@
-//! What `watch` shows the hits of: probes, functions, or both.
+//! What `watch` shows the hits of: probes, functions and USDT probes.
 
 use probes_lib::{FunctionSelector, Observation, Selector};
 
@@ -122,7 +122,7 @@ impl CallFlags {
         Ok(())
     }
 
-    /// Whether it is said how many arguments are shown of functions of which it is not known.
+    /// Whether `-args` is given.
     pub(crate) fn says_arguments(self) -> bool {
         self.args.is_some()
     }

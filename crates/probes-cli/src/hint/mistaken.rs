@@ -4,7 +4,7 @@ use probes_lib::{FunctionSelector, Functions, Glob, ProbeTable, Target};
 
 use super::Operand;
 
-/// What to do instead, if `name`, which is no probe, is a function.
+/// What to do instead, if `name`, which is no probe, is a glob or a function.
 pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
     if name.contains(['*', '?', '[']) {
         let hint = match operand {

@@ -34,7 +34,7 @@ struct CheckView {
 pub(crate) enum Ability {
     /// It has.
     Works,
-    /// Some of what it does is not possible: why, or which is.
+    /// Only a part of what it does is possible: which part, or why.
     Limited(String),
     /// It does not work: why.
     Fails(String),
@@ -45,7 +45,7 @@ pub(crate) enum Ability {
 pub(crate) struct CommandAnswer {
     name: &'static str,
     result: CommandResult,
-    /// Each once.
+    /// Without duplicates.
     reasons: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ impl CommandAnswer {
         }
     }
 
-    /// Adds one of the things that it needs. Once it does not work, its limits do not matter.
+    /// Adds whether it has one of the things that it needs. Once it does not work, its limits do not matter.
     pub(crate) fn add(&mut self, ability: Ability) {
         let (result, reason) = match ability {
             Ability::Works => return,
@@ -152,7 +152,7 @@ impl DiagnosisReport {
         text
     }
 
-    /// What passes is short; what does not has a line for its hint.
+    /// A row for each check, followed by one for its hint, if it has one; then a row for each command.
     fn table(&self) -> String {
         let rows = self.checks.iter().flat_map(|check| {
             let row = vec![

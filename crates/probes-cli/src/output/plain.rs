@@ -83,7 +83,7 @@ pub(super) fn site_state(site: &SiteView<'_>) -> String {
     }
 }
 
-/// The name of the function of a site, as one word; `-` if it is unknown.
+/// The name of the function of a site, which may have spaces; `-` if it is unknown.
 pub(super) fn function(site: &SiteView<'_>) -> String {
     function_or_unknown(site.function.as_deref())
 }

@@ -56,7 +56,7 @@ pub(crate) fn find(
             let Some(end) = segment.start.0.checked_add(segment.file_len) else {
                 continue;
             };
-            // The end of the page: at the start of the cave, a loader may have our hook.
+            // The last bytes of the page: in a dynamic loader, our loader hook may be in the first unused ones.
             let len = injected_call::MAX_LEN as u64;
             let at = end.next_multiple_of(PAGE).wrapping_sub(len);
             let cave = bias.live(FileAddr(at));
@@ -68,8 +68,7 @@ pub(crate) fn find(
             }
         }
     }
-    // If the process has exited meanwhile, none of its files could be opened: then that is what is
-    // reported.
+    // If the process has exited meanwhile, none of its files could be opened: report that it has exited.
     read_maps(process)?;
     let bytes = injected_call::MAX_LEN;
     Err(Error::of_process(pid, ObserveError::NoCodeCave { bytes }))

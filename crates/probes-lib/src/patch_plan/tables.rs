@@ -1,10 +1,10 @@
 //! [`JumpSource`]: where an indirect jump takes its target from, as the instructions before it say.
 //!
 //! ```text
-//! lea T(%rip), %b; movslq (%b,%i,4), %r; add %b, %r; jmp *%r    offsets from T         Relative
-//! the same with another base (glibc's printf)                   offsets from code      Relative
-//! jmp *T(,%i,8); mov (%b,%i,8), %r; jmp *%r                     addresses              Absolute
-//! mov (%rbx), %rdi; jmp *%rdi; jmp *8(%rax)                     a closure, a structure Pointer
+//! lea T(%rip), %b; movslq (%b,%i,4), %r; add %b, %r; jmp *%r    a table of offsets from T      Relative
+//! the same with another base (glibc's printf)                   a table of offsets from code   Relative
+//! jmp *T(,%i,8)     or  mov (%b,%i,8), %r; jmp *%r              a table of addresses           Absolute
+//! mov (%rbx), %rdi; jmp *%rdi     or  jmp *8(%rax)              a closure     or  a structure  Pointer
 //! ```
 
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
@@ -30,7 +30,7 @@ pub(super) enum JumpSource {
         /// What its offsets are added to.
         base: Origin,
     },
-    /// A register that is set too far before the jump.
+    /// A register that is set too far before the jump, or by `xchg` or an instruction that reads flags (`cmov`).
     Distant,
     /// A computation that is not understood.
     Computed,
@@ -39,16 +39,16 @@ pub(super) enum JumpSource {
 /// Where an address in a register comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// It is this one.
+    /// It is this address.
     Address(u64),
-    /// A `lea` into this register, too far before the jump.
+    /// This register, which is set too far before the jump: by some `lea` of the function into it.
     Register(Register),
-    /// Any `lea`.
+    /// Not known: it may be what any `lea` of the function yields, or an address among its other operands.
     Unknown,
 }
 
 impl JumpSource {
-    /// Returns whether a table of offsets may be used.
+    /// Returns whether the jump may go through a table of offsets.
     pub(super) fn needs_offsets(&self) -> bool {
         matches!(
             self,
@@ -56,7 +56,7 @@ impl JumpSource {
         )
     }
 
-    /// Returns where a table of offsets begins, if it is certain: where the offsets count from, as well.
+    /// Returns where the table of offsets begins, if that is known and the offsets count from there.
     pub(super) fn own_table(&self) -> Option<u64> {
         match *self {
             JumpSource::Relative {
@@ -86,7 +86,8 @@ struct Search<'i> {
 }
 
 impl Search<'_> {
-    /// Returns the index of the last instruction before that with index `end` which writes a register.
+    /// Returns the index of the last instruction before that with index `end` which writes a register. `None` if there
+    /// is none, or a call that may change the register or an instruction that does not fall through is in between.
     fn writer(&mut self, end: usize, register: Register) -> Option<usize> {
         use Register::{R12, R13, R14, R15, RBP, RBX, RSP};
         let is_kept = matches!(register, RBX | RBP | RSP | R12 | R13 | R14 | R15);
@@ -112,7 +113,7 @@ impl Search<'_> {
         None
     }
 
-    /// Returns where a jump goes whose target is in a register before the instruction with index `end`.
+    /// Returns the source of a target that is in a register before the instruction with index `end`.
     fn register(&mut self, end: usize, register: Register) -> JumpSource {
         let Some(index) = self.writer(end, register) else {
             return JumpSource::Distant;
@@ -150,7 +151,7 @@ impl Search<'_> {
                     })
                 }
             },
-            // Of glibc's longjmp, which stores addresses mangled.
+            // A return address; or one that glibc's setjmp has stored mangled, and longjmp demangles.
             Mnemonic::Pop | Mnemonic::Xor | Mnemonic::Ror | Mnemonic::Rol => JumpSource::Pointer,
             Mnemonic::Xchg => JumpSource::Distant,
             _ if it.rflags_read() != 0 => JumpSource::Distant,
@@ -187,7 +188,8 @@ impl Search<'_> {
         JumpSource::Relative { table, base }
     }
 
-    /// Returns where the table is from which a register has been loaded with a 32-bit offset.
+    /// Returns where the table begins from which a register was loaded, with an offset; `None` if it was not loaded
+    /// from memory.
     fn table_of_offset(&mut self, end: usize, register: Register) -> Option<Origin> {
         let index = self.writer(end, register)?;
         let load = self.before[index];

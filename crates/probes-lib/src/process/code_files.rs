@@ -24,7 +24,7 @@ use crate::process::memory::ProcessMemory;
 use crate::process::object::{FileId, UnreadableObject};
 use crate::process::objects::{code_file, unreadable, without_deleted_mark};
 
-/// The vDSO of x86-64 has 2 pages, with some debugging options 4.
+/// How much of the vDSO is read at most, in bytes. That of x86-64 has 2 pages, with some debugging options 4.
 const MAX_VDSO: u64 = 64 << 10;
 
 /// What the kernel calls the vDSO in the maps.
@@ -34,8 +34,8 @@ const VDSO: &str = "[vdso]";
 pub(crate) struct CodeFiles {
     /// The path of the executable.
     pub(crate) program: PathBuf,
-    /// The executable first, then the others in the order of their addresses; a file that is loaded more than once
-    /// is there more than once.
+    /// The executable first, then the others in the order of the first mappings of their code. A file that is loaded
+    /// several times is there as often, in a row.
     pub(crate) files: Vec<CodeFile>,
     pub(crate) unreadable: Vec<UnreadableObject>,
     pub(crate) mapped: MappedCode,
@@ -46,7 +46,7 @@ pub(crate) struct CodeFiles {
 pub(crate) struct MappedCode(HashSet<((u32, u32), u64, u64)>);
 
 impl MappedCode {
-    /// Adds a mapping; returns whether it is one of the code of a file, at a place that was not known.
+    /// Adds a mapping if it is of the code of a file; returns whether it was added, at a place that was not known.
     pub(crate) fn insert(&mut self, mapping: &Mapping) -> bool {
         let place = mapping.start.0.wrapping_sub(mapping.offset);
         let is_code = mapping.executable && mapping.inode != 0;
@@ -91,14 +91,15 @@ impl CodeFiles {
     ///
     /// # Errors
     ///
-    /// If there is no such process, it has no program, or its executable cannot be read.
+    /// Those of [`CodeFiles::of`], and if there is no such process, or it has no program.
     pub(crate) fn of_pid(pid: i32) -> Result<CodeFiles> {
         let process = Process::open(pid)?;
         process.refuse_without_program()?;
         CodeFiles::of(&process)
     }
 
-    /// Reads something of each file, once; a file of which it cannot be read is unreadable, and named once.
+    /// Calls `read` with each file once, even if it is loaded several times. If that fails, the file is among the
+    /// unreadable ones, once.
     pub(crate) fn each<T>(self, read: impl Fn(&ElfFile) -> Result<T>) -> EachFile<T> {
         let mut unreadable = self.unreadable;
         let mut files = Vec::new();
@@ -129,7 +130,7 @@ impl CodeFiles {
     ///
     /// # Errors
     ///
-    /// If the executable cannot be read, or the process executes another program meanwhile.
+    /// If the executable or the vDSO cannot be read, or the process executes another program meanwhile.
     pub(crate) fn of(process: &Process) -> Result<CodeFiles> {
         let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);
         let auxv = read_auxv(process)?;

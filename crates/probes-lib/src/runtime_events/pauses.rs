@@ -71,7 +71,7 @@ struct OpenPhase {
     index: Option<usize>,
 }
 
-/// In this phase, a domain waits to be used, and no OCaml code for the collector.
+/// In this phase, a domain waits to be used; no OCaml code waits for the collector.
 const IDLE: &str = "domain_condition_wait";
 
 /// What the domain does that has made a stop-the-world request, and what the others do.
@@ -84,7 +84,7 @@ const BARRIER: &str = "_barrier";
 /// All of a compaction.
 const COMPACTION: &str = "compact";
 
-/// More phases in each other than any runtime has: ends of some were not written.
+/// More nested phases than any runtime has: if there are more, ends of some were not written.
 const MOST_OPEN: usize = 64;
 
 /// How many phases of a pause are kept.
@@ -165,7 +165,8 @@ impl GcPauses {
         None
     }
 
-    /// To be called when all rings were read once more: brings together which domains took part in the same stop-the-world request.
+    /// To be called when all rings were read once more: matches the stop-the-world requests with the domains that
+    /// joined them.
     pub fn match_requests(&mut self) {
         self.requests.match_joins();
     }
@@ -175,7 +176,8 @@ impl GcPauses {
         self.requests.finish();
     }
 
-    /// Returns what a domain had to do with stop-the-world requests, as far as these are known ([`GcPauses::match_requests`]).
+    /// Returns what a domain had to do with stop-the-world requests, as far as these are matched
+    /// ([`GcPauses::match_requests`]).
     pub fn requests(&self, domain: u32) -> DomainRequests {
         self.requests.of(domain)
     }
@@ -207,8 +209,8 @@ impl GcPauses {
         all
     }
 
-    /// Returns the bytes of the major heap, as far as its domains have said how large it is, which they do when a major collection
-    /// ends; `None` if none has.
+    /// Returns the bytes of the major heap, as far as its domains have said how large it is, which they do when a major
+    /// collection ends; `None` if none has.
     pub fn heap(&self) -> Option<u64> {
         let words = self
             .domains

@@ -1,4 +1,5 @@
-//! [`StwRequests`]: the stop-the-world requests of a process: which domain has made each, and how late the others joined. Pure.
+//! [`StwRequests`]: the stop-the-world requests of a process: which domain has made each, and how late the others
+//! joined. Pure.
 //!
 //! ```text
 //! domain 0   stw_leader ├──────────────────────┤
@@ -6,8 +7,8 @@
 //! domain 2                     stw_handler ├───┤     joined last: the others waited for it
 //! ```
 //!
-//! Rings are read one by one: what belongs together is only known once all of them were read up to there, which is so with the read
-//! after the next one at the latest.
+//! The rings are read one after another, so a join may be read before its request. A join is matched with its request
+//! once all rings were read again, and all joins of a request are known by the second read after the one that had it.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use super::gc_times::GcTimes;
 
-/// How many requests and joins are kept that are not yet brought together.
+/// How many requests, and how many joins, are kept that are not yet matched.
 const MOST_KEPT: usize = 1 << 16;
 
 /// The stop-the-world requests of a process.
@@ -46,7 +47,7 @@ pub struct DomainRequests {
     pub led: u64,
     /// How many of those of others it was the last to join: they have waited for it.
     pub last: u64,
-    /// How long after they were made it joined those of others, before these went on.
+    /// How long after they were made it joined those of others, if their leaders had not gone on by then.
     pub late: GcTimes,
 }
 
@@ -75,13 +76,13 @@ impl StwRequests {
         }
     }
 
-    /// Events were lost: what was not yet brought together cannot be any more.
+    /// Events were lost: what was not yet matched cannot be any more.
     pub(super) fn forget(&mut self) {
         self.open.clear();
         self.joins = Default::default();
     }
 
-    /// All rings were read once more.
+    /// All rings were read once more: matches the joins of the read before with their requests.
     pub(super) fn match_joins(&mut self) {
         let [these, before] = &mut self.joins;
         let ready = std::mem::replace(before, take(these));
@@ -89,7 +90,7 @@ impl StwRequests {
             let Some((began, request)) = self.open.range_mut(..=time).next_back() else {
                 continue;
             };
-            // Its leader has not waited.
+            // The leader went on without waiting for this domain.
             if request.ended.is_some_and(|ended| ended < time) {
                 continue;
             }

@@ -75,7 +75,7 @@ impl SignalsAtLaunch {
         }
     }
 
-    /// Leaves the signals blocked for good.
+    /// Leaves the signals blocked, and SIGCHLD not ignored, for good.
     pub(crate) fn keep_blocked(self) {
         std::mem::forget(self);
     }
@@ -242,7 +242,7 @@ pub(crate) fn raise_sigchld() {
 }
 
 /// Raises the priority of this thread while a stopped process waits for it: to a real-time priority,
-/// or else the best ordinary one. Threads and programs that it starts do not inherit it.
+/// or else the best ordinary one. Threads and programs that it starts inherit only the latter.
 pub(crate) fn raise_priority() {
     let param = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;

@@ -8,7 +8,7 @@ use crate::address::LiveAddr;
 pub(crate) struct Moves(Vec<(LiveAddr, LiveAddr)>);
 
 impl Moves {
-    /// Returns the moves from the first addresses to the second ones.
+    /// Each pair is the address of an instruction, and where threads that are stopped there continue.
     pub(crate) fn of(mut moves: Vec<(LiveAddr, LiveAddr)>) -> Moves {
         moves.sort_unstable();
         Moves(moves)
@@ -18,7 +18,7 @@ impl Moves {
         self.0.is_empty()
     }
 
-    /// Returns where a thread at `address` goes on, if that is elsewhere.
+    /// Returns where a thread that is stopped at `address` continues, if that is elsewhere.
     pub(crate) fn of_address(&self, address: u64) -> Option<u64> {
         let found = self.0.binary_search_by_key(&address, |(from, _)| from.0);
         found.ok().map(|index| self.0[index].1.0)

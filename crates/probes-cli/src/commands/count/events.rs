@@ -22,7 +22,7 @@ pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Fa
     reading.run(&mut counting, display, args.until.duration)
 }
 
-/// Counts events.
+/// The events that were read so far, by their names.
 struct CountedEvents<'o> {
     output: &'o Output,
     totals: EventTotals,

@@ -58,12 +58,12 @@ fn text_of(text: Option<&clap::builder::StyledStr>) -> String {
 }
 
 impl Page {
-    /// A page up to what the command does.
+    /// A page with its title, name and synopsis.
     fn begin(name: String, command: &Command) -> Page {
         let title = name.to_uppercase();
         let about = text_of(command.get_about());
         let version = env!("CARGO_PKG_VERSION");
-        // The page is the same whenever it is made.
+        // Without a date, so that the page is the same whenever it is made.
         let text = format!(
             ".TH \"{}\" 1 \"\" \"{TOOL} {version}\" \"User Commands\"\n.SH NAME\n{} \\- {}\n",
             escaped(&title),
@@ -139,7 +139,7 @@ impl Page {
         }
     }
 
-    /// The text that the help has after the flags: lines that are not indented are paragraphs, those that are stay as they are.
+    /// The text that the help has after the flags: indented lines stay as they are; others are joined to paragraphs.
     fn notes(&mut self, command: &Command) {
         let notes = text_of(command.get_after_help());
         if notes.is_empty() {
@@ -171,7 +171,7 @@ impl Page {
                 paragraph.push(' ');
             }
         }
-        // A paragraph has to follow.
+        // `.PP` has an effect only before a paragraph: the others are removed.
         while self.text.ends_with(".PP\n") {
             let end = self.text.len() - ".PP\n".len();
             self.text.truncate(end);

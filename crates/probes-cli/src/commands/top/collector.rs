@@ -1,5 +1,5 @@
-//! [`CollectorEvents`]: what the garbage collector of OCaml 5 does from one redraw to the next, from runtime events that are on. `top` switches
-//! none on.
+//! [`CollectorEvents`]: what the garbage collector of OCaml 5 does from one sample to the next, by runtime events.
+//! `top` reads them if they are on, and does not switch them on.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ struct CollectorWork {
     longest: Duration,
     /// What was allocated until then, in bytes.
     allocated: u64,
-    /// From the beginning.
+    /// Since the events were opened.
     lost_words: u64,
     /// Whether the program has paused its events.
     is_stopped: bool,
@@ -36,7 +36,7 @@ struct CollectorWork {
 /// Whether there is a collector to show.
 pub(super) enum FoundCollector {
     Events(Box<CollectorEvents>),
-    /// The runtime could write events.
+    /// The runtime could write events, but they are off or paused.
     EventsAreOff,
     /// There are none, or they cannot be read.
     Nothing,
@@ -100,7 +100,7 @@ impl CollectorWork {
         }
     }
 
-    /// Adds a pause, as far as it is later than the last figures.
+    /// Adds a pause: to the time in pauses only what is later than the last figures, but to the longest all of it.
     fn add_pause(&mut self, pause: &GcPause) {
         let before = Duration::from_nanos(self.since.saturating_sub(pause.began));
         *self.paused.entry(pause.domain).or_default() += pause.time.saturating_sub(before);

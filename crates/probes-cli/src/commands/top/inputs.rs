@@ -49,7 +49,7 @@ pub(super) struct Inputs<'e> {
     termination: &'e TerminationSignals,
     /// The signals about the terminal.
     signals: SignalFd,
-    /// Of a single process.
+    /// Readable once the process has exited; `None` if there are several.
     exit: Option<OwnedFd>,
     keys: Keys,
 }

@@ -40,7 +40,7 @@ fn wrong_note(elf: &ElfFile, note: &Note<'_>, defect: ProbeDefect) -> crate::err
     )
 }
 
-/// Calls `visit` with each note of the file.
+/// Calls `visit` with each note of the file; a file without their section is an error.
 fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Result<()> {
     let Some(section) = elf.contents(NOTE_SECTION)? else {
         return Err(if elf.has_sections() {
@@ -56,7 +56,8 @@ fn each_note(elf: &ElfFile, mut visit: impl FnMut(Note<'_>) -> Result<()>) -> Re
     })
 }
 
-/// Calls `visit` with each note of the file, if it has any, and with what is added to the addresses of the note.
+/// Calls `visit` with each note of the file, and with what is added to the addresses of the note; a file without their
+/// section is no error.
 pub(in crate::elf) fn each_placed_note(
     elf: &ElfFile,
     mut visit: impl FnMut(Note<'_>, u64) -> Result<()>,
@@ -199,8 +200,8 @@ struct Recent {
 }
 
 impl Recent {
-    /// In larger sections, several addresses share an element of `indices`, and a semaphore may be added to
-    /// the found ones several times.
+    /// If the section has more counters, several addresses share an element of `indices`, and a semaphore may be
+    /// added to the found ones several times.
     const MAX_INDICES: u64 = 1 << 16;
 
     fn of(section: Option<(FileAddr, u64)>) -> Recent {
@@ -219,8 +220,8 @@ impl Recent {
     }
 }
 
-/// Returns the address of the section `.stapsdt.base`. The addresses in notes are absolute: this section only shows how far prelink(8)
-/// has moved the file since they were written (see [`prelink_shift`]).
+/// Returns the address of the section `.stapsdt.base`. The addresses in notes are absolute: this section only shows how
+/// far prelink(8) has moved the file since they were written (see [`prelink_shift`]).
 pub(super) fn base_address(elf: &ElfFile) -> Option<FileAddr> {
     elf.section_range(BASE_SECTION).map(|(address, _)| address)
 }
@@ -278,7 +279,7 @@ fn counter_address(
         .ok_or(ProbeDefect::SemaphoreNotWritable(counter))
 }
 
-/// Returns a name that can be printed in a line; compilers emit letters, digits and `_`.
+/// Returns the name if it can be printed as one word; compilers emit letters, digits and `_`.
 pub(super) fn printable(name: &[u8]) -> Option<&str> {
     let name = str::from_utf8(name).ok()?;
     let fits = |c: char| !c.is_control() && !c.is_whitespace();

@@ -102,7 +102,8 @@ impl<'t> Site<'t> {
             .split_ascii_whitespace()
     }
 
-    /// Returns the names of its arguments, in the same order, if the program was built with a ppx_probe that notes them; else none.
+    /// Returns the names of its arguments, in the same order; none if the program was not built with a ppx_probe that
+    /// records them.
     pub fn argument_names(&self) -> impl Iterator<Item = &'t str> + use<'t> {
         self.table.argument_names.of(self.address())
     }
@@ -113,8 +114,8 @@ impl<'t> Site<'t> {
     }
 }
 
-/// One semaphore of a probe. It has an unsigned 16-bit counter of the tools that have enabled the probe; in most generations,
-/// SystemTap's counter precedes it.
+/// One semaphore of a probe. It has an unsigned 16-bit counter of the tools that have enabled the probe; in most
+/// generations, SystemTap's counter precedes it.
 ///
 /// ```no_run
 /// let table = probes_lib::ProbeTable::read("server.exe")?;

@@ -77,12 +77,13 @@ impl CleanReport {
 
 /// Memory of arenas whose tool was killed before it wrote their headers.
 struct OrphanedMappings {
-    /// The calls that unmap it, each with the place of the injected code that records it.
+    /// The calls that unmap it, by the place of the injected code that records it.
     calls: Vec<(CodeCave, Vec<InjectedCall>)>,
 }
 
 impl OrphanedMappings {
-    /// Returns what is orphaned; also if it is nothing, but a killed tool has left code in the code cave.
+    /// Returns what is orphaned, which may be nothing if a killed tool has left code in the code cave; `None` if that
+    /// is empty, too, or there is none.
     fn find(
         process: &Process,
         memory: &ProcessMemory,
@@ -131,7 +132,7 @@ impl OrphanedMappings {
 enum Remover<'r> {
     /// Its own observer.
     Observer,
-    /// Another tool. Its record is left for an observer that is still alive.
+    /// Another tool. An observer that is still alive is left the record of its `successor`.
     Other {
         successor: Option<&'r ObserverRecord>,
         name_of: NameOf<'r>,
@@ -296,7 +297,7 @@ fn remove_all<T: Send>(
             }
         };
         let mut restore = || -> Result<Restored> {
-            // Before its observer misses a hit: we may be killed at any moment.
+            // First: a live observer is to know its successor before it misses a hit. We may be killed at any moment.
             write_successor(process, memory, arenas, successor)?;
             let pid = process.pid();
             let is_changed = copies.update(memory);
@@ -326,7 +327,7 @@ fn remove_all<T: Send>(
         let marked = mark_restored(&injector, &stopped, arenas);
         let mut code: Vec<Range<u64>> = arenas.iter().map(Arena::trampolines).collect();
         if let Remover::Other { .. } = remover {
-            // Until then, a thread that the killed tool has redirected may map more.
+            // A thread that the killed tool has redirected may still map memory while it is in there.
             code.push(code_cave.range());
         }
         // Threads already in a trampoline leave on their own; no new ones can enter.

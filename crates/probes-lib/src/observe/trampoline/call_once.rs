@@ -1,14 +1,14 @@
-//! The trampoline of a C function before whose first call another one is called.
+//! The trampoline of a C function: before the first call of this function, it calls another one.
 //!
 //! ```text
-//! first hit    and it is the process itself: push the entry of the function; push a `ret`; jmp callee
+//! first hit    unless in a forked child: push the address of the entry; push that of a `ret`; jmp callee
 //!              the callee returns to the `ret`, which returns to the entry, as if the function was called only now
 //! later hits   the displaced instructions; jmp to what follows them
 //! ```
 //!
-//! So the callee never returns into the trampoline, which may be removed while it runs. The two words keep the stack aligned to
-//! 16 bytes, as the psABI wants it (3.2.2). Only registers are used that a caller does not expect to be preserved, and that hold
-//! no argument, as there are none.
+//! So the callee never returns into the trampoline, which may be removed while it runs. The two words keep the stack
+//! aligned to 16 bytes, as the psABI wants it (3.2.2). Only registers are used that a caller does not expect to be
+//! preserved, and that hold no argument, as there are none.
 
 use iced_x86::code_asm::{CodeAssembler, eax, rax, rcx};
 use iced_x86::{Code, Instruction, Register};
@@ -23,8 +23,8 @@ use crate::patch_plan::site::PatchSite;
 /// Room for the longest one, in bytes: 76, and displaced instructions with what replaces those that cannot be moved.
 pub(super) const LEN: u64 = 4 * LINE;
 
-/// Returns the trampoline at `at` of a function that is entered at `entry`, and the copy of the displaced instructions in it.
-/// `counter` is that of its hits.
+/// Returns the trampoline at `at` of a function that is entered at `entry`, and the copy of the displaced instructions
+/// in it. `counter` is that of its hits.
 ///
 /// # Errors
 ///

@@ -1,14 +1,17 @@
-//! The code that copies the fields of a block into its record, and of each field that is a block what it is, as
-//! [`fields`](crate::observe::layout::shared::fields) says. A trampoline has it once, apart from what most hits execute.
+//! The code that copies into a record the fields of a block and, for a field that is a block itself, what that block
+//! is, as [`fields`](crate::observe::layout::shared::fields) says. A trampoline has it once, away from the code that
+//! most hits execute.
 //!
-//! Memory is read only where the table of pages says so. Whatever is checked and then read stays in a register in between: another
-//! thread may change the block, and overwrite the record, if this one is stopped for so long that the ring has come around.
+//! Memory is read only where the table of pages allows it. An address that was checked stays in a register until it is
+//! read: another thread may change the block meanwhile, or overwrite the record, if this thread is stopped for so long
+//! that the ring has come around.
 //!
 //! ```text
 //! rcx, r8, rbx   the record, its number, the shared data
-//! rdx            the next field
-//! rsi            the state: next word of the record, end of its words, fields that are left, flags, number of the argument;
-//!                above these 32 bits, for a moment, how many words are copied
+//! rdx            the address of the next field
+//! rsi            the state, from the lowest bit: index of the next word of the record, that of their end, how many
+//!                fields are left, whether they may be those of a cell, index of the argument;
+//!                above these 32 bits, while words are copied, how many
 //! rax            a field
 //! ```
 
@@ -24,17 +27,18 @@ use crate::address::LiveAddr;
 use crate::observe::layout::shared::{SharedLayout, fields, record};
 use crate::observe::value_pages::ValuePages;
 
-/// The state: the lowest byte is the index of the next word in the record, the second one that of the end.
+/// The lowest bit in the state of the index where the words of the argument end.
 const END: u32 = 8;
-/// How many fields are left.
+/// The lowest bit of how many fields are left.
 const LEFT: u32 = 16;
-/// Whether the fields are those of a block that may be a cell of a list.
+/// The bit that is set if the fields are those of a block that may be a cell of a list.
 const IS_CELL: u32 = 1 << 24;
+/// The lowest bit of the index of the argument.
 const ARGUMENT: u32 = 25;
-/// How many words are copied.
+/// The lowest bit of how many words are copied.
 const COPIED: u32 = 32;
 
-/// The header of a cell, shifted by 8 bits, without the colour.
+/// The header of a cell, shifted left by 8 bits, without the colour.
 const CELL: i32 = 2 << 18;
 
 /// The arguments whose fields are copied.
@@ -45,7 +49,8 @@ pub(super) struct FieldCopies {
 }
 
 impl FieldCopies {
-    /// Returns where a trampoline goes that has the header of a block of values in rax, and its address in rdx.
+    /// Returns where a trampoline jumps to, with the header of a block of values in rax and the address of the block in
+    /// rdx; it goes on at `after`.
     pub(super) fn begin(
         &mut self,
         a: &mut CodeAssembler,
@@ -106,7 +111,7 @@ impl FieldCopies {
     }
 }
 
-/// Returns the state at the beginning: the first word of those of an argument is written already.
+/// Returns the state at the beginning. An argument's first word says how many cells follow; the fields are behind it.
 fn first_state(index: u64) -> u32 {
     let first = (record::argument_at(index) + record::COPY) / 8;
     let end = first + fields::WORDS;
@@ -120,8 +125,8 @@ struct FieldCode<'a> {
 }
 
 impl FieldCode<'_> {
-    /// Emits the code that copies the fields of the block at rdx, whose header is in rax. It goes to `leave` with what it cannot
-    /// copy, and falls through.
+    /// Emits the code that copies the fields of the block at rdx, whose header is in rax, and falls through; or goes to
+    /// `leave` if these cannot be copied.
     fn fields(&mut self, leave: CodeLabel) -> Result<(), IcedError> {
         let mut scan = self.a.create_label();
         let mut is_no_cell = self.a.create_label();
@@ -138,7 +143,7 @@ impl FieldCode<'_> {
         self.a.cmp(al, u32::from(fields::FORWARD_TAG))?;
         self.a.jne(leave)?;
         self.a.set_label(&mut scan)?;
-        // Of OxCaml, a block has words that are no values if these bits are set.
+        // A block of OxCaml has words that are no values if any of these bits is set.
         self.a.mov(rdi, rax)?;
         self.a.shr(rdi, 56)?;
         self.a.jne(leave)?;
@@ -205,8 +210,8 @@ impl FieldCode<'_> {
         self.a.add(byte_ptr(rcx + rdi + record::COPIED), r9b)
     }
 
-    /// Emits the code that writes what the block in rax is, a field that is written already; or goes to its first field if it is the
-    /// next cell of a list.
+    /// Emits the code that writes what the block at rax is, whose address is written already; or goes to its first
+    /// field if it is the next cell of a list.
     fn block(
         &mut self,
         [next, advance, finish]: [CodeLabel; 3],
@@ -312,7 +317,7 @@ impl FieldCode<'_> {
         self.a.jmp(advance)
     }
 
-    /// Emits the code that writes that no cells follow the first one. Leaves the index of the next word in rdi.
+    /// Emits the code that writes that no cells follow. Leaves the index of the next word in rdi.
     fn no_cells(&mut self) -> Result<(), IcedError> {
         self.a.movzx(edi, sil)?;
         self.a.mov(qword_ptr(rcx + rdi * 8 - 8), 0)

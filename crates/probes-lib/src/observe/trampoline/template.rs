@@ -1,8 +1,8 @@
-//! Templates of the code that counts a hit of a point in a function ([`count`](super::count)): each is assembled once for all
-//! such points of an arena, because there are thousands of them.
+//! Templates of the code that counts a hit of a point in a function ([`count`](super::count)): each is assembled once
+//! for all such points of an arena, because there are thousands of them.
 //!
-//! Functions of OCaml are counted by domain. As long as that is the first one, this takes no register, and all of that code is
-//! in one cache line, with most displaced instructions.
+//! Functions of OCaml are counted by domain. In the first domain, this uses no register, and all code that it executes
+//! is in one cache line, in most functions with the displaced instructions.
 
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, ecx, qword_ptr, r14, r14d};
 use iced_x86::{
@@ -15,7 +15,7 @@ use super::{DoesNotFit, SAVED_IF_COUNTED, add, at_address, spread_of};
 use crate::address::LiveAddr;
 use crate::observe::layout::rows::{CLAIM_BITS, CLAIM_LEN_BITS, Rows, claim};
 
-/// The templates of the code that counts hits of points in functions of an arena.
+/// The templates for the points of an arena that are in functions.
 pub(super) struct CountTemplates {
     of_any: CountTemplate,
     of_ocaml: CountTemplate,
@@ -29,7 +29,7 @@ impl CountTemplates {
         })
     }
 
-    /// Returns that of a function; whether that is known to be of OCaml.
+    /// Returns the template for a function; `is_ocaml` if it is known to be one of OCaml.
     pub(super) fn of_function(&self, is_ocaml: bool) -> &CountTemplate {
         if is_ocaml {
             &self.of_ocaml
@@ -39,8 +39,8 @@ impl CountTemplates {
     }
 }
 
-/// Emits the code that counts a hit of the first point in a row of the thread; returns where the displaced instructions are
-/// to replace a byte.
+/// Emits the code that counts a hit of the first point in the row of the thread; returns the place of the byte that the
+/// displaced instructions replace.
 fn of_thread(a: &mut CodeAssembler, pointers: CountPointers) -> Result<CodeLabel, IcedError> {
     let mut displaced = a.create_label();
     for (register, copy) in SAVED_IF_COUNTED {
@@ -80,7 +80,7 @@ fn of_domain(a: &mut CodeAssembler, pointers: CountPointers) -> Result<CodeLabel
     spread_of(a, ecx, r14d, CLAIM_BITS)?;
     a.shl(ecx, CLAIM_LEN_BITS)?;
     add(a, claimed, pointers.claims)?;
-    // A claim that is free has no owner, 0.
+    // The owner of a free claim is 0, so code whose r14 is 0 cannot own one.
     a.test(r14, r14)?;
     a.je(missed)?;
     a.cmp(qword_ptr(claimed + claim::OWNER), r14)?;
@@ -186,8 +186,8 @@ impl CountTemplate {
         self.split
     }
 
-    /// Returns the trampoline at `at` of the point with this index; `None` if there are too many bytes of displaced
-    /// instructions.
+    /// Returns the trampoline at `at` of the point with this index; `None` if one of its operands does not reach its
+    /// target, as with too many bytes of displaced instructions.
     pub(super) fn around(&self, at: LiveAddr, point: usize, displaced: &[u8]) -> Option<Vec<u8>> {
         let (before, after) = self.code.split_at(self.split);
         let mut code = [before, displaced, after.get(1..)?].concat();

@@ -1,5 +1,6 @@
-//! [`SweepFilter`]: which code has to be swept if patches of a few functions are planned. Decoding all code takes most of the
-//! time of planning; this scans the bytes without decoding them. On the left, which code it selects; on the right, what for:
+//! [`SweepFilter`]: which code has to be swept if patches of a few functions are planned. Decoding all code takes most
+//! of the time of planning; this scans the bytes without decoding them. On the left, which code it selects; on the
+//! right, what for:
 //!
 //! ```text
 //! the functions and what is around them       short branches, calls that return there, padding
@@ -9,7 +10,7 @@
 //!     indirect jump
 //! ```
 //!
-//! It is too much rather than too little: such bytes may be in the middle of an instruction, or belong to two of them.
+//! It selects too much rather than too little: such bytes may be in the middle of an instruction, or belong to two.
 
 use std::ops::Range;
 
@@ -48,7 +49,7 @@ impl SweepFilter {
         let windows: Vec<Range<u64>> = functions.iter().map(window).collect();
         let start = windows.iter().map(|it| it.start).min()?;
         let end = windows.iter().map(|it| it.end).max()?;
-        // Addresses of 32 bits, so that those of instructions that use only so many are found as well.
+        // Four bytes at a time are compared with addresses, so that these must have 32 bits.
         let is_low = |it: Range<u64>| it.end < 1 << 32;
         if functions.len() > MOST || !is_low(0..end) || !code.executable().all(is_low) {
             return None;
@@ -112,8 +113,8 @@ impl SweepFilter {
     }
 }
 
-/// Returns which third bytes a displacement to a window may have that is in the piece of code at `at`, or also an address of
-/// one: few, if the windows are few.
+/// Returns which values the third byte may have in a displacement from the piece of code at `at` to a window, and, if
+/// `with_addresses`, in an address in one: few values, if the windows are few.
 fn third_bytes(windows: &[Range<u64>], at: u64, with_addresses: bool) -> [bool; 256] {
     let mut is_possible = [false; 256];
     let mut add = |first: u32, len: u32| {
@@ -143,9 +144,9 @@ fn third_bytes(windows: &[Range<u64>], at: u64, with_addresses: bool) -> [bool; 
     is_possible
 }
 
-/// Returns whether these may be the opcode and the ModRM byte of an indirect jump through a table: `ff /4`, or `ff /5` with a
-/// memory operand. From memory with neither a SIB byte nor a 32-bit displacement from a general register, it loads a single
-/// pointer ([`JumpSource::Pointer`](crate::patch_plan::tables::JumpSource::Pointer)).
+/// Returns whether these may be the opcode and the ModRM byte of an indirect jump through a table: `ff /4`, or `ff /5`
+/// with a memory operand. A memory operand with neither a SIB byte nor a general register and a 32-bit displacement is
+/// a single pointer ([`JumpSource::Pointer`](crate::patch_plan::tables::JumpSource::Pointer)), and no table.
 fn may_jump(opcode: u8, modrm: u8) -> bool {
     let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
     let has_sib = rm == 4;
@@ -186,7 +187,8 @@ mod tests {
     const FUNCTION: u64 = 0x41_0000;
     const LEN: u64 = 128;
     const WINDOW: Range<u64> = FUNCTION - AROUND..FUNCTION + LEN + AROUND;
-    /// Two pieces of code before the function, and two behind it; and others so far away that all bytes of a displacement to there differ.
+    /// Two pieces of code before the function, and two from it on; and others so far away that all bytes of a
+    /// displacement to there differ.
     const SEGMENTS: [Range<u64>; 4] = [
         0x3f_0000..0x43_0000,
         0x10_0000..0x10_1000,

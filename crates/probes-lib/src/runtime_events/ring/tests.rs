@@ -104,7 +104,7 @@ impl Writer {
 /// A ring of which items are written before, between and after the words that are read.
 struct Racing {
     writer: RefCell<Writer>,
-    /// At each word, one time in so many.
+    /// One is written before a word with a probability of 1 in so many; none if it is 0.
     seldom: u64,
 }
 

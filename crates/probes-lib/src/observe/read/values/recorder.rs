@@ -28,7 +28,7 @@ pub struct ValueRecorder {
 }
 
 impl ValueRecorder {
-    /// Makes an empty one with buckets of a range, or without one.
+    /// Makes an empty one, whose buckets are the steps of a range, if there is one.
     pub fn new(linear: Option<Linear>) -> ValueRecorder {
         let layout = ValuesLayout {
             histograms: 1,
@@ -49,7 +49,7 @@ impl ValueRecorder {
         self.add_wide(value.into());
     }
 
-    /// Adds a value without a sign.
+    /// Adds an unsigned value.
     pub fn add_unsigned(&mut self, value: u64) {
         self.add_wide(value.into());
     }
@@ -64,7 +64,7 @@ impl ValueRecorder {
         *count.or_default() += 1;
         let (least, most) = self.extremes.unwrap_or((value, value));
         self.extremes = Some((least.min(value), most.max(value)));
-        // 2^63 values of 64 bits do not exceed it.
+        // It does not overflow before 2^63 values of 64 bits.
         self.sum = self.sum.saturating_add(value);
     }
 
