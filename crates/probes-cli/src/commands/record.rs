@@ -3,6 +3,7 @@
 mod program;
 mod recording;
 mod sink;
+mod starts;
 mod timeline;
 
 use std::path::PathBuf;

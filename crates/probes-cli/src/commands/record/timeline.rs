@@ -12,10 +12,12 @@
 //! outermost one began: a fiber may be suspended while its thread goes on, and then be resumed in another one.
 
 use std::collections::HashMap;
+use std::mem::take;
 
 use probes_lib::{CallFrame, Event, EventKind, Events, LiveAddr, RingEntry, RuntimeEventKind};
 
 use super::sink::Sink;
+use super::starts::{OpenStarts, StartsInThread};
 use crate::flags::Pair;
 use crate::output::{
     Annotation, FrequentName, LostWords, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId,
@@ -30,10 +32,6 @@ const MOST_STACKS: usize = 16_384;
 
 /// The tracks of how many threads are known at once.
 const MOST_THREADS: usize = 65_536;
-
-/// How many starts of a pair may wait in a thread, as many as trampolines keep that time pairs; unlike these, the next
-/// start ends all of them, without a stop.
-const MOST_STARTS: usize = 64;
 
 /// More phases than any runtime nests.
 const MOST_PHASES: usize = 64;
@@ -53,7 +51,7 @@ pub(super) struct Timeline {
     stacks: HashMap<StackId, OpenCalls>,
     /// How many calls are open.
     open: usize,
-    starts: HashMap<(i32, usize), OpenStarts>,
+    starts: OpenStarts,
     domains: HashMap<u32, DomainTracks>,
     latest: u64,
     pub(super) counts: RecordCounts,
@@ -83,6 +81,7 @@ struct OpenCalls {
     /// Of a fiber, the thread and the number of its lane.
     lane: Option<(i32, usize)>,
     calls: Vec<OpenCall>,
+    left_out: LeftOut,
     /// When it had the last event.
     used: u64,
 }
@@ -96,15 +95,30 @@ struct OpenCall {
     lost: u64,
 }
 
-struct OpenStarts {
-    track: TrackId,
-    began: Vec<u64>,
-}
-
 struct DomainTracks {
     track: TrackId,
     open: Vec<&'static str>,
     counters: HashMap<&'static str, TrackId>,
+    /// How many words were lost before its first event.
+    lost_first: u64,
+}
+
+/// The place of the outermost call of a stack that was left out, and has not gone.
+#[derive(Default)]
+struct LeftOut(Option<i64>);
+
+impl LeftOut {
+    /// A call at this place is left out.
+    fn add(&mut self, place: i64) {
+        self.0 = self.0.max(Some(place));
+    }
+
+    /// A call at this place ends, and those at lower ones have gone; returns whether it may be one that was left out.
+    fn leave(&mut self, place: i64) -> bool {
+        let is_left_out = self.0 >= Some(place);
+        self.0 = self.0.filter(|outermost| *outermost > place);
+        is_left_out
+    }
 }
 
 /// Pops the innermost call if `is` holds for it.
@@ -121,6 +135,7 @@ const UNWOUND: &str = "unwound: seen here at the latest";
 const UNWOUND_OR_LOST: &str = "unwound, or its exit was lost: seen here at the latest";
 const TAIL: &str = "by a call in tail position";
 const NO_STOP: &str = "without a stop";
+const TOO_MANY: &str = "too many starts wait: lasted longer";
 const LOST: &str = "its end was lost";
 
 impl Timeline {
@@ -136,7 +151,7 @@ impl Timeline {
             threads: HashMap::new(),
             stacks: HashMap::new(),
             open: 0,
-            starts: HashMap::new(),
+            starts: OpenStarts::default(),
             domains: HashMap::new(),
             latest: 0,
             counts: RecordCounts::default(),
@@ -206,8 +221,14 @@ impl Timeline {
     fn enter(&mut self, event: &Event, frame: CallFrame) {
         let key = self.stack(event, frame);
         self.leave_inner(key, frame.place.saturating_add(1), event.monotonic);
+        if let Some(stack) = self.stacks.get_mut(&key) {
+            stack.left_out.leave(frame.place);
+        }
         if self.open >= MOST_OPEN {
             self.counts.too_deep += 1;
+            if let Some(stack) = self.stacks.get_mut(&key) {
+                stack.left_out.add(frame.place);
+            }
             return;
         }
         let name = self.name(event.name());
@@ -238,6 +259,7 @@ impl Timeline {
         stack.used = time;
         let (track, lane) = (stack.track, stack.lane);
         let is_same = |call: &OpenCall| call.place == frame.place;
+        let is_left_out = stack.left_out.leave(frame.place);
         let last = pop_if(&mut stack.calls, is_same);
         match last {
             Some(call) if call.address == event.address() => {
@@ -259,6 +281,7 @@ impl Timeline {
                 self.unwind(track, call, time);
                 self.counts.unmatched_exits += 1;
             }
+            None if is_left_out => {}
             None => self.counts.unmatched_exits += 1,
         }
         self.release_if_empty(key);
@@ -310,6 +333,7 @@ impl Timeline {
                 track,
                 lane,
                 calls: Vec::new(),
+                left_out: LeftOut::default(),
                 used: event.monotonic,
             };
             self.stacks.insert(key, calls);
@@ -410,29 +434,21 @@ impl Timeline {
 
     fn start(&mut self, event: &Event, index: usize) {
         let thread = event.thread.unwrap_or(0);
-        let (key, time) = ((thread, index), event.monotonic);
+        let (key, time) = ((index, thread), event.monotonic);
         let pair = self.pairs[index].to_string();
-        if !self.starts.contains_key(&key) {
+        if self.starts.get_mut(key).is_none() {
             let parent = self.thread(thread);
             let track = self.track(&TrackOf::Lane(parent), &format!("{thread} {pair}"));
-            let began = Vec::new();
-            self.starts.insert(key, OpenStarts { track, began });
+            let forgotten = self.starts.add(key, track);
+            self.end_starts(forgotten, time);
         }
         let name = self.name(&pair);
-        let Some(open) = self.starts.get_mut(&key) else {
+        let Some(open) = self.starts.get_mut(key) else {
             return;
         };
-        let track = open.track;
-        if open.began.len() >= MOST_STARTS {
-            for _ in std::mem::take(&mut open.began) {
-                self.counts.without_stop += 1;
-                let arguments = vec![Annotation::text(ENDED, NO_STOP)];
-                self.emit(track, time, TrackEventKind::End, arguments);
-            }
-        }
-        if let Some(open) = self.starts.get_mut(&key) {
-            open.began.push(time);
-        }
+        let (track, too_many) = (open.track, open.start(time));
+        self.counts.without_stop += too_many.forgotten;
+        self.end_slices(track, too_many.slices, time, TOO_MANY);
         self.counts.slices += 1;
         let kind = TrackEventKind::Begin(name);
         self.emit(track, time, kind, hit_annotations(event));
@@ -440,18 +456,36 @@ impl Timeline {
 
     fn stop(&mut self, event: &Event, index: usize, is_start: bool) {
         let thread = event.thread.unwrap_or(0);
-        let open = self.starts.get_mut(&(thread, index));
-        let track = open.as_ref().map(|open| open.track);
-        let began = open.and_then(|open| open.began.pop());
-        match track.zip(began) {
-            Some((track, began)) => {
+        let open = self.starts.get_mut((index, thread));
+        let stopped = open.and_then(|open| Some((open.track, open.stop()?)));
+        match stopped {
+            Some((track, (began, is_drawn))) => {
                 self.longest = self.longest.max(event.monotonic.saturating_sub(began));
-                let arguments = hit_annotations(event);
-                self.emit(track, event.monotonic, TrackEventKind::End, arguments);
+                if is_drawn {
+                    let arguments = hit_annotations(event);
+                    self.emit(track, event.monotonic, TrackEventKind::End, arguments);
+                }
             }
             // The first hit of a pair of one probe ends nothing.
             None if is_start => {}
             None => self.counts.unmatched_stops += 1,
+        }
+    }
+
+    /// Ends starts that get no stop.
+    fn end_starts(&mut self, ended: Vec<StartsInThread>, time: u64) {
+        for starts in ended {
+            let (waiting, drawn) = starts.waiting();
+            self.counts.without_stop += waiting as u64;
+            self.end_slices(starts.track, drawn, time, NO_STOP);
+        }
+    }
+
+    /// Ends the innermost slices of a track.
+    fn end_slices(&mut self, track: TrackId, many: usize, time: u64, how: &'static str) {
+        for _ in 0..many {
+            let arguments = vec![Annotation::text(ENDED, how)];
+            self.emit(track, time, TrackEventKind::End, arguments);
         }
     }
 
@@ -462,16 +496,39 @@ impl Timeline {
                 self.counts.lost_words = self.counts.lost_words.saturating_add(words);
                 self.lost_words.add(domain, words);
                 let track = self.domain(domain);
-                let time = self.tracks[track.0 as usize];
-                self.end_phases(domain, 0, time, LOST);
-                let words = vec![Annotation::int("words", words)];
-                self.instant(track, time, "runtime events were lost", words);
+                match self.tracks.get(track.0 as usize) {
+                    Some(&time) if time > 0 => self.lost_words(domain, time, words),
+                    // When they were lost is only known once there is an event.
+                    _ => {
+                        if let Some(domain) = self.domains.get_mut(&domain) {
+                            domain.lost_first = domain.lost_first.saturating_add(words);
+                        }
+                    }
+                }
             }
             RingEntry::Event { domain, time, kind } => {
                 self.latest = self.latest.max(time);
+                self.domain(domain);
+                self.lost_first_words(domain, time);
                 self.runtime_event(domain, time, kind);
             }
         }
+    }
+
+    /// Shows that events of a domain were lost before its first one, if any were.
+    fn lost_first_words(&mut self, domain: u32, time: u64) {
+        let words = self.domains.get_mut(&domain);
+        match words.map_or(0, |it| take(&mut it.lost_first)) {
+            0 => {}
+            words => self.lost_words(domain, time, words),
+        }
+    }
+
+    fn lost_words(&mut self, domain: u32, time: u64, words: u64) {
+        let track = self.domain(domain);
+        self.end_phases(domain, 0, time, LOST);
+        let words = vec![Annotation::int("words", words)];
+        self.instant(track, time, "runtime events were lost", words);
     }
 
     fn runtime_event(&mut self, domain: u32, time: u64, kind: RuntimeEventKind<'_>) {
@@ -531,10 +588,7 @@ impl Timeline {
         let track = domain.track;
         let ended = domain.open.len().saturating_sub(depth);
         domain.open.truncate(depth);
-        for _ in 0..ended {
-            let arguments = vec![Annotation::text(ENDED, how)];
-            self.emit(track, time, TrackEventKind::End, arguments);
-        }
+        self.end_slices(track, ended, time, how);
     }
 
     /// Ends all slices that are open: the recording is over at `now`, in nanoseconds of CLOCK_MONOTONIC.
@@ -545,9 +599,11 @@ impl Timeline {
             ends.extend(stack.calls.iter().map(|_| (stack.track, RUNNING)));
         }
         self.counts.running += ends.len() as u64;
-        for (_, starts) in self.starts.drain() {
-            self.counts.without_stop += starts.began.len() as u64;
-            ends.extend(starts.began.iter().map(|_| (starts.track, NO_STOP)));
+        let starts = self.starts.take_all();
+        self.end_starts(starts, time);
+        let domains: Vec<u32> = self.domains.keys().copied().collect();
+        for domain in domains {
+            self.lost_first_words(domain, time);
         }
         let phases = self.domains.values();
         let phases = phases.flat_map(|it| it.open.iter().map(|_| (it.track, RUNNING)));
@@ -639,6 +695,7 @@ impl Timeline {
             track,
             open: Vec::new(),
             counters: HashMap::new(),
+            lost_first: 0,
         };
         self.domains.insert(number, domain);
         track
@@ -655,5 +712,64 @@ impl Timeline {
             domain.counters.insert(counter, track);
         }
         track
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::output::{TimelineFile, TimelineFormat, TracedProcess};
+
+    #[test]
+    fn exits_of_left_out_calls_are_known() {
+        let mut left_out = LeftOut::default();
+        assert!(!left_out.leave(5));
+        for place in [9, 8, 7] {
+            left_out.add(place);
+        }
+        assert!(left_out.leave(7) && left_out.leave(8) && left_out.leave(9));
+        assert!(!left_out.leave(9));
+        // An exception ends all of them.
+        left_out.add(9);
+        assert!(!left_out.leave(10) && !left_out.leave(9));
+    }
+
+    #[test]
+    fn losses_are_drawn_beside_the_first_event() {
+        let scratch = test_support::Scratch::new();
+        let path = scratch.file("lost.json");
+        let process = TracedProcess {
+            pid: 1,
+            name: "p".to_owned(),
+            monotonic: 0,
+            boottime: 0,
+            realtime: 0,
+        };
+        let file = TimelineFile::create(&path).unwrap();
+        let format = TimelineFormat::of(&path).unwrap();
+        let sink = Sink::new(format, &process, file, None::<Duration>);
+        let mut timeline = Timeline::new(1, Vec::new(), None, sink);
+        let lost = |domain| RingEntry::Lost { domain, words: 7 };
+        timeline.add_runtime_event(&lost(3));
+        timeline.add_runtime_event(&lost(3));
+        timeline.add_runtime_event(&lost(4));
+        let kind = RuntimeEventKind::Begin("minor");
+        timeline.add_runtime_event(&RingEntry::Event {
+            domain: 3,
+            time: 5_000_000,
+            kind,
+        });
+        timeline.finish(9_000_000);
+        timeline.sink().flush(true).unwrap();
+        let written = std::fs::read_to_string(&path).unwrap();
+        let written: serde_json::Value = serde_json::from_str(&written).unwrap();
+        let events = written.as_array().unwrap().iter();
+        let lost = events.filter(|it| it["name"] == "runtime events were lost");
+        let lost: Vec<_> = lost
+            .map(|it| (it["ts"].as_f64().unwrap(), it["args"]["words"].clone()))
+            .collect();
+        assert_eq!(lost, [(5000.0, 14.into()), (9000.0, 7.into())]);
     }
 }
