@@ -55,7 +55,7 @@ signal that ended it. The answer is on standard error then, unless -o names a fi
     ocaml-probes gc -pid N [FLAGS]
        ocaml-probes gc -prog FILE [FLAGS] [-- ARGS]")]
 #[command(after_help = HELP)]
-#[command(next_help_heading = "Flags")]
+#[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog")))]
 pub(crate) struct Args {
     #[command(flatten)]
     observed: ProcessOrProgram,

@@ -54,7 +54,7 @@ sent to ocaml-probes are passed on to the program if it is observed.";
     ocaml-probes record -pid N -o FILE [FLAGS]
        ocaml-probes record -prog FILE -o FILE [FLAGS] [-- ARGS]")]
 #[command(after_help = with_regexp_help(HELP))]
-#[command(next_help_heading = "Flags")]
+#[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog")))]
 pub(crate) struct Args {
     #[command(flatten)]
     observed: ProcessOrProgram,

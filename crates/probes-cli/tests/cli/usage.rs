@@ -152,6 +152,8 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "count -pid 7 -gc minor,nursery",
         "trace -prog x -watch a -fields time -json",
         "trace -prog x -force",
+        "record -prog x -probe a -o x.json -force",
+        "gc -prog x -force",
         "completion tcsh",
         "man nope",
         // Flags that must be spelled in full.
