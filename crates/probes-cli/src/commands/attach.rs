@@ -272,7 +272,7 @@ fn undo(
         let messages = failures.messages(undone.pid);
         let shows_pid = failures.shows_pid();
         printed = printed.and(print_undone(output, messages, undone, shows_pid));
-        if let Err(failure) = fail_unless_all_undone(hold, undone) {
+        if let Err(failure) = fail_unless_all_undone(hold, args.options(), undone) {
             failures.add(undone.pid, failure);
         }
     }

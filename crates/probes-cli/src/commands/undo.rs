@@ -38,7 +38,7 @@ pub(super) fn undo_changes(
             Ok(None)
         }
         None => {
-            let by_hand = by_hand(hold, hint::sudo_after(&error), |_| true);
+            let by_hand = by_hand(hold, options, hint::sudo_after(&error), |_| true);
             Err(Failure::NotUndone(error, by_hand))
         }
     }
@@ -66,25 +66,32 @@ pub(super) fn retry<T>(
     }
 }
 
-/// Fails if undoing the changes of `hold` has left some probes as they are; `undone` is the
-/// report of the undoing.
-pub(super) fn fail_unless_all_undone(hold: &Hold, undone: &Report) -> Result<(), Failure> {
+/// Fails if undoing the changes of `hold` with `options` has left some probes as they are; `undone` is the report of the undoing.
+pub(super) fn fail_unless_all_undone(
+    hold: &Hold,
+    options: Options,
+    undone: &Report,
+) -> Result<(), Failure> {
     let Some(names) = join_first_few(&undone.not_undone) else {
         return Ok(());
     };
     let is_left = |name: &str| undone.not_undone.iter().any(|one| one == name);
-    Err(Failure::PartlyUndone(names, by_hand(hold, "", is_left)))
+    Err(Failure::PartlyUndone(
+        names,
+        by_hand(hold, options, "", is_left),
+    ))
 }
 
 /// Says with which command the user can undo the changes of the probes for which `is_meant` is
-/// true; `sudo` precedes it.
-fn by_hand(hold: &Hold, sudo: &str, is_meant: impl Fn(&str) -> bool) -> String {
+/// true; `sudo` precedes it. The process may be stopped only if `options` say so.
+fn by_hand(hold: &Hold, options: Options, sudo: &str, is_meant: impl Fn(&str) -> bool) -> String {
     let report = hold.report();
     let pid = report.pid;
+    let live = if options.live { " -live" } else { "" };
     // A user's record does not count for a process that has become inaccessible to that user.
     if hold.unrecorded().is_none() && sudo.is_empty() {
         // The record stays, and this command is dead then.
-        return format!("`ocaml-probes attach -pid {pid} -release-dead` undoes the changes");
+        return format!("`ocaml-probes attach{live} -pid {pid} -release-dead` undoes the changes");
     }
     let names = |is_wanted: fn(u16, u16) -> bool| -> Vec<&str> {
         let changed = report.changed.iter();
@@ -104,7 +111,7 @@ fn by_hand(hold: &Hold, sudo: &str, is_meant: impl Fn(&str) -> bool) -> String {
     match flags.as_slice() {
         [] => format!("`{sudo}ocaml-probes info -pid {pid}` shows which probes are enabled"),
         flags => format!(
-            "`{sudo}ocaml-probes attach -pid {pid} {}` undoes the changes",
+            "`{sudo}ocaml-probes attach{live} -pid {pid} {}` undoes the changes",
             flags.join(" ")
         ),
     }

@@ -263,8 +263,8 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
 //    (2)
 #[test]
 fn breakpoint_keeps_only_its_own_probe_from_restoring() {
-    for target in both_forms("gen_ocaml_2") {
-        let waiting = Waiting::start(&target, "-enable-all -for 1h");
+    for (target, live) in both_forms("gen_ocaml_2").into_iter().zip(["", " -live"]) {
+        let waiting = Waiting::start(&target, &format!("-enable-all -for 1h{live}"));
         let json = run(&format!("info -json -pid {}", target.pid())).json();
         let site = &probe(&json, "plain")["sites"][0]["address"];
         poke(target.pid(), site, &[0xcc]);
@@ -277,7 +277,7 @@ fn breakpoint_keeps_only_its_own_probe_from_restoring() {
         let why = "ocaml-probes: cannot undo the changes of plain: their sites hold other bytes, such as a breakpoint";
         assert!(stderr.contains(why), "{stderr}");
         let hint = format!(
-            "attach -pid {} -release-dead` undoes the changes\n",
+            "attach{live} -pid {} -release-dead` undoes the changes\n",
             target.pid()
         );
         assert!(stderr.ends_with(&hint), "{stderr}");

@@ -115,10 +115,11 @@ impl<'t> Session<'t> {
         let mut names = Vec::new();
         let mut outcome = Ok(());
         while let Some(hold) = self.switched.pop() {
-            match undo_changes(&hold, Options::default(), signals, messages) {
+            let options = Options::default();
+            match undo_changes(&hold, options, signals, messages) {
                 Ok(Some(undone)) => {
                     names.extend(undone.changed.iter().map(|change| change.name.clone()));
-                    outcome = outcome.and(fail_unless_all_undone(&hold, &undone));
+                    outcome = outcome.and(fail_unless_all_undone(&hold, options, &undone));
                 }
                 Ok(None) => {}
                 Err(failure) => outcome = outcome.and(Err(failure)),
