@@ -56,8 +56,10 @@ impl RedrawnTable {
     /// may have written below it. ECMA-48: the cursor moves up by the number of lines drawn, to the start of
     /// that line, and everything from there on is erased.
     pub(super) fn erase_sequence(&mut self) -> String {
+        // Asked also if nothing is drawn: what came before the table says nothing of it.
+        let was_resumed = self.was_resumed();
         match take(&mut self.lines) {
-            lines if lines > 0 && !self.was_resumed() => format!("\x1b[{lines}F\x1b[J"),
+            lines if lines > 0 && !was_resumed => format!("\x1b[{lines}F\x1b[J"),
             _ => String::new(),
         }
     }
@@ -79,6 +81,8 @@ fn clipped(table: &str, columns: usize, rows: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::raise;
+
     use super::*;
 
     #[test]
@@ -100,5 +104,13 @@ mod tests {
         };
         assert_eq!(table(0).erase_sequence(), "");
         assert_eq!(table(3).erase_sequence(), "\x1b[3F\x1b[J");
+        let mut resumed = table(0);
+        raise(Signal::SIGCONT).unwrap();
+        assert_eq!(resumed.erase_sequence(), "");
+        resumed.lines = 3;
+        assert_eq!(resumed.erase_sequence(), "\x1b[3F\x1b[J");
+        resumed.lines = 3;
+        raise(Signal::SIGCONT).unwrap();
+        assert_eq!(resumed.erase_sequence(), "");
     }
 }
