@@ -108,6 +108,17 @@ fn doctor_changes_nothing_and_names_each_command() {
 }
 
 #[test]
+fn filters_of_some_threads_are_told() {
+    for file in fixture_forms("seccomp") {
+        let target = Talker::start_with(&file, ["worker"]);
+        let check = Diagnosis::of_process(target.pid()).check("seccomp");
+        assert_eq!(check["result"], "pass", "{check}");
+        let finding = check["finding"].as_str().unwrap();
+        assert!(finding.starts_with("some of its threads"), "{finding}");
+    }
+}
+
+#[test]
 fn machine_alone_is_checked_without_a_pid() {
     let diagnosis = Diagnosis::of(run("doctor -json"));
     assert_eq!(diagnosis.0["pid"], Value::Null);

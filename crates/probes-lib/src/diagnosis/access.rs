@@ -17,6 +17,7 @@ use crate::process::image::open_executable;
 use crate::process::limits;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
+use crate::process::seccomp::OwnFilters;
 use crate::process::status::Status;
 use crate::trace::lease::{Lease, NoLease};
 use crate::trace::tracee_set::is_follower;
@@ -160,6 +161,11 @@ fn seccomp(process: &Process) -> Check {
     let why = why_unreadable();
     let unread = why.unwrap_or(UnreadableFilter::NotPermitted);
     match (permissions.check_some_thread_may_unread(unread), why) {
+        // A thread has filters of its own; another one makes the calls.
+        (Ok(()), _) if OwnFilters::of(process).has_any().unwrap_or(false) => Check::pass(
+            kind,
+            "some of its threads have set themselves seccomp filters, and others have not",
+        ),
         (Ok(()), _) => Check::pass(
             kind,
             "it has no seccomp filter but those that it was started with",
