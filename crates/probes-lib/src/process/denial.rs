@@ -170,9 +170,9 @@ impl AccessChecks<'_> {
     }
 
     /// "The caller's capabilities are a superset of the target process's permitted capabilities": to trace it, the
-    /// caller's permitted ones count.
+    /// caller's permitted ones count; to open its files in /proc, which comes first, the effective ones.
     pub(crate) fn capabilities(&self) -> Option<Denial> {
-        let has_more = self.theirs.permitted & !self.ours.permitted != 0;
+        let has_more = self.theirs.permitted & !self.ours.effective != 0;
         let is_denied = !self.is_privileged && has_more;
         is_denied.then(|| add_incapable(Denial::MorePrivileged, &self.ours))
     }
@@ -258,5 +258,32 @@ pub(crate) fn user_name(uid: u32) -> String {
     match User::from_uid(Uid::from_raw(uid)) {
         Ok(Some(user)) => user.name,
         _ => "unknown".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn effective_capabilities_have_to_be_a_superset() {
+        let own = Process::open(std::process::id() as i32).unwrap();
+        let with = |permitted, effective| Status {
+            permitted,
+            effective,
+            bounding: CAP_SYS_PTRACE,
+            ..Status::default()
+        };
+        for (effective, is_denied) in [(0b11, false), (0b01, true), (0, true)] {
+            let checks = AccessChecks {
+                process: &own,
+                theirs: with(0b11, 0),
+                ours: with(0b11, effective),
+                is_privileged: false,
+                is_initial: true,
+            };
+            let denial = checks.capabilities();
+            assert_eq!(denial, is_denied.then_some(Denial::MorePrivileged));
+        }
     }
 }
