@@ -20,10 +20,13 @@ mod source;
 mod user_names;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::fcntl::OFlag;
 
 use crate::elf::ElfFile;
-use crate::error::{Error, Operation, Result, RuntimeEventsError, Subject};
+use crate::error::{ElfDefect, Error, FileError, Operation, Result, RuntimeEventsError, Subject};
 use crate::process::Process;
 use crate::process::image::open_executable;
 use crate::process::maps::{Mapping, read_maps};
@@ -137,14 +140,27 @@ impl RuntimeEvents {
     ///
     /// If a file cannot be read, or the events cannot ([`RuntimeEventsError`]).
     pub fn of_file(file: impl AsRef<Path>, program: impl AsRef<Path>) -> Result<RuntimeEvents> {
-        let path: PathBuf = file.as_ref().to_owned();
-        let elf = ElfFile::open(program.as_ref())?;
-        let version = version(&elf);
-        let version =
-            version.ok_or_else(|| Error::of_file(&path, RuntimeEventsError::NoVersion))?;
-        let open = |source| Error::of_file(&path, crate::error::FileError::Open { source });
-        let source = Source::of_file(File::open(&path).map_err(open)?).map_err(open)?;
-        RuntimeEvents::new(Subject::File(path), source, version)
+        let (path, program) = (file.as_ref(), program.as_ref());
+        let version = version(&ElfFile::open(program)?);
+        let of_program = |why: RuntimeEventsError| Error::of_file(program, why);
+        let version = version.ok_or_else(|| of_program(RuntimeEventsError::NoVersion))?;
+        if Names::of(&version).is_none() {
+            return Err(of_program(RuntimeEventsError::UnknownVersion { version }));
+        }
+        let open = |source| Error::of_file(path, FileError::Open { source });
+        // A pipe is not waited for.
+        let mut options = File::options();
+        let opened = options
+            .read(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(path)
+            .map_err(open)?;
+        if !opened.metadata().map_err(open)?.is_file() {
+            let defect = ElfDefect::NotARegularFile;
+            return Err(Error::of_file(path, FileError::Elf(defect)));
+        }
+        let source = Source::of_file(opened).map_err(open)?;
+        RuntimeEvents::new(Subject::File(path.to_owned()), source, version)
     }
 
     /// Checks that the events of a program that is to be started can be read: that it is not one of OCaml 4, which

@@ -378,6 +378,41 @@ fn opened(scratch: &test_support::Scratch, contents: &[u8]) -> (RuntimeEvents, s
     (RuntimeEvents::of_file(&file, &program).unwrap(), file)
 }
 
+#[test]
+fn error_names_the_file_that_is_wrong() {
+    let scratch = test_support::Scratch::new();
+    let (program, file) = (scratch.file("program"), scratch.file("events"));
+    fs::write(&file, "").unwrap();
+    let said = || {
+        let error = RuntimeEvents::of_file(&file, &program).unwrap_err();
+        error.to_string()
+    };
+    let version = program::bytes();
+    // 4 and 5 as integers of OCaml.
+    let [minor, unknown] = [9_u64, 11].map(u64::to_le_bytes);
+    let unknown = replaced(&replaced(&version, &minor, &unknown), b"5.4.1", b"5.5.1");
+    let none = replaced(&version, b"5.4.1", b"?????");
+    for (contents, why) in [
+        (unknown, "was compiled by OCaml 5.5.1"),
+        (none, "does not say by which version"),
+    ] {
+        fs::write(&program, contents).unwrap();
+        let expected = format!("{} {why}", program.display());
+        assert!(said().starts_with(&expected), "{}", said());
+    }
+    // Opening a pipe would wait for its writer.
+    fs::write(&program, version).unwrap();
+    fs::remove_file(&file).unwrap();
+    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let expected = format!("{} is not a regular file", file.display());
+    assert_eq!(said(), expected);
+}
+
+fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let at = bytes.windows(from.len()).position(|it| it == from).unwrap();
+    [&bytes[..at], to, &bytes[at + from.len()..]].concat()
+}
+
 fn count(events: &mut RuntimeEvents) -> crate::Result<u64> {
     let mut count = 0;
     events.read(|_| count += 1)?;
