@@ -24,7 +24,7 @@ use crate::process::load_bias;
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::object::{FileId, Object, UnreadableObject};
 use crate::process::objects::{
-    self, Files, KnownFile, OtherObjects, has_no_probes, without_deleted_mark,
+    self, FileVersion, Files, KnownFile, OtherObjects, has_no_probes, without_deleted_mark,
 };
 use crate::process::program::Program;
 use crate::process::translator;
@@ -394,7 +394,8 @@ fn read_executable(
             unreadable: Vec::new(),
         },
     );
-    let known = files.get((metadata.dev(), metadata.ino()), || {
+    let version = Some(FileVersion::of(metadata));
+    let known = files.get((metadata.dev(), metadata.ino()), version, || {
         let elf = ElfFile::read(file, path.to_owned())?;
         match ProbeTable::of(&elf) {
             Ok(table) => Ok(Some((Arc::new(elf), Arc::new(table)))),

@@ -34,16 +34,45 @@ type CacheEntry = Arc<Mutex<Option<Option<KnownFile>>>>;
 /// The files that have been read, by device and inode, so that each is read once, however many
 /// processes map it.
 #[derive(Default)]
-pub(crate) struct Files(Mutex<HashMap<(u64, u64), CacheEntry>>);
+pub(crate) struct Files(Mutex<HashMap<(u64, u64), VersionedEntry>>);
+
+/// An entry, and the version of its file, if that is known.
+type VersionedEntry = (Option<FileVersion>, CacheEntry);
+
+/// What changes if a file is written to, or its inode is that of another file by now: its length, and the time of its
+/// last change (inode(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileVersion {
+    len: u64,
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    pub(crate) fn of(metadata: &Metadata) -> FileVersion {
+        FileVersion {
+            len: metadata.len(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
 
 impl Files {
-    /// Returns the file of that device and inode; calls `read` if it has not been read yet.
+    /// Returns the file of that device and inode; calls `read` if it has not been read yet, or if the version that was read
+    /// is another one. `None` stands for any version.
     pub(crate) fn get(
         &self,
         file: (u64, u64),
+        version: Option<FileVersion>,
         read: impl FnOnce() -> Result<Option<KnownFile>>,
     ) -> Result<Option<KnownFile>> {
-        let entry = lock(&self.0).entry(file).or_default().clone();
+        let entry = {
+            let mut files = lock(&self.0);
+            let known = files.entry(file).or_default();
+            if version.is_some() && known.0 != version {
+                *known = (version, CacheEntry::default());
+            }
+            known.1.clone()
+        };
         // Other threads wait here for this file only.
         let mut entry = lock(&entry);
         if let Some(known) = &*entry {
@@ -84,10 +113,17 @@ pub(crate) fn others(
         if !is_code || !seen.insert(file) {
             continue;
         }
-        let (major, minor) = mapping.device;
-        let device = makedev(u64::from(major), u64::from(minor));
-        let read = || read(process, maps, mapping);
-        match files.get((device, mapping.inode), read) {
+        let opened = open(process, maps, mapping);
+        // One that cannot be opened may have been read when it could be.
+        let (device, version) = match &opened {
+            Ok((_, metadata)) => (metadata.dev(), Some(FileVersion::of(metadata))),
+            Err(_) => {
+                let (major, minor) = mapping.device;
+                (makedev(u64::from(major), u64::from(minor)), None)
+            }
+        };
+        let read = || read(opened, process, maps, mapping);
+        match files.get((device, mapping.inode), version, read) {
             Ok(Some((elf, table))) => {
                 let biases = load_bias::of_object(table.segments(), maps, |one| file.is_of(one));
                 others.objects.extend(biases.map(|bias| Object {
@@ -123,8 +159,13 @@ pub(crate) fn elf_of(process: &Process, maps: &[Mapping], mapping: &Mapping) -> 
 }
 
 /// Reads the file of a mapping; `None` if it has no probes or is no ELF file.
-fn read(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<Option<KnownFile>> {
-    let Some(elf) = code_file(process, maps, mapping)? else {
+fn read(
+    opened: Result<(File, Metadata)>,
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+) -> Result<Option<KnownFile>> {
+    let Some(elf) = opened_code_file(opened, process, maps, mapping)? else {
         return Ok(None);
     };
     match ProbeTable::of(&elf) {
@@ -140,7 +181,16 @@ pub(crate) fn code_file(
     maps: &[Mapping],
     mapping: &Mapping,
 ) -> Result<Option<ElfFile>> {
-    let (file, metadata) = match open(process, maps, mapping) {
+    opened_code_file(open(process, maps, mapping), process, maps, mapping)
+}
+
+fn opened_code_file(
+    opened: Result<(File, Metadata)>,
+    process: &Process,
+    maps: &[Mapping],
+    mapping: &Mapping,
+) -> Result<Option<ElfFile>> {
+    let (file, metadata) = match opened {
         Ok(opened) => opened,
         // Code that a program has generated, or that is not mapped any more.
         Err(_) if !is_elf(process, maps, mapping) => return Ok(None),
@@ -275,4 +325,45 @@ pub(crate) fn without_deleted_mark(path: PathBuf, links: u64) -> PathBuf {
 fn without_mark(path: &Path) -> Option<&OsStr> {
     let name = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
     name.map(OsStr::from_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn changed_files_are_read_again() {
+        let files = Files::default();
+        let reads = Cell::new(0);
+        let get = |version: Option<u64>| {
+            let version = version.map(|len| FileVersion {
+                len,
+                changed: (1, 2),
+            });
+            let read = || {
+                reads.set(reads.get() + 1);
+                Ok(None)
+            };
+            assert!(files.get((7, 9), version, read).unwrap().is_none());
+            reads.get()
+        };
+        assert_eq!([Some(5), Some(5), None].map(get), [1, 1, 1]);
+        assert_eq!([Some(6), Some(6), None].map(get), [2, 2, 2]);
+    }
+
+    #[test]
+    fn version_changes_when_a_file_is_written() {
+        let scratch = test_support::Scratch::new();
+        let path = scratch.file("program");
+        let written = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            FileVersion::of(&std::fs::metadata(&path).unwrap())
+        };
+        let first = written("first");
+        test_support::eventually("the clock of the file system has ticked", || {
+            (written("again") != first).then_some(())
+        });
+    }
 }
