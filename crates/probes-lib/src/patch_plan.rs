@@ -86,6 +86,21 @@ pub struct ExitPlan {
     pub sites: Vec<PatchSite>,
 }
 
+impl ExitPlan {
+    /// Refuses a plan with an exit at which a trampoline must not change the status flags.
+    pub(crate) fn with_dead_flags(self, function: CodeRange) -> Result<ExitPlan, Refusal> {
+        for site in [&self.entry].into_iter().chain(&self.sites) {
+            let mut exits = site.exits().iter();
+            if let Some(exit) = exits.find(|exit| !exit.flags_are_dead) {
+                let start = site.address().0 - function.start.0;
+                let offset = start + exit.offset as u64;
+                return Err(Refusal::LiveFlags { offset });
+            }
+        }
+        Ok(self)
+    }
+}
+
 impl PatchPlanner {
     /// Sweeps the code of an object. `functions` are all of its functions, `parts` those of functions that the compiler has
     /// moved away (`.cold`); `extra` are further addresses that something may jump to: what relocations point to, and
@@ -134,6 +149,7 @@ impl PatchPlanner {
             Ok(candidates) => self.timed(&body, candidates, |_| Ok(())),
             Err(refusal) => Err(refusal.clone()),
         };
+        let exits = exits.and_then(|plan| plan.with_dead_flags(function));
         FunctionPlan { entry, exits }
     }
 

@@ -1092,16 +1092,10 @@ impl Patching<'_> {
         keep(&mut plan.entry);
         plan.sites.iter_mut().for_each(keep);
         plan.sites.retain(|site| !site.exits().is_empty());
-        let sites = [&plan.entry].into_iter().chain(&plan.sites);
-        for site in sites {
+        for site in [&plan.entry].into_iter().chain(&plan.sites) {
             self.check(site)?;
-            let mut exits = site.exits().iter();
-            if let Some(exit) = exits.find(|exit| !exit.flags_are_dead) {
-                let start = site.address().0 - range.start.0;
-                let offset = start + exit.offset as u64;
-                return Err(Refusal::LiveFlags { offset });
-            }
         }
+        let plan = plan.with_dead_flags(range)?;
         let candidate = |site| candidate(self.planner, site, self.bias).ok_or(Refusal::PageBorder);
         let exits = plan.sites.into_iter().map(candidate);
         let exits = exits.collect::<std::result::Result<_, _>>()?;

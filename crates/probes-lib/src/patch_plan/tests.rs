@@ -664,8 +664,13 @@ fn flags_live_at_jumps_into_functions() {
     for (to, are_dead) in [(1, false), (0, true)] {
         let function = [&b"\x48\x39\xf7\x66\x90\xe9"[..], &[to, 0, 0, 0]].concat();
         let (planner, ranges) = planner_of(&[&function, other]);
-        let exits = planner.function(ranges[0]).exits.unwrap();
+        let exits = planner.exits(ranges[0], |_| Ok(())).unwrap();
         assert_eq!(exits.sites[0].exits()[0].flags_are_dead, are_dead);
+        // So it can be counted, and not timed.
+        let plan = planner.function(ranges[0]);
+        let live = (!are_dead).then_some(Refusal::LiveFlags { offset: 5 });
+        assert!(plan.entry.is_ok());
+        assert_eq!(plan.exits.err(), live);
     }
 }
 
@@ -677,7 +682,7 @@ fn loops_to_a_patched_entry_are_exits() {
     let (planner, ranges) = planner_of(&[&[&entry[..], exit].concat()]);
     let plan = planner.function(ranges[0]);
     assert_eq!(plan.entry.unwrap()[0].address(), FileAddr(AT + 4));
-    let exits = plan.exits.unwrap();
+    let exits = planner.exits(ranges[0], |_| Ok(())).unwrap();
     let addresses: Vec<u64> = exits.sites.iter().map(|it| it.address().0 - AT).collect();
     assert_eq!(addresses, [13, 20]);
 }
