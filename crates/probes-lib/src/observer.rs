@@ -26,7 +26,7 @@ use crate::observe::installed::{
 };
 use crate::observe::layout::arena::Arena;
 use crate::observe::loaded_later::LoadedLater;
-use crate::observe::observer_lock::own_record;
+use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
@@ -87,6 +87,8 @@ pub struct Observer {
     is_removed: bool,
     /// How it has switched runtime events on, if it has.
     events_switch: Option<EventsSwitch>,
+    /// If it may have taken over: shows the one that it has replaced that this one is alive.
+    successor_lock: Option<ObserverLock>,
 }
 
 /// All that an observation has recorded when it ends.
@@ -159,10 +161,16 @@ impl Target {
         let _lock = self.lock_unobserved(options)?;
         let before = process.stop_time().total();
         self.refuse_if_seccomp_forbids(observation, &functions, options)?;
+        let successor_lock = self.successor_lock(options)?;
+        let remove_stale = |functions: &ObservedFunctions| {
+            self.remove_stale(options, successor_lock.as_ref(), &|at| {
+                functions.name_at(at)
+            })
+        };
         let Cleaned {
             report: mut cleaned,
             why_mapped,
-        } = self.remove_stale(options, &|at| functions.name_at(at))?;
+        } = remove_stale(&functions)?;
         if let Some(why) = why_mapped.filter(|_| observation.has_functions()) {
             // A thread may return from there into the middle of instructions that a jump replaces now.
             return Err(why.with_effect(cleaned.effect(Effect::Unspecified)));
@@ -172,6 +180,7 @@ impl Target {
             let error = match self.install(observation, &functions, options) {
                 Ok(mut observer) => {
                     observer.stop_time = process.stop_time().since(before);
+                    observer.successor_lock = successor_lock;
                     return Ok(observer);
                 }
                 Err(error) => error,
@@ -179,7 +188,7 @@ impl Target {
             let is_transient = self.is_due_to_changing_objects(&error);
             // What has been installed so far is removed like the stale observation of a killed
             // tool.
-            match self.remove_stale(options, &|at| functions.name_at(at)) {
+            match remove_stale(&functions) {
                 Err(left) if process.has_exited() || self.opened.has_executed(&left) => {
                     return Err(error.with_effect(Effect::Unspecified));
                 }
@@ -295,7 +304,9 @@ impl Target {
             let process = self.opened.process();
             process.refuse_self_and_ancestors()?;
             let _lock = self.lock_unobserved(options)?;
-            Ok(self.remove_stale(options, &|_| None)?.report)
+            let successor_lock = self.successor_lock(options)?;
+            let cleaned = self.remove_stale(options, successor_lock.as_ref(), &|_| None)?;
+            Ok(cleaned.report)
         };
         clean().map_err(|error| {
             self.opened
@@ -328,9 +339,22 @@ impl Target {
         }
     }
 
-    fn remove_stale(&self, options: Options, name_of: NameOf<'_>) -> Result<Cleaned> {
+    /// Takes the lock that shows an observer that is taken over that its successor is alive.
+    fn successor_lock(&self, options: Options) -> Result<Option<ObserverLock>> {
+        let process = self.opened.process();
+        let lock = options.take_over.then(|| ObserverLock::take(process));
+        lock.transpose()
+    }
+
+    /// If there is the lock of a successor, also removes the observation of a live observer.
+    fn remove_stale(
+        &self,
+        options: Options,
+        successor_lock: Option<&ObserverLock>,
+        name_of: NameOf<'_>,
+    ) -> Result<Cleaned> {
         let (process, memory) = (self.opened.process(), self.opened.unshadowed_memory()?);
-        let successor = options.take_over.then(own_record);
+        let successor = successor_lock.map(ObserverLock::record);
         remove_stale(process, &memory, options, successor.as_ref(), name_of)
     }
 }
@@ -346,6 +370,7 @@ impl Observer {
             stop_time: Duration::ZERO,
             is_removed: false,
             events_switch: None,
+            successor_lock: None,
         }
     }
 
@@ -679,7 +704,7 @@ impl Observer {
             .look(self.target.opened.process(), &self.active.arenas);
         self.is_removed = removed.is_ok();
         if self.is_removed {
-            self.active.lock = None;
+            (self.active.lock, self.successor_lock) = (None, None);
         }
         removed.map_err(|error| {
             if self.active.data.is_some() && is_replaced(&error) {

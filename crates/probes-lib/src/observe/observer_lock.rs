@@ -68,26 +68,16 @@ impl ObserverLock {
         Ok(ObserverLock { file, device, byte })
     }
 
-    /// Returns our record for the headers of the arenas, with this lock.
+    /// Returns our record with this lock: that of an observer for the headers of its arenas, or that of a successor.
     pub(crate) fn record(&self) -> ObserverRecord {
         ObserverRecord {
+            pid: std::process::id() as i32,
+            namespace: own_namespace(),
             proc_device: self.device,
+            begun: since_boot().as_nanos() as u64,
             lock: self.byte,
-            ..own_record()
+            command: own_command(),
         }
-    }
-}
-
-/// Returns our record without a lock: that of a successor.
-pub(crate) fn own_record() -> ObserverRecord {
-    let pid = std::process::id() as i32;
-    ObserverRecord {
-        pid,
-        namespace: own_namespace(),
-        proc_device: 0,
-        begun: since_boot().as_nanos() as u64,
-        lock: 0,
-        command: own_command(),
     }
 }
 

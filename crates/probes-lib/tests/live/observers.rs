@@ -31,14 +31,15 @@ fn already_observed(error: &Error) -> &ToolProcess {
     }
 }
 
-/// Asserts that the error says that this process has taken over.
+/// Asserts that the error says that this process has taken over; returns whether that observer is alive.
 #[track_caller]
-fn assert_replaced_from_here(error: &Error) {
+fn assert_replaced_from_here(error: &Error) -> bool {
     let ErrorKind::Observe(ObserveError::Replaced { observer: Some(by) }) = error.kind() else {
         panic!("{error}");
     };
     assert_eq!(by.pid, std::process::id() as i32);
     assert!(!by.command.is_empty());
+    by.is_alive
 }
 
 fn everything() -> Observation {
@@ -104,7 +105,7 @@ fn replaced_observer_gets_an_error() {
         first.check().unwrap();
         let mut second = target.observe(&everything(), take_over()).unwrap();
         talker.hits();
-        assert_replaced_from_here(&first.check().unwrap_err());
+        assert!(assert_replaced_from_here(&first.check().unwrap_err()));
         assert_replaced_from_here(&first.counts().unwrap_err());
         assert_replaced_from_here(&first.latencies().unwrap_err());
         assert_replaced_from_here(&first.events().unwrap_err());
