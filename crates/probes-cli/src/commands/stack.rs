@@ -1,5 +1,7 @@
 //! `stack`: what all threads of a process do now.
 
+use std::fmt::Write;
+
 use probes_lib::{StackReport, Stacks};
 
 use crate::failure::Failure;
@@ -8,8 +10,8 @@ use crate::output::{ThreadStacks, WarningKind};
 use crate::text::number_of;
 
 const HELP: &str = "\
-Reads the stacks of blocked threads while they are blocked, and stops the process once for those that run: for
-about 50 us each, not at all with -live. Nothing has to be compiled in: no frame pointers, no debugging information.
+Reads the stacks of blocked threads while they are blocked, and stops the process once if any run, or wait where a
+stack needs a register: for about 50 us a thread, not at all with -live. Nothing has to be compiled in: no frame pointers, no debugging information.
 In plain format, it prints for each thread
     thread TID ROLE running|blocked|waiting|stopped SYSTEM_CALL KERNEL_FUNCTION complete|guessed|cut|unread NAME
 and then its frames, the innermost first, `-` for what is not known:
@@ -73,7 +75,7 @@ fn warn(
                 "they were running, and -live stops nothing".to_owned(),
                 "without -live, they are stopped for some 50 us",
             ),
-            None => ("they have exited meanwhile".to_owned(), "try again"),
+            None => ("they have exited since".to_owned(), "try again"),
         };
         let threads = number_of(unread, "thread");
         let text = format!("{threads} without frames: {why}");
@@ -84,14 +86,18 @@ fn warn(
     let cut = count(&|thread| thread.end.is_some() && !thread.is_complete());
     if cut > 0 {
         let stacks = number_of(cut, "stack");
-        let why = match unreadable {
+        let mut why = match unreadable {
             [] => String::new(),
             paths => format!("; these files could not be read: {}", paths.join(", ")),
         };
+        if let Some(error) = &report.not_stopped {
+            // Writing to a String does not fail.
+            let _ = write!(why, "; it was not stopped to read registers: {error}");
+        }
         output.messages.warning(
             WarningKind::CutStacks,
             &format!("{stacks} cut or guessed{why}"),
-            "the last line of each says why",
+            "the last line of a cut stack says why (`cut` in JSON); of a guessed one, a register was not known",
         );
     }
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::format::{Format, VERSION, json};
 use crate::failure::Failure;
+use crate::text::Escaped;
 
 /// The stacks of all threads of a process.
 #[derive(Debug, Serialize)]
@@ -83,7 +84,7 @@ impl Frame {
     }
 
     fn plain(&self, text: &mut String) {
-        let or_not = |text: Option<&str>| text.unwrap_or("-").to_owned();
+        let or_not = |text: Option<&str>| Escaped(text.unwrap_or("-")).to_string();
         // Writing to a String does not fail.
         let _ = writeln!(
             text,
@@ -105,9 +106,9 @@ impl Frame {
             let object = self.object_name().filter(|_| self.function.is_some());
             object.map(|object| format!("in {object}"))
         });
-        let _ = write!(text, "    {name}");
+        let _ = write!(text, "    {}", Escaped(&name));
         if let Some(place) = place {
-            let _ = write!(text, "  {place}");
+            let _ = write!(text, "  {}", Escaped(&place));
         }
         text.push('\n');
     }
@@ -245,10 +246,10 @@ impl Thread {
             self.state,
             self.kernel_function.as_deref().unwrap_or("-"),
             self.stack,
-            self.name,
+            Escaped(&self.name),
         );
         if let Some(waits_for) = self.waits_for() {
-            let _ = writeln!(text, "waits for {}", waits_for);
+            let _ = writeln!(text, "waits for {}", Escaped(waits_for));
         }
         for frame in &self.frames {
             frame.plain(text);
@@ -262,7 +263,9 @@ impl Thread {
         let _ = write!(
             text,
             "{} \"{}\" {role}: {}",
-            self.tid, self.name, self.state
+            self.tid,
+            Escaped(&self.name),
+            self.state
         );
         if let Some(call) = &self.system_call {
             let name = call
@@ -271,7 +274,7 @@ impl Thread {
             let _ = write!(text, " in {name}");
         }
         if let Some(waits_for) = self.waits_for() {
-            let _ = write!(text, ", waits for {}", waits_for);
+            let _ = write!(text, ", waits for {}", Escaped(waits_for));
         }
         text.push('\n');
         for frame in &self.frames {
@@ -316,5 +319,34 @@ fn in_words(role: &str) -> &str {
         "backup" => "backup thread",
         "other" => "thread",
         role => role,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_threads_do_not_control_terminals() {
+        let thread = Thread {
+            tid: 7,
+            name: "\x1b[31mX\nframe y".to_owned(),
+            role: "other",
+            state: "running",
+            system_call: None,
+            kernel_function: None,
+            stack: "unread",
+            cut: None,
+            frames: Vec::new(),
+        };
+        let mut plain = String::new();
+        thread.plain(&mut plain);
+        assert_eq!(
+            plain,
+            "thread 7 other running - - unread \\u{1b}[31mX\\nframe y\n"
+        );
+        let mut table = String::new();
+        thread.table(&mut table, "thread");
+        assert!(table.starts_with("7 \"\\u{1b}[31mX\\nframe y\" thread: running\n"));
     }
 }

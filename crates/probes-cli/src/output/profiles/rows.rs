@@ -9,6 +9,7 @@ use probes_lib::WaitTimes;
 use super::super::latencies::with_unit;
 use super::super::table::table;
 use super::{Distribution, FunctionTimes, ProfileBy, ProfileReport, StackTimes, TotalTimes};
+use crate::text::Escaped;
 
 /// How many rows a table has.
 const FEW: usize = 30;
@@ -178,7 +179,7 @@ impl ProfileReport {
                     };
                     let _ = write!(text, "{waits} ");
                 }
-                let _ = writeln!(text, "{}", row.name);
+                let _ = writeln!(text, "{}", Escaped(&row.name));
             }
         });
         text
@@ -222,7 +223,7 @@ impl ProfileReport {
                     let none = || vec![String::new(); 5];
                     cells.extend(row.waits.map_or_else(none, Distribution::cells));
                 }
-                cells.push(row.name);
+                cells.push(Escaped(&row.name).to_string());
                 cells
             });
             let mut text = table(&head, cells);
