@@ -38,6 +38,8 @@ pub(super) struct Targets {
     called: AddressSet,
     /// Those that tables, other data, relocations or symbols hold.
     labels: AddressSet,
+    /// Those that only tables of offsets hold: no pointer leads there.
+    offset_labels: AddressSet,
     /// Those behind calls.
     returns: AddressSet,
     /// Where the indirect jumps at these addresses lead.
@@ -134,6 +136,7 @@ impl Targets {
             all: AddressSet::new(code.executable()),
             called: AddressSet::new(code.executable()),
             labels: AddressSet::new(code.executable()),
+            offset_labels: AddressSet::new(code.executable()),
             returns: AddressSet::new(code.executable()),
             jumps: BTreeMap::new(),
             entries_left: jumps::MAX_ENTRIES,

@@ -425,6 +425,43 @@ fn distant_jumps_of_parts_are_unclear() {
 }
 
 #[test]
+fn jumps_of_interpreters_may_stay_inside() {
+    // mov (%rdx),%rcx; jmp *%rcx; nop; nop; ret
+    let code = b"\x48\x8b\x0a\xff\xe1\x90\x90\xc3";
+    let (_, ranges) = planner_of(&[code]);
+    let jump = |label: u64| {
+        let mut bytes = Code::default();
+        bytes.add(FileAddr(AT), code.to_vec(), true);
+        bytes.add(
+            FileAddr(AT + 0x1000),
+            (AT + label).to_le_bytes().to_vec(),
+            false,
+        );
+        bytes.set_fixed();
+        let planner = PatchPlanner::new(bytes, &ranges, &[], []);
+        planner.swept.targets.of_jump(AT + 3)
+    };
+    assert_eq!(jump(6), targets::JumpTargets::Unclear);
+    // What points to its beginning is no label, and what is behind it is another's.
+    assert_eq!(jump(0), targets::JumpTargets::Outside);
+    assert_eq!(jump(8), targets::JumpTargets::Outside);
+    // The cases of a switch are reached by offsets: what jumps through a pointer beside it calls another function.
+    let both = [SWITCH, b"\x90\x90\xc3\x48\x8b\x0a\xff\xe1"].concat();
+    let table = offsets(&[0x10, 0x11, 0x12, -0x5000]);
+    let mut bytes = Code::default();
+    let range = CodeRange {
+        start: FileAddr(AT),
+        len: both.len() as u64,
+    };
+    bytes.add(FileAddr(AT), both, true);
+    bytes.add(FileAddr(AT + 0x1000), table, false);
+    let planner = PatchPlanner::new(bytes, &[range], &[], []);
+    let of_jump = |at: u64| planner.swept.targets.of_jump(AT + at);
+    assert_eq!(of_jump(0xe), targets::JumpTargets::Inside);
+    assert_eq!(of_jump(0x16), targets::JumpTargets::Outside);
+}
+
+#[test]
 fn addresses_in_any_data_are_targets() {
     // jmp *TABLE(,%rdi,8) with the table in the executable segment; nop; nop; ret
     let table = (AT as u32 + 0x10).to_le_bytes();

@@ -84,7 +84,7 @@ impl Targets {
     /// Returns where a jump leads whose target comes from `source`.
     fn follow(&mut self, sweep: &Sweep<'_>, group: &Group, source: JumpSource) -> JumpTargets {
         match source {
-            JumpSource::Pointer => JumpTargets::Outside,
+            JumpSource::Pointer => self.of_pointer(group),
             JumpSource::Address(target) => {
                 let found = self.classify(group, sweep.ranges, &[target]);
                 let is_unknown = sweep.code.is_executable(target) && !sweep.ranges.contains(target);
@@ -186,26 +186,45 @@ impl Targets {
     fn add_labels(&mut self, entries: &[u64]) {
         for &entry in entries {
             self.all.insert(entry);
-            self.labels.insert(entry);
+            if !self.labels.contains(entry) {
+                self.offset_labels.insert(entry);
+                self.labels.insert(entry);
+            }
+        }
+    }
+
+    /// Returns where a jump through a pointer leads: out of a function of which no data hold the address of a label, as those of an
+    /// interpreter do whose instructions are addresses of its labels.
+    fn of_pointer(&mut self, group: &Group) -> JumpTargets {
+        match self.has_label(group, |targets, it| !targets.offset_labels.contains(it)) {
+            None => JumpTargets::Unknown,
+            Some(true) => JumpTargets::Unclear,
+            Some(false) => JumpTargets::Outside,
         }
     }
 
     /// Returns where a jump leads whose target is unknown: out of a function that has no parts, and of which neither tables
     /// nor other data hold a label.
     fn unless_labels(&mut self, sweep: &Sweep<'_>, group: &Group) -> JumpTargets {
-        // As many steps as are taken for an entry.
-        let steps = (group.range.end - group.range.start) as usize / 64;
-        if self.take(1 + steps).is_none() {
+        let Some(has_label) = self.has_label(group, |_, _| true) else {
             return JumpTargets::Unknown;
-        }
-        let is_label = |it: u64| self.labels.contains(it) && !self.returns.contains(it);
-        let has_label = (group.range.start.saturating_add(1)..group.range.end).any(is_label);
+        };
         let is_part = sweep.ranges.part_at(group.range.start).is_some();
         if has_label || is_part || self.owners.has_part(&group.range) {
             JumpTargets::Unclear
         } else {
             JumpTargets::Outside
         }
+    }
+
+    /// Returns whether there is a label for which `counts` within a group, not at its beginning; `None` if too many entries have been read.
+    fn has_label(&mut self, group: &Group, counts: impl Fn(&Targets, u64) -> bool) -> Option<bool> {
+        // As many steps as are taken for an entry.
+        let steps = (group.range.end - group.range.start) as usize / 64;
+        self.take(1 + steps)?;
+        let is_label =
+            |it: u64| self.labels.contains(it) && !self.returns.contains(it) && counts(self, it);
+        Some((group.range.start.saturating_add(1)..group.range.end).any(is_label))
     }
 
     /// Returns the addresses that a group may mean by an origin, those that are possible; `None` if too many have been
