@@ -38,8 +38,8 @@ const ARGUMENT: u32 = 25;
 /// The lowest bit of how many words are copied.
 const COPIED: u32 = 32;
 
-/// The header of a cell, shifted left by 8 bits, without the colour.
-const CELL: i32 = 2 << 18;
+/// The header of a cell, without the colour.
+const CELL: i32 = 2 << 10;
 
 /// The arguments whose fields are copied.
 #[derive(Default)]
@@ -231,9 +231,8 @@ impl FieldCode<'_> {
         self.a.cmp(r9b, 1)?;
         self.a.jne(is_no_cell)?;
         self.a.mov(r9, rdi)?;
-        self.a.shl(r9, 8)?;
-        self.a.btr(r9, 16)?;
-        self.a.btr(r9, 17)?;
+        self.a.btr(r9, 8)?;
+        self.a.btr(r9, 9)?;
         self.a.cmp(r9, CELL)?;
         self.a.jne(is_no_cell)?;
         self.unless_readable(rax, 8, finish)?;

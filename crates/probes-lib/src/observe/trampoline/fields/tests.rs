@@ -88,7 +88,7 @@ impl Blocks {
             words.push(value);
             if value % 8 == 0 {
                 let header = self.readable(value.wrapping_sub(8));
-                let cell = header.map(|header| header & 0x00ff_ffff_ffff_fcff);
+                let cell = header.map(|header| header & !0x300);
                 if is_cell && left == 1 && cell == Some(2 << 10) {
                     words.pop();
                     if self.readable(value + 8).is_none() {
