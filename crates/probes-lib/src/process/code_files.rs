@@ -130,7 +130,7 @@ impl CodeFiles {
     ///
     /// # Errors
     ///
-    /// If the executable or the vDSO cannot be read, or the process executes another program meanwhile.
+    /// If the executable cannot be read, or the process executes another program meanwhile.
     pub(crate) fn of(process: &Process) -> Result<CodeFiles> {
         let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);
         let auxv = read_auxv(process)?;
@@ -155,40 +155,40 @@ impl CodeFiles {
             mapped: MappedCode::default(),
         };
         let mut seen = HashSet::from([executable]);
+        let mut loading = HashSet::new();
         for mapping in maps.iter().filter(|mapping| mapping.executable) {
-            files.mapped.insert(mapping);
             let file = FileId {
                 device: Some(mapping.device),
                 inode: mapping.inode,
             };
             if mapping.path() == VDSO.as_bytes() {
-                let vdso = vdso(process, mapping).map_err(denied)?;
-                files.add(
-                    vdso,
-                    |elf| {
-                        load_bias::of_mapping(&segments(elf), mapping)
-                            .into_iter()
-                            .collect()
-                    },
-                    mapping,
-                );
+                // Its memory may only be read by who may trace the process, unlike all else here.
+                let vdso = vdso(process, mapping).unwrap_or_else(|source| Err(denied(source)));
+                let bias = |elf: &ElfFile| load_bias::of_mapping(&segments(elf), mapping);
+                files.add(vdso, |elf| bias(elf).into_iter().collect(), mapping);
             } else if mapping.inode != 0 && !executable.is_of(mapping) && seen.insert(file) {
                 let biases = |elf: &ElfFile| {
                     load_bias::of_object(&segments(elf), &maps, |it| file.is_of(it)).collect()
                 };
-                files.add(code_file(process, &maps, mapping), biases, mapping);
+                if !files.add(code_file(process, &maps, mapping), biases, mapping) {
+                    loading.insert(file);
+                }
+            }
+            // What the loader is still mapping counts as loaded later.
+            if !loading.contains(&file) {
+                files.mapped.insert(mapping);
             }
         }
         Ok(files)
     }
 
-    /// Adds the file of a mapping for each of its biases.
+    /// Adds the file of a mapping for each of its biases. Returns false if it has none, as long as only a part of it is mapped.
     fn add(
         &mut self,
         read: Result<Option<ElfFile>>,
         biases: impl FnOnce(&ElfFile) -> Vec<LoadBias>,
         mapping: &Mapping,
-    ) {
+    ) -> bool {
         match read {
             Ok(Some(elf)) => {
                 let elf = Arc::new(elf);
@@ -201,10 +201,16 @@ impl CodeFiles {
                     bias,
                     kind,
                 };
-                self.files.extend(biases(&elf).into_iter().map(file));
+                let biases = biases(&elf);
+                let has_biases = !biases.is_empty();
+                self.files.extend(biases.into_iter().map(file));
+                has_biases
             }
-            Ok(None) => {}
-            Err(why) => self.unreadable.push(unreadable(mapping, why)),
+            Ok(None) => true,
+            Err(why) => {
+                self.unreadable.push(unreadable(mapping, why));
+                true
+            }
         }
     }
 }
