@@ -1,7 +1,9 @@
 //! Signals and priority of our own threads while a process is stopped or being started.
 
+use std::mem::MaybeUninit;
 use std::time::Duration;
 
+use libc::c_int;
 use nix::errno::Errno;
 
 /// While this lives, the thread that made it, and threads that it starts, receive no signals but faults.
@@ -221,15 +223,25 @@ pub(crate) fn take_sigchld(limit: Duration) -> bool {
     }
 }
 
-/// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending; all four have to be blocked.
+/// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending and not ignored; all four have to be blocked. The kernel keeps blocked
+/// signals pending even if they are ignored, as SIGHUP is under nohup(1).
 pub(crate) fn is_interrupted() -> bool {
     let mut pending = empty();
     // SAFETY: the set is initialised and outlives the calls.
     unsafe {
         libc::sigpending(&raw mut pending);
         [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT]
-            .iter()
-            .any(|&signal| libc::sigismember(&raw const pending, signal) == 1)
+            .into_iter()
+            .any(|signal| libc::sigismember(&raw const pending, signal) == 1 && !is_ignored(signal))
+    }
+}
+
+fn is_ignored(signal: c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the action is only read, into memory that outlives the call; all zeroes is a valid action.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init().sa_sigaction == libc::SIG_IGN
     }
 }
 

@@ -155,7 +155,7 @@ impl Tracer<'_> {
         has_come
     }
 
-    /// Returns whether a signal that would end this process is pending. It is blocked until `work`
+    /// Returns whether a signal is pending that ends this process, or that it handles. It is blocked until `work`
     /// is done.
     pub(crate) fn is_interrupted(&self) -> bool {
         signals::is_interrupted()
