@@ -661,7 +661,6 @@ fn of_elf(defect: &ElfDefect) -> Option<String> {
         ElfDefect::UnknownClass(_)
         | ElfDefect::Truncated { .. }
         | ElfDefect::Table(_)
-        | ElfDefect::TooLarge { .. }
         | ElfDefect::Contradiction(_) => "the file is damaged, build it again",
         _ => return None,
     };

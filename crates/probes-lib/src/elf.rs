@@ -37,7 +37,7 @@ use crate::build_id::BuildId;
 use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::sys::fault_point;
 
-/// The largest table, section or segment that is read. Nearly all real ones are smaller (a million notes take
+/// The largest table or section that is read. Nearly all real ones are smaller (a million notes take
 /// about 100 MiB); a sparse file may claim far more.
 const MAX_SECTION: u64 = 128 << 20;
 
@@ -235,21 +235,25 @@ impl ElfFile {
         self.read_range(offset, bytes, what)
     }
 
-    /// Reads `size` bytes at `offset`, after checking that the file has them.
+    /// Reads `size` bytes at `offset`, after checking that the file has them and that they are not too many.
     fn read_range(&self, offset: u64, size: u64, what: &'static str) -> Result<Vec<u8>> {
-        self.check_range(offset, size, what)?;
+        self.read_up_to(MAX_SECTION, offset, size, what)
+    }
+
+    fn read_up_to(&self, most: u64, offset: u64, size: u64, what: &'static str) -> Result<Vec<u8>> {
+        self.check_range(offset, size, what, most)?;
         let mut bytes = vec![0; size as usize];
         self.read_at(offset, &mut bytes, what)?;
         Ok(bytes)
     }
 
-    fn check_range(&self, offset: u64, size: u64, what: &'static str) -> Result<()> {
+    fn check_range(&self, offset: u64, size: u64, what: &'static str, most: u64) -> Result<()> {
         match offset.checked_add(size) {
             Some(end) if end <= self.len => {}
             _ => return Err(self.truncated(what, offset, size)),
         }
-        if size > MAX_SECTION {
-            return Err(self.defect(ElfDefect::TooLarge { what, size }));
+        if size > most {
+            return Err(self.defect(ElfDefect::TooLarge { what, size, most }));
         }
         Ok(())
     }
@@ -345,7 +349,7 @@ impl ElfFile {
             SHT_NOBITS => (0, 0),
             _ => (section.sh_offset, section.sh_size),
         };
-        self.check_range(offset, len, name)?;
+        self.check_range(offset, len, name, MAX_SECTION)?;
         Ok(Some(SectionContents {
             elf: self,
             name,
@@ -403,7 +407,7 @@ impl ElfFile {
 
     /// Reads all that the file has of a segment.
     pub(crate) fn read_segment(&self, segment: &Segment) -> Result<Vec<u8>> {
-        self.read_range(segment.offset, segment.file_len, "a segment")
+        self.read_up_to(MAX_LOADED, segment.offset, segment.file_len, "a segment")
     }
 
     /// Returns the name, address and length in bytes of each section with code.

@@ -123,13 +123,15 @@ pub enum ElfDefect {
     /// A header table, or the names of sections, which cannot be read.
     #[error("is corrupt: {0} cannot be read")]
     Table(&'static str),
-    /// A part of the file that is longer than this crate reads, as in no real program.
-    #[error("is corrupt: impossible size of {what}: {size} bytes")]
+    /// A part of the file that is longer than this crate reads.
+    #[error("has {size} bytes of {what}, and at most {most} are read")]
     TooLarge {
-        /// The section or the table.
+        /// The section, the table or the segment.
         what: &'static str,
-        /// Its claimed length in bytes.
+        /// Its length in bytes.
         size: u64,
+        /// How many are read.
+        most: u64,
     },
     /// More code and data than this crate reads.
     #[error("has {size} bytes of code and data, and at most {most} are read")]

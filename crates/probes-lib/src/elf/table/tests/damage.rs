@@ -11,7 +11,7 @@ use crate::testing::{memory_file, properties};
 /// Files of the fixtures' directory `corrupt`, and what the error message of each contains.
 const CORRUPT: &[(&str, &[&str])] = &[
     ("elf_32_bit", &["is a 32-bit program; only x86-64"]),
-    ("elf_aarch64", &["is a program for AArch64, only x86-64"]),
+    ("elf_aarch64", &["is a program for AArch64; only x86-64"]),
     ("elf_big_endian", &["is a big-endian program; only x86-64"]),
     (
         "elf_header_truncated",
