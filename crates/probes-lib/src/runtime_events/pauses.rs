@@ -13,6 +13,8 @@ pub struct GcPauses {
     domains: BTreeMap<u32, DomainPauses>,
     phases: BTreeMap<&'static str, GcTimes>,
     requests: StwRequests,
+    /// When events were last paused or resumed: of phases that began before, the ends may not have been written, in any domain.
+    resumed: u64,
 }
 
 /// The same of one domain, or of those that have had its number one after another.
@@ -106,7 +108,12 @@ impl GcPauses {
     }
 
     fn add_event(&mut self, number: u32, time: u64, kind: RuntimeEventKind<'_>) -> Option<GcPause> {
+        let resumed = self.resumed;
         let domain = self.domains.entry(number).or_default();
+        // Rings are read one after the other: what this one has from before that time may come after it.
+        if time >= resumed && domain.open.first().is_some_and(|it| it.began < resumed) {
+            domain.forget_open();
+        }
         match kind {
             RuntimeEventKind::Begin(name) if name != IDLE => {
                 match name {
@@ -154,11 +161,9 @@ impl GcPauses {
                 domain.forget_open();
                 (domain.pool_words, domain.large_words) = (None, None);
             }
-            // While events are paused, ends are not written in any domain.
             RuntimeEventKind::Lifecycle("ring_pause" | "ring_resume", _) => {
-                self.domains
-                    .values_mut()
-                    .for_each(DomainPauses::forget_open);
+                self.resumed = self.resumed.max(time);
+                self.requests.forget();
             }
             _ => {}
         }
@@ -320,6 +325,24 @@ mod tests {
             .map(|(name, it)| (name, it.count(), it.total()))
             .collect();
         assert_eq!(phases, [("minor", 2, ns(45)), ("stw_leader", 1, ns(100))]);
+    }
+
+    // The rings are read one after the other.
+    #[test]
+    fn phases_end_where_events_are_resumed() {
+        let mut pauses = GcPauses::default();
+        add(&mut pauses, 1, 10, BEGIN("minor"));
+        add(&mut pauses, 1, 20, END("minor"));
+        let resumed = RuntimeEventKind::Lifecycle("ring_resume", None);
+        assert_eq!(add(&mut pauses, 0, 100, resumed), None);
+        // Before that, its end was not written.
+        add(&mut pauses, 1, 50, BEGIN("major_slice"));
+        add(&mut pauses, 1, 110, BEGIN("minor"));
+        let pause = add(&mut pauses, 1, 130, END("minor")).unwrap();
+        assert_eq!((pause.began, pause.time), (110, ns(20)));
+        // What was written before is no less for it.
+        add(&mut pauses, 2, 60, BEGIN("minor"));
+        assert_eq!(add(&mut pauses, 2, 90, END("minor")).unwrap().time, ns(30));
     }
 
     #[test]
