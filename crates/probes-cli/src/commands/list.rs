@@ -89,19 +89,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.wanted().next(),
         args.functions || args.provider.is_some(),
     ) {
-        return Err(usage(match args.prog {
-            Some(_) => {
-                format!(
-                    "\"{glob}\" needs -functions or -provider: a GLOB selects functions or USDT probes"
-                )
-            }
-            None if is_number(glob) => format!(
+        let why = if args.prog.is_some() || args.pid.is_some() {
+            format!(
+                "\"{glob}\" needs -functions or -provider: a GLOB selects functions or USDT probes"
+            )
+        } else if is_number(glob) {
+            format!(
                 "needs -prog FILE, or -functions and -pid N: `ocaml-probes info -pid {glob}` shows the probes of a process"
-            ),
-            None => {
-                format!("needs -prog FILE, or -functions and -pid N: write -prog {glob}")
-            }
-        }));
+            )
+        } else {
+            format!("needs -prog FILE, or -functions and -pid N: write -prog {glob}")
+        };
+        return Err(usage(why));
     }
     if let Some(provider) = &args.provider {
         return usdt::run(args, provider);

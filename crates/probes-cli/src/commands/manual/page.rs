@@ -134,7 +134,8 @@ impl Page {
                 .iter()
                 .filter(|it| it.get_help_heading().unwrap_or(FLAGS) == heading);
             for arg in of_heading {
-                self.item(&term(arg), &text_of(arg.get_help()));
+                let defaults = defaults(arg);
+                self.item(&term(arg), &(text_of(arg.get_help()) + &defaults));
             }
         }
     }
@@ -212,14 +213,34 @@ fn term(arg: &Arg) -> String {
     term
 }
 
-/// Text that man(7) shows as it is: no escapes, no requests, and dashes that can be copied.
-fn escaped(text: &str) -> String {
-    let text = text.replace('\\', "\\e").replace('-', "\\-");
-    if text.starts_with(['.', '\'']) {
-        format!("\\&{text}")
-    } else {
-        text
+/// The values that a flag has if it is not given, as the help shows them.
+fn defaults(arg: &Arg) -> String {
+    let values = arg.get_default_values();
+    if values.is_empty() || !arg.get_action().takes_values() || arg.is_hide_default_value_set() {
+        return String::new();
     }
+    let values: Vec<_> = values.iter().map(|it| it.to_string_lossy()).collect();
+    format!(" [default: {}]", values.join(" "))
+}
+
+/// Text that man(7) shows as it is: no escapes, no requests, and dashes and quotes that can be copied.
+fn escaped(text: &str) -> String {
+    let mut shown = String::new();
+    if text.starts_with('.') {
+        shown += "\\&";
+    }
+    for character in text.chars() {
+        match character {
+            '\\' => shown += "\\e",
+            '-' => shown += "\\-",
+            '\'' => shown += "\\(aq",
+            '`' => shown += "\\(ga",
+            '^' => shown += "\\(ha",
+            '~' => shown += "\\(ti",
+            other => shown.push(other),
+        }
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -231,7 +252,8 @@ mod tests {
         for (text, expected) in [
             ("-pid N", "\\-pid N"),
             (".SH x", "\\&.SH x"),
-            ("'x'", "\\&'x'"),
+            ("'x'", "\\(aqx\\(aq"),
+            ("`~a^b`", "\\(ga\\(tia\\(hab\\(ga"),
             ("a\\b", "a\\eb"),
         ] {
             assert_eq!(escaped(text), expected);

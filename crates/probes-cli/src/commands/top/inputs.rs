@@ -52,6 +52,8 @@ pub(super) struct Inputs<'e> {
     /// Readable once the process has exited; `None` if there are several.
     exit: Option<OwnedFd>,
     keys: Keys,
+    /// When bytes were read last: a sequence that has begun goes on within [`SEQUENCE`].
+    keys_read_at: Instant,
 }
 
 impl<'e> Inputs<'e> {
@@ -66,6 +68,7 @@ impl<'e> Inputs<'e> {
             signals: block(&SigSet::from_iter(signals))?,
             exit,
             keys: Keys::default(),
+            keys_read_at: Instant::now(),
         })
     }
 
@@ -77,32 +80,34 @@ impl<'e> Inputs<'e> {
                 until.saturating_duration_since(Instant::now())
             });
             let left = if self.keys.is_waiting() {
-                left.min(SEQUENCE)
+                left.min(SEQUENCE.saturating_sub(self.keys_read_at.elapsed()))
             } else {
                 left
             };
-            let Some(is_ready) = self.poll(left)? else {
+            let Some(ready) = self.poll(left)? else {
                 continue;
             };
-            if is_ready.termination && self.termination.take_interrupt() {
+            if ready.termination && self.termination.take_interrupt() {
                 return Ok(Input::End(End::Interrupted));
             }
-            if is_ready.exit {
+            if ready.exit {
                 return Ok(Input::End(End::Exited));
             }
-            if is_ready.signal {
+            if ready.signal {
                 if let Some(input) = self.read_signals() {
                     return Ok(input);
                 }
             }
-            if is_ready.input {
+            if ready.input {
                 match self.read_keys() {
                     Ok(keys) if keys.is_empty() => {}
                     Ok(keys) => return Ok(Input::Keys(keys)),
                     Err(_) => return Ok(Input::End(End::TerminalLost)),
                 }
-            } else if let Some(key) = self.keys.flush() {
-                return Ok(Input::Keys(vec![key]));
+            } else if self.keys_read_at.elapsed() >= SEQUENCE {
+                if let Some(key) = self.keys.flush() {
+                    return Ok(Input::Keys(vec![key]));
+                }
             }
             if until.is_some_and(|until| until <= Instant::now()) {
                 return Ok(Input::Timeout);
@@ -136,7 +141,10 @@ impl<'e> Inputs<'e> {
         let mut bytes = [0; 256];
         match read(stdin().as_fd(), &mut bytes) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => Ok(self.keys.feed(&bytes[..count])),
+            Ok(count) => {
+                self.keys_read_at = Instant::now();
+                Ok(self.keys.feed(&bytes[..count]))
+            }
             Err(Errno::EINTR | Errno::EAGAIN) => Ok(Vec::new()),
             Err(errno) => Err(errno.into()),
         }
