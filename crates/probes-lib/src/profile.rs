@@ -689,6 +689,7 @@ impl Profiler {
             waits: match &self.recorded {
                 Some(recorded) => WaitMethod::Recorded {
                     lost: recorded.waits.lost,
+                    unrecorded_processors: recorded.switches.unrecorded_processors(),
                 },
                 None => WaitMethod::Sampled {
                     because: self.not_recorded.clone(),

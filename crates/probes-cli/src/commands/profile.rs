@@ -300,11 +300,25 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
     if !args.off_cpu {
         warn_of_busy_processors(profile, messages);
     }
-    if let WaitMethod::Recorded { lost: 1.. } = profile.waits {
+    if let WaitMethod::Recorded { lost: 1.., .. } = profile.waits {
         messages.warning(
             WarningKind::LostSwitches,
             "the kernel has lost records of switches and samples: some times are missing, or too long",
             "give the tool a processor that is less busy, such as by taskset or nice",
+        );
+    }
+    if let WaitMethod::Recorded {
+        unrecorded_processors: many @ 1..,
+        ..
+    } = profile.waits
+    {
+        messages.warning(
+            WarningKind::LostSwitches,
+            &format!(
+                "{} came online meanwhile, where nothing was recorded: some times are missing, or too long",
+                number_of(many, "processor")
+            ),
+            "profile again",
         );
     }
     warn_of_cut_stacks(profile, unreadable, messages);

@@ -137,7 +137,7 @@ impl Waits {
         let waits = || stacks.iter().filter(|it| it.activity != Activity::Running);
         let unseen = waits().filter(|it| it.activity == Activity::Unseen);
         let (method, because, lost_records) = match &profile.waits {
-            WaitMethod::Recorded { lost } => ("recorded", None, *lost),
+            WaitMethod::Recorded { lost, .. } => ("recorded", None, *lost),
             WaitMethod::Sampled { because: None } if how.tells_collections => {
                 let why = "with -gc, collections are distinguished by samples";
                 ("sampled", Some(why.to_owned()), 0)

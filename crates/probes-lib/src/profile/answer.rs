@@ -79,6 +79,8 @@ pub enum WaitMethod {
     Recorded {
         /// How many records the kernel has lost because it was not kept up with: waits are missing then, or too long.
         lost: u64,
+        /// How many processors have come online meanwhile: what happens there is not recorded.
+        unrecorded_processors: usize,
     },
     /// By samples.
     Sampled {

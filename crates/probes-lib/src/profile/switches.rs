@@ -10,6 +10,7 @@
 //! record, so that the target pays for the record alone.
 
 use std::collections::{HashMap, HashSet};
+use std::fs;
 use std::io;
 use std::time::Duration;
 
@@ -237,6 +238,22 @@ impl SwitchRecorder {
         self.counted.retain(|&tid, _| is_there(tid));
     }
 
+    /// Returns how many processors are online of which nothing is recorded: they were not when recording began.
+    pub(super) fn unrecorded_processors(&self) -> usize {
+        let online = fs::read_to_string("/sys/devices/system/cpu/online");
+        self.unrecorded_of(&online.unwrap_or_default())
+    }
+
+    fn unrecorded_of(&self, online: &str) -> usize {
+        let recorded: Vec<i32> = self.rings.iter().map(|(processor, _)| *processor).collect();
+        let ranges = online.trim().split(',').filter_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(first.parse::<i32>().ok()?..=last.parse().ok()?)
+        });
+        let is_unrecorded = |processor: &i32| !recorded.contains(processor);
+        ranges.flatten().filter(is_unrecorded).count()
+    }
+
     /// Returns the records that were written since the last call, in the order of their times, and the time until which there are
     /// all: not those of the last 500 µs when more are to come.
     pub(super) fn read(&mut self, is_last: bool) -> (Vec<PerfRecord>, Duration) {
@@ -335,6 +352,13 @@ mod tests {
         assert!(switches.is_counted(&sample(1)));
         switches.retain(|tid| tid != 30);
         assert_eq!(switches.len(), 2);
+    }
+
+    #[test]
+    fn processors_without_a_ring_are_counted() {
+        let switches = SwitchRecorder::of_none(None);
+        let unrecorded = ["0-3,5,7-8\n", "0\n", "", "x-3"].map(|it| switches.unrecorded_of(it));
+        assert_eq!(unrecorded, [7, 1, 0, 0]);
     }
 
     #[test]
