@@ -13,8 +13,8 @@
 //! All that is needed to remove an observation is in the process ([`layout::arena`]): if the tool is
 //! killed, the next one finds it ([`installed`]) and removes it.
 
+mod arities;
 pub(crate) mod buckets;
-mod closures;
 pub(crate) mod discarded;
 mod fibers;
 pub(crate) mod forked;

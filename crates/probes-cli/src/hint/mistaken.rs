@@ -9,13 +9,13 @@ pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
     if name.contains(['*', '?', '[']) {
         let hint = match operand {
             Operand::Attached(_) => {
-                "-enable takes names; -enable-regexp req_ selects those that begin with req_"
+                "names of probes are no globs; -enable-regexp req_ and -disable-regexp req_ select those that begin with req_"
             }
             Operand::Program(_) => {
-                "-enable and -probe take names; -enable-regexp req_ and -regexp req_ select those that begin with req_"
+                "names of probes are no globs; -enable-regexp req_ and -regexp req_ select those that begin with req_"
             }
             Operand::Process(_) | Operand::File(_) => {
-                "-probe takes names; -regexp req_ selects those that begin with req_"
+                "names of probes are no globs; where a command has -regexp, -regexp req_ selects those that begin with req_"
             }
         };
         return Some(hint.to_owned());
@@ -26,8 +26,13 @@ pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
     };
     let glob = FunctionSelector::Glob(name.parse().ok()?);
     functions.ok()?.select(&[glob]).ok()?;
+    // What a program that is started has in place of commands.
+    let [counts, times] = match operand {
+        Operand::Program(_) => ["trace -count", "trace -latency"],
+        _ => ["count", "latency"],
+    };
     Some(format!(
-        "{name} is a function: `count -fn {name}` counts its calls, `latency -fn {name}` times them"
+        "{name} is a function: `{counts} -fn {name}` counts its calls, `{times} -fn {name}` times them"
     ))
 }
 

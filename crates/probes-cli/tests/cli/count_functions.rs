@@ -357,6 +357,10 @@ fn probes_and_functions_are_not_confused() {
     );
     let file = file.display();
     assert_eq!(
+        hint(&format!("trace -prog {file} -watch Alpha.work")),
+        "hint: Alpha.work is a function: `trace -count -fn Alpha.work` counts its calls, `trace -latency -fn Alpha.work` times them"
+    );
+    assert_eq!(
         hint(&format!("trace -prog {file} -count -fn only_alpha")),
         "hint: only_alpha is a probe: without -fn, -count counts the hits of probes"
     );

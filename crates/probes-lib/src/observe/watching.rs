@@ -13,7 +13,7 @@ use crate::elf::mangling::Language;
 use crate::elf::parameters;
 use crate::expression::{Parameter, ParameterKind, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions, SelectedBy};
-use crate::observe::closures::Currying;
+use crate::observe::arities::Currying;
 use crate::observe::layout::shared::MAX_ARGUMENTS;
 use crate::observe::observation::Observation;
 use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};

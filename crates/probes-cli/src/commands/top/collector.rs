@@ -5,13 +5,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nix::time::ClockId;
-use probes_lib::{GcPause, GcPauses, RingEntry, RuntimeEventKind, RuntimeEvents, Target};
+use probes_lib::{GcPause, GcPauses, RingEntry, RuntimeEvents, Target};
 
 use super::model::CollectorFigures;
 use crate::clock::nanoseconds;
 
+/// In silence, the flag is read at least every so many figures.
+const LONGEST_UNREAD: u32 = 32;
+
 /// Reads the events of a process.
 pub(super) struct CollectorEvents {
+    target: Target,
     events: RuntimeEvents,
     work: CollectorWork,
 }
@@ -29,8 +33,18 @@ struct CollectorWork {
     allocated: u64,
     /// Since the events were opened.
     lost_words: u64,
-    /// Whether the program has paused its events.
-    is_stopped: bool,
+    silence: Silence,
+}
+
+/// How long no events have come. A program that pauses its events writes none about that: its flag is read now and then.
+#[derive(Debug, Default)]
+struct Silence {
+    /// Whether an event was read since the last figures.
+    is_broken: bool,
+    /// How many times figures were taken since the last event.
+    figures: u32,
+    /// Whether the flag said so last.
+    events_are_paused: bool,
 }
 
 /// Whether there is a collector to show.
@@ -58,7 +72,12 @@ impl CollectorEvents {
             since,
             ..CollectorWork::default()
         };
-        FoundCollector::Events(Box::new(CollectorEvents { events, work }))
+        let target = target.clone();
+        FoundCollector::Events(Box::new(CollectorEvents {
+            target,
+            events,
+            work,
+        }))
     }
 
     /// Reads what was written since the last call.
@@ -75,25 +94,19 @@ impl CollectorEvents {
 
     /// The figures since the last call.
     pub(super) fn figures(&mut self) -> CollectorFigures {
-        self.work.figures(nanoseconds(ClockId::CLOCK_MONOTONIC))
+        let target = &self.target;
+        self.work
+            .figures(nanoseconds(ClockId::CLOCK_MONOTONIC), || {
+                matches!(target.check_events(), Ok(false))
+            })
     }
 }
 
 impl CollectorWork {
     fn add(&mut self, entry: &RingEntry<'_>) {
-        match *entry {
-            RingEntry::Lost { words, .. } => {
-                self.lost_words = self.lost_words.saturating_add(words);
-            }
-            RingEntry::Event {
-                kind: RuntimeEventKind::Lifecycle(what, _),
-                ..
-            } => match what {
-                "ring_pause" => self.is_stopped = true,
-                "ring_resume" => self.is_stopped = false,
-                _ => {}
-            },
-            _ => {}
+        self.silence.is_broken = true;
+        if let RingEntry::Lost { words, .. } = *entry {
+            self.lost_words = self.lost_words.saturating_add(words);
         }
         if let Some(pause) = self.pauses.add(entry) {
             self.add_pause(&pause);
@@ -107,8 +120,8 @@ impl CollectorWork {
         self.longest = self.longest.max(pause.time);
     }
 
-    /// The figures since the last call, at `now` in nanoseconds of CLOCK_MONOTONIC.
-    fn figures(&mut self, now: u64) -> CollectorFigures {
+    /// The figures since the last call, at `now` in nanoseconds of CLOCK_MONOTONIC. `are_paused` reads the flag of the program.
+    fn figures(&mut self, now: u64, are_paused: impl FnOnce() -> bool) -> CollectorFigures {
         let seconds = Duration::from_nanos(now.saturating_sub(self.since));
         let seconds = seconds.as_secs_f64().max(0.001);
         let most = self.paused.iter().max_by_key(|(_, paused)| **paused);
@@ -122,7 +135,7 @@ impl CollectorWork {
             longest: self.longest,
             allocated: new as f64 / seconds,
             lost_words: self.lost_words,
-            is_stopped: self.is_stopped,
+            events_are_paused: self.silence.are_paused(are_paused),
         };
         self.since = now;
         self.paused.clear();
@@ -132,8 +145,26 @@ impl CollectorWork {
     }
 }
 
+impl Silence {
+    /// Whether events are paused, to be called for all figures. The flag is read in silence only, first at once and then less and less
+    /// often, since its address is looked up in the program's symbols.
+    fn are_paused(&mut self, read: impl FnOnce() -> bool) -> bool {
+        if std::mem::take(&mut self.is_broken) {
+            *self = Silence::default();
+        } else {
+            self.figures = self.figures.saturating_add(1);
+            if self.figures.is_power_of_two() || self.figures % LONGEST_UNREAD == 0 {
+                self.events_are_paused = read();
+            }
+        }
+        self.events_are_paused
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use probes_lib::RuntimeEventKind;
+
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
@@ -160,14 +191,14 @@ mod tests {
             let counter = RuntimeEventKind::Counter("minor_allocated", bytes);
             work.add(&event(0, 2 * SECOND, counter));
         }
-        let figures = work.figures(3 * SECOND);
+        let figures = work.figures(3 * SECOND, || panic!("not in silence"));
         let expected = CollectorFigures {
             domain: 1,
             share: 0.25,
             longest: Duration::from_millis(250),
             allocated: 2_000.0,
             lost_words: 0,
-            is_stopped: false,
+            events_are_paused: false,
         };
         assert_eq!(figures, expected);
         // Losses stay.
@@ -175,15 +206,30 @@ mod tests {
             domain: 0,
             words: 7,
         });
-        work.add(&event(
-            0,
-            3 * SECOND,
-            RuntimeEventKind::Lifecycle("ring_pause", None),
-        ));
         for at in [4, 5] {
-            let figures = work.figures(at * SECOND);
+            let figures = work.figures(at * SECOND, || false);
             assert_eq!((figures.share, figures.allocated), (0.0, 0.0));
-            assert_eq!((figures.lost_words, figures.is_stopped), (7, true));
+            assert_eq!(figures.lost_words, 7);
         }
+    }
+
+    #[test]
+    fn paused_events_are_noticed_in_silence() {
+        let mut silence = Silence::default();
+        let reads: Vec<u32> = (1..=100)
+            .filter(|_| {
+                let mut was_read = false;
+                silence.are_paused(|| {
+                    was_read = true;
+                    true
+                });
+                was_read
+            })
+            .collect();
+        assert_eq!(reads, [1, 2, 4, 8, 16, 32, 64, 96]);
+        assert!(silence.events_are_paused);
+        silence.is_broken = true;
+        assert!(!silence.are_paused(|| true));
+        assert!(silence.are_paused(|| true));
     }
 }

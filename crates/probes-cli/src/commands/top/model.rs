@@ -103,7 +103,7 @@ pub(super) struct CollectorFigures {
     /// Words of events that were lost since the beginning.
     pub(super) lost_words: u64,
     /// Whether the program has paused its events.
-    pub(super) is_stopped: bool,
+    pub(super) events_are_paused: bool,
 }
 
 /// The figures of one probe or function.

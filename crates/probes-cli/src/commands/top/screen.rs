@@ -234,7 +234,7 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
 /// What the collector does.
 fn collector_line(figures: &CollectorFigures) -> Line<'static> {
     let mut line = Line::from("GC: ");
-    if figures.is_stopped {
+    if figures.events_are_paused {
         line.push_span("the program has paused its runtime events");
     } else if figures.longest.is_zero() {
         line.push_span("no pauses");
@@ -245,7 +245,7 @@ fn collector_line(figures: &CollectorFigures) -> Line<'static> {
             "domain {domain} {share:.1}% in pauses, longest {longest}"
         ));
     }
-    if !figures.is_stopped {
+    if !figures.events_are_paused {
         let allocated = bytes_text(figures.allocated);
         line.push_span(format!("; {allocated}/s allocated"));
     }

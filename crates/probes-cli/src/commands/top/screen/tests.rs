@@ -88,7 +88,7 @@ fn collector() -> CollectorFigures {
         longest: Duration::from_micros(4_100),
         allocated: 118_400_000.0,
         lost_words: 0,
-        is_stopped: false,
+        events_are_paused: false,
     }
 }
 
@@ -120,7 +120,7 @@ fn collector_has_a_line_in_the_title() {
         ),
         (
             CollectorFigures {
-                is_stopped: true,
+                events_are_paused: true,
                 ..collector()
             },
             "GC: the program has paused its runtime events",
