@@ -15,15 +15,16 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
-use crate::error::{Effect, Error, Operation, Result, RuntimeEventsError};
+use crate::error::{Effect, Error, MemoryPart, Operation, Result, RuntimeEventsError};
 use crate::functions::Functions;
-use crate::memory::ReadMemory;
+use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::read::counts::Counts;
@@ -33,7 +34,6 @@ use crate::process::seccomp::OwnFilters;
 use crate::runtime_events::ring_file::RingFile;
 use crate::runtime_events::{OF_OCAML, OF_OCAML_5, known_version, ring_mapping};
 use crate::select::function::FunctionSelector;
-use crate::select::glob::Glob;
 use crate::site::RET;
 use crate::target::Target;
 
@@ -57,18 +57,22 @@ const MAX_PATH: usize = 4096;
 /// How many bytes of `caml_runtime_events_start` are searched for its return.
 const MAX_START: u64 = 4096;
 
+/// How long after the flag is set the call has returned: all that it does then is to let the other domains run on.
+const SETTLED: Duration = Duration::from_millis(200);
+
 /// How long the call that switches events on may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How events can be switched on.
 pub(crate) struct EventsSwitch {
-    poll: Glob,
     once: CallOnce,
     /// The address of the flag `runtime_events_enabled`.
     enabled: LiveAddr,
     /// The file that the process will create, whose name is to be removed. `None` if the process has a file already, or
     /// once the name is removed.
     created: Option<RingFile>,
+    /// When they were first seen to be on.
+    on_since: OnceLock<Instant>,
 }
 
 /// Where the runtime of a process has the functions and variables that a switch needs: [`NAMES`].
@@ -115,10 +119,7 @@ impl EventsSwitch {
         };
         let status = process.status();
         let status = status.map_err(|source| process.exited_or(source))?;
-        let poll = POLL.parse();
-        let poll = poll.map_err(|_| cannot_switch_on(pid, format!("{POLL} is no name")))?;
         Ok(Some(EventsSwitch {
-            poll,
             once: CallOnce {
                 before: symbols.poll,
                 callee: symbols.start,
@@ -128,12 +129,14 @@ impl EventsSwitch {
             },
             enabled: symbols.enabled,
             created,
+            on_since: OnceLock::new(),
         }))
     }
 
     /// Returns an observation that also switches the events on.
     pub(crate) fn added_to(&self, observation: &Observation) -> Observation {
-        let poll = FunctionSelector::Glob(self.poll.clone());
+        // Not by its name: others of that name, in objects that are loaded later, are not asked for.
+        let poll = FunctionSelector::Address(self.once.before);
         let mut observation = observation.clone().count_functions(poll);
         observation.calls_once = Some(self.once);
         observation
@@ -142,7 +145,11 @@ impl EventsSwitch {
     /// Returns whether they are on by now.
     pub(crate) fn is_enabled(&self, target: &Target) -> Result<bool> {
         let memory = target.opened.unshadowed_memory_to_read()?;
-        Ok(read_word(target.pid(), &memory, self.enabled)? == 1)
+        let is_on = read_word(target.pid(), &memory, self.enabled)? == 1;
+        if is_on {
+            self.on_since.get_or_init(Instant::now);
+        }
+        Ok(is_on)
     }
 
     /// Removes the name of the file that the process has created; does nothing if there is no file yet. The process
@@ -163,8 +170,8 @@ impl EventsSwitch {
         Ok(left)
     }
 
-    /// If the call that switches events on has begun, waits until it has set the flag, so that the flag can be cleared
-    /// for good; at most [`CALL_TIMEOUT`]. `counts` reads the counts of the observation.
+    /// If the call that switches events on has begun, waits until it has set the flag, and has probably returned, so that
+    /// the flag can be cleared for good; at most [`CALL_TIMEOUT`]. `counts` reads the counts of the observation.
     ///
     /// # Errors
     ///
@@ -175,23 +182,62 @@ impl EventsSwitch {
         counts: impl Fn() -> Result<Counts>,
     ) -> Result<()> {
         let begun = Instant::now();
-        let has_begun = || -> Result<bool> {
-            let counts = counts()?;
-            let mut polls = counts.functions();
-            Ok(polls.any(|it| it.address == self.once.before && it.hits > 0))
-        };
         // If we cleared the flag before a call that has begun sets it, it would stay set.
-        while has_begun()? && !self.is_enabled(target)? {
+        while self.has_begun(&counts()?) && !self.is_enabled(target)? {
             if begun.elapsed() > CALL_TIMEOUT {
                 break;
             }
             thread::sleep(Duration::from_millis(1));
         }
         if self.is_enabled(target)? {
+            self.settle();
             // The file may have been created after the last attempt to remove its name.
             let _ = self.remove_file(target)?;
         }
         Ok(())
+    }
+
+    /// Does the same once the observation is removed, for a call that has begun after [`EventsSwitch::wait_for_begun_call`] has
+    /// looked, and clears the flag. `counts` are the last ones.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited, or cannot be written to.
+    pub(crate) fn undo_late_call(&mut self, target: &Target, counts: &Counts) -> Result<()> {
+        if self.on_since.get().is_some() || !self.has_begun(counts) {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        while !self.is_enabled(target)? {
+            // The call maps the file before it sets the flag: it may also have done both before the removal.
+            let is_mapped = ring_mapping(target.opened.process())?.is_some();
+            if begun.elapsed() > if is_mapped { SETTLED } else { CALL_TIMEOUT } {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.settle();
+        let _ = self.remove_file(target)?;
+        if !self.is_enabled(target)? {
+            return Ok(());
+        }
+        let memory = target.opened.unshadowed_memory()?;
+        let written = memory.while_it_runs().write_code(self.enabled, &[0; 8]);
+        let part = MemoryPart::Semaphore;
+        written.map_err(|source| Error::of_write(target.pid(), part, self.enabled, source))
+    }
+
+    /// Returns whether the call that switches events on has begun.
+    fn has_begun(&self, counts: &Counts) -> bool {
+        let mut polls = counts.functions();
+        polls.any(|it| it.address == self.once.before && it.hits > 0)
+    }
+
+    /// Waits until the call that has set the flag has probably returned: `caml_runtime_events_start` looks at the flag again once
+    /// all domains run, and if it is not set, creates another file and sets it again.
+    fn settle(&self) {
+        let since = self.on_since.get().map_or(SETTLED, Instant::elapsed);
+        thread::sleep(SETTLED.saturating_sub(since));
     }
 }
 

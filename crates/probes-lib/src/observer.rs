@@ -699,6 +699,10 @@ impl Observer {
         self.lock_forked()
             .look(self.target.opened.process(), &self.active.arenas);
         let removed = self.try_to_remove();
+        if let (Ok(report), Some(switch)) = (&removed, &mut self.events_switch) {
+            // If the process has exited, nothing is left to be undone.
+            let _ = switch.undo_late_call(&self.target, &report.counts);
+        }
         // Again: those that were about to execute a program have done so.
         self.lock_forked()
             .look(self.target.opened.process(), &self.active.arenas);

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use probes_lib::RuntimeEvents;
+use probes_lib::{Options, RuntimeEvents, Target};
 use test_support::{Scratch, Talker, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
@@ -241,6 +241,22 @@ fn paused_events_are_paused_again() {
     assert!(output.is_success, "{}", output.err);
     assert_eq!(writes_events(&mut program), (false, true));
     program.end();
+}
+
+#[test]
+fn events_that_come_on_at_the_end_are_off() {
+    let [file, _] = program_forms("ocaml5/events");
+    for _ in 0..20 {
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let target = Target::open_any(program.pid).unwrap();
+        program.talker.send("work 2 20");
+        let switched = target.switch_on_events(Options::default()).unwrap();
+        switched.unwrap().switch_off().unwrap();
+        program.talker.expect("worked");
+        assert_eq!(writes_events(&mut program), (false, false));
+        assert!(!target.check_events().unwrap());
+        program.end();
+    }
 }
 
 #[test]
