@@ -164,47 +164,21 @@ impl ObservedFunctions {
             return Ok(ObservedFunctions::default());
         }
         let all = Functions::to_select_of(pid)?;
-        let key = |place: &FunctionPlace<'_>| {
-            let object: *const FunctionObject = place.function.object;
-            (object, place.function.address(), place.offset)
-        };
-        let limited = |selectors: &[FunctionSelector]| {
-            let places = all.places(selectors)?;
-            let given = places.len();
-            if given > MAX_TIMED {
-                let kind = FunctionError::TooManyTimed {
-                    given,
-                    most: MAX_TIMED,
-                };
-                return Err(Error::of_file(all.program(), kind));
-            }
-            Ok(places)
-        };
-        let timed = limited(&observation.timed_functions)?;
-        let watched = limited(&observation.watched_functions)?;
+        let timed = limited(&all, &observation.timed_functions)?;
+        let watched = limited(&all, &observation.watched_functions)?;
         let counted = all.places(&observation.counted_functions)?;
-        let mut paired = Vec::new();
-        let mut ends: HashMap<_, Vec<PairEnd>> = HashMap::new();
         let (usdt_pairs, pair_ends): (Vec<FunctionSelector>, Vec<PairEnd>) =
             observation.usdt_ends().into_iter().unzip();
-        for (index, (selector, end)) in usdt_pairs.iter().zip(pair_ends).enumerate() {
-            for mut place in all.places(std::slice::from_ref(selector))? {
-                ends.entry(key(&place)).or_default().push(end);
-                place.named_by = Some(index);
-                paired.push(place);
-            }
-        }
-        let paired = all.merged(paired);
+        let (paired, ends) = places_of_pairs(&all, usdt_pairs.iter().zip(pair_ends))?;
         let [is_timed, is_watched]: [HashSet<_>; 2] =
             [&timed, &watched].map(|places| places.iter().map(key).collect());
         let asks = observation.filter.is_some()
             || observation.histogram.is_some()
             || observation.keys.is_some();
         let (start_filter, _) = observation.asked_of_times()?;
-        let times_some = start_filter.is_some();
+        let asks_of_calls = start_filter.is_some() || observation.time_keys.is_some();
         let reports = observation.slow_from.is_some();
-        let asks_of_times = times_some || reports || observation.time_keys.is_some();
-        let asked = [(asks, &counted), (asks_of_times, &timed)];
+        let asked = [(asks, &counted), (asks_of_calls || reports, &timed)];
         let asked = asked.into_iter().filter(|(asks, _)| *asks);
         let asked: Vec<FunctionPlace<'_>> = asked.flat_map(|(_, places)| places.clone()).collect();
         let words = WatchedWords::of(pid, observation, &all, &watched, &asked);
@@ -215,7 +189,6 @@ impl ObservedFunctions {
             at_exits: observation.asks_for_results(),
             words: &words,
         };
-        let chooses = observation.filter.is_some();
         let choice = Questions {
             histogram: None,
             ..questions
@@ -227,7 +200,6 @@ impl ObservedFunctions {
             at_exits: false,
             ..questions
         };
-        let asks_of_calls = times_some || observation.time_keys.is_some();
         let calls_once = observation.calls_once;
         let wanted = |place: &FunctionPlace<'_>| {
             let key = key(place);
@@ -244,44 +216,26 @@ impl ObservedFunctions {
                     reports.then_some(&words),
                 )
             } else if is_watched.contains(&key) {
-                Wanted::Watched(&words, chooses.then_some(&choice))
+                Wanted::Watched(&words, observation.filter.is_some().then_some(&choice))
             } else {
                 Wanted::Counted(asks.then_some(&questions))
             }
         };
-        let is_address = |it: &&FunctionSelector| matches!(it, FunctionSelector::Address(_));
-        let all_selectors = [
+        let selectors = [
             &usdt_pairs,
             &observation.timed_functions,
             &observation.watched_functions,
             &observation.counted_functions,
         ];
-        let all_selectors = all_selectors.into_iter().flatten();
-        let mut selectors = 0;
-        let lists = [
-            (paired, &usdt_pairs),
-            (timed, &observation.timed_functions),
-            (watched, &observation.watched_functions),
-            (counted, &observation.counted_functions),
-        ];
-        let lists = lists.into_iter().flat_map(|(mut places, list)| {
-            for place in &mut places {
-                place.named_by = place.named_by.map(|index| selectors + index);
-            }
-            selectors += list.len();
-            places
-        });
-        let mut places = all.merged(lists.collect());
-        let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
-        if !places.iter().all(is_kernels) {
-            // A pattern that matches others as well is not meant for code that never can be patched.
-            places.retain(|place| !is_kernels(place) || place.named_by.is_some());
-        }
+        let places = [paired, timed, watched, counted].into_iter();
+        let places = merged(&all, places.zip(selectors));
         let stacks = ProcessStacks::of(all.objects().iter().map(FunctionObject::elf));
         let mut observed = ObservedFunctions {
             unreadable: [all.unreadable(), &all.unreadable_notes()].concat(),
-            selectors: all_selectors
-                .filter(|it| !is_address(it))
+            selectors: selectors
+                .into_iter()
+                .flatten()
+                .filter(|it| !matches!(it, FunctionSelector::Address(_)))
                 .cloned()
                 .collect(),
             mapped: all.mapped().clone(),
@@ -291,12 +245,7 @@ impl ObservedFunctions {
             std::ptr::eq(one.function.object, other.function.object)
         };
         for places in places.chunk_by(is_same) {
-            let object = places[0].function.object;
-            let known = observed.functions.len();
-            observed.add(object, places, stacks, wanted)?;
-            for function in &mut observed.functions[known..] {
-                function.is_in_executable = object.is_executable();
-            }
+            observed.add(places[0].function.object, places, stacks, wanted)?;
         }
         let has_runtime = LazyCell::new(|| all.objects().iter().any(|it| has_runtime(it.elf())));
         for function in &mut observed.functions {
@@ -305,16 +254,20 @@ impl ObservedFunctions {
         observed
             .functions
             .sort_unstable_by_key(|function| function.wanted.address);
-        observed.calls_once = calls_once;
         if let Some(once) = calls_once {
-            let all = observed.functions.iter_mut();
-            for function in all.filter(|it| it.wanted.address == once.before) {
-                function.semaphore = Some(once.word);
-            }
+            observed.call_once(once);
         }
         let records_calls = !observation.watched_functions.is_empty();
         observed.all = records_calls.then(|| Arc::new(all));
         Ok(observed)
+    }
+
+    fn call_once(&mut self, once: CallOnce) {
+        self.calls_once = Some(once);
+        let all = self.functions.iter_mut();
+        for function in all.filter(|it| it.wanted.address == once.before) {
+            function.semaphore = Some(once.word);
+        }
     }
 
     /// Adds places in functions of an object.
@@ -325,196 +278,88 @@ impl ObservedFunctions {
         stacks: ProcessStacks,
         wanted: impl Fn(&FunctionPlace<'_>) -> Wanted<'w>,
     ) -> Result<()> {
-        let path: Arc<Path> = object.table().path().into();
         let Some(bias) = object.load_bias() else {
             return Ok(());
-        };
-        let ranges: Vec<_> = places
-            .iter()
-            .map(|place| place.function.function.range())
-            .collect();
-        let is_timed = |place: &FunctionPlace<'_>| matches!(wanted(place), Wanted::Timed(..));
-        let is_function =
-            |place: &FunctionPlace<'_>| place.offset == 0 && place.selected_by.name().is_none();
-        let is_asked_at_exits = |place: &FunctionPlace<'_>| {
-            let questions = wanted(place).questions();
-            is_function(place) && questions.is_some_and(|it| it.at_exits)
-        };
-        let has_ends = |place: &FunctionPlace<'_>| {
-            let is_wanted = |words: &WatchedWords| words.has_results() || words.has_exits();
-            let is_wanted = matches!(wanted(place), Wanted::Watched(words, _) if is_wanted(words));
-            is_function(place) && is_wanted || is_asked_at_exits(place)
-        };
-        let mut planned_with_exits = places.iter().filter(|it| is_timed(it) || has_ends(it));
-        let exit_planner = planned_with_exits.next().is_some();
-        let exit_planner = exit_planner.then(|| object.patch_planner()).transpose()?;
-        let planner = match &exit_planner {
-            Some(planner) => EntryPlanner::of(planner),
-            None => object.entry_planner(&ranges)?,
         };
         let has_ocaml = LazyCell::new(|| {
             let mut functions = object.table().functions();
             let is_ocaml = |name: FunctionName<'_>| name.language == Some(Language::Ocaml);
             functions.any(|it| it.first_call().is_some() || it.names().any(is_ocaml))
         });
-        for place in places {
-            let (range, offset) = (place.function.function.range(), place.offset);
-            let address = bias.live(range.start).plus(offset);
-            let name = place.function.name();
-            let is_named_ocaml = name.as_ref().map(|name| {
-                name.language == Some(Language::Ocaml) || fibers::is_generated(&name.text)
-            });
-            // One without a name may be of C or of OCaml.
-            let may_be_ocaml = is_named_ocaml.unwrap_or_else(|| *has_ocaml);
+        let known = |place| KnownPlace::of(place, bias, wanted(place), || *has_ocaml);
+        let known: Vec<KnownPlace<'_>> = places.iter().map(known).collect();
+        let exit_planner = known.iter().any(KnownPlace::needs_exits);
+        let exit_planner = exit_planner.then(|| object.patch_planner()).transpose()?;
+        let planner = match &exit_planner {
+            Some(planner) => EntryPlanner::of(planner),
+            None => {
+                let ranges = places.iter().map(|it| it.function.function.range());
+                object.entry_planner(&ranges.collect::<Vec<_>>())?
+            }
+        };
+        let path: Arc<Path> = object.table().path().into();
+        for place in known {
             let patching = Patching {
                 planner: &planner,
                 exit_planner: exit_planner.as_ref(),
                 bias,
-                keeps_faults: may_be_ocaml && stacks == ProcessStacks::OfThreads,
+                stacks,
+                keeps_faults: place.may_be_ocaml && stacks == ProcessStacks::OfThreads,
             };
-            let is_ocaml = is_named_ocaml == Some(true);
-            let is_asked_at_exits = is_asked_at_exits(place);
-            let shown = shown_name(name.as_ref().map(|it| it.text.clone()), address, place);
-            let (mut filter, mut integer, mut keys) = (None, None, None);
-            let mut lacks_argument = false;
-            if let Some(questions) = wanted(place).questions() {
-                let words = questions.words;
-                let (scope, arguments) = if is_asked_at_exits {
-                    words.scope_of_exits(&shown, is_ocaml)
-                } else {
-                    words.scope(&shown, place, address, is_ocaml, may_be_ocaml)
-                };
-                match questions.of_calls(&scope, &arguments) {
-                    Ok(roles) => (filter, integer, keys) = roles,
-                    // A pattern that matches others as well is not meant for these.
-                    Err(bad) if place.named_by.is_none() && bad.is_about_arguments() => {
-                        lacks_argument = true;
-                    }
-                    Err(bad) => return Err(ObserveError::Expression(bad).into()),
-                }
-            }
-            let mut paired = None;
-            if let Wanted::Paired(words, ends, observation) = wanted(place) {
-                let scope = words.scope(&shown, place, address, is_ocaml, may_be_ocaml);
-                let role = role_of_ends(observation, ends, scope)?;
-                paired = Some(Arc::new(role));
-            }
-            let mut watching = None;
-            let mut without_results = None;
-            let [has_results, has_exits] = match wanted(place) {
-                Wanted::Watched(words, _) => [words.has_results(), words.has_exits()],
-                _ => [false; 2],
-            };
-            let mut exits_on = None;
-            let planned = if object.is_kernels() {
-                Err(Refusal::KernelCode)
-            } else if matches!(wanted(place), Wanted::LeftAlone) {
-                Err(Refusal::SwitchesEvents)
-            } else if lacks_argument {
-                Err(Refusal::NoArgument)
-            } else if is_timed(place) {
-                let text = name.as_ref().map_or("", |name| &name.text);
-                let stack = match is_named_ocaml {
-                    None if may_be_ocaml => stacks.of_any(),
-                    is_ocaml => stacks.of_function(text, is_ocaml == Some(true)),
-                };
-                let reported = match wanted(place) {
-                    Wanted::Timed(_, words) => words,
-                    _ => None,
-                };
-                let reported =
-                    reported.map(|it| it.of_place(place, address, is_ocaml, may_be_ocaml));
-                stack.and_then(|stack| patching.timed(place, stack, is_ocaml, reported))
-            } else if is_asked_at_exits {
-                if let Wanted::Watched(words, _) = wanted(place) {
-                    let mut returns = words.of_place(place, address, is_ocaml, may_be_ocaml);
-                    returns.function.has_only_results = true;
-                    watching = Some(returns);
-                }
-                patching
-                    .with_exits(place, |_| {})
-                    .map(|(best, ends)| FunctionPatches {
-                        ends: Some(ends),
-                        ..FunctionPatches::of(best)
-                    })
-            } else {
-                if let Wanted::Watched(words, _) = wanted(place) {
-                    watching = Some(words.of_place(place, address, is_ocaml, may_be_ocaml));
-                }
-                // At another instruction, its arguments may not be there.
-                let any = |_| true;
-                let asks_arguments = watching.as_ref().is_some_and(Watching::has_arguments)
-                    || (filter.as_ref()).is_some_and(|it| it.filter.test.has_argument(&any))
-                    || (integer.as_ref()).is_some_and(|it| it.integer.number.has_argument(&any));
-                let is_exact = asks_arguments && place.selected_by.is_usdt()
-                    || paired.as_ref().is_some_and(|role| asks_at_end(role));
-                let entry = patching.counted(place, is_exact);
-                let text = name.as_ref().map_or("", |name| &name.text);
-                let stack = || match is_named_ocaml {
-                    None if may_be_ocaml => stacks.of_any(),
-                    is_ocaml => stacks.of_function(text, is_ocaml == Some(true)),
-                };
-                let with_ends = || {
-                    if !has_exits {
-                        return patching.with_returns(place);
-                    }
-                    exits_on = Some(stack()?);
-                    patching.with_exits(place, |_| {})
-                };
-                match has_ends(place).then(with_ends) {
-                    None => entry,
-                    Some(Ok((best, ends))) => Ok(FunctionPatches {
-                        ends: Some(ends),
-                        // Without the results.
-                        others: entry.map_or_else(|_| Vec::new(), FunctionPatches::all),
-                        ..FunctionPatches::of(best)
-                    }),
-                    Some(Err(why)) => {
-                        without_results = Some(why);
-                        entry
-                    }
-                }
-            };
-            let wanted = WantedFunction {
-                name: shown,
-                object: path.clone(),
-                address,
-                named_by: place.named_by,
-            };
-            match planned {
-                Ok(planned) => {
-                    let without = without_results.map(|why| wanted.refused(why));
-                    self.without_results.extend(without);
-                    if let (Some(watching), true) = (&mut watching, planned.ends.is_some()) {
-                        let has_only_results = watching.function.has_only_results;
-                        watching.function.has_results = has_results || has_only_results;
-                        watching.function.exits_on = exits_on;
-                    }
-                    self.functions.push(ObservedFunction {
-                        wanted,
-                        is_ocaml,
-                        is_named_ocaml: is_ocaml,
-                        bias,
-                        semaphore: place.selected_by.semaphore().map(|at| ChangedWord {
-                            at: bias.live(at),
-                            change: WordChange::Count,
-                        }),
-                        is_in_executable: false,
-                        best: planned.best,
-                        others: planned.others,
-                        timing: planned.timing,
-                        watching,
-                        filter,
-                        integer,
-                        keys,
-                        is_asked_at_exits,
-                        ends: planned.ends.unwrap_or_default(),
-                        paired,
-                    });
-                }
-                Err(why) => self.refused.push(wanted.refused(why)),
-            }
+            self.add_place(place, &path, &patching)?;
         }
+        Ok(())
+    }
+
+    fn add_place(
+        &mut self,
+        known: KnownPlace<'_>,
+        path: &Arc<Path>,
+        patching: &Patching<'_>,
+    ) -> Result<()> {
+        let asked = known.asked()?;
+        let paired = known.paired()?;
+        let planned = patching.of_place(&known, asked.as_ref(), paired.as_ref());
+        let place = known.place;
+        let is_ocaml = known.is_ocaml();
+        let is_asked_at_exits = known.is_asked_at_exits();
+        let wanted = WantedFunction {
+            name: known.shown,
+            object: path.clone(),
+            address: known.address,
+            named_by: place.named_by,
+        };
+        let planned = match planned {
+            Ok(planned) => planned,
+            Err(why) => {
+                self.refused.push(wanted.refused(why));
+                return Ok(());
+            }
+        };
+        let without = planned.without_results.map(|why| wanted.refused(why));
+        self.without_results.extend(without);
+        let (filter, integer, keys) = asked.unwrap_or_default();
+        self.functions.push(ObservedFunction {
+            wanted,
+            is_ocaml,
+            is_named_ocaml: is_ocaml,
+            bias: patching.bias,
+            semaphore: place.selected_by.semaphore().map(|at| ChangedWord {
+                at: patching.bias.live(at),
+                change: WordChange::Count,
+            }),
+            is_in_executable: place.function.object.is_executable(),
+            best: planned.best,
+            others: planned.others,
+            timing: planned.timing,
+            watching: planned.watching,
+            filter,
+            integer,
+            keys,
+            is_asked_at_exits,
+            ends: planned.ends,
+            paired: paired.map(Arc::new),
+        });
         Ok(())
     }
 
@@ -830,6 +675,72 @@ impl ObservedFunction {
     }
 }
 
+/// Tells a place from others of the process.
+type PlaceKey = (*const FunctionObject, Option<LiveAddr>, u64);
+
+type EndsByPlace = HashMap<PlaceKey, Vec<PairEnd>>;
+
+fn key(place: &FunctionPlace<'_>) -> PlaceKey {
+    let object: *const FunctionObject = place.function.object;
+    (object, place.function.address(), place.offset)
+}
+
+/// Returns the places that these select, not more than can be timed.
+fn limited<'f>(
+    all: &'f Functions,
+    selectors: &[FunctionSelector],
+) -> Result<Vec<FunctionPlace<'f>>> {
+    let places = all.places(selectors)?;
+    let given = places.len();
+    if given > MAX_TIMED {
+        let kind = FunctionError::TooManyTimed {
+            given,
+            most: MAX_TIMED,
+        };
+        return Err(Error::of_file(all.program(), kind));
+    }
+    Ok(places)
+}
+
+/// Returns the places that are ends of pairs, and which ends each of them is.
+fn places_of_pairs<'f, 's>(
+    all: &'f Functions,
+    ends: impl Iterator<Item = (&'s FunctionSelector, PairEnd)>,
+) -> Result<(Vec<FunctionPlace<'f>>, EndsByPlace)> {
+    let mut places = Vec::new();
+    let mut by_place = EndsByPlace::new();
+    for (index, (selector, end)) in ends.enumerate() {
+        for mut place in all.places(std::slice::from_ref(selector))? {
+            by_place.entry(key(&place)).or_default().push(end);
+            place.named_by = Some(index);
+            places.push(place);
+        }
+    }
+    Ok((all.merged(places), by_place))
+}
+
+/// Returns the places of all lists, each of which comes with what selects it: then they are named by one of all selectors.
+fn merged<'f, 's>(
+    all: &'f Functions,
+    lists: impl Iterator<Item = (Vec<FunctionPlace<'f>>, &'s Vec<FunctionSelector>)>,
+) -> Vec<FunctionPlace<'f>> {
+    let mut selectors = 0;
+    let renamed = lists.flat_map(|(mut places, list)| {
+        for place in &mut places {
+            place.named_by = place.named_by.map(|index| selectors + index);
+        }
+        selectors += list.len();
+        places
+    });
+    let mut places = all.merged(renamed.collect());
+    let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
+    if !places.iter().all(is_kernels) {
+        // A pattern that matches others as well is not meant for code that never can be patched.
+        places.retain(|place| !is_kernels(place) || place.named_by.is_some());
+    }
+    places
+}
+
 /// What is wanted of a function.
 #[derive(Clone, Copy)]
 enum Wanted<'w> {
@@ -962,6 +873,130 @@ type AskedOfCalls = (
     Option<KeyRole>,
 );
 
+/// A place in a function, with what is wanted there and known of the function.
+struct KnownPlace<'w> {
+    place: &'w FunctionPlace<'w>,
+    wanted: Wanted<'w>,
+    address: LiveAddr,
+    /// The name of the function; empty if it has none.
+    function_name: String,
+    /// What the place is called.
+    shown: String,
+    /// Whether the function has a name of OCaml's; `None` if it has no name.
+    is_named_ocaml: Option<bool>,
+    /// One without a name may be of C or of OCaml.
+    may_be_ocaml: bool,
+}
+
+impl<'w> KnownPlace<'w> {
+    fn of(
+        place: &'w FunctionPlace<'w>,
+        bias: LoadBias,
+        wanted: Wanted<'w>,
+        has_ocaml: impl Fn() -> bool,
+    ) -> KnownPlace<'w> {
+        let address = bias.live(place.function.function.range().start);
+        let address = address.plus(place.offset);
+        let name = place.function.name();
+        let is_named_ocaml = name
+            .as_ref()
+            .map(|name| name.language == Some(Language::Ocaml) || fibers::is_generated(&name.text));
+        let text = name.map(|it| it.text);
+        KnownPlace {
+            place,
+            wanted,
+            address,
+            function_name: text.clone().unwrap_or_default(),
+            shown: shown_name(text, address, place),
+            is_named_ocaml,
+            may_be_ocaml: is_named_ocaml.unwrap_or_else(has_ocaml),
+        }
+    }
+
+    fn is_ocaml(&self) -> bool {
+        self.is_named_ocaml == Some(true)
+    }
+
+    fn is_function(&self) -> bool {
+        self.place.offset == 0 && self.place.selected_by.name().is_none()
+    }
+
+    fn is_asked_at_exits(&self) -> bool {
+        let questions = self.wanted.questions();
+        self.is_function() && questions.is_some_and(|it| it.at_exits)
+    }
+
+    /// What is recorded of its calls, if they are recorded.
+    fn watched(&self) -> Option<&'w WatchedWords> {
+        match self.wanted {
+            Wanted::Watched(words, _) => Some(words),
+            _ => None,
+        }
+    }
+
+    /// The same, if something is recorded where they end.
+    fn watched_to_end(&self) -> Option<&'w WatchedWords> {
+        let words = self.watched().filter(|_| self.is_function());
+        words.filter(|it| it.has_results() || it.has_exits())
+    }
+
+    /// Returns whether more than its entry is patched.
+    fn needs_exits(&self) -> bool {
+        let is_timed = matches!(self.wanted, Wanted::Timed(..));
+        is_timed || self.is_asked_at_exits() || self.watched_to_end().is_some()
+    }
+
+    fn stack(&self, stacks: ProcessStacks) -> std::result::Result<StackKind, Refusal> {
+        match self.is_named_ocaml {
+            None if self.may_be_ocaml => stacks.of_any(),
+            is_ocaml => stacks.of_function(&self.function_name, is_ocaml == Some(true)),
+        }
+    }
+
+    fn scope(&self, words: &WatchedWords) -> (Scope, Vec<ArgumentSource>) {
+        let (is_ocaml, may_be_ocaml) = (self.is_ocaml(), self.may_be_ocaml);
+        words.scope(
+            &self.shown,
+            self.place,
+            self.address,
+            is_ocaml,
+            may_be_ocaml,
+        )
+    }
+
+    /// Returns how its calls are recorded, without their results.
+    fn watching(&self, words: &WatchedWords) -> Watching {
+        let (is_ocaml, may_be_ocaml) = (self.is_ocaml(), self.may_be_ocaml);
+        words.of_place(self.place, self.address, is_ocaml, may_be_ocaml)
+    }
+
+    /// Returns what is asked of its calls; `None` if that is an argument that it does not have.
+    fn asked(&self) -> Result<Option<AskedOfCalls>> {
+        let Some(questions) = self.wanted.questions() else {
+            return Ok(Some(AskedOfCalls::default()));
+        };
+        let (scope, arguments) = if self.is_asked_at_exits() {
+            questions.words.scope_of_exits(&self.shown, self.is_ocaml())
+        } else {
+            self.scope(questions.words)
+        };
+        match questions.of_calls(&scope, &arguments) {
+            Ok(asked) => Ok(Some(asked)),
+            // A pattern that matches others as well is not meant for these.
+            Err(bad) if self.place.named_by.is_none() && bad.is_about_arguments() => Ok(None),
+            Err(bad) => Err(ObserveError::Expression(bad).into()),
+        }
+    }
+
+    /// Returns what is recorded there if it is an end of pairs.
+    fn paired(&self) -> Result<Option<Role>> {
+        let Wanted::Paired(words, ends, observation) = self.wanted else {
+            return Ok(None);
+        };
+        role_of_ends(observation, ends, self.scope(words)).map(Some)
+    }
+}
+
 /// The patches of a function.
 struct FunctionPatches {
     /// That of its entry.
@@ -969,8 +1004,12 @@ struct FunctionPatches {
     /// What is tried if that turns out not to be possible, the best one last.
     others: Vec<Candidate>,
     timing: Option<Timing>,
-    /// If its results or exits are recorded, those of its returns, or of all exits.
-    ends: Option<Vec<Candidate>>,
+    /// If its calls are recorded.
+    watching: Option<Watching>,
+    /// Why its results are not recorded, although they are to be.
+    without_results: Option<Refusal>,
+    /// If its results or exits are recorded or asked for, those of its returns, or of all exits.
+    ends: Vec<Candidate>,
 }
 
 impl FunctionPatches {
@@ -979,7 +1018,9 @@ impl FunctionPatches {
             best,
             others: Vec::new(),
             timing: None,
-            ends: None,
+            watching: None,
+            without_results: None,
+            ends: Vec::new(),
         }
     }
 
@@ -996,12 +1037,110 @@ struct Patching<'p> {
     /// If any function of the object is timed.
     exit_planner: Option<&'p PatchPlanner>,
     bias: LoadBias,
+    stacks: ProcessStacks,
     /// Whether it is OCaml 4's, which raises `Stack_overflow` for a fault at the end of the stack only if it is in its own
     /// code: then instructions that write to the stack are not displaced.
     keeps_faults: bool,
 }
 
 impl Patching<'_> {
+    /// Plans the patches of a place, of which this is asked, if it has the arguments, and which may be an end of pairs.
+    fn of_place(
+        &self,
+        known: &KnownPlace<'_>,
+        asked: Option<&AskedOfCalls>,
+        paired: Option<&Role>,
+    ) -> std::result::Result<FunctionPatches, Refusal> {
+        if known.place.function.object.is_kernels() {
+            return Err(Refusal::KernelCode);
+        }
+        let asked = asked.ok_or(Refusal::NoArgument)?;
+        match known.wanted {
+            Wanted::LeftAlone => Err(Refusal::SwitchesEvents),
+            Wanted::Timed(_, words) => {
+                let reported = words.map(|words| known.watching(words));
+                let stack = known.stack(self.stacks)?;
+                self.timed(known.place, stack, known.is_ocaml(), reported)
+            }
+            _ if known.is_asked_at_exits() => self.asked_at_exits(known),
+            _ => self.counted_or_watched(known, asked, paired),
+        }
+    }
+
+    fn asked_at_exits(
+        &self,
+        known: &KnownPlace<'_>,
+    ) -> std::result::Result<FunctionPatches, Refusal> {
+        let (best, ends) = self.with_exits(known.place, |_| {})?;
+        let mut watching = known.watched().map(|words| known.watching(words));
+        if let Some(returns) = &mut watching {
+            returns.function.has_only_results = true;
+            returns.function.has_results = true;
+        }
+        Ok(FunctionPatches {
+            watching,
+            ends,
+            ..FunctionPatches::of(best)
+        })
+    }
+
+    fn counted_or_watched(
+        &self,
+        known: &KnownPlace<'_>,
+        (filter, integer, _): &AskedOfCalls,
+        paired: Option<&Role>,
+    ) -> std::result::Result<FunctionPatches, Refusal> {
+        let mut watching = known.watched().map(|words| known.watching(words));
+        // At another instruction, its arguments may not be there.
+        let any = |_| true;
+        let asks_arguments = watching.as_ref().is_some_and(Watching::has_arguments)
+            || (filter.as_ref()).is_some_and(|it| it.filter.test.has_argument(&any))
+            || (integer.as_ref()).is_some_and(|it| it.integer.number.has_argument(&any));
+        let is_exact =
+            asks_arguments && known.place.selected_by.is_usdt() || paired.is_some_and(asks_at_end);
+        let entry = self.counted(known.place, is_exact);
+        let with_ends = known.watched_to_end();
+        let with_ends = with_ends.map(|words| (words, self.with_ends(known, words)));
+        let patches = match with_ends {
+            None => entry?,
+            Some((words, Ok((best, ends, exits_on)))) => {
+                if let Some(watching) = &mut watching {
+                    watching.function.has_results = words.has_results();
+                    watching.function.exits_on = exits_on;
+                }
+                FunctionPatches {
+                    ends,
+                    // Without the results.
+                    others: entry.map_or_else(|_| Vec::new(), FunctionPatches::all),
+                    ..FunctionPatches::of(best)
+                }
+            }
+            Some((_, Err(why))) => FunctionPatches {
+                without_results: Some(why),
+                ..entry?
+            },
+        };
+        Ok(FunctionPatches {
+            watching,
+            ..patches
+        })
+    }
+
+    /// Plans the patches of a function whose returns or exits are recorded, with the stack that the exits are on.
+    fn with_ends(
+        &self,
+        known: &KnownPlace<'_>,
+        words: &WatchedWords,
+    ) -> std::result::Result<(Candidate, Vec<Candidate>, Option<StackKind>), Refusal> {
+        if !words.has_exits() {
+            let (best, ends) = self.with_exits(known.place, PatchSite::keep_returns)?;
+            return Ok((best, ends, None));
+        }
+        let stack = known.stack(self.stacks)?;
+        let (best, ends) = self.with_exits(known.place, |_| {})?;
+        Ok((best, ends, Some(stack)))
+    }
+
     /// Plans the patch of a place that is counted; unless it `is_exact`, maybe that of an instruction that is executed as often.
     fn counted(
         &self,
@@ -1067,14 +1206,6 @@ impl Patching<'_> {
             timing: Some(timing),
             ..FunctionPatches::of(entry)
         })
-    }
-
-    /// Plans the patches of the entry of a function and of its returns.
-    fn with_returns(
-        &self,
-        place: &FunctionPlace<'_>,
-    ) -> std::result::Result<(Candidate, Vec<Candidate>), Refusal> {
-        self.with_exits(place, PatchSite::keep_returns)
     }
 
     /// Plans the patches of the entry of a function, and of those exits that `keep` keeps.
