@@ -304,14 +304,14 @@ impl Swept {
 
     /// Returns the jump at `start` of whose five bytes the first `own` can be written.
     fn punned(&self, start: u64, own: u64) -> Option<Jump> {
-        let chosen = own.checked_sub(1).filter(|it| *it < JUMP_LEN - 1)? as usize;
+        let chosen = own.checked_sub(1)? as usize;
         let bytes = self.code.bytes(start, JUMP_LEN);
         let mut operand: [u8; 4] = bytes.get(1..)?.try_into().ok()?;
         let kept = start + own..start + JUMP_LEN;
         if kept.into_iter().any(|it| self.foreign.contains(it)) {
             return None;
         }
-        operand[..chosen].fill(0);
+        operand.get_mut(..chosen)?.fill(0);
         Some(Jump::Punned {
             chosen: chosen as u8,
             displacement: i32::from_le_bytes(operand),

@@ -195,6 +195,20 @@ fn entries_are_extended_by_eight_instructions() {
 }
 
 #[test]
+fn entries_are_extended_over_straight_code() {
+    // je to the next function, or mov $1,%eax; pop %rax; ret; and a jump in the next function, maybe to the pop.
+    let exits = |entry: &[u8], jump: &[u8]| {
+        let function = [entry, b"\x58\xc3"].concat();
+        let (planner, ranges) = planner_of(&[&function, &[b"\x90", jump].concat()]);
+        planner.function(ranges[0]).exits.map(|it| it.sites.len())
+    };
+    let (je, mov) = (b"\x0f\x84\x02\0\0\0", b"\xb8\x01\0\0\0");
+    assert_eq!(exits(mov, b"\xeb\xfe"), Ok(0));
+    assert!(exits(je, b"\xeb\xfe").is_err());
+    assert!(exits(mov, b"\xeb\xfb").is_err());
+}
+
+#[test]
 fn exits_have_the_jump_with_most_room() {
     // mov $1,%eax; je to the next function; call *%rax; L: dec %rdi; jne L; mov $1,%eax; ret
     let function = b"\xb8\x01\0\0\0\x74\x0d\xff\xd0\x48\xff\xcf\x75\xfb\xb8\x01\0\0\0\xc3";
@@ -459,6 +473,19 @@ fn jumps_of_interpreters_may_stay_inside() {
     let of_jump = |at: u64| planner.swept.targets.of_jump(AT + at);
     assert_eq!(of_jump(0xe), targets::JumpTargets::Inside);
     assert_eq!(of_jump(0x16), targets::JumpTargets::Outside);
+}
+
+#[test]
+fn distant_jumps_are_unclear_among_labels() {
+    // call *%rdi; nop; jmp *%rax, with the address of one of them in data.
+    let function = b"\xff\xd7\x90\xff\xe0";
+    let targets = |label: u64| {
+        let (planner, _) = with_data(function, &(AT + label).to_le_bytes(), true);
+        planner.swept.targets.of_jump(AT + 3)
+    };
+    let labels = [0, 2, 3].map(targets);
+    use targets::JumpTargets::{Outside, Unclear};
+    assert_eq!(labels, [Outside, Outside, Unclear]);
 }
 
 #[test]
@@ -735,6 +762,7 @@ fn jumps_between_parts_are_no_exits() {
     let planner = PatchPlanner::new(code, &ranges[..1], &ranges[1..], []);
     let exits = planner.function(ranges[0]).exits.unwrap();
     assert_eq!(exits.sites.len(), 1, "{exits:?}");
+    assert_eq!(exits.sites[0].jump(), Jump::Near { padding: 0 });
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn restore(plan: &UpdatePlan, journal: &[Written<'_>], memory: &mut impl WriteMe
                 let mut rest = counters(&writes[..*done], |write| write.old);
                 rest.reverse();
                 while let Err(fault) = memory.write_counters(&rest) {
-                    rest.drain(..=fault.done.min(rest.len() - 1));
+                    rest.drain(..(fault.done + 1).min(rest.len()));
                 }
             }
         }

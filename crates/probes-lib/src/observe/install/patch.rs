@@ -495,4 +495,20 @@ mod tests {
         };
         assert_eq!(together(vec![patch(0), beside, patch(16)]), 1);
     }
+
+    #[test]
+    fn reversed_patches_expect_what_was_written() {
+        let patch = Patch {
+            at: LiveAddr(START),
+            before: PatchBytes::of(&[1, 2]),
+            after: PatchBytes::of(&[3, 4]),
+            is_written_in_steps: false,
+            is_beside_breakpoint: false,
+        };
+        let reversed = patch.reverse();
+        assert_eq!(
+            (&reversed.before[..], &reversed.after[..]),
+            (&[3, 4][..], &[1, 2][..])
+        );
+    }
 }

@@ -67,16 +67,11 @@ impl SweepFilter {
         let mut found = Vec::new();
         for segment in code.executable() {
             let bytes = code.bytes(segment.start, segment.end - segment.start);
-            for (at, piece) in (segment.start..)
-                .step_by(PIECE_LEN)
-                .zip(bytes.chunks(PIECE_LEN))
-            {
+            for start in (0..bytes.len()).step_by(PIECE_LEN) {
+                let at = segment.start + start as u64;
                 let is_possible = third_bytes(&windows, at, code.is_fixed());
-                let end = bytes
-                    .len()
-                    .min((at - segment.start) as usize + piece.len() + 3);
-                let with_next = &bytes[(at - segment.start) as usize..end];
-                for (at, four) in (at..).zip(with_next.windows(4)) {
+                let fours = bytes[start..].windows(4).take(PIECE_LEN);
+                for (at, four) in (at..).zip(fours) {
                     let &[one, two, three, four] = four else {
                         continue;
                     };

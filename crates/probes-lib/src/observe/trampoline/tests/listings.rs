@@ -855,3 +855,94 @@ fn first_call_of_another_function_is_golden() {
     assert!(code.len() as u64 <= call_once::LEN);
     assert_golden("listings/call_once.txt", &listed(&code, AT));
 }
+
+#[test]
+fn callers_are_above_what_is_pushed() {
+    let keys = keys("caller");
+    let layout = keyed_layout(&keys, false);
+    let role = Role {
+        is_counted: true,
+        keys: Some(Arc::new(keys)),
+        ..Role::default()
+    };
+    let lines = listed(&enabled_trampoline(&role, layout), AT);
+    let caller = format!("mov {PUSHED:#x}(%rsp),");
+    assert!(lines.iter().any(|it| it.starts_with(&caller)), "{lines:#?}");
+}
+
+#[test]
+fn fibers_below_c_need_the_kernel() {
+    let of_c = watch_role(watched_function(Words::Text, FunctionPart::Entry), &[]);
+    let with = |fibers| {
+        let layout = recorded_layout(StackCopies::Copied {
+            fibers,
+            may_ask_kernel: false,
+        });
+        recorded(&of_c, (RecordedEvent::Call, None), true, layout)
+    };
+    assert_eq!(with(Some(FIBERS)), with(None));
+}
+
+#[test]
+fn lengths_of_functions_are_those_of_their_code() {
+    // sub $8,%rsp; call *(%rip); add $8,%rsp; ret
+    let calling = b"\x48\x83\xec\x08\xff\x15\0\0\0\0\x48\x83\xc4\x08\xc3";
+    let range = CodeRange {
+        start: FileAddr(0x5555_0100_0000),
+        len: calling.len() as u64,
+    };
+    let mut code = Code::default();
+    code.add(range.start, calling.to_vec(), true);
+    let planner = PatchPlanner::new(code, &[range], &[], []);
+    let mut candidates = planner.function(range).entry.unwrap().into_iter();
+    let calling = candidates.find(PatchSite::moves_call).unwrap();
+    let layout = SharedLayout::default();
+    let templates = CountTemplates::of(FAR_POINTERS.0, FAR_POINTERS.1).unwrap();
+    let template = templates.of_function(false);
+    for (site, alignment) in [(short_site(false), 0), (calling, 7)] {
+        let at = LiveAddr(site.address().0);
+        let len = |role: &Role| len_of_function(&site, LoadBias::NONE, role, layout, template);
+        let of_code = |len: usize| (len + alignment).next_multiple_of(LINE as usize) as u64;
+        let copy = site.copy_at(LoadBias::NONE, at).unwrap();
+        let counted = template.len() + copy.code().len();
+        assert_eq!(len(&Role::default()), of_code(counted));
+        for terms in 1..12 {
+            let role = Role {
+                is_counted: true,
+                filter: Some(filter(&vec!["arg1 > 3"; terms].join(" && "))),
+                ..Role::default()
+            };
+            let site = (&site, LoadBias::NONE);
+            let (pointers, locked) = (pointers(layout), (LOCKED, LOCKED.lost));
+            let made = of_filtered_function(at, site, &role, &pointers, locked);
+            assert_eq!(len(&role), of_code(made.unwrap().0.len()), "{terms}");
+        }
+    }
+}
+
+#[test]
+fn operands_are_loaded_with_their_size() {
+    let loads = |size| {
+        let (_, mut arguments) = scope();
+        arguments[1] = in_memory(Some(Register::RCX), None, size);
+        let filter = FilterRole {
+            arguments,
+            filter: filter("arg1 > 3").filter.clone(),
+        };
+        let role = Role {
+            is_counted: true,
+            filter: Some(Arc::new(filter)),
+            ..Role::default()
+        };
+        let lines = listed(&enabled_trampoline(&role, SharedLayout::default()), AT);
+        let is_load = |it: &String| it.starts_with("mov") && it.contains(" (%rcx),");
+        lines.into_iter().find(|it| is_load(it)).unwrap_or_default()
+    };
+    let expected = [
+        "movzbl (%rcx),%ecx",
+        "movzwl (%rcx),%ecx",
+        "mov (%rcx),%ecx",
+        "mov (%rcx),%rcx",
+    ];
+    assert_eq!([1, 2, 4, 8].map(loads), expected);
+}
