@@ -25,7 +25,7 @@ pub struct Keys(Vec<Expression>);
 impl Keys {
     /// The most keys.
     pub(crate) const MOST: usize = 4;
-    /// The most keys that arguments make, which registers hold.
+    /// The most keys whose values are calculated from arguments: registers hold these.
     pub(crate) const MOST_HELD: usize = 2;
 
     /// Returns them in their order, at least one.
@@ -50,8 +50,8 @@ impl Keys {
         Ok(parts)
     }
 
-    /// Returns what they are at the stop of a pair, where one register is taken by the time: so only one key may be held in a register,
-    /// and fewer registers are left to calculate it.
+    /// Returns what they are at the stop of a pair, where the time takes one register: so only one key may be held in a
+    /// register, and one register fewer is left to calculate it.
     pub(crate) fn parts_at_stop(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let parts = self.parts(scope)?;
         let mut held = parts.iter().zip(&self.0).filter(|(it, _)| it.is_held());
@@ -109,12 +109,16 @@ impl FromStr for Keys {
     }
 }
 
-/// Splits a list at its commas, but for those in quotes.
+/// Splits a list at its commas, except those in quotes. A quote that a name ends with (`x'`) opens nothing.
 fn parts(list: &str) -> Vec<&str> {
     let (mut parts, mut start) = (Vec::new(), 0);
     let (mut quote, mut is_escaped) = (None, false);
+    let mut is_in_name = false;
     for (at, byte) in list.bytes().enumerate() {
+        let follows_name = is_in_name && quote.is_none();
+        is_in_name = byte.is_ascii_alphanumeric() || byte == b'_' || follows_name && byte == b'\'';
         match (quote, byte) {
+            (None, b'\'') if follows_name => {}
             (Some(_), _) if is_escaped => is_escaped = false,
             (Some(_), b'\\') => is_escaped = true,
             (Some(open), _) if byte == open => quote = None,
@@ -142,6 +146,11 @@ mod tests {
             (
                 r#"arg0 + ',' , "a\",b",c"#,
                 &["arg0 + ',' ", r#" "a\",b""#, "c"],
+            ),
+            ("acc', x'', tid", &["acc'", " x''", " tid"]),
+            (
+                r#"arg0=='a',a1' , ",'", b"#,
+                &["arg0=='a'", "a1' ", r#" ",'""#, " b"],
             ),
             (",", &["", ""]),
         ] {

@@ -255,6 +255,12 @@ fn requests_that_keys_do_not_distinguish_are_counted() {
         let by = |key: &str| Observation::new().match_by(key.parse().unwrap());
         let (latency, ..) = requests_by_key(&mut talker, by("str(arg0)"), "flight 5 100");
         assert_eq!((outcomes(&latency), latency.untyped()), ([0; 4], 210));
+        // With a filter that has no answer either, or that chooses no start: each hit is untyped once at most.
+        for (filter, untyped) in [(r#"str(arg0) == "x""#, 210), ("number < 0", 105)] {
+            let chosen = by("str(arg0)").only_starts_where(filter.parse().unwrap());
+            let (latency, ..) = requests_by_key(&mut talker, chosen, "flight 5 100");
+            assert_eq!((outcomes(&latency), latency.untyped()), ([0; 4], untyped));
+        }
         // The other four wait while one ends; each replaces the one before.
         let (latency, ..) = requests_by_key(&mut talker, by("tid"), "flight 5 100");
         assert_eq!(outcomes(&latency), [101, 4, 4, 0]);

@@ -30,7 +30,7 @@ pub(super) struct Ends<'r> {
     pub(super) marks: &'r Marks,
     pub(super) key: Option<&'r KeyRole>,
     pub(super) filter: &'r PairFilter,
-    /// By what times are distinguished, at a stop.
+    /// What times are distinguished by, at a stop (`latency -by`).
     pub(super) time_keys: Option<&'r KeyRole>,
     /// What is recorded of slow pairs, if they are reported.
     pub(super) reported: Option<&'r WatchRole>,
@@ -38,8 +38,9 @@ pub(super) struct Ends<'r> {
     pub(super) are_in_range: bool,
 }
 
-/// Emits the code of the ends of pairs that a point is. Expects, and leaves, in the copies of the saved registers what these held at
-/// the point; changes all of them, but leaves the address of the shared data in rbx and the time in rsi.
+/// Emits the code of the ends of pairs that a point is. Expects in the copies of the saved registers what these held at
+/// the point, and does not change the copies. Changes all of the registers themselves; in the end, the address of the
+/// shared data is in rbx, and the time in rsi.
 pub(super) fn ends(
     a: &mut CodeAssembler,
     ends: Ends<'_>,
@@ -60,7 +61,7 @@ pub(super) fn ends(
     a.set_label(&mut left_out)?;
     ends.emit(a, Starts::LeftOut, pointers, context)?;
     a.set_label(&mut over)?;
-    // There may be another label.
+    // A label needs an instruction, and the caller may set another label here.
     a.nop()
 }
 
@@ -148,7 +149,8 @@ impl Ends<'_> {
                     slow::StartPlace::of_slot(*end)
                 };
                 slow::report(a, kept, reported, context.saved, pointers)?;
-                // The registers are needed for other things than before. Until the time is taken again, it was the report that took time.
+                // The report has changed the registers. The time is taken again, so that a pair that begins here does
+                // not include what the report took.
                 if let Some(key) = self.key.filter(|_| index + 1 < self.ends.len()) {
                     keys::hash(a, key, context, untyped)?;
                     a.mov(r8, rdx)?;
@@ -162,15 +164,19 @@ impl Ends<'_> {
         if self.key.is_some() {
             a.jmp(over)?;
             a.set_label(&mut untyped)?;
-            self.count_untyped(a, pointers, |_| true)?;
+            // A start that is left out was not chosen, or is counted as untyped already.
+            self.count_untyped(a, pointers, |end| {
+                starts == Starts::Timed || matches!(end, PairEnd::Stop(_))
+            })?;
             a.set_label(&mut over)?;
         }
         a.nop()
     }
 
-    /// Emits the code of a start or a stop that belongs to the last start of its thread. Expects the address of the shared data in rbx
-    /// and the time in rsi, and preserves them. Goes to `over` if it has no slot, or no start. After a start, the slot is at rcx, which
-    /// rdx locates; after a stop, if slow pairs are reported, the slot is at rdi, and the time of the start in r9.
+    /// Emits the code of a start, or of a stop that belongs to the last start of its thread. Expects the address of the
+    /// shared data in rbx and the time in rsi, and preserves them. Goes to `over` if the thread has no slot, or the
+    /// stop has no start, or its time is not recorded. After a start, the slot is at rcx, and rdx locates the start in
+    /// it; after a stop, if slow pairs are reported, the slot is at rdi, and the time of the start in r9.
     fn nested_end(
         self,
         a: &mut CodeAssembler,
@@ -298,8 +304,8 @@ fn push_start(a: &mut CodeAssembler, starts: Starts) -> Result<(), IcedError> {
     a.mov(qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)), rsi)
 }
 
-/// Removes the last start that waits in the slot at rcx. Puts in rax how many are left, and locates it; goes to
-/// `over` if there is none that is known.
+/// Removes the last start that waits in the slot at rcx. Puts in rax how many are left; rdx locates the one that was
+/// removed. Goes to `over` if none waits, or if it was overwritten.
 fn pop_start(a: &mut CodeAssembler, is_filtered: bool, over: CodeLabel) -> Result<(), IcedError> {
     let mut none = a.create_label();
     let mut found = a.create_label();
@@ -350,8 +356,9 @@ fn add_by_key(
     values::add_time(a, context)
 }
 
-/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx, and the address of the
-/// shared data in rbx. Uses rdx, too, and if it is kept, r8, where the time is then. Goes to `over` if it is not in the range.
+/// Records a time, which is in rax; the carry flag says whether it is negative. The thread's slot is at rcx, and the
+/// address of the shared data in rbx. Uses rdx, too. If times are kept, r8 holds it then. Goes to `over` if it is not
+/// in the range.
 fn add_time(
     a: &mut CodeAssembler,
     pair: u32,

@@ -1,5 +1,5 @@
-//! The code at the ends of a pair that records slow ones in the ring, each by itself, if they are reported: at a start, it keeps the
-//! arguments; at a stop, it compares the time, and if that is long, it writes the record.
+//! The code at the ends of a pair that writes a record into the ring for each slow one, if these are reported: at a
+//! start, it keeps the arguments; at a stop, it compares the time, and if that is long, it writes the record.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -15,7 +15,7 @@ use crate::observe::layout::pair_slots::SLOT_LEN_BITS;
 use crate::observe::layout::shared::{SLOW_FROM, SharedLayout, TID_AT, record as layout_of};
 use crate::observe::point::{PairEnd, WatchRole};
 
-/// Where what is kept of a start of a pair is.
+/// Which entry of the table of kept starts ([`kept_starts`](crate::observe::layout::kept_starts)) is that of a start.
 #[derive(Clone, Copy)]
 pub(super) struct StartPlace {
     pair: u32,
@@ -25,7 +25,7 @@ pub(super) struct StartPlace {
 }
 
 impl StartPlace {
-    /// Returns that of the key whose hash is in r8.
+    /// Returns the entry of the key whose hash is in r8.
     pub(super) fn of_key(end: PairEnd) -> StartPlace {
         StartPlace {
             is_by_key: true,
@@ -33,8 +33,8 @@ impl StartPlace {
         }
     }
 
-    /// Returns that of the thread's slot at rcx, and of a start that rdx locates, or of a stop, after which so many starts wait as rdx
-    /// says.
+    /// Returns the entry of the thread's slot, which is at rcx, and of a depth. At a start, rdx is twice the depth, as
+    /// `locate_start` leaves it; at a stop, it is how many starts still wait, which is the depth of the one it ends.
     pub(super) fn of_slot(end: PairEnd) -> StartPlace {
         let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
         StartPlace {
@@ -68,7 +68,8 @@ impl StartPlace {
     }
 }
 
-/// Emits the code that keeps a start. Expects the address of the shared data in rbx and the time in rsi, and preserves them and r8.
+/// Emits the code that keeps a start. Expects the address of the shared data in rbx and the time in rsi, and preserves
+/// them and r8.
 pub(super) fn keep(
     a: &mut CodeAssembler,
     place: StartPlace,
@@ -80,7 +81,8 @@ pub(super) fn keep(
     let mut over = a.create_label();
     place.find(a, layout)?;
     a.mov(rcx, rdx)?;
-    // Another thread, or this one if a signal handler interrupts it, leaves an entry alone that is incomplete.
+    // An incomplete entry is being written by another thread, or by this one if a signal handler has interrupted it:
+    // it is left alone.
     a.mov(eax, INCOMPLETE as u32)?;
     if place.is_by_key {
         a.xchg(word_at(rcx, layout_of::NUMBER), rax)?;
@@ -104,18 +106,18 @@ pub(super) fn keep(
     a.nop()
 }
 
-/// Emits the code that goes to `over` unless the time from the start, in r9, to the stop, in rsi, is long. Expects the address of the
-/// shared data in rbx; uses rax.
+/// Emits the code that goes to `over` unless the time from the start, in r9, to the stop, in rsi, is long. Expects the
+/// address of the shared data in rbx; uses rax.
 pub(super) fn unless_slow(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), IcedError> {
     a.mov(rax, rsi)?;
     a.sub(rax, r9)?;
-    // A negative time is taken for a long one. The reader knows better.
+    // A negative time counts as a long one; the reader takes it for zero, and drops the record.
     a.cmp(rax, qword_ptr(rbx + offset(SLOW_FROM)))?;
     a.jb(over)
 }
 
-/// Emits the code that records a pair: the stop, and what was kept of the start. Expects the address of the shared data in rbx, the time
-/// of the start in r9, and that of the stop in rsi; changes all registers but rbx.
+/// Emits the code that records a pair: the stop, and what was kept of the start. Expects the address of the shared data
+/// in rbx, the time of the start in r9, and that of the stop in rsi; changes all registers but rbx.
 pub(super) fn report(
     a: &mut CodeAssembler,
     place: StartPlace,
