@@ -52,7 +52,7 @@ const MARK: [u8; 4] = *b"o-p\x01";
 /// The hook's code.
 static HOOK_CODE: LazyLock<[u8; HOOK_LEN]> = LazyLock::new(|| {
     let code = assemble().ok().and_then(|code| code.try_into().ok());
-    code.unwrap_or_else(|| unreachable!("the code never changes"))
+    code.unwrap_or_else(|| unreachable!("the code has HOOK_LEN bytes"))
 });
 
 /// The offsets in it of what follows its system calls.
@@ -131,14 +131,14 @@ fn assemble() -> Result<Vec<u8>, IcedError> {
 pub(crate) enum NoLoaderHook {
     /// The process has none: its program is static, or the loader was executed as its program.
     NoLoader,
-    /// The loader is not like those that we know, or cannot be changed; the text says why.
+    /// There is a loader, but it cannot be hooked; the text says why.
     Impossible(&'static str),
 }
 
 impl NoLoaderHook {
     const UNKNOWN: NoLoaderHook =
         NoLoaderHook::Impossible("its dynamic loader is not like those of glibc and musl");
-    /// The kernel may kill the process for the system calls of the hook.
+    /// A filter could not be read: it may refuse the system calls of the hook, or kill the process for them.
     const FILTERED: NoLoaderHook = NoLoaderHook::Impossible(
         "a seccomp filter may forbid the system calls of the hook in its dynamic loader",
     );
@@ -191,8 +191,8 @@ impl LoaderHook {
         Ok(hook)
     }
 
-    /// Returns the system calls of its code as seccomp filters see them. Where signal sets are depends on the thread: an
-    /// address on the stack of a first thread stands for it.
+    /// Returns the system calls of its code as seccomp filters see them. The signal sets are on the stack of the thread
+    /// that loads an object, which is not known yet: their addresses are those of a stack of a main thread.
     fn system_calls(&self) -> Vec<NamedCall> {
         const OLD_MASK: u64 = 0x7fff_ffff_e000;
         const SET_LEN: u64 = SIGNAL_SET_LEN as u64;
@@ -269,7 +269,8 @@ impl LoaderHook {
             0
         };
         let original: [u8; JMP_LEN] = code.get(skipped..skipped + JMP_LEN)?.try_into().ok()?;
-        if original[0] != RET || !is_padding(&original[1..]) {
+        let behind = code.get(skipped + 1..)?;
+        if original[0] != RET || !is_padding(behind, JMP_LEN - 1) {
             return None;
         }
         let end = segment.start.0.checked_add(segment.file_len)?;
@@ -337,15 +338,23 @@ impl LoaderHook {
     }
 }
 
-/// Whether these are the first bytes of the padding that assemblers put between functions.
-fn is_padding(bytes: &[u8]) -> bool {
-    let mut rest = bytes;
-    // First `nop`, `int3` and zeroes, of one byte each; then perhaps a longer nop, which begins
-    // with one of these prefixes or opcodes.
-    while let [0x90 | 0xcc | 0x00, after @ ..] = rest {
-        rest = after;
+/// Whether the bytes begin with `len` bytes of the padding that assemblers put between functions: zeroes, `int3` and nops, of which the
+/// last may be longer.
+fn is_padding(bytes: &[u8], len: usize) -> bool {
+    let mut at = 0;
+    while at < len {
+        let rest = bytes.get(at..).unwrap_or_default();
+        if rest.first() == Some(&0) {
+            at += 1;
+            continue;
+        }
+        let instruction = Decoder::new(64, rest, DecoderOptions::NONE).decode();
+        if !matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3) {
+            return false;
+        }
+        at += instruction.len();
     }
-    rest.is_empty() || rest.starts_with(&[0x0f, 0x1f]) || rest[0] == 0x66 || rest[0] == 0x2e
+    true
 }
 
 #[cfg(test)]
@@ -406,6 +415,29 @@ mod tests {
         "pop rax",
         "ret",
     ];
+
+    #[test]
+    fn code_behind_the_function_is_no_padding() {
+        for (bytes, is_so) in [
+            (&[0x90, 0x90, 0xcc, 0, 0xc3][..], true),
+            (&[0, 0, 0, 0], true),
+            // nopw 0(%rax,%rax,1), data16 cs nopw, xchg %ax,%ax
+            (&[0x66, 0x0f, 0x1f, 0x44, 0, 0], true),
+            (&[0xcc, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0], true),
+            (&[0x90, 0x90, 0x66, 0x90], true),
+            (&[0x90, 0x90, 0x90, 0x66, 0x90], true),
+            // pxor %xmm0,%xmm0; cs jne; mov %rsp,%rbp
+            (&[0x66, 0x0f, 0xef, 0xc0], false),
+            (&[0xcc, 0xcc, 0xcc, 0x66, 0x0f, 0xef, 0xc0], false),
+            (&[0x2e, 0x75, 0x02, 0x90], false),
+            (&[0x90, 0x48, 0x89, 0xe5], false),
+            // The end of what was read.
+            (&[0x90, 0x90, 0x90, 0x66], false),
+            (&[0x90, 0x90, 0x90], false),
+        ] {
+            assert_eq!(is_padding(bytes, JMP_LEN - 1), is_so, "{bytes:x?}");
+        }
+    }
 
     fn printed(command: &mut Command) -> String {
         let output = output(command);
