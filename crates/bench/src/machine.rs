@@ -4,11 +4,11 @@ use std::fs;
 
 use crate::failure::{Failure, Result};
 
-/// Returns a list: processor, cores, memory, kernel, load.
+/// Returns a list: processor, how many of them, memory, kernel, load.
 pub(crate) fn describe() -> Result<String> {
     let cpu = read("/proc/cpuinfo")?;
     let model = field(&cpu, "model name").unwrap_or("unknown");
-    let cores = cpu.lines().filter(|l| l.starts_with("processor")).count();
+    let processors = cpu.lines().filter(|l| l.starts_with("processor")).count();
     let memory = read("/proc/meminfo")?;
     let memory = field(&memory, "MemTotal")
         .and_then(|total| total.strip_suffix(" kB")?.parse().ok())
@@ -24,7 +24,7 @@ pub(crate) fn describe() -> Result<String> {
         ""
     };
     Ok(format!(
-        "- processor: {model}{virtual_machine}, {cores} cores\n\
+        "- processor: {model}{virtual_machine}, {processors} processors\n\
          - memory: {memory} GiB\n\
          - kernel: Linux {kernel}\n\
          - load average at the start: {load}\n"

@@ -152,9 +152,9 @@ fn list_probes(args: &Args, file: &Path, output: &Output) -> Result<(), Failure>
         Linking::PositionIndependent => "position independent",
     };
     output.messages.step(format_args!(
-        "{} has {} probes and is {linking}",
+        "{} has {} and is {linking}",
         file.display(),
-        table.probes().len()
+        number_of(table.probes().len(), "probe")
     ));
     let sources = std::iter::once_with(|| SourceMap::read(file));
     let detail = detail(output, args.sites, args.paths.form(), sources);

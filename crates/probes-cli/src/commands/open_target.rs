@@ -7,9 +7,10 @@ use crate::failure::{Failure, is_deleted_or_replaced};
 use crate::hint::{self, Operand};
 use crate::messages::Messages;
 use crate::output::{Detail, Format, PathForm, WarningKind};
-use crate::text::join_first_few;
+use crate::text::{join_first_few, number_of};
 
-/// Opens a process in order to change it, and describes it. It may have no probes, but functions, unless `needs_probes`.
+/// Opens a process in order to observe it, and describes it. One without probes is accepted unless `needs_probes`: its
+/// functions may be observed.
 pub(super) fn open_to_observe(
     pid: i32,
     needs_probes: bool,
@@ -32,16 +33,17 @@ pub(super) fn describe(messages: &Messages, target: &Target) {
     messages.step(format_args!("process {pid} runs {program}"));
     for object in target.objects() {
         messages.step(format_args!(
-            "{} has {} probes; load bias {}",
+            "{} has {}; load bias {}",
             object.path().display(),
-            object.table().probes().len(),
+            number_of(object.table().probes().len(), "probe"),
             object.load_bias()
         ));
     }
     warn_of_unreadable(messages, &target.unreadable(), pid, "probes");
 }
 
-/// Names the mapped files that could not be read, which may have probes or functions as well: `what`.
+/// Names the mapped files that could not be read, and may have more of `what` the command looks for: probes or
+/// functions.
 pub(super) fn warn_of_unreadable(
     messages: &Messages,
     unreadable: &[UnreadableObject],

@@ -73,7 +73,7 @@ impl Flags for RecordedFlags {
             || !self.pairs.is_empty();
         if !has_points && !self.gc {
             return Err(
-                "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS or -gc"
+                "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS, -until NAME or -gc"
                     .to_owned(),
             );
         }

@@ -189,7 +189,6 @@ fn that_ocaml_4_writes_none_is_said() {
         command.arg(program("calls"));
         if flags.starts_with("record") {
             command.arg("-o").arg(scratch.file("trace.json"));
-            command.arg("-force");
         }
         let said = run_with_input("run 1 10\n", &command);
         assert_eq!(said.code, Some(1), "{flags}: {said:?}");

@@ -590,7 +590,7 @@ fn wrong_command_lines_change_nothing() {
         ),
         (
             "-o x.json",
-            "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS or -gc",
+            "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS, -until NAME or -gc",
         ),
         (
             "-probe tick -over 5ms -o x.json",

@@ -244,7 +244,7 @@ fn paused_events_are_paused_again() {
 }
 
 #[test]
-fn events_that_come_on_at_the_end_are_off() {
+fn events_that_come_on_late_are_off() {
     let [file, _] = program_forms("ocaml5/events");
     for _ in 0..20 {
         let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);

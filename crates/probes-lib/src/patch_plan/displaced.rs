@@ -75,7 +75,8 @@ impl DisplacedCopy {
         DisplacedCopy::make_with_exits(bytes, from, to, &[], &mut |_, _| Ok(Vec::new()))
     }
 
-    /// The same with the code of `at_exit`, for its address, before each of these `exits` is taken.
+    /// The same, with code that is executed before the function is left at one of these `exits`: `at_exit` makes it,
+    /// given its address.
     pub(super) fn make_with_exits(
         bytes: &[u8],
         from: LiveAddr,
@@ -133,7 +134,7 @@ impl DisplacedCopy {
     }
 }
 
-/// Returns what an instruction is that cannot be moved.
+/// Returns what an instruction is, with its article, if it cannot be moved; `None` if it can.
 pub(super) fn immovable(instruction: &Instruction) -> Option<&'static str> {
     if instruction.is_invalid() {
         return Some("no instruction");
@@ -167,7 +168,7 @@ pub(super) fn immovable(instruction: &Instruction) -> Option<&'static str> {
     }
 }
 
-/// Writes code at one address after the other.
+/// Writes instructions one behind the other, the first one at `at`.
 struct Writer {
     at: LiveAddr,
     code: Vec<u8>,
@@ -206,7 +207,8 @@ impl Writer {
         self.branch(Opcode::Jmp_rel32_64, target)
     }
 
-    /// Writes a conditional jump whose target is not known yet; returns its end, and what it jumps to in the end.
+    /// Writes a conditional jump to code that is not written yet; returns the index of the byte behind it, and its
+    /// original target.
     fn conditional_exit(
         &mut self,
         jump: &Instruction,
@@ -280,7 +282,7 @@ impl Writer {
     }
 }
 
-/// Returns whether an instruction calls, and is not a system call.
+/// Returns whether one of the instructions is a call of a function.
 pub(super) fn moves_call(instructions: &[Instruction]) -> bool {
     instructions.iter().any(is_call)
 }

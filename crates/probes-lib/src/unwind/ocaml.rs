@@ -9,9 +9,9 @@ const POPS: [&[u8]; 3] = [
     &[0x41, 0x8f, 0x86],
     &[0x41, 0x8f, 0x03],
 ];
-/// The bytes of an offset that follow them.
+/// How many bytes of an offset follow each of them.
 const OFFSETS: [usize; 3] = [1, 4, 0];
-/// `lea offset(%r14), %r11` and the offset of one byte.
+/// `lea offset(%r14), %r11` without its offset, which is one byte.
 const LEA: [u8; 3] = [0x4d, 0x8d, 0x5e];
 const LEA_LEN: usize = 4;
 const RET: u8 = 0xc3;
@@ -19,9 +19,10 @@ const RET: u8 = 0xc3;
 /// No code is at lower addresses: `vm.mmap_min_addr` (mmap(2)).
 pub(super) const LOWEST_CODE: u64 = 1 << 16;
 
-/// Where an exception is raised, the stack pointer has been set to that of the innermost exception handler, and two
-/// instructions remain, which restore the handler below and go to this one. Returns the registers of the handler's function if one of
-/// them is executed next (`caml_raise_exn` of runtime/amd64.S, and the code that ocamlopt makes of `raise`).
+/// Code that raises an exception sets the stack pointer to that of the innermost exception handler. Then `pop`, in
+/// OCaml 5 after a `lea`, makes the next outer handler the innermost one, and `ret` jumps to the handler
+/// (`caml_raise_exn` of runtime/amd64.S, and the code that ocamlopt makes of `raise`). Returns the registers with which
+/// the handler begins, if one of these instructions is executed next.
 pub(super) fn handler_of_raised(
     registers: &FrameRegisters,
     memory: &mut impl StackMemory,

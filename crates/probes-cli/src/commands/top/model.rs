@@ -96,7 +96,7 @@ pub(super) struct CollectorFigures {
     pub(super) domain: u32,
     /// Its share of the time in pauses, from 0 to 1.
     pub(super) share: f64,
-    /// The longest pause of any domain that has ended since then.
+    /// The longest of the pauses that have ended since then, in any domain.
     pub(super) longest: Duration,
     /// Bytes a second, of all domains.
     pub(super) allocated: f64,
@@ -245,7 +245,7 @@ impl Model {
         self.now.collector = collector;
     }
 
-    /// The runtime could write events of its collector, and does not.
+    /// Notes that the runtime could write events of its collector, and does not.
     pub(super) fn set_events_off(&mut self) {
         self.are_events_off = true;
     }
@@ -334,7 +334,7 @@ impl Model {
         }
         let Some(probe) = self.selected.map(|selected| &self.points[selected]) else {
             self.show_message(if self.shown.is_empty() && !self.filter.is_empty() {
-                "no name contains the filter: / changes it"
+                "no row has the filter in its name: / changes it"
             } else {
                 "no probe is selected: the arrow keys select one"
             });
@@ -380,13 +380,13 @@ impl Model {
         let are_many = self.function_count() > TERMINAL_LINES;
         let passes = |&point: &usize| {
             let Point { name, function, .. } = &self.points[point];
-            // As in `count`.
+            // As in `count`: of many functions, those without calls are left out.
             let is_idle = are_many && function.is_some() && figures[point].hits == 0;
             !is_idle && (filter.is_empty() || name.to_lowercase().contains(&filter))
         };
         let mut shown: Vec<usize> = (0..self.points.len()).filter(passes).collect();
-        // Points without hits just now, as all are when a program rests, are sorted by their hits. Equal ones
-        // stay in the order of their names.
+        // Points with the same rate, such as 0 when a program is idle, are sorted by all their hits. Equal ones stay in
+        // the order of their names.
         shown.sort_by(|&one, &other| {
             let by_hits = figures[other].hits.cmp(&figures[one].hits);
             let order = match self.sort {
@@ -505,7 +505,7 @@ impl Model {
         self.frozen.is_some()
     }
 
-    /// The requested page of the help, which may have fewer.
+    /// The requested page of the help, which may have fewer pages.
     pub(super) fn help_page(&self) -> Option<usize> {
         self.help_page
     }

@@ -23,7 +23,7 @@ use crate::text::{Escaped, number_of};
 /// The program that is shown.
 pub(super) struct ShownProgram {
     pub(super) name: String,
-    /// `process 4242`, or which ones there are.
+    /// `process 4242`, or `2 processes: 4242, 4243 ended`.
     pub(super) processes: String,
     pub(super) sources: RowSources,
 }
@@ -97,7 +97,7 @@ const SOURCE_WIDTH: u16 = 20;
 /// The least width of a sparkline.
 const LEAST_HISTORY_WIDTH: u16 = 20;
 
-/// The lines of the table that are always there, if anything is: the titles of the columns and a row.
+/// The lines of the table, on any screen that has as many: the titles of the columns and a row.
 const LEAST_TABLE_HEIGHT: u16 = 2;
 
 /// The height of the title, which has a line for the collector if that is known.
@@ -355,20 +355,19 @@ fn name_title(model: &Model) -> &'static str {
     }
 }
 
-/// The end of a source line, which has the line's number, in the width of its column.
+/// A source line that fits into its column: of a long one the end, which has the line's number.
 fn source_text(source: &str) -> String {
     let escaped = Escaped(source).to_string();
     let mut rest = escaped.as_str();
+    if Line::from(rest).width() <= SOURCE_WIDTH.into() {
+        return escaped;
+    }
     while Line::from(rest).width() >= SOURCE_WIDTH.into() {
         let mut characters = rest.chars();
         characters.next();
         rest = characters.as_str();
     }
-    if rest.len() < escaped.len() {
-        format!("…{rest}")
-    } else {
-        escaped
-    }
+    format!("…{rest}")
 }
 
 /// The first row to show, so that the selected one is on the page.

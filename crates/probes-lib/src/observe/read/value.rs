@@ -27,13 +27,15 @@ use crate::observe::point::ArgumentSource;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// An immediate: an `int`, a `bool`, a `char`, `()`, a constructor without arguments. Of C, a word that is no address.
+    /// An immediate: an `int`, a `bool`, a `char`, `()`, a constructor without arguments. Of C, a word that is no
+    /// address.
     Int(i64),
     /// A `float`.
     Float(f64),
     /// A `string` or `bytes`. Of C, what a word points to, if that is text.
     String {
-        /// The whole string, or its first 64 bytes, without a character of UTF-8 that would be split.
+        /// The whole string, or its first bytes, without a character of UTF-8 that would be split: 64, or 32 of a
+        /// string that is a field of a block. Of C, fewer if the page ends before.
         bytes: Vec<u8>,
         /// Whether `bytes` is the whole string.
         is_whole: bool,
@@ -51,8 +53,8 @@ pub enum Value {
         /// How many there are.
         size: u64,
     },
-    /// A list of two elements and more: blocks with tag 0 and two fields, the second of which is the next block. (A list of
-    /// one element is the same as a pair with 0.)
+    /// A list of two elements and more: blocks with tag 0 and two fields, the second of which is the next block. (A
+    /// list of one element is the same as a pair with 0.)
     List {
         /// The first of them.
         elements: Vec<Value>,
@@ -90,7 +92,7 @@ pub enum Value {
         tag: u8,
         /// Its size in words.
         size: u64,
-        /// The first of its fields. None of a field of a block.
+        /// The first of its fields; empty for a block that is itself a field, except a pair at the end of a pair.
         fields: Vec<Value>,
     },
     /// Not an OCaml value, or a block in memory that may not be read. Of C, any other address.
@@ -107,8 +109,8 @@ const ABSTRACT_TAG: u8 = 251;
 const DOUBLE_ARRAY_TAG: u8 = 254;
 
 impl Value {
-    /// Returns what blocks with this tag are, unless it is the number of a constructor: a lazy value that has been evaluated is
-    /// `forced`.
+    /// Returns what blocks with this tag are; `None` if it may be the number of a constructor, or [`Value`] has a
+    /// variant for them. A lazy value that has been evaluated is `forced`.
     ///
     /// ```
     /// assert_eq!(probes_lib::Value::kind_of_block(247), Some("closure"));
@@ -142,7 +144,7 @@ pub(crate) enum Custom {
 }
 
 impl Custom {
-    /// Returns the kind of this identifier; `None` if none can be like that.
+    /// Returns the kind of this identifier; `None` if it cannot be one: it is empty, or not printable.
     pub(crate) fn of(identifier: &[u8]) -> Option<Custom> {
         Some(match identifier {
             b"_i" => Custom::Int32,
@@ -195,8 +197,8 @@ fn of_custom(words: &[u8], size: u64, custom: &mut dyn FnMut(u64) -> Custom) -> 
     })
 }
 
-/// Returns a Bigarray (`struct caml_ba_array`): behind its operations are the address of its data, the number of dimensions, the kind and
-/// the layout, a pointer, and the dimensions.
+/// Returns a Bigarray (`struct caml_ba_array`): behind its operations are the address of its data, the number of
+/// dimensions, the kind and the layout, a pointer, and the dimensions.
 fn bigarray(words: &[u8], size: u64) -> Option<Value> {
     const RANK: u64 = 2;
     const FLAGS: u64 = 3;
@@ -242,8 +244,8 @@ pub(crate) struct RecordedArgument<'r> {
     pub(crate) value: u64,
     /// The header of the block.
     pub(crate) header: u64,
-    /// The first words of the block, or what was copied of its fields, or of C the words from the last multiple of 8 on; `None`
-    /// if it is not a block, or not an address, that could be read.
+    /// The first words of the block, or what was copied of its fields. Of C, the words that `value` points to, from the
+    /// last multiple of 8 on. `None` if nothing could be read there.
     pub(crate) words: Option<&'r [u8]>,
 }
 
@@ -252,7 +254,7 @@ impl RecordedArgument<'_> {
     pub(crate) fn decode(&self, custom: &mut dyn FnMut(u64) -> Custom) -> Value {
         match self.source {
             ArgumentSource::Unknown => return Value::Unknown,
-            // It holds the address instead.
+            // `value` is the address of the argument then.
             ArgumentSource::Memory(_) if self.header == record::UNREAD => {
                 return Value::Unread(self.value);
             }
@@ -364,8 +366,8 @@ fn text(bytes: &[u8]) -> Option<Value> {
     Some(Value::String { bytes, is_whole })
 }
 
-/// Returns how many bytes of a longer string are shown: [`SHOWN`], or up to three less, if a character of UTF-8 would be
-/// split.
+/// Returns how many bytes of a longer string are shown: [`SHOWN`], or up to three less, if a character of UTF-8 would
+/// be split.
 fn cut(bytes: &[u8]) -> usize {
     const LONGEST: usize = 4;
     if bytes.len() <= SHOWN {

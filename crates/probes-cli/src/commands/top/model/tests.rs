@@ -291,6 +291,6 @@ fn only_row_is_switched_without_being_selected() {
     type_text(&mut model, "/x");
     model.press(Key::Enter, 10);
     assert_eq!(model.press(Key::Character('e'), 10), None);
-    let nothing_shown = "no name contains the filter: / changes it";
+    let nothing_shown = "no row has the filter in its name: / changes it";
     assert_eq!(model.message(), Some(nothing_shown));
 }

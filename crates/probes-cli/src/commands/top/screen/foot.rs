@@ -93,7 +93,7 @@ fn typed_filter(model: &Model, width: usize) -> Vec<Line<'static>> {
 /// The keys that work now, the least important left out if there is no room for them.
 fn keys(model: &Model, width: usize) -> String {
     if model.shown_count() == 0 && !model.filter().is_empty() {
-        return "no name contains the filter: / changes it, Esc clears it".to_owned();
+        return "no row has the filter in its name: / changes it, Esc clears it".to_owned();
     }
     let (sort, reverse, switch) = ("s sort", "r reverse", "e enable or disable");
     let filter = if model.filter().is_empty() {

@@ -488,7 +488,7 @@ fn help_says_which_keys_work_now() {
     model.press(Key::Enter, 5);
     let nothing = shown(&model);
     assert!(
-        nothing.ends_with("no name contains the filter: / changes it, Esc clears it"),
+        nothing.ends_with("no row has the filter in its name: / changes it, Esc clears it"),
         "{nothing}"
     );
 }

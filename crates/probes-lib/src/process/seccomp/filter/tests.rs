@@ -126,7 +126,7 @@ fn step() -> impl Strategy<Value = sock_filter> {
         2 => (select(memory.to_vec()), 0..WORDS).prop_map(|(code, k)| instruction(code, k)),
         2 => select(others.to_vec()).prop_map(|code| instruction(code, 0)),
         4 => calculation.prop_map(|(operation, source, k)| {
-            // The kernel refuses what a constant makes undefined.
+            // The kernel rejects a division by the constant 0, and a shift by a constant of 32 or more.
             let k = match (operation, source) {
                 (BPF_DIV, BPF_K) => k.max(1),
                 (BPF_LSH | BPF_RSH, BPF_K) => k % 32,
