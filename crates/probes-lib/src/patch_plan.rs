@@ -92,8 +92,9 @@ impl ExitPlan {
         for site in [&self.entry].into_iter().chain(&self.sites) {
             let mut exits = site.exits().iter();
             if let Some(exit) = exits.find(|exit| !exit.flags_are_dead) {
-                let start = site.address().0 - function.start.0;
-                let offset = start + exit.offset as u64;
+                // A part of the function may be below it.
+                let start = site.address().0.wrapping_sub(function.start.0);
+                let offset = start.wrapping_add(exit.offset as u64);
                 return Err(Refusal::LiveFlags { offset });
             }
         }

@@ -124,7 +124,7 @@ impl DisplacedCopy {
             copy.branch(Opcode::Jmp_rel32_64, back.0)?;
         }
         for (end, target) in conditional {
-            copy.lead_here(end, copy.code.len())?;
+            copy.set_displacement(end, copy.code.len())?;
             let code = at_exit(copy.here(), ExitKind::Jump)?;
             copy.code.extend(code);
             copy.branch(Opcode::Jmp_rel32_64, target)?;
@@ -226,7 +226,7 @@ impl Writer {
     }
 
     /// Sets the displacement at the end of an instruction so that it refers to the byte with this index.
-    fn lead_here(&mut self, end: usize, index: usize) -> Result<(), Refusal> {
+    fn set_displacement(&mut self, end: usize, index: usize) -> Result<(), Refusal> {
         let displacement = (index - end) as u32;
         let operand = self.code.get_mut(end - 4..end);
         let operand = operand.ok_or(Refusal::OutOfReach)?;
@@ -275,7 +275,7 @@ impl Writer {
             while self.here().0 % 8 != 0 {
                 self.code.push(INT3);
             }
-            self.lead_here(end, self.code.len())?;
+            self.set_displacement(end, self.code.len())?;
             self.code.extend(word.to_le_bytes());
         }
         Ok(self.code)
@@ -283,6 +283,6 @@ impl Writer {
 }
 
 /// Returns whether one of the instructions is a call of a function.
-pub(super) fn moves_call(instructions: &[Instruction]) -> bool {
+pub(super) fn has_call(instructions: &[Instruction]) -> bool {
     instructions.iter().any(is_call)
 }

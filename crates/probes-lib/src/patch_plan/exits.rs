@@ -9,7 +9,7 @@ use crate::address::{CodeRange, FileAddr};
 use crate::error::Refusal;
 use crate::patch_plan::code::{Body, is_call, is_straight};
 use crate::patch_plan::displaced::DisplacedExit;
-use crate::patch_plan::displaced::moves_call;
+use crate::patch_plan::displaced::has_call;
 use crate::patch_plan::jump::{JUMP_LEN, Jump};
 use crate::patch_plan::place::Swept;
 use crate::patch_plan::site::PatchSite;
@@ -292,7 +292,7 @@ impl Exits<'_> {
                 .bytes(start, exit.next_ip() - start)
                 .to_vec(),
             jump,
-            moves_call: moves_call(displaced),
+            moves_call: has_call(displaced),
             flags_are_dead: flags::are_dead(&body.instructions, first),
             exits: vec![self.displaced_exit(exit, start)],
             mmx_is_free: !body.uses_mmx && !body.may_pass_on_result(first),

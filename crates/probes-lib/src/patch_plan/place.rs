@@ -6,7 +6,7 @@ use crate::address::{CodeRange, FileAddr};
 use crate::error::Refusal;
 use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::code::{Body, Code, decode, ends_flow, is_call};
-use crate::patch_plan::displaced::{self, moves_call};
+use crate::patch_plan::displaced::{self, has_call};
 use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_LEN};
 use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::targets::{Ranges, Targets, has_near_target};
@@ -242,7 +242,7 @@ impl Swept {
                 address: FileAddr(start),
                 displaced: self.code.bytes(start, end - start).to_vec(),
                 jump,
-                moves_call: moves_call(displaced),
+                moves_call: has_call(displaced),
                 flags_are_dead,
                 exits: Vec::new(),
                 mmx_is_free: !body.uses_mmx && !body.may_pass_on_result(index),

@@ -5,6 +5,7 @@
 //! the same with another base (glibc's printf)                   a table of offsets from code   Relative
 //! jmp *T(,%i,8)     or  mov (%b,%i,8), %r; jmp *%r              a table of addresses           Absolute
 //! mov (%rbx), %rdi; jmp *%rdi     or  jmp *8(%rax)              a closure     or  a structure  Pointer
+//! jmp *G(%rip)                                                  an entry of the GOT            Slot
 //! ```
 
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
@@ -21,6 +22,8 @@ pub(super) enum JumpSource {
     Address(u64),
     /// A pointer that is in no table.
     Pointer,
+    /// A pointer at a fixed place, such as an entry of the GOT: it leads to a function.
+    Slot,
     /// A table of addresses.
     Absolute(Origin),
     /// A table of 32-bit offsets from a base.
@@ -54,6 +57,15 @@ impl JumpSource {
             self,
             JumpSource::Relative { .. } | JumpSource::Distant | JumpSource::Computed
         )
+    }
+
+    /// Returns when it is found out where the jump leads: the later ones depend on tables that the earlier ones go through.
+    pub(super) fn order(&self) -> usize {
+        match self {
+            JumpSource::Relative { .. } => 0,
+            JumpSource::Absolute(_) => 1,
+            _ => 2,
+        }
     }
 
     /// Returns where the table of offsets begins, if that is known and the offsets count from there.
@@ -162,7 +174,7 @@ impl Search<'_> {
     /// Returns the source of a target that the instruction with index `end` loads from memory.
     fn loaded(&mut self, end: usize, load: &Instruction) -> JumpSource {
         if load.is_ip_rel_memory_operand() {
-            return JumpSource::Pointer;
+            return JumpSource::Slot;
         }
         let has_address = load.memory_displ_size() >= 4 && load.memory_displacement64() >> 16 != 0;
         let is_negative = (load.memory_displacement64() as i64) < 0;

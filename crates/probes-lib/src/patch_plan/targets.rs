@@ -17,6 +17,7 @@
 mod jumps;
 mod sweep_filter;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -38,8 +39,8 @@ pub(super) struct Targets {
     called: AddressSet,
     /// Those that tables, other data, relocations or symbols hold.
     labels: AddressSet,
-    /// Those that only tables of offsets hold: no pointer leads there.
-    offset_labels: AddressSet,
+    /// Those of tables that jumps go through: no other pointer leads there.
+    table_labels: AddressSet,
     /// Those behind calls.
     returns: AddressSet,
     /// Where the indirect jumps at these addresses lead.
@@ -59,6 +60,8 @@ struct Group {
     /// Addresses among its displacements and immediates, if it is at fixed addresses.
     constants: Vec<u64>,
     jumps: Vec<(u64, JumpSource)>,
+    /// Where those through pointers lead, once that is known.
+    of_pointers: OnceCell<JumpTargets>,
 }
 
 impl Group {
@@ -68,6 +71,7 @@ impl Group {
             leas: Vec::new(),
             constants: Vec::new(),
             jumps: Vec::new(),
+            of_pointers: OnceCell::new(),
         }
     }
 
@@ -136,7 +140,7 @@ impl Targets {
             all: AddressSet::new(code.executable()),
             called: AddressSet::new(code.executable()),
             labels: AddressSet::new(code.executable()),
-            offset_labels: AddressSet::new(code.executable()),
+            table_labels: AddressSet::new(code.executable()),
             returns: AddressSet::new(code.executable()),
             jumps: BTreeMap::new(),
             entries_left: jumps::MAX_ENTRIES,

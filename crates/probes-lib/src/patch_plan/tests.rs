@@ -459,6 +459,24 @@ fn jumps_of_interpreters_may_stay_inside() {
     // What points to its beginning is no label, and what is behind it is another's.
     assert_eq!(jump(0), targets::JumpTargets::Outside);
     assert_eq!(jump(8), targets::JumpTargets::Outside);
+    // Nor are the cases of a switch through a table of addresses labels for others: jmp *TABLE(,%rax,8)
+    let table = (AT as u32 + 0x1000).to_le_bytes();
+    let switch = [&code[..5], b"\xff\x24\xc5", &table, b"\x90\x90\xc3"].concat();
+    let range = CodeRange {
+        start: FileAddr(AT),
+        len: switch.len() as u64,
+    };
+    let mut bytes = Code::default();
+    bytes.add(FileAddr(AT), switch, true);
+    let cases = [0xc, 0xd].map(|it: u64| (AT + it).to_le_bytes()).concat();
+    bytes.add(FileAddr(AT + 0x1000), cases, false);
+    bytes.set_fixed();
+    let planner = PatchPlanner::new(bytes, &[range], &[], []);
+    let leads = [3, 5].map(|it| planner.swept.targets.of_jump(AT + it));
+    assert_eq!(
+        leads,
+        [targets::JumpTargets::Outside, targets::JumpTargets::Inside]
+    );
     // The cases of a switch are reached by offsets: what jumps through a pointer beside it calls another function.
     let both = [SWITCH, b"\x90\x90\xc3\x48\x8b\x0a\xff\xe1"].concat();
     let table = offsets(&[0x10, 0x11, 0x12, -0x5000]);

@@ -5,7 +5,7 @@ use iced_x86::Register;
 use crate::patch_plan::tables::{JumpSource, Origin};
 use crate::patch_plan::targets::{Group, Ranges, Sweep, Targets};
 
-/// Entries of jump tables that are read of one object; real ones have far fewer. Without a limit, a file could
+/// Entries of jump tables that are read of one object, and pieces of functions that are searched for labels; real ones have far fewer. Without a limit, a file could
 /// make each function read the same data.
 pub(super) const MAX_ENTRIES: usize = 1 << 24;
 
@@ -68,14 +68,13 @@ impl Targets {
         }
         sweep.references = all;
         let groups = std::mem::take(&mut sweep.groups);
-        // Tables of offsets first: what they hold tells where other jumps may lead.
-        for is_relative in [true, false] {
+        // Tables of offsets first, then those of addresses: what they hold tells where other jumps may lead.
+        for order in 0..3 {
             for group in &groups {
-                for &(address, source) in &group.jumps {
-                    if matches!(source, JumpSource::Relative { .. }) == is_relative {
-                        let found = self.follow(sweep, group, source);
-                        self.jumps.insert(address, found);
-                    }
+                let jumps = group.jumps.iter();
+                for &(address, source) in jumps.filter(|(_, source)| source.order() == order) {
+                    let found = self.follow(sweep, group, source);
+                    self.jumps.insert(address, found);
                 }
             }
         }
@@ -84,7 +83,8 @@ impl Targets {
     /// Returns where a jump leads whose target comes from `source`.
     fn follow(&mut self, sweep: &Sweep<'_>, group: &Group, source: JumpSource) -> JumpTargets {
         match source {
-            JumpSource::Pointer => self.of_pointer(group),
+            JumpSource::Pointer => *group.of_pointers.get_or_init(|| self.of_pointer(group)),
+            JumpSource::Slot => JumpTargets::Outside,
             JumpSource::Address(target) => {
                 let found = self.classify(group, sweep.ranges, &[target]);
                 let is_unknown = sweep.code.is_executable(target) && !sweep.ranges.contains(target);
@@ -101,6 +101,7 @@ impl Targets {
                 let tables = self.meant(group, origin, |_| true);
                 for table in tables.unwrap_or_default() {
                     let entries = self.addresses(sweep, table).unwrap_or_default();
+                    entries.iter().for_each(|it| self.table_labels.insert(*it));
                     // A table of labels may follow one of functions.
                     let has_function = entries.iter().any(|it| sweep.ranges.begins_function(*it));
                     let leads = match self.classify(group, sweep.ranges, &entries) {
@@ -187,7 +188,7 @@ impl Targets {
         for &entry in entries {
             self.all.insert(entry);
             if !self.labels.contains(entry) {
-                self.offset_labels.insert(entry);
+                self.table_labels.insert(entry);
                 self.labels.insert(entry);
             }
         }
@@ -196,7 +197,7 @@ impl Targets {
     /// Returns where a jump through a pointer leads: out of a function of which no data hold the address of a label, as those of an
     /// interpreter do whose instructions are addresses of its labels.
     fn of_pointer(&mut self, group: &Group) -> JumpTargets {
-        match self.has_label(group, |targets, it| !targets.offset_labels.contains(it)) {
+        match self.has_label(group, |targets, it| !targets.table_labels.contains(it)) {
             None => JumpTargets::Unknown,
             Some(true) => JumpTargets::Unclear,
             Some(false) => JumpTargets::Outside,

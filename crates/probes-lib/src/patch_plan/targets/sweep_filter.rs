@@ -141,7 +141,7 @@ fn third_bytes(windows: &[Range<u64>], at: u64, with_addresses: bool) -> [bool; 
 
 /// Returns whether these may be the opcode and the ModRM byte of an indirect jump through a table: `ff /4`, or `ff /5`
 /// with a memory operand. A memory operand with neither a SIB byte nor a general register and a 32-bit displacement is
-/// a single pointer ([`JumpSource::Pointer`](crate::patch_plan::tables::JumpSource::Pointer)), and no table.
+/// a single pointer ([`JumpSource::Pointer`](crate::patch_plan::tables::JumpSource::Pointer), `Slot`), and no table.
 fn may_jump(opcode: u8, modrm: u8) -> bool {
     let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
     let has_sib = rm == 4;
@@ -171,7 +171,10 @@ mod tests {
             let is_jump = instruction.flow_control() == FlowControl::IndirectBranch;
             let is_pointer = is_jump
                 && instruction.op0_kind() == OpKind::Memory
-                && JumpSource::of(&[], &instruction) == JumpSource::Pointer;
+                && matches!(
+                    JumpSource::of(&[], &instruction),
+                    JumpSource::Pointer | JumpSource::Slot
+                );
             assert!(may_jump(0xff, modrm) || !is_jump || is_pointer, "{modrm:x}");
             noticed += usize::from(may_jump(0xff, modrm));
         }

@@ -50,7 +50,7 @@ fn targets_in_memory_are_of_tables_or_none() {
             let jump = Instruction::with1(Opcode::Jmp_rm64, relative(TABLE));
             a.add_instruction(jump.unwrap()).unwrap();
         }),
-        JumpSource::Pointer
+        JumpSource::Slot
     );
     assert_eq!(memory(qword_ptr(rax + 8)), JumpSource::Pointer);
     assert_eq!(memory(qword_ptr(rax - 0x10_0000)), JumpSource::Pointer);
