@@ -43,6 +43,8 @@ type VersionedEntry = (Option<FileVersion>, CacheEntry);
 /// last change (inode(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileVersion {
+    /// As stat(2) has it: files of several may have one device in the maps (btrfs).
+    device: u64,
     len: u64,
     changed: (i64, i64),
 }
@@ -50,6 +52,7 @@ pub(crate) struct FileVersion {
 impl FileVersion {
     pub(crate) fn of(metadata: &Metadata) -> FileVersion {
         FileVersion {
+            device: metadata.dev(),
             len: metadata.len(),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
@@ -113,15 +116,14 @@ pub(crate) fn others(
         if !is_code || !seen.insert(file) {
             continue;
         }
+        let (major, minor) = mapping.device;
+        let device = makedev(u64::from(major), u64::from(minor));
         let opened = open(process, maps, mapping);
         // One that cannot be opened may have been read when it could be.
-        let (device, version) = match &opened {
-            Ok((_, metadata)) => (metadata.dev(), Some(FileVersion::of(metadata))),
-            Err(_) => {
-                let (major, minor) = mapping.device;
-                (makedev(u64::from(major), u64::from(minor)), None)
-            }
-        };
+        let version = opened
+            .as_ref()
+            .ok()
+            .map(|(_, metadata)| FileVersion::of(metadata));
         let read = || read(opened, process, maps, mapping);
         match files.get((device, mapping.inode), version, read) {
             Ok(Some((elf, table))) => {
@@ -339,6 +341,7 @@ mod tests {
         let reads = Cell::new(0);
         let get = |version: Option<u64>| {
             let version = version.map(|len| FileVersion {
+                device: 3,
                 len,
                 changed: (1, 2),
             });
