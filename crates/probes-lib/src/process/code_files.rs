@@ -7,6 +7,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -26,6 +28,13 @@ use crate::process::objects::{code_file, unreadable, without_deleted_mark};
 
 /// How much of the vDSO is read at most, in bytes. That of x86-64 has 2 pages, with some debugging options 4.
 const MAX_VDSO: u64 = 64 << 10;
+
+/// How often the files are read if the loader seems to be mapping one. Others stay as they are: files that were written over, or mapped by
+/// the program itself.
+const ATTEMPTS: usize = 3;
+
+/// How long the loader takes to map the parts of a file, at most as a rule.
+const MAPPING_TIME: Duration = Duration::from_millis(1);
 
 /// What the kernel calls the vDSO in the maps.
 const VDSO: &str = "[vdso]";
@@ -132,6 +141,18 @@ impl CodeFiles {
     ///
     /// If the executable cannot be read, or the process executes another program meanwhile.
     pub(crate) fn of(process: &Process) -> Result<CodeFiles> {
+        for _ in 1..ATTEMPTS {
+            let (files, is_complete) = CodeFiles::at_once(process)?;
+            if is_complete {
+                return Ok(files);
+            }
+            thread::sleep(MAPPING_TIME);
+        }
+        Ok(CodeFiles::at_once(process)?.0)
+    }
+
+    /// Returns also whether each file is where one of its mappings says, as it is once the loader has mapped all of it.
+    fn at_once(process: &Process) -> Result<(CodeFiles, bool)> {
         let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);
         let auxv = read_auxv(process)?;
         let (name, file) = open_executable(process).map_err(denied)?;
@@ -155,8 +176,9 @@ impl CodeFiles {
             mapped: MappedCode::default(),
         };
         let mut seen = HashSet::from([executable]);
-        let mut loading = HashSet::new();
+        let mut is_complete = true;
         for mapping in maps.iter().filter(|mapping| mapping.executable) {
+            files.mapped.insert(mapping);
             let file = FileId {
                 device: Some(mapping.device),
                 inode: mapping.inode,
@@ -170,19 +192,13 @@ impl CodeFiles {
                 let biases = |elf: &ElfFile| {
                     load_bias::of_object(&segments(elf), &maps, |it| file.is_of(it)).collect()
                 };
-                if !files.add(code_file(process, &maps, mapping), biases, mapping) {
-                    loading.insert(file);
-                }
-            }
-            // What the loader is still mapping counts as loaded later.
-            if !loading.contains(&file) {
-                files.mapped.insert(mapping);
+                is_complete &= files.add(code_file(process, &maps, mapping), biases, mapping);
             }
         }
-        Ok(files)
+        Ok((files, is_complete))
     }
 
-    /// Adds the file of a mapping for each of its biases. Returns false if it has none, as long as only a part of it is mapped.
+    /// Adds the file of a mapping for each of its biases. Returns false if it has none: the loader may still be mapping it.
     fn add(
         &mut self,
         read: Result<Option<ElfFile>>,
