@@ -25,7 +25,7 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-use crate::elf::ElfFile;
+use crate::elf::{ElfFile, MAX_LOADED};
 use crate::error::{ElfDefect, Error, FileError, Operation, Result, RuntimeEventsError, Subject};
 use crate::process::Process;
 use crate::process::image::open_executable;
@@ -436,7 +436,12 @@ pub(crate) fn version_of_process(process: &Process, maps: &[Mapping]) -> Option<
 
 /// Returns the version of OCaml that a file was compiled by.
 fn version(elf: &ElfFile) -> Option<String> {
-    let mut data = elf.loaded().filter(|segment| segment.writable);
+    let mut len = 0_u64;
+    let data = elf.loaded().filter(|segment| segment.writable);
+    let mut data = data.take_while(|segment| {
+        len = len.saturating_add(segment.file_len);
+        len <= MAX_LOADED
+    });
     data.find_map(|segment| names::version(&elf.read_segment(&segment).ok()?))
 }
 

@@ -200,6 +200,15 @@ impl GcPauses {
             .map(|(number, domain)| (*number, domain))
     }
 
+    /// Returns the domains in a pause that had not ended when the events were read last, and when it began, in nanoseconds of
+    /// CLOCK_MONOTONIC. Of one that began before events were resumed, the end may not have been written.
+    pub fn under_way(&self) -> impl Iterator<Item = (u32, u64)> {
+        let domains = self.domains.iter();
+        let began =
+            domains.filter_map(|(number, domain)| Some((*number, domain.open.first()?.began)));
+        began.filter(|(_, began)| *began >= self.resumed)
+    }
+
     /// Returns the times of each phase in all domains, with the phases in it.
     pub fn phases(&self) -> impl ExactSizeIterator<Item = (&'static str, &GcTimes)> {
         self.phases.iter().map(|(name, times)| (*name, times))
@@ -298,7 +307,9 @@ mod tests {
         ] {
             assert_eq!(add(&mut pauses, 3, time, kind), None);
         }
+        assert_eq!(pauses.under_way().collect::<Vec<_>>(), [(3, 100)]);
         let pause = add(&mut pauses, 3, 200, END("stw_leader")).unwrap();
+        assert_eq!(pauses.under_way().count(), 0);
         let phase = |name, depth, time| PausePhase {
             name,
             depth,
@@ -337,6 +348,7 @@ mod tests {
         assert_eq!(add(&mut pauses, 0, 100, resumed), None);
         // Before that, its end was not written.
         add(&mut pauses, 1, 50, BEGIN("major_slice"));
+        assert_eq!(pauses.under_way().count(), 0);
         add(&mut pauses, 1, 110, BEGIN("minor"));
         let pause = add(&mut pauses, 1, 130, END("minor")).unwrap();
         assert_eq!((pause.began, pause.time), (110, ns(20)));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nix::time::ClockId;
-use probes_lib::{GcPause, GcPauses, RingEntry, RuntimeEvents, Target};
+use probes_lib::{GcPauses, RingEntry, RuntimeEvents, Target};
 
 use super::model::CollectorFigures;
 use crate::clock::nanoseconds;
@@ -109,19 +109,27 @@ impl CollectorWork {
             self.lost_words = self.lost_words.saturating_add(words);
         }
         if let Some(pause) = self.pauses.add(entry) {
-            self.add_pause(&pause);
+            self.add_pause(pause.domain, pause.began, pause.time);
         }
     }
 
-    /// Adds a pause: to the time in pauses only what is later than the last figures, but to the longest all of it.
-    fn add_pause(&mut self, pause: &GcPause) {
-        let before = Duration::from_nanos(self.since.saturating_sub(pause.began));
-        *self.paused.entry(pause.domain).or_default() += pause.time.saturating_sub(before);
-        self.longest = self.longest.max(pause.time);
+    /// Adds a pause that has ended, or so much of it as there is: to the time in pauses only what is later than the last figures, but to
+    /// the longest all of it.
+    fn add_pause(&mut self, domain: u32, began: u64, time: Duration) {
+        let before = Duration::from_nanos(self.since.saturating_sub(began));
+        *self.paused.entry(domain).or_default() += time.saturating_sub(before);
+        self.longest = self.longest.max(time);
     }
 
     /// The figures since the last call, at `now` in nanoseconds of CLOCK_MONOTONIC. `are_paused` reads the flag of the program.
     fn figures(&mut self, now: u64, are_paused: impl FnOnce() -> bool) -> CollectorFigures {
+        let events_are_paused = self.silence.are_paused(are_paused);
+        // While events are paused, their ends are not written.
+        let under_way = self.pauses.under_way().filter(|_| !events_are_paused);
+        for (domain, began) in under_way.collect::<Vec<_>>() {
+            let time = Duration::from_nanos(now.saturating_sub(began));
+            self.add_pause(domain, began, time);
+        }
         let seconds = Duration::from_nanos(now.saturating_sub(self.since));
         let seconds = seconds.as_secs_f64().max(0.001);
         let most = self.paused.iter().max_by_key(|(_, paused)| **paused);
@@ -135,7 +143,7 @@ impl CollectorWork {
             longest: self.longest,
             allocated: new as f64 / seconds,
             lost_words: self.lost_words,
-            events_are_paused: self.silence.are_paused(are_paused),
+            events_are_paused,
         };
         self.since = now;
         self.paused.clear();
@@ -211,6 +219,36 @@ mod tests {
             assert_eq!((figures.share, figures.allocated), (0.0, 0.0));
             assert_eq!(figures.lost_words, 7);
         }
+    }
+
+    #[test]
+    fn pauses_count_while_they_are_under_way() {
+        let mut work = CollectorWork::default();
+        let half = SECOND / 2;
+        work.add(&event(2, half, RuntimeEventKind::Begin("compact")));
+        let expected = [(SECOND, 0.5, half), (2 * SECOND, 1.0, 3 * half)];
+        for (now, share, longest) in expected {
+            let figures = work.figures(now, || false);
+            let longest = Duration::from_nanos(longest);
+            assert_eq!(
+                (figures.domain, figures.share, figures.longest),
+                (2, share, longest)
+            );
+        }
+        work.add(&event(2, 5 * half, RuntimeEventKind::End("compact")));
+        let figures = work.figures(3 * SECOND, || false);
+        assert_eq!(
+            (figures.share, figures.longest),
+            (0.5, 2 * Duration::from_secs(1))
+        );
+        assert_eq!(work.figures(4 * SECOND, || false).share, 0.0);
+        // Its end is not written while events are paused.
+        work.add(&event(2, 4 * SECOND, RuntimeEventKind::Begin("compact")));
+        assert_eq!(
+            work.figures(5 * SECOND, || panic!("not in silence")).share,
+            1.0
+        );
+        assert_eq!(work.figures(6 * SECOND, || true).share, 0.0);
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub(super) struct CollectorFigures {
     pub(super) allocated: f64,
     /// Words of events that were lost since the beginning.
     pub(super) lost_words: u64,
-    /// Whether the program has paused its events.
+    /// Whether events are off or paused.
     pub(super) events_are_paused: bool,
 }
 

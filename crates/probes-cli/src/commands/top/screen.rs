@@ -235,7 +235,7 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
 fn collector_line(figures: &CollectorFigures) -> Line<'static> {
     let mut line = Line::from("GC: ");
     if figures.events_are_paused {
-        line.push_span("the program has paused its runtime events");
+        line.push_span("its runtime events are off or paused");
     } else if figures.longest.is_zero() {
         line.push_span("no pauses");
     } else {

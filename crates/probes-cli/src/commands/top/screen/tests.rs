@@ -123,7 +123,7 @@ fn collector_has_a_line_in_the_title() {
                 events_are_paused: true,
                 ..collector()
             },
-            "GC: the program has paused its runtime events",
+            "GC: its runtime events are off or paused",
         ),
     ] {
         model.set_collector(Some(figures));
