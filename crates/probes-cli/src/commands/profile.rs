@@ -41,6 +41,7 @@ two. Shorter ones are [unseen waits] of what the thread was last seen to wait in
 sampled. When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in seconds:
     all SECONDS samples N threads N running S runnable S off S stopped S
     waits recorded N unseen S lost N excess S, or: waits sampled error S WHY
+    waits unrecorded processors N (if any came online meanwhile)
     SELF TOTAL FUNCTION
 running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel counts them. SELF is
 the time in the function itself, TOTAL also that in what it calls; the most SELF first. A system call that waits is a

@@ -75,7 +75,7 @@ pub(crate) enum WarningKind {
     LeftOut,
     /// Stacks end before their outermost frames, or frames were guessed.
     CutStacks,
-    /// The kernel has lost records of switches, so that waits are missing.
+    /// The kernel has lost records of switches, or has none of a processor that came online meanwhile, so that waits are missing.
     LostSwitches,
     /// Threads have waited for a processor, and the stacks of a profile do not distinguish that from running.
     ProcessorsBusy,

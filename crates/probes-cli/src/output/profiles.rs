@@ -18,6 +18,7 @@ use serde_json::json;
 
 use super::format::{Format, VERSION, json};
 use crate::failure::Failure;
+use crate::text::number_of;
 
 /// A function with less than this share of the time is not drawn, in percent.
 const LEAST_DRAWN: f64 = 0.2;
@@ -122,6 +123,8 @@ struct Waits {
     /// Why they were not recorded, if that is known.
     because: Option<String>,
     lost_records: u64,
+    /// How many processors came online while it was recorded.
+    unrecorded_processors: usize,
     count: Option<u64>,
     seconds: f64,
     /// The sum of those that ended before they were looked at.
@@ -136,14 +139,21 @@ impl Waits {
     fn of(profile: &Profile, stacks: &[&ProfiledStack], how: ProfileOptions) -> Waits {
         let waits = || stacks.iter().filter(|it| it.activity != Activity::Running);
         let unseen = waits().filter(|it| it.activity == Activity::Unseen);
-        let (method, because, lost_records) = match &profile.waits {
-            WaitMethod::Recorded { lost, .. } => ("recorded", None, *lost),
+        let (lost_records, unrecorded_processors) = match profile.waits {
+            WaitMethod::Recorded {
+                lost,
+                unrecorded_processors,
+            } => (lost, unrecorded_processors),
+            _ => (0, 0),
+        };
+        let (method, because) = match &profile.waits {
+            WaitMethod::Recorded { .. } => ("recorded", None),
             WaitMethod::Sampled { because: None } if how.tells_collections => {
                 let why = "with -gc, collections are distinguished by samples";
-                ("sampled", Some(why.to_owned()), 0)
+                ("sampled", Some(why.to_owned()))
             }
-            WaitMethod::Sampled { because } => ("sampled", because.clone(), 0),
-            _ => ("unknown", None, 0),
+            WaitMethod::Sampled { because } => ("sampled", because.clone()),
+            _ => ("unknown", None),
         };
         let count = waits().filter_map(|it| it.waits.as_ref());
         let variance = waits().map(|it| it.variance).sum::<f64>().abs();
@@ -152,6 +162,7 @@ impl Waits {
             method,
             because,
             lost_records,
+            unrecorded_processors,
             // Otherwise the process may be stopped, which wakes the threads that wait, and so makes two waits of one.
             count: (method == "recorded" && how.is_off_cpu)
                 .then(|| count.map(|it| it.times().count()).sum()),
@@ -179,7 +190,16 @@ impl Waits {
         let count = self.count.map_or("-".to_owned(), |count| count.to_string());
         let (unseen, lost) = (self.unseen_seconds, self.lost_records);
         let excess = self.unseen_excess_seconds;
-        format!("waits recorded {count} unseen {unseen:.3} lost {lost} excess {excess:.6}\n")
+        let mut text =
+            format!("waits recorded {count} unseen {unseen:.3} lost {lost} excess {excess:.6}\n");
+        if self.unrecorded_processors > 0 {
+            let _ = writeln!(
+                text,
+                "waits unrecorded processors {}",
+                self.unrecorded_processors
+            );
+        }
+        text
     }
 
     /// A sentence below a table.
@@ -202,6 +222,10 @@ impl Waits {
         }
         if self.lost_records > 0 {
             let _ = write!(text, "; {} records of switches lost", self.lost_records);
+        }
+        if self.unrecorded_processors > 0 {
+            let processors = number_of(self.unrecorded_processors, "processor");
+            let _ = write!(text, "; {processors} came online meanwhile, not recorded");
         }
         text + "\n"
     }

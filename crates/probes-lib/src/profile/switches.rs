@@ -22,6 +22,9 @@ use crate::process::Process;
 use crate::stacks::monotonic_now;
 use crate::sys::perf::{ClockSamples, PerfEvent, Ring};
 
+/// More than Linux can have on amd64.
+const MOST_PROCESSORS: usize = 8192;
+
 /// The length of a ring, a power of two. Half of it is what an ordinary user may lock for each processor.
 const RING_LEN: usize = 1 << 20;
 const LEAST_RING_LEN: usize = 1 << 14;
@@ -246,12 +249,8 @@ impl SwitchRecorder {
 
     fn unrecorded_of(&self, online: &str) -> usize {
         let recorded: Vec<i32> = self.rings.iter().map(|(processor, _)| *processor).collect();
-        let ranges = online.trim().split(',').filter_map(|range| {
-            let (first, last) = range.split_once('-').unwrap_or((range, range));
-            Some(first.parse::<i32>().ok()?..=last.parse().ok()?)
-        });
         let is_unrecorded = |processor: &i32| !recorded.contains(processor);
-        ranges.flatten().filter(is_unrecorded).count()
+        processors_in(online).filter(is_unrecorded).count()
     }
 
     /// Returns the records that were written since the last call, in the order of their times, and the time until which there are
@@ -293,7 +292,22 @@ fn is_too_long(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM))
 }
 
+/// Returns the numbers in a list such as `0-3,8`, at most [`MOST_PROCESSORS`].
+fn processors_in(list: &str) -> impl Iterator<Item = i32> {
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse::<i32>().ok()?..=last.parse().ok()?)
+    });
+    ranges.flatten().take(MOST_PROCESSORS)
+}
+
+/// Returns the processors that are there, online or not.
 fn processors() -> io::Result<Vec<i32>> {
+    let present = fs::read_to_string("/sys/devices/system/cpu/present");
+    let present: Vec<i32> = processors_in(&present.unwrap_or_default()).collect();
+    if !present.is_empty() {
+        return Ok(present);
+    }
     let many = sysconf(SysconfVar::_NPROCESSORS_CONF)?.unwrap_or(1);
     Ok((0..many.max(1))
         .filter_map(|it| i32::try_from(it).ok())
@@ -359,6 +373,12 @@ mod tests {
         let switches = SwitchRecorder::of_none(None);
         let unrecorded = ["0-3,5,7-8\n", "0\n", "", "x-3"].map(|it| switches.unrecorded_of(it));
         assert_eq!(unrecorded, [7, 1, 0, 0]);
+        let listed: Vec<i32> = processors_in("0-1,8-9\n").collect();
+        assert_eq!(listed, [0, 1, 8, 9]);
+        assert_eq!(processors_in("0-2000000000").count(), MOST_PROCESSORS);
+        let present = processors().unwrap();
+        let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+        assert!(processors_in(&online).all(|it| present.contains(&it)));
     }
 
     #[test]
