@@ -23,6 +23,9 @@ pub(crate) const CALL: u8 = 0xe8;
 pub(crate) const RET: u8 = 0xc3;
 pub(crate) const JMP: u8 = 0xe9;
 
+/// The length of such a `jmp`, opcode and displacement.
+pub(crate) const JUMP_LEN: usize = 5;
+
 /// The breakpoint instruction of debuggers and uprobes.
 pub(crate) const INT3: u8 = 0xcc;
 

@@ -36,12 +36,10 @@ use crate::process::dynamic_loader::{DEBUG_FUNCTION_LEN, DynamicLoader, NoDynami
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::filter::SeccompData;
-use crate::site::{JMP, RET};
+use crate::site::{JMP, JUMP_LEN, RET};
 use crate::trace::stopped::Stopped;
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-/// Opcode and displacement of a `jmp`.
-const JMP_LEN: usize = 5;
 
 /// The length of the hook's code in bytes.
 const HOOK_LEN: usize = 84;
@@ -165,7 +163,7 @@ pub(crate) struct LoaderHook {
     /// The address of the `ret` that is replaced by a `jmp`.
     jump_at: LiveAddr,
     /// The bytes that the loader's file has there.
-    original: [u8; JMP_LEN],
+    original: [u8; JUMP_LEN],
     code_at: LiveAddr,
 }
 
@@ -268,9 +266,9 @@ impl LoaderHook {
         } else {
             0
         };
-        let original: [u8; JMP_LEN] = code.get(skipped..skipped + JMP_LEN)?.try_into().ok()?;
+        let original: [u8; JUMP_LEN] = code.get(skipped..skipped + JUMP_LEN)?.try_into().ok()?;
         let behind = code.get(skipped + 1..)?;
-        if original[0] != RET || !is_padding(behind, JMP_LEN - 1) {
+        if original[0] != RET || !is_padding(behind, JUMP_LEN - 1) {
             return None;
         }
         let end = segment.start.0.checked_add(segment.file_len)?;
@@ -290,10 +288,10 @@ impl LoaderHook {
             let mapping = maps::find(maps, at, len as u64);
             mapping.is_some_and(|mapping| mapping.executable && !mapping.shared)
         };
-        if !private_code(self.jump_at, JMP_LEN) || !private_code(self.code_at, HOOK_LEN) {
+        if !private_code(self.jump_at, JUMP_LEN) || !private_code(self.code_at, HOOK_LEN) {
             return Ok(false);
         }
-        let (mut jump, mut code) = ([0; JMP_LEN], [0; HOOK_LEN]);
+        let (mut jump, mut code) = ([0; JUMP_LEN], [0; HOOK_LEN]);
         memory.read(self.jump_at, &mut jump)?;
         memory.read(self.code_at, &mut code)?;
         // A tool that was killed may have left the hook, or a part of it.
@@ -306,10 +304,10 @@ impl LoaderHook {
     }
 
     /// Returns the `jmp` to the hook.
-    fn jump(&self) -> [u8; JMP_LEN] {
-        let next = self.jump_at.plus(JMP_LEN as u64);
+    fn jump(&self) -> [u8; JUMP_LEN] {
+        let next = self.jump_at.plus(JUMP_LEN as u64);
         let displacement = self.code_at.0.wrapping_sub(next.0) as u32;
-        let mut jump = [JMP; JMP_LEN];
+        let mut jump = [JMP; JUMP_LEN];
         jump[1..].copy_from_slice(&displacement.to_le_bytes());
         jump
     }
@@ -435,7 +433,7 @@ mod tests {
             (&[0x90, 0x90, 0x90, 0x66], false),
             (&[0x90, 0x90, 0x90], false),
         ] {
-            assert_eq!(is_padding(bytes, JMP_LEN - 1), is_so, "{bytes:x?}");
+            assert_eq!(is_padding(bytes, JUMP_LEN - 1), is_so, "{bytes:x?}");
         }
     }
 

@@ -82,7 +82,7 @@ use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::{ExitsRole, FunctionPart, Role};
 use crate::patch_plan::displaced::{DisplacedCopy, ExitKind};
 use crate::patch_plan::site::PatchSite;
-use crate::site::{NOP, RET};
+use crate::site::{JUMP_LEN, NOP, RET};
 
 /// A register that a trampoline uses, and the one that it is saved in.
 type SavedRegister = (AsmRegister64, AsmRegisterMm);
@@ -882,8 +882,6 @@ fn recording(
     code[(jump_at - at.0) as usize..][..JUMP_LEN].copy_from_slice(&jump_to(tail, jump_at)?);
     Ok(code)
 }
-
-const JUMP_LEN: usize = 5;
 
 /// How many bytes the trampoline of a site has on the stack: its return address.
 const PUSHED: u64 = 8;

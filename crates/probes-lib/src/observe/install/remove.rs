@@ -167,9 +167,9 @@ pub(crate) fn remove_stale(
     loop {
         let maps = read_maps(process)?;
         let mut arenas = installed::find(memory, &maps);
-        let is_cave_empty = OrphanedMappings::find(process, memory, &maps, &arenas).is_none();
+        let is_nothing_orphaned = OrphanedMappings::find(process, memory, &maps, &arenas).is_none();
         arenas.retain(|arena| successor.is_some() || !has_observer(process, arena));
-        if arenas.is_empty() && is_cave_empty {
+        if arenas.is_empty() && is_nothing_orphaned {
             let report = CleanReport {
                 still_mapped: 0,
                 ..report
@@ -192,7 +192,7 @@ pub(crate) fn remove_stale(
         });
         let why_mapped = removed.why_mapped;
         let is_final = !why_mapped.as_ref().is_none_or(may_succeed_later) || budget.is_spent();
-        if is_cave_empty && (why_mapped.is_none() || is_final) {
+        if is_nothing_orphaned && (why_mapped.is_none() || is_final) {
             return Ok(Cleaned { report, why_mapped });
         } else if is_final {
             // A thread may still execute a call that maps memory, and only the code in the cave says what.
@@ -296,7 +296,7 @@ fn remove_all<T: Send>(
                 successor
             }
         };
-        let mut restore = || -> Result<Restored> {
+        let mut restore = || -> Result<RestorePlan> {
             // First: a live observer is to know its successor before it misses a hit. We may be killed at any moment.
             write_successor(process, memory, arenas, successor)?;
             let pid = process.pid();
@@ -451,7 +451,7 @@ fn write_successor(
 
 /// The patches that restore points, and the points whose own patch was gone, wholly or in part.
 #[derive(Default)]
-struct Restored {
+struct RestorePlan {
     patches: Vec<Patch>,
     /// How many sites and functions they are of.
     sites: usize,
@@ -466,8 +466,8 @@ fn restoring_patches(
     process: &Process,
     memory: &impl ReadMemory,
     arenas: &[Arena],
-) -> Result<Restored> {
-    let mut restored = Restored::default();
+) -> Result<RestorePlan> {
+    let mut restored = RestorePlan::default();
     let mut moves = Vec::new();
     for arena in arenas {
         let found = find_points(process, memory, arena)?;

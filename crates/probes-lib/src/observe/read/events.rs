@@ -25,7 +25,7 @@ use crate::observe::point::{ArgumentFormat, ArgumentSource};
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::observe::read::data_source;
 use crate::observe::read::ring::{Rings, word};
-use crate::observe::read::value::{Custom, RecordedArgument, Value};
+use crate::observe::read::value::{CustomKind, RecordedArgument, Value};
 use crate::process::Process;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
@@ -207,7 +207,7 @@ pub(crate) struct EventReader {
     /// The points that are watched, by index in the plan.
     points: HashMap<usize, WatchedPoint>,
     /// The kinds of custom blocks, by the address of their operations.
-    kinds: HashMap<u64, Custom>,
+    kinds: HashMap<u64, CustomKind>,
     /// The ids of threads in our pid namespace, by their ids in the namespace of the process;
     /// `None` if a thread is not found.
     threads: HashMap<i32, Option<i32>>,
@@ -501,17 +501,17 @@ impl EventReader {
 
     /// Returns the kind of a custom block, from the address of its operations: the first word there
     /// is the address of a name.
-    fn custom(&mut self, memory: Option<&ProcessMemory>, operations: u64) -> Custom {
+    fn custom(&mut self, memory: Option<&ProcessMemory>, operations: u64) -> CustomKind {
         if let Some(known) = self.kinds.get(&operations) {
             return known.clone();
         }
         let read_kind = || {
             let mut at = [0; 8];
             memory?.read(LiveAddr(operations), &mut at).ok()?;
-            Custom::of(&name_at(memory?, LiveAddr(u64::from_le_bytes(at)))?)
+            CustomKind::of(&name_at(memory?, LiveAddr(u64::from_le_bytes(at)))?)
         };
         let Some(custom) = read_kind() else {
-            return Custom::Unknown;
+            return CustomKind::Unknown;
         };
         if self.kinds.len() < MOST_KINDS {
             self.kinds.insert(operations, custom.clone());
@@ -858,17 +858,17 @@ mod tests {
         let process = Process::own().unwrap();
         let memory = ProcessMemory::open(&process, OFlag::O_RDONLY).unwrap();
         let mut reader = reader(ThreadIds::Unknown);
-        assert_eq!(reader.custom(None, at), Custom::Unknown);
-        assert_eq!(reader.custom(Some(&memory), 0), Custom::Unknown);
+        assert_eq!(reader.custom(None, at), CustomKind::Unknown);
+        assert_eq!(reader.custom(Some(&memory), 0), CustomKind::Unknown);
         assert!(reader.kinds.is_empty());
-        assert_eq!(reader.custom(Some(&memory), at), Custom::Int64);
+        assert_eq!(reader.custom(Some(&memory), at), CustomKind::Int64);
         // Now it is known without reading memory.
-        assert_eq!(reader.custom(None, at), Custom::Int64);
+        assert_eq!(reader.custom(None, at), CustomKind::Int64);
         // No more than a certain number are remembered.
         reader.kinds = (1..=MOST_KINDS as u64)
-            .map(|at| (at, Custom::Unknown))
+            .map(|at| (at, CustomKind::Unknown))
             .collect();
-        assert_eq!(reader.custom(Some(&memory), at), Custom::Int64);
+        assert_eq!(reader.custom(Some(&memory), at), CustomKind::Int64);
         assert_eq!(reader.kinds.len(), MOST_KINDS);
     }
 

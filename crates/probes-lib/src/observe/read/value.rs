@@ -134,7 +134,7 @@ const SHOWN: usize = 64;
 
 /// The kind of a custom block, by the identifier of its operations (runtime/ints.c, runtime/bigarray.c).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Custom {
+pub(crate) enum CustomKind {
     Int32,
     Int64,
     Nativeint,
@@ -143,19 +143,19 @@ pub(crate) enum Custom {
     Unknown,
 }
 
-impl Custom {
+impl CustomKind {
     /// Returns the kind of this identifier; `None` if it cannot be one: it is empty, or not printable.
-    pub(crate) fn of(identifier: &[u8]) -> Option<Custom> {
+    pub(crate) fn of(identifier: &[u8]) -> Option<CustomKind> {
         Some(match identifier {
-            b"_i" => Custom::Int32,
-            b"_j" => Custom::Int64,
-            b"_n" => Custom::Nativeint,
-            b"_bigarr02" => Custom::Bigarray,
+            b"_i" => CustomKind::Int32,
+            b"_j" => CustomKind::Int64,
+            b"_n" => CustomKind::Nativeint,
+            b"_bigarr02" => CustomKind::Bigarray,
             [] => return None,
             other => {
                 let text = std::str::from_utf8(other).ok()?;
                 let is_shown = text.chars().all(|it| it.is_ascii_graphic());
-                return is_shown.then(|| Custom::Other(text.into()));
+                return is_shown.then(|| CustomKind::Other(text.into()));
             }
         })
     }
@@ -180,20 +180,20 @@ const ELEMENTS: [&str; 14] = [
 ];
 
 /// Returns a custom block of this size, from its first words.
-fn of_custom(words: &[u8], size: u64, custom: &mut dyn FnMut(u64) -> Custom) -> Option<Value> {
+fn of_custom(words: &[u8], size: u64, custom: &mut dyn FnMut(u64) -> CustomKind) -> Option<Value> {
     Some(match custom(word(words, 0)?) {
-        Custom::Int32 => Value::Int32(word(words, 1)? as i32),
-        Custom::Int64 => Value::Int64(word(words, 1)? as i64),
-        Custom::Nativeint => Value::Nativeint(word(words, 1)? as i64),
-        Custom::Bigarray => {
+        CustomKind::Int32 => Value::Int32(word(words, 1)? as i32),
+        CustomKind::Int64 => Value::Int64(word(words, 1)? as i64),
+        CustomKind::Nativeint => Value::Nativeint(word(words, 1)? as i64),
+        CustomKind::Bigarray => {
             return bigarray(words, size).or_else(|| {
                 Some(Value::Custom {
                     identifier: "_bigarr02".into(),
                 })
             });
         }
-        Custom::Other(identifier) => Value::Custom { identifier },
-        Custom::Unknown => return None,
+        CustomKind::Other(identifier) => Value::Custom { identifier },
+        CustomKind::Unknown => return None,
     })
 }
 
@@ -251,7 +251,7 @@ pub(crate) struct RecordedArgument<'r> {
 
 impl RecordedArgument<'_> {
     /// Decodes it; `custom` returns the kind of a custom block, from the address of its operations.
-    pub(crate) fn decode(&self, custom: &mut dyn FnMut(u64) -> Custom) -> Value {
+    pub(crate) fn decode(&self, custom: &mut dyn FnMut(u64) -> CustomKind) -> Value {
         match self.source {
             ArgumentSource::Unknown => return Value::Unknown,
             // `value` is the address of the argument then.
@@ -404,8 +404,8 @@ mod tests {
         recorded.decode(&mut |operations| {
             let identifiers = ["", "_i", "_j", "_n", "_bigarr02", "_chan"];
             let identifier = identifiers.get(operations as usize);
-            let known = identifier.and_then(|it| Custom::of(it.as_bytes()));
-            known.unwrap_or(Custom::Unknown)
+            let known = identifier.and_then(|it| CustomKind::of(it.as_bytes()));
+            known.unwrap_or(CustomKind::Unknown)
         })
     }
 
@@ -437,7 +437,7 @@ mod tests {
                 header: 0,
                 words: None,
             };
-            recorded.decode(&mut |_| Custom::Unknown)
+            recorded.decode(&mut |_| CustomKind::Unknown)
         };
         assert_eq!(narrow(4, true, 0xffff_ffff), Value::Int(-1));
         assert_eq!(narrow(4, false, 0x1_ffff_fffe), Value::Int(0xffff_fffe));
@@ -510,7 +510,7 @@ mod tests {
                 header: 0,
                 words,
             };
-            recorded.decode(&mut |_| Custom::Unknown)
+            recorded.decode(&mut |_| CustomKind::Unknown)
         };
         let text = |text: &str, is_whole| Value::String {
             bytes: text.as_bytes().to_vec(),
@@ -809,7 +809,7 @@ mod tests {
                 header,
                 words: None,
             };
-            recorded.decode(&mut |_| Custom::Unknown)
+            recorded.decode(&mut |_| CustomKind::Unknown)
         };
         let half = 0.5_f64.to_bits();
         let vector = ArgumentSource::Vector(Register::XMM1);

@@ -1,6 +1,6 @@
 //! What was copied of the fields of a block, as [`fields`] says, decoded. It may be anything: the program can overwrite it. Pure.
 
-use super::{Custom, Value, of_custom, size_of, word};
+use super::{CustomKind, Value, of_custom, size_of, word};
 use crate::observe::layout::shared::fields;
 
 /// Decodes a block of this tag and size, from the words that were copied of it.
@@ -8,7 +8,7 @@ pub(super) fn block(
     tag: u8,
     size: u64,
     words: &[u8],
-    custom: &mut dyn FnMut(u64) -> Custom,
+    custom: &mut dyn FnMut(u64) -> CustomKind,
 ) -> Value {
     let mut reader = Fields { words, at: 1 };
     let mut values: Vec<Value> = std::iter::from_fn(|| reader.next(custom)).collect();
@@ -75,7 +75,7 @@ struct Fields<'r> {
 }
 
 impl<'r> Fields<'r> {
-    fn next(&mut self, custom: &mut dyn FnMut(u64) -> Custom) -> Option<Value> {
+    fn next(&mut self, custom: &mut dyn FnMut(u64) -> CustomKind) -> Option<Value> {
         let value = self.word()?;
         if value & 1 == 1 {
             return Some(Value::Int(value as i64 >> 1));
