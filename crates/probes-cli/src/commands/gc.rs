@@ -17,11 +17,11 @@ use super::program_with_events::ProgramWithEvents;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, LookedAt, OutputFlags, ProcessOrProgram, TakeOver, duration,
+    Checked, DurationFlag, FORCE_PID, LookedAt, OutputFlags, ProcessOrProgram, TakeOver, duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{GcReport, LongPause};
-use crate::search_path::path_of;
+use crate::search_path::look_up;
 use crate::signals::TerminationSignals;
 
 const HELP: &str = "\
@@ -55,7 +55,7 @@ signal that ended it. The answer is on standard error then, unless -o names a fi
     ocaml-probes gc -pid N [FLAGS]
        ocaml-probes gc -prog FILE [FLAGS] [-- ARGS]")]
 #[command(after_help = HELP)]
-#[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog")))]
+#[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog").help(FORCE_PID)))]
 pub(crate) struct Args {
     #[command(flatten)]
     observed: ProcessOrProgram,
@@ -97,7 +97,9 @@ fn of_process(args: &Args, pid: i32) -> Result<(), Failure> {
 /// Starts a program, and returns its status.
 fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
     args.output.refuse_to_overwrite("-prog", path)?;
-    if let Err(why) = RuntimeEvents::check_program(path_of(path)) {
+    // If there is no such program, starting it says so.
+    let checked = look_up(path).map(RuntimeEvents::check_program);
+    if let Some(Err(why)) = checked {
         return functions::of_program(args, path, arguments, &why);
     }
     let output = args.output.open_beside_program()?;

@@ -15,7 +15,7 @@ use super::observe_loop::next_reading;
 use super::started_program::StartedProgram;
 use crate::failure::Failure;
 use crate::messages::Messages;
-use crate::search_path::path_of;
+use crate::search_path::{look_up, path_of};
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// How often it is checked whether it has begun to write events.
@@ -52,7 +52,8 @@ impl EventsDirectory {
     ///
     /// If there can be no directory.
     pub(super) fn make(program: &Path, messages: &Messages) -> Result<EventsDirectory, Failure> {
-        if let Err(why) = RuntimeEvents::check_program(path_of(program)) {
+        let checked = look_up(program).map(RuntimeEvents::check_program);
+        if let Some(Err(why)) = checked {
             let others = match why.kind() {
                 ErrorKind::RuntimeEvents(RuntimeEventsError::Ocaml4) => {
                     ": only a program that it executes may"

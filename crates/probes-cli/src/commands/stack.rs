@@ -90,7 +90,8 @@ fn warn(
             [] => String::new(),
             paths => format!("; these files could not be read: {}", paths.join(", ")),
         };
-        if let Some(error) = &report.not_stopped {
+        let is_guessed = report.threads.iter().any(|thread| thread.is_guessed);
+        if let Some(error) = report.not_stopped.as_ref().filter(|_| is_guessed) {
             // Writing to a String does not fail.
             let _ = write!(why, "; it was not stopped to read registers: {error}");
         }

@@ -2,6 +2,10 @@
 
 use probes_lib::Options;
 
+/// What `-force` is for in commands that also start programs.
+pub(crate) const FORCE_PID: &str =
+    "With -pid: take over from another observer, which then fails with an error";
+
 // Whether the process is taken over from another observer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TakeOver {

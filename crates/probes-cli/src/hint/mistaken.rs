@@ -12,7 +12,7 @@ pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
                 "names of probes are no globs; -enable-regexp req_ and -disable-regexp req_ select those that begin with req_"
             }
             Operand::Program(_) => {
-                "names of probes are no globs; -enable-regexp req_ and -regexp req_ select those that begin with req_"
+                "names of probes are no globs; -regexp req_, in trace -enable-regexp req_, selects those that begin with req_"
             }
             Operand::Process(_) | Operand::File(_) => {
                 "names of probes are no globs; where a command has -regexp, -regexp req_ selects those that begin with req_"

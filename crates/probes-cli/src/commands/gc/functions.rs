@@ -82,8 +82,7 @@ pub(super) fn of_program(
     let mut launched = loop {
         let mut command = Command::new(path);
         command.args(arguments);
-        let launch = Launch::new(command).options(args.take_over.options());
-        match launch.observe(timed.observation()).spawn() {
+        match Launch::new(command).observe(timed.observation()).spawn() {
             Err(error) if timed.leave_out(&error) => warn_of_left_out(&error, &output.messages),
             launched => break launched.map_err(of_program)?,
         }

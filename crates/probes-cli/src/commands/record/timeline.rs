@@ -86,6 +86,13 @@ struct OpenCalls {
     used: u64,
 }
 
+impl OpenCalls {
+    /// Whether no call is open, and none that was left out.
+    fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.left_out.0.is_none()
+    }
+}
+
 #[derive(Clone, Copy)]
 struct OpenCall {
     place: i64,
@@ -373,7 +380,7 @@ impl Timeline {
         let Some(stack) = self.stacks.get(&key) else {
             return;
         };
-        let Some((thread, number)) = stack.lane.filter(|_| stack.calls.is_empty()) else {
+        let Some((thread, number)) = stack.lane.filter(|_| stack.is_empty()) else {
             return;
         };
         self.stacks.remove(&key);
@@ -389,7 +396,7 @@ impl Timeline {
         if self.stacks.len() < MOST_STACKS {
             return;
         }
-        self.stacks.retain(|_, stack| !stack.calls.is_empty());
+        self.stacks.retain(|_, stack| !stack.is_empty());
         if self.stacks.len() < MOST_STACKS / 2 {
             return;
         }
