@@ -3,8 +3,7 @@
 use probes_lib::Options;
 
 /// What `-force` is for in commands that also start programs.
-pub(crate) const FORCE_PID: &str =
-    "With -pid: take over from another observer, which then fails with an error";
+pub(crate) const FORCE_PID: &str = "With -pid: take over from another observer, which then fails";
 
 // Whether the process is taken over from another observer.
 #[derive(Debug, clap::Args)]
