@@ -410,6 +410,19 @@ impl ElfFile {
         self.read_up_to(MAX_LOADED, segment.offset, segment.file_len, "a segment")
     }
 
+    /// Reads segments that are wanted, one after the other, up to [`MAX_LOADED`] bytes in all; those that cannot be read are left out.
+    pub(crate) fn read_wanted(
+        &self,
+        is_wanted: impl Fn(&Segment) -> bool,
+    ) -> impl Iterator<Item = (Segment, Vec<u8>)> {
+        let mut len = 0_u64;
+        let wanted = self.loaded().filter(is_wanted).take_while(move |segment| {
+            len = len.saturating_add(segment.file_len);
+            len <= MAX_LOADED
+        });
+        wanted.filter_map(|segment| Some((segment, self.read_segment(&segment).ok()?)))
+    }
+
     /// Returns the name, address and length in bytes of each section with code.
     pub(crate) fn code_sections(&self) -> impl Iterator<Item = (&[u8], FileAddr, u64)> {
         let has_code = |section: &&SectionHeader| {

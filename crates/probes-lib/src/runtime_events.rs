@@ -25,7 +25,7 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-use crate::elf::{ElfFile, MAX_LOADED};
+use crate::elf::ElfFile;
 use crate::error::{ElfDefect, Error, FileError, Operation, Result, RuntimeEventsError, Subject};
 use crate::process::Process;
 use crate::process::image::open_executable;
@@ -124,11 +124,11 @@ impl RuntimeEvents {
         let Some(mapping) = maps.iter().find(|it| is_ring(it, &name)) else {
             return Err(of(why_none(&process, &maps)));
         };
-        let version = known_version(&process, &maps)?;
+        let known = known_version(&process, &maps)?;
         let source = Source::of_mapping(&process, mapping)?;
         let mapping = mapping.clone();
         let subject = Subject::Process(pid);
-        let mut events = RuntimeEvents::new(subject, source, version)?;
+        let mut events = RuntimeEvents::new(subject, source, known)?;
         events.mapped = Some((process, mapping));
         events.skip()?;
         Ok(events)
@@ -142,11 +142,7 @@ impl RuntimeEvents {
     pub fn of_file(file: impl AsRef<Path>, program: impl AsRef<Path>) -> Result<RuntimeEvents> {
         let (path, program) = (file.as_ref(), program.as_ref());
         let version = version(&ElfFile::open(program)?);
-        let of_program = |why: RuntimeEventsError| Error::of_file(program, why);
-        let version = version.ok_or_else(|| of_program(RuntimeEventsError::NoVersion))?;
-        if Names::of(&version).is_none() {
-            return Err(of_program(RuntimeEventsError::UnknownVersion { version }));
-        }
+        let known = known_names(Subject::File(program.to_owned()), version)?;
         let open = |source| Error::of_file(path, FileError::Open { source });
         // A pipe is not waited for.
         let mut options = File::options();
@@ -160,7 +156,7 @@ impl RuntimeEvents {
             return Err(Error::of_file(path, FileError::Elf(defect)));
         }
         let source = Source::of_file(opened).map_err(open)?;
-        RuntimeEvents::new(Subject::File(path.to_owned()), source, version)
+        RuntimeEvents::new(Subject::File(path.to_owned()), source, known)
     }
 
     /// Checks that the events of a program that is to be started can be read: that it is not one of OCaml 4, which
@@ -194,13 +190,11 @@ impl RuntimeEvents {
         Err(Error::of_file(path, why))
     }
 
-    fn new(subject: Subject, source: Source, version: String) -> Result<RuntimeEvents> {
-        let Some(names) = Names::of(&version) else {
-            return Err(Error::new(
-                subject,
-                RuntimeEventsError::UnknownVersion { version },
-            ));
-        };
+    fn new(
+        subject: Subject,
+        source: Source,
+        (names, version): (Names, String),
+    ) -> Result<RuntimeEvents> {
         let mut bytes = [0; HEADER_LEN];
         let header = source
             .read(0, &mut bytes)
@@ -379,19 +373,16 @@ fn error_of(subject: &Subject, error: RingError) -> Error {
     Error::new(subject.clone(), RuntimeEventsError::Malformed { why })
 }
 
-/// Returns the version of OCaml that the program of a process was compiled by, if its events are known.
+/// Returns the version of OCaml that the program of a process was compiled by, after the names of its events.
 ///
 /// # Errors
 ///
 /// [`RuntimeEventsError::NoVersion`], [`RuntimeEventsError::UnknownVersion`].
-pub(crate) fn known_version(process: &Process, maps: &[Mapping]) -> Result<String> {
-    let of = |kind: RuntimeEventsError| Error::of_process(process.pid(), kind);
-    let version = version_of_process(process, maps);
-    let version = version.ok_or_else(|| of(RuntimeEventsError::NoVersion))?;
-    if Names::of(&version).is_none() {
-        return Err(of(RuntimeEventsError::UnknownVersion { version }));
-    }
-    Ok(version)
+pub(crate) fn known_version(process: &Process, maps: &[Mapping]) -> Result<(Names, String)> {
+    known_names(
+        Subject::Process(process.pid()),
+        version_of_process(process, maps),
+    )
 }
 
 /// Returns the mapping of the file that a process writes its events to; `None` if it has none.
@@ -434,15 +425,22 @@ pub(crate) fn version_of_process(process: &Process, maps: &[Mapping]) -> Option<
     elf_files(process, maps).find_map(|elf| version(&elf))
 }
 
+/// Returns the names of events in the version of OCaml of `subject`, and the version.
+fn known_names(subject: Subject, version: Option<String>) -> Result<(Names, String)> {
+    let why = match version {
+        None => RuntimeEventsError::NoVersion,
+        Some(version) => match Names::of(&version) {
+            Some(names) => return Ok((names, version)),
+            None => RuntimeEventsError::UnknownVersion { version },
+        },
+    };
+    Err(Error::new(subject, why))
+}
+
 /// Returns the version of OCaml that a file was compiled by.
 fn version(elf: &ElfFile) -> Option<String> {
-    let mut len = 0_u64;
-    let data = elf.loaded().filter(|segment| segment.writable);
-    let mut data = data.take_while(|segment| {
-        len = len.saturating_add(segment.file_len);
-        len <= MAX_LOADED
-    });
-    data.find_map(|segment| names::version(&elf.read_segment(&segment).ok()?))
+    let mut data = elf.read_wanted(|segment| segment.writable);
+    data.find_map(|(_, bytes)| names::version(&bytes))
 }
 
 /// Returns why a process maps no file of events.

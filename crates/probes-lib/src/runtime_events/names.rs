@@ -109,7 +109,7 @@ pub(super) fn lifecycle(id: u16) -> Option<&'static str> {
 
 /// The names of phases and counters, by their numbers in one version.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(crate) struct Names {
     phases: Vec<&'static str>,
     counters: &'static [&'static str],
 }

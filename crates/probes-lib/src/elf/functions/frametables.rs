@@ -20,7 +20,7 @@
 
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::relocations::Relocation;
-use crate::elf::{ElfFile, Linking, MAX_LOADED, Segment};
+use crate::elf::{ElfFile, Linking, Segment};
 
 /// The shortest descriptor.
 const SHORTEST: usize = 16;
@@ -144,13 +144,7 @@ struct CodeSegments(Vec<(Segment, Vec<u8>)>);
 
 impl CodeSegments {
     fn of(elf: &ElfFile) -> CodeSegments {
-        let mut len = 0;
-        let segments = elf.loaded().filter(|segment| {
-            len += u64::from(segment.executable) * segment.file_len.min(MAX_LOADED);
-            segment.executable && len <= MAX_LOADED
-        });
-        let with_bytes = |segment| Some((segment, elf.read_segment(&segment).ok()?));
-        CodeSegments(segments.filter_map(with_bytes).collect())
+        CodeSegments(elf.read_wanted(|segment| segment.executable).collect())
     }
 
     /// Whether a call ends at `address`.

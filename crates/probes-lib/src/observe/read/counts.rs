@@ -234,6 +234,27 @@ impl Counts {
     }
 }
 
+/// Returns the sums of what [`read_hits`] returns of the points that have keys; others may be watched, for example.
+pub(super) fn read_keyed_hits(
+    pid: i32,
+    source: &impl ReadMemory,
+    plan: &ObservationPlan,
+    arenas: &[Arena],
+) -> Result<(u64, u64)> {
+    let (mut all, mut all_untyped) = (0_u64, 0_u64);
+    let mut points = plan.points.iter();
+    for arena in arenas {
+        let hits_of_points = read_hits(pid, source, arena)?;
+        for ((hits, untyped), point) in hits_of_points.into_iter().zip(points.by_ref()) {
+            if point.role.keys.is_some() {
+                all = all.saturating_add(hits);
+                all_untyped = all_untyped.saturating_add(untyped);
+            }
+        }
+    }
+    Ok((all, all_untyped))
+}
+
 /// Returns the sums of the two counters of each point of an arena over all rows that are in use: of hits, and of hits
 /// for which its filter, histogram or keys have no answer. The second ones mean nothing for points that have none of
 /// these.

@@ -8,7 +8,7 @@ use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::keys::{histograms, slot};
 use crate::observe::plan::ObservationPlan;
-use crate::observe::read::counts::read_hits;
+use crate::observe::read::counts::read_keyed_hits;
 use crate::observe::read::data_source;
 use crate::observe::read::keys::{Key, key};
 use crate::observe::read::ring::word;
@@ -120,15 +120,7 @@ impl KeyedHistograms {
             return Ok(None);
         };
         let mut sum = KeyedHistograms::default();
-        let mut points = plan.points.iter();
-        for arena in arenas {
-            let hits = read_hits(pid, source, arena)?;
-            for ((_, untyped), point) in hits.into_iter().zip(points.by_ref()) {
-                if point.role.keys.is_some() {
-                    sum.untyped = sum.untyped.saturating_add(untyped);
-                }
-            }
-        }
+        (_, sum.untyped) = read_keyed_hits(pid, source, plan, arenas)?;
         sum.other = read.histogram(histograms::OTHER, false)?;
         let signed = read.histogram(histograms::OTHER_SIGNED, true)?;
         sum.other.add(&signed);

@@ -10,7 +10,7 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::layout::keys::{self, slot, text};
 use crate::observe::plan::ObservationPlan;
 use crate::observe::point::KeyKind;
-use crate::observe::read::counts::{Counts, read_hits};
+use crate::observe::read::counts::{Counts, read_keyed_hits};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 
@@ -167,18 +167,8 @@ impl KeyedCounts {
             return Ok(None);
         };
         let mut counts = KeyedCounts::default();
-        let mut points = plan.points.iter();
         // Before the keys: what is counted meanwhile is of a key.
-        for arena in arenas {
-            let hits = read_hits(pid, source, arena)?;
-            for ((other, untyped), point) in hits.into_iter().zip(points.by_ref()) {
-                // Others may be watched, for example.
-                if point.role.keys.is_some() {
-                    counts.other = counts.other.saturating_add(other);
-                    counts.untyped = counts.untyped.saturating_add(untyped);
-                }
-            }
-        }
+        (counts.other, counts.untyped) = read_keyed_hits(pid, source, plan, arenas)?;
         let layout = sharing.shared.keys;
         let table = sharing.shared_at().plus(sharing.shared.keys());
         let mut hits: HashMap<Vec<Key>, u64> = HashMap::new();

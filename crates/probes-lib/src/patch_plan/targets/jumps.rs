@@ -5,8 +5,8 @@ use iced_x86::Register;
 use crate::patch_plan::tables::{JumpSource, Origin};
 use crate::patch_plan::targets::{Group, Ranges, Sweep, Targets};
 
-/// Entries of jump tables that are read of one object, and pieces of functions that are searched for labels; real ones have far fewer. Without a limit, a file could
-/// make each function read the same data.
+/// Entries of jump tables that are read of one object, and pieces of functions that are searched for labels; real objects
+/// have far fewer. Without a limit, a file could make each function read the same data.
 pub(super) const MAX_ENTRIES: usize = 1 << 24;
 
 /// Where an indirect jump leads.

@@ -67,7 +67,7 @@ fn places(user: u32) -> Vec<PathBuf> {
 }
 
 impl Directory {
-    /// Opens the directories of these users, as far as they exist.
+    /// Opens those directories of these users that exist.
     pub(crate) fn of_users(users: &[u32]) -> Vec<Arc<Directory>> {
         let mut directories = Vec::new();
         for (index, &user) in users.iter().enumerate() {
