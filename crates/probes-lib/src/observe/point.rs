@@ -689,6 +689,15 @@ impl Role {
         *self == Role::default()
     }
 
+    /// Returns whether hits are counted, all of them, and nothing else is recorded.
+    pub(crate) fn is_only_counted(&self) -> bool {
+        let counted = Role {
+            is_counted: true,
+            ..Role::default()
+        };
+        *self == counted
+    }
+
     /// Returns whether only the hits for which a filter is true are watched.
     pub(crate) fn chooses_records(&self) -> bool {
         self.watched.is_some() && self.filter.is_some()

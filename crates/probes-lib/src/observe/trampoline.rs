@@ -179,10 +179,17 @@ pub(crate) fn arena_code(
         let at = arena.trampoline(index);
         let len = arena.trampoline_len;
         let Some((site, bias)) = plan.patch_site(planned) else {
-            let pointers = Pointers::of(arena, index, sharing);
+            let role = &planned.role;
             let wrapper = planned.point.wrapper().ok_or(DoesNotFit)?;
-            code.bytes
-                .extend(trampoline(at, len, &planned.role, &pointers, wrapper)?);
+            let made = trampoline(at, len, wrapper, |tail| {
+                let counting = (role.is_only_counted())
+                    .then(|| templates.of_any().around_jump(at, index, tail));
+                if let Some(code) = counting.transpose()?.flatten() {
+                    return Ok(code);
+                }
+                recording(at, role, &Pointers::of(arena, index, sharing), tail)
+            });
+            code.bytes.extend(made?);
             continue;
         };
         let end = code.bytes.len() + len as usize;
@@ -717,17 +724,17 @@ fn len(role: &Role, layout: SharedLayout) -> Result<u64, DoesNotFit> {
     Ok((code.len() as u64 + TAIL_LEN).next_multiple_of(LINE))
 }
 
-/// Returns the trampoline at `at`, `len` bytes long, of a point that is disabled.
+/// Returns the trampoline at `at`, `len` bytes long, of a point that is disabled. `recording` returns the code before its tail, whose
+/// address it is given.
 fn trampoline(
     at: LiveAddr,
     len: u64,
-    role: &Role,
-    pointers: &Pointers,
     wrapper: LiveAddr,
+    recording: impl FnOnce(LiveAddr) -> Result<Vec<u8>, IcedError>,
 ) -> Result<Vec<u8>, DoesNotFit> {
     let tail = len.saturating_sub(TAIL_LEN) as usize;
     let tail_at = at.plus(tail as u64);
-    let mut code = recording(at, role, pointers, tail_at)?;
+    let mut code = recording(tail_at)?;
     // A trampoline that was cut off would crash the thread that executes it.
     if code.len() > tail {
         return Err(DoesNotFit);

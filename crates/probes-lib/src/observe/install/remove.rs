@@ -286,44 +286,13 @@ fn remove_all<T: Send>(
             mode: RedirectMode::RunningProcess,
         };
         let stopped = tracer.stop(process, options.deadline)?;
-        let successor = match remover {
-            Remover::Observer => {
-                refuse_replaced(process, memory, arenas)?;
-                None
-            }
-            Remover::Other { successor, .. } => {
-                refuse_missing(process, memory, arenas)?;
-                successor
-            }
+        let removal = Removal {
+            process,
+            memory,
+            arenas,
+            remover,
         };
-        let mut restore = || -> Result<RestorePlan> {
-            // First: a live observer is to know its successor before it misses a hit. We may be killed at any moment.
-            write_successor(process, memory, arenas, successor)?;
-            let pid = process.pid();
-            let is_changed = copies.update(memory);
-            let is_changed =
-                is_changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
-            let before = copies.over(memory);
-            let restored = match planned.take().filter(|_| !is_changed) {
-                Some(planned) => planned,
-                None => restoring_patches(process, &before, arenas)?,
-            };
-            stopped.move_threads(memory, &restored.moves)?;
-            let mut stopped_memory = stopped.memory(memory)?;
-            semaphores::lower(process, &mut stopped_memory, arenas)?;
-            let written = patch::write_all(pid, &mut stopped_memory, &before, &restored.patches);
-            written.inspect_err(|_| {
-                // Its observer may continue.
-                let _ = semaphores::raise(process, &mut stopped_memory, arenas);
-            })?;
-            Ok(restored)
-        };
-        let restored = restore().inspect_err(|error| {
-            if error.effect() != Effect::HalfChanged && successor.is_some() {
-                // The observer continues, unless this write fails, too: then it ends.
-                let _ = write_successor(process, memory, arenas, Some(&ObserverRecord::default()));
-            }
-        })?;
+        let restored = removal.restore(&stopped, copies, planned.take())?;
         let marked = mark_restored(&injector, &stopped, arenas);
         let mut code: Vec<Range<u64>> = arenas.iter().map(Arena::trampolines).collect();
         if let Remover::Other { .. } = remover {
@@ -350,7 +319,7 @@ fn remove_all<T: Send>(
         });
         let results = read().map_err(|error| error.with_effect_if_none(Effect::StillMapped))?;
         let unmap = |stopped: Option<_>| {
-            let mut stopped = match stopped {
+            let stopped = match stopped {
                 Some(stopped) => stopped,
                 None => {
                     let stopped = tracer.stop(process, options.deadline)?;
@@ -358,14 +327,7 @@ fn remove_all<T: Send>(
                     stopped
                 }
             };
-            if let Remover::Other { .. } = remover {
-                for (place, calls) in OrphanedMappings::unmap_calls(process, memory)? {
-                    // All at once, because only the code in this place records what is still to be unmapped: if we
-                    // are killed, it has to list all of it.
-                    stopped = injector.at(place).run(stopped, &calls)?;
-                }
-            }
-            unmap_arenas(&injector, stopped, arenas)
+            removal.unmap(&injector, stopped)
         };
         let still_mapped = match emptied.map(unmap) {
             Some(Ok(unmapped)) => {
@@ -388,6 +350,84 @@ fn remove_all<T: Send>(
             why_mapped: failure.or(inside),
         })
     })
+}
+
+/// A removal from a process.
+struct Removal<'r> {
+    process: &'r Process,
+    memory: &'r ProcessMemory,
+    arenas: &'r [Arena],
+    remover: Remover<'r>,
+}
+
+impl Removal<'_> {
+    /// Restores the points of a stopped process, as `planned` if its code is still that in `copies`.
+    fn restore(
+        &self,
+        stopped: &Stopped<'_>,
+        copies: &mut PageCopies,
+        planned: Option<RestorePlan>,
+    ) -> Result<RestorePlan> {
+        let (process, memory, arenas) = (self.process, self.memory, self.arenas);
+        let successor = match self.remover {
+            Remover::Observer => {
+                refuse_replaced(process, memory, arenas)?;
+                None
+            }
+            Remover::Other { successor, .. } => {
+                refuse_missing(process, memory, arenas)?;
+                successor
+            }
+        };
+        // First: a live observer is to know its successor before it misses a hit. We may be killed at any moment.
+        let restored = write_successor(process, memory, arenas, successor)
+            .and_then(|()| self.write_restored(stopped, copies, planned));
+        restored.inspect_err(|error| {
+            if error.effect() != Effect::HalfChanged && successor.is_some() {
+                // The observer continues, unless this write fails, too: then it ends.
+                let _ = write_successor(process, memory, arenas, Some(&ObserverRecord::default()));
+            }
+        })
+    }
+
+    /// Writes what the points held, and lowers semaphores.
+    fn write_restored(
+        &self,
+        stopped: &Stopped<'_>,
+        copies: &mut PageCopies,
+        planned: Option<RestorePlan>,
+    ) -> Result<RestorePlan> {
+        let (process, memory, arenas) = (self.process, self.memory, self.arenas);
+        let pid = process.pid();
+        let is_changed = copies.update(memory);
+        let is_changed = is_changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
+        let before = copies.over(memory);
+        let restored = match planned.filter(|_| !is_changed) {
+            Some(planned) => planned,
+            None => restoring_patches(process, &before, arenas)?,
+        };
+        stopped.move_threads(memory, &restored.moves)?;
+        let mut stopped_memory = stopped.memory(memory)?;
+        semaphores::lower(process, &mut stopped_memory, arenas)?;
+        let written = patch::write_all(pid, &mut stopped_memory, &before, &restored.patches);
+        written.inspect_err(|_| {
+            // Its observer may continue.
+            let _ = semaphores::raise(process, &mut stopped_memory, arenas);
+        })?;
+        Ok(restored)
+    }
+
+    /// Unmaps the arenas, in which no thread is any more; another tool also unmaps what is orphaned.
+    fn unmap<'s>(&self, injector: &Injector<'s>, mut stopped: Stopped<'s>) -> Result<Stopped<'s>> {
+        if let Remover::Other { .. } = self.remover {
+            for (place, calls) in OrphanedMappings::unmap_calls(self.process, self.memory)? {
+                // All at once, because only the code in this place records what is still to be unmapped: if we
+                // are killed, it has to list all of it.
+                stopped = injector.at(place).run(stopped, &calls)?;
+            }
+        }
+        unmap_arenas(injector, stopped, self.arenas)
+    }
 }
 
 /// Returns the error for a thread that has not left a trampoline, or the code of injected calls.

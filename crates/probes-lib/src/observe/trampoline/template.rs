@@ -1,4 +1,4 @@
-//! Templates of the code that counts a hit of a point in a function ([`count`](super::count)): each is assembled once
+//! Templates of the code that counts a hit of a point ([`count`](super::count)): each is assembled once
 //! for all such points of an arena, because there are thousands of them.
 //!
 //! Functions of OCaml are counted by domain. In the first domain, this uses no register, and all code that it executes
@@ -11,7 +11,7 @@ use iced_x86::{
 };
 
 use super::count::{CountPointers, emit_slow_path, lookup};
-use super::{DoesNotFit, SAVED_IF_COUNTED, add, at_address, spread_of};
+use super::{DoesNotFit, SAVED_IF_COUNTED, add, at_address, jump_to, spread_of};
 use crate::address::LiveAddr;
 use crate::observe::layout::rows::{CLAIM_BITS, CLAIM_LEN_BITS, Rows, claim};
 
@@ -27,6 +27,11 @@ impl CountTemplates {
             of_any: CountTemplate::of(at, pointers, of_thread)?,
             of_ocaml: CountTemplate::of(at, pointers, of_domain)?,
         })
+    }
+
+    /// Returns the template for any code.
+    pub(super) fn of_any(&self) -> &CountTemplate {
+        &self.of_any
     }
 
     /// Returns the template for a function; `is_ocaml` if it is known to be one of OCaml.
@@ -184,6 +189,22 @@ impl CountTemplate {
     /// Returns how many bytes precede the displaced instructions.
     pub(super) fn split(&self) -> usize {
         self.split
+    }
+
+    /// Returns the code at `at` that counts a hit of the point with this index, the site of a probe, and jumps to `tail`; `None` as with
+    /// [`CountTemplate::around`].
+    ///
+    /// # Errors
+    ///
+    /// If the tail is too far away.
+    pub(super) fn around_jump(
+        &self,
+        at: LiveAddr,
+        point: usize,
+        tail: LiveAddr,
+    ) -> Result<Option<Vec<u8>>, IcedError> {
+        let jump = jump_to(tail, at.0 + self.split as u64)?;
+        Ok(self.around(at, point, &jump))
     }
 
     /// Returns the trampoline at `at` of the point with this index; `None` if one of its operands does not reach its

@@ -49,7 +49,7 @@ fn listing(role: &Role, layout: SharedLayout) -> Vec<String> {
 
 fn enabled_trampoline(role: &Role, layout: SharedLayout) -> Vec<u8> {
     let len = len(role, layout).unwrap();
-    let mut code = trampoline(AT, len, role, &pointers(layout), WRAPPER).unwrap();
+    let mut code = site(len, role, &pointers(layout)).unwrap();
     assert_eq!((code.len() as u64, len % LINE), (len, 0));
     let tail = (len - TAIL_LEN) as usize;
     assert_eq!(code[tail], RET);
@@ -482,7 +482,7 @@ fn assert_fits(role: &Role, len: u64, layout: SharedLayout) {
             recording.len() as u64 + TAIL_LEN <= len,
             "{role:?} in {len}"
         );
-        let whole = trampoline(AT, len, role, &pointers, WRAPPER).unwrap();
+        let whole = site(len, role, &pointers).unwrap();
         assert!(whole.starts_with(&recording), "{role:?}");
         assert_eq!(whole.len() as u64, len);
         assert_eq!(whole[(len - TAIL_LEN) as usize], RET);
@@ -502,7 +502,7 @@ fn oversized_trampoline_is_not_truncated() {
         ..SharedLayout::default()
     };
     let pointers = pointers(layout);
-    let of_len = |len| trampoline(AT, len, &role, &pointers, WRAPPER);
+    let of_len = |len| site(len, &role, &pointers);
     let far = len(&role, layout).unwrap();
     let needed = (0..far).rev().find(|len| of_len(*len).is_err()).unwrap() + 1;
     assert!(needed > 200);
@@ -514,8 +514,18 @@ fn oversized_trampoline_is_not_truncated() {
     }
 }
 
+/// The trampoline of a site.
+fn site(len: u64, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, DoesNotFit> {
+    trampoline(AT, len, WRAPPER, |tail| recording(AT, role, pointers, tail))
+}
+
 #[test]
 fn every_point_of_an_arena_has_its_trampoline() {
+    let counted = Role {
+        is_counted: true,
+        ..Role::default()
+    };
+    check_arena(&counted, SharedLayout::default());
     let role = Role {
         is_counted: true,
         ends: vec![PairEnd::Stop(0), PairEnd::Start(1)],
@@ -528,6 +538,11 @@ fn every_point_of_an_arena_has_its_trampoline() {
         record_len: record::len(3),
         ..SharedLayout::default()
     };
+    check_arena(&role, shared);
+}
+
+/// Checks the trampolines of an arena whose points have this role.
+fn check_arena(role: &Role, shared: SharedLayout) {
     let planned = |index: u64| PlannedPoint {
         point: Point {
             address: LiveAddr(0x5555_0000_0000 + 16 * index),
@@ -541,6 +556,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
         semaphore: None,
     };
     let plan = ObservationPlan {
+        records_forked: false,
         program: Arc::new(program_with_probes(&["a"])),
         functions: Arc::default(),
         points: (0..100).map(planned).collect(),
@@ -572,5 +588,13 @@ fn every_point_of_an_arena_has_its_trampoline() {
     for index in 0..100 {
         let tail = (arena.tail(index).0 - arena.code.0) as usize;
         assert_eq!(code[tail], RET);
+        if role.is_only_counted() {
+            // Of a template, and not of the assembler.
+            let at = arena.trampoline(index);
+            let pointers = Pointers::of(&arena, index, &arena);
+            let assembled = recording(at, role, &pointers, arena.tail(index)).unwrap();
+            let of_template = &code[(at.0 - arena.code.0) as usize..];
+            assert_eq!(assembled, of_template[..assembled.len()]);
+        }
     }
 }
