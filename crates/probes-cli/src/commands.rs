@@ -12,6 +12,7 @@ mod event_reading;
 mod failed;
 mod failures;
 mod follow;
+mod forked_processes;
 mod gaps;
 mod gc;
 mod hist;

@@ -7,6 +7,7 @@ mod duration;
 mod events;
 mod fields;
 mod filter;
+mod forked;
 mod function_selection;
 mod histogrammed;
 mod keys;
@@ -33,6 +34,7 @@ pub(crate) use duration::{DurationFlag, duration, positive};
 pub(crate) use events::{EventsOr, EventsOrHits};
 pub(crate) use fields::{FieldFlags, refuse_fields_in_json};
 pub(crate) use filter::FilterFlags;
+pub(crate) use forked::ForkedFlag;
 pub(crate) use function_selection::{
     FunctionArgument, FunctionList, FunctionOrCollectorFlags, ends_part, functions,
 };

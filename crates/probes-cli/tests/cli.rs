@@ -53,6 +53,8 @@ mod doctor; // what the machine and processes allow
 mod documents; // the documents agree with the tests, and JSON output with its page
 #[path = "cli/follow.rs"]
 mod follow; // -follow: fork, exec, dlopen
+#[path = "cli/follow_forked.rs"]
+mod follow_forked; // -follow of the commands that observe
 #[path = "cli/forked.rs"]
 mod forked; // hits of forked processes that are missing
 #[path = "cli/functions.rs"]

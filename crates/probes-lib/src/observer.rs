@@ -14,7 +14,7 @@ use crate::error::{
 use crate::events_switch::EventsSwitch;
 use crate::functions::Functions;
 use crate::observe::discarded::DiscardCheck;
-use crate::observe::forked::ForkCheck;
+use crate::observe::forked::{ForkCheck, with_copies};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::install::prepare::{Installed, install, refuse_forbidden};
 use crate::observe::install::remove::{
@@ -124,6 +124,9 @@ pub struct ObservationReport {
     pub discarded: DiscardedPatches,
     /// See [`CleanReport::still_mapped`].
     pub still_mapped: u64,
+    /// Why processes that were forked meanwhile could not be restored, with their pids, if their hits were to be recorded, too
+    /// ([`Observation::record_forked`]): [`Target::clean`] restores each.
+    pub unrestored: Vec<(i32, Arc<Error>)>,
 }
 
 impl Target {
@@ -607,6 +610,14 @@ impl Observer {
         self.lock_forked().found()
     }
 
+    /// Returns whether the hits of a process that this one, or one of its children, has forked are recorded with its own: it was forked while
+    /// this one was observed, and the data are shared ([`Observation::record_forked`]).
+    pub fn records_forked(&self, pid: i32) -> bool {
+        let process = self.target.opened.process();
+        let forked = self.lock_forked();
+        forked.is_recorded(pid, process, &self.active.arenas)
+    }
+
     fn lock_forked(&self) -> MutexGuard<'_, ForkCheck> {
         self.active
             .forked
@@ -698,7 +709,10 @@ impl Observer {
         }
         self.lock_forked()
             .look(self.target.opened.process(), &self.active.arenas);
-        let removed = self.try_to_remove();
+        let mut removed = self.try_to_remove();
+        if let Ok(report) = &mut removed {
+            report.unrestored = self.restore_forked();
+        }
         if let (Ok(report), Some(switch)) = (&removed, &mut self.events_switch) {
             // If the process has exited, nothing is left to be undone.
             let _ = switch.undo_late_call(&self.target, &report.counts);
@@ -716,6 +730,27 @@ impl Observer {
             }
             self.target.opened.executed_or(error)
         })
+    }
+
+    /// Restores the processes that were forked meanwhile, if their hits were to be recorded, too: their copies of the trampolines are removed
+    /// like those of a tool that was killed. Returns why some could not be restored.
+    fn restore_forked(&self) -> Vec<(i32, Arc<Error>)> {
+        let arena = self.active.arenas.first();
+        let Some(arena) = arena.filter(|_| self.active.plan.records_forked) else {
+            return Vec::new();
+        };
+        let options = Options {
+            take_over: false,
+            ..self.options
+        };
+        let pids = with_copies(self.target.opened.process(), arena).into_iter();
+        let failed = pids.filter_map(|pid| {
+            let child = self.target.open_forked(pid);
+            let error = child.and_then(|child| child.clean(options)).err()?;
+            let has_gone = error.is_gone() || error.is_exec();
+            (!has_gone).then(|| (pid, Arc::new(error)))
+        });
+        failed.collect()
     }
 
     fn try_to_remove(&mut self) -> Result<ObservationReport> {
@@ -802,6 +837,7 @@ impl Observer {
             discarded: discards.found(),
             stopped: stop_time,
             still_mapped: removed.still_mapped,
+            unrestored: Vec::new(),
         })
     }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use crate::build_id::BuildId;
 use crate::error::{Effect, Error, Result};
 use crate::memory::shadow::Shadowed;
+use crate::observe::forked::forked_descendants;
 use crate::observe::{installed, shadow};
-
 use crate::process::memory::ProcessMemory;
 use crate::process::object::{Object, UnreadableObject};
 use crate::process::objects::Files;
@@ -152,6 +152,35 @@ impl Target {
         let status = process.status();
         let status = status.map_err(|source| process.exited_or(source))?;
         Ok(status.state == 'T')
+    }
+
+    /// Returns the pids of the processes that this one, or one of these, has forked, and that have executed no program since: those of a
+    /// server that forks a process for each client, for example. One that was forked less than 50 ms ago is not among them yet,
+    /// as it may be about to execute a program; nor is one that shares the memory of this process (vfork(2)), or
+    /// whose parent has exited.
+    ///
+    /// ```no_run
+    /// use probes_lib::{Observation, Options, Selector, Target};
+    ///
+    /// let server = Target::open(4242)?;
+    /// let observation = Observation::new().count(Selector::All);
+    /// for pid in server.forked_descendants() {
+    ///     let observer = server.open_forked(pid)?.observe(&observation, Options::default())?;
+    /// }
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    pub fn forked_descendants(&self) -> Vec<i32> {
+        forked_descendants(self.opened.process())
+    }
+
+    /// Opens a process that this one has forked, with or without OCaml probes. Takes less time than [`Target::open_any`]: files that are
+    /// known are not read again, and it is not waited for whether it executes another program.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, it is a zombie, the caller may not debug it, or its executable cannot be read.
+    pub fn open_forked(&self, pid: i32) -> Result<Target> {
+        self.opened.open_forked(pid).map(Target::of)
     }
 
     /// Returns the objects with probes that the process had when it was last read: the executable if it

@@ -11,13 +11,13 @@ use probes_lib::{Counts, Functions, Observation, Target};
 
 use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::{open_to_observe, sources};
-use super::several::{self, SeveralObservations};
+use super::several::{self, ObservationRequest, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, Counted, CountedBy, CountedFlags, DurationFlag, EventsOr, EventsOrHits, FilterFlags,
-    KeyFlags, OutputFlags, PathFlags, SeccompFlag, TakeOver, TargetSelection, duration,
+    ForkedFlag, KeyFlags, OutputFlags, PathFlags, SeccompFlag, TakeOver, TargetSelection, duration,
     with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -73,6 +73,8 @@ OCAML_RUNTIME_EVENTS_START=1 in its environment.
 
 With several processes, of -pid and -name, the hits of all of them are counted by name, in one answer; those of each
 by itself with -by pid or -by pid,EXPR,... A process that exits keeps its hits, and the others go on.
+With -follow, the processes that they have forked are counted, too, and those that they fork meanwhile: the
+hits of these are hits of the process that has forked them.
 
 With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
 far; on a terminal, it redraws a table. With -json there is one line for each interval. The last interval
@@ -105,6 +107,8 @@ pub(crate) struct Args {
     paths: PathFlags,
     #[command(flatten)]
     until: DurationFlag,
+    #[command(flatten)]
+    forked: ForkedFlag,
     #[command(flatten)]
     take_over: TakeOver,
     /// Show the new hits every DURATION; on a terminal, all hits so far
@@ -196,8 +200,8 @@ fn refuse_with_stacks(args: &Args) -> Result<(), Failure> {
         (_, Some(_)) if is_by_stack => {
             "-interval is not possible with -by stack: stacks are shown in the end"
         }
-        _ if is_by_stack && args.selection.is_by_name() => {
-            "-by stack is for one process: give it by -pid"
+        _ if is_by_stack && (args.selection.is_by_name() || args.forked.follow) => {
+            "-by stack is for one process: give it by -pid, without -follow"
         }
         _ => {
             if let Some(svg) = &args.svg {
@@ -220,7 +224,7 @@ fn observation(args: &Args, counted: &Counted) -> Observation {
 /// Whether the answer has the form of one about several processes, even if there is only one.
 fn is_of_several(args: &Args) -> bool {
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
-    args.selection.is_by_name() || by_pid
+    args.selection.is_by_name() || args.forked.follow || by_pid
 }
 
 /// Counts hits of several processes.
@@ -233,28 +237,32 @@ fn run_of_several(
     let one = |message| Err(Failure::Usage(UsageError::new(Some("count"), message)));
     if args.sites {
         return one(
-            "-sites is for one process, because sites differ between processes: give one -pid",
+            "-sites is for one process, because sites differ between processes: give one -pid, without -follow",
         );
     }
     let by = args.by.clone().unwrap_or_else(CountedBy::name);
     if by.is_stack() {
         return one(
-            "-by stack is for one process, because addresses differ between processes: give one -pid",
+            "-by stack is for one process, because addresses differ between processes: give one -pid, without -follow",
         );
     }
     if by.has_caller() {
         return one(
-            "-by caller is for one process, because addresses differ between processes: give one -pid",
+            "-by caller is for one process, because addresses differ between processes: give one -pid, without -follow",
         );
     }
     let needs_probes = counted.needs_probes();
-    let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
+    let (targets, failures) =
+        several::open(&args.selection, pids, needs_probes, args.forked, output);
     let display = Display::new(output, args.interval)?;
     let active = SeveralObservations::begin(
         targets,
-        &observation(args, counted),
-        args.seccomp.options(args.take_over.options()),
-        args.until.duration,
+        ObservationRequest {
+            observation: observation(args, counted),
+            options: args.seccomp.options(args.take_over.options()),
+            duration: args.until.duration,
+        },
+        args.forked,
         failures,
         output,
     )?;

@@ -29,6 +29,19 @@ impl Failures {
         }
     }
 
+    /// The same, whose messages say which process they are about even if there is only one: others may come later.
+    pub(super) fn of_any_number(self) -> Failures {
+        Failures {
+            shows_pid: true,
+            ..self
+        }
+    }
+
+    /// There is one process more.
+    pub(super) fn add_process(&mut self) {
+        self.total += 1;
+    }
+
     /// Whether messages and answers say which process they are about.
     pub(super) fn shows_pid(&self) -> bool {
         self.shows_pid

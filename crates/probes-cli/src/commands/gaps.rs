@@ -1,6 +1,7 @@
 //! Messages about hits that are missing: of sites that record nothing any more, because the process has discarded its
 //! patched pages; of processes that it has forked; and of functions in files that it has loaded since.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use probes_lib::{DiscardedPatches, ForkedChildren, Observer};
@@ -15,6 +16,8 @@ pub(super) struct Gaps {
     /// One for each observed process, as is `forked`.
     discarded: Vec<DiscardedPatches>,
     forked: Vec<ForkedChildren>,
+    /// Those of them that are observed by themselves.
+    by_themselves: HashSet<i32>,
     loaded_later: Vec<PathBuf>,
 }
 
@@ -34,6 +37,14 @@ impl Gaps {
         gaps
     }
 
+    /// The same, but for these forked processes, which are observed by themselves.
+    pub(super) fn but_of_forked(self, by_themselves: &HashSet<i32>) -> Gaps {
+        Gaps {
+            by_themselves: by_themselves.clone(),
+            ..self
+        }
+    }
+
     /// How many sites and functions record nothing any more.
     fn sites(&self) -> usize {
         self.discarded.iter().map(DiscardedPatches::sites).sum()
@@ -44,7 +55,8 @@ impl Gaps {
     }
 
     fn forked_cautions(&self) -> impl Iterator<Item = String> {
-        self.forked.iter().filter_map(forked_caution)
+        let of_each = self.forked.iter();
+        of_each.filter_map(|forked| forked_caution(forked, &self.by_themselves))
     }
 
     /// Why figures are wrong, if any are.
@@ -84,8 +96,8 @@ impl GapWarning {
                 messages.warning(
                     WarningKind::Forked,
                     &caution,
-                    "such a process can be observed by itself, by its pid; the hits of a program that `trace` starts \
-                     include those of all processes that it forks",
+                    "such a process can be observed by itself, by its pid, and all of them with -follow; the hits of a \
+                     program that `trace` starts include those of all processes that it forks",
                 );
             }
         }
@@ -116,12 +128,12 @@ fn loaded_caution(files: &[PathBuf]) -> Option<String> {
 }
 
 /// Says which forked processes something is missing of.
-fn forked_caution(forked: &ForkedChildren) -> Option<String> {
-    let pids: Vec<String> = forked
+fn forked_caution(forked: &ForkedChildren, by_themselves: &HashSet<i32>) -> Option<String> {
+    let pids = forked
         .pids()
         .iter()
-        .map(|pid| format!("pid {pid}"))
-        .collect();
+        .filter(|pid| !by_themselves.contains(pid));
+    let pids: Vec<String> = pids.map(|pid| format!("pid {pid}")).collect();
     let pids: Vec<&str> = pids.iter().map(String::as_str).collect();
     let what = if forked.are_recorded() {
         "times in forked processes are missing or wrong, and their hits are counted"

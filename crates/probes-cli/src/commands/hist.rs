@@ -13,14 +13,14 @@ use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::open_to_observe;
 use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
-use super::several::{self, SeveralObservations};
+use super::several::{self, ObservationRequest, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, Counted, CountedBy, DurationFlag, FilterFlags, HistogramSource, HistogramSourceFlags,
-    Histogrammed, KeyFlags, OutputFlags, SeccompFlag, TakeOver, TargetSelection, duration,
-    with_regexp_help,
+    Checked, Counted, CountedBy, DurationFlag, FilterFlags, ForkedFlag, HistogramSource,
+    HistogramSourceFlags, Histogrammed, KeyFlags, OutputFlags, SeccompFlag, TakeOver,
+    TargetSelection, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, HistogramReading, Histograms, KeyedQuestion};
@@ -60,6 +60,8 @@ wider: exact up to 64, then at most 3 % wide.
 With several processes, of -pid and -name, there is one histogram for each name, with the values of all
 processes; with -by pid one for each process and name, whose line ends with PID NAME; with -by pid,EXPR one for
 each process and key. If a process exits, its values are kept, and the others are observed further.
+With -follow, the processes that they have forked are observed, too, and those that they fork meanwhile: the
+values of these are values of the process that has forked them.
 
 With -interval it also prints the current histograms, whose first lines begin with the seconds since the
 start; on a terminal, it redraws a table of the figures. JSON has every bucket that has values.";
@@ -83,6 +85,8 @@ pub(crate) struct Args {
     filter: FilterFlags,
     #[command(flatten)]
     until: DurationFlag,
+    #[command(flatten)]
+    forked: ForkedFlag,
     #[command(flatten)]
     take_over: TakeOver,
     /// Show the histograms so far every DURATION; on a terminal, 1s by default
@@ -113,8 +117,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(refused("-by stack can only be used with `count`"));
     }
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
-    let is_one = pids.len() == 1 && !args.selection.is_by_name() && !by_pid;
-    let Some(&pid) = pids.first().filter(|_| is_one) else {
+    let is_of_several = args.selection.is_by_name() || args.forked.follow || by_pid;
+    let (&[pid], false) = (&pids[..], is_of_several) else {
         return run_of_several(args, hits, &pids, output);
     };
     run_of_one(args, hits, pid, &output.clone().with_pid(pid))
@@ -212,18 +216,22 @@ fn run_of_several(
     output: &Output,
 ) -> Result<(), Failure> {
     if args.by.as_ref().is_some_and(CountedBy::has_caller) {
-        let message = "-by caller is for one process, because addresses differ between processes: give one -pid";
+        let message = "-by caller is for one process, because addresses differ between processes: give one -pid, without -follow";
         return Err(refused(message));
     }
     let needs_probes = hits.counted.needs_probes();
-    let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
+    let (targets, failures) =
+        several::open(&args.selection, pids, needs_probes, args.forked, output);
     let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let display = Display::new(output, args.interval)?;
     let active = SeveralObservations::begin(
         targets,
-        &observation(args, hits),
-        args.seccomp.options(args.take_over.options()),
-        args.until.duration,
+        ObservationRequest {
+            observation: observation(args, hits),
+            options: args.seccomp.options(args.take_over.options()),
+            duration: args.until.duration,
+        },
+        args.forked,
         failures,
         output,
     )?;
@@ -234,6 +242,7 @@ fn run_of_several(
     let of_all = |each: &[_]| HistogramReading::of_processes(each, by_pid);
     let outcome = active.run(
         display,
+        |_| (),
         |_, observer| HistogramReading::of(observer).map(Some),
         |_, report| HistogramReading::last(report.histograms, &report.counts),
         |targets, each, shown, interruptible| {

@@ -10,15 +10,15 @@ use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::open_to_observe;
 use super::report_file::ReportFile;
-use super::several::{self, SeveralObservations};
+use super::several::{self, ObservationRequest, SeveralObservations};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
 use super::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, OutputFlags, SeccompFlag, TakeOver, TargetSelection, TimedFlags,
-    duration,
+    Checked, DurationFlag, ForkedFlag, OutputFlags, SeccompFlag, TakeOver, TargetSelection,
+    TimedFlags, duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
@@ -67,7 +67,9 @@ at most.
 With several processes, of -pid and -name, the times of each pair in all of them are together; with -by pid,
 those of each process by itself, in lines that end with PID START,STOP. So are the calls of each function, by its
 name. -over shows the PID before THREAD. A process that exits keeps its times, and the others go on. With
-several processes, callers are not distinguished.
+several processes, callers are not distinguished. With
+several processes, callers are not distinguished. With -follow, the processes that they have forked are timed,
+too, and those that they fork meanwhile, once they are found, some 200 ms later.
 
 With -fn it times the calls of functions of any native program, with or without probes, from entry to
 exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those without
@@ -117,6 +119,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     until: DurationFlag,
     #[command(flatten)]
+    forked: ForkedFlag,
+    #[command(flatten)]
     take_over: TakeOver,
     /// Show the latencies so far every DURATION; on a terminal, 1s by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -138,7 +142,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pids = args.selection.pids(&output.messages)?;
     let (&[pid], false) = (
         &pids[..],
-        args.selection.is_by_name() || args.timed.by_pid(),
+        args.selection.is_by_name() || args.forked.follow || args.timed.by_pid(),
     ) else {
         return run_of_several(args, &pids, output);
     };
@@ -162,9 +166,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         .timed
         .shows_slow_pairs()
         .then(|| PendingSlowPairs::new(output, args.interval));
-    if let Some(limit) = args.timed.stack_limit() {
+    if let (Some(slow_pairs), Some(limit)) = (&mut slow_pairs, args.timed.stack_limit()) {
         let stacks = Stacks::of_process(pid).map_err(Failure::of_process(pid))?;
-        slow_pairs = slow_pairs.map(|it| it.with_stacks(None, stacks, limit.0));
+        slow_pairs.add_stacks(None, stacks, limit.0);
     }
     let display = match slow_pairs {
         // Lines would be erased with a table that is redrawn.
@@ -248,23 +252,27 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// Times pairs and functions of several processes.
 fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
     if args.timed.has_caller() {
-        let why = "-by caller is for one process, because addresses differ between processes: give one -pid";
+        let why = "-by caller is for one process, because addresses differ between processes: give one -pid, without -follow";
         return Err(Failure::Usage(UsageError::new(Some("latency"), why)));
     }
     let needs_probes = args.timed.needs_probes();
-    let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
+    let (targets, failures) =
+        several::open(&args.selection, pids, needs_probes, args.forked, output);
     let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let slow_pairs = args.timed.shows_slow_pairs();
     let mut slow_pairs =
         slow_pairs.then(|| PendingSlowPairs::new(output, args.interval).of_several());
-    if let Some(limit) = args.timed.stack_limit() {
-        for target in &targets {
+    let add_stacks = |target: &Target, slow_pairs: &mut PendingSlowPairs| {
+        let stacks = args.timed.stack_limit().map(|limit| {
             // If it has exited meanwhile, it has no slow pairs.
-            if let Ok(stacks) = Stacks::of_process(target.pid()) {
-                let pid = Some(target.pid());
-                slow_pairs = slow_pairs.map(|it| it.with_stacks(pid, stacks, limit.0));
-            }
-        }
+            let stacks = Stacks::of_process(target.pid()).ok()?;
+            slow_pairs.add_stacks(Some(target.pid()), stacks, limit.0);
+            Some(())
+        });
+        stacks.flatten();
+    };
+    for target in &targets {
+        slow_pairs.iter_mut().for_each(|it| add_stacks(target, it));
     }
     let display = match slow_pairs {
         Some(_) => Display {
@@ -275,9 +283,12 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     };
     let active = SeveralObservations::begin(
         targets,
-        &args.timed.observation(),
-        args.seccomp.options(args.take_over.options()),
-        args.until.duration,
+        ObservationRequest {
+            observation: args.timed.observation(),
+            options: args.seccomp.options(args.take_over.options()),
+            duration: args.until.duration,
+        },
+        args.forked,
         failures,
         output,
     )?;
@@ -304,6 +315,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let outcome = match &mut slow_pairs {
         None => active.run(
             display,
+            |_| (),
             |_, observer| LatencyReading::of(observer).map(Some),
             |_, report| last_reading(report),
             |targets, each, shown, interruptible| timing.show(targets, each, shown, interruptible),
@@ -314,6 +326,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
             let are_read = Cell::new(true);
             active.run(
                 display,
+                |target| add_stacks(target, &mut slow_pairs.borrow_mut()),
                 |pid, observer| {
                     let events = observer.events()?;
                     slow_pairs.borrow_mut().add_events(Some(pid), events);

@@ -6,15 +6,19 @@ use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
 use super::failed::Failed;
 use super::failures::Failures;
+use super::forked_processes::{
+    ForkedProcess, ForkedProcesses, Parent, warn_of_late_start, warn_of_unrestored,
+    without_take_over,
+};
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{
     Display, ShownReading, last_reading, next_time, observe_by, reading_after, warn_of_still_mapped,
 };
-use super::open_target::open_to_observe;
+use super::open_target::{describe, open_to_observe};
 use super::undo::retry;
 use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec};
-use crate::flags::TargetSelection;
+use crate::flags::{ForkedFlag, TargetSelection};
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
@@ -28,10 +32,18 @@ pub(super) struct SeveralObservations<'o> {
     /// Of the same processes, in the same order.
     targets: Vec<Target>,
     failures: Failures,
+    request: ObservationRequest,
+    forked: Option<ForkedProcesses>,
     begun: Instant,
-    duration: Option<Duration>,
     interruptible: InterruptibleOutput,
     output: &'o Output,
+}
+
+/// What is observed of each process, how, and for how long.
+pub(super) struct ObservationRequest {
+    pub(super) observation: Observation,
+    pub(super) options: Options,
+    pub(super) duration: Option<Duration>,
 }
 
 /// One of the processes.
@@ -44,14 +56,37 @@ struct ObservedProcess {
     warning: GapWarning,
 }
 
+impl ObservedProcess {
+    fn of(observer: Observer) -> ObservedProcess {
+        ObservedProcess {
+            observer,
+            is_unreadable: false,
+            read_at: None,
+            warning: GapWarning::default(),
+        }
+    }
+
+    fn as_parent<'p>(&'p self, target: &'p Target) -> Parent<'p> {
+        Parent {
+            target,
+            observer: &self.observer,
+            has_ended: self.is_unreadable,
+        }
+    }
+}
+
 /// Opens the processes that are selected. One that cannot be opened is a failure, and the others are observed.
 pub(super) fn open(
     selection: &TargetSelection,
     pids: &[i32],
     needs_probes: bool,
+    forked: ForkedFlag,
     output: &Output,
 ) -> (Vec<Target>, Failures) {
     let mut failures = Failures::new(selection, pids.len(), output.messages);
+    if forked.follow {
+        failures = failures.of_any_number();
+    }
     let mut targets = Vec::new();
     for &pid in pids {
         let messages = failures.messages(pid);
@@ -74,44 +109,41 @@ pub(super) struct SeveralOutcome<T> {
 }
 
 impl<'o> SeveralObservations<'o> {
-    /// Begins to observe processes, for `duration` or until a signal comes. A process that cannot be observed is a
+    /// Begins to observe processes, until the time is over or a signal comes. A process that cannot be observed is a
     /// failure, and the others are observed.
     pub(super) fn begin(
         targets: Vec<Target>,
-        observation: &Observation,
-        options: Options,
-        duration: Option<Duration>,
+        mut request: ObservationRequest,
+        forked: ForkedFlag,
         mut failures: Failures,
         output: &'o Output,
     ) -> Result<SeveralObservations<'o>, Failure> {
+        if forked.follow {
+            request.observation = request.observation.record_forked();
+        }
         // Signals are blocked before anything is changed, so that none can keep an observation from being removed.
         let signals = TerminationSignals::block()?;
         let mut interruptible = InterruptibleOutput::new(output, signals)?;
-        let (mut each, mut observed) = (Vec::new(), Vec::new());
+        let (mut each, mut are_observed) = (Vec::new(), Vec::new());
         for target in targets {
             let pid = target.pid();
             let messages = failures.messages(pid);
-            let observe = || target.observe(observation, options);
+            let observe = || target.observe(&request.observation, request.options);
             let observer = observe_by(&target, &messages, observe);
-            let Some(observer) = failures.record(pid, observer) else {
-                continue;
-            };
-            each.push(ObservedProcess {
-                observer,
-                is_unreadable: false,
-                read_at: None,
-                warning: GapWarning::default(),
-            });
-            observed.push(target);
+            if let Some(observer) = failures.record(pid, observer) {
+                each.push(ObservedProcess::of(observer));
+                are_observed.push(target);
+            }
         }
         let begun = Instant::now();
-        interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
+        interruptible.set_deadline(request.duration.and_then(|after| begun.checked_add(after)));
         Ok(SeveralObservations {
             each,
-            targets: observed,
+            targets: are_observed,
             failures,
+            request,
+            forked: forked.follow.then(ForkedProcesses::default),
             begun,
-            duration,
             interruptible,
             output,
         })
@@ -128,10 +160,12 @@ impl<'o> SeveralObservations<'o> {
     /// exit. Returns what was observed until then, whatever fails.
     ///
     /// `read` and `last_of` get the pid of the process that they read. A reading replaces the previous one of its
-    /// process; `None` leaves that in place.
+    /// process; `None` leaves that in place. `joins` is called with each process that is observed from then on, because another one
+    /// has forked it.
     pub(super) fn run<T>(
         mut self,
         mut display: Display,
+        mut joins: impl FnMut(&Target),
         mut read: impl FnMut(i32, &mut Observer) -> probes_lib::Result<Option<T>>,
         mut last_of: impl FnMut(i32, ObservationReport) -> T,
         mut show: impl FnMut(
@@ -147,7 +181,8 @@ impl<'o> SeveralObservations<'o> {
         if !self.each.is_empty() {
             printed = self.output.begin();
             if printed.is_ok() {
-                printed = self.read_repeatedly(&mut display, &mut last, &mut read, &mut show);
+                printed =
+                    self.read_repeatedly(&mut display, &mut joins, &mut last, &mut read, &mut show);
             }
         }
         let lasted = self.begun.elapsed();
@@ -159,7 +194,9 @@ impl<'o> SeveralObservations<'o> {
             match retry(signals, &messages, || one.observer.remove()) {
                 Ok(report) => {
                     warn_of_still_mapped(&messages, pid, report.still_mapped);
-                    one.warning.update(&messages, &Gaps::of(&one.observer));
+                    warn_of_unrestored(&messages, pid, &report);
+                    let gaps = gaps_but(&self.forked, &one.observer);
+                    one.warning.update(&messages, &gaps);
                     keep(&mut last, pid, last_of(pid, report));
                 }
                 Err(error) => match exit_or_exec(&error) {
@@ -168,7 +205,8 @@ impl<'o> SeveralObservations<'o> {
                             "process {pid} {exit_or_exec}: {}",
                             last_reading(one.read_at, lasted)
                         ));
-                        one.warning.update(&messages, &Gaps::of(&one.observer));
+                        let gaps = gaps_but(&self.forked, &one.observer);
+                        one.warning.update(&messages, &gaps);
                     }
                     None => self.failures.add(pid, Failure::of_removal(pid, error)),
                 },
@@ -189,10 +227,84 @@ impl<'o> SeveralObservations<'o> {
         }
     }
 
+    /// Reads each process. One that can be read no more is not read again.
+    fn read_each<T>(
+        &mut self,
+        at: Duration,
+        last: &mut Vec<(i32, T)>,
+        read: &mut impl FnMut(i32, &mut Observer) -> probes_lib::Result<Option<T>>,
+    ) {
+        for (one, target) in self.each.iter_mut().zip(&self.targets) {
+            if one.is_unreadable {
+                continue;
+            }
+            let pid = target.pid();
+            match read(pid, &mut one.observer) {
+                Ok(Some(reading)) => {
+                    one.read_at = Some(at);
+                    keep(last, pid, reading);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    one.is_unreadable = true;
+                    if exit_or_exec(&error).is_none() {
+                        self.failures.add(pid, Failure::of_process(pid)(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the observations miss, as far as is known.
+    fn gaps(&self) -> Gaps {
+        let observers = self.each.iter().map(|one| &one.observer);
+        match &self.forked {
+            None => Gaps::of_all(observers),
+            Some(forked) => Gaps::of_all(observers).but_of_forked(forked.by_themselves()),
+        }
+    }
+
+    /// Observes processes that observed ones have forked by themselves, if that is asked for and it is time.
+    fn observe_forked(&mut self, joins: &mut impl FnMut(&Target)) {
+        let Some(forked) = &mut self.forked else {
+            return;
+        };
+        let observed = self.each.iter().zip(&self.targets);
+        let found = forked.find(observed.map(|(one, target)| one.as_parent(target)));
+        for it in found {
+            self.failures.add_process();
+            match self.observe_one_forked(it) {
+                Ok((child, observer)) => {
+                    joins(&child);
+                    self.each.push(ObservedProcess::of(observer));
+                    self.targets.push(child);
+                }
+                Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() => {}
+                Err(failure) => self.failures.add(it.pid, failure),
+            }
+        }
+    }
+
+    fn observe_one_forked(&self, forked: ForkedProcess) -> Result<(Target, Observer), Failure> {
+        let ForkedProcess { pid, parent, .. } = forked;
+        let messages = self.failures.messages(pid);
+        let child = self.targets[parent].open_forked(pid);
+        let child = child.map_err(Failure::of_process(pid))?;
+        describe(&messages, &child);
+        let options = without_take_over(self.request.options);
+        let observe = || child.observe(&self.request.observation, options);
+        let observer = observe_by(&child, &messages, observe)?;
+        if forked.misses_times(Some(&self.each[parent].observer)) {
+            warn_of_late_start(&messages, pid, self.targets[parent].pid());
+        }
+        Ok((child, observer))
+    }
+
     /// Reads and shows until the observation is over.
     fn read_repeatedly<T>(
         &mut self,
         display: &mut Display,
+        joins: &mut impl FnMut(&Target),
         last: &mut Vec<(i32, T)>,
         read: &mut impl FnMut(i32, &mut Observer) -> probes_lib::Result<Option<T>>,
         show: &mut impl FnMut(
@@ -203,7 +315,8 @@ impl<'o> SeveralObservations<'o> {
         ) -> Result<Next, Failure>,
     ) -> Result<(), Failure> {
         let interval = display.interval.unwrap_or(Duration::MAX);
-        let end = self.duration.unwrap_or(Duration::MAX);
+        let end = self.request.duration.unwrap_or(Duration::MAX);
+        self.observe_forked(joins);
         let mut next = interval;
         let mut reading_at = reading_after(Duration::ZERO, interval);
         loop {
@@ -214,33 +327,19 @@ impl<'o> SeveralObservations<'o> {
             let running = running.map(|(_, target)| target);
             let wait_end = self.interruptible.signals().wait(running, left)?;
             let at = self.begun.elapsed();
-            if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
+            if matches!(wait_end, WaitEnd::Interrupted) || at >= end {
                 return Ok(());
             }
-            for (one, target) in self.each.iter_mut().zip(&self.targets) {
-                if one.is_unreadable {
-                    continue;
-                }
-                let pid = target.pid();
-                match read(pid, &mut one.observer) {
-                    Ok(Some(reading)) => {
-                        one.read_at = Some(at);
-                        keep(last, pid, reading);
-                    }
-                    Ok(None) => {}
-                    Err(error) => {
-                        one.is_unreadable = true;
-                        if exit_or_exec(&error).is_none() {
-                            self.failures.add(pid, Failure::of_process(pid)(error));
-                        }
-                    }
-                }
+            self.read_each(at, last, read);
+            self.observe_forked(joins);
+            if self.each.iter().all(|one| one.is_unreadable) {
+                return Ok(());
             }
             if at >= next {
                 let shown = ShownReading {
                     reading: (),
                     at,
-                    gaps: Gaps::of_all(self.each.iter().map(|one| &one.observer)),
+                    gaps: self.gaps(),
                     table: display.table.as_mut(),
                 };
                 if let Next::Stop = show(&self.targets, last, shown, &mut self.interruptible)? {
@@ -269,6 +368,14 @@ impl<T> SeveralOutcome<T> {
         failures.add(last_printed);
         failures.add(self.failures.finish(OTHERS_WERE_OBSERVED));
         failures.finish(&output.messages)
+    }
+}
+
+/// What an observation misses, but for forked processes that are observed by themselves.
+fn gaps_but(forked: &Option<ForkedProcesses>, observer: &Observer) -> Gaps {
+    match forked {
+        None => Gaps::of(observer),
+        Some(forked) => Gaps::of(observer).but_of_forked(forked.by_themselves()),
     }
 }
 

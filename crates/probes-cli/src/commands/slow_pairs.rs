@@ -47,16 +47,10 @@ impl PendingSlowPairs {
         self
     }
 
-    /// The same, with the stacks of the slow pairs of a process, at most `frames` frames of each. `pid` is `None` if
+    /// Adds the stacks of the slow pairs of a process, at most `frames` frames of each. `pid` is `None` if
     /// there is only one process.
-    pub(super) fn with_stacks(
-        mut self,
-        pid: Option<i32>,
-        stacks: Stacks,
-        frames: usize,
-    ) -> PendingSlowPairs {
-        self.lines = self.lines.with_stacks(pid, stacks, frames);
-        self
+    pub(super) fn add_stacks(&mut self, pid: Option<i32>, stacks: Stacks, frames: usize) {
+        self.lines.add_stacks(pid, stacks, frames);
     }
 
     /// Reads the slow pairs since the last reading, and also all times if they are due.

@@ -25,20 +25,21 @@ use self::sessions::{Sessions, TotalReading};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
 use super::failures::Failures;
-use super::gaps::GapWarning;
+use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{COUNTS_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open_to_observe;
 use super::several::OTHERS_WERE_OBSERVED;
 use super::uncounted::warn_of_uncounted;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
-    Checked, CountedFlags, FilterFlags, PairFlags, SeccompFlag, TakeOver, TargetSelection,
-    VerbosityFlags, duration, with_regexp_help,
+    Checked, CountedFlags, FilterFlags, ForkedFlag, PairFlags, SeccompFlag, TakeOver,
+    TargetSelection, VerbosityFlags, duration, with_regexp_help,
 };
 use crate::messages::{Level, MessageForm, Messages};
 use crate::output::{Evidence, FunctionSources};
 use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
+use crate::usage::UsageError;
 
 /// Redrawing the screen more often than this costs time and shows nothing more.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
@@ -55,7 +56,8 @@ how many were untyped; times of pairs are those of all hits. Of a program of OCa
 says what the collector does: the share of the time in pauses, of the domain with the most, the longest pause and
 what is allocated a second, all since the last redraw. With several processes, of -pid and -name, each row has the
 sum of all of them, a key switches a probe in all of them, and nothing is said of collectors; with -by pid, each process
-has rows of its own, which begin with its pid. One that exits keeps its last hits, and the others go on. Keys:
+has rows of its own, which begin with its pid. One that exits keeps its last hits, and the others go on.
+With -follow, it shows the processes that they have forked, too, and those that they fork meanwhile. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or the only one, or disable it
     s, r                            sort by rate, hits or name; reverse the order
@@ -96,6 +98,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     seccomp: SeccompFlag,
     #[command(flatten)]
+    forked: ForkedFlag,
+    #[command(flatten)]
     take_over: TakeOver,
     #[command(flatten)]
     pub(super) messages: Checked<VerbosityFlags>,
@@ -126,10 +130,14 @@ fn screen_interval(typed: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    refuse_rows_that_come_later(args)?;
     let mut messages = *args.messages;
     let pids = args.selection.pids(&messages)?;
     refuse_no_terminal(pids.first().copied().unwrap_or_default())?;
     let mut failures = Failures::new(&args.selection, pids.len(), messages);
+    if args.forked.follow {
+        failures = failures.of_any_number();
+    }
     let needs_probes = args.counted.needs_probes() || !args.pairs.is_empty();
     let mut targets = Vec::new();
     for &pid in &pids {
@@ -139,7 +147,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = TerminationSignals::block()?;
     let exit = match (&pids[..], &targets[..]) {
-        ([pid], [target]) => Some(target.pidfd().map_err(Failure::of_process(*pid))?),
+        ([pid], [target]) if !args.forked.follow => {
+            Some(target.pidfd().map_err(Failure::of_process(*pid))?)
+        }
         _ => None,
     };
     let mut inputs = Inputs::new(&signals, exit)?;
@@ -164,6 +174,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return failures.finish(OTHERS_WERE_OBSERVED);
     }
     let mut sessions = Sessions::new(sessions, args.by.is_some());
+    if args.forked.follow {
+        let options = args.seccomp.options(args.take_over.options());
+        sessions.follow(observation(args), options);
+    }
     let (end, is_restored) = match Screen::take(signals.as_fd()) {
         Ok(screen) => TopView::new(args, &targets, screen, &mut sessions).run(&mut inputs),
         Err(error) => (Err(Failure::System("set up the terminal", error)), false),
@@ -177,9 +191,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     undone.and(failures.finish(OTHERS_WERE_OBSERVED))
 }
 
+/// Refuses rows of processes that are found while the screen shows.
+fn refuse_rows_that_come_later(args: &Args) -> Result<(), Failure> {
+    if args.by.is_none() || args.pairs.is_empty() || !args.forked.follow {
+        return Ok(());
+    }
+    let message = "-by pid is not possible with both -follow and -pair: a process that is forked meanwhile would have no row";
+    Err(Failure::Usage(UsageError::new(Some("top"), message)))
+}
+
 fn observation(args: &Args) -> Observation {
     let counted = args.filter.add_to(args.counted.observation());
-    args.pairs.add_to(counted)
+    let observation = args.pairs.add_to(counted);
+    if args.forked.follow {
+        observation.record_forked()
+    } else {
+        observation
+    }
 }
 
 fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
@@ -198,7 +226,7 @@ fn refuse_no_terminal(pid: i32) -> Result<(), Failure> {
 
 /// Removes the observations and switches probes back; prints what it has done.
 fn undo(
-    sessions: &mut Sessions<'_>,
+    sessions: &mut Sessions,
     end: Result<End, Failure>,
     signals: &TerminationSignals,
     messages: &Messages,
@@ -207,20 +235,29 @@ fn undo(
     let leaves_figures = leaves_figures(&end);
     let shows_pid = failures.shows_pid();
     let mut have_all_gone = true;
-    for session in sessions.each_mut() {
-        let pid = session.pid();
-        let messages = if shows_pid {
+    let messages_of = |pid| {
+        if shows_pid {
             messages.about(pid)
         } else {
             messages.with_pid(pid)
-        };
-        match undo_one(session, leaves_figures, signals, &messages) {
+        }
+    };
+    let by_themselves = sessions.by_themselves();
+    for session in sessions.each_mut() {
+        let pid = session.pid();
+        let gaps = session
+            .gaps()
+            .map(|gaps| gaps.but_of_forked(&by_themselves));
+        match undo_one(session, gaps, leaves_figures, signals, &messages_of(pid)) {
             Ok(is_gone) => have_all_gone &= is_gone,
             Err(failure) => {
                 have_all_gone = false;
                 failures.add(pid, failure);
             }
         }
+    }
+    for (pid, failure) in sessions.end_following(messages_of) {
+        failures.add(pid, failure);
     }
     if have_all_gone {
         return end.map(drop);
@@ -235,14 +272,15 @@ fn undo(
 
 /// The same of one process; returns whether it is gone.
 fn undo_one(
-    session: &mut Session<'_>,
+    session: &mut Session,
+    gaps: Option<Gaps>,
     leaves_figures: bool,
     signals: &TerminationSignals,
     messages: &Messages,
 ) -> Result<bool, Failure> {
     let pid = session.pid();
     let removed = session.remove(signals, messages);
-    if let Some(gaps) = session.gaps() {
+    if let Some(gaps) = gaps {
         GapWarning::default().update(messages, &gaps);
     }
     if let Some(exit_or_exec) = removed.as_ref().err().and_then(exit_or_exec) {
@@ -272,9 +310,9 @@ fn undo_one(
 }
 
 /// Shows on a screen what is counted.
-struct TopView<'l, 't> {
+struct TopView<'l> {
     interval: Duration,
-    sessions: &'l mut Sessions<'t>,
+    sessions: &'l mut Sessions,
     /// The names of the rows of probes.
     probes: Vec<String>,
     screen: Screen,
@@ -287,13 +325,13 @@ struct TopView<'l, 't> {
     collector: Option<Box<CollectorEvents>>,
 }
 
-impl<'l, 't> TopView<'l, 't> {
+impl<'l> TopView<'l> {
     fn new(
         args: &Args,
         targets: &[Target],
         screen: Screen,
-        sessions: &'l mut Sessions<'t>,
-    ) -> TopView<'l, 't> {
+        sessions: &'l mut Sessions,
+    ) -> TopView<'l> {
         let mut names: Vec<String> = targets.iter().map(program_name).collect();
         names.dedup();
         let (probes, functions) = sessions.rows();
@@ -448,7 +486,7 @@ impl<'l, 't> TopView<'l, 't> {
             let collector = self.collector.as_mut();
             self.model
                 .set_collector(collector.map(|collector| collector.figures()));
-            self.model.set_caution(self.sessions.gaps().caution());
+            self.model.set_caution(self.sessions.caution());
             self.model.set_untyped(sample.untyped);
             self.model
                 .set_counts(sample.at, |row| sample.hits(row), &sample.functions);
@@ -483,7 +521,7 @@ impl<'l, 't> TopView<'l, 't> {
 }
 
 /// Which processes are shown.
-fn processes(sessions: &Sessions<'_>) -> String {
+fn processes(sessions: &Sessions) -> String {
     let all = sessions.processes();
     if let [(pid, _)] = all[..] {
         return format!("process {pid}");

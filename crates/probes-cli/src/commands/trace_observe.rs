@@ -421,9 +421,8 @@ impl<'l> ObservationPrinter<'l> {
             hits = hits.of_functions_only();
         }
         let functions = functions.unwrap_or_default();
-        let hits = hits
-            .with_process(target, sources, functions)
-            .of_fields(wanted.fields.as_deref());
+        hits.add_process(target, sources, functions);
+        let hits = hits.of_fields(wanted.fields.as_deref());
         ObservationPrinter {
             target,
             wanted,
@@ -599,5 +598,6 @@ fn recorded(observer: &mut Observer) -> probes_lib::Result<ObservationReport> {
         discarded: observer.discarded(),
         stopped: Duration::ZERO,
         still_mapped: 0,
+        unrestored: Vec::new(),
     })
 }

@@ -12,14 +12,14 @@ use probes_lib::{Events, Functions, Observer, Stacks, Target};
 
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open_to_observe, sources};
-use super::several::{self, SeveralObservations};
+use super::several::{self, ObservationRequest, SeveralObservations};
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    CallFlags, Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, OutputFlags, PathFlags,
-    SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags, positive, refuse_fields_in_json,
-    with_regexp_help,
+    CallFlags, Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, ForkedFlag, OutputFlags,
+    PathFlags, SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags, positive,
+    refuse_fields_in_json, with_regexp_help,
 };
 use crate::interruptible_output::Next;
 use crate::messages::Messages;
@@ -89,6 +89,8 @@ was read is the line `- DOMAIN lost - WORDS`, before what came after it. Lines a
 With several processes, of -pid and -name, the hits of all are shown in the order of their times, as far as they are
 read together, and each with the PID before THREAD; -limit and -rate are about all of them. A process that exits
 shows the hits that were read of it, and the others go on.
+With -follow, the hits of the processes that they have forked are shown, too, and of those that they fork
+meanwhile, with the PID of the process that has forked them.
 
 Hits that come faster than they can be read are dropped. Their number, and that of the hits that -sample
 and -rate skip, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
@@ -123,6 +125,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     seccomp: SeccompFlag,
     #[command(flatten)]
+    forked: ForkedFlag,
+    #[command(flatten)]
     take_over: TakeOver,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
@@ -136,7 +140,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         EventsOrHits::Hits(watched) => watched,
     };
     let pids = args.selection.pids(&output.messages)?;
-    let (&[pid], false) = (&pids[..], args.selection.is_by_name()) else {
+    let is_of_several = args.selection.is_by_name() || args.forked.follow;
+    let (&[pid], false) = (&pids[..], is_of_several) else {
         return run_of_several(args, watched, &pids, &output);
     };
     let output = output.with_pid(pid);
@@ -185,14 +190,18 @@ fn run_of_several(
     output: &Output,
 ) -> Result<(), Failure> {
     let needs_probes = watched.needs_probes();
-    let (targets, failures) = several::open(&args.selection, pids, needs_probes, output);
+    let (targets, failures) =
+        several::open(&args.selection, pids, needs_probes, args.forked, output);
     let hits = Hits::new(output.format, args.paths.form()).of_several();
     let hits = of_processes(hits, args, watched, &targets);
     let active = SeveralObservations::begin(
         targets,
-        &watched.observation(),
-        args.seccomp.options(args.take_over.options()),
-        args.until.duration,
+        ObservationRequest {
+            observation: watched.observation(),
+            options: args.seccomp.options(args.take_over.options()),
+            duration: args.until.duration,
+        },
+        args.forked,
         failures,
         output,
     )?;
@@ -202,6 +211,7 @@ fn run_of_several(
     let watching = RefCell::new(Watching::of(args, hits, output));
     let outcome = active.run(
         DISPLAY,
+        |target| add_process(&mut watching.borrow_mut().hits, watched, target),
         |pid, observer| {
             let events = observer.events()?;
             watching.borrow_mut().add(pid, events);
@@ -225,19 +235,24 @@ fn of_processes(mut hits: Hits, args: &Args, watched: &Watched, targets: &[Targe
         hits = hits.of_functions_only();
     }
     for target in targets {
-        // If it has exited meanwhile, their source lines are not known.
-        let functions = watched.has_functions();
-        let functions = functions.then(|| Functions::of_process(target.pid()).ok());
-        let functions = functions.flatten().map(FunctionSources::of);
-        hits = hits.with_process(target, sources(target), functions.unwrap_or_default());
-        if let Some(limit) = watched.stack_limit() {
-            // If it has exited meanwhile, it has no hits.
-            if let Ok(stacks) = Stacks::of_process(target.pid()) {
-                hits = hits.with_stacks(stacks, limit.0);
-            }
-        }
+        add_process(&mut hits, watched, target);
     }
     hits.of_fields(args.fields.as_deref())
+}
+
+/// Adds what is shown of the hits of a process.
+fn add_process(hits: &mut Hits, watched: &Watched, target: &Target) {
+    let functions = watched.has_functions();
+    // If it has exited meanwhile, their source lines are not known.
+    let functions = functions.then(|| Functions::of_process(target.pid()).ok());
+    let functions = functions.flatten().map(FunctionSources::of);
+    hits.add_process(target, sources(target), functions.unwrap_or_default());
+    if let Some(limit) = watched.stack_limit() {
+        // If it has exited meanwhile, it has no hits.
+        if let Ok(stacks) = Stacks::of_process(target.pid()) {
+            hits.add_stacks(stacks, limit.0);
+        }
+    }
 }
 
 /// Says what of functions is not shown.

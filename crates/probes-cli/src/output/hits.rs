@@ -137,13 +137,13 @@ impl Hits {
         self
     }
 
-    /// The same, also of this process; `sources` are the source lines of its objects.
-    pub(crate) fn with_process(
-        mut self,
+    /// Adds a process; `sources` are the source lines of its objects.
+    pub(crate) fn add_process(
+        &mut self,
         target: &Target,
         sources: Vec<Option<SourceMap>>,
         functions: FunctionSources,
-    ) -> Hits {
+    ) {
         let paths = if self.format == Format::Json {
             ShownPaths::default()
         } else {
@@ -157,15 +157,13 @@ impl Hits {
             locations: HashMap::new(),
         };
         self.processes.insert(target.pid(), process);
-        self
     }
 
-    /// The same, with the stacks of the hits of a process: so many frames at most.
-    pub(crate) fn with_stacks(mut self, stacks: Stacks, frames: usize) -> Hits {
+    /// Adds the stacks of the hits of a process: so many frames at most.
+    pub(crate) fn add_stacks(&mut self, stacks: Stacks, frames: usize) {
         self.frames = frames;
         let process = self.processes.entry(stacks.pid()).or_default();
         process.stacks = Some(stacks);
-        self
     }
 
     /// The same, of these fields in their order, if there are any.

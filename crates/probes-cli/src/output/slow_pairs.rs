@@ -146,17 +146,11 @@ impl SlowPairs {
         }
     }
 
-    /// The same, with the stacks of the slow pairs of a process, at most `frames` frames of each. `pid` is `None` if
+    /// Adds the stacks of the slow pairs of a process, at most `frames` frames of each. `pid` is `None` if
     /// there is only one process.
-    pub(crate) fn with_stacks(
-        mut self,
-        pid: Option<i32>,
-        stacks: Stacks,
-        frames: usize,
-    ) -> SlowPairs {
+    pub(crate) fn add_stacks(&mut self, pid: Option<i32>, stacks: Stacks, frames: usize) {
         self.stacks.insert(pid, stacks);
         self.frames = frames;
-        self
     }
 
     /// The same, of several processes: each line says which it is about.

@@ -55,6 +55,14 @@ impl Observing {
         self.tool.line()
     }
 
+    /// Reads what it says until a line contains `text`.
+    pub(crate) fn expect_said(&mut self, text: &str) {
+        let mut said = String::new();
+        while !said.contains(text) {
+            assert!(self.errors.read_line(&mut said).unwrap() > 0, "{said}");
+        }
+    }
+
     /// Interrupts it; returns what it prints to the end.
     pub(crate) fn end(self) -> Run {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();

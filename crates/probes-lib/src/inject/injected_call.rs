@@ -68,6 +68,19 @@ impl InjectedCall {
         }
     }
 
+    /// Maps anonymous memory, readable and writable, that forked children share, at an address where nothing is mapped.
+    pub(crate) fn map_shared_with_children(at: LiveAddr, len: u64) -> InjectedCall {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED
+            | libc::MAP_ANONYMOUS
+            | libc::MAP_FIXED_NOREPLACE
+            | libc::MAP_NORESERVE;
+        InjectedCall {
+            number: MAP,
+            arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
+        }
+    }
+
     /// Maps anonymous private memory, readable and writable, over memory that an earlier call has mapped.
     pub(crate) fn map_over(at: LiveAddr, len: u64) -> InjectedCall {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -122,6 +135,17 @@ impl InjectedCall {
         InjectedCall {
             number: UNMAP,
             arguments: [range.start, len, protection as u64, 0, 0, 0],
+        }
+    }
+
+    /// Returns the call that unmaps what this one maps, or unmaps. The third argument and those after it, which munmap(2) does not
+    /// have, are those by which [`InjectedCall::matches`] knows the mapping.
+    pub(crate) fn unmapping(&self) -> InjectedCall {
+        let [at, len, protection, flags, _, offset] = self.arguments;
+        let kind = flags & libc::MAP_SHARED as u64;
+        InjectedCall {
+            number: UNMAP,
+            arguments: [at, len, protection, kind, 0, offset],
         }
     }
 
@@ -257,8 +281,11 @@ pub(crate) fn orphaned_mappings(bytes: &[u8]) -> Vec<InjectedCall> {
     let of_memory = [MAP, UNMAP].map(u64::from);
     let memory_calls = calls.filter(|call| of_memory.contains(&operand(call, 6)));
     let unmap = |call: &[u8]| {
-        let (at, len) = (operand(call, 0), operand(call, 1));
-        InjectedCall::unmap(&(at..at.saturating_add(len)), operand(call, 2) as i32)
+        let call = InjectedCall {
+            number: operand(call, 6) as u32,
+            arguments: std::array::from_fn(|index| operand(call, index)),
+        };
+        call.unmapping()
     };
     memory_calls.map(unmap).collect()
 }
@@ -484,6 +511,20 @@ mod tests {
         let data = InjectedCall::map(at, 0x2000, read | write);
         let shared = InjectedCall::map_shared(at, 0x2000, 3, 0x1000);
         let left = InjectedCall::unmap(&(0x40_0000..0x40_2000), read | execute);
+        assert_eq!(code.unmapping(), left);
+        // Of memory that a killed tool has left: as a tool finds it, by the call that maps or unmaps it.
+        let with_children = InjectedCall::map_shared_with_children(at, 0x2000);
+        let [calls, again] = [with_children, with_children.unmapping()].map(|call| {
+            let code = super::code(&[call], &IN_READ, false);
+            orphaned_mappings(&code)[0]
+        });
+        assert_eq!(calls, again);
+        let line = b"400000-402000 rw-s 00000000 00:01 7 /dev/zero (deleted)";
+        let private = b"400000-402000 rw-p 00000000 00:00 0 ";
+        for call in [with_children, calls] {
+            assert!(call.matches(&maps::parse(line)[0]));
+            assert!(!call.matches(&maps::parse(private)[0]));
+        }
         let about = |line: &str| {
             let mapping = &maps::parse(line.as_bytes())[0];
             [code, data, shared, left].map(|call| call.matches(mapping))

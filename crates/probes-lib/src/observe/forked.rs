@@ -130,6 +130,55 @@ impl ForkCheck {
     pub(crate) fn found(&self) -> ForkedChildren {
         self.found.clone()
     }
+
+    /// Returns whether a forked process records with its parent.
+    pub(crate) fn is_recorded(&self, pid: i32, parent: &Process, arenas: &[Arena]) -> bool {
+        let child = Process::open(pid);
+        let has_copy = |child: &Process| {
+            let arena = arenas.first();
+            arena.is_some_and(|arena| has_copy(child, parent, arena, false))
+        };
+        self.found.are_recorded && child.is_ok_and(|child| has_copy(&child))
+    }
+}
+
+/// Returns the pids of the processes that a process, or one of these, has forked, and that run the same program, which they have not
+/// executed themselves: those that have run for long enough not to be about to execute another one, with a memory of their own.
+pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
+    let uptime = uptime();
+    let program = process.identity_of("exe").ok();
+    let mut found = Vec::new();
+    let mut pids = children(process);
+    while let Some(pid) = pids.pop() {
+        let Ok(child) = Process::open(pid) else {
+            continue;
+        };
+        let age = forked(&child, uptime).map(|(_, age)| age);
+        let stays = age.is_some_and(|age| age.is_none_or(|age| age >= EXECUTES_WITHIN));
+        let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
+        let shares_memory = || matches!(kcmp::share_memory(process.pid(), pid), Ok(true));
+        if stays && !program.is_some_and(is_other) && !shares_memory() && !child.has_exited() {
+            pids.extend(children(&child));
+            found.push(pid);
+        }
+    }
+    found
+}
+
+/// Returns the pids of the processes that a process, or one of these, has forked with copies of an arena.
+pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
+    let mut found = Vec::new();
+    let mut pids = children(process);
+    while let Some(pid) = pids.pop() {
+        let child = Process::open(pid);
+        if let Ok(child) = child.as_ref()
+            && has_copy(child, process, arena, false)
+        {
+            pids.extend(children(child));
+            found.push(pid);
+        }
+    }
+    found
 }
 
 /// Returns when a process was started, in clock ticks since boot, and for how long it has run, if it has executed no program since it was
@@ -207,6 +256,7 @@ mod tests {
         assert!(children_among_all(own.pid()).contains(&pid));
         // It has executed a program.
         assert_eq!(forked(&Process::open(pid).unwrap(), None), None);
+        assert!(!forked_descendants(&own).contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!children_among_all(own.pid()).contains(&pid));

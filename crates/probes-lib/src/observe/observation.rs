@@ -63,6 +63,8 @@ pub struct Observation {
     pub(crate) start_filter: Option<Expression>,
     /// Whether the stack of each hit that is recorded is copied.
     pub(crate) with_stacks: bool,
+    /// Whether hits in processes that are forked are recorded, too.
+    pub(crate) records_forked: bool,
     /// What is called once, before the first call of one of the counted functions.
     pub(crate) calls_once: Option<CallOnce>,
 }
@@ -443,6 +445,23 @@ impl Observation {
     #[must_use]
     pub fn with_stacks(mut self) -> Observation {
         self.with_stacks = true;
+        self
+    }
+
+    /// Also records the hits of processes that the observed one forks meanwhile, and of those that these fork, as if they were its
+    /// own, unless something is timed: starts that wait for their stop are each process's own, so
+    /// times in forked processes are missing. Their strings and fields are in memory that is not known to be mapped, so
+    /// that expressions which need them have no answer there. Processes that exist already, and programs that are executed, are
+    /// none of them: [`Target::forked_descendants`](crate::Target::forked_descendants) names those that can be observed by themselves.
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let observation = Observation::new().count(Selector::All).record_forked();
+    /// ```
+    #[must_use]
+    pub fn record_forked(mut self) -> Observation {
+        self.records_forked = true;
         self
     }
 

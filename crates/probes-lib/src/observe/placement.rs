@@ -320,6 +320,7 @@ mod tests {
             semaphore: None,
         };
         ObservationPlan {
+            records_forked: false,
             program: Arc::new(program_with_probes(&["a"])),
             functions: Arc::default(),
             points: points.iter().map(point).collect(),

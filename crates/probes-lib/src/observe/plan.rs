@@ -35,6 +35,8 @@ use crate::site::SiteCode;
 
 /// What an observation records in a process.
 pub(crate) struct ObservationPlan {
+    /// Whether hits in processes that are forked are recorded, too.
+    pub(crate) records_forked: bool,
     pub(crate) program: Arc<Program>,
     /// The functions that are observed.
     pub(crate) functions: Arc<ObservedFunctions>,
@@ -202,6 +204,7 @@ impl ObservationPlan {
             stacks,
         };
         let mut plan = ObservationPlan {
+            records_forked: observation.records_forked,
             pairs,
             program,
             functions,
@@ -316,6 +319,17 @@ impl ObservationPlan {
             PointOf::Site(_) => false,
             PointOf::Function(function) => self.functions.functions[function].is_ocaml,
         }
+    }
+
+    /// Returns whether pairs or calls are timed.
+    pub(crate) fn has_times(&self) -> bool {
+        !self.pairs.is_empty() || self.functions.timed().next().is_some()
+    }
+
+    /// Returns whether a running process is to share the recorded data with the children that it forks. Starts that wait for
+    /// their stop are each process's own.
+    pub(crate) fn shares_data(&self) -> bool {
+        self.records_forked && !self.has_times()
     }
 
     /// Returns whether any trampoline reads the time stamp counter.

@@ -87,6 +87,15 @@ impl Image {
         Ok(Image::read(process, files)?.0)
     }
 
+    /// Returns the image of a process that this one has forked: files that are known are not read again.
+    ///
+    /// # Errors
+    ///
+    /// If the executable cannot be read.
+    pub(crate) fn of_child(&self, child: &Process) -> Result<Image> {
+        Image::even_without_probes(child, self.files.clone())
+    }
+
     /// Returns the image, and the error to report if it has no probes, or they have no effect.
     fn read(process: &Process, files: Arc<Files>) -> Result<(Image, Option<Error>)> {
         let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);

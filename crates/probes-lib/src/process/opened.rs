@@ -93,6 +93,17 @@ impl OpenedProcess {
         Ok(OpenedProcess::new(process, image, None))
     }
 
+    /// Opens a process that this one has forked, at once: it is not waited for whether it executes another program.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::open_forked`](crate::Target::open_forked).
+    pub(crate) fn open_forked(&self, pid: i32) -> Result<OpenedProcess> {
+        let child = open_with_program(pid)?;
+        let image = self.image().of_child(&child)?;
+        Ok(OpenedProcess::new(child, image, None))
+    }
+
     /// Opens the current process.
     ///
     /// # Errors

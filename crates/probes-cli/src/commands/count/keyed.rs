@@ -78,6 +78,7 @@ pub(super) fn run_of_several(
     };
     let outcome = active.run(
         display,
+        |_| (),
         |_, observer| {
             if by.has_keys() {
                 return KeyedReading::of(observer).map(Some);

@@ -96,6 +96,7 @@ pub(super) fn run_of_several(
     let of_all = |each: &[_]| KeyedHistogramReading::of_processes(each, asked.by.has_pid());
     let outcome = active.run(
         display,
+        |_| (),
         |_, observer| KeyedHistogramReading::of(observer).map(Some),
         |_, report| KeyedHistogramReading::last(report.keyed_histograms, report.counts.refused()),
         |targets, each, shown, interruptible| {

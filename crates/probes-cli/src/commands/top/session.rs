@@ -7,6 +7,7 @@ use probes_lib::{
     ProbeStates, Report, Result, Selector, Target,
 };
 
+use crate::commands::forked_processes::warn_of_unrestored;
 use crate::commands::gaps::Gaps;
 use crate::commands::undo::{fail_unless_all_undone, retry, undo_changes};
 use crate::failure::Failure;
@@ -14,8 +15,8 @@ use crate::messages::Messages;
 use crate::signals::TerminationSignals;
 
 /// Counts in a process, and switches its probes. Dropping it undoes everything, also in a panic.
-pub(super) struct Session<'t> {
-    target: &'t Target,
+pub(super) struct Session {
+    target: Target,
     /// `None` once it is forgotten. If it was removed, removing it again does nothing.
     observer: Option<Observer>,
     /// The updates that have switched a probe and are still to be undone, in the order they were made.
@@ -29,22 +30,26 @@ pub(super) struct Reading {
     pub(super) latencies: Vec<Latency>,
 }
 
-impl<'t> Session<'t> {
+impl Session {
     /// Begins to observe.
     pub(super) fn begin(
-        target: &'t Target,
+        target: &Target,
         observation: &Observation,
         options: Options,
-    ) -> Result<Session<'t>> {
+    ) -> Result<Session> {
         Ok(Session {
             observer: Some(target.observe(observation, options)?),
-            target,
+            target: target.clone(),
             switched: Vec::new(),
         })
     }
 
     pub(super) fn pid(&self) -> i32 {
         self.target.pid()
+    }
+
+    pub(super) fn target(&self) -> &Target {
+        &self.target
     }
 
     /// `None` once it is forgotten.
@@ -130,7 +135,7 @@ impl<'t> Session<'t> {
         outcome.map(|()| names)
     }
 
-    /// Removes the observation; returns how many bytes stay mapped.
+    /// Removes the observation; returns how many bytes stay mapped. Names processes that were forked and could not be restored.
     pub(super) fn remove(
         &mut self,
         signals: &TerminationSignals,
@@ -140,6 +145,7 @@ impl<'t> Session<'t> {
             return Ok(0);
         };
         let removed = retry(signals, messages, || observer.remove())?;
+        warn_of_unrestored(messages, self.target.pid(), &removed);
         Ok(removed.still_mapped)
     }
 
@@ -157,7 +163,7 @@ fn counters(report: &Report, name: &str) -> (u16, u16) {
     change.map_or((0, 0), |change| (change.before, change.after))
 }
 
-impl Drop for Session<'_> {
+impl Drop for Session {
     fn drop(&mut self) {
         // A panic is no time to report errors.
         while let Some(hold) = self.switched.pop() {

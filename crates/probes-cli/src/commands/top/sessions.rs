@@ -1,32 +1,65 @@
 //! [`Sessions`]: the processes that `top` shows, one or several, as one table.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Latency, LiveAddr, ProbeStates, State};
+use probes_lib::{Latency, LiveAddr, Observation, Options, ProbeStates, State};
 
 use super::session::{Reading, Session};
+use crate::commands::forked_processes::{
+    ForkedProcess, ForkedProcesses, Parent, warn_of_late_start, without_take_over,
+};
 use crate::commands::gaps::Gaps;
+use crate::failure::{Failure, exit_or_exec};
+use crate::messages::Messages;
+use crate::text::number_of;
 
 /// The sessions of all processes.
-pub(super) struct Sessions<'t> {
-    each: Vec<ProcessSession<'t>>,
+pub(super) struct Sessions {
+    each: Vec<ProcessSession>,
     /// Whether each process has rows of its own.
     by_pid: bool,
     begun: Instant,
     /// The functions, in the order of their figures in samples.
     functions: Vec<(String, LiveAddr)>,
+    /// By its name and which of those of its process with this name it is, the index of a function in `functions`.
+    function_indices: HashMap<(String, usize), usize>,
+    following: Option<Following>,
+}
+
+/// How processes are observed that the observed ones have forked.
+struct Following {
+    forked: ForkedProcesses,
+    observation: Observation,
+    options: Options,
+    /// Those that could not be observed.
+    failed: Vec<(i32, Failure)>,
+    /// Those whose times are missing until they were found, each with the process that has forked it.
+    late: Vec<(ForkedProcess, i32)>,
+    /// How many were found while the screen shows rows of each process by itself.
+    without_row: usize,
 }
 
 /// A process.
-struct ProcessSession<'t> {
-    session: Session<'t>,
+struct ProcessSession {
+    session: Session,
     /// What was read last.
     last: Option<Reading>,
-    /// Of each of its functions, in the order of its readings, the index in [`Sessions::functions`].
-    function_rows: Vec<usize>,
+    /// Of each of its functions, in the order of its readings, the index in [`Sessions::functions`]; `None` before its first reading.
+    function_rows: Option<Vec<usize>>,
     /// Whether it can be read no more.
     has_ended: bool,
+}
+
+impl ProcessSession {
+    fn of(session: Session) -> ProcessSession {
+        ProcessSession {
+            session,
+            last: None,
+            function_rows: None,
+            has_ended: false,
+        }
+    }
 }
 
 /// The figures of all processes from the beginning.
@@ -49,24 +82,93 @@ impl TotalReading {
     }
 }
 
-impl<'t> Sessions<'t> {
-    pub(super) fn new(sessions: Vec<Session<'t>>, by_pid: bool) -> Sessions<'t> {
-        let each = sessions.into_iter().map(|session| ProcessSession {
-            session,
-            last: None,
-            function_rows: Vec::new(),
-            has_ended: false,
-        });
+impl Sessions {
+    pub(super) fn new(sessions: Vec<Session>, by_pid: bool) -> Sessions {
         Sessions {
-            each: each.collect(),
+            each: sessions.into_iter().map(ProcessSession::of).collect(),
             by_pid,
             begun: Instant::now(),
             functions: Vec::new(),
+            function_indices: HashMap::new(),
+            following: None,
         }
     }
 
+    /// Observes processes that the observed ones have forked, too: those that are there now, and from now on.
+    pub(super) fn follow(&mut self, observation: Observation, options: Options) {
+        self.following = Some(Following {
+            forked: ForkedProcesses::default(),
+            observation,
+            options: without_take_over(options),
+            failed: Vec::new(),
+            late: Vec::new(),
+            without_row: 0,
+        });
+        self.observe_forked();
+    }
+
+    /// Begins to observe processes that the observed ones have forked, if that is asked for and it is time.
+    fn observe_forked(&mut self) {
+        let Some(following) = &mut self.following else {
+            return;
+        };
+        let observed: Vec<&ProcessSession> = self.each.iter().collect();
+        let parents = observed.iter().filter_map(|one| {
+            Some(Parent {
+                target: one.session.target(),
+                observer: one.session.observer()?,
+                has_ended: one.has_ended,
+            })
+        });
+        let mut joining = Vec::new();
+        for it in following.forked.find(parents) {
+            if self.by_pid && !it.was_there {
+                following.without_row += 1;
+                continue;
+            }
+            let parent = &observed[it.parent].session;
+            let child = parent.target().open_forked(it.pid);
+            let begin = |child| Session::begin(&child, &following.observation, following.options);
+            match child.and_then(begin) {
+                Ok(session) => {
+                    if it.misses_times(parent.observer()) {
+                        following.late.push((it, parent.pid()));
+                    }
+                    joining.push(session);
+                }
+                Err(error) if exit_or_exec(&error).is_some() => {}
+                Err(error) => {
+                    let failure = Failure::of_process(it.pid)(error);
+                    following.failed.push((it.pid, failure));
+                }
+            }
+        }
+        self.each
+            .extend(joining.into_iter().map(ProcessSession::of));
+    }
+
+    /// Warns of what is missing of forked processes; returns why some could not be observed.
+    pub(super) fn end_following(
+        &mut self,
+        messages: impl Fn(i32) -> Messages,
+    ) -> Vec<(i32, Failure)> {
+        let Some(following) = self.following.take() else {
+            return Vec::new();
+        };
+        for (forked, parent) in &following.late {
+            warn_of_late_start(&messages(forked.pid), forked.pid, *parent);
+        }
+        following.failed
+    }
+
+    /// The forked processes that are observed by themselves.
+    pub(super) fn by_themselves(&self) -> HashSet<i32> {
+        let following = self.following.as_ref();
+        following.map_or_else(HashSet::new, |it| it.forked.by_themselves().clone())
+    }
+
     /// Returns the sessions, in the order in which they began.
-    pub(super) fn each_mut(&mut self) -> impl Iterator<Item = &mut Session<'t>> {
+    pub(super) fn each_mut(&mut self) -> impl Iterator<Item = &mut Session> {
         self.each.iter_mut().map(|one| &mut one.session)
     }
 
@@ -81,30 +183,11 @@ impl<'t> Sessions<'t> {
     pub(super) fn rows(&mut self) -> (Vec<String>, Vec<(String, LiveAddr)>) {
         self.read();
         let mut probes = Vec::new();
-        // By its name and which of those of its process with this name it is.
-        let mut rows: HashMap<(String, usize), usize> = HashMap::new();
-        for (index, one) in self.each.iter_mut().enumerate() {
+        for one in &self.each {
             let pid = one.session.pid();
-            let Some(Reading { counts, .. }) = &one.last else {
-                continue;
-            };
-            probes.extend(counts.probes().map(|(name, _)| row(self.by_pid, pid, name)));
-            let mut namesakes: HashMap<String, usize> = HashMap::new();
-            for function in counts.functions() {
-                let name = row(self.by_pid, pid, function.name);
-                let number = namesakes.entry(name.clone()).or_default();
-                *number += 1;
-                let at = rows.entry((name.clone(), *number)).or_insert_with(|| {
-                    let address = if index == 0 {
-                        function.address
-                    } else {
-                        LiveAddr(0)
-                    };
-                    self.functions.push((name, address));
-                    self.functions.len() - 1
-                });
-                one.function_rows.push(*at);
-            }
+            let counts = one.last.iter().map(|last| &last.counts);
+            let names = counts.flat_map(|counts| counts.probes());
+            probes.extend(names.map(|(name, _)| row(self.by_pid, pid, name)));
         }
         probes.sort();
         probes.dedup();
@@ -119,10 +202,41 @@ impl<'t> Sessions<'t> {
                 None => one.has_ended = true,
             }
         }
+        self.find_function_rows();
+    }
+
+    /// Finds the rows of the functions of processes that were read for the first time.
+    fn find_function_rows(&mut self) {
+        for (index, one) in self.each.iter_mut().enumerate() {
+            let pid = one.session.pid();
+            let (Some(Reading { counts, .. }), None) = (&one.last, &one.function_rows) else {
+                continue;
+            };
+            let mut rows = Vec::new();
+            let mut namesakes: HashMap<String, usize> = HashMap::new();
+            for function in counts.functions() {
+                let name = row(self.by_pid, pid, function.name);
+                let number = namesakes.entry(name.clone()).or_default();
+                *number += 1;
+                let functions = &mut self.functions;
+                let known = self.function_indices.entry((name.clone(), *number));
+                rows.push(*known.or_insert_with(|| {
+                    let address = if index == 0 {
+                        function.address
+                    } else {
+                        LiveAddr(0)
+                    };
+                    functions.push((name, address));
+                    functions.len() - 1
+                }));
+            }
+            one.function_rows = Some(rows);
+        }
     }
 
     /// Reads the figures so far; `None` if all processes have exited or executed new programs, or other tools have replaced this one.
     pub(super) fn sample(&mut self) -> Option<TotalReading> {
+        self.observe_forked();
         self.read();
         if self.each.iter().all(|one| one.has_ended) {
             return None;
@@ -150,7 +264,8 @@ impl<'t> Sessions<'t> {
                 let sum = sum.or_default();
                 *sum = sum.saturating_add(hits);
             }
-            for (index, function) in one.function_rows.iter().zip(reading.counts.functions()) {
+            let rows = one.function_rows.iter().flatten();
+            for (index, function) in rows.zip(reading.counts.functions()) {
                 let sum = &mut sample.functions[*index];
                 *sum = sum.saturating_add(function.hits);
             }
@@ -172,7 +287,29 @@ impl<'t> Sessions<'t> {
     pub(super) fn gaps(&self) -> Gaps {
         let each = self.each.iter().filter(|one| !one.has_ended);
         let observers = each.filter_map(|one| one.session.observer());
-        Gaps::of_all(observers)
+        Gaps::of_all(observers).but_of_forked(&self.by_themselves())
+    }
+
+    /// What is wrong with the figures, if anything is.
+    pub(super) fn caution(&self) -> Option<String> {
+        let following = self.following.as_ref();
+        let (late, without_row) = following.map_or((0, 0), |it| (it.late.len(), it.without_row));
+        let about = |many, what| {
+            let processes = number_of(many, "forked process");
+            (many > 0).then(|| format!("{what} {processes}"))
+        };
+        let late = about(late, "times until they were found are missing of");
+        let without_row = about(
+            without_row,
+            "no row has the hits, since their parent has exited, of",
+        );
+        let cautions = self
+            .gaps()
+            .caution()
+            .into_iter()
+            .chain(late)
+            .chain(without_row);
+        cautions.reduce(|all, next| format!("{all}; {next}"))
     }
 
     /// Returns which probes are enabled, as far as that can be read now, by their rows. If it differs between processes, they are

@@ -13,7 +13,7 @@ use crate::observe::functions::ObservedFunctions;
 use crate::observe::install::prepare::{Installed, Prepared};
 use crate::observe::observation::Observation;
 use crate::observe::plan::ObservationPlan;
-use crate::observe::read::data_source::SharedData;
+use crate::observe::read::data_source::{DataMapping, SharedData};
 use crate::process::image::Image;
 use crate::process::limits;
 use crate::process::memory::ProcessMemory;
@@ -87,7 +87,7 @@ impl AtLaunch {
         };
         let data = SharedData::of(self.file, prepared.arenas());
         let data = data.map_err(|source| ObserveError::NoSharedMemory { source })?;
-        let stopped = prepared.install(&injector, stopped, Some(&data))?;
+        let stopped = prepared.install(&injector, stopped, DataMapping::File(&data))?;
         let installed = Installed {
             active: prepared.into_active(Some(data)),
             code_digest: digests.unwritten(),

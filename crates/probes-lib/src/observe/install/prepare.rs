@@ -42,7 +42,7 @@ use crate::observe::placement::{self, Placed};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::PATCH_LEN;
 use crate::observe::read::ActiveObservation;
-use crate::observe::read::data_source::SharedData;
+use crate::observe::read::data_source::{DataMapping, SharedData};
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
 use crate::observe::trampoline::{self, ArenaCode};
 use crate::process::Process;
@@ -132,7 +132,8 @@ pub(crate) fn install(
     options: Options,
 ) -> Result<Installed> {
     let mut prepared = Prepared::of(process, memory, plan)?;
-    limits::refuse_tight(process, prepared.needed_memory(true))?;
+    let data = prepared.data_mapping();
+    limits::refuse_tight(process, prepared.needed_memory(!data.is_shared()))?;
     prepared.mappings = mappings;
     // Memory that is mapped next to one without a file may become a part of it.
     prepared.mappings.retain(|mapping| mapping.inode != 0);
@@ -143,7 +144,7 @@ pub(crate) fn install(
         // Before anything is written: nothing is to be left that could not be removed.
         injector.refuse_forbidden(&stopped, &prepared.calls())?;
         let code_digest = digests.write(&stopped, memory);
-        prepared.install(&injector, stopped, None)?.release();
+        prepared.install(&injector, stopped, data)?.release();
         Ok(code_digest)
     })?;
     Ok(Installed {
@@ -296,29 +297,38 @@ impl Prepared {
         }
     }
 
+    /// Returns how the data are mapped in a running process.
+    fn data_mapping(&self) -> DataMapping<'static> {
+        if self.plan.shares_data() {
+            DataMapping::SharedWithChildren
+        } else {
+            DataMapping::Private
+        }
+    }
+
     /// Returns all system calls that it takes to install the observation in a running process and to
     /// remove it, even if only a part of it is installed.
     fn calls(&self) -> Vec<PlacedCall> {
+        let data = self.data_mapping();
         let mut calls = Vec::new();
         let mut add = |place: CodeCave, these: &[InjectedCall]| {
             calls.extend(placed(these, place.at));
         };
         let unmaps = |mapped: &[InjectedCall]| -> Vec<InjectedCall> {
-            let unmap = |call: &InjectedCall| InjectedCall::unmap(&call.range(), call.protection());
-            mapped.iter().map(unmap).collect()
+            mapped.iter().map(InjectedCall::unmapping).collect()
         };
         for arena in &self.arenas {
-            let mapped = map_calls(arena, None);
+            let mapped = map_calls(arena, data);
             add(self.code_cave, &mapped);
             add(self.code_cave, &unmaps(&mapped));
             add(self.code_cave, &[unmap_call(arena)]);
-            for call in self.wipe_calls(arena, None) {
+            for call in self.wipe_calls(arena, data) {
                 add(self.code_cave, &[call]);
             }
         }
         if let Some((first, others)) = self.arenas.split_first() {
             let room = first.call_room();
-            for mapped in mapped_together(room, others, None) {
+            for mapped in mapped_together(room, others, data) {
                 add(room, &mapped);
                 add(room, &unmaps(&mapped));
             }
@@ -340,7 +350,7 @@ impl Prepared {
         &mut self,
         injector: &Injector<'s>,
         stopped: Stopped<'s>,
-        data: Option<&SharedData>,
+        data: DataMapping<'_>,
     ) -> Result<Stopped<'s>> {
         let mut stopped = self.map_arenas(injector, stopped, data)?;
         // A program that has not run yet has inherited our PR_SET_TSC mode: it may read the TSC.
@@ -391,7 +401,7 @@ impl Prepared {
         &self,
         injector: &Injector<'s>,
         mut stopped: Stopped<'s>,
-        data: Option<&SharedData>,
+        data: DataMapping<'_>,
     ) -> Result<Stopped<'s>> {
         refuse_occupied(&stopped, &self.arenas)?;
         let mut codes = self.arenas.iter().zip(&self.codes);
@@ -424,8 +434,8 @@ impl Prepared {
         for call in others.iter().flat_map(|arena| self.wipe_calls(arena, data)) {
             stopped = injector.run(stopped, &[call])?;
         }
-        if let Some(data) = data {
-            stopped = injector.run(stopped, &[data.close()])?;
+        if let DataMapping::File(file) = data {
+            stopped = injector.run(stopped, &[file.close()])?;
         }
         Ok(stopped)
     }
@@ -551,13 +561,14 @@ impl Prepared {
 
     /// Returns the calls after which the kernel clears, in forked children (MADV_WIPEONFORK): the time until which the
     /// table of readable pages is valid and, if children share the counters, who owns which.
-    fn wipe_calls(&self, arena: &Arena, data: Option<&SharedData>) -> Vec<InjectedCall> {
+    fn wipe_calls(&self, arena: &Arena, data: DataMapping<'_>) -> Vec<InjectedCall> {
         let validity = arena.validity_at().map(|at| (at, VALIDITY_LEN, PAGE));
-        let has_claims = data.is_some() && self.claims_rows;
+        let has_claims = data.is_shared() && self.claims_rows;
         let claims = has_claims.then(|| (arena.data(), CLAIMS_MAPPED, CLAIMS_LEN));
         let parts = claims.into_iter().chain(validity);
         let calls = parts.flat_map(|(at, mapped, wiped)| {
-            let over = data.map(|_| InjectedCall::map_over(at, mapped));
+            let is_shared = data.is_shared();
+            let over = is_shared.then(|| InjectedCall::map_over(at, mapped));
             let wipe = InjectedCall::wipe_on_fork(at, wiped);
             over.into_iter().chain([wipe])
         });
@@ -567,7 +578,7 @@ impl Prepared {
     /// Turns the observation, which has been installed, into an active one.
     pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
-        let times = !self.plan.pairs.is_empty() || self.plan.functions.timed().next().is_some();
+        let are_recorded = data.is_some() || self.data_mapping().is_shared();
         ActiveObservation {
             events: Mutex::new(EventReader::begin(
                 &self.plan,
@@ -578,7 +589,7 @@ impl Prepared {
             )),
             discards: Mutex::new(DiscardCheck::new(&self.plan)),
             loaded_later: Mutex::new(LoadedLater::new(&self.plan.functions)),
-            forked: Mutex::new(ForkCheck::new(data.is_some(), times)),
+            forked: Mutex::new(ForkCheck::new(are_recorded, self.plan.has_times())),
             plan: self.plan,
             arenas: self.arenas,
             data,
@@ -794,7 +805,7 @@ const MAPPINGS: usize = 2;
 fn mapped_together<'a>(
     room: CodeCave,
     arenas: &'a [Arena],
-    data: Option<&'a SharedData>,
+    data: DataMapping<'a>,
 ) -> impl Iterator<Item = Vec<InjectedCall>> + 'a {
     let chunks = arenas.chunks(room.most_calls() / MAPPINGS);
     chunks.map(move |arenas| {
@@ -805,14 +816,11 @@ fn mapped_together<'a>(
 
 /// Returns the calls that map an arena. If `data` is given, the arena's data are mapped from its
 /// file.
-fn map_calls(arena: &Arena, data: Option<&SharedData>) -> [InjectedCall; MAPPINGS] {
-    let (read, write, execute) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
+fn map_calls(arena: &Arena, data: DataMapping<'_>) -> [InjectedCall; MAPPINGS] {
+    let code = libc::PROT_READ | libc::PROT_EXEC;
     [
-        InjectedCall::map(arena.code, arena.code_len(), read | execute),
-        match data {
-            Some(data) => data.map(arena),
-            None => InjectedCall::map(arena.data(), arena.data_len(), read | write),
-        },
+        InjectedCall::map(arena.code, arena.code_len(), code),
+        data.map(arena),
     ]
 }
 

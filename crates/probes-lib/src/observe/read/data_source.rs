@@ -48,6 +48,36 @@ pub(crate) fn read(pid: i32, source: &impl ReadMemory, at: LiveAddr, len: u64) -
     Ok(data)
 }
 
+/// How the data of arenas are mapped in the process.
+#[derive(Clone, Copy)]
+pub(crate) enum DataMapping<'d> {
+    /// Forked children have copies.
+    Private,
+    /// Forked children share them.
+    SharedWithChildren,
+    /// Forked children share them, and so do we.
+    File(&'d SharedData),
+}
+
+impl DataMapping<'_> {
+    /// Returns the call that maps the data of an arena.
+    pub(crate) fn map(self, arena: &Arena) -> InjectedCall {
+        let (data, len) = (arena.data(), arena.data_len());
+        match self {
+            DataMapping::Private => {
+                InjectedCall::map(data, len, libc::PROT_READ | libc::PROT_WRITE)
+            }
+            DataMapping::SharedWithChildren => InjectedCall::map_shared_with_children(data, len),
+            DataMapping::File(file) => file.map(arena),
+        }
+    }
+
+    /// Returns whether forked children record in the same data.
+    pub(crate) fn is_shared(self) -> bool {
+        !matches!(self, DataMapping::Private)
+    }
+}
+
 /// The data of arenas in an unnamed file, one after the other.
 pub(crate) struct SharedData {
     file: File,
@@ -73,7 +103,7 @@ impl SharedData {
     }
 
     /// Returns the call that maps the data of an arena in the process.
-    pub(crate) fn map(&self, arena: &Arena) -> InjectedCall {
+    fn map(&self, arena: &Arena) -> InjectedCall {
         let data = arena.data();
         let before = self.places.iter().take_while(|(at, _)| *at != data);
         let offset = before.map(|(_, len)| len).sum();
@@ -155,6 +185,21 @@ mod tests {
         assert_eq!(data.map(&arenas[0]), map(one, 0));
         assert_eq!(data.map(&arenas[1]), map(other, len));
         assert_eq!(data.close(), InjectedCall::close(descriptor));
+    }
+
+    #[test]
+    fn data_are_private_or_shared_with_children() {
+        let arena = arena(0x20_0000);
+        let (at, len) = (arena.data(), arena.data_len());
+        let (read, write) = (libc::PROT_READ, libc::PROT_WRITE);
+        let private = DataMapping::Private.map(&arena);
+        assert_eq!(private, InjectedCall::map(at, len, read | write));
+        let shared = DataMapping::SharedWithChildren.map(&arena);
+        assert_eq!(shared, InjectedCall::map_shared_with_children(at, len));
+        assert!(!DataMapping::Private.is_shared() && DataMapping::SharedWithChildren.is_shared());
+        // Both are unmapped by the same call.
+        assert_eq!(shared.range(), private.range());
+        assert!(shared.maps() && shared.name() == "mmap of writable memory");
     }
 
     #[test]

@@ -1,0 +1,259 @@
+//! `-follow` of the commands that observe: also the processes that are forked.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use test_support::process::children;
+use test_support::tmux::Terminal;
+use test_support::{Talker, eventually, fixture_forms, program_forms};
+
+use crate::count_functions::{Observing, observing, observing_several};
+use crate::support::{is_observed, run};
+
+/// The number before a name in plain output; if it has several lines for the name, their sum.
+fn hits(plain: &str, name: &str) -> u64 {
+    let words = plain.lines().map(|line| line.split(' '));
+    let of_name = words.filter(|words| words.clone().next_back() == Some(name));
+    let numbers = of_name.map(|mut words| words.next().unwrap().parse::<u64>().unwrap());
+    numbers.sum()
+}
+
+/// Ends a tool, and returns what it has printed, and said.
+fn answer(tool: Observing) -> (String, String) {
+    let done = tool.end();
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    (done.stdout, done.stderr)
+}
+
+/// Makes a process fork a child, which reads its lines from then on.
+fn fork(target: &mut Talker) -> i32 {
+    target.ask("child", "child");
+    children(target.pid())[0]
+}
+
+// promise: Observations: With -follow, calls in children that are forked meanwhile are counted to the last one, however short
+//    they live (4 programs of C, 2 of OCaml)
+#[test]
+fn calls_in_short_lived_children_are_counted() {
+    for file in ["owners", "owners_static"]
+        .into_iter()
+        .flat_map(fixture_forms)
+    {
+        let mut target = Talker::start(&file);
+        let tool = observing("count", "-follow -fn outer,leaf,half", target.pid());
+        target.ask("forks 6 20000", "done 140000");
+        target.ask("forks 30 500", "done 155500");
+        let (counted, said) = answer(tool);
+        let of = |name| hits(&counted, name);
+        assert_eq!(
+            (of("outer"), of("leaf"), of("half")),
+            (155_500, 311_000, 466_500)
+        );
+        assert!(!said.contains("missing"), "{said}");
+        assert!(!is_observed(target.pid()));
+        target.ask("forks 1 10", "done 155520");
+    }
+    for file in program_forms("calls") {
+        let mut target = Talker::start(&file);
+        let tool = observing("count", "-follow -fn Calls.*,caml_*", target.pid());
+        target.send("forks 4 20000");
+        let own = target.line().unwrap();
+        let (counted, _) = answer(tool);
+        let own = own.split(' ').filter_map(|it| it.split_once('='));
+        let own: Vec<(&str, u64)> = own
+            .map(|(name, calls)| (name, calls.parse().unwrap()))
+            .collect();
+        assert_eq!(own.len(), 3);
+        for (name, calls) in own {
+            assert_eq!(
+                hits(&counted, &format!("Calls.{name}")),
+                5 * calls,
+                "{counted}"
+            );
+        }
+    }
+}
+
+// promise: Observations: With -follow, processes that were forked before are observed by themselves, and all are restored (2)
+#[test]
+fn existing_children_are_observed_by_themselves() {
+    for file in fixture_forms("forker") {
+        let mut target = Talker::start(&file);
+        let parent = target.pid();
+        let child = fork(&mut target);
+        let flags = "-follow -by pid -probe ping";
+        let tool = observing_several("count", flags, parent, 2);
+        target.ask("run", "hits ");
+        target.ask("run", "hits ");
+        let (counted, _) = answer(tool);
+        let lines: Vec<Vec<&str>> = counted.lines().map(|it| it.split(' ').collect()).collect();
+        let of_child = [&*child.to_string(), "ping"];
+        assert_eq!(
+            (lines[0][0], &lines[0][2..]),
+            ("6", &of_child[..]),
+            "{counted}"
+        );
+        assert!(!is_observed(parent) && !is_observed(child));
+        target.ask("quit", "forked");
+    }
+}
+
+// promise: Observations: With -follow, a child that is forked meanwhile is counted with its parent, and restored in the end (2 × 4
+//    commands)
+#[test]
+fn later_children_are_restored_in_the_end() {
+    for file in fixture_forms("forker") {
+        for (name, flags) in [
+            ("count", "-follow -probe ping"),
+            ("count", "-follow -by tid -probe ping"),
+            ("hist", "-follow -of tid -probe ping"),
+            ("watch", "-follow -probe ping"),
+        ] {
+            let mut target = Talker::start(&file);
+            let tool = observing(name, flags, target.pid());
+            target.ask("run", "hits ");
+            let child = fork(&mut target);
+            target.ask("run", "hits ");
+            assert!(is_observed(child));
+            let (printed, said) = answer(tool);
+            assert!(!is_observed(child) && !is_observed(target.pid()), "{flags}");
+            assert!(!said.contains("warning"), "{said}");
+            let has_both = match (name, flags.contains("tid")) {
+                ("count", false) => hits(&printed, "ping") == 6,
+                ("hist", _) => printed.contains("\n6 ") || printed.contains(" 6 "),
+                _ => [target.pid(), child].iter().all(|tid| {
+                    let tid = tid.to_string();
+                    printed
+                        .lines()
+                        .any(|line| line.split(' ').any(|word| word == tid))
+                }),
+            };
+            assert!(has_both, "{name} {flags}: {printed}");
+            target.ask("run", "hits ");
+            target.ask("quit", "forked");
+        }
+    }
+}
+
+// promise: Observations: With -follow, a child whose parent is killed is observed on, and no hit is counted twice (2)
+#[test]
+fn children_of_a_killed_parent_are_observed() {
+    for file in fixture_forms("forker") {
+        let mut target = Talker::start(&file);
+        let mut tool = observing("count", "-follow -probe ping -interval 20ms", target.pid());
+        let child = fork(&mut target);
+        target.ask("run", "hits ");
+        // Its hits have been read, and it was looked for several times.
+        let seconds = |line: &str| line.split(' ').next().unwrap().parse::<f64>().unwrap();
+        let begun = seconds(&tool.line().unwrap());
+        while seconds(&tool.line().unwrap()) < begun + 2.0 {}
+        kill(Pid::from_raw(target.pid()), Signal::SIGKILL).unwrap();
+        tool.expect_said(&format!("{child}: stopped "));
+        target.ask("run", "hits ");
+        let (counted, _) = answer(tool);
+        let total = counted.lines().filter(|line| line.split(' ').count() == 3);
+        let total: Vec<&str> = total.collect();
+        assert_eq!(hits(&total.join("\n"), "ping"), 6, "{counted}");
+        assert!(!is_observed(child));
+        target.send("quit");
+    }
+}
+
+// promise: Observations: With -follow, a child that is forked meanwhile is timed by itself once it is found, and a warning says what is
+//    missing (2)
+#[test]
+fn later_children_are_timed_once_found() {
+    for file in fixture_forms("forker") {
+        let mut target = Talker::start(&file);
+        let parent = target.pid();
+        let mut tool = observing("latency", "-follow -pair ping,pong -by pid", parent);
+        let child = fork(&mut target);
+        tool.expect_said(&format!(
+            "ocaml-probes: warning: {child}: process {parent} has forked process {child}, which is observed from now on: \
+             its times until now are missing\n"
+        ));
+        target.ask("run", "hits ");
+        let (timed, _) = answer(tool);
+        let line = timed
+            .lines()
+            .find(|line| line.starts_with("1 "))
+            .unwrap_or_else(|| panic!("{timed}"));
+        assert!(line.contains(&format!("{child} ping,pong")), "{timed}");
+        assert!(!is_observed(child) && !is_observed(parent));
+        target.ask("quit", "forked");
+    }
+}
+
+#[test]
+fn top_shows_hits_of_children() {
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    for file in fixture_forms("forker") {
+        let mut target = Talker::start(&file);
+        let terminal = Terminal::open(160, 20);
+        let line = format!(
+            "clear; {tool} top -follow -interval 20ms -pid {}",
+            target.pid()
+        );
+        terminal.line(&line);
+        terminal.wait_for("STATE");
+        target.ask("run", "hits ");
+        let child = fork(&mut target);
+        target.ask("run", "hits ");
+        terminal.wait_for(" 6 ");
+        assert!(!terminal.screen().contains("missing"));
+        terminal.press(&["q"]);
+        eventually("the child is restored", || {
+            (!is_observed(child)).then_some(())
+        });
+        assert!(!is_observed(target.pid()));
+        target.ask("quit", "forked");
+    }
+}
+
+// promise: Observations: What a killed tool with -follow has left in a process and its child can be removed from each (2)
+#[test]
+fn remains_of_killed_tool_with_follow_are_removed() {
+    for file in fixture_forms("forker") {
+        let mut target = Talker::start(&file);
+        let tool = observing("count", "-follow", target.pid());
+        let child = fork(&mut target);
+        tool.kill();
+        target.ask("run", "hits ");
+        for pid in [child, target.pid()] {
+            assert!(is_observed(pid));
+            run(&format!("observe -clean -pid {pid}")).answer();
+            assert!(!is_observed(pid));
+        }
+        target.ask("run", "hits ");
+        target.ask("quit", "forked");
+    }
+}
+
+#[test]
+fn what_is_of_one_process_refuses_follow() {
+    for (line, why) in [
+        (
+            "count -follow -pid 1 -events all",
+            "-events and -follow cannot be combined",
+        ),
+        (
+            "watch -follow -pid 1 -events all",
+            "-events and -follow cannot be combined",
+        ),
+        (
+            "count -follow -pid 1 -by stack",
+            "-by stack is for one process: give it by -pid, without -follow",
+        ),
+        (
+            "count -follow -pid 1 -sites",
+            "-sites is for one process, because sites differ between processes: give one -pid, without -follow",
+        ),
+        (
+            "top -follow -pid 1 -by pid -pair a,b",
+            "-by pid is not possible with both -follow and -pair",
+        ),
+    ] {
+        let refused = run(line);
+        assert_eq!(refused.code, Some(2), "{line}");
+        assert!(refused.stderr.contains(why), "{line}: {}", refused.stderr);
+    }
+}
