@@ -1,8 +1,8 @@
 //! `probes.h`: a program switches its own probes, from C or any language that calls C. Each function is
 //! one call of [`probes_lib::Target`], opened by `Target::current`.
 //!
-//! The header is include/probes.h, which cbindgen generates from [`abi`] and [`types`]; the library is `libprobes.so` or
-//! `libprobes.a`. An example:
+//! The header is include/probes.h, which cbindgen generates from [`abi`] and [`types`]; the library is `libprobes.so`
+//! or `libprobes.a`. An example:
 //!
 //! ```c
 //! char *error = NULL;

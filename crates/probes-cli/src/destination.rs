@@ -62,8 +62,8 @@ impl AnswerFile {
 }
 
 impl Output {
-    /// Empties the file that the answer is written to, if it is one: the command has begun, and what is there is not its
-    /// answer. The first part of an answer does so, too.
+    /// Empties the file of -o, if there is one: the command has begun, and what is there is not its answer. The first
+    /// part of an answer does so, too.
     pub(crate) fn begin(&self) -> Result<(), Failure> {
         self.destination.print(b"")
     }
@@ -90,7 +90,8 @@ impl Output {
     }
 
     /// Writes what took time to learn, or, if that fails, writes it to standard error: it must not be lost. The
-    /// failure is returned all the same. But a reader that has gone does not want the answer.
+    /// failure is returned all the same. If the pipe is closed, its reader does not want the answer, and nothing is
+    /// written.
     pub(crate) fn print_result(&self, text: &str) -> Result<(), Failure> {
         let printed = self.print(text);
         if let Err(failure) = &printed {
@@ -103,7 +104,8 @@ impl Output {
         printed
     }
 
-    /// Writes the last of an answer, as [`Output::print_result`] does; without waiting, if its reader does not read it.
+    /// Writes the last of an answer, as [`Output::print_result`] does; if its reader does not read, to standard error,
+    /// and without waiting.
     pub(crate) fn print_last(&self, text: &str, output_was_read: bool) -> Result<(), Failure> {
         if output_was_read {
             self.print_result(text)
@@ -119,7 +121,7 @@ impl Output {
         }
     }
 
-    /// The same output, with messages about the only process.
+    /// The same output, with messages about `pid`, the only process.
     pub(crate) fn with_pid(self, pid: i32) -> Output {
         Output {
             messages: self.messages.with_pid(pid),
@@ -127,14 +129,14 @@ impl Output {
         }
     }
 
-    /// Whether nothing but the answer is written to where it goes, or programs can distinguish them.
+    /// Whether programs can tell the answer from anything else that is written to the same place.
     pub(crate) fn is_separable(&self) -> bool {
         matches!(self.destination, Destination::File(_)) || self.format == Format::Json
     }
 }
 
 impl Destination {
-    /// A file.
+    /// Opens or creates the file of -o.
     pub(crate) fn file(path: &Path) -> Result<Destination, Failure> {
         let file = AnswerFile::open(path);
         let file = file.map_err(|error| Failure::WriteFile(path.to_owned(), error))?;
@@ -174,7 +176,7 @@ impl Destination {
         Ok(piece.len())
     }
 
-    /// Calls `action` with the descriptor.
+    /// Calls `action` with the descriptor that is written to.
     pub(crate) fn with_fd<T>(&self, action: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
         match self {
             Destination::Stdout => action(stdout().as_fd()),
@@ -215,8 +217,8 @@ fn pieces(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Writes a result, if the answer is not read, to standard error, as far as that takes it without waiting:
-/// the command was interrupted.
+/// Writes a result to standard error, as far as that takes it without waiting: the command was interrupted, and the
+/// answer is not read.
 fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
     for piece in text.as_bytes().chunks(PIPE_BUF) {
         let mut errors = stderr();
@@ -228,7 +230,8 @@ fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether [`PIPE_BUF`] bytes can be written without waiting: poll(2) says so of a pipe if there is room for as many.
+/// Returns whether [`PIPE_BUF`] bytes can be written without waiting: poll(2) says so of a pipe if there is room for as
+/// many.
 pub(crate) fn is_writable(output: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(output, PollFlags::POLLOUT)];
     matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1))

@@ -56,7 +56,8 @@ const DYING: Duration = Duration::from_millis(100);
 /// How long to wait for another tool that is taking over, to learn which one it is.
 const TAKING_OVER: Duration = Duration::from_secs(3);
 
-/// How many threads are looked at, at most, each time that the table of pages is renewed: each takes some 10 µs.
+/// How many threads are checked for seccomp filters, at most, each time that the table of pages is renewed: each takes
+/// some 10 µs.
 const LOOKED_AT: usize = 64;
 
 /// Records the hits of probes of a process until it is removed. Whether the probes are enabled is not
@@ -87,7 +88,7 @@ pub struct Observer {
     is_removed: bool,
     /// How it has switched runtime events on, if it has.
     events_switch: Option<EventsSwitch>,
-    /// If it may have taken over: shows the one that it has replaced that this one is alive.
+    /// If it may have taken over: by this lock, the observer that it replaced learns that its successor is alive.
     successor_lock: Option<ObserverLock>,
 }
 
@@ -115,7 +116,7 @@ pub struct ObservationReport {
     pub keyed_histograms: Option<KeyedHistograms>,
     /// If times are distinguished by keys; see [`Observer::keyed_times`].
     pub keyed_times: Option<KeyedTimes>,
-    /// Those that have not been read yet.
+    /// The hits that have not been read yet.
     pub events: Events,
     /// An upper bound of the total time for which the process was stopped to remove the
     /// observation; zero if it had exited.
@@ -198,7 +199,7 @@ impl Target {
                 Err(left) => return Err(left.with_effect_if_none(Effect::HalfChanged)),
                 Ok(again) => cleaned.add(again.report),
             }
-            // Tools that see another /proc have another update lock.
+            // Another observer may have come meanwhile: tools that see another /proc have another update lock.
             self.refuse_observed(options)
                 .map_err(|error| error.with_effect(cleaned.effect(Effect::Unspecified)))?;
             if !is_transient || budget.is_spent() {
@@ -342,14 +343,14 @@ impl Target {
         }
     }
 
-    /// Takes the lock that shows an observer that is taken over that its successor is alive.
+    /// Takes the lock by which an observer that is taken over learns that its successor is alive.
     fn successor_lock(&self, options: Options) -> Result<Option<ObserverLock>> {
         let process = self.opened.process();
         let lock = options.take_over.then(|| ObserverLock::take(process));
         lock.transpose()
     }
 
-    /// If there is the lock of a successor, also removes the observation of a live observer.
+    /// Removes stale observations; with the lock of a successor, also that of a live observer.
     fn remove_stale(
         &self,
         options: Options,
@@ -412,8 +413,8 @@ impl Observer {
             .map_err(|error| self.target.opened.executed_or(error))
     }
 
-    /// Returns whether the runtime events that [`Target::observe_with_events`] switches on are on by now, as those are that were on
-    /// before. Does not stop the process.
+    /// Returns whether the runtime events that [`Target::observe_with_events`] switches on are on by now; true if this
+    /// observation switches none on. Does not stop the process.
     ///
     /// # Errors
     ///
@@ -425,8 +426,9 @@ impl Observer {
         }
     }
 
-    /// Removes the name of the file of runtime events that the process has created because they were switched on, if it has: it goes
-    /// on writing to the file, and who has opened it reading. Returns the path if it could not be removed, with the reason.
+    /// Removes the name of the file of runtime events, if the process has created one because they were switched on.
+    /// The process still writes to the file, and readers that have opened it still read it. If the name could not be
+    /// removed, returns the path and the reason.
     ///
     /// # Errors
     ///
@@ -450,7 +452,7 @@ impl Observer {
     ///
     /// If the process has exited or executed another program; if another observer has replaced this one
     /// ([`ObserveError::Replaced`]), or it has been removed ([`ObserveError::Removed`]). If the program was
-    /// launched to be observed, only in the last case: what was recorded is then still there.
+    /// launched to be observed, only if this observer has been removed: until then, what was recorded is still there.
     pub fn counts(&self) -> Result<Counts> {
         let (plan, arenas) = (&self.active.plan, &self.active.arenas);
         self.read(|source| Counts::read(self.target.pid(), source, plan, arenas))
@@ -480,8 +482,9 @@ impl Observer {
         Ok(calls.latencies(plan, &self.active.ticks))
     }
 
-    /// Reads the histograms so far ([`Observation::histogram_of`]): those of probes by name, then those of functions in the order of
-    /// their addresses. Does not stop the process. Hits of this moment may be missing in one figure of a histogram and not in another.
+    /// Reads the histograms so far ([`Observation::histogram_of`]): those of probes by name, then those of functions
+    /// in the order of their addresses. Does not stop the process. Hits of this moment may be missing in one figure of
+    /// a histogram and not in another.
     ///
     /// # Errors
     ///
@@ -491,7 +494,8 @@ impl Observer {
         self.read(|source| read_histograms(self.target.pid(), source, plan, arenas))
     }
 
-    /// Reads how often hits had each key so far ([`Observation::by`]); `None` if they are not counted by keys. Does not stop the process.
+    /// Reads how often hits had each key so far ([`Observation::by`]); `None` if they are not counted by keys. Does
+    /// not stop the process.
     ///
     /// # Errors
     ///
@@ -501,8 +505,9 @@ impl Observer {
         self.read(|source| KeyedCounts::read(self.target.pid(), source, plan, arenas))
     }
 
-    /// Reads the histograms of all keys so far ([`Observation::histogram_of`] and [`Observation::by`]); `None` if there are none by key.
-    /// Does not stop the process. Hits of this moment may be missing in one figure of a histogram and not in another.
+    /// Reads the histograms of all keys so far ([`Observation::histogram_of`] and [`Observation::by`]); `None` if
+    /// there are none by key. Does not stop the process. Hits of this moment may be missing in one figure of a
+    /// histogram and not in another.
     ///
     /// # Errors
     ///
@@ -512,7 +517,8 @@ impl Observer {
         self.read(|source| KeyedHistograms::read(self.target.pid(), source, plan, arenas))
     }
 
-    /// Reads the times by keys so far ([`Observation::time_by`]); `None` if they are not distinguished. Does not stop the process.
+    /// Reads the times by keys so far ([`Observation::time_by`]); `None` if they are not distinguished by keys. Does
+    /// not stop the process.
     ///
     /// # Errors
     ///
@@ -523,18 +529,19 @@ impl Observer {
         self.read(|source| KeyedTimes::read(pid, source, plan, arenas, ticks))
     }
 
-    /// Returns the functions that were selected and cannot be counted, or timed.
+    /// Returns the functions that were selected and cannot be observed.
     pub fn refused(&self) -> &[RefusedFunction] {
         &self.active.plan.functions.refused
     }
 
-    /// Returns the functions that are watched without their results, although these are to be recorded, and why.
+    /// Returns the functions that are watched without their results or exits, although these are to be recorded, and
+    /// why.
     pub fn without_results(&self) -> &[RefusedFunction] {
         &self.active.plan.functions.without_results
     }
 
-    /// Returns the functions of the process as they were when it began to be observed; `None` if no calls of functions are
-    /// watched.
+    /// Returns the functions of the process as they were when it began to be observed; `None` if no calls of functions
+    /// are watched.
     pub fn functions(&self) -> Option<Arc<Functions>> {
         self.active.plan.functions.all.clone()
     }
@@ -580,8 +587,8 @@ impl Observer {
     }
 
     /// Returns the files with functions that were asked for and are not observed, because the process has loaded them
-    /// since: a new observation has them as well. Looked for when [`Observer::discarded`] are. Functions that were asked for
-    /// by their addresses do not matter.
+    /// since: a new observation has them as well. Looked for when [`Observer::discarded`] are. Functions that were
+    /// asked for by their addresses do not matter.
     pub fn loaded_later(&self) -> Vec<PathBuf> {
         self.lock_loaded_later().found()
     }
@@ -597,15 +604,15 @@ impl Observer {
             let process = self.target.opened.process();
             let maps = read_maps(process)?;
             let memory = self.target.opened.unshadowed_memory_to_read()?;
-            // Afterwards: these are not the maps of another program that it has executed.
+            // Afterwards: so these are not the mappings of another program that it has executed.
             refuse_replaced(process, &memory, &self.active.arenas)?;
             loaded.look(process, &maps);
         }
         Ok(())
     }
 
-    /// Returns the processes that it has been found to have forked, whose hits are missing. Looked for when
-    /// [`Observer::discarded`] are.
+    /// Returns the processes that the observed process was found to have forked, whose hits or times are missing.
+    /// Looked for when [`Observer::discarded`] are.
     pub fn forked(&self) -> ForkedChildren {
         self.lock_forked().found()
     }
@@ -630,8 +637,8 @@ impl Observer {
         discards.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for patches that the process has discarded, for files that it has loaded, and for processes that it has forked, if it is time. Fails only if
-    /// the process cannot be read, which the next reading reports.
+    /// Looks for patches that the process has discarded, for files that it has loaded, and for processes that it has
+    /// forked, if it is time. If the process cannot be read, the next reading reports that.
     fn find_discarded(&self) {
         self.lock_forked()
             .look_if_due(self.target.opened.process(), &self.active.arenas);
@@ -659,7 +666,8 @@ impl Observer {
         Ok(())
     }
 
-    /// The same if filters read them. If the process cannot be read, that is reported by what reads its results.
+    /// Renews the table of pages, if it is time and filters need it. If the process cannot be read, what reads its
+    /// results reports that.
     fn renew_pages_of_filters(&self) {
         if self.active.plan.shared.filters_memory {
             let _ = self.renew_pages();
@@ -788,7 +796,7 @@ impl Observer {
             remove(process, &memory, &active.arenas, options, read)
         };
         let removed = match remove_all() {
-            // Without that follower, or connected to it anew.
+            // Again, without that follower or connected to it anew.
             Err(error) if is_follower_lost(&error) && !is_partly_removed(&error) => remove_all(),
             removed => removed,
         };

@@ -24,8 +24,7 @@ const ROUNDS: usize = 3;
 /// The kind of the sites that the tools observe.
 const KIND: Kind = Kind::Silent;
 
-/// A hit that takes longer than this was stopped by gdb: without gdb, a hit takes less.
-/// In picoseconds.
+/// A hit that takes longer than this, in picoseconds, was stopped by gdb.
 const MIN_GDB_HIT_PS: u64 = 10_000_000;
 
 /// A tool that has not exited is sent SIGTERM again after this time.

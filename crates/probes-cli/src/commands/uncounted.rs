@@ -1,4 +1,4 @@
-//! What is said about functions that were selected and cannot be counted, timed or watched.
+//! Warnings of functions that were selected and cannot be counted, timed or watched, or whose results or exits cannot.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,17 @@ use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::text::number_of;
 
-/// How many functions are named.
+/// The most functions that a warning names; of more, it names none.
 const FEW: usize = 3;
 
 /// Warns of functions that `observer` does not observe although they were selected, and of files that may have some.
-/// `counted` is the word for what is done with the others: counted, timed, watched, observed or recorded. Files that were named when the process was opened are not named again.
+/// `counted` is the word for what is done with the others: counted, timed, watched, observed or recorded. Files that
+/// were named when the process was opened are not named again.
 pub(super) fn warn_of_uncounted(messages: &Messages, observer: &Observer, counted: &str) {
     warn_except(messages, observer, counted, &observer.target().unreadable());
 }
 
-/// The same of a program that was started.
+/// The same for a program that was started: no file was named before.
 pub(super) fn warn_of_uncounted_from_start(
     messages: &Messages,
     observer: &Observer,
@@ -115,7 +116,7 @@ fn warning(counts: &Counts, counted: &str) -> Option<String> {
     ))
 }
 
-/// The names and the reasons of few, the names of the reasons of more.
+/// Up to [`FEW`] functions, each with its reason; of more, how many there are for each reason.
 fn why(refused: &[RefusedFunction]) -> String {
     if refused.len() <= FEW {
         let named = refused.iter().map(|it| format!("{} {}", it.name, it.why));

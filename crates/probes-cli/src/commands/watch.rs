@@ -31,10 +31,10 @@ use reservoir::Reservoir;
 /// some millions a second.
 pub(super) const HITS_INTERVAL: Duration = Duration::from_millis(2);
 
-/// How often it is reported what was lost or skipped.
+/// How often the numbers of hits that were lost or skipped are reported.
 const REPORT_INTERVAL: Duration = SECOND;
 
-/// From which -rate chooses hits.
+/// Of the hits of this time each, -rate chooses R.
 const SECOND: Duration = Duration::from_secs(1);
 
 const HELP: &str = "\
@@ -229,7 +229,7 @@ fn run_of_several(
     shown.and(outcome.finish(output, Ok(String::new())))
 }
 
-/// The same, of the hits of these processes, as the flags say.
+/// Returns `hits` with what it takes to show the hits of these processes as the flags say.
 fn of_processes(mut hits: Hits, args: &Args, watched: &Watched, targets: &[Target]) -> Hits {
     if watched.has_functions() && !watched.needs_probes() {
         hits = hits.of_functions_only();
@@ -255,7 +255,7 @@ fn add_process(hits: &mut Hits, watched: &Watched, target: &Target) {
     }
 }
 
-/// Says what of functions is not shown.
+/// Warns of functions that are not watched, or are without their results or arguments.
 fn say_unwatched(messages: &Messages, observer: &Observer, watched: &Watched) {
     if watched.has_functions() {
         warn_of_uncounted(messages, observer, "watched");
@@ -286,7 +286,7 @@ pub(super) struct Watching {
     /// The hits of the second that began at `second`; `None`: all are shown at once.
     reservoir: Option<Reservoir<ProcessHit>>,
     second: Instant,
-    /// Those that are to be shown next.
+    /// The hits that are to be shown next.
     waiting: Vec<ProcessHit>,
     shown: u64,
     reported: Instant,
@@ -315,7 +315,8 @@ impl Watching {
         watching
     }
 
-    /// Adds what was read of the process `pid`, to be shown next; of a sample, what is chosen once its second is over.
+    /// Adds what was read of the process `pid`, to be shown next; with -rate, what is chosen of it once the second is
+    /// over.
     fn add(&mut self, pid: i32, events: Events) {
         self.missing.lost = self.missing.lost.saturating_add(events.dropped);
         self.missing.skipped = self.missing.skipped.saturating_add(events.skipped);
@@ -339,7 +340,7 @@ impl Watching {
         self.show_chosen(is_over, write)
     }
 
-    /// Shows what was read, but blocks until the hits are written, even if a signal comes.
+    /// Adds and shows what was read; blocks until the hits are written, even if a signal comes.
     pub(super) fn show_at_once(&mut self, pid: i32, events: Events) -> Result<(), Failure> {
         self.add(pid, events);
         let output = self.output.clone();
@@ -347,7 +348,7 @@ impl Watching {
             .map(drop)
     }
 
-    /// The same for the last hits, although their second is not over.
+    /// Shows the last hits, although their second is not over; blocks in the same way.
     fn show_rest(&mut self) -> Result<(), Failure> {
         let output = self.output.clone();
         self.show_chosen(true, |text| output.print(text).map(|()| Next::Continue))
@@ -358,7 +359,7 @@ impl Watching {
         self.limit.is_some_and(|limit| self.shown >= limit)
     }
 
-    /// Shows those that wait; once the second of a sample `is_over`, those of them that are chosen.
+    /// Shows the hits that wait; with -rate, those that were chosen, once their second `is_over`.
     fn show_chosen(
         &mut self,
         is_over: bool,
@@ -383,7 +384,7 @@ impl Watching {
         if is_report_due {
             text.push_str(&self.missing_object()?);
         }
-        // If that fails, it is reported in the end.
+        // If that fails, what is missing is reported in the end.
         let next = write(&text)?;
         if is_report_due {
             // Below the hits, and so below the head of their table.
@@ -410,7 +411,7 @@ impl Watching {
         output::missing(self.missing)
     }
 
-    /// Ends what is reported; without -json, says it in messages.
+    /// Resets what was not shown since the last report; without -json, reports it in messages.
     fn say_missing(&mut self) {
         self.reported = Instant::now();
         let missing = take(&mut self.missing);

@@ -35,7 +35,7 @@ struct EventArgument {
 }
 
 impl EventFlags {
-    /// The globs for names of events, of which none means all; `None` if the flag is not given.
+    /// The globs for names of events, an empty list for all; `None` if the flag is not given.
     pub(super) fn globs(self) -> Result<Option<Vec<Glob>>, String> {
         let typed: Vec<&String> = self.events.iter().map(|it| &it.typed).collect();
         each_once("-events", &typed)?;

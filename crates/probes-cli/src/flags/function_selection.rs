@@ -67,7 +67,7 @@ pub(crate) struct FunctionOrCollectorFlags {
     collector: Vec<Collected>,
 }
 
-/// A value of that.
+/// A value of -gc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Collected {
     Report,
@@ -99,7 +99,7 @@ fn collected(typed: &str) -> Result<Collected, String> {
     work.collect::<Result<_, _>>().map(Collected::Work)
 }
 
-/// Reads work of the collector, of which a comma list may have spaces.
+/// Reads one WORK of the collector, which may have spaces around it in a comma list.
 fn work(typed: &str) -> Result<CollectorWork, String> {
     typed.trim().parse()
 }
@@ -110,7 +110,7 @@ pub(crate) fn functions(typed: &str) -> Result<FunctionList, String> {
     list.collect::<Result<_, String>>().map(FunctionList)
 }
 
-/// The parts of a comma list, of which [`ends_part`] says where they end.
+/// Splits a comma list at the commas that [`ends_part`] accepts.
 fn parts(list: &str) -> Vec<&str> {
     let mut start = 0;
     let commas = list.match_indices(',').map(|(at, _)| at);
@@ -123,8 +123,8 @@ fn parts(list: &str) -> Vec<&str> {
     parts.collect()
 }
 
-/// Returns whether the comma at `at` is one between two functions. One that a space follows belongs to a name of C++ or Rust,
-/// such as `f(int, int)`, if the list has the brackets of such names.
+/// Returns whether the comma at `at` is between two functions. One that a space follows belongs to a name of C++ or
+/// Rust, such as `f(int, int)`, if the list has the brackets of such names.
 pub(crate) fn ends_part(list: &str, at: usize) -> bool {
     !list[at + 1..].starts_with(' ') || !list.contains(['(', ')', '<', '>'])
 }

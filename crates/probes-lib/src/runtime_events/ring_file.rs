@@ -1,5 +1,5 @@
-//! [`RingFile`]: the file that a runtime would create for its events. The runtime aborts its program if it cannot create it, or dies of
-//! SIGBUS if the disk is full: so it is checked before whether it can (runtime/runtime_events.c).
+//! [`RingFile`]: the file that a runtime would create for its events (runtime/runtime_events.c). If it cannot create
+//! the file, it aborts the program, and if the disk is full, the program dies of SIGBUS: so both are checked before.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -26,11 +26,11 @@ const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 /// How many domains a program may have, unless OCAMLRUNPARAM says otherwise.
 const MAX_DOMAINS: u64 = 128;
 
-/// What the file has beside rings and names, and for each ring.
+/// The bytes of the file's header, and of the header of each ring.
 const HEADER: u64 = 64;
 const RING_HEADER: u64 = 80;
 
-/// How many files a process must still be able to open.
+/// How many more files a process must be able to open.
 const SPARE_FILES: u64 = 8;
 
 /// The file of the events of a process, which may exist or not.
@@ -44,8 +44,8 @@ pub(crate) struct RingFile {
 }
 
 impl RingFile {
-    /// Finds where a process creates the file: in `directory`, or where it is none, in the directory that it works in; and how long it is,
-    /// with rings of `words`.
+    /// Finds where a process creates the file, in `directory` or else in its working directory, and how long the file
+    /// is at most, with rings of `words`.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl RingFile {
         })
     }
 
-    /// Checks that the process can create the file, and write all of it.
+    /// Checks that the process can create the file, and that there is room for all of it.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl RingFile {
         limits::refuse_tight(process, needed).map_err(|error| error.to_string())
     }
 
-    /// Removes its name, if it is that of the mapping: the process and we still have the file.
+    /// Removes the name of the file, if it is the one that is mapped. The mapping stays.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl RingFile {
         let device = (major(found.st_dev) as u32, minor(found.st_dev) as u32);
         let is_mapped =
             (device, found.st_ino) == ((mapping.device.0, mapping.device.1), mapping.inode);
-        // Some file systems have other numbers in the maps. There was no file of the name before.
+        // With some file systems, /proc/PID/maps has another device or inode. Before, no file had the name.
         let is_alike = found.st_uid == self.owner
             && found.st_size as u64 == self.len
             && SFlag::from_bits_truncate(found.st_mode).contains(SFlag::S_IFREG);
@@ -185,12 +185,12 @@ fn open_directory(process: &Process, path: &Path) -> io::Result<File> {
     } else {
         below
     };
-    // Absolute links lead to where they lead to for the process.
+    // So that absolute symbolic links lead where they lead for the process.
     let how = OpenHow::new()
         .flags(flags)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT);
     match openat2(&root, below, how) {
-        // Some seccomp filters do not know it.
+        // Some seccomp filters do not know openat2(2).
         Err(Errno::ENOSYS | Errno::EPERM) => Ok(openat(&root, below, flags, Mode::empty())?.into()),
         opened => Ok(opened?.into()),
     }
@@ -220,7 +220,7 @@ fn may_create(directory: &Metadata, status: &Status, has_our_capabilities: bool)
     directory.mode() >> shift & WRITE_AND_SEARCH == WRITE_AND_SEARCH
 }
 
-/// Returns `d=` of OCAMLRUNPARAM or CAMLRUNPARAM; 0 if it has none.
+/// Returns the largest `d=` in OCAMLRUNPARAM and CAMLRUNPARAM; 0 if there is none.
 fn max_domains(environment: &[u8]) -> u64 {
     let variables = environment.split(|&byte| byte == 0);
     let parameters = variables.filter_map(|variable| {

@@ -43,7 +43,7 @@ pub(super) struct Recording<'r> {
 }
 
 impl<'r> Recording<'r> {
-    /// Nothing is read so far of this process, which executes the program.
+    /// A recording of this process, which executes the program; nothing is read yet.
     pub(super) fn new(
         args: &'r Args,
         output: &'r Output,
@@ -69,7 +69,7 @@ impl<'r> Recording<'r> {
         self.events = Some(events);
     }
 
-    /// Observes the process until the end.
+    /// Observes the process, and adds what is read, until the end.
     pub(super) fn observe(&mut self, target: &Target) -> Result<Failed, Failure> {
         let (args, output, recorded) = (self.args, self.output, &self.args.recorded);
         let of_process = Failure::of_process(self.pid);
@@ -166,7 +166,8 @@ impl<'r> Recording<'r> {
         Next::Continue
     }
 
-    /// Opens runtime events with `open`, which may take a time and is interrupted by signals, and reads these alone, until the end.
+    /// Opens runtime events with `open`, which may take a time and is interrupted by signals, and reads nothing else,
+    /// until the end.
     pub(super) fn read_events(
         &mut self,
         target: &Target,
@@ -264,7 +265,8 @@ impl EventReader for Recording<'_> {
     }
 }
 
-/// Opens the events that an observer has switched on, and removes the name of their file; returns why if it could not be removed.
+/// Opens the events that an observer has switched on, and removes the name of their file; if it could not be removed,
+/// returns the path and the reason.
 fn open_switched(
     observer: &mut Observer,
 ) -> probes_lib::Result<(RuntimeEvents, Option<(PathBuf, io::Error)>)> {

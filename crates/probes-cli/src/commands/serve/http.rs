@@ -1,8 +1,9 @@
-//! The HTTP server: it answers `GET /metrics`, and nothing that a client does or leaves undone delays the thread that observes.
+//! The HTTP server: it answers `GET /metrics`, and nothing that a client does or leaves undone delays the thread that
+//! observes.
 //!
-//! Each request is a connection of its own. A connection has a deadline, of which requests may be slower only in part; requests, and the
-//! connections at a time, are bounded. If there are too many, the oldest that has not sent its request is closed; then the one
-//! that has been reading its answer for the longest time.
+//! Each request has a connection of its own. The length of a request, the time in which it has to arrive, the time that
+//! the whole connection may take, and the number of connections are bounded. If there are too many connections, the
+//! oldest that has not sent its request is closed, or else the oldest that is reading its answer.
 
 use std::convert::Infallible;
 use std::io;
@@ -89,7 +90,7 @@ impl PhaseCell {
 }
 
 impl Server {
-    /// Serves clients. Returns only why that is not possible any more.
+    /// Serves clients until that is not possible any more, and then notifies the main thread of the reason.
     pub(super) fn run(self) {
         let notifications = self.notifications.clone();
         let served = runtime::Builder::new_current_thread()
@@ -110,7 +111,7 @@ impl Server {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(_) => {
-                    // The client has gone, or there are no descriptors, which those of the connections that end give back.
+                    // The client has gone, or no descriptor is free until a connection ends.
                     sleep(PAUSE).await;
                     continue;
                 }
@@ -123,7 +124,7 @@ impl Server {
                 let closed =
                     phases.find_map(|phase| connections.iter().position(|it| it.phase.is(phase)));
                 let Some(closed) = closed else {
-                    // All wait for an answer, which comes soon.
+                    // All wait for an answer, which comes soon: the new connection is closed.
                     continue;
                 };
                 connections.remove(closed).task.abort();
@@ -224,8 +225,9 @@ impl Client {
         }
     }
 
-    /// Whether the client knows this machine as localhost or by an address. A web page from elsewhere that a browser of this machine shows
-    /// may have its own name lead here (DNS rebinding): it must not read.
+    /// Whether the client knows this machine as localhost or by an address; always true if other machines can connect.
+    /// A web page from elsewhere that a browser of this machine shows may have its own name lead here (DNS rebinding):
+    /// it must not read.
     fn is_loopback_name(&self, request: &Request<Incoming>) -> bool {
         let Some(host) = request.headers().get(HOST).filter(|_| self.is_loopback) else {
             return true;

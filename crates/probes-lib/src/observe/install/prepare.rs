@@ -4,7 +4,7 @@
 //! ```text
 //! running   plan ─▶ place arenas ─▶ assemble trampolines ─▶ find a code cave
 //! stopped   map the arenas ─▶ write their headers
-//! running   write the trampolines ─▶ copy the pages that are patched      (if that takes longer than to stop again)
+//! running   write the trampolines ─▶ copy the pages that are patched    (if that takes longer than to stop again)
 //! stopped   write the shared data ─▶ patch all points
 //! ```
 
@@ -82,12 +82,13 @@ pub(crate) struct Prepared {
     pages_ticks: u64,
     /// From how many ticks on pairs are recorded one by one.
     slow_from: u64,
-    /// The least time that is recorded, and how many longer ones are, in ticks, if not all are.
+    /// If only times of a range are recorded: the least of them, in ticks, and how many ticks the range has.
     times: Option<(u64, u64)>,
     /// Where the stack of the main thread ends; 0 if that is not known.
     main_stack_end: u64,
     /// The mappings of the points, which have to be there still when these are patched.
     mappings: Vec<Mapping>,
+    /// Whether its pid namespace is ours.
     is_in_our_namespace: bool,
     /// Whether threads claim rows of counters.
     claims_rows: bool,
@@ -135,7 +136,7 @@ pub(crate) fn install(
     let data = prepared.data_mapping();
     limits::refuse_tight(process, prepared.needed_memory(!data.is_shared()))?;
     prepared.mappings = mappings;
-    // Memory that is mapped next to one without a file may become a part of it.
+    // A mapping without a file may grow: the kernel merges it with what is mapped next to it.
     prepared.mappings.retain(|mapping| mapping.inode != 0);
     let code_digest = with_tracer(&[process], |tracer| {
         tracer.holds_update_lock.set(true);
@@ -264,7 +265,7 @@ impl Prepared {
         &self.arenas
     }
 
-    /// Returns how much memory the arenas take; their data may be private, or those of a file that is shared.
+    /// Returns how much memory the arenas take. If not `is_private`, their data are mapped from a shared file.
     pub(crate) fn needed_memory(&self, is_private: bool) -> NeededMemory {
         let lens = self.arenas.iter().map(|arena| {
             let range = arena.range();
@@ -360,7 +361,7 @@ impl Prepared {
             let at = sharing.shared_at().plus(shared::TID_AT);
             stopped = tsc_access::refuse_denied(injector, stopped, at)?;
         }
-        // Nor has it thread control blocks: the trampolines of functions that are timed or watched do without if they may
+        // A program that has not run yet has no thread control blocks either: trampolines do without them if they may
         // read the base of `fs`.
         let needs_control_blocks = is_running || !self.claims_rows;
         let has_timed = self.plan.functions.timed().next().is_some();
@@ -394,9 +395,9 @@ impl Prepared {
         Ok(stopped)
     }
 
-    /// Maps the arenas, and writes their headers and tables. If we are killed before there is a header, the tool that cleans up
-    /// learns from the injected calls what was mapped: those that map the first arena are in the code cave, and the others in
-    /// the room of its trampolines.
+    /// Maps the arenas, and writes their headers and tables. If we are killed before there is a header, the tool that
+    /// cleans up learns from the injected calls what was mapped: those that map the first arena are in the code cave,
+    /// and the others in the room of its trampolines.
     fn map_arenas<'s>(
         &self,
         injector: &Injector<'s>,
@@ -440,7 +441,7 @@ impl Prepared {
         Ok(stopped)
     }
 
-    /// Writes the trampolines, those of the first arena last: what is mapped is listed in their room until then.
+    /// Writes the trampolines, those of the first arena last: until then, the calls in their room tell what is mapped.
     fn write_trampolines(
         &self,
         memory: &mut impl WriteMemory,
@@ -454,9 +455,9 @@ impl Prepared {
         Ok(())
     }
 
-    /// Makes the kernel copy the pages of code that are patched for the process now, and not while it is stopped: one byte of each
-    /// is written over itself. The process runs: so this is done only in the executable, which stays mapped, and the
-    /// byte is read right before.
+    /// Makes the kernel copy the pages of code that are to be patched now, and not while the process is stopped: one
+    /// byte of each is written over itself. Because the process runs, this is done only in the executable, which stays
+    /// mapped, and the byte is read right before.
     fn copy_pages(&self, memory: &ProcessMemory) {
         let mut page = 0;
         for (at, byte) in self.plan.functions.harmless_bytes() {
@@ -476,7 +477,7 @@ impl Prepared {
         if self.plan.is_timed() || self.plan.shared.asks_for_threads {
             tid_offset = stopped.tid_offset(process, memory);
         }
-        // They are read by the base of `fs`, if that may be read.
+        // Expressions read the ids of threads by the base of `fs`, if that may be read.
         let knows_threads = tid_offset.is_some() && self.claims_rows;
         if self.plan.shared.asks_for_threads && !knows_threads {
             return Err(Error::of_process(process.pid(), ObserveError::NoThreadIds));
@@ -559,8 +560,8 @@ impl Prepared {
         Ok(())
     }
 
-    /// Returns the calls after which the kernel clears, in forked children (MADV_WIPEONFORK): the time until which the
-    /// table of readable pages is valid and, if children share the counters, who owns which.
+    /// Returns the calls after which the kernel clears, in forked children (MADV_WIPEONFORK), the validity of the
+    /// table of readable pages and, if children share the counters, the claims of rows.
     fn wipe_calls(&self, arena: &Arena, data: DataMapping<'_>) -> Vec<InjectedCall> {
         let validity = arena.validity_at().map(|at| (at, VALIDITY_LEN, PAGE));
         let has_claims = data.is_shared() && self.claims_rows;
@@ -661,8 +662,8 @@ fn copied(plan: &ObservationPlan, arenas: &[Arena]) -> impl Iterator<Item = (Liv
     sites.chain(places).chain(functions)
 }
 
-/// Places the arenas of a plan, and makes their code. Functions that turn out not to be possible are patched in another
-/// way, or refused.
+/// Places the arenas of a plan, and makes their code. Functions that cannot be patched as planned are patched in
+/// another way, or refused.
 fn place_all(
     process: &Process,
     memory: &ProcessMemory,
@@ -721,7 +722,7 @@ fn place_all(
     }
 }
 
-/// Checks that all threads have a thread control block: `fs` is the address of one, which begins with its own address.
+/// Checks that all threads have a thread control block: the base of `fs` is its address, with which it begins.
 fn refuse_without_control_block(
     process: &Process,
     memory: &ProcessMemory,
@@ -755,7 +756,7 @@ fn because(mut functions: Vec<usize>, why: &Refusal) -> Vec<(usize, Refusal)> {
         .collect()
 }
 
-/// Returns of each of these points whether it is the site of an enabled probe.
+/// Returns for each of these points whether it is the site of an enabled probe.
 ///
 /// # Errors
 ///

@@ -4,19 +4,22 @@
 //! fibers   of OCaml 5, from the innermost to the outermost: each from its stack pointer to its handler
 //! thread   from its stack pointer to the end of its stack; if that is not known, to the end of the page
 //!
-//! link     what `caml_c_call` leaves on the stack of the thread when it calls C: the description of the fiber, and its stack pointer
+//! link     what `caml_c_call` leaves on the stack of the thread when it calls C: the address of the fiber's
+//!          description, and the fiber's stack pointer
 //! ```
 //!
-//! Nothing is read that may not be mapped. The part of a stack that is above the stack pointer in use is mapped; the question is where it ends:
+//! Nothing is read that may not be mapped. Of a stack in use, what is above the stack pointer is mapped; the question
+//! is where it ends:
 //!
 //! - The main thread's ends where the kernel has put its end, and nothing else is mapped near it.
-//! - That of another thread ends below its control block, which is where `fs` points. It is the stack in use if there is no
-//!   page in between that cannot be read, as the guard page is that each stack has at its lower end.
-//! - That of a fiber ends with its handler. Descriptions of fibers are read where the table of readable pages has them, or the kernel says that they can be
-//!   read.
+//! - That of another thread ends below its control block, to which `fs` points. That stack is the one in use if all
+//!   pages in between can be read: at the lower end of each stack is a guard page, which cannot.
+//! - That of a fiber ends with its handler. Descriptions of fibers are read if the table of readable pages has them, or
+//!   the kernel says that they can be read.
 //!
-//! In C code, where no register leads to the fibers, the innermost link is searched for in the first bytes of the stack. What looks like one
-//! need not be one, or may be an old one, whose fiber is gone: so the kernel is asked before each page there is read.
+//! In C code, where no register leads to the fibers, the innermost link is searched for in the first bytes of the
+//! stack. What looks like one need not be one, or may be an old one, whose fiber is gone: so the kernel is asked
+//! before each page there is read.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -35,10 +38,11 @@ use crate::observe::layout::stack_copies::{
     PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
 };
 
-/// How far below its end the stack pointer of the main thread is at most. The kernel keeps so much of the address space free below that.
+/// How far below the end of its stack the stack pointer of the main thread is at most. The kernel maps nothing else
+/// there.
 const MOST_OF_MAIN: i32 = 64 << 20;
 
-/// The same of another thread: the default size of its stack.
+/// The same for another thread: the default size of its stack.
 const MOST_OF_THREAD: i32 = 8 << 20;
 
 /// How many bytes of the stack of the thread are searched for a link: there has to be room for fibers, too.
@@ -57,9 +61,9 @@ const MOST_OF_FIBER: i32 = 1 << 30;
 #[derive(Clone, Copy)]
 pub(super) struct StackCopy {
     pub(super) layout: SharedLayout,
-    /// How many bytes of the trampoline are on the stack.
+    /// How many bytes the trampoline has pushed.
     pub(super) pushed: u64,
-    /// Whether r14 has the state of a domain, if it is of OCaml 5.
+    /// Whether OCaml code executes the point, or calls it directly: in OCaml 5, r14 has the state of a domain.
     pub(super) is_ocaml: bool,
     /// Where the address of the shared data is.
     pub(super) shared: LiveAddr,
@@ -68,8 +72,8 @@ pub(super) struct StackCopy {
 }
 
 impl StackCopy {
-    /// Emits the code. Expects the address of the shared data in rbx, that of the record in rcx, and what rbx held at the point in rax;
-    /// preserves these two, and r8. Uses rax, rdx, rsi, rdi and r9.
+    /// Emits the code. Expects the address of the shared data in rbx, that of the record in rcx, and what rbx held at
+    /// the point in rax. Preserves rbx, rcx and r8; uses rax, rdx, rsi, rdi and r9.
     pub(super) fn emit(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         if self.layout.stacks == StackCopies::None {
             return Ok(());
@@ -80,7 +84,7 @@ impl StackCopy {
         for (at, register) in [(RBP, rbp), (R12, r12), (R13, r13), (R14, r14), (R15, r15)] {
             a.mov(self.field(at), register)?;
         }
-        // With how many parts there are.
+        // And `COUNT`, which follows it.
         a.mov(self.field(USED), 0)?;
         let mut over = a.create_label();
         match self.layout.stacks.fibers() {
@@ -92,8 +96,8 @@ impl StackCopy {
         self.part(a, &mut over)
     }
 
-    /// Emits the code that copies the first bytes of the stack of the thread, the fibers of the innermost link there, and then the rest of the
-    /// stack, if there is room.
+    /// Emits the code that copies the first bytes of the stack of the thread, the fibers of the innermost link there,
+    /// and then the rest of the stack, if there is room.
     fn below_c(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let (mut search, mut not_this, mut next) =
             (a.create_label(), a.create_label(), a.create_label());
@@ -184,9 +188,10 @@ impl StackCopy {
         self.copy_part(a)
     }
 
-    /// Emits the code that lowers rsi to the lowest address of the fiber at rdx that rbx has, or a word below the link: OCaml calls some functions
-    /// directly, without a new link, and keeps its stack pointer in rbx, which they may save. A stack that is copied from too far down
-    /// does no harm. Uses rax and rdi.
+    /// Emits the code that lowers rsi to the lowest address on the stack of the fiber at rdx that is found in rbx at
+    /// the point or in a word of the stack below the link. OCaml calls some functions directly, without a new link,
+    /// and keeps its stack pointer in rbx, which they may save. To copy from too far down does no harm. Uses rax and
+    /// rdi.
     fn find_direct_call(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let (mut word, mut next, mut over) = (a.create_label(), a.create_label(), a.create_label());
         a.mov(rdi, self.field(STACK_POINTER))?;
@@ -208,7 +213,8 @@ impl StackCopy {
         a.and(rsi, -8)
     }
 
-    /// Emits the code that copies the beginning of the description of a fiber at rdx, whose stack goes on at rsi, and remembers both.
+    /// Emits the code that copies the beginning of the description of a fiber at rdx, whose stack goes on at rsi, and
+    /// stores both addresses in the record.
     fn copy_description(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         a.mov(self.field(FIBER), rdx)?;
         a.mov(self.field(FROM), rsi)?;
@@ -217,8 +223,8 @@ impl StackCopy {
         self.copy_part(a)
     }
 
-    /// Emits a jump to `otherwise` unless there is room for another fiber, which takes two parts, and some bytes: so the code ends whatever
-    /// leads from one to the next.
+    /// Emits a jump to `otherwise` unless there is room for another fiber: two parts, and some bytes. So the code ends
+    /// even if the parents of fibers form a cycle.
     fn unless_full(self, a: &mut CodeAssembler, otherwise: CodeLabel) -> Result<(), IcedError> {
         a.cmp(self.short_field(COUNT), PARTS as i32 - 2)?;
         a.jae(otherwise)?;
@@ -241,8 +247,8 @@ impl StackCopy {
         dword_ptr(rcx + offset(self.layout.stack_at() + at))
     }
 
-    /// Emits the code that copies the stacks of fibers, if the point is on one, or is called from one; rsi has the stack pointer, and then that
-    /// of the thread's own stack.
+    /// Emits the code that copies the stacks of fibers, if the point is on one, or is called from one. Expects the
+    /// stack pointer in rsi, and leaves that of the thread's own stack there.
     fn fibers(self, a: &mut CodeAssembler, fields: FiberFields) -> Result<(), IcedError> {
         let (mut known, mut on_fiber) = (a.create_label(), a.create_label());
         let (mut next, mut over) = (a.create_label(), a.create_label());
@@ -286,8 +292,8 @@ impl StackCopy {
         a.mov(rsi, self.field(OF_THREAD))
     }
 
-    /// Emits a jump to `otherwise` unless the word `at` bytes behind rdx can be read, which is part of a stack or of what describes one: as the table
-    /// of readable pages says, or else the kernel. Uses rax, rsi, rdi and r9.
+    /// Emits a jump to `otherwise` unless the table of readable pages, or else the kernel, says that the word `at`
+    /// bytes behind rdx can be read. Uses rax, rsi, rdi and r9.
     fn unless_mapped(
         self,
         a: &mut CodeAssembler,
@@ -302,14 +308,15 @@ impl StackCopy {
         a.lea(rax, qword_ptr(rdx + at))?;
         unless_readable(a, self.layout, ask)?;
         a.jmp(known)?;
-        // It may have been mapped just now.
+        // The page may have been mapped after the table was written.
         a.set_label(&mut ask)?;
         self.unless_kernel_reads(a, at, otherwise)?;
         a.set_label(&mut known)?;
         a.nop()
     }
 
-    /// Emits a jump to `otherwise` unless the kernel may be asked, and reads the word `at` bytes behind rdx. Uses rax, rsi, rdi and r9.
+    /// Emits a jump to `otherwise` unless the kernel may be asked, and can read the word `at` bytes behind rdx. Uses
+    /// rax, rsi, rdi and r9.
     fn unless_kernel_reads(
         self,
         a: &mut CodeAssembler,
@@ -327,7 +334,8 @@ impl StackCopy {
         Ok(())
     }
 
-    /// Emits the code that puts in rdx where the stack of the thread ends that rsi is in. Uses rax, rdi and r9.
+    /// Emits the code that puts the end of the thread's stack that rsi is in into rdx; if it is not known, that of the
+    /// page. Preserves rsi; uses rax, rdi and r9.
     fn find_end(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let (mut known, mut next) = (a.create_label(), a.create_label());
         let (mut of_page, mut of_thread, mut other_stack) =
@@ -369,8 +377,8 @@ impl StackCopy {
         a.nop()
     }
 
-    /// Emits the code that copies the bytes from rsi to rdx, as far as there is room, and sets the label behind it. Uses rax, rdx, rsi
-    /// and rdi.
+    /// Emits the code that copies the bytes between the addresses in rsi and rdx, as far as there is room, and sets the
+    /// label `over` behind it. Uses rax, rdx, rsi and rdi.
     fn part(self, a: &mut CodeAssembler, over: &mut CodeLabel) -> Result<(), IcedError> {
         let mut next = a.create_label();
         let stack = self.layout.stack_at();
@@ -396,7 +404,7 @@ impl StackCopy {
         a.lea(rdi, qword_ptr(rcx + rax + offset(stack + BYTES)))?;
         a.add(eax, edx)?;
         a.mov(self.short_field(USED), eax)?;
-        // From the end to the beginning.
+        // The last word first.
         a.set_label(&mut next)?;
         a.mov(rax, qword_ptr(rsi + rdx - 8))?;
         a.mov(qword_ptr(rdi + rdx - 8), rax)?;
@@ -408,7 +416,7 @@ impl StackCopy {
     }
 }
 
-/// Emits a jump to `otherwise` unless rsi is in the stack of the fiber whose description is at rdx.
+/// Emits a jump to `otherwise` unless rsi is on the stack of the fiber whose description is at rdx.
 fn unless_between(a: &mut CodeAssembler, otherwise: CodeLabel) -> Result<(), IcedError> {
     a.cmp(rsi, rdx)?;
     a.jbe(otherwise)?;
