@@ -70,7 +70,8 @@ pub(crate) use view::{Changes, Detail, Listing, ProcessList, Update};
 
 use crate::failure::Failure;
 
-/// Formats the probes of a process or a file; each line begins with the pid if `shows_pid`.
+/// Formats the probes of a process or a file; tables show sites if `sites`, and each line begins with the pid if
+/// `shows_pid`.
 pub(crate) fn listing(
     format: Format,
     listing: &Listing<'_>,
@@ -193,7 +194,7 @@ pub(crate) fn keyed_histograms(
     }
 }
 
-/// How many sites of a process were restored.
+/// How many sites and functions of a process were restored.
 pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<String, Failure> {
     #[derive(serde::Serialize)]
     #[serde(tag = "type", rename = "cleaned")]
@@ -219,7 +220,7 @@ pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<
     }
 }
 
-/// Where clients are served, and the figures of how many processes.
+/// The address at which `serve` answers, and how many processes it observes.
 pub(crate) fn serving(
     format: Format,
     address: SocketAddr,

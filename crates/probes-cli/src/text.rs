@@ -69,7 +69,8 @@ fn push_byte(byte: u8, literal: &mut String) {
     literal.push_str(&format!("\\{byte:03}"));
 }
 
-/// A number to three digits, in the unit that fits: its name, and how large it is. The first one has no fractions.
+/// A number to three digits, in the unit that fits. `units` have a name and a size each, the smallest first; in a unit
+/// of size 1, the number has no fraction.
 pub(crate) fn three_digits(number: f64, units: [(&str, f64); 4]) -> String {
     // A number that would be rounded up to the next unit has that unit.
     let fits = |(_, unit): &&(&str, f64)| number / unit < 999.5;

@@ -67,7 +67,8 @@ pub enum StackEnd {
     /// What the stack holds is not readable.
     #[error("the memory at {0} cannot be read")]
     Unreadable(LiveAddr),
-    /// Of a hit: only the innermost part of the stack was copied, or a part of it that is on another one was not.
+    /// Of a hit: only the innermost part of the stack was copied, or frames on another stack (of a fiber, or of C)
+    /// were not.
     #[error("no more of the stack was copied")]
     NotCopied,
     /// A frame is its own caller.
@@ -177,7 +178,8 @@ impl Unwinder {
         self.unwind_from(registers, true, true, memory)
     }
 
-    /// The same for a frame whose address may be that of the instruction after its call.
+    /// The same from any frame: unless its address `is_exact`, it is that of the instruction after a call.
+    /// Searches the stack for a caller only if it `may_guess`.
     fn unwind_from(
         &mut self,
         mut registers: FrameRegisters,
@@ -190,7 +192,6 @@ impl Unwinder {
             end: StackEnd::TooDeep,
             is_guessed: false,
         };
-        // The stack pointers of the frames that the last two changes of the stack have led to.
         let top = registers.get(RSP).unwrap_or(0);
         let mut switches = fibers::StackSwitches::beginning_at(top);
         while stack.frames.len() < MOST_FRAMES {

@@ -270,7 +270,7 @@ fn undo(
     Ok(())
 }
 
-/// The same of one process; returns whether it is gone.
+/// The same of one process; returns whether it has exited or executed another program.
 fn undo_one(
     session: &mut Session,
     gaps: Option<Gaps>,
@@ -319,7 +319,7 @@ struct TopView<'l> {
     program: ShownProgram,
     model: Model,
     scroll: Scroll,
-    /// A reading after the last one that was shown.
+    /// The last reading, if it has not been shown yet.
     latest: Option<TotalReading>,
     /// If runtime events are on.
     collector: Option<Box<CollectorEvents>>,
@@ -410,7 +410,7 @@ impl<'l> TopView<'l> {
             if is_shown {
                 self.take_latest();
                 self.read_states();
-                // From now on: if a sample takes longer than the interval, there is still time
+                // Counted from now: if a sample takes longer than the interval, there is still time
                 // for keys and drawing.
                 next = Instant::now().checked_add(self.interval);
             }
@@ -556,7 +556,7 @@ fn times((pid, latency): &(Option<i32>, Latency)) -> PairLatency {
     }
 }
 
-/// Whether the last figures stay on the terminal: unless the user has ended it, or the terminal is gone.
+/// Whether the last figures stay on the terminal: unless the user quit with a key, or the terminal is gone.
 fn leaves_figures(end: &Result<End, Failure>) -> bool {
     !matches!(end, Ok(End::Quit | End::TerminalLost))
 }

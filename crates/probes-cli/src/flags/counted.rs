@@ -50,7 +50,7 @@ impl Counted {
         !self.functions.is_empty()
     }
 
-    /// Records each hit with its stack instead of counting.
+    /// Returns the observation that records each hit with its stack instead of counting.
     pub(crate) fn with_stacks(&self) -> Observation {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);

@@ -92,7 +92,7 @@ impl CountRow<'_> {
         }
     }
 
-    /// Where it is: address, function or object, source. Nothing of a probe.
+    /// Where it is: address, function or object, source; `None` for a probe.
     fn place(&self, paths: &ShownPaths) -> Option<[String; 3]> {
         let site = self.site.as_ref().map(|site| {
             let source = source_or_unknown(site.file.as_deref(), site.line, paths);

@@ -41,7 +41,8 @@ impl HistogramReading {
         }
     }
 
-    /// The histograms of several processes, by their pids: of each by itself if they are `distinguished`, else together.
+    /// The histograms of several processes, given with their pids: of each by itself if they are `distinguished`, else
+    /// together.
     pub(crate) fn of_processes(
         each: &[(i32, HistogramReading)],
         distinguished: bool,
@@ -127,7 +128,7 @@ struct HistogramRow<'h> {
     figures: ValueFigures,
 }
 
-/// What values are, but how many there are.
+/// The figures of values, except how many there are.
 #[derive(Serialize)]
 pub(super) struct ValueFigures {
     sum: Option<i128>,
@@ -339,7 +340,7 @@ impl<'h> HistogramRow<'h> {
         }
     }
 
-    /// The name, with the pid before it if processes are distinguished, and before that of runtime events what they are.
+    /// The name: if processes are distinguished, with the pid before it; of runtime events, with their group before it.
     fn title(&self) -> String {
         let name = Escaped(self.name);
         if let Some(event) = &self.event {

@@ -54,7 +54,7 @@ pub enum Operation {
     Read,
     /// To attach to it, to open its memory for writing, or to open the file of its update lock.
     Attach,
-    /// To take the lock that keeps two updates of it apart.
+    /// To take its update lock, or its observer lock.
     Lock,
     /// To record what is held of its probes.
     RecordHold,

@@ -1,9 +1,9 @@
-//! Which stack a function is called on. OCaml 5 executes OCaml code, and a few functions of its runtime, on the stacks of
-//! fibers, which move when they grow; everything else on the stacks of threads. Only reads files.
+//! Which stack a function is called on. OCaml 5 executes OCaml code, and a few functions of its runtime, on the stacks
+//! of fibers, which move when they grow; everything else on the stacks of threads. Only reads files.
 //!
-//! In OCaml code r14 points to the state of the domain. One of its fields has the address of the description of the
-//! fiber's stack. Its offset is found in the code of `caml_c_call`, which stores the stack pointer there before it switches to
-//! the stack of C:
+//! In OCaml code r14 points to the state of the domain, whose field `current_stack` has the address of the description
+//! of the fiber's stack. The offset of the field is found in the code of `caml_c_call`, which stores the stack pointer
+//! in the description before it switches to the stack of C:
 //!
 //! ```text
 //! caml_c_call   mov current_stack(%r14), %r10      runtime/amd64.S of OCaml 5: SWITCH_OCAML_TO_C
@@ -82,11 +82,11 @@ impl ProcessStacks {
         }
     }
 
-    /// Returns the stack that a function is called on of which it is not known whether it is of OCaml.
+    /// Returns the stack that a function is called on if it may be of OCaml or not.
     ///
     /// # Errors
     ///
-    /// If that makes a difference.
+    /// If the two are called on different stacks.
     pub(crate) fn of_any(self) -> Result<StackKind, Refusal> {
         match self {
             ProcessStacks::OfThreads => Ok(StackKind::OfThread),
@@ -98,7 +98,7 @@ impl ProcessStacks {
     ///
     /// # Errors
     ///
-    /// If it is called on a fiber's stack, and the offset of that field was not found.
+    /// If it is called on a fiber's stack, and the offset of `current_stack` was not found.
     pub(crate) fn of_function(self, name: &str, is_ocaml: bool) -> Result<StackKind, Refusal> {
         match self {
             ProcessStacks::OfFibers { current_stack, .. }
@@ -112,8 +112,8 @@ impl ProcessStacks {
     }
 }
 
-/// Returns whether a function of this name is one that OCaml's compiler generates, such as `caml_curry3_1`: its symbol does
-/// not say that it is of OCaml.
+/// Returns whether a function of this name is one that OCaml's compiler generates, such as `caml_curry3_1`: its symbol
+/// does not say that it is of OCaml.
 pub(crate) fn is_generated(name: &str) -> bool {
     const PREFIXES: [&str; 4] = ["caml_apply", "caml_curry", "caml_send", "caml_tuplify"];
     let has_number = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
@@ -150,8 +150,8 @@ fn is_load(instruction: &Instruction) -> bool {
         && instruction.memory_index() == Register::None
 }
 
-/// Returns the offset of the field `c_stack`, which points to where the stack of C code continues, in the state of a domain: that of the first `mov
-/// offset(%r14), %r` whose register is moved to the stack pointer later.
+/// Returns the offset of the field `c_stack` in the state of a domain, which points to where the stack of C code
+/// continues: that of the first `mov offset(%r14), %r` whose register is moved to the stack pointer later.
 fn c_stack(instructions: &[Instruction]) -> Option<u8> {
     let switch = instructions.iter().position(|it| {
         it.mnemonic() == Mnemonic::Mov
@@ -164,8 +164,8 @@ fn c_stack(instructions: &[Instruction]) -> Option<u8> {
     u8::try_from(load.memory_displacement64()).ok()
 }
 
-/// Returns the offset of the field `current_stack`, which points to a `struct stack_info`, in the state of a domain: that of
-/// `mov offset(%r14), %r; mov %rsp, (%r)`.
+/// Returns the offset of the field `current_stack` in the state of a domain, which points to a `struct stack_info`:
+/// that of `mov offset(%r14), %r; mov %rsp, (%r)`.
 fn current_stack(instructions: &[Instruction]) -> Option<u8> {
     instructions.windows(2).find_map(|both| {
         let is_store = both[1].mnemonic() == Mnemonic::Mov

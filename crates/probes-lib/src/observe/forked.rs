@@ -1,5 +1,5 @@
-//! [`ForkedChildren`]: processes that an observed process has forked while it is observed, with copies of the trampolines and of
-//! their counters.
+//! [`ForkedChildren`]: processes that an observed process has forked while it is observed, with copies of the
+//! trampolines and of their counters.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,25 +14,27 @@ use crate::process::memory::ProcessMemory;
 use crate::process::{Process, is_gone, status, uptime};
 use crate::sys::kcmp;
 
-/// How often children are looked for at most.
+/// The least time between two looks for children.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// How many times as long as a look it is to the next one at least: a process may have thousands of threads.
+/// The next look comes no sooner than after this many times the duration of the last one: a process may have thousands
+/// of threads.
 const REST: u32 = 20;
 
-/// After this time without an execve, a child is taken for one that executes no other program; so is one that is seen twice.
+/// After this time without an execve, a child is taken for one that executes no other program; so is one that is seen
+/// twice.
 const EXECUTES_WITHIN: Duration = Duration::from_millis(50);
 
 /// How many are kept: a server may fork one for each request.
 const MAX_KEPT: usize = 64;
 
-/// Processes that an observed process, or one of these, has forked while it was observed, and that executed no other program
-/// at once: they have copies of the trampolines, and what they record is in copies of the data, which are not read. Hits, times and
-/// events of theirs are missing ([`ForkedChildren::are_recorded`]: some are not).
+/// Processes that an observed process, or one of these, has forked while it was observed, and that executed no other
+/// program at once: they have copies of the trampolines, and what they record is in copies of the data, which are not
+/// read. Their hits, times and events are missing, unless [`ForkedChildren::are_recorded`].
 ///
-/// Children are looked for whenever something is read, but at most five times a second; those that exit between two looks are not noticed,
-/// nor are processes whose parent has exited before the first look at them. Children that share the memory of their parent, as after
-/// vfork(2) and posix_spawn(3), are none of them.
+/// Children are looked for whenever something is read, but at most five times a second; those that exit between two
+/// looks are not noticed, nor are processes whose parent has exited before the first look at them. Children that share
+/// the memory of their parent, as after vfork(2) and posix_spawn(3), are none of them.
 ///
 /// ```no_run
 /// # let observer: probes_lib::Observer = unimplemented!();
@@ -52,28 +54,29 @@ impl ForkedChildren {
         &self.pids
     }
 
-    /// Returns whether their hits are recorded with those of their parent, as those of a program that was launched to be observed: then
-    /// only what is timed is unreliable or missing.
+    /// Returns whether their hits are recorded with those of their parent, as they are if the program was launched to
+    /// be observed: then only what is timed is unreliable or missing.
     pub fn are_recorded(&self) -> bool {
         self.are_recorded
     }
 }
 
-/// A process that is known: a pid may be used again.
+/// The pid and the start time of a process: a pid may be used again.
 type Identity = (i32, u64);
 
-/// Collects these processes while an observation lasts.
+/// Collects the forked children while an observation lasts.
 #[derive(Debug)]
 pub(crate) struct ForkCheck {
     found: ForkedChildren,
-    /// Those that live, and whether they are among those found.
+    /// Those that live, and whether each is taken for one that executes no other program.
     known: HashMap<Identity, bool>,
     begun: Instant,
     next: Option<Instant>,
 }
 
 impl ForkCheck {
-    /// Of an observation that begins now. If children record with their parent, they matter only if something `is_timed`.
+    /// Of an observation that begins now. If children record with their parent, they matter only if something
+    /// `is_timed`.
     pub(crate) fn new(are_recorded: bool, is_timed: bool) -> ForkCheck {
         let now = Instant::now();
         let matter = !are_recorded || is_timed;
@@ -95,7 +98,8 @@ impl ForkCheck {
         }
     }
 
-    /// Looks for children, if they matter. A process that cannot be read has exited, or other readings fail as well.
+    /// Looks for children, if they matter. Errors are ignored: a process that cannot be read has exited, or other
+    /// readings fail as well.
     pub(crate) fn look(&mut self, process: &Process, arenas: &[Arena]) {
         let (Some(_), Some(arena)) = (self.next, arenas.first()) else {
             return;
@@ -181,8 +185,8 @@ pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
     found
 }
 
-/// Returns when a process was started, in clock ticks since boot, and for how long it has run, if it has executed no program since it was
-/// forked. `uptime` is in seconds.
+/// Returns when a process was started, in clock ticks since boot, and for how long it has run; `None` if it has
+/// executed a program since it was forked. `uptime` is in seconds.
 fn forked(child: &Process, uptime: Option<f64>) -> Option<(u64, Option<Duration>)> {
     let stat = child.read("stat").ok()?;
     let start = status::start_time(&stat).filter(|_| status::was_only_forked(&stat))?;

@@ -1,5 +1,5 @@
-//! [`ObservedFunctions`]: the functions that an observation counts, the candidates for the patch of each, and those
-//! that are left out, with the reason.
+//! [`ObservedFunctions`]: the functions that an observation counts, times or records, the candidates for the patches of
+//! each, and those that are left out, with the reason.
 
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
@@ -58,7 +58,7 @@ pub(crate) struct ObservedFunctions {
     pub(crate) are_from_start: bool,
     /// All functions of the process, if calls are recorded.
     pub(crate) all: Option<Arc<Functions>>,
-    /// What the first call of one of them calls before.
+    /// What is called once, before the first call of one of them.
     pub(crate) calls_once: Option<CallOnce>,
 }
 
@@ -71,12 +71,12 @@ pub(crate) struct ObservedFunction {
     /// Whether it has a name of OCaml's, in whatever process.
     pub(crate) is_named_ocaml: bool,
     bias: LoadBias,
-    /// That of the USDT probe that it is a site of, or what is changed while something is called once.
+    /// The semaphore of the USDT probe that it is a site of, or [`CallOnce::word`].
     pub(crate) semaphore: Option<ChangedWord>,
     /// Whether it is in the executable, which stays mapped.
     is_in_executable: bool,
     best: Candidate,
-    /// What is tried if that turns out not to be possible, the best one last.
+    /// What is tried if `best` turns out not to be possible, the best one last.
     others: Vec<Candidate>,
     /// If its calls are timed.
     timing: Option<Timing>,
@@ -86,12 +86,12 @@ pub(crate) struct ObservedFunction {
     filter: Option<Arc<FilterRole>>,
     /// What its histogram is of; then its calls are not counted.
     integer: Option<Arc<IntegerRole>>,
-    /// If its calls are counted by keys, or their times are distinguished, these; not yet with the number of its name.
+    /// The keys by which its calls are counted, or their times are distinguished; not yet with the number of its name.
     keys: Option<KeyRole>,
     /// Whether its hits are its returns, whose results are asked for.
     pub(crate) is_asked_at_exits: bool,
-    /// If its results or exits are recorded or asked for, the patches of its returns, or of all exits, that the patch of its entry does
-    /// not displace.
+    /// If its results or exits are recorded or asked for, the patches of its returns, or of all exits, that the patch
+    /// of its entry does not displace.
     ends: Vec<Candidate>,
     /// Of a USDT probe that is an end of pairs: what is recorded there.
     paired: Option<Arc<Role>>,
@@ -154,11 +154,12 @@ pub struct RefusedFunction {
 }
 
 impl ObservedFunctions {
-    /// Finds the functions that are selected to be counted or timed, and plans their patches. Reads files only.
+    /// Finds the functions that are selected, and plans their patches. Reads files only.
     ///
     /// # Errors
     ///
-    /// If a selector matches none, more are to be timed than is possible, or a file cannot be read.
+    /// If a selector matches none, more are to be timed or watched than is possible, an expression does not suit a
+    /// function, or a file cannot be read.
     pub(crate) fn find(pid: i32, observation: &Observation) -> Result<ObservedFunctions> {
         if !observation.has_functions() {
             return Ok(ObservedFunctions::default());
@@ -363,7 +364,7 @@ impl ObservedFunctions {
         Ok(())
     }
 
-    /// Returns the name of the function whose patch is at this address, if it is one of these.
+    /// Returns the name of the function the patch of whose entry is at this address, if it is one of these.
     pub(crate) fn name_at(&self, address: LiveAddr) -> Option<String> {
         // An `endbr64` is not displaced.
         const ENDBR_LEN: u64 = 4;
@@ -385,7 +386,8 @@ impl ObservedFunctions {
         functions.filter_map(|(index, function)| function.integer.is_some().then_some(index))
     }
 
-    /// Returns why nothing of what was asked for by name can be observed, or nothing at all; empty if something can.
+    /// Returns the refused functions, with the reasons, of each name of which nothing can be observed; all of them if
+    /// nothing at all can.
     pub(crate) fn why_not(&self) -> Vec<(String, Refusal)> {
         let left: HashSet<usize> = self
             .functions
@@ -442,8 +444,8 @@ impl ObservedFunctions {
         });
     }
 
-    /// Returns the functions whose patches would overwrite bytes that others need, by ascending index: a punned jump ends
-    /// with the first bytes of what follows it.
+    /// Returns the functions whose patches would overwrite bytes that others need, by ascending index: a punned jump
+    /// ends with the first bytes of what follows it.
     pub(crate) fn overlapping(&self) -> Vec<(usize, Refusal)> {
         let functions = self.functions.iter().enumerate();
         let mut reserved: Vec<(u64, u64, usize)> = functions
@@ -461,7 +463,7 @@ impl ObservedFunctions {
         let mut overlapping = Vec::new();
         for (start, until, index) in reserved {
             if start < end && index != owner {
-                // The one that has another way.
+                // The one that has other candidates, if only one has; else the later one.
                 let has_other = |index: usize| !self.functions[index].others.is_empty();
                 let is_owner = has_other(owner) && !has_other(index);
                 let loser = if is_owner { owner } else { index };
@@ -505,8 +507,8 @@ impl ObservedFunctions {
         }
     }
 
-    /// Returns bytes of code of the executable in which no debugger sets a breakpoint, and what they are: one of each function that
-    /// has such a byte where it is patched.
+    /// Returns addresses in the code of the executable at which no debugger sets a breakpoint, and the byte at each:
+    /// one of each function that has such a byte where its entry is patched.
     pub(crate) fn harmless_bytes(&self) -> impl Iterator<Item = (LiveAddr, u8)> {
         let functions = self.functions.iter().filter(|it| it.is_in_executable);
         functions.filter_map(|function| {
@@ -522,8 +524,8 @@ impl ObservedFunctions {
         expected.map(|(at, code)| (at, code.len() as u64))
     }
 
-    /// Compares the code with that of the files; returns the functions where it differs, or cannot be read: an object may
-    /// have been unloaded.
+    /// Compares the code with that of the files; returns the functions where it differs, or cannot be read: an object
+    /// may have been unloaded.
     ///
     /// # Errors
     ///
@@ -604,7 +606,7 @@ impl WantedFunction {
 }
 
 impl ObservedFunction {
-    /// The places where it is patched, each with its number: the entry, then the exits if it is timed.
+    /// The places where it is patched, each with its number: the entry, then the exits or returns that are patched.
     pub(crate) fn points(&self) -> impl Iterator<Item = (usize, Point)> {
         let patches = self.patches().enumerate();
         patches.map(|(part, patch)| {
@@ -623,7 +625,7 @@ impl ObservedFunction {
         [&self.best].into_iter().chain(exits).chain(&self.ends)
     }
 
-    /// How a part is patched, by its number, and the load bias of its object.
+    /// How the place with a number is patched (see [`ObservedFunction::points`]), and the load bias of its object.
     pub(crate) fn site(&self, part: usize) -> Option<(&PatchSite, LoadBias)> {
         Some((&self.patches().nth(part)?.site, self.bias))
     }
@@ -685,7 +687,7 @@ fn key(place: &FunctionPlace<'_>) -> PlaceKey {
     (object, place.function.address(), place.offset)
 }
 
-/// Returns the places that these select, not more than can be timed.
+/// Returns the places that these select; fails if they are more than can be timed, or watched.
 fn limited<'f>(
     all: &'f Functions,
     selectors: &[FunctionSelector],
@@ -719,7 +721,8 @@ fn places_of_pairs<'f, 's>(
     Ok((all.merged(places), by_place))
 }
 
-/// Returns the places of all lists, each of which comes with what selects it: then they are named by one of all selectors.
+/// Returns the places of all lists, each of which comes with its selectors: the index of the one that names a place is
+/// then that among the selectors of all lists.
 fn merged<'f, 's>(
     all: &'f Functions,
     lists: impl Iterator<Item = (Vec<FunctionPlace<'f>>, &'s Vec<FunctionSelector>)>,
@@ -744,7 +747,7 @@ fn merged<'f, 's>(
 /// What is wanted of a function.
 #[derive(Clone, Copy)]
 enum Wanted<'w> {
-    /// With questions, only some calls, or a histogram of them.
+    /// With questions, only some calls, by keys, or a histogram of them.
     Counted(Option<&'w Questions<'w>>),
     /// With questions, only some calls; with words, slow calls are reported.
     Timed(Option<&'w Questions<'w>>, Option<&'w WatchedWords>),
@@ -756,7 +759,8 @@ enum Wanted<'w> {
     Paired(&'w WatchedWords, &'w [PairEnd], &'w Observation),
 }
 
-/// Returns what is recorded at a site of a USDT probe that is these ends of pairs, with the scope of the site, and where its arguments are.
+/// Returns what is recorded at a site of a USDT probe that is these ends of pairs. What expressions can ask of the site
+/// is in `scope`, and where it has its arguments in `arguments`.
 fn role_of_ends(
     observation: &Observation,
     ends: &[PairEnd],
@@ -833,7 +837,7 @@ struct Questions<'w> {
 }
 
 impl Questions<'_> {
-    /// Returns the questions for a function.
+    /// Returns what is asked of the calls of a function with this scope and these arguments.
     fn of_calls(
         &self,
         scope: &Scope,
@@ -1001,7 +1005,7 @@ impl<'w> KnownPlace<'w> {
 struct FunctionPatches {
     /// That of its entry.
     best: Candidate,
-    /// What is tried if that turns out not to be possible, the best one last.
+    /// What is tried if `best` turns out not to be possible, the best one last.
     others: Vec<Candidate>,
     timing: Option<Timing>,
     /// If its calls are recorded.
@@ -1034,17 +1038,18 @@ impl FunctionPatches {
 /// What is needed to plan the patches of a function.
 struct Patching<'p> {
     planner: &'p EntryPlanner<'p>,
-    /// If any function of the object is timed.
+    /// If the exits of any function of the object are patched.
     exit_planner: Option<&'p PatchPlanner>,
     bias: LoadBias,
     stacks: ProcessStacks,
-    /// Whether it is OCaml 4's, which raises `Stack_overflow` for a fault at the end of the stack only if it is in its own
-    /// code: then instructions that write to the stack are not displaced.
+    /// Whether it may be code of OCaml 4, which raises `Stack_overflow` for a fault at the end of the stack only if the
+    /// fault is in OCaml code: then instructions that write to the stack are not displaced.
     keeps_faults: bool,
 }
 
 impl Patching<'_> {
-    /// Plans the patches of a place, of which this is asked, if it has the arguments, and which may be an end of pairs.
+    /// Plans the patches of a place. `asked` is what is asked of its hits, `None` if that is an argument that it does
+    /// not have; `paired` is what is recorded there if it is an end of pairs.
     fn of_place(
         &self,
         known: &KnownPlace<'_>,
@@ -1141,7 +1146,8 @@ impl Patching<'_> {
         Ok((best, ends, Some(stack)))
     }
 
-    /// Plans the patch of a place that is counted; unless it `is_exact`, maybe that of an instruction that is executed as often.
+    /// Plans the patch of a place that is counted; unless it `is_exact`, maybe that of an instruction that is executed
+    /// as often.
     fn counted(
         &self,
         place: &FunctionPlace<'_>,
@@ -1253,7 +1259,8 @@ fn with_dead_flags(
     Ok(sites)
 }
 
-/// Returns a patch site with the bytes that it overwrites; `None` if these are on more than one page.
+/// Returns a patch site with the bytes that it overwrites; `None` if these are on more than one page, or the file does
+/// not have all of them.
 fn candidate(planner: &EntryPlanner<'_>, site: PatchSite, bias: LoadBias) -> Option<Candidate> {
     if !site.is_on_one_page() {
         return None;
@@ -1303,8 +1310,8 @@ fn writes_stack(code: &[u8]) -> bool {
 
 #[cfg(test)]
 impl ObservedFunctions {
-    /// Returns functions whose calls are counted, of an object without a file: their code is at these addresses of the object, which is
-    /// loaded with this bias.
+    /// Returns functions whose calls are counted, of an object without a file: their code is at these addresses of the
+    /// object, which is loaded with this bias.
     pub(crate) fn of_code(functions: &[(FileAddr, &[u8])], bias: LoadBias) -> ObservedFunctions {
         let mut code = Code::default();
         let mut ranges = Vec::new();

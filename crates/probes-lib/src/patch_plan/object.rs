@@ -47,7 +47,7 @@ impl EntryPlanner<'static> {
 fn sweep(elf: &ElfFile, table: &FunctionTable, wanted: Option<&[CodeRange]>) -> Result<Swept> {
     let mut code = Code::default();
     let mut len = 0_u64;
-    // Those in the upper half are of kernels.
+    // Segments in the upper half of the address space are a kernel's.
     for segment in elf.loaded().filter(|it| it.start.0 < 1 << 63) {
         len = len.saturating_add(segment.file_len);
         if len > MAX_LOADED {
@@ -109,7 +109,8 @@ fn pieces_of(elf: &ElfFile, segment: &Segment) -> Vec<(Segment, Contents)> {
     ranges.into_iter().map(piece).collect()
 }
 
-/// Returns the code and the data of a segment with these sections of code, in order: where they begin, and their lengths.
+/// Returns the code and the data of a segment. The `sections` of code in it are pairs of an address and a length, in
+/// order.
 fn ranges_of(segment: Range<u64>, sections: &[(u64, u64)]) -> Vec<(Range<u64>, Contents)> {
     /// Of code, in one segment; real ones have about five.
     const MAX_SECTIONS: usize = 8;
@@ -128,9 +129,11 @@ fn ranges_of(segment: Range<u64>, sections: &[(u64, u64)]) -> Vec<(Range<u64>, C
     ranges
 }
 
-/// Returns the restartable sequences (rseq(2)) that a file has descriptors of, in the section that tcmalloc and librseq use.
+/// Returns the restartable sequences (rseq(2)) that a file has descriptors of, in the section that tcmalloc and
+/// librseq use.
 fn restartable_sequences(elf: &ElfFile, code: &Code) -> Vec<CodeRange> {
-    /// Of a `struct rseq_cs`: the version (32 bits) and flags, the start, the length, where an interrupted thread continues.
+    /// Of a `struct rseq_cs`: the version (32 bits) and flags, the start, the length, where an interrupted thread
+    /// continues.
     const LEN: u64 = 32;
     /// Real ones have some dozens of bytes, and a program some hundreds of them.
     const MAX_LEN: u64 = 4096;
@@ -148,8 +151,8 @@ fn restartable_sequences(elf: &ElfFile, code: &Code) -> Vec<CodeRange> {
     descriptors.filter_map(sequence).collect()
 }
 
-/// Returns the addresses that the dynamic loader adds the load bias to, and writes them into the data. The object has
-/// `len` bytes.
+/// Returns the addends of all relocations, and writes into the data those that the dynamic loader adds the load bias
+/// to. The object has `len` bytes.
 fn relocated(elf: &ElfFile, code: &mut Code, len: u64) -> Vec<FileAddr> {
     let mut addresses = Vec::new();
     for relocation in elf.relocations() {
@@ -158,7 +161,7 @@ fn relocated(elf: &ElfFile, code: &mut Code, len: u64) -> Vec<FileAddr> {
             code.relocate(relocation.at, relocation.addend);
         }
     }
-    // These words hold their addresses already.
+    // The words of packed relocations hold their addends already.
     addresses.extend(words_of(code, elf.packed_relocations(), len));
     addresses
 }

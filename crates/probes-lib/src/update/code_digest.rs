@@ -47,6 +47,8 @@ const CHUNK: usize = 128 << 10;
 /// sites in that code: if some of them are enabled or observed when the digest is computed, it
 /// differs from that of other processes.
 ///
+/// If sites lie in several pieces of code, each with a digest of its own, the greatest of their values is returned.
+///
 /// ```no_run
 /// use probes_lib::{CodeDigest, Target};
 ///
@@ -277,9 +279,9 @@ impl<'r> DigestReader<'r> {
         Some((elf, start, segment))
     }
 
-    /// Returns the digest of code as its file has it. With `memory`, returns `None` if that differs
-    /// from the file outside of sites and of these patched places: other processes of the program may then have
-    /// another digest.
+    /// Returns the digest of code as its file has it. With `memory`, and the places in it that are patched, returns
+    /// `None` if it differs from the file outside of sites and of these places: other processes of the program may
+    /// then have another digest.
     fn digest_of_file(
         &self,
         code: &Range<LiveAddr>,
@@ -362,8 +364,8 @@ impl CodeDigests {
         functions.any(|code| stopped.leads_into(memory, code))
     }
 
-    /// Writes the digests into the stopped process, and returns what holds then: before the first patch.
-    /// What cannot be written is left as it is.
+    /// Writes the digests into the stopped process, before the first patch, and returns what holds then. What cannot
+    /// be written is left as it is.
     pub(crate) fn write(&self, stopped: &Stopped<'_>, memory: &ProcessMemory) -> CodeDigest {
         let Some(table) = self.fragments.as_ref().filter(|_| !self.writes.is_empty()) else {
             return self.found;
@@ -431,8 +433,8 @@ fn has_any(sites: &[LiveAddr], code: &Range<LiveAddr>) -> bool {
     sites.get(first).is_some_and(|site| *site < code.end)
 }
 
-/// Returns whether code at `at` is as in its file, except for sites. These
-/// may be other patched places, too: no patch is longer than a site.
+/// Returns whether code at `at` is as in its file, except for sites. These may be other patched places, too: no patch
+/// is longer than a site.
 fn is_same_outside_sites(sites: &[LiveAddr], at: LiveAddr, file: &[u8], live: &mut [u8]) -> bool {
     if file == live {
         return true;

@@ -1,7 +1,8 @@
 //! Writes the patches of points of a stopped process: opcode and displacement together.
 //!
 //! The patches within pages that follow each other are made by one write. Of each page, it happens as a whole or not at
-//! all, even if we are killed meanwhile. What was written is read back.
+//! all, even if we are killed meanwhile. What was written is read back. The parts of a patch between breakpoints of
+//! other tools are one write each.
 //! The patch of a site across the border of two pages is written in steps, and so is one across the border of two
 //! words if the kernel lets code be written only word by word: the site is disabled first, and while its
 //! opcode is `cmp`, its displacement has no effect and can be written in two parts. No patch of an instruction crosses
@@ -21,12 +22,12 @@ use crate::site::{CMP, INT3};
 pub(crate) struct Patch {
     pub(crate) at: LiveAddr,
     pub(crate) before: PatchBytes,
-    /// As many.
+    /// As many bytes as `before`.
     pub(crate) after: PatchBytes,
     /// Whether it may be written in steps, as that of a site.
     pub(crate) is_written_in_steps: bool,
-    /// Whether another tool's breakpoint is before or after it. That tool may remove it at any time, so that it must not
-    /// be written again together with what is around it.
+    /// Whether another tool's breakpoint is before or after it. That tool may remove the breakpoint at any time, so
+    /// that it must not be written again together with what is around it.
     pub(crate) is_beside_breakpoint: bool,
 }
 
@@ -150,8 +151,8 @@ fn write_sorted(
     Ok(())
 }
 
-/// Returns how many of the first patches are made by one write: those in pages that follow each other. No page between them
-/// is without a patch: it would be copied for nothing.
+/// Returns how many of the first patches are made by one write: those in pages that follow each other. No page between
+/// them is without a patch: it would be copied for nothing.
 fn count_together(patches: &[&Patch]) -> usize {
     let Some(first) = patches.first() else {
         return 0;
@@ -337,8 +338,8 @@ mod tests {
         steps
     }
 
-    /// Patches one site in each of two pages that do not follow each other, in memory where the writes with the numbers `writes`
-    /// go wrong; returns the error's effect, and whether the memory is as it was.
+    /// Patches one site in each of two pages that do not follow each other, in memory where the writes with the numbers
+    /// `writes` go wrong; returns the error's effect, and whether the memory is as it was.
     fn effect_of(writes: Range<usize>, fault: WriteFault) -> (Effect, bool) {
         let patch = |at| Patch {
             at: LiveAddr(at),

@@ -127,7 +127,7 @@ impl Directory {
         user.is_root() || user.as_raw() == self.owner
     }
 
-    /// Whether there are records of processes with this pid.
+    /// Whether there are records, or marks of records, of processes with this pid.
     pub(crate) fn has_records_of(&self, pid: i32) -> bool {
         let prefix = format!("{pid}.");
         self.names().iter().any(|name| name.starts_with(&prefix))
@@ -287,7 +287,7 @@ impl RecordFile {
         file_lock::is_excluded(&self.file, LockKind::Shared, WHOLE).unwrap_or(true)
     }
 
-    /// Locks it; returns `None` if another tool has locked it, or it was deleted.
+    /// Locks it; returns `None` if another tool has locked it, it was deleted, or the kernel refuses.
     pub(crate) fn lock(self) -> Option<LockedRecord> {
         file_lock::lock(&self.file, LockKind::Exclusive, WHOLE).ok()?;
         let is_there = self.file.metadata().is_ok_and(|found| found.nlink() == 1);
@@ -304,7 +304,7 @@ impl LockedRecord {
         &self.0
     }
 
-    /// Writes a part after the first `complete` bytes, which replaces what is there.
+    /// Writes a part after the first `complete` bytes, in place of all that follows them.
     pub(crate) fn append(&self, complete: usize, part: &str) -> io::Result<()> {
         fault_point!(Record);
         if complete as u64 + part.len() as u64 > MAX_RECORD {
