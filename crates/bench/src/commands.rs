@@ -1,5 +1,4 @@
-//! What whole commands of `ocaml-probes` cost. Each round runs them on a fresh program that was never
-//! patched before.
+//! What whole commands of `ocaml-probes` cost. Each round runs them on a new process, which was never patched.
 
 use std::path::Path;
 
@@ -26,7 +25,7 @@ pub(crate) const DISABLE_ALL: &str = "attach -disable-all";
 /// A command that does nothing: what starting a process costs.
 const NOTHING: &str = "true";
 
-/// In this order on each program.
+/// Run in this order in each round.
 const COMMANDS: [&str; 3] = [INFO, ENABLE_ALL, DISABLE_ALL];
 
 pub(crate) fn measure(programs: &[Program], tool: &Path, rounds: usize) -> Result<Vec<Command>> {

@@ -101,7 +101,7 @@ fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied>
         Err(error) if error.denial().is_some() => {
             return Err(Denied);
         }
-        // It has no probes, is a kernel thread, or has exited meanwhile.
+        // It has no probes, is a kernel thread, has exited meanwhile, or its program cannot be read.
         Err(_) => return Ok(None),
     };
     let Some(uid) = uid(pid) else {

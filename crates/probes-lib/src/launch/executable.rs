@@ -1,5 +1,6 @@
 //! Checks of a program's file before anything is started, so that what is wrong with the file, or with the
-//! names of probes, is found early. The file that is checked is the one that the kernel executes.
+//! names of probes, is found early. The file that is checked is the one that the kernel executes. And what is said of
+//! the file afterwards: that a shell was executed instead of it, or why it was not executed.
 
 use std::ffi::OsStr;
 use std::fs::Metadata;
@@ -52,8 +53,8 @@ pub(super) fn resolve(command: &Command) -> Option<PathBuf> {
 
 /// Fails if a program would run without the privilege that its file gives it.
 ///
-/// execve(2): the set-user-ID bits, and the capabilities of the file, are ignored if "the calling process is being ptraced" by a
-/// tracer without the privilege.
+/// execve(2): the set-user-ID and set-group-ID bits, and the capabilities of the file, are ignored if "the calling
+/// process is being ptraced"; the kernel makes an exception if the tracer has CAP_SYS_PTRACE.
 pub(super) fn refuse_privileged(file: &Path) -> Result<()> {
     let Ok(metadata) = std::fs::metadata(file) else {
         return Ok(());
@@ -76,8 +77,9 @@ pub(super) fn refuse_privileged(file: &Path) -> Result<()> {
 /// More bytes than `struct vfs_ns_cap_data` has.
 const MOST_CAPABILITIES: usize = 64;
 
-/// Returns the capabilities that a file permits to who executes it, by its attribute `security.capability`: `struct vfs_cap_data` of
-/// linux/capability.h. None if it has the form for another user namespace than ours, which the kernel converts otherwise.
+/// Returns the capabilities that a file permits to a process that executes it, by its attribute `security.capability`:
+/// `struct vfs_cap_data` of linux/capability.h. 0 if it has the form with a user namespace: the kernel returns that
+/// only of another one than ours.
 fn file_capabilities(attribute: &[u8]) -> u64 {
     const REVISION_MASK: u32 = 0xff00_0000;
     const REVISION_1: u32 = 0x0100_0000;

@@ -34,7 +34,7 @@ pub struct StackFrame {
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum ThreadRole {
-    /// The first thread of the program.
+    /// The first thread of the program, or one that runs the main function of the runtime.
     Main,
     /// The first thread of a domain (OCaml 5).
     Domain,
@@ -61,7 +61,8 @@ impl std::fmt::Display for ThreadRole {
     }
 }
 
-/// The functions of the runtime that threads begin with: runtime/domain.c, otherlibs/systhreads/st_stubs.c.
+/// The functions of the runtime that threads begin with: runtime/domain.c, otherlibs/systhreads/st_stubs.c,
+/// runtime/startup_nat.c.
 const FIRST_FUNCTIONS: [(&str, ThreadRole); 5] = [
     ("domain_thread_func", ThreadRole::Domain),
     ("backup_thread_func", ThreadRole::Backup),
@@ -97,7 +98,7 @@ impl ThreadRole {
 #[derive(Default)]
 pub(super) struct FrameNames {
     known: HashMap<RawFrame, Arc<StackFrame>>,
-    /// By the addresses of their objects; `None` if a file has no source lines.
+    /// By the paths of the objects; `None` if a file cannot be read.
     sources: HashMap<PathBuf, Option<SourceMap>>,
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct ThreadFiles {
     schedstat: Option<File>,
 }
 
-/// A thread at one moment. If two of them are equal, it has not run in between.
+/// A thread at one moment. If it is blocked, and is equal to an earlier one, the thread has not run in between.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
     /// The line of `/proc/PID/task/TID/syscall`: proc_pid_syscall(5).
@@ -63,7 +63,7 @@ pub(crate) fn monotonic_now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
-/// No file of a thread that is read here is longer, but `status`.
+/// More bytes than `syscall` and `schedstat` have.
 const MOST_BYTES: usize = 256;
 
 impl ThreadFiles {
@@ -95,7 +95,7 @@ impl ThreadFiles {
     ///
     /// If that may not be read.
     pub(crate) fn moment(&self) -> Result<Option<Moment>> {
-        // In this order: a thread that runs after the first and is blocked again before the second has a new slice then.
+        // In this order: if the thread runs between these two reads, the slices of the next moment differ.
         let Some(slices) = self.slices()? else {
             return Ok(None);
         };

@@ -35,7 +35,7 @@ pub(crate) struct Peer {
 }
 
 impl PacketSocket {
-    /// Waits for connections to an address.
+    /// Returns a socket that listens at an address.
     pub(crate) fn listen(name: &str) -> io::Result<PacketSocket> {
         let socket = PacketSocket::new()?;
         let (address, len) = address(name)?;
@@ -159,7 +159,7 @@ impl PacketSocket {
         let mut message = message(&mut part);
         if let Some(descriptor) = descriptor {
             message.msg_control = control.0.as_mut_ptr().cast();
-            // SAFETY: these only compute. (The message is as long as one descriptor makes it.)
+            // SAFETY: it only computes.
             let len = unsafe { libc::CMSG_LEN(size_of::<i32>() as u32) } as usize;
             message.msg_controllen = CONTROL_LEN;
             // SAFETY: the buffer is aligned, and long enough for the header and one descriptor.
@@ -185,8 +185,9 @@ impl PacketSocket {
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if none has come; `UnexpectedEof` if the other end is closed; `InvalidData` for a message
-    /// that is longer than the buffer, or has several descriptors.
+    /// `WouldBlock` if none has come; `UnexpectedEof` if the other end is closed, `ConnectionReset` if it was closed
+    /// before it had received all messages; `InvalidData` for a message that is longer than the buffer, or has several
+    /// descriptors.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         let mut control = Control([0; CONTROL_LEN]);
         let mut part = libc::iovec {

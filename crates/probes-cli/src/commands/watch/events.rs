@@ -35,8 +35,9 @@ struct WatchedEvents {
     /// How many are shown at most; `None`: all.
     limit: Option<u64>,
     shown: u64,
-    /// Those that are to be shown next, and what was lost since the last ones.
+    /// Those that are to be shown next.
     waiting: Vec<EventLine>,
+    /// What was lost since the last ones were shown.
     lost: LostWords,
 }
 

@@ -28,7 +28,7 @@ const SEQUENCE: u32 = 1;
 /// The uuid of the process's track; those of other tracks follow it.
 const PROCESS_TRACK: u64 = 1 << 32;
 
-/// The field of a `Trace` that its packets are.
+/// The number of the field `packet` of a `Trace`.
 const PACKET: u32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -165,7 +165,7 @@ fn uuid(track: TrackId) -> u64 {
     PROCESS_TRACK + u64::from(track.0)
 }
 
-/// Writes a packet: a file is a `Trace`, whose packets are fields of their own.
+/// Writes a packet. A file is one `Trace`, and each packet a field of it, so packets can be written one by one.
 fn write(packet: TracePacket, to: &mut Vec<u8>) {
     let packet = TracePacket {
         trusted_packet_sequence_id: Some(SEQUENCE),

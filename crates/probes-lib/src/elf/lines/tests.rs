@@ -8,7 +8,7 @@ use crate::elf::functions::FunctionTable;
 use crate::elf::source::SourceMap;
 use crate::testing::properties;
 
-/// Where a line begins in a file.
+/// The places in the code of a file at which a source line begins, and the search that has found them.
 fn places(file: &std::path::Path, path: &str, line: u32) -> (Vec<FileAddr>, LineSearch) {
     let elf = ElfFile::open(file).unwrap();
     let table = FunctionTable::of(&elf).unwrap();
@@ -45,7 +45,7 @@ fn addr2line_says_the_same_line() {
     }
 }
 
-/// Assembles code with these line directives, two functions `f` and `g`.
+/// Assembles two functions, with this code and its line directives.
 fn assembled(scratch: &Scratch, f: &str, g: &str) -> std::path::PathBuf {
     let (source, file) = (scratch.file("lines.s"), scratch.file("lines"));
     let function = |name: &str, code: &str| {

@@ -4,13 +4,13 @@
 //! ```text
 //! code, R-X   header        magic, version, how many points, where the data are, the observer
 //!             table         of each point: its address, what its patch overwrites
-//!             semaphores    that are raised (semaphores.rs)
+//!             semaphores    those that are raised, and other words that are changed (semaphores.rs)
 //!             routine       counts hits of threads that have not claimed a row (trampoline/count.rs)
 //!             trampolines   all of the same length (trampoline.rs)
 //! data, RW-   counters      rows with one u64 for each point (rows.rs)
 //!             shared data   of all points, in the first arena (shared.rs)
 //!             successor     the observer that takes over from a live one
-//!             registers     that trampolines have to save there
+//!             registers     saved here by trampolines that may not use the stack
 //! ```
 //!
 //! ```text
@@ -20,8 +20,8 @@
 //! ```
 //!
 //! The code part has all that is needed to remove the observation: if the tool is killed, the next one
-//! does it. Only two things are written there again: the tails of trampolines, and the flag that
-//! says that all points are restored.
+//! does it. Once it is complete, only three things in it are written again: the tails of trampolines, how far each
+//! semaphore has been changed, and the flag that says that all points are restored.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -43,15 +43,17 @@ use crate::patch_plan::jump::SHORT_LEN;
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
 const VERSION: u32 = 6;
 
-/// The versions whose counters are rows of groups of threads. What such a tool has left is removed as well.
+/// The versions with a row of counters for each group of threads. What their tools have left is removed as well.
 const VERSIONS_OF_GROUPS: RangeInclusive<u32> = 4..=5;
 
-/// The versions of tools that do not record who observes. What such a tool has left is removed as well.
+/// The versions that do not record who observes. What their tools have left is removed as well.
 const VERSIONS_WITHOUT_OBSERVER: RangeInclusive<u32> = 2..=3;
 
-/// The length of the header in bytes; without the record of who observes, [`BASE_LEN`].
+/// The length of the header in bytes: its fields, then the record of who observes.
 pub(crate) const HEADER_LEN: usize = BASE_LEN + OBSERVER_RECORD_LEN;
+/// The length of the fields.
 const BASE_LEN: usize = 80;
+/// The length of the whole header in the versions without that record.
 const BASE_LEN_WITHOUT_RECORD: usize = 128;
 const ENTRY_LEN: usize = 24;
 
@@ -67,20 +69,23 @@ const _: () = assert!(MAX_PAIRS < 1 << PAIRS_BITS && PAIRS_BITS + ValuesLayout::
 const DATA_AT: usize = 32;
 const DATA_LEN_AT: usize = 40;
 const SHARED_AT: usize = 48;
-/// The length of records, without stacks, and from bit [`KEPT_LEN_BIT`] on that of what is kept of the starts of pairs.
+/// The length of records, without stacks; from bit [`KEPT_LEN_BIT`] on, that of what is kept of the starts of pairs.
 const RECORD_LEN_AT: usize = 56;
 const KEPT_LEN_BIT: u32 = 16;
 const _: () = assert!(2 * record::len(MAX_ARGUMENTS) < 1 << KEPT_LEN_BIT);
+/// The number of the layout of the data about timed functions.
 const TIMED_AT: usize = 60;
 const ID_AT: usize = 64;
 /// 1 once all points are restored.
 const RESTORED_AT: usize = 72;
 /// How many semaphores are raised.
 const SEMAPHORES_AT: usize = 76;
-/// 1 if hits are filtered, so that each point has a second counter, and from bit [`KEYS_BIT`] on the number of the layout of the hits
-/// by key; 1 if filters read memory, and another bit if pairs are by key; 1 if hits are sampled, so that each point has another counter.
+/// 1 if hits are filtered, so that each point has a second counter; from bit [`KEYS_BIT`] on, the number of the layout
+/// of the hits by key.
 const FILTERED_AT: usize = 73;
+/// 1 if filters read memory; and the bits below, from [`PAIRS_BY_KEY_BIT`] on.
 const FILTERS_MEMORY_AT: usize = 74;
+/// 1 if hits are sampled, so that each point has another counter.
 const SAMPLED_AT: usize = 75;
 const OBSERVER_AT: usize = BASE_LEN;
 const KEYS_BIT: u32 = 4;
@@ -122,7 +127,7 @@ const MAX_TRAMPOLINE_LEN: u64 = 1 << 19;
 pub(crate) enum HeaderVersion {
     /// One that does not record its observer.
     WithoutRecord {
-        /// The length of the data in bytes, which that version may have laid out otherwise.
+        /// The length of the data in bytes, which that version may have laid out differently.
         data_len: u64,
     },
     /// One with a row of counters for each group of threads.
@@ -322,7 +327,7 @@ impl Arena {
         places.chain(tails).chain([header])
     }
 
-    /// Returns the beginning of the code, up to what is executed: header and table. The arena
+    /// Returns the beginning of the code, up to what is executed: header, table and semaphores. The arena
     /// `sharing` has the shared data.
     pub(crate) fn header_and_table(&self, sharing: &Arena) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.code_len() as usize);
@@ -673,13 +678,13 @@ mod tests {
     fn parts_follow_each_other() {
         let (arena, header) = arena();
         let base = arena.code.0;
-        // The header and the table of 100 points take 42 lines, the routine 6, the trampolines 400.
+        // In lines of 64 bytes, the header and the table of 100 points take 42, the routine 6, the trampolines 400.
         assert_eq!(arena.routine().0, base + 2688);
         assert_eq!(arena.trampolines(), base + 2688..base + 28672);
         assert_eq!(arena.trampoline(1).0, base + 3072 + 256);
         assert_eq!(arena.tail(1).0, base + 3072 + 2 * 256 - 8);
         assert_eq!((arena.code_len(), arena.data().0), (0x7000, base + 0x7000));
-        // The claims take 5 pages, the header a part of a line, and 40 rows 7 lines each.
+        // The claims take 5 pages. In lines of 128 bytes, the header of the rows takes 1, and each of 40 rows 7.
         assert_eq!(arena.counters_len(), 0x5000 + 0x9000);
         assert_eq!(arena.shared_at().0, base + 0x15000);
         let successor = arena.shared_at().plus(arena.shared.len());

@@ -5,11 +5,10 @@
 //! slot   state, how many hits, the parts of the key
 //! ```
 //!
-//! If each key has a histogram, all threads share one smaller table, and each slot has a histogram of its number ([`values`]); behind
-//! these are those of the keys for which there is no room.
+//! If each key has a histogram, all threads share one smaller table, and each slot has the histogram of the same number
+//! ([`values`]); behind these are those of the keys for which there is no room.
 //!
 //! [`values`]: crate::observe::layout::values
-//!
 //!
 //! A thread claims a slot by one instruction, writes the key, and then the state that says so; hits are counted by locked
 //! instructions. A slot that is claimed and has no key yet is passed over, and the same key may be in several slots: their hits add
@@ -20,11 +19,12 @@ use std::ops::Range;
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::point::KeyKind;
 
-/// How many slots a key can have, by its hash, and how many are tried from there on.
+/// How many bits of its hash select the slot of a key.
 const SLOTS_BITS: u32 = 12;
+/// How many slots are tried, from that one on.
 pub(crate) const TRIED: u64 = 16;
 
-/// How many slots a key can have if each has a histogram.
+/// The same, if each key has a histogram.
 const SLOTS_WITH_HISTOGRAM_BITS: u32 = 10;
 
 /// The histograms of keys: one for each slot, and those of the other keys.
@@ -56,21 +56,23 @@ pub(crate) mod slot {
     pub(crate) const KEY: u64 = 16;
 }
 
-/// A string in a slot: how many words it has, of which 8 at most follow. More: 9 if it has 64 bytes, 10 if it is longer.
+/// A string in a slot: how many words it has, then these words, 8 at most. A string of 64 bytes has 9, the last of
+/// which only ends it; a longer one counts as 10.
 pub(crate) mod text {
     pub(crate) const WORDS: u64 = 8;
     pub(crate) const WHOLE: u64 = WORDS + 1;
     pub(crate) const LONGER: u64 = WORDS + 2;
-    /// Of a string of C, what is added to how many bytes it has, 65 if it is longer; they follow, and zeros up to a whole word.
+    /// Of a string of C: this plus how many bytes it has, 65 if there are more than 64; then the bytes, with zeros up
+    /// to a whole word.
     pub(crate) const OF_C: u64 = 16;
-    /// Up to which byte it is read: one more than a key has.
+    /// How many bytes of it a key has at most; one more is read.
     pub(crate) const MOST_READ: u64 = 8 * WORDS;
 }
 
-/// How long the slots are.
+/// How long the slots are, and whether each has a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct KeysLayout {
-    /// The length of a slot, in units of so many bytes; 0: there is no table.
+    /// The length of a slot, in units of [`UNIT`] bytes; 0: there is no table.
     units: u8,
     /// Whether each key has a histogram.
     pub(crate) has_histograms: bool,
@@ -117,7 +119,7 @@ impl KeysLayout {
         self.units | u8::from(self.has_histograms) << UNITS_BITS
     }
 
-    /// Returns the binary logarithm of how many slots a key can have.
+    /// Returns how many bits of its hash select the slot of a key.
     pub(crate) fn slots_bits(self) -> u32 {
         if self.has_histograms {
             SLOTS_WITH_HISTOGRAM_BITS

@@ -20,9 +20,10 @@ use crate::observe::layout::keyed_starts::{BUCKET_LEN_BITS, BUCKETS_BITS, SLOTS,
 use crate::observe::layout::pair_slots;
 use crate::observe::point::PairEnd;
 
-/// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx, the time in rsi, and the hash of
-/// the key in r8, and preserves them. Goes to `over` if it has no slot, or no start, or its time is not recorded; else the time of the
-/// start is in r9 after a stop, and if times are kept, how long it took in r8.
+/// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx, the time in rsi,
+/// and the hash of the key in r8, and preserves them; but if times are kept, the time from start to stop replaces the
+/// hash. After a stop, the time of its start is in r9. Goes to `over` after a start that replaces another, or if the
+/// thread has no slot, a stop has no start, or its time is not recorded.
 pub(super) fn end(
     a: &mut CodeAssembler,
     end: PairEnd,
@@ -42,8 +43,8 @@ pub(super) fn end(
     }
 }
 
-/// Emits the code that searches the bucket. It goes to `same` with the slot of the key in rdi, and its time in rdx; otherwise it goes
-/// on, with a free slot in rcx if `finds_free`, or 0.
+/// Emits the code that searches the bucket. It goes to `same` with the slot of the key in rdi, and its time in rdx;
+/// otherwise it goes on, with a free slot in rcx, or 0 if there is none or `finds_free` is false.
 fn search(
     a: &mut CodeAssembler,
     end: PairEnd,
@@ -109,7 +110,7 @@ fn start(
     write(a, again)?;
     a.jmp(written)?;
 
-    // It replaces a start, which has no stop of its own.
+    // It replaces a start, which is left without a stop.
     a.set_label(&mut same)?;
     a.mov(rax, r8)?;
     write(a, again)?;
@@ -132,8 +133,8 @@ fn start(
     load(a, rbx, pointers.shared)
 }
 
-/// Emits the code that takes the start of a stop out of the table, whose time it puts in r9; and the address of the thread's slot in
-/// rcx. Goes to `over` if there is none, or it is left out.
+/// Emits the code that takes the start for a stop out of the table, and puts its time in r9 and the address of the
+/// thread's slot in rcx. Goes to `over` if there is no start, or it is left out, or the thread has no slot.
 fn take_start(
     a: &mut CodeAssembler,
     end: PairEnd,
