@@ -8,8 +8,11 @@ use crate::stats::Samples;
 
 const END: &str = "<!-- end -->";
 
+/// The begin of each start marker.
+const START: &str = "<!-- bench ";
+
 fn start_marker(name: &str) -> String {
-    format!("<!-- bench {name} -->\n")
+    format!("{START}{name} -->\n")
 }
 
 /// The text of each table, with the name of its place in the document.
@@ -41,7 +44,9 @@ impl Tables {
             let marker = start_marker(name);
             let place = document.find(&marker).and_then(|at| {
                 let start = at + marker.len();
-                let len = document[start..].find(END)?;
+                let rest = &document[start..];
+                let end = rest.find(START).unwrap_or(rest.len());
+                let len = rest[..end].find(END)?;
                 Some(start..start + len)
             });
             let Some(place) = place else {

@@ -54,8 +54,9 @@ impl AnswerFile {
 
     /// The file, emptied by the first call.
     fn emptied(&self) -> io::Result<&File> {
-        if !self.is_emptied.swap(true, Ordering::Relaxed) {
+        if !self.is_emptied.load(Ordering::Relaxed) {
             self.file.set_len(0)?;
+            self.is_emptied.store(true, Ordering::Relaxed);
         }
         Ok(&self.file)
     }

@@ -12,7 +12,7 @@ use std::thread;
 use crate::elf::table::Generation;
 use crate::error::{Error, FileError, Result};
 use crate::process::objects::Files;
-use crate::process::{Process, refuse_foreign_proc};
+use crate::process::refuse_foreign_proc;
 use crate::target::Target;
 use crate::update::snapshot::State;
 
@@ -86,6 +86,7 @@ pub fn survey() -> Result<Survey> {
         survey
     });
     survey.processes.sort_by_key(|process| process.pid);
+    survey.denied.sort_unstable();
     Ok(survey)
 }
 
@@ -104,14 +105,14 @@ fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied>
         // It has no probes, is a kernel thread, has exited meanwhile, or its program cannot be read.
         Err(_) => return Ok(None),
     };
-    let Some(uid) = uid(pid) else {
+    let Ok(status) = target.opened.process().status() else {
         return Ok(None);
     };
     let count = |state| states.probes().filter(|it| it.state() == state).count();
     let objects = states.objects().iter();
     Ok(Some(SurveyedProcess {
         pid,
-        uid,
+        uid: status.uid,
         program: target.program().to_owned(),
         generations: objects
             .flat_map(|object| object.table().generations())
@@ -120,12 +121,6 @@ fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied>
         enabled: count(State::Enabled),
         inconsistent: count(State::Inconsistent),
     }))
-}
-
-/// Returns the user of a process, unless it has exited.
-fn uid(pid: i32) -> Option<u32> {
-    let process = Process::open(pid).ok()?;
-    Some(process.status().ok()?.uid)
 }
 
 fn pids() -> io::Result<Vec<i32>> {

@@ -24,8 +24,9 @@ use self::session::Session;
 use self::sessions::{Sessions, TotalReading};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
+use super::failed::Failed;
 use super::failures::Failures;
-use super::gaps::{GapWarning, Gaps};
+use super::gaps::GapWarning;
 use super::observe_loop::{COUNTS_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open_to_observe;
 use super::several::OTHERS_WERE_OBSERVED;
@@ -188,7 +189,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     // Also if something has failed before.
     let undone = undo(&mut sessions, end, &signals, &messages, &mut failures);
-    undone.and(failures.finish(OTHERS_WERE_OBSERVED))
+    let mut failed = Failed::default();
+    failed.add(undone);
+    failed.add(failures.finish(OTHERS_WERE_OBSERVED));
+    failed.finish(&messages)
 }
 
 /// Refuses rows of processes that are found while the screen shows.
@@ -245,11 +249,15 @@ fn undo(
     let by_themselves = sessions.by_themselves();
     for session in sessions.each_mut() {
         let pid = session.pid();
-        let gaps = session
-            .gaps()
-            .map(|gaps| gaps.but_of_forked(&by_themselves));
-        match undo_one(session, gaps, leaves_figures, signals, &messages_of(pid)) {
-            Ok(is_gone) => have_all_gone &= is_gone,
+        let messages = &messages_of(pid);
+        let undone = undo_one(session, leaves_figures, signals, messages);
+        if let Some(gaps) = session.gaps() {
+            let gaps = gaps.but_of_forked(&by_themselves);
+            GapWarning::default().update(messages, &gaps);
+        }
+        match undone {
+            Ok(true) => session.forget(),
+            Ok(false) => have_all_gone = false,
             Err(failure) => {
                 have_all_gone = false;
                 failures.add(pid, failure);
@@ -273,18 +281,13 @@ fn undo(
 /// The same of one process; returns whether it has exited or executed another program.
 fn undo_one(
     session: &mut Session,
-    gaps: Option<Gaps>,
     leaves_figures: bool,
     signals: &TerminationSignals,
     messages: &Messages,
 ) -> Result<bool, Failure> {
     let pid = session.pid();
     let removed = session.remove(signals, messages);
-    if let Some(gaps) = gaps {
-        GapWarning::default().update(messages, &gaps);
-    }
     if let Some(exit_or_exec) = removed.as_ref().err().and_then(exit_or_exec) {
-        session.forget();
         let figures = if leaves_figures {
             ": these are the figures read last"
         } else {
@@ -294,6 +297,13 @@ fn undo_one(
         return Ok(true);
     }
     let switched_back = session.switch_back(signals, messages);
+    if let Some(names) = switched_back
+        .as_ref()
+        .ok()
+        .and_then(|it| join_first_few(it))
+    {
+        messages.note(&format!("restored: {names}"));
+    }
     match removed {
         Ok(still_mapped) => warn_of_still_mapped(messages, pid, still_mapped),
         Err(error) => {
@@ -303,10 +313,7 @@ fn undo_one(
             return Err(Failure::of_removal(pid, error));
         }
     }
-    if let Some(names) = join_first_few(&switched_back?) {
-        messages.note(&format!("restored: {names}"));
-    }
-    Ok(false)
+    switched_back.map(|_| false)
 }
 
 /// Shows on a screen what is counted.
@@ -333,14 +340,18 @@ impl<'l> TopView<'l> {
         sessions: &'l mut Sessions,
     ) -> TopView<'l> {
         let mut names: Vec<String> = targets.iter().map(program_name).collect();
+        names.sort();
         names.dedup();
         let (probes, functions) = sessions.rows();
         let rows = probes.iter().map(String::as_str);
         let of_functions = functions.iter().map(|(name, at)| (name.as_str(), *at));
         let mut model = Model::new(rows, of_functions);
         // If it has exited meanwhile, source lines are not known.
-        let first = targets.first().filter(|_| args.counted.has_functions());
-        let sources = first.and_then(|target| Functions::of_process(target.pid()).ok());
+        let processes_of_rows = sessions.processes();
+        let first = processes_of_rows
+            .first()
+            .filter(|_| args.counted.has_functions());
+        let sources = first.and_then(|(pid, _)| Functions::of_process(*pid).ok());
         let sources = sources.map(FunctionSources::of);
         let found = match targets {
             [target] => CollectorEvents::find(target),
@@ -396,7 +407,7 @@ impl<'l> TopView<'l> {
         let mut next = Instant::now().checked_add(self.interval);
         let begun = Instant::now();
         let reads_between = self.interval > COUNTS_INTERVAL;
-        let mut read_at = reads_between.then_some(begun);
+        let mut read_at = Some(begun);
         loop {
             // Sample first: keys that arrive without a pause would delay the samples.
             let now = Instant::now();
@@ -405,7 +416,10 @@ impl<'l> TopView<'l> {
                 if !self.sample() {
                     return Ok(End::Exited);
                 }
-                read_at = reads_between.then(|| begun + next_reading(begun.elapsed()));
+                // Often at first, because the process may exit soon.
+                let at = begun.elapsed();
+                let is_first = at < self.interval;
+                read_at = (is_first || reads_between).then(|| begun + next_reading(at));
             }
             if is_shown {
                 self.take_latest();
@@ -527,7 +541,7 @@ fn processes(sessions: &Sessions) -> String {
         return format!("process {pid}");
     }
     let each = all.iter().map(|(pid, has_ended)| {
-        let ended = if *has_ended { " ended" } else { "" };
+        let ended = if *has_ended { " not read any more" } else { "" };
         format!("{pid}{ended}")
     });
     let each: Vec<String> = each.collect();

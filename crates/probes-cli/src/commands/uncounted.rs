@@ -56,14 +56,8 @@ fn warn_except(
         ));
     }
     if let Some(warning) = warning(&counts, counted) {
-        // The JSON of other commands does not have them.
-        let gives = if ["counted", "timed"].contains(&counted) {
-            "-v and -json give"
-        } else {
-            "-v gives"
-        };
         let hint =
-            format!("all others are {counted}; {gives} each function and its reason in words");
+            format!("all others are {counted}; -v gives each function and its reason in words");
         messages.warning(WarningKind::Uncounted, &warning, &hint);
     }
 }

@@ -105,6 +105,9 @@ impl Wait {
     }
 }
 
+/// How often we ask, in milliseconds, for a program that has exited and is not reported to us yet.
+const UNREAPED: u8 = 50;
+
 /// Waits for a signal, or for the exit of the program. SIGCHLD alone need not report the exit: a
 /// thread of a library that is preloaded into this process (LD_PRELOAD) may have received that
 /// signal.
@@ -118,7 +121,15 @@ fn next_signal(signals: &SignalFd, program: &Program) -> io::Result<Option<Recei
         Err(Errno::EINTR) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     }
-    if fds[0].any() != Some(true) {
+    let [has_signal, has_exited] = fds.each_ref().map(|fd| fd.any() == Some(true));
+    if !has_signal {
+        if has_exited && matches!(program.launched.has_exited(), Ok(false)) {
+            // Another tracer has to reap it first, and may take its time.
+            match poll(&mut fds[..1], UNREAPED) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
         return Ok(None);
     }
     match signals.read_signal() {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Events, Functions, Observer, Stacks, Target};
 
+use super::failed::Failed;
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open_to_observe, sources};
 use super::several::{self, ObservationRequest, SeveralObservations};
@@ -215,18 +216,19 @@ fn run_of_several(
         |pid, observer| {
             let events = observer.events()?;
             watching.borrow_mut().add(pid, events);
-            Ok(None)
+            Ok(Some(()))
         },
         |pid, report| watching.borrow_mut().add(pid, report.events),
         |_, _, _, interruptible| watching.borrow_mut().show(|text| interruptible.write(text)),
     );
     let mut watching = watching.into_inner();
-    let mut shown = Ok(());
+    let mut failed = Failed::default();
     if outcome.output_was_read {
-        let rest = watching.show_rest();
-        shown = rest.and(watching.report_missing());
+        failed.add(watching.show_rest());
+        failed.add(watching.report_missing());
     }
-    shown.and(outcome.finish(output, Ok(String::new())))
+    failed.add(outcome.finish(output, Ok(String::new())));
+    failed.finish(&output.messages)
 }
 
 /// Returns `hits` with what it takes to show the hits of these processes as the flags say.

@@ -73,8 +73,8 @@ impl TargetSelection {
         for pid in survey.denied {
             // All that the kernel says of another user's program: 15 characters of its name.
             let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            if matches_from_start(name, &comm) {
-                let comm = comm.trim_end();
+            let comm = comm.trim_end();
+            if matches_from_start(name, comm) {
                 messages.note(&format!("no permission to read process {pid} ({comm})"));
             }
         }

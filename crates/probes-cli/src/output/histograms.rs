@@ -249,13 +249,15 @@ impl<'h> Histograms<'h> {
             all.fold(0, u64::saturating_add)
         };
         let (values, untyped) = (add(|it| it.count), add(|it| it.untyped));
-        let histograms = match self.total {
-            1 => "1 histogram".to_owned(),
-            _ => number_of(self.total, "histogram"),
+        let histograms = number_of(self.total, "histogram");
+        let values = if values == 1 {
+            "1 value".to_owned()
+        } else {
+            format!("{values} values")
         };
         (
             self.total,
-            format!("{histograms}, {values} values, {untyped} untyped"),
+            format!("{histograms}, {values}, {untyped} untyped"),
         )
     }
 
@@ -305,10 +307,7 @@ impl<'h> Histograms<'h> {
     /// A picture of each.
     pub(crate) fn picture(&self) -> String {
         let charts = self.histograms.iter().map(|row| Chart {
-            title: match row.pid {
-                Some(pid) => format!("{pid} {}, {}", row.name, self.of),
-                None => format!("{}, {}", row.name, self.of(row)),
-            },
+            title: format!("{}, {}", row.title(), self.of(row)),
             figures: row.text(),
             caution: None,
             bars: row.figures.bars(self.linear),

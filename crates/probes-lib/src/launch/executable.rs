@@ -3,8 +3,8 @@
 //! the file afterwards: that a shell was executed instead of it, or why it was not executed.
 
 use std::ffi::OsStr;
-use std::fs::Metadata;
-use std::io::{self, ErrorKind::NotFound};
+use std::fs::{File, Metadata};
+use std::io::{self, ErrorKind::NotFound, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::elf::ElfFile;
 use crate::elf::table::ProbeTable;
 use crate::error::{Error, ErrorKind, LaunchError, Result, Subject, SystemError};
 use crate::process::Process;
-use crate::process::denial::own_status;
+use crate::process::denial::{is_ptracer, own_status};
 use crate::process::program::Program;
 use crate::select::{Actions, choose};
 use crate::sys::xattr;
@@ -60,15 +60,19 @@ pub(super) fn refuse_privileged(file: &Path) -> Result<()> {
         return Ok(());
     };
     let owner = (metadata.uid(), metadata.gid());
+    let status = own_status();
+    // A tracer with this capability takes no privilege from the program.
+    if is_ptracer(&status) {
+        return Ok(());
+    }
     let ours = (geteuid().as_raw(), getegid().as_raw());
-    if changes_ids(metadata.mode(), owner, ours) && !geteuid().is_root() {
+    if changes_ids(metadata.mode(), owner, ours) {
         let program = file.to_owned();
         return Err(Error::of_program(&program, LaunchError::Setuid));
     }
     let capabilities = xattr::read(file, c"security.capability", MOST_CAPABILITIES);
     let given = capabilities.map_or(0, |bytes| file_capabilities(&bytes));
-    let ours = own_status();
-    if given & ours.bounding & !ours.permitted != 0 && !geteuid().is_root() {
+    if given & status.bounding & !status.permitted != 0 {
         return Err(Error::of_program(file, LaunchError::FileCapabilities));
     }
     Ok(())
@@ -135,9 +139,15 @@ pub(super) fn refuse_shell(process: &Process, file: Option<&Path>, program: &Pat
     let exe = process.open_file("exe", OFlag::O_RDONLY);
     let exe = exe.and_then(|exe| exe.metadata()).map(identity);
     let of_path = |path: &Path| std::fs::metadata(path).map(identity).ok();
+    // A script that says itself which shell is to execute it begins with `#!`.
+    let is_script = file.is_some_and(|file| {
+        let mut start = [0; 2];
+        let opened = File::open(file);
+        opened.is_ok_and(|mut file| file.read_exact(&mut start).is_ok() && start == *b"#!")
+    });
     let is_shell_instead = exe.is_ok_and(|exe| {
         Some(exe) == of_path(Path::new("/bin/sh")) && Some(exe) != file.and_then(of_path)
-    });
+    }) && !is_script;
     if is_shell_instead {
         let (program, source) = (program.to_owned(), Errno::ENOEXEC.into());
         return Err(Error::of_program(&program, LaunchError::Exec { source }));

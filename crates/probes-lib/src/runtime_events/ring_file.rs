@@ -41,6 +41,8 @@ pub(crate) struct RingFile {
     name: String,
     owner: u32,
     len: u64,
+    /// Its length, if the number of domains in OCAMLRUNPARAM counts: it does from OCaml 5.3 on.
+    len_as_asked: u64,
 }
 
 impl RingFile {
@@ -59,8 +61,9 @@ impl RingFile {
         let status = status.map_err(|error| format!("its status cannot be read: {error}"))?;
         let path = Path::new(OsStr::from_bytes(directory.unwrap_or(b".")));
         let opened = open_directory(process, path);
-        let path = match path.strip_prefix(".") {
-            Ok(_) => process.read_link("cwd").unwrap_or_else(|_| path.to_owned()),
+        let path = match process.read_link("cwd") {
+            // An absolute path stays as it is.
+            Ok(working) => working.join(path.strip_prefix(".").unwrap_or(path)),
             Err(_) => path.to_owned(),
         };
         let directory = opened.map_err(|error| {
@@ -70,15 +73,19 @@ impl RingFile {
             )
         })?;
         let parameters = process.read_of_living_thread("environ").unwrap_or_default();
-        let domains = max_domains(&parameters).max(MAX_DOMAINS);
-        let ring = words.saturating_mul(8).saturating_add(RING_HEADER);
-        let rings = domains.saturating_mul(ring);
+        let len = |domains: u64| {
+            let ring = words.saturating_mul(8).saturating_add(RING_HEADER);
+            let rings = domains.saturating_mul(ring);
+            rings.saturating_add(USER_EVENTS * NAME_LEN + HEADER)
+        };
+        let asked = max_domains(&parameters);
         Ok(RingFile {
             directory,
             path,
             name: format!("{}.events", status.innermost),
             owner: status.file_uid,
-            len: rings.saturating_add(USER_EVENTS * NAME_LEN + HEADER),
+            len: len(asked.max(MAX_DOMAINS)),
+            len_as_asked: len(asked),
         })
     }
 
@@ -113,7 +120,10 @@ impl RingFile {
         let free = volume
             .blocks_available()
             .saturating_mul(volume.fragment_size());
-        if free < len || (volume.files() > 0 && volume.files_available() == 0) {
+        if volume.files() > 0 && volume.files_available() == 0 {
+            return Err(format!("{path} has no inode free for their file"));
+        }
+        if free < len {
             return Err(format!(
                 "their file may need {len} bytes, and {path} has {free} free"
             ));
@@ -127,7 +137,7 @@ impl RingFile {
         let most = limits::limit_of(process, "Max open files").unwrap_or(u64::MAX);
         if files.saturating_add(SPARE_FILES) > most {
             return Err(format!(
-                "it has {files} files open, and RLIMIT_NOFILE is {most}"
+                "it has {files} files open, RLIMIT_NOFILE is {most}, and it needs {SPARE_FILES} more"
             ));
         }
         let needed = NeededMemory { all: len, data: 0 };
@@ -153,7 +163,7 @@ impl RingFile {
             (device, found.st_ino) == ((mapping.device.0, mapping.device.1), mapping.inode);
         // With some file systems, /proc/PID/maps has another device or inode. Before, no file had the name.
         let is_alike = found.st_uid == self.owner
-            && found.st_size as u64 == self.len
+            && [self.len, self.len_as_asked].contains(&(found.st_size as u64))
             && SFlag::from_bits_truncate(found.st_mode).contains(SFlag::S_IFREG);
         if !(is_mapped || is_alike) {
             return Err(io::Error::other("another file has that name now"));

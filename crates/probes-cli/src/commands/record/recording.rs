@@ -102,10 +102,10 @@ impl<'r> Recording<'r> {
         let mut outcome = active.run(
             display,
             |observer| {
-                let hits = observer.events()?;
                 let are_there = are_awaited.get() && observer.events_are_on()?;
                 let opened = are_there.then(|| open_switched(observer)).transpose()?;
-                Ok((hits, opened))
+                // Last: hits are read once.
+                Ok((observer.events()?, opened))
             },
             |shown, _| {
                 let (hits, opened) = shown.reading;
