@@ -16,7 +16,7 @@ pub(crate) struct Command {
     pub(crate) cpu_ns: Samples,
     pub(crate) peak_kib: Samples,
     /// The longest gap that the program measured meanwhile, in ns.
-    pub(crate) stop_time: Samples,
+    pub(crate) longest_gap: Samples,
 }
 
 pub(crate) const INFO: &str = "info";
@@ -51,11 +51,13 @@ fn measure_one(program: &Program, tool: &Path, rounds: usize) -> Result<[Command
         let mut spin = Spin::start(&program.path)?;
         for command in &mut commands {
             let args = arguments(command.command, spin.pid());
-            let (cost, stop_time) = spin.longest_gap_during(|| cost::of(tool, &args))?;
+            let (cost, longest_gap) = spin.longest_gap_during(|| cost::of(tool, &args))?;
             command.push(cost);
-            command.stop_time.push_time(stop_time);
+            command.longest_gap.push_time(longest_gap);
             if (command.command == ENABLE_ALL) != spin.runs_handlers()? {
-                let text = format!("{} did not switch the probes", command.command);
+                let is_on = command.command != ENABLE_ALL;
+                let handlers = if is_on { "run" } else { "do not run" };
+                let text = format!("after {}, the handlers {handlers}", command.command);
                 return Err(Failure::new(text));
             }
         }
@@ -78,7 +80,7 @@ impl Command {
             command,
             cpu_ns: Samples::default(),
             peak_kib: Samples::default(),
-            stop_time: Samples::default(),
+            longest_gap: Samples::default(),
         }
     }
 
@@ -96,12 +98,12 @@ pub(crate) fn table(all: &[Command]) -> String {
         "CPU, largest",
         "memory, median",
         "memory, largest",
-        "longest gap",
+        "longest gap, median / p99",
     ]);
     for one in all {
-        let (program, stop_time) = match one.program {
+        let (program, longest_gap) = match one.program {
             "" => (String::new(), String::new()),
-            name => (format!("`{name}`"), median_p99(&one.stop_time)),
+            name => (format!("`{name}`"), median_p99(&one.longest_gap)),
         };
         table.row([
             program,
@@ -110,7 +112,7 @@ pub(crate) fn table(all: &[Command]) -> String {
             ms(one.cpu_ns.max()),
             mib(one.peak_kib.median()),
             mib(one.peak_kib.max()),
-            stop_time,
+            longest_gap,
         ]);
     }
     table.finish()

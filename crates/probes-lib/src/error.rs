@@ -29,6 +29,7 @@ pub use observe::{
     MemoryLimit, ObserveError, SeccompAction, ToolProcess, TscDenial, UnreadableFilter,
 };
 pub use probe::ProbeError;
+pub(crate) use process::FREEZERS;
 pub use process::{Denial, ProcessError};
 pub use refusal::Refusal;
 pub use runtime_events::RuntimeEventsError;

@@ -406,7 +406,7 @@ impl Observer {
     pub fn check(&self) -> Result<()> {
         self.refuse_removed()?;
         self.refuse_if_removal_began()?;
-        self.find_discarded();
+        self.look_for_gaps();
         self.renew_pages_of_filters();
         let memory = self.target.opened.unshadowed_memory_to_read()?;
         refuse_taken_over(&self.target, &memory, &self.active.arenas)
@@ -563,7 +563,7 @@ impl Observer {
     /// Same as [`Observer::counts`].
     pub fn events(&mut self) -> Result<Events> {
         self.refuse_removed()?;
-        self.find_discarded();
+        self.look_for_gaps();
         if let Err(error) = self.renew_pages() {
             // What has been recorded in a shared file can still be read.
             if self.active.data.is_none() || !is_replaced(&error) {
@@ -583,7 +583,7 @@ impl Observer {
     /// Returns the sites that have been found to record no hits any more. They are looked for whenever something is
     /// read, but at most five times a second; [`Observer::remove`] looks once more.
     pub fn discarded(&self) -> DiscardedPatches {
-        self.discards().found()
+        self.lock_discards().found()
     }
 
     /// Returns the files with functions that were asked for and are not observed, because the process has loaded them
@@ -632,24 +632,24 @@ impl Observer {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn discards(&self) -> MutexGuard<'_, DiscardCheck> {
+    fn lock_discards(&self) -> MutexGuard<'_, DiscardCheck> {
         let discards = self.active.discards.lock();
         discards.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks for patches that the process has discarded, for files that it has loaded, and for processes that it has
     /// forked, if it is time. If the process cannot be read, the next reading reports that.
-    fn find_discarded(&self) {
+    fn look_for_gaps(&self) {
         self.lock_forked()
             .look_if_due(self.target.opened.process(), &self.active.arenas);
-        let mut discards = self.discards();
+        let mut discards = self.lock_discards();
         if discards.is_due() {
-            let _ = self.try_to_find_discarded(&mut discards);
+            let _ = self.look_for_discarded(&mut discards);
             let _ = self.find_loaded_later();
         }
     }
 
-    fn try_to_find_discarded(&self, discards: &mut DiscardCheck) -> Result<()> {
+    fn look_for_discarded(&self, discards: &mut DiscardCheck) -> Result<()> {
         let (process, active) = (self.target.opened.process(), &self.active);
         let memory = self.target.opened.unshadowed_memory_to_read()?;
         let mut points = Vec::new();
@@ -871,7 +871,7 @@ impl Observer {
     /// Reads recorded data.
     fn read<T>(&self, read: impl FnOnce(&DataSource<'_>) -> Result<T>) -> Result<T> {
         self.refuse_removed()?;
-        self.find_discarded();
+        self.look_for_gaps();
         self.renew_pages_of_filters();
         let active = &self.active;
         let read = |source: &DataSource<'_>, _: Option<&_>| read(source);

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, FREEZERS, Operation, Result};
 use crate::functions::Functions;
 use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
@@ -140,6 +140,8 @@ pub enum ThreadState {
     Waiting,
     /// It is stopped by a signal or a debugger.
     Stopped,
+    /// The cgroup freezer keeps it from running, whatever it waited for before.
+    Frozen,
 }
 
 impl std::fmt::Display for ThreadState {
@@ -149,6 +151,7 @@ impl std::fmt::Display for ThreadState {
             ThreadState::Running => f.write_str("running"),
             ThreadState::Waiting => f.write_str("waiting in the kernel"),
             ThreadState::Stopped => f.write_str("stopped"),
+            ThreadState::Frozen => f.write_str("frozen (cgroup freezer)"),
             ThreadState::Blocked { call, waits_for } => {
                 write!(f, "blocked in {call}")?;
                 match waits_for {
@@ -407,8 +410,8 @@ impl Stacks {
             };
             // If both moments are the same, it has not run from the one to the other.
             let at = monotonic_now();
-            let state = self.state_at(files, &moment);
             let kernel_function = files.kernel_function();
+            let state = self.state_at(files, &moment, kernel_function.as_deref());
             let mut memory = CachedPages::new(&self.memory);
             let registers = FrameRegisters::new(place.program_counter, place.stack_pointer);
             let stack = self.unwinder.unwind(registers, &mut memory);
@@ -425,9 +428,17 @@ impl Stacks {
         Ok(Look::Running)
     }
 
-    fn state_at(&self, files: &ThreadFiles, moment: &Moment) -> ThreadState {
+    fn state_at(
+        &self,
+        files: &ThreadFiles,
+        moment: &Moment,
+        kernel_function: Option<&str>,
+    ) -> ThreadState {
         if files.is_stopped() {
             return ThreadState::Stopped;
+        }
+        if kernel_function.is_some_and(|name| FREEZERS.contains(&name)) {
+            return ThreadState::Frozen;
         }
         match moment.place().and_then(|place| place.call) {
             Some(call) => ThreadState::Blocked {

@@ -147,7 +147,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let output = &output.clone().with_pid(pid);
     let of_process = Failure::of_process(pid);
     // For the files of many threads. Not before a program is started, which inherits the limit.
-    descriptors::allow(u64::MAX);
+    descriptors::raise_limit(u64::MAX);
     let target = Target::open_any(pid).map_err(&of_process)?;
     // Threads that run are of no interest off the processor.
     let is_live = args.live || args.off_cpu;

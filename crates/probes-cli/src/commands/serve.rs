@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let failed = |source| Failure::Listen(args.listen, source);
     let listener = TcpListener::bind(args.listen).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    descriptors::allow(DESCRIPTORS);
+    descriptors::raise_limit(DESCRIPTORS);
     // Blocked, so that no signal ends this process before it has removed the instrumentation.
     let signals = TerminationSignals::block()?;
     let (sender, receiver) = notifications()?;

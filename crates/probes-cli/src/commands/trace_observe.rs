@@ -363,17 +363,20 @@ pub(super) fn run(
         Some(observer) => {
             warn_of_refused_closures(&output.messages, pid, observer.code_digest());
             let target = observer.target().clone();
-            if !wanted.functions.is_empty() {
-                warn_of_uncounted_from_start(&output.messages, &observer, "counted");
-            }
-            if !wanted.histogram_functions.is_empty() {
-                warn_of_uncounted_from_start(&output.messages, &observer, "observed");
-            }
-            if !wanted.timed_functions.is_empty() {
-                warn_of_uncounted_from_start(&output.messages, &observer, "timed");
+            let kinds = [
+                (&wanted.functions, "counted"),
+                (&wanted.histogram_functions, "observed"),
+                (&wanted.timed_functions, "timed"),
+                (&wanted.watched_functions, "watched"),
+            ];
+            let kinds = kinds.iter().filter(|(functions, _)| !functions.is_empty());
+            // One warning, which is about all of them.
+            match kinds.map(|(_, what)| *what).collect::<Vec<_>>()[..] {
+                [] => {}
+                [what] => warn_of_uncounted_from_start(&output.messages, &observer, what),
+                _ => warn_of_uncounted_from_start(&output.messages, &observer, "observed"),
             }
             if !wanted.watched_functions.is_empty() {
-                warn_of_uncounted_from_start(&output.messages, &observer, "watched");
                 warn_of_missing_results(&output.messages, &observer);
                 note_unknown_arguments(&output.messages, &observer, wanted.calls);
             }

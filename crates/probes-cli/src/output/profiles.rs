@@ -324,6 +324,7 @@ impl StackTimes {
             Activity::Running => ("running", None),
             Activity::Blocked(_) => ("blocked", stack.activity.leaf()),
             Activity::Stopped => ("stopped", None),
+            Activity::Frozen => ("frozen", None),
             Activity::Unseen => ("unseen", None),
             _ => ("waiting", None),
         };

@@ -191,6 +191,7 @@ impl Thread {
             ThreadState::Running => ("running", None),
             ThreadState::Waiting => ("waiting", None),
             ThreadState::Stopped => ("stopped", None),
+            ThreadState::Frozen => ("frozen", None),
             ThreadState::Blocked { call, waits_for } => {
                 let descriptor = match waits_for {
                     Some(WaitsFor::File { descriptor, .. }) => Some(*descriptor),

@@ -160,6 +160,26 @@ fn stopped_process_has_stacks() {
     target.ask("nonsense", "unknown");
 }
 
+// promise: Stacks: A process of 10,000 threads has the stacks of all, and is profiled
+#[test]
+fn ten_thousand_threads_have_stacks() {
+    let target = Talker::start_with(&fixture("idle_threads.pie"), ["10000"]);
+    let threads = read(target.pid(), "");
+    assert_eq!(threads.len(), 10_001);
+    let are_complete =
+        |thread: &&Value| thread["stack"] == "complete" && thread["state"] == "blocked";
+    assert_eq!(threads.iter().filter(are_complete).count(), 10_001);
+    let profile = run(&format!(
+        "profile -wall -for 10ms -json -pid {}",
+        target.pid()
+    ))
+    .json();
+    assert_eq!(profile["threads"], 10_001);
+    // More files would be open than RLIMIT_NOFILE allows, or the kernel is not asked at all.
+    assert_eq!(profile["waits"]["method"], "sampled");
+    assert!(profile["waits"]["because"].is_string(), "{profile}");
+}
+
 // promise: Stacks: A process that cannot be stopped has the stacks of its blocked threads, and the others are said to be missing
 #[test]
 fn traced_process_has_stacks_of_blocked_threads() {

@@ -221,12 +221,19 @@ impl Denial {
     }
 }
 
+/// The functions of the kernel in which a thread is that a cgroup freezer keeps from running: of version 1, and of version 2.
+pub(crate) const FREEZERS: [&str; 2] = ["__refrigerator", "do_freezer_trap"];
+
 fn state_text(state: char, wchan: &str) -> String {
+    let name = wchan;
     let wchan = match wchan {
         "" | "0" => String::new(),
         function => format!(", wchan {function}"),
     };
     match state {
+        'D' if FREEZERS.contains(&name) => {
+            "frozen (cgroup freezer), until somebody thaws it".to_owned()
+        }
         'D' => format!("in uninterruptible sleep (D{wchan})"),
         'R' => "still running (R): more threads want to run than there are processors".to_owned(),
         state => format!("busy in the kernel ({state}{wchan})"),

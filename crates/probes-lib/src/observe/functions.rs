@@ -72,7 +72,7 @@ pub(crate) struct ObservedFunction {
     pub(crate) is_named_ocaml: bool,
     bias: LoadBias,
     /// The semaphore of the USDT probe that it is a site of, or [`CallOnce::word`].
-    pub(crate) semaphore: Option<ChangedWord>,
+    pub(crate) changed_word: Option<ChangedWord>,
     /// Whether it is in the executable, which stays mapped.
     is_in_executable: bool,
     best: Candidate,
@@ -267,7 +267,7 @@ impl ObservedFunctions {
         self.calls_once = Some(once);
         let all = self.functions.iter_mut();
         for function in all.filter(|it| it.wanted.address == once.before) {
-            function.semaphore = Some(once.word);
+            function.changed_word = Some(once.word);
         }
     }
 
@@ -345,7 +345,7 @@ impl ObservedFunctions {
             is_ocaml,
             is_named_ocaml: is_ocaml,
             bias: patching.bias,
-            semaphore: place.selected_by.semaphore().map(|at| ChangedWord {
+            changed_word: place.selected_by.semaphore().map(|at| ChangedWord {
                 at: patching.bias.live(at),
                 change: WordChange::Count,
             }),
@@ -1340,7 +1340,7 @@ impl ObservedFunctions {
                 is_ocaml: false,
                 is_named_ocaml: false,
                 bias,
-                semaphore: None,
+                changed_word: None,
                 is_in_executable: true,
                 best: sites.pop().unwrap(),
                 others: sites,

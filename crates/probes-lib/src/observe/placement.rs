@@ -165,7 +165,7 @@ impl Placing<'_> {
         let mut planned: Vec<&PlannedPoint> = planned.iter().collect();
         planned.sort_unstable_by_key(|planned| planned.point.address);
         let semaphore = |(point, planned): (usize, &&PlannedPoint)| {
-            let ChangedWord { at, change } = planned.semaphore?;
+            let ChangedWord { at, change } = planned.changed_word?;
             Some(SemaphoreRecord { at, point, change })
         };
         let semaphores = planned.iter().enumerate().filter_map(semaphore).collect();
@@ -317,7 +317,7 @@ mod tests {
             role: Role::default(),
             of: PointOf::Site(0),
             part: 0,
-            semaphore: None,
+            changed_word: None,
         };
         ObservationPlan {
             records_forked: false,

@@ -78,7 +78,7 @@ pub(crate) struct PlannedPoint {
     /// Which of the places of its function it is: the entry, 0, or an exit.
     pub(crate) part: usize,
     /// The semaphore, or the other word, that is changed while it is observed.
-    pub(crate) semaphore: Option<ChangedWord>,
+    pub(crate) changed_word: Option<ChangedWord>,
 }
 
 /// What a point belongs to.
@@ -117,7 +117,11 @@ impl ObservationPlan {
         }
         observation.refuse_keys_of_times()?;
         let (_, times) = observation.asked_of_times()?;
-        let (mut roles, histograms, key_names) = roles(observation, &program)?;
+        let SiteRoles {
+            mut roles,
+            histograms,
+            key_names,
+        } = SiteRoles::of(observation, &program)?;
         let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
             let role = std::mem::take(&mut roles[site]);
@@ -126,82 +130,33 @@ impl ObservationPlan {
                 role,
                 of: PointOf::Site(site),
                 part: 0,
-                semaphore: None,
+                changed_word: None,
             })
         });
         let linear = observation.linear;
         let of_functions = function_points(&functions, histograms.len(), key_names.len(), linear);
         let mut points: Vec<PlannedPoint> = sites.chain(of_functions).collect();
         mark_range(&mut points, times);
-        // The parts of keys are of the same kinds at all points, as the expressions are the same.
-        let mut keyed = points.iter().filter_map(|it| {
-            let keys = it.role.keys.as_ref().or(it.role.time_keys.as_ref());
-            Some((&it.role, keys?))
-        });
-        let keyed = keyed.next();
-        let key_kinds = keyed.map_or_else(Vec::new, |(_, keys)| keys.kinds());
-        let times_by_key = keyed.is_some_and(|(role, _)| role.time_keys.is_some());
-        let has_keyed_histograms =
-            times_by_key || keyed.is_some_and(|(role, _)| role.histogram.is_some());
-        let values = if has_keyed_histograms {
-            // Times are not in steps.
-            let linear = linear.filter(|_| !times_by_key);
-            ValuesLayout {
-                histograms: keys::histograms::ALL,
-                steps: linear.map_or(0, Linear::steps),
-            }
-        } else {
+        let of_keys = PlannedKeys::of(&points, linear, || {
             let of_functions = functions.with_histogram().count();
-            layout_of_values(histograms.len() + of_functions, linear)?
-        };
-        let keys = KeysLayout::of(&key_kinds);
-        let keys = if has_keyed_histograms {
-            keys.with_histograms()
-        } else {
-            keys
-        };
-        let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
-        let most_arguments = watched.map(|watched| {
-            let has_results = watched.function.is_some_and(|it| it.has_results);
-            watched.arguments.len().max(has_results.into())
-        });
-        let most_arguments = most_arguments.max();
-        let reported = points.iter().filter_map(|it| it.role.reported.as_ref());
-        // A result takes the place of an argument.
-        let kept_arguments = reported.map(|it| {
-            let has_result = it.function.is_some();
-            it.arguments.len().max(has_result.into())
-        });
-        let kept_arguments = kept_arguments.max();
-        let kept_len = kept_arguments.map_or(0, record::len);
-        let record_len = most_arguments.map_or(0, record::len).max(2 * kept_len);
-        let stacks = if observation.with_stacks && record_len > 0 {
-            StackCopies::OF_THREADS
-        } else {
-            StackCopies::None
-        };
+            layout_of_values(histograms.len() + of_functions, linear)
+        })?;
         let pairs = observation.all_pairs();
+        let has_timed = functions.timed().next().is_some();
         let shared = SharedLayout {
             pairs: pairs.len() as u32,
-            record_len: record_len + stacks.len(),
-            has_large_rings: most_arguments > Some(0)
-                || kept_arguments.is_some()
-                || observation.watches_exits,
             filters_memory: points.iter().any(|it| it.role.filters_memory()),
-            value_pages: ValuePages::default(),
             calls: CallsLayout {
                 functions: functions.timed().count() as u32,
-                of_self: observation.self_times && functions.timed().next().is_some(),
-                by_caller: observation.by_caller && functions.timed().next().is_some(),
-                keeps_arguments: observation.slow_from.is_some()
-                    && functions.timed().next().is_some(),
+                of_self: observation.self_times && has_timed,
+                by_caller: observation.by_caller && has_timed,
+                keeps_arguments: observation.slow_from.is_some() && has_timed,
             },
-            values,
-            keys,
+            values: of_keys.values,
+            keys: of_keys.keys,
             pairs_by_key: observation.pair_key.is_some() && !pairs.is_empty(),
             asks_for_threads: observation.asks_for_threads(),
-            kept_len,
-            stacks,
+            ..layout_of_records(observation, &points)
         };
         let mut plan = ObservationPlan {
             records_forked: observation.records_forked,
@@ -211,11 +166,11 @@ impl ObservationPlan {
             points,
             histograms,
             linear,
-            key_kinds,
+            key_kinds: of_keys.kinds,
             key_names,
             slow_from: observation.slow_from.unwrap_or_default(),
             times,
-            times_by_key,
+            times_by_key: of_keys.are_of_times,
             shared,
         };
         plan.sort_by_key(|planned| planned.point.address);
@@ -495,134 +450,247 @@ fn function_points(
             },
             of: PointOf::Function(index),
             part,
-            semaphore: function.semaphore.filter(|_| part == 0),
+            changed_word: function.changed_word.filter(|_| part == 0),
         })
     })
 }
 
-/// Returns the role of each site of a program, the histograms of probes, and the names of the probes or pairs that keys
-/// number.
-fn roles(
-    observation: &Observation,
-    program: &Program,
-) -> Result<(Vec<Role>, Vec<PlannedHistogram>, Vec<String>)> {
-    let (given, most) = (observation.all_pairs().len(), MAX_PAIRS as usize);
-    if given > most {
-        return Err(ObserveError::TooManyPairs { given, most }.into());
-    }
-    let mut roles = vec![Role::default(); program.site_count()];
-    let mut histograms = Vec::new();
-    let mut key_names: Vec<String> = Vec::new();
-    for (name, site) in selected_by_name(program, &observation.counted)? {
-        let role = &mut roles[site];
-        let site = program.site(site);
-        role.is_counted = observation.histogram.is_none();
-        role.filter = filter_of(observation, name, site)?;
-        if let Some(keys) = &observation.keys {
-            if key_names.last().is_none_or(|last| last != name) {
-                key_names.push(name.to_owned());
-            }
-            let parts = keys.parts(&scope_of(name, site));
-            role.keys = Some(Arc::new(KeyRole {
-                parts: parts.map_err(ObserveError::Expression)?,
-                arguments: sources_of(site),
-                name: key_names.len() as u32 - 1,
-            }));
-        }
-        if let Some(expression) = &observation.histogram {
-            let scope = scope_of(name, site);
-            let integer = if observation.keys.is_some() {
-                expression.integer_beside_keys(&scope)
-            } else {
-                expression.integer(&scope)
-            };
-            let integer = integer.map_err(ObserveError::Expression)?;
-            let planned = PlannedHistogram {
-                name: name.to_owned(),
-                is_signed: integer.is_signed(),
-            };
-            // The sites of a probe follow each other: if it has a histogram already, that is one of the last.
-            let known = histograms.iter().rposition(|it| *it == planned);
-            let number = if role.keys.is_some() {
-                0
-            } else {
-                known.unwrap_or(histograms.len())
-            };
-            if known.is_none() && role.keys.is_none() {
-                histograms.push(planned);
-            }
-            role.histogram = Some(HistogramRole {
-                number: number as u32,
-                integer: Arc::new(IntegerRole {
-                    integer,
-                    arguments: sources_of(site),
-                }),
-                linear: observation.linear,
+/// By what keys hits are counted, or times distinguished.
+struct PlannedKeys {
+    kinds: Vec<KeyKind>,
+    are_of_times: bool,
+    /// The layout of histograms, whether each key has one or not.
+    values: ValuesLayout,
+    keys: KeysLayout,
+}
+
+impl PlannedKeys {
+    /// `values` returns the layout of the histograms if keys have none.
+    fn of(
+        points: &[PlannedPoint],
+        linear: Option<Linear>,
+        values: impl FnOnce() -> Result<ValuesLayout>,
+    ) -> Result<PlannedKeys> {
+        // The parts of keys are of the same kinds at all points, as the expressions are the same.
+        let mut keyed = points.iter().filter_map(|it| {
+            let keys = it.role.keys.as_ref().or(it.role.time_keys.as_ref());
+            Some((&it.role, keys?))
+        });
+        let keyed = keyed.next();
+        let kinds = keyed.map_or_else(Vec::new, |(_, keys)| keys.kinds());
+        let keys = KeysLayout::of(&kinds);
+        let are_of_times = keyed.is_some_and(|(role, _)| role.time_keys.is_some());
+        let have_histograms =
+            are_of_times || keyed.is_some_and(|(role, _)| role.histogram.is_some());
+        if !have_histograms {
+            return Ok(PlannedKeys {
+                kinds,
+                are_of_times,
+                values: values()?,
+                keys,
             });
         }
+        // Times are not in steps.
+        let linear = linear.filter(|_| !are_of_times);
+        Ok(PlannedKeys {
+            kinds,
+            are_of_times,
+            values: ValuesLayout {
+                histograms: keys::histograms::ALL,
+                steps: linear.map_or(0, Linear::steps),
+            },
+            keys: keys.with_histograms(),
+        })
     }
-    if observation.time_keys.is_some() {
-        let pairs = observation.all_pairs();
-        key_names = pairs
-            .iter()
-            .map(|(start, stop)| format!("{start},{stop}"))
-            .collect();
+}
+
+/// Returns the layout of records, and of what is kept of starts; the rest is empty.
+fn layout_of_records(observation: &Observation, points: &[PlannedPoint]) -> SharedLayout {
+    let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
+    let most_arguments = watched.map(|watched| {
+        let has_results = watched.function.is_some_and(|it| it.has_results);
+        watched.arguments.len().max(has_results.into())
+    });
+    let most_arguments = most_arguments.max();
+    let reported = points.iter().filter_map(|it| it.role.reported.as_ref());
+    // A result takes the place of an argument.
+    let kept_arguments = reported.map(|it| {
+        let has_result = it.function.is_some();
+        it.arguments.len().max(has_result.into())
+    });
+    let kept_arguments = kept_arguments.max();
+    let kept_len = kept_arguments.map_or(0, record::len);
+    let record_len = most_arguments.map_or(0, record::len).max(2 * kept_len);
+    let stacks = if observation.with_stacks && record_len > 0 {
+        StackCopies::OF_THREADS
+    } else {
+        StackCopies::None
+    };
+    SharedLayout {
+        record_len: record_len + stacks.len(),
+        has_large_rings: most_arguments > Some(0)
+            || kept_arguments.is_some()
+            || observation.watches_exits,
+        kept_len,
+        stacks,
+        ..SharedLayout::default()
     }
-    let (start_filter, _) = observation.asked_of_times()?;
-    let is_ocaml_4_once = OnceCell::new();
-    for (number, (start, stop)) in (0..).zip(&observation.pairs) {
-        for (name, end) in [
-            (stop, PairEnd::Stop(number)),
-            (start, PairEnd::Start(number)),
-        ] {
-            for site in selected(program, &[Selector::name(name)])? {
-                let role = &mut roles[site];
-                if role.ends.is_empty() {
-                    let is_ocaml_4 = || *is_ocaml_4_once.get_or_init(|| is_ocaml_4(program));
-                    role.marks = marks(program.site(site), is_ocaml_4);
-                    role.pair_key = pair_key(observation, name, program.site(site))?;
-                    let is_reported = observation.slow_from.is_some();
-                    role.reported = is_reported.then(|| record_of(program.site(site)));
+}
+
+/// What is recorded at the sites of a program.
+struct SiteRoles {
+    /// Of each site.
+    roles: Vec<Role>,
+    histograms: Vec<PlannedHistogram>,
+    /// The names of the probes or pairs that keys number.
+    key_names: Vec<String>,
+}
+
+impl SiteRoles {
+    fn of(observation: &Observation, program: &Program) -> Result<SiteRoles> {
+        let (given, most) = (observation.all_pairs().len(), MAX_PAIRS as usize);
+        if given > most {
+            return Err(ObserveError::TooManyPairs { given, most }.into());
+        }
+        let mut roles = SiteRoles {
+            roles: vec![Role::default(); program.site_count()],
+            histograms: Vec::new(),
+            key_names: Vec::new(),
+        };
+        roles.add_counted(observation, program)?;
+        roles.add_pairs(observation, program)?;
+        for (name, site) in selected_by_name(program, &observation.watched)? {
+            let role = &mut roles.roles[site];
+            role.filter = filter_of(observation, name, program.site(site))?;
+            role.watched = Some(WatchRole {
+                sample: observation.sample,
+                ..record_of(program.site(site))
+            });
+        }
+        Ok(roles)
+    }
+
+    /// Adds what is counted, and of what there are histograms.
+    fn add_counted(&mut self, observation: &Observation, program: &Program) -> Result<()> {
+        for (name, index) in selected_by_name(program, &observation.counted)? {
+            let role = &mut self.roles[index];
+            let site = program.site(index);
+            role.is_counted = observation.histogram.is_none();
+            role.filter = filter_of(observation, name, site)?;
+            if let Some(keys) = &observation.keys {
+                if self.key_names.last().is_none_or(|last| last != name) {
+                    self.key_names.push(name.to_owned());
                 }
-                if let (Some(keys), PairEnd::Stop(_)) = (&observation.time_keys, end) {
-                    let site = program.site(site);
-                    let parts = keys.parts_at_stop(&scope_of(name, site));
-                    let keys = KeyRole {
-                        parts: parts.map_err(ObserveError::Expression)?,
-                        arguments: sources_of(site),
-                        name: 0,
-                    };
-                    role.time_keys = Some(Arc::new(keys.with_name()));
-                }
-                if let Some(expression) = &start_filter {
-                    match end {
-                        PairEnd::Start(_) => {
-                            let filter = filter_role(expression, name, program.site(site))?;
-                            role.pair_filter = PairFilter::Starts(filter);
-                        }
-                        PairEnd::Stop(_) if role.pair_filter == PairFilter::All => {
-                            role.pair_filter = PairFilter::Stops;
-                        }
-                        PairEnd::Stop(_) => {}
-                    }
-                }
-                role.ends.push(end);
+                let parts = keys.parts(&scope_of(name, site));
+                role.keys = Some(Arc::new(KeyRole {
+                    parts: parts.map_err(ObserveError::Expression)?,
+                    arguments: sources_of(site),
+                    name: self.key_names.len() as u32 - 1,
+                }));
+            }
+            if let Some(expression) = &observation.histogram {
+                let histogram = self.histogram_of(observation, expression, name, site)?;
+                self.roles[index].histogram = Some(histogram);
             }
         }
+        Ok(())
     }
-    for role in &mut roles {
-        // A site that both stops and starts a pair stops it first.
-        role.ends
-            .sort_by_key(|end| matches!(end, PairEnd::Start(_)));
+
+    /// Returns the histogram of a site, which it shares with those of the same probe whose values are alike.
+    fn histogram_of(
+        &mut self,
+        observation: &Observation,
+        expression: &Expression,
+        name: &str,
+        site: LiveSite<'_>,
+    ) -> Result<HistogramRole> {
+        let scope = scope_of(name, site);
+        let has_keys = observation.keys.is_some();
+        let integer = if has_keys {
+            expression.integer_beside_keys(&scope)
+        } else {
+            expression.integer(&scope)
+        };
+        let integer = integer.map_err(ObserveError::Expression)?;
+        let planned = PlannedHistogram {
+            name: name.to_owned(),
+            is_signed: integer.is_signed(),
+        };
+        // The sites of a probe follow each other: if it has a histogram already, that is one of the last.
+        let known = self.histograms.iter().rposition(|it| *it == planned);
+        let number = match known {
+            // Each key has its own.
+            _ if has_keys => 0,
+            Some(known) => known,
+            None => {
+                self.histograms.push(planned);
+                self.histograms.len() - 1
+            }
+        };
+        Ok(HistogramRole {
+            number: number as u32,
+            integer: Arc::new(IntegerRole {
+                integer,
+                arguments: sources_of(site),
+            }),
+            linear: observation.linear,
+        })
     }
-    for (name, site) in selected_by_name(program, &observation.watched)? {
-        roles[site].filter = filter_of(observation, name, program.site(site))?;
-        roles[site].watched = Some(WatchRole {
-            sample: observation.sample,
-            ..record_of(program.site(site))
-        });
+
+    /// Adds the starts and stops of pairs.
+    fn add_pairs(&mut self, observation: &Observation, program: &Program) -> Result<()> {
+        if observation.time_keys.is_some() {
+            let pairs = observation.all_pairs().into_iter();
+            self.key_names = pairs
+                .map(|(start, stop)| format!("{start},{stop}"))
+                .collect();
+        }
+        let (start_filter, _) = observation.asked_of_times()?;
+        let is_ocaml_4_once = OnceCell::new();
+        let is_ocaml_4 = || *is_ocaml_4_once.get_or_init(|| is_ocaml_4(program));
+        for (number, (start, stop)) in (0..).zip(&observation.pairs) {
+            for (name, end) in [
+                (stop, PairEnd::Stop(number)),
+                (start, PairEnd::Start(number)),
+            ] {
+                for index in selected(program, &[Selector::name(name)])? {
+                    let (role, site) = (&mut self.roles[index], program.site(index));
+                    if role.ends.is_empty() {
+                        role.marks = marks(site, is_ocaml_4);
+                        role.pair_key = pair_key(observation, name, site)?;
+                        let is_reported = observation.slow_from.is_some();
+                        role.reported = is_reported.then(|| record_of(site));
+                    }
+                    if let (Some(keys), PairEnd::Stop(_)) = (&observation.time_keys, end) {
+                        let parts = keys.parts_at_stop(&scope_of(name, site));
+                        let keys = KeyRole {
+                            parts: parts.map_err(ObserveError::Expression)?,
+                            arguments: sources_of(site),
+                            name: 0,
+                        };
+                        role.time_keys = Some(Arc::new(keys.with_name()));
+                    }
+                    match (&start_filter, end) {
+                        (Some(expression), PairEnd::Start(_)) => {
+                            let filter = filter_role(expression, name, site)?;
+                            role.pair_filter = PairFilter::Starts(filter);
+                        }
+                        (Some(_), PairEnd::Stop(_)) if role.pair_filter == PairFilter::All => {
+                            role.pair_filter = PairFilter::Stops;
+                        }
+                        _ => {}
+                    }
+                    role.ends.push(end);
+                }
+            }
+        }
+        for role in &mut self.roles {
+            // A site that both stops and starts a pair stops it first.
+            role.ends
+                .sort_by_key(|end| matches!(end, PairEnd::Start(_)));
+        }
+        Ok(())
     }
-    Ok((roles, histograms, key_names))
 }
 
 /// Returns the key by which stops find their starts, as a site has it that is an end of a pair.

@@ -14,6 +14,8 @@ pub enum Activity {
     Waiting,
     /// It was stopped by a signal or a debugger.
     Stopped,
+    /// The cgroup freezer kept it from running.
+    Frozen,
     /// It waited, but too briefly to be looked at: its stack is that of the last wait at which it was.
     Unseen,
 }
@@ -25,6 +27,7 @@ impl Activity {
             ThreadState::Blocked { call, .. } => Activity::Blocked(call.number),
             ThreadState::Waiting => Activity::Waiting,
             ThreadState::Stopped => Activity::Stopped,
+            ThreadState::Frozen => Activity::Frozen,
         }
     }
 
@@ -39,6 +42,7 @@ impl Activity {
             }
             Activity::Waiting => Some("[kernel]".to_owned()),
             Activity::Stopped => Some("[stopped]".to_owned()),
+            Activity::Frozen => Some("[frozen]".to_owned()),
             Activity::Unseen => Some("[unseen waits]".to_owned()),
         }
     }

@@ -12,8 +12,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, geteuid};
 use probes_lib::{
-    Action, Effect, ErrorKind, Observation, ObserveError, Options, ProcessError, Selector, State,
-    Target,
+    Action, Effect, ErrorKind, Observation, ObserveError, Options, ProcessError, Selector, Stacks,
+    State, Target, ThreadState,
 };
 use test_support::process::{self, Image};
 use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
@@ -223,8 +223,8 @@ impl Drop for Hold {
 /// Root can create control groups on most machines, other users on none. For other users only a
 /// process that SIGSTOP has stopped is tested, of which the same is asserted.
 // promise: Stopping and resuming: A process frozen by a cgroup stays frozen: changed in version 2,
-//    reported as busy in version 1 (2 × 41 updates each; users who may create no cgroup use
-//    SIGSTOP)
+//    reported as busy in version 1, and its stacks say that it is frozen (2 × 41 updates each; users who may create no
+//    cgroup use SIGSTOP)
 #[test]
 fn frozen_process_stays_frozen_or_is_reported_busy() {
     let _lock = heavy_test_lock();
@@ -237,6 +237,15 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
         let pid = session.pid();
         for hold in Hold::all(pid) {
             hold.hold(pid);
+            let held = match hold {
+                Hold::Stopped(_) => ThreadState::Stopped,
+                Hold::Frozen(_) | Hold::FrozenV1(_) => ThreadState::Frozen,
+            };
+            let stacks = Stacks::of_process(pid).unwrap().read(false).unwrap();
+            assert!(stacks.threads.len() > 3);
+            for thread in stacks.threads {
+                assert_eq!(thread.state, held);
+            }
             if matches!(hold, Hold::FrozenV1(_)) {
                 // In uninterruptible sleep, where it cannot be stopped.
                 let enable = all(Action::Enable);

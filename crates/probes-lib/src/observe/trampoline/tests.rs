@@ -553,7 +553,7 @@ fn check_arena(role: &Role, shared: SharedLayout) {
         role: role.clone(),
         of: PointOf::Site(index as usize),
         part: 0,
-        semaphore: None,
+        changed_word: None,
     };
     let plan = ObservationPlan {
         records_forked: false,
