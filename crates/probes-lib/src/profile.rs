@@ -612,7 +612,10 @@ impl Profiler {
                     read.stop
                 }
                 Err(error) => {
-                    self.not_stopped = Some(error);
+                    // If it has exited, that is the end of the profile.
+                    if !error.is_gone() {
+                        self.not_stopped = Some(error);
+                    }
                     begun..monotonic_now()
                 }
             };

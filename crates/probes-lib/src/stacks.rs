@@ -21,8 +21,10 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
+use crate::address::LiveAddr;
 use crate::error::{Error, FREEZERS, Operation, Result};
 use crate::functions::Functions;
+use crate::memory::ReadMemory;
 use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::process::maps::read_maps;
@@ -440,11 +442,23 @@ impl Stacks {
         if kernel_function.is_some_and(|name| FREEZERS.contains(&name)) {
             return ThreadState::Frozen;
         }
-        match moment.place().and_then(|place| place.call) {
-            Some(call) => ThreadState::Blocked {
-                waits_for: wait::waits_for(&self.process, &call),
-                call,
-            },
+        let Some(place) = moment.place() else {
+            return ThreadState::Waiting;
+        };
+        match place.call {
+            Some(mut call) => {
+                if call.is_restart() {
+                    let mut before = [0; wait::BEFORE_SYSCALL];
+                    let at = place.program_counter.wrapping_sub(before.len() as u64);
+                    let read = self.memory.read(LiveAddr(at), &mut before);
+                    let restarted = read.ok().and_then(|()| wait::restarted(&before));
+                    call.number = restarted.unwrap_or(call.number);
+                }
+                ThreadState::Blocked {
+                    waits_for: wait::waits_for(&self.process, &call),
+                    call,
+                }
+            }
             None => ThreadState::Waiting,
         }
     }

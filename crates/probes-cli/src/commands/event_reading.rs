@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::flags::TargetSelection;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::LostWords;
+use crate::output::{LostWords, WarningKind};
 use crate::signals::TerminationSignals;
 use crate::usage::UsageError;
 
@@ -73,6 +73,13 @@ impl<'o> EventReading<'o> {
         let target = Target::open_any(pid).map_err(&of_process)?;
         let mut events = RuntimeEvents::of_process(pid).map_err(&of_process)?;
         let selected = events.select(globs).map_err(&of_process)?;
+        if matches!(target.check_events(), Ok(false)) {
+            output.messages.warning(
+                WarningKind::EventsPaused,
+                &format!("process {pid} writes no runtime events now: they are off or paused, as they are when `gc` has ended"),
+                &format!("`ocaml-probes gc -pid {pid}` beside this command switches them on as long as it runs; the program itself can, too"),
+            );
+        }
         let ocaml = events.version();
         output.messages.step(format_args!(
             "reading the runtime events of process {pid}, OCaml {ocaml}, from now on"

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{ObservationReport, Observer, Options, Target};
 
+use crate::failure::exit_or_exec;
 use crate::messages::Messages;
 use crate::output::WarningKind;
 
@@ -38,15 +39,10 @@ pub(super) struct ForkedProcess {
     pub(super) pid: i32,
     /// The index of that one among those that are observed.
     pub(super) parent: usize,
-    /// Whether it was there before its parent was observed.
+    /// Whether it was there when the process that has forked it began to be observed, as far as is known.
     pub(super) was_there: bool,
-}
-
-impl ForkedProcess {
-    /// Whether its times are missing until it is observed by itself; `parent` observes the process that has forked it.
-    pub(super) fn misses_times(self, parent: Option<&Observer>) -> bool {
-        !self.was_there && parent.is_some_and(|parent| !parent.forked().are_recorded())
-    }
+    /// Whether its hits were not recorded until now.
+    pub(super) is_late: bool,
 }
 
 /// An observed process.
@@ -55,6 +51,13 @@ pub(super) struct Parent<'p> {
     pub(super) observer: &'p Observer,
     /// Whether it can be read no more.
     pub(super) has_ended: bool,
+}
+
+impl Parent<'_> {
+    /// Whether it has exited, so that its pid may be used again.
+    fn has_exited(&self) -> bool {
+        self.has_ended && self.target.is_stopped().is_err()
+    }
 }
 
 impl ForkedProcesses {
@@ -75,27 +78,44 @@ impl ForkedProcesses {
         let are_known: HashSet<i32> = known.iter().map(|it| it.pid).collect();
         let given = observed.iter().map(|it| it.target.pid());
         let mut skipped: HashSet<i32> = self.by_themselves.iter().copied().chain(given).collect();
-        for process in observed.iter().filter(|it| it.has_ended) {
+        for process in observed.iter().filter(|it| it.has_exited()) {
             // The kernel may give its pid to another one.
             skipped.remove(&process.target.pid());
         }
         let mut found = Vec::new();
-        for (parent, process) in observed.iter().enumerate() {
+        // Also those whose own parent has exited, as a daemon's has. Nothing reads any more what an observed one that has
+        // exited has recorded.
+        for it in known {
+            let parent = &observed[it.parent];
+            if skipped.contains(&it.pid) || !parent.observer.records_forked(it.pid) {
+                continue;
+            }
+            if parent.has_exited() {
+                found.push(it);
+            } else {
+                self.recorded.push(it);
+            }
+        }
+        let mut seen = are_known;
+        for (index, process) in observed.iter().enumerate() {
             if process.has_ended {
-                // Nothing reads any more what it has recorded.
-                found.extend(known.iter().filter(|it| it.parent == parent));
                 continue;
             }
             for pid in process.target.forked_descendants() {
-                let forked = ForkedProcess {
-                    pid,
-                    parent,
-                    was_there: is_first,
-                };
-                if skipped.contains(&pid) {
+                if skipped.contains(&pid) || !seen.insert(pid) {
                     continue;
                 }
-                if are_known.contains(&pid) || process.observer.records_forked(pid) {
+                // The one that has forked it may be another one than this, which has forked that one.
+                let mut others = observed.iter().enumerate();
+                let recorder =
+                    others.find(|(_, it)| !it.has_ended && it.observer.records_forked(pid));
+                let forked = ForkedProcess {
+                    pid,
+                    parent: recorder.map_or(index, |(recorder, _)| recorder),
+                    was_there: is_first,
+                    is_late: recorder.is_none() && !is_first,
+                };
+                if recorder.is_some() {
                     self.recorded.push(forked);
                 } else {
                     found.push(forked);
@@ -106,6 +126,26 @@ impl ForkedProcesses {
         self.by_themselves.extend(found.iter().map(|it| it.pid));
         self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
         found
+    }
+
+    /// Restores those that an observed process which has exited has recorded: the removal of the others restores what these have forked.
+    /// Returns what fails.
+    pub(super) fn restore<'p>(
+        &self,
+        observed: impl Iterator<Item = Parent<'p>>,
+        options: Options,
+    ) -> Vec<(i32, probes_lib::Error)> {
+        let observed: Vec<Parent<'_>> = observed.collect();
+        let restore = |it: &ForkedProcess| {
+            let parent = &observed[it.parent];
+            if !parent.observer.records_forked(it.pid) {
+                return None;
+            }
+            let child = parent.target.open_forked(it.pid);
+            let error = child.and_then(|child| child.clean(options)).err()?;
+            exit_or_exec(&error).is_none().then_some((it.pid, error))
+        };
+        self.recorded.iter().filter_map(restore).collect()
     }
 
     /// Those that are, or were, observed by themselves, or could not be.
@@ -125,12 +165,12 @@ pub(super) fn warn_of_unrestored(messages: &Messages, parent: i32, report: &Obse
     }
 }
 
-/// Says that a forked process is observed by itself from now on, and that its times until now are missing.
+/// Says that a forked process is observed by itself from now on, and that its hits and times until now are missing.
 pub(super) fn warn_of_late_start(messages: &Messages, pid: i32, parent: i32) {
     messages.warning(
         WarningKind::Forked,
         &format!(
-            "process {parent} has forked process {pid}, which is observed from now on: its times until now are missing"
+            "process {parent} has forked process {pid}, which is observed from now on: its hits and times until now are missing"
         ),
         "a process is found some 200 ms after it is forked; one that exits before that is not noticed",
     );

@@ -96,8 +96,8 @@ impl GapWarning {
                 messages.warning(
                     WarningKind::Forked,
                     &caution,
-                    "such a process can be observed by itself, by its pid, and all of them with -follow; the hits of a \
-                     program that `trace` starts include those of all processes that it forks",
+                    "such a process can be observed by itself, by its pid, and all of them by the commands with -follow; the hits \
+                     of a program that `trace` starts include those of all processes that it forks",
                 );
             }
         }

@@ -67,7 +67,6 @@ at most.
 With several processes, of -pid and -name, the times of each pair in all of them are together; with -by pid,
 those of each process by itself, in lines that end with PID START,STOP. So are the calls of each function, by its
 name. -over shows the PID before THREAD. A process that exits keeps its times, and the others go on. With
-several processes, callers are not distinguished. With
 several processes, callers are not distinguished. With -follow, the processes that they have forked are timed,
 too, and those that they fork meanwhile, once they are found, some 200 ms later.
 

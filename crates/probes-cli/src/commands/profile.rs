@@ -28,6 +28,9 @@ const BUSY: u32 = 5;
 /// From which part of that time on it is said that it is not known where they ran: one in so many.
 const UNREAD: u32 = 20;
 
+/// What rounds to 0.0 s.
+const LEAST_SAID: Duration = Duration::from_millis(50);
+
 /// Times of so many samples may be missing by chance.
 const FEW_SAMPLES: u32 = 10;
 
@@ -296,7 +299,7 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
             "end what traces it, or use -off-cpu",
         );
     } else if !args.off_cpu {
-        warn_of_unknown_places(args.hz, profile, messages);
+        warn_of_unknown_places(args, profile, messages);
     }
     if !args.off_cpu {
         warn_of_busy_processors(profile, messages);
@@ -335,14 +338,16 @@ fn time_of(profile: &Profile, is_meant: impl Fn(&ProfiledStack) -> bool) -> Dura
     stacks.filter(|it| is_meant(it)).map(|it| it.time).sum()
 }
 
-/// Warns if it is not known where threads ran for a time, of which `hz` samples a second were to be taken.
-fn warn_of_unknown_places(hz: u32, profile: &Profile, messages: &Messages) {
+/// Warns if it is not known where threads ran for a time.
+fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
     let times = profile.times.unwrap_or_default();
     let is_running = |it: &ProfiledStack| it.activity == Activity::Running;
     let unread = time_of(profile, |it| is_running(it) && it.end.is_none());
-    let unsampled = times.running.saturating_sub(time_of(profile, is_running));
-    let of_few_samples = Duration::from_secs(1) * FEW_SAMPLES / hz;
-    let is_missing = unsampled * UNREAD > times.running && unsampled > of_few_samples;
+    let sampled = time_of(profile, is_running);
+    let unsampled = times.running.saturating_sub(sampled);
+    let of_few_samples = Duration::from_secs(1) * FEW_SAMPLES / args.hz;
+    let is_empty = args.on_cpu && sampled.is_zero() && !unsampled.is_zero();
+    let is_missing = unsampled * UNREAD > times.running && unsampled > of_few_samples || is_empty;
     let (time, why, hint) = match profile.running {
         RunningMethod::NotRead if !unread.is_zero() => (
             unread,
@@ -359,15 +364,19 @@ fn warn_of_unknown_places(hz: u32, profile: &Profile, messages: &Messages) {
             "they were in the kernel, of which this user may have no samples, or ran too briefly for one",
             "as root, or with kernel.perf_event_paranoid of 1 or less, the kernel is sampled, too",
         ),
-        RunningMethod::Stopped if unread * UNREAD > times.running => (
+        RunningMethod::Stopped if unread * UNREAD > times.running && unread > LEAST_SAID => (
             unread,
             "the threads waited again before they could be stopped",
             "-live shows at least their innermost functions, where the kernel permits samples",
         ),
         _ => return,
     };
-    let seconds = time.as_secs_f64();
-    let text = format!("where threads ran for {seconds:.1} s is not known: {why}");
+    let time = if time < LEAST_SAID {
+        format!("{:.3} ms", time.as_secs_f64() * 1000.0)
+    } else {
+        format!("{:.1} s", time.as_secs_f64())
+    };
+    let text = format!("where threads ran for {time} is not known: {why}");
     messages.warning(WarningKind::UnreadStacks, &text, hint);
 }
 
@@ -391,11 +400,12 @@ fn warn_of_busy_processors(profile: &Profile, messages: &Messages) {
 /// Warns of stacks that are cut or guessed, and of the files that could not be read.
 fn warn_of_cut_stacks(profile: &Profile, unreadable: &[PathBuf], messages: &Messages) {
     let cut = time_of(profile, |it| it.end.is_some() && !it.is_complete());
-    if cut.is_zero() {
-        return;
-    }
     let all = time_of(profile, |it| it.end.is_some()).as_secs_f64();
     let share = 100.0 * cut.as_secs_f64() / all.max(1e-9);
+    // Less rounds to 0.0 %.
+    if share < 0.05 {
+        return;
+    }
     let files = match unreadable {
         [] => String::new(),
         paths => {
@@ -410,6 +420,6 @@ fn warn_of_cut_stacks(profile: &Profile, unreadable: &[PathBuf], messages: &Mess
     messages.warning(
         WarningKind::CutStacks,
         &format!("{share:.1} % of the time is of stacks that are cut or guessed{files}"),
-        "`ocaml-probes stack` shows why",
+        "`ocaml-probes stack`, while it runs, shows why",
     );
 }

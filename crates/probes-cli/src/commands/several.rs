@@ -16,6 +16,7 @@ use super::observe_loop::{
 };
 use super::open_target::{describe, open_to_observe};
 use super::undo::retry;
+use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{ForkedFlag, TargetSelection};
@@ -38,6 +39,9 @@ pub(super) struct SeveralObservations<'o> {
     interruptible: InterruptibleOutput,
     output: &'o Output,
 }
+
+/// How many descriptors may be open if processes are followed.
+const DESCRIPTORS: u64 = 1 << 16;
 
 /// What is observed of each process, how, and for how long.
 pub(super) struct ObservationRequest {
@@ -120,6 +124,10 @@ impl<'o> SeveralObservations<'o> {
     ) -> Result<SeveralObservations<'o>, Failure> {
         if forked.follow {
             request.observation = request.observation.record_forked();
+        }
+        if forked.follow {
+            // Each process takes several.
+            descriptors::raise_limit(DESCRIPTORS);
         }
         // Signals are blocked before anything is changed, so that none can keep an observation from being removed.
         let signals = TerminationSignals::block()?;
@@ -212,6 +220,7 @@ impl<'o> SeveralObservations<'o> {
                 },
             }
         }
+        self.restore_forked();
         let (output_was_read, rest_printed) = self.interruptible.end();
         printed = printed.and(rest_printed);
         if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
@@ -294,10 +303,23 @@ impl<'o> SeveralObservations<'o> {
         let options = without_take_over(self.request.options);
         let observe = || child.observe(&self.request.observation, options);
         let observer = observe_by(&child, &messages, observe)?;
-        if forked.misses_times(Some(&self.each[parent].observer)) {
+        if forked.is_late {
             warn_of_late_start(&messages, pid, self.targets[parent].pid());
         }
         Ok((child, observer))
+    }
+
+    /// Restores forked processes whose hits were recorded with a process that has exited.
+    fn restore_forked(&mut self) {
+        let Some(forked) = &self.forked else {
+            return;
+        };
+        let observed = self.each.iter().zip(&self.targets);
+        let observed = observed.map(|(one, target)| one.as_parent(target));
+        let options = without_take_over(self.request.options);
+        for (pid, error) in forked.restore(observed, options) {
+            self.failures.add(pid, Failure::of_removal(pid, error));
+        }
     }
 
     /// Reads and shows until the observation is over.

@@ -247,6 +247,7 @@ fn undo(
         }
     };
     let by_themselves = sessions.by_themselves();
+    let mut gone = Vec::new();
     for session in sessions.each_mut() {
         let pid = session.pid();
         let messages = &messages_of(pid);
@@ -256,7 +257,7 @@ fn undo(
             GapWarning::default().update(messages, &gaps);
         }
         match undone {
-            Ok(true) => session.forget(),
+            Ok(true) => gone.push(pid),
             Ok(false) => have_all_gone = false,
             Err(failure) => {
                 have_all_gone = false;
@@ -265,7 +266,13 @@ fn undo(
         }
     }
     for (pid, failure) in sessions.end_following(messages_of) {
+        failures.add_process();
         failures.add(pid, failure);
+    }
+    for session in sessions.each_mut() {
+        if gone.contains(&session.pid()) {
+            session.forget();
+        }
     }
     if have_all_gone {
         return end.map(drop);

@@ -27,10 +27,12 @@ pub(crate) enum WarningKind {
     StillMapped,
     /// Figures are too low, because the process has discarded pages with observed sites.
     Discarded,
-    /// Hits, or times, in processes that the observed one has forked are missing.
+    /// Hits, or times, in processes that the observed one has forked are missing, or one of these could not be restored.
     Forked,
     /// The process has loaded a file with functions that were asked for: they are not observed.
     LoadedLater,
+    /// The process writes no runtime events now: they are off, or paused.
+    EventsPaused,
     /// A followed process does not have the probes that were asked for, so far.
     MissingProbes,
     /// A process is not followed any more, because it receives signals too fast.

@@ -169,7 +169,7 @@ fn later_children_are_timed_once_found() {
         let child = fork(&mut target);
         tool.expect_said(&format!(
             "ocaml-probes: warning: {child}: process {parent} has forked process {child}, which is observed from now on: \
-             its times until now are missing\n"
+             its hits and times until now are missing\n"
         ));
         target.ask("run", "hits ");
         let (timed, _) = answer(tool);

@@ -221,8 +221,9 @@ impl Denial {
     }
 }
 
-/// The functions of the kernel in which a thread is that a cgroup freezer keeps from running: of version 1, and of version 2.
-pub(crate) const FREEZERS: [&str; 2] = ["__refrigerator", "do_freezer_trap"];
+/// The functions of the kernel in which a thread is that a cgroup freezer keeps from running: of version 1, and of version 2, where
+/// the compiler may have made the one part of the other.
+pub(crate) const FREEZERS: [&str; 3] = ["__refrigerator", "do_freezer_trap", "get_signal"];
 
 fn state_text(state: char, wchan: &str) -> String {
     let name = wchan;

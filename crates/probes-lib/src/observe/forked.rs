@@ -137,12 +137,12 @@ impl ForkCheck {
 
     /// Returns whether a forked process records with its parent.
     pub(crate) fn is_recorded(&self, pid: i32, parent: &Process, arenas: &[Arena]) -> bool {
-        let child = Process::open(pid);
-        let has_copy = |child: &Process| {
-            let arena = arenas.first();
-            arena.is_some_and(|arena| has_copy(child, parent, arena, false))
+        let (Ok(child), Some(arena)) = (Process::open(pid), arenas.first()) else {
+            return false;
         };
-        self.found.are_recorded && child.is_ok_and(|child| has_copy(&child))
+        self.found.are_recorded
+            && has_copy(&child, parent, arena, false)
+            && has_patch(&child, arena)
     }
 }
 
@@ -160,8 +160,9 @@ pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
         let age = forked(&child, uptime).map(|(_, age)| age);
         let stays = age.is_some_and(|age| age.is_none_or(|age| age >= EXECUTES_WITHIN));
         let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
-        let shares_memory = || matches!(kcmp::share_memory(process.pid(), pid), Ok(true));
-        if stays && !program.is_some_and(is_other) && !shares_memory() && !child.has_exited() {
+        // Where that cannot be known, it may be like a thread: what is done to its memory is done to that of the process.
+        let has_own_memory = || matches!(kcmp::share_memory(process.pid(), pid), Ok(false));
+        if stays && !program.is_some_and(is_other) && has_own_memory() {
             pids.extend(children(&child));
             found.push(pid);
         }
@@ -205,6 +206,17 @@ fn has_copy(child: &Process, parent: &Process, arena: &Arena, may_have: bool) ->
         Ok(is_there) => is_there,
         Err(_) => may_have && !child.has_exited() && child.was_only_forked(),
     }
+}
+
+/// Returns whether the first point of an arena is patched in a child, too: it may have been forked while the arena was installed.
+fn has_patch(child: &Process, arena: &Arena) -> bool {
+    let memory = ProcessMemory::open(child, OFlag::O_RDONLY);
+    let first = arena.places().next();
+    let (Ok(memory), Some((_, place))) = (memory, first) else {
+        return false;
+    };
+    let mut found = vec![0; place.after.len()];
+    memory.read(place.at, &mut found).is_ok() && found == *place.after
 }
 
 /// Returns the pids of the children of all threads of a process.

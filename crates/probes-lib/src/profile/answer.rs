@@ -45,7 +45,7 @@ pub struct Profile {
     pub stops: u64,
     /// See `stops`.
     pub stopped: Duration,
-    /// Why it could not be stopped once.
+    /// Why it could not be stopped once, though it had not exited.
     pub not_stopped: Option<String>,
     /// How the waits were found.
     pub waits: WaitMethod,

@@ -46,7 +46,31 @@ pub enum WaitsFor {
     Signal,
 }
 
+/// How many bytes of code before the return of a system call are looked at for the number of the call.
+pub(super) const BEFORE_SYSCALL: usize = 32;
+
+/// Returns which system call restart_syscall(2) goes on with, after the thread was stopped: the one whose number is loaded last (`mov $N,%eax`)
+/// in the code before its `syscall`, with which that code ends; `None` if it is none that can be restarted so. The
+/// registers still hold its arguments.
+pub(super) fn restarted(code: &[u8]) -> Option<u32> {
+    const RESTARTED: [libc::c_long; 4] = [
+        libc::SYS_nanosleep,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_poll,
+        libc::SYS_futex,
+    ];
+    let code = code.strip_suffix(&[0x0f, 0x05])?;
+    let loads = code.windows(5).rev().filter(|it| it[0] == 0xb8);
+    let mut numbers = loads.filter_map(|it| it[1..].try_into().ok().map(u32::from_le_bytes));
+    numbers.find(|number| RESTARTED.contains(&libc::c_long::from(*number)))
+}
+
 impl SystemCall {
+    /// Whether it goes on with another one, in which the thread was when it was stopped.
+    pub(super) fn is_restart(&self) -> bool {
+        i64::from(self.number) == libc::SYS_restart_syscall
+    }
+
     /// Its name; `None` if it is newer than those that are known here.
     pub fn name(&self) -> Option<&'static str> {
         let number = usize::try_from(self.number).ok()?;
@@ -136,4 +160,23 @@ pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor
         Sysno::pause | Sysno::rt_sigsuspend | Sysno::rt_sigtimedwait => WaitsFor::Signal,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarted_call_is_that_of_the_code() {
+        // mov $0xe6,%eax; xor %r8d,%r8d; syscall
+        let sleep = [0x90, 0xb8, 0xe6, 0, 0, 0, 0x45, 0x31, 0xc0, 0x0f, 0x05];
+        assert_eq!(restarted(&sleep), Some(libc::SYS_clock_nanosleep as u32));
+        // The one that is loaded last counts, and no call that returns EINTR instead.
+        let both = [0xb8, 0xe6, 0, 0, 0, 0xb8, 7, 0, 0, 0, 0x0f, 0x05];
+        assert_eq!(restarted(&both), Some(libc::SYS_poll as u32));
+        let read = [0xb8, 0, 0, 0, 0, 0x0f, 0x05];
+        for code in [&read[..], &sleep[..9], &[0x0f, 0x05], &[]] {
+            assert_eq!(restarted(code), None, "{code:x?}");
+        }
+    }
 }

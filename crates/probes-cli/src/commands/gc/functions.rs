@@ -38,7 +38,7 @@ pub(super) fn of_process(
     why: Error,
     output: &Output,
 ) -> Result<(), Failure> {
-    refuse_over(args)?;
+    refuse_over(args, &why)?;
     let functions = Functions::of_process(target.pid());
     let functions = functions.map_err(Failure::of_process(target.pid()))?;
     let Some(mut timed) = CollectorFunctions::find(&functions) else {
@@ -70,7 +70,7 @@ pub(super) fn of_program(
     why: &Error,
 ) -> Result<ExitCode, Failure> {
     let of_program = |error| Failure::Target(Operand::Program(path.to_owned()), error);
-    refuse_over(args)?;
+    refuse_over(args, why)?;
     let output = args.output.open_beside_program()?;
     let functions = Functions::of_file(path_of(path)).map_err(of_program)?;
     let Some(mut timed) = CollectorFunctions::find(&functions) else {
@@ -99,11 +99,13 @@ pub(super) fn of_program(
     started.wait(report_failures([done], &output.messages))
 }
 
-fn refuse_over(args: &Args) -> Result<(), Failure> {
+fn refuse_over(args: &Args, why: &Error) -> Result<(), Failure> {
     if args.over.is_none() {
         return Ok(());
     }
-    let why = "-over needs runtime events, which only OCaml 5 has; `latency -gc minor,slice,major -over` shows long calls of the collector's functions";
+    let why = format!(
+        "-over needs runtime events: {why}; `latency -gc minor,slice,major -over` shows long calls of the collector's functions"
+    );
     Err(Failure::Usage(UsageError::new(Some("gc"), why)))
 }
 

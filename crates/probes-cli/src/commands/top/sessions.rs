@@ -60,6 +60,14 @@ impl ProcessSession {
             has_ended: false,
         }
     }
+
+    fn as_parent(&self) -> Option<Parent<'_>> {
+        Some(Parent {
+            target: self.session.target(),
+            observer: self.session.observer()?,
+            has_ended: self.has_ended,
+        })
+    }
 }
 
 /// The figures of all processes from the beginning.
@@ -113,25 +121,18 @@ impl Sessions {
             return;
         };
         let observed: Vec<&ProcessSession> = self.each.iter().collect();
-        let parents = observed.iter().filter_map(|one| {
-            Some(Parent {
-                target: one.session.target(),
-                observer: one.session.observer()?,
-                has_ended: one.has_ended,
-            })
-        });
+        let parents = observed.iter().filter_map(|one| one.as_parent());
         let mut joining = Vec::new();
         for it in following.forked.find(parents) {
-            if self.by_pid && !it.was_there {
-                following.without_row += 1;
-                continue;
-            }
             let parent = &observed[it.parent].session;
             let child = parent.target().open_forked(it.pid);
             let begin = |child| Session::begin(&child, &following.observation, following.options);
             match child.and_then(begin) {
                 Ok(session) => {
-                    if it.misses_times(parent.observer()) {
+                    if self.by_pid && !it.was_there {
+                        following.without_row += 1;
+                    }
+                    if it.is_late {
                         following.late.push((it, parent.pid()));
                     }
                     joining.push(session);
@@ -147,7 +148,8 @@ impl Sessions {
             .extend(joining.into_iter().map(ProcessSession::of));
     }
 
-    /// Warns of what is missing of forked processes; returns why some could not be observed.
+    /// Warns of what is missing of forked processes, and restores those that were recorded with a process that has exited. Returns why
+    /// some could not be observed, or restored.
     pub(super) fn end_following(
         &mut self,
         messages: impl Fn(i32) -> Messages,
@@ -158,7 +160,11 @@ impl Sessions {
         for (forked, parent) in &following.late {
             warn_of_late_start(&messages(forked.pid), forked.pid, *parent);
         }
-        following.failed
+        let observed = self.each.iter().filter_map(ProcessSession::as_parent);
+        let restored = following.forked.restore(observed, following.options);
+        let unrestored = restored.into_iter();
+        let unrestored = unrestored.map(|(pid, error)| (pid, Failure::of_removal(pid, error)));
+        following.failed.into_iter().chain(unrestored).collect()
     }
 
     /// The forked processes that are observed by themselves.
@@ -298,11 +304,8 @@ impl Sessions {
             let processes = number_of(many, "forked process");
             (many > 0).then(|| format!("{what} {processes}"))
         };
-        let late = about(late, "times until they were found are missing of");
-        let without_row = about(
-            without_row,
-            "no row has the hits, since their parent has exited, of",
-        );
+        let late = about(late, "hits and times until they were found are missing of");
+        let without_row = about(without_row, "no row has the hits from then on of");
         let cautions = self
             .gaps()
             .caution()

@@ -564,8 +564,8 @@ impl Prepared {
     /// table of readable pages and, if children share the counters, the claims of rows.
     fn wipe_calls(&self, arena: &Arena, data: DataMapping<'_>) -> Vec<InjectedCall> {
         let validity = arena.validity_at().map(|at| (at, VALIDITY_LEN, PAGE));
-        let has_claims = data.is_shared() && self.claims_rows;
-        let claims = has_claims.then(|| (arena.data(), CLAIMS_MAPPED, CLAIMS_LEN));
+        // OCaml code owns the row of its domain, even if threads own none.
+        let claims = (data.is_shared()).then(|| (arena.data(), CLAIMS_MAPPED, CLAIMS_LEN));
         let parts = claims.into_iter().chain(validity);
         let calls = parts.flat_map(|(at, mapped, wiped)| {
             let is_shared = data.is_shared();
