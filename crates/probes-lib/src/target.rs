@@ -141,6 +141,11 @@ impl Target {
         self.opened.build_id()
     }
 
+    /// Returns whether the process has exited, or all of its threads have begun to.
+    pub fn has_exited(&self) -> bool {
+        self.opened.process().has_exited()
+    }
+
     /// Returns whether the process was stopped by a signal such as SIGSTOP (job control), and executes nothing until it is
     /// continued.
     ///

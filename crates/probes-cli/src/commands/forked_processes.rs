@@ -56,7 +56,7 @@ pub(super) struct Parent<'p> {
 impl Parent<'_> {
     /// Whether it has exited, so that its pid may be used again.
     fn has_exited(&self) -> bool {
-        self.has_ended && self.target.is_stopped().is_err()
+        self.has_ended && self.target.has_exited()
     }
 }
 

@@ -160,6 +160,28 @@ fn stopped_process_has_stacks() {
     target.ask("nonsense", "unknown");
 }
 
+// promise: Stacks: A sleep that goes on after the process was stopped has its name, and what it waits for (2)
+#[test]
+fn sleep_that_was_stopped_has_its_name() {
+    for file in fixture_forms("blocked") {
+        let mut target = Talker::start(&file);
+        blocked(&mut target, "");
+        run(&format!(
+            "count -quiet -fn waits -for 10ms -pid {}",
+            target.pid()
+        ))
+        .answer();
+        let threads = read_when(target.pid(), "", |threads| {
+            let sleeping = threads.iter().find(|it| it["name"] == "sleeps");
+            sleeping.is_some_and(|it| it["state"] == "blocked")
+        });
+        let sleeping = threads.iter().find(|it| it["name"] == "sleeps").unwrap();
+        let call = &sleeping["system_call"];
+        assert_eq!(call["name"], "clock_nanosleep", "{call}");
+        assert_eq!(call["waits_for"], "the time", "{call}");
+    }
+}
+
 // promise: Stacks: A process of 10,000 threads has the stacks of all, and is profiled
 #[test]
 fn ten_thousand_threads_have_stacks() {
