@@ -133,7 +133,8 @@ fn several_processes_are_one_table() {
         assert!(states(pid).contains("shared enabled"));
     }
     drop(other);
-    top.terminal.wait_for(&format!("{} not read any more", pids[1]));
+    top.terminal
+        .wait_for(&format!("{} not read any more", pids[1]));
     one.hits();
     let screen = top
         .terminal
