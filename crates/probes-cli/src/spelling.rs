@@ -35,6 +35,12 @@ const FN: &str = "fn";
 const HIST: &str = "hist";
 const PAIR: &str = "pair";
 
+/// The flag that names a program's file.
+const PROG: &str = "prog";
+
+/// The commands that `trace` has as flags.
+const OF_TRACE: [&str; 4] = ["count", "hist", "latency", "watch"];
+
 /// The subcommand that is also a flag.
 const VERSION: &str = "version";
 
@@ -264,11 +270,11 @@ fn before_subcommand(root: &Command, flag: &Flag<'_>, rest: &[OsString]) -> Opti
 fn unexpected(command: &Command, subcommand: Option<&str>, word: &str) -> UsageError {
     let takes_pid = command.get_arguments().any(|arg| long(arg) == "pid");
     let advice = match subcommand {
-        _ if operand(command).is_some() => {
-            ": the program comes after -prog, its arguments after --".to_owned()
-        }
         Some(name) if takes_pid && is_number(word) => {
             format!(": write ocaml-probes {name} -pid {word}")
+        }
+        _ if operand(command).is_some() => {
+            ": the program comes after -prog, its arguments after --".to_owned()
         }
         Some(_) if flags(command).any(|arg| long(arg) == word) => {
             format!(": did you mean -{word}?")
@@ -334,12 +340,14 @@ impl Flag<'_> {
                 if near.is_empty() && self.name == FUNCTIONS {
                     near.extend(flags(command).filter(|arg| long(arg) == FN).map(one_dash));
                 }
-                let suggestion =
-                    if near.is_empty() && (subcommand, &*self.name) == (Some(HIST), PAIR) {
-                        format!("; {LATENCY_COMMAND} measures times")
-                    } else {
-                        did_you_mean(&near)
-                    };
+                let suggestion = match (subcommand, &*self.name) {
+                    _ if !near.is_empty() => did_you_mean(&near),
+                    (Some(HIST), PAIR) => format!("; {LATENCY_COMMAND} measures times"),
+                    (Some(name), PROG) if OF_TRACE.contains(&name) => {
+                        format!("; `trace -prog FILE -{name}` does so from the program's start")
+                    }
+                    _ => String::new(),
+                };
                 return error(format!("unknown flag {typed}{suggestion}"));
             }
             [arg] => *arg,

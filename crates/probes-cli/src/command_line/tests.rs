@@ -156,6 +156,22 @@ fn enable_and_disable_are_not_abbreviated() {
 }
 
 #[test]
+fn commands_that_start_no_program_name_trace() {
+    for name in ["count", "hist", "latency", "watch"] {
+        let error = spelled(&format!("x {name} -prog a.exe")).unwrap_err();
+        let advice = format!("`trace -prog FILE -{name}` does so from the program's start");
+        assert_eq!(error, format!("{name}: unknown flag -prog; {advice}"));
+    }
+    let error = spelled("x top -prog a.exe").unwrap_err();
+    assert_eq!(error, "top: unknown flag -prog");
+    let error = spelled("x profile 992").unwrap_err();
+    assert_eq!(
+        error,
+        "profile: unexpected argument \"992\": write ocaml-probes profile -pid 992"
+    );
+}
+
+#[test]
 fn bytes_that_are_not_text_stay_unchanged() {
     let file = OsString::from_vec(b"-prog=\xff\n".to_vec());
     let argv = ["x".into(), "list".into(), file];

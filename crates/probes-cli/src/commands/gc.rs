@@ -36,14 +36,15 @@ When the duration is over, on Ctrl-C, or when the process exits, it prints in pl
 A pause is the time from when a domain begins work of the collector until it goes on with its own; share is that of
 all pauses in the time. Times of phases include those of phases in them. allocated, promoted and heap are bytes; heap
 is - until a major collection has ended. lost are words of events that were overwritten before they were read: the
-figures are those of the others. Quantiles are at most 0.1 % too low, max and total exact.
+figures are those of the others. Quantiles are at most 0.2 % too low, max and total exact.
 stw: how many stop-the-world requests the domain has made, of how many others it was the last to join, how late it joined
 these, and how long it waited for other domains.
 
 With -over it also prints each pause that is longer, with its phases, those inside others after more >:
     pause NS domain D began NS stw_leader NS >minor NS
 Of OCaml 4, and where the events of a process cannot be had, the calls of the collector's functions are timed instead, each
-without those in it: minor, slice, major, compact. What is not known is - then.
+without those in it: minor, slice, major, compact. What is not known is - then, and
+all times but max are within 0.2 %.
 
 With -interval it also prints the figures so far, each line after the seconds so far.
 

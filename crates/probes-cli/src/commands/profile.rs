@@ -129,7 +129,8 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
     };
     let mut started = StartedProgram::start(path, arguments, [])?;
     let mut done = profile(args, started.pid(), &output);
-    if done.is_err() && started.has_exited() {
+    let is_about_process = matches!(done, Err(Failure::Target(..)));
+    if is_about_process && started.has_exited() {
         output.messages.warning(
             WarningKind::UnreadStacks,
             "the program exited before its profile could begin",

@@ -32,6 +32,11 @@ pub(crate) fn duration(typed: &str) -> Result<Duration, String> {
 /// Reads a duration, which may be zero.
 pub(crate) fn bound(typed: &str) -> Result<Duration, String> {
     let zero = || typed == "0" || humantime::parse_duration(typed) == Ok(Duration::ZERO);
+    if positive(typed).is_ok() {
+        return Err(format!(
+            "\"{typed}\" has no unit; did you mean {typed}ms or {typed}s?"
+        ));
+    }
     duration(typed).or_else(|why| if zero() { Ok(Duration::ZERO) } else { Err(why) })
 }
 

@@ -262,7 +262,7 @@ fn what_cannot_be_is_refused_before() {
         ),
         (
             "-pair start,stop -by nothing",
-            "unknown name nothing; nothing was changed",
+            "unknown name nothing: text is \"nothing\", in quotes, and arguments without a name are arg0, arg1, ...; nothing was changed",
         ),
         (
             "-fn Requests.* -by tid -self",

@@ -160,7 +160,7 @@ pub enum ExpressionProblem {
         near: Vec<String>,
     },
     /// Nothing has this name.
-    #[error("unknown name {name}{}", suggested(.near))]
+    #[error("unknown name {name}{}", suggested_name(.near, .name))]
     UnknownName {
         /// The name.
         name: String,
@@ -279,6 +279,15 @@ fn suggested(near: &[String]) -> String {
     match near {
         [] => String::new(),
         near => format!(": did you mean {}?", near.join(" or ")),
+    }
+}
+
+fn suggested_name(near: &[String], name: &str) -> String {
+    match near {
+        [] => format!(
+            ": text is \"{name}\", in quotes, and arguments without a name are arg0, arg1, ..."
+        ),
+        near => suggested(near),
     }
 }
 

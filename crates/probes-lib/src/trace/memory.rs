@@ -62,7 +62,9 @@ impl<'m> StoppedMemory<'m> {
                 .collect();
             match write_vm(self.tid, &bytes, &remote) {
                 // "Partial transfers apply at the granularity of iovec elements."
-                Ok(written) if written > 0 => done += written / COUNTER_LEN as usize,
+                Ok(written) if written >= COUNTER_LEN as usize => {
+                    done += written / COUNTER_LEN as usize;
+                }
                 Ok(_) => {
                     let source = io::ErrorKind::UnexpectedEof.into();
                     return Err(CounterFault { done, source });

@@ -18,7 +18,8 @@ impl TimeBudget {
     pub(crate) fn new(limit: Duration) -> TimeBudget {
         TimeBudget {
             left: limit,
-            longest_step: limit / PARTS,
+            // Of a limit of some nanoseconds, too, something is spent.
+            longest_step: (limit / PARTS).max(Duration::from_nanos(1)),
             last_try: Instant::now(),
         }
     }
