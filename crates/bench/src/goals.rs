@@ -1,4 +1,4 @@
-//! Compares the figures that have goals with the goals and with the reference tool's figures.
+//! The goals: what stop times and CPU times have to be, and what those of the reference tool are.
 
 use crate::commands::{Command, ENABLE_ALL, INFO};
 use crate::document::{Table, ms};
@@ -6,7 +6,7 @@ use crate::failure::{Failure, Result};
 use crate::programs::LARGE;
 use crate::stop_time::StopTimes;
 
-/// Compares the figures that have goals with the goals and with the reference tool's figures.
+/// Returns the table that compares measured figures with their goals and with the reference tool's figures.
 pub(crate) fn table(stop_times: &[StopTimes], commands: &[Command]) -> Result<String> {
     const NORMAL: &str = "spin_10000.pie";
     let stop_time = |program: &str| {

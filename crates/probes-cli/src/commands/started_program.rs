@@ -1,4 +1,4 @@
-//! A program that a command starts and looks at until it has exited: its status is that of the command.
+//! A program that a command starts and observes until it has exited: its status is that of the command.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
@@ -37,8 +37,8 @@ impl StartedProgram {
         matches!(self.0.try_wait(), Ok(Some(_)))
     }
 
-    /// Waits until it has exited; returns its status as ours, 128 plus the number of the signal if one has ended it; and 1 if that
-    /// is 0, but what was to be done with it is not complete.
+    /// Waits until it has exited; returns its status as ours, or 128 plus the number of the signal that killed it. If
+    /// that is 0, but what the command was to do is not complete, returns 1.
     pub(super) fn wait(mut self, is_complete: bool) -> Result<ExitCode, Failure> {
         let status = self.0.wait();
         let status = status.map_err(|source| Failure::System("wait for the program", source))?;

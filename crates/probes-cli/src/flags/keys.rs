@@ -7,13 +7,13 @@ use probes_lib::{BadExpression, Keys, Observation};
 use super::checked::Flags;
 use super::duration::positive;
 
-/// The key that is not known in the process, but found in the stack that it copies.
+/// The key that is not computed in the process, but found in the stacks that trampolines copy.
 const STACK: &str = "stack";
 
-/// How many keys are shown, unless it is said.
+/// How many keys are shown without `-top`.
 const SHOWN: usize = 20;
 
-// By what.
+// `-by` and `-top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyFlags {
     /// By what EXPR is at each hit, such as arg0, caller; or stack
@@ -55,7 +55,7 @@ impl Flags for KeyFlags {
 }
 
 impl CountedBy {
-    /// Of several processes: by name, and all are shown.
+    /// By name, and all are shown: what hits of several processes are counted by without `-by`.
     pub(crate) fn name() -> CountedBy {
         CountedBy {
             by: By {
@@ -98,7 +98,7 @@ impl CountedBy {
         self.by.keys.is_some()
     }
 
-    /// The keys, as they were typed; if nothing is asked at each hit, names are the last one.
+    /// The keys as they were typed; `probe` is the last one if nothing is asked at each hit.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
         let pid = self.by.by_pid.then_some("pid");
         let keys = self.by.keys.iter();

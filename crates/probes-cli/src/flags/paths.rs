@@ -2,7 +2,7 @@
 
 use crate::output::PathForm;
 
-// How paths are shown.
+// `-paths`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PathFlags {
     /// short, the unambiguous end of each path (default), or full

@@ -53,7 +53,7 @@ pub(crate) fn by_name(flag: &str, names: &[String]) -> Result<Vec<Selector>, Str
     Ok(names.iter().map(Selector::name).collect())
 }
 
-/// Reads the name of a probe, of which a comma list may have spaces.
+/// Reads the name of a probe; in a comma list, there may be spaces around it.
 pub(crate) fn probe_name(typed: &str) -> Result<String, String> {
     let typed = typed.trim();
     if typed.is_empty() {

@@ -1,11 +1,11 @@
-//! What to do if another observer observes the process already.
+//! `-force`: what to do if another observer observes the process already.
 
 use probes_lib::Options;
 
-/// What `-force` is for in commands that also start programs.
+/// The help of `-force` in commands that also start programs.
 pub(crate) const FORCE_PID: &str = "With -pid: take over from another observer, which then fails";
 
-// Whether the process is taken over from another observer.
+// `-force`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TakeOver {
     /// Take over from another observer, which then fails with an error

@@ -107,7 +107,7 @@ pub(crate) fn pid(typed: &str) -> Result<i32, String> {
 }
 
 fn program_name(typed: &str) -> Result<Regex, String> {
-    // The selector is made for its message, which says what is wrong.
+    // Only for its error message, which says what is wrong.
     regexp(typed)?;
     Regex::new(typed).map_err(|error| error.to_string())
 }

@@ -14,7 +14,7 @@ use crate::text::Escaped;
 pub(crate) struct FunctionSources(Option<(Arc<Functions>, Vec<Option<SourceMap>>)>);
 
 impl FunctionSources {
-    /// Opens the files of `functions`. A program without source lines can be counted as well.
+    /// Reads the source lines of the files of `functions`. It is no error if a file has none.
     pub(crate) fn of(functions: impl Into<Arc<Functions>>) -> FunctionSources {
         let functions = functions.into();
         let objects = functions.objects().iter();
@@ -61,7 +61,7 @@ impl FunctionSources {
     /// The code that makes the calls that return to `address`.
     pub(super) fn call_site(&self, address: LiveAddr) -> Option<CallSite> {
         let (functions, maps) = self.0.as_ref()?;
-        // It may be the first byte of the next function, if a call does not return.
+        // `address` is the first byte of the next function if the call is the last instruction of its function.
         let call = LiveAddr(address.0.checked_sub(1)?);
         let (found, offset) = functions.at(call).ok()?;
         let mut objects = functions.objects().iter();
@@ -91,7 +91,7 @@ pub(super) struct CallSite {
 }
 
 impl CallSite {
-    /// It as text, with the name of the file only: `Http.serve+0x4f http.ml:42`; `None` if the function has no name.
+    /// The text, with the name of the file only: `Http.serve+0x4f http.ml:42`; `None` if the function has no name.
     pub(super) fn short(&self) -> Option<String> {
         let function = self.function.as_ref()?;
         let place = format!("{}+{:#x}", Escaped(function), self.offset);
@@ -134,24 +134,24 @@ impl FirstCallView {
 }
 
 impl FunctionSource {
-    /// It as text, with the name of the file only.
+    /// The text, with the name of the file only.
     fn short(&self) -> String {
         self.alone(PathForm::Short)
     }
 
-    /// It as text, with a path that is as short as if it were the only one.
+    /// The text, with a path that is as short as if it were the only one.
     pub(super) fn alone(&self, paths: PathForm) -> String {
         let path = self.path().into_iter();
         self.show(&ShownPaths::new(paths, path.map(str::to_owned)))
     }
 
-    /// The path in it.
+    /// The path of its file, or that of its first call.
     pub(super) fn path(&self) -> Option<&str> {
         let call = self.first_call.as_ref().map(|call| &*call.file);
         self.file.as_deref().or(call)
     }
 
-    /// It as text.
+    /// The text, with a path as it is in `paths`.
     pub(super) fn show(&self, paths: &ShownPaths) -> String {
         match &self.first_call {
             Some(FirstCallView { file, line }) => {

@@ -1,4 +1,5 @@
-//! How many arguments functions of C, C++ and Rust are passed in general registers, as the debugging information (DWARF) says.
+//! How many arguments functions of C, C++ and Rust are passed in general registers, as the debugging information
+//! (DWARF) says.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,8 +27,8 @@ enum Passed {
     Unknown,
 }
 
-/// Returns how many arguments these functions are passed in general registers, which may be more than there are registers.
-/// Functions for which this is not known are left out.
+/// Returns how many arguments these functions are passed in general registers, which may be more than there are
+/// registers. Functions for which this is not known are left out.
 pub(crate) fn in_general_registers(
     elf: &ElfFile,
     functions: &HashSet<FileAddr>,
@@ -93,7 +94,7 @@ impl DwarfUnit<'_, '_> {
         !has_ranges
     }
 
-    /// Adds the functions of the unit that are in `functions`, with `None` if their number is not known.
+    /// Adds the functions of the unit that are in `functions`, with `None` if their count is not known.
     fn read(&self, functions: &HashSet<FileAddr>, found: &mut HashMap<FileAddr, Option<usize>>) {
         let mut add = |function: Subprogram| {
             let known = found.entry(function.address).or_insert(function.count);
@@ -154,8 +155,8 @@ impl DwarfUnit<'_, '_> {
         }
     }
 
-    /// Returns the type of a parameter, or that of the result of a function. Those of a function that is also inlined, or that is
-    /// declared elsewhere, are in another entry.
+    /// Returns the type of a parameter, or that of the result of a function. If the function is also inlined, or
+    /// declared elsewhere, that is in another entry.
     fn type_of(&self, entry: &DebugEntry<'_, '_>) -> Option<UnitOffset> {
         const OTHERS: [DwAt; 2] = [
             constants::DW_AT_abstract_origin,

@@ -4,7 +4,7 @@
 use iced_x86::{CpuidFeature, Instruction, OpKind, Register};
 
 /// Returns whether an instruction uses the MMX registers or the x87 unit. By the x86-64 psABI (3.2.1), these hold
-/// nothing when a function is called, and only a result of type `long double` when it returns.
+/// nothing when a function is called, and only a result of type `long double`, complex or not, when it returns.
 pub(super) fn is_used_by(instruction: &Instruction) -> bool {
     let is_x87 = |feature: &CpuidFeature| {
         matches!(

@@ -94,7 +94,7 @@ struct Sweep<'c> {
     other_references: Vec<u64>,
     /// Where tables of offsets begin that count from their own start: the one before ends there at the latest.
     tables: BTreeSet<u64>,
-    /// Those with indirect jumps.
+    /// The groups with indirect jumps.
     groups: Vec<Group>,
 }
 
@@ -113,7 +113,8 @@ impl Ranges<'_> {
         self.all.binary_search_by_key(&address, start).is_ok()
     }
 
-    /// Returns whether an address is in one of them, unless that has another one inside before the address.
+    /// Returns whether an address is in the last range that begins at or before it; a range around that one is not
+    /// looked at.
     fn contains(&self, address: u64) -> bool {
         let after = self.all.partition_point(|it| it.start.0 <= address);
         let last = after.checked_sub(1).and_then(|last| self.all.get(last));
@@ -128,8 +129,8 @@ impl Ranges<'_> {
 }
 
 impl Targets {
-    /// Sweeps all code; each instruction is decoded once, even if ranges overlap. If only patches of `wanted` functions are
-    /// planned, and not of all their exits, code that cannot matter for these is left out.
+    /// Sweeps all code; each instruction is decoded once, even if ranges overlap. If only patches of `wanted` functions
+    /// are planned, and not of all their exits, code that cannot matter for these is left out.
     pub(super) fn find(
         code: &Code,
         ranges: Ranges<'_>,
@@ -290,7 +291,7 @@ impl Targets {
         }
     }
 
-    /// Adds a jump if it leads from a function to a part, or back.
+    /// Tells `owners` of a jump if it leads from a function to a part, or back.
     fn add_part(&mut self, ranges: Ranges<'_>, jump: &Instruction, group: &Group, is_alone: bool) {
         let target = jump.near_branch_target();
         if (group.range.start..group.range.end).contains(&target) {
@@ -322,7 +323,7 @@ impl Targets {
         found.unwrap_or(JumpTargets::Unknown)
     }
 
-    /// Returns the addresses from `start` to `end` that are behind instructions which do not fall through.
+    /// Returns the addresses in a range that are behind instructions which do not fall through.
     pub(super) fn behind_ends(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         let first = self.behind_ends.partition_point(|&it| it < range.start);
         let rest = self.behind_ends[first..].iter().copied();

@@ -1,4 +1,4 @@
-//! Plans of small pieces of code, and of bytes that are none.
+//! Plans of small pieces of code, and of bytes that are not code.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,7 +21,7 @@ mod sites;
 mod sources;
 
 const AT: u64 = 0x40_1000;
-/// What the linker writes between functions.
+/// What assemblers write between functions: `cs nopw 0(%rax,%rax,1)`.
 const NOPS: &[u8] = b"\x66\x2e\x0f\x1f\x84\0\0\0\0\0";
 
 /// Returns a planner of functions that follow one another, and their ranges.
@@ -69,7 +69,7 @@ fn padding_behind_a_short_function_is_used() {
     let candidates = entry(&[&short, b"\x31\xc0\xc3"]).unwrap();
     assert_eq!(candidates[0].jump(), Jump::Near { padding: 2 });
     assert_eq!(candidates[0].displaced(), b"\x31\xc0\xc3");
-    // Not if something jumps there: `jmp -9` to the padding's second byte.
+    // Not if something jumps there: `jmp .-9` to the padding's second byte.
     let candidates = entry(&[&short, b"\xeb\xf5"]).unwrap();
     assert!(matches!(candidates[0].jump(), Jump::Punned { .. }));
 }
@@ -114,7 +114,7 @@ fn call_behind_the_entry_stays() {
         }
     );
     assert!(!candidates[0].moves_call() && candidates[1].moves_call());
-    // At fixed addresses there is nothing 400 MiB below.
+    // At fixed addresses there is nothing 384 MiB below.
     let mut code = Code::default();
     code.add(FileAddr(AT), bytes.to_vec(), true);
     code.set_fixed();
@@ -135,9 +135,9 @@ fn patch_comes_after_endbr64() {
 
 #[test]
 fn island_is_reached_by_a_short_jump() {
-    // cmp %al,%al, then a branch target; all of the last bytes of its jump are fixed.
     let target = b"\x38\xc0\xff\xff\xff\x7f\xeb\xfa";
     let island = [b"\xc3", NOPS].concat();
+    // cmp %al,%al; a nop; jmp to the nop, so that the last three bytes of a near jump are fixed.
     let (planner, ranges) = planner_of(&[b"\x38\xc0\x0f\x1f\0\xeb\xfb", &island, target]);
     let plan = planner.function(ranges[0]);
     let candidates = plan.entry.unwrap();
@@ -301,7 +301,7 @@ fn with_data(code: &[u8], data: &[u8], is_fixed: bool) -> (PatchPlanner, CodeRan
     (PatchPlanner::new(bytes, &[range], &[], []), range)
 }
 
-/// Returns a table of offsets at `AT + 0x1000`, of addresses that count from `AT`.
+/// Returns a table of offsets at `AT + 0x1000` that lead to `AT` plus each of the entries.
 fn offsets(entries: &[i32]) -> Vec<u8> {
     let entry = |it: &i32| (it - 0x1000).to_le_bytes();
     entries.iter().flat_map(entry).collect()
@@ -312,7 +312,7 @@ const SWITCH: &[u8] = b"\x48\x8d\x15\xf9\x0f\0\0\x48\x63\x04\x82\x48\x01\xd0\xff
 
 #[test]
 fn cases_that_are_moved_away_end_no_table() {
-    // neg %esi, where the first label is; mov %esi,%eax; ret. The second entry is that of code behind the function.
+    // The switch; neg %esi, to which the first entry leads; mov %esi,%eax; ret. The second leads behind the function.
     let function = [SWITCH, b"\xf7\xde\x89\xf0\xc3"].concat();
     let range = CodeRange {
         start: FileAddr(AT),
@@ -333,7 +333,7 @@ fn cases_that_are_moved_away_end_no_table() {
 
 #[test]
 fn constants_end_no_table() {
-    // mov $0x402020,%edi; then the switch, whose last entry is the ret behind a nop.
+    // mov $0x402008,%edi, the address of the table's third entry; the switch, whose cases are three nops and a ret.
     let constant = (AT as u32 + 0x1008).to_le_bytes();
     let mut code = [b"\xbf", &constant[..], SWITCH, b"\x90\x90\x90\xc3\x90\x90"].concat();
     code[5 + 3..5 + 7].copy_from_slice(&(0x1000 - 12_i32).to_le_bytes());
@@ -346,7 +346,7 @@ fn constants_end_no_table() {
 
 #[test]
 fn tables_end_where_the_next_begins() {
-    // Two switches with two cases each, nop and ret; of the second, two nops and ret.
+    // Two switches with two cases each, nop and ret.
     let second = b"\x48\x8d\x15\xed\x0f\0\0\x48\x63\x04\x82\x48\x01\xd0\xff\xe0";
     let code = [SWITCH, b"\x90\xc3\x90\x90", second, b"\x90\xc3\x90\x90"].concat();
     let entries = [
@@ -368,10 +368,10 @@ fn tables_end_where_the_next_begins() {
         bytes.add(FileAddr(AT + 0x1000), data.clone(), false);
         PatchPlanner::new(bytes, &[range(0), range(0x14)], &[], [])
     };
-    // Read from the start of the first table, the entries of the second lead 8 bytes further down.
+    // Counted from the start of the first table, the entries of the second lead to 8 bytes below its cases.
     let reads_on = |planner: &PatchPlanner| planner.swept.targets.contains(AT + 0x24 - 8);
     assert!(!reads_on(&planner(&code)));
-    // An address that is in a register only, and in no jump, ends none.
+    // A `lea` whose address no jump uses ends no table.
     let mut unused = code.clone();
     unused[0x1b..0x24].fill(0x90);
     assert!(reads_on(&planner(&unused)));
@@ -379,7 +379,7 @@ fn tables_end_where_the_next_begins() {
 
 #[test]
 fn parts_reached_through_tables_have_exits() {
-    // The switch, whose cases are its ret and the part: mov $1,%eax; ret
+    // The switch, whose cases are mov $1,%eax; ret, and the part: mov $2,%eax; ret
     let function = [SWITCH, b"\xb8\x01\0\0\0\xc3\x90\x90"].concat();
     let part = b"\xb8\x02\0\0\0\xc3\x90\x90";
     let table = offsets(&[0x10, 0x18]);
@@ -415,7 +415,7 @@ fn parts_reached_through_tables_have_exits() {
     let shared = PatchPlanner::new(code, &both, &ranges[1..2], []);
     let refusal = Refusal::UnknownCode { offset: 0x10 };
     assert_eq!(exits(&shared), Err(refusal));
-    // Another one has such a table: it may be either's.
+    // Another one jumps through the same table: the part may be either's.
     let mut other = function.clone();
     other[3..7].copy_from_slice(&(0x1000 - 0x27_i32).to_le_bytes());
     let refusal = exits(&planner(&both, &other));
@@ -424,7 +424,7 @@ fn parts_reached_through_tables_have_exits() {
 
 #[test]
 fn distant_jumps_of_parts_are_unclear() {
-    // test %rdi,%rdi; je to the part; ret; the part: test %rsi,%rsi; jne to the ret; jmp *%rax
+    // test %rdi,%rdi; je to the part; two nops; ret; the part: test %rsi,%rsi; jne to the ret; jmp *%rax
     let function = b"\x48\x85\xff\x74\x03\x90\x90\xc3";
     let part = b"\x48\x85\xf6\x75\xfa\xff\xe0";
     let (_, ranges) = planner_of(&[function, part]);
@@ -477,7 +477,7 @@ fn jumps_of_interpreters_may_stay_inside() {
         leads,
         [targets::JumpTargets::Outside, targets::JumpTargets::Inside]
     );
-    // The cases of a switch are reached by offsets: what jumps through a pointer beside it calls another function.
+    // No pointer leads to the cases of a switch through offsets: a jump through a pointer beside it is an exit.
     let both = [SWITCH, b"\x90\x90\xc3\x48\x8b\x0a\xff\xe1"].concat();
     let table = offsets(&[0x10, 0x11, 0x12, -0x5000]);
     let mut bytes = Code::default();
@@ -495,7 +495,7 @@ fn jumps_of_interpreters_may_stay_inside() {
 
 #[test]
 fn distant_jumps_are_unclear_among_labels() {
-    // call *%rdi; nop; jmp *%rax, with the address of one of them in data.
+    // call *%rdi; nop; jmp *%rax, with the address of one of these in data.
     let function = b"\xff\xd7\x90\xff\xe0";
     let targets = |label: u64| {
         let (planner, _) = with_data(function, &(AT + label).to_le_bytes(), true);
@@ -531,7 +531,7 @@ fn addresses_in_any_data_are_targets() {
 
 #[test]
 fn calls_through_arrays_of_functions_are_exits() {
-    // The switch, whose cases are nop and ret; jmp *ARRAY(,%rdi,8)
+    // The switch, whose cases are two nops and a ret; jmp *ARRAY(,%rdi,8), to another function
     let array = (AT as u32 + 0x1010).to_le_bytes();
     let code = [
         SWITCH,
@@ -581,7 +581,7 @@ fn all_references_at_fixed_addresses_are_seen() {
 
 #[test]
 fn functions_inside_instructions_cut_none() {
-    // mov $0xfeeb90,%eax, whose third byte is the start of another function: jmp to itself; then jmp -2
+    // mov $0xeb9090,%eax, at whose last byte another function begins; jmp to itself; two nops; ret
     let code = b"\xb8\x90\x90\xeb\x00\xeb\xfe\x90\x90\xc3";
     let range = |start, len| CodeRange {
         start: FileAddr(AT + start),
@@ -607,7 +607,7 @@ fn refusals_say_why() {
         refusal(b"\x0f\x05\xc3"),
         "has a system call at +0x0, which cannot be moved"
     );
-    // A branch target at +1, whose bytes lead into the program itself.
+    // A branch target at +1; the bytes from there on, as those of a jump, lead into the program itself.
     assert_eq!(
         refusal(b"\x53\0\0\0\0\0\0\xeb\xf8"),
         "has a branch target at +0x1, inside the bytes of the jump"
@@ -665,7 +665,7 @@ fn copies_refer_to_the_same_addresses() {
 
 #[test]
 fn displaced_call_pushes_its_own_return_address() {
-    // call *8(%rsp), four bytes, and a byte of padding.
+    // call *8(%rsp), which is displaced; nop; ret
     let bytes = b"\xff\x54\x24\x08\x90\xc3";
     let copy = displaced::DisplacedCopy::make(&bytes[..4], LiveAddr(AT), LiveAddr(AT + 0x1000));
     let copy = copy.unwrap();
@@ -686,7 +686,7 @@ fn displaced_call_pushes_its_own_return_address() {
 #[test]
 fn branches_in_copies_keep_their_targets() {
     let from = 0x1_0000_0000;
-    // je, jmp, loop, jrcxz, each to itself or to near it; a near je.
+    // je, jmp, loop, jrcxz, jecxz, each to itself or close to it; a near je.
     let branches: [&[u8]; 6] = [
         b"\x74\xfe",
         b"\xeb\xfe",
@@ -748,7 +748,7 @@ fn flags_live_at_jumps_into_functions() {
         let (planner, ranges) = planner_of(&[&function, other]);
         let exits = planner.exits(ranges[0], |_| Ok(())).unwrap();
         assert_eq!(exits.sites[0].exits()[0].flags_are_dead, are_dead);
-        // So it can be counted, and not timed.
+        // With live flags, it can be counted, and not timed.
         let plan = planner.function(ranges[0]);
         let live = (!are_dead).then_some(Refusal::LiveFlags { offset: 5 });
         assert!(plan.entry.is_ok());
@@ -785,7 +785,7 @@ fn jumps_between_parts_are_no_exits() {
 
 #[test]
 fn falling_through_is_no_exit() {
-    // mov $1,%eax, and nothing; a call that does not return; a jump over the end.
+    // mov $1,%eax, and nothing; then a call that does not return; then ret and padding.
     let (planner, ranges) = planner_of(&[
         b"\xb8\x01\0\0\0",
         b"\xb8\x01\0\0\0\xe8\0\0\0\0",
@@ -843,7 +843,8 @@ fn restartable_sequences_stay() {
 
 #[test]
 fn results_in_the_x87_unit_are_kept() {
-    // sub $8,%rsp; test %edi,%edi; je end; mov $1,%eax; call *%rax; mov $2,%edx; mov $3,%eax; call *%rax; mov $4,%edx; end: add $8,%rsp; ret
+    // sub $8,%rsp; test %edi,%edi; je end; mov $1,%eax; call *%rax; mov $2,%edx; mov $3,%eax; call *%rax;
+    // mov $4,%edx; end: add $8,%rsp; ret
     let bytes = b"\x48\x83\xec\x08\x85\xff\x74\x18\xb8\x01\0\0\0\xff\xd0\xba\x02\0\0\0\xb8\x03\0\0\0\xff\xd0\xba\x04\0\0\0\x48\x83\xc4\x08\xc3";
     let (planner, ranges) = planner_of(&[bytes]);
     // Before a call, nothing is in the unit.
@@ -875,7 +876,7 @@ fn islands_are_reserved() {
 
 #[test]
 fn endbr64_is_a_target() {
-    // Where nothing refers to it: in the middle of an instruction, too.
+    // Even if nothing refers to it, and in the middle of an instruction.
     let (planner, _) = planner_of(&[b"\x90\xb8\xf3\x0f\x1e\xfa\xc3"]);
     assert!(planner.swept.targets.contains(AT + 2));
 }
@@ -896,7 +897,7 @@ fn functions_that_are_too_large_are_refused() {
     assert!(planner.function(small).entry.is_ok());
     let refusal = planner.function(whole).entry.unwrap_err();
     assert_eq!(refusal, Refusal::TooLarge { len: 0x1000 });
-    // Each of them alone is not.
+    // One function of this length is not too large.
     let planner = PatchPlanner::new(bytes, &[whole, small], &[], []);
     assert!(planner.function(whole).entry.is_ok());
     let mut bytes = Code::default();
@@ -909,8 +910,8 @@ fn functions_that_are_too_large_are_refused() {
 
 #[test]
 fn many_exits_are_planned() {
-    // 200,000 returns with padding: all pairs of them are 20 thousand million.
-    // None is on two pages.
+    // 200,000 returns with padding, none of them on two pages. There are 20 thousand million pairs of them: to compare
+    // all would take too long.
     let bytes = b"\xc3\xcc\xcc\xcc\xcc\xcc\xcc\xcc".repeat(200_000);
     let bytes = [b"\xb8\x01\0\0\0\x90\x90\x90", &bytes[..]].concat();
     let (planner, ranges) = planner_of(&[&bytes]);
@@ -1163,7 +1164,7 @@ fn raises_are_no_exits() {
 
 #[test]
 fn red_zone_stays_at_unsure_exits() {
-    // A jump through a pointer, in functions with data below the stack pointer, and with an address there only.
+    // jmp *(%rdi), in a function that stores below the stack pointer, and in one that only computes an address there.
     let jump = b"\xff\x27\xcc\xcc\xcc\xcc";
     let stored = [&b"\x48\x89\x7c\x24\xf8"[..], jump].concat();
     let computed = [&b"\x48\x8d\x7c\x24\xf8"[..], jump].concat();

@@ -69,7 +69,8 @@ pub enum SelectedEntry<'w> {
         /// How many words.
         words: u64,
     },
-    /// What has begun before does not end after this: the domain has ended, or `None`, events were paused in all of them.
+    /// An end after this does not belong to a begin before it: the domain has ended, or, if `None`, events were paused
+    /// or resumed in all domains.
     Break(Option<u32>),
     /// The process has forked a child, which has rings of its own; its pid, as the process knows it.
     Forked(Option<i64>),
@@ -79,8 +80,8 @@ pub enum SelectedEntry<'w> {
 const ALLOC: &str = "alloc";
 
 impl SelectedEvents {
-    /// Selects by globs; all if there are none. `names` are those of the runtime's version, `users` those that the program has
-    /// registered.
+    /// Selects by globs; all if there are none. `names` are those of the runtime's version, `users` those that the
+    /// program has registered.
     ///
     /// # Errors
     ///
@@ -118,13 +119,13 @@ impl SelectedEvents {
         Ok(selected)
     }
 
-    /// Returns the names that are selected, as far as they are known: a program may register more of its own, which are added at the
-    /// end.
+    /// Returns the names that are selected, as far as they are known: a program may register more of its own, which are
+    /// added at the end.
     pub fn names(&self) -> &[RuntimeEventName] {
         &self.names
     }
 
-    /// Returns the index of a name, which it gets if it is selected.
+    /// Returns the index of a name, which is added if it is new; `None` if it is not selected.
     fn index(&mut self, group: RuntimeEventGroup, name: &str) -> Option<usize> {
         let is_selected = self.globs.is_empty() || self.globs.iter().any(|it| it.matches(name));
         is_selected.then(|| {
@@ -138,7 +139,7 @@ impl SelectedEvents {
         })
     }
 
-    /// Calls `visit` with what of an entry is selected.
+    /// Calls `visit` with an entry if it is selected, and with the break or the fork that it means, selected or not.
     ///
     /// # Errors
     ///

@@ -10,8 +10,8 @@ pub(super) const GAP: u16 = 2;
 
 /// A name cut to `width` terminal columns: if it is cut, it ends with an ellipsis.
 pub(super) fn clipped(name: &str, width: usize) -> String {
-    // Four characters, combining marks (accents) included, are at least one column wide, so what is
-    // cut off here would not fit.
+    // Four characters, combining marks (accents) included, are taken to be at least one column wide, so what is cut off
+    // here would not fit.
     let beginning: String = name.chars().take(4 * width + 4).collect();
     let mut text = Escaped(&beginning).to_string();
     if Line::from(text.as_str()).width() <= width && beginning.len() == name.len() {
@@ -59,7 +59,7 @@ pub(super) fn bytes_text(bytes: f64) -> String {
     three_digits(bytes, [("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)])
 }
 
-/// A bar for each rate, scaled to the highest; none where nothing was counted.
+/// A bar for each of the last `width` rates, scaled to their highest; a space where nothing was counted.
 pub(super) fn sparkline(rates: impl ExactSizeIterator<Item = f64> + Clone, width: usize) -> String {
     const BARS: [&str; 8] = [
         bar::ONE_EIGHTH,
