@@ -13,6 +13,7 @@ pub(crate) struct BuildOutput {
     /// The built `test-programs`.
     pub(crate) targets: PathBuf,
     pub(crate) programs: Vec<Program>,
+    /// Where `ocaml-probes` is, if it was built.
     pub(crate) tool: PathBuf,
 }
 

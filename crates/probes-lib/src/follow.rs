@@ -94,8 +94,8 @@ use self::session::FollowSession;
 ///
 /// # Requirements and side effects
 ///
-/// All threads of the processes are traced: no debugger can trace them meanwhile (other programs of the same user that use this
-/// library can stop and observe them: they are lent for that), and a program
+/// All threads of the processes are traced: no debugger can trace them meanwhile (other programs of the same
+/// user that use this library can stop and observe them: they are lent for that), and a program
 /// that changes its user when it is executed (set-user-ID) runs without that privilege. If this process
 /// dies, they run on; while it is stopped (SIGSTOP, SIGTSTP), they wait for it wherever they fork,
 /// execute or load something, or receive a signal.
@@ -218,7 +218,7 @@ impl Follow {
 }
 
 impl Drop for Follow {
-    /// Same as [`Follow::stop`], and waits until all processes are detached from.
+    /// Same as [`Follow::stop`], and waits until all processes are detached from, except during a panic.
     fn drop(&mut self) {
         self.stop();
         if !std::thread::panicking() {

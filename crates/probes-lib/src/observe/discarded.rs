@@ -13,13 +13,13 @@ use crate::observe::plan::{ObservationPlan, PointOf};
 use crate::process::maps::{self, Mapping};
 use crate::process::program::Program;
 
-/// How often it is checked at most.
+/// The shortest time between two checks.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Sites of an observation that record no hits any more: the process has discarded its copies of the patched pages
-/// (by `madvise(MADV_DONTNEED)`, or by a new mapping of the file), or has unloaded an object and loaded it again at the same
-/// address. Hits, times and events of these sites are missing. Sites of objects that are no longer loaded
-/// are none of them.
+/// Sites and functions of an observation that record no hits any more: the process has discarded its copies of the
+/// patched pages (by `madvise(MADV_DONTNEED)`, or by a new mapping of the file), or has unloaded an object and loaded
+/// it again at the same address. Their hits, times and events are missing. Those of objects that are no longer loaded
+/// are not among them.
 ///
 /// ```no_run
 /// # let mut observer: probes_lib::Observer = unimplemented!();
@@ -42,7 +42,7 @@ impl DiscardedPatches {
         self.points.len()
     }
 
-    /// Returns the names of their probes, in order.
+    /// Returns the names of the probes of these sites, in order.
     pub fn probes(&self) -> impl Iterator<Item = &str> {
         let probes = self.program.probes();
         let has_any = |site: usize| self.points.contains(&PointOf::Site(site));
@@ -51,7 +51,7 @@ impl DiscardedPatches {
         probes.map(|probe| probe.name())
     }
 
-    /// Returns the names of the functions that are no longer counted, by address.
+    /// Returns the names of the functions, in the order of their addresses.
     pub fn functions(&self) -> impl Iterator<Item = &str> {
         self.points.iter().filter_map(|point| match point {
             PointOf::Site(_) => None,
@@ -64,7 +64,7 @@ impl DiscardedPatches {
 #[derive(Debug)]
 pub(crate) struct DiscardCheck {
     found: DiscardedPatches,
-    /// When the process is checked next; `None`: not any more, because its sites are being restored.
+    /// When the process is checked next; `None`: never, because its sites are being restored.
     next: Option<Instant>,
 }
 
@@ -80,7 +80,7 @@ impl DiscardCheck {
         }
     }
 
-    /// Returns whether the process is to be checked now; if so, not again for a while.
+    /// Returns whether the process is to be checked now; if so, it is not to be checked again for a while.
     pub(crate) fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = self.next.is_some_and(|next| next <= now);

@@ -35,7 +35,7 @@ pub(crate) const PATCH_LEN: usize = 5;
 /// The bytes of a patch, or those that it replaces: at most [`PATCH_LEN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PatchBytes {
-    /// Zeros behind `len`.
+    /// Zeros from `len` on.
     bytes: [u8; PATCH_LEN],
     len: u8,
 }
@@ -116,7 +116,7 @@ pub(crate) enum PlaceState {
     PartlyPatched,
     /// Its patch with breakpoints of another tool in it, which will write the original bytes over them.
     UnderBreakpoint,
-    /// The original bytes: it was patched, and is so no more.
+    /// The original bytes: it was patched, and no longer is.
     Unpatched,
     /// Neither: something else has changed the code.
     Other,
@@ -132,7 +132,8 @@ impl Point {
         }
     }
 
-    /// Returns the places that its patch overwrites, which are written at once; the trampoline must be within reach.
+    /// Returns the places that its patch overwrites: the island, if there is one, and that at the point. The trampoline
+    /// must be within reach.
     pub(crate) fn places(&self, trampoline: LiveAddr) -> impl Iterator<Item = PatchPlace> + use<> {
         let near = |opcode, at: LiveAddr| {
             let displacement = trampoline.0.wrapping_sub(at.plus(PATCH_LEN as u64).0) as u32;
@@ -301,25 +302,25 @@ pub(crate) fn crosses(patch_at: LiveAddr, block: u64) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Role {
     pub(crate) is_counted: bool,
-    /// Of a point that is counted, or has a histogram: which hits.
+    /// Which hits are counted, watched, timed or in the histogram; ends of pairs have `pair_filter`.
     pub(crate) filter: Option<Arc<FilterRole>>,
     /// The histogram of a value of each hit.
     pub(crate) histogram: Option<HistogramRole>,
-    /// Of a point that is counted: by what; then its counter has those for which there is no room. Of one with a histogram: of what
-    /// each has its own.
+    /// By what the hits of a point are counted; its own counter then has those for which there is no room. If the point
+    /// has a histogram, there is one for each key.
     pub(crate) keys: Option<Arc<KeyRole>>,
     /// Which ends of pairs it is: stops come before starts.
     pub(crate) ends: Vec<PairEnd>,
     /// Of a point that is an end of a pair.
     pub(crate) marks: Marks,
-    /// Of such a point: by what the stops of its pairs find their starts, wherever these were; by default, the last start of the
-    /// thread is the one.
+    /// Of such a point: the key by which a stop finds its start, in whichever thread that was. `None`: a stop belongs
+    /// to the last start of its thread.
     pub(crate) pair_key: Option<Arc<KeyRole>>,
     pub(crate) pair_filter: PairFilter,
-    /// Of the stop of a pair, and of a function that is timed: by what its times are distinguished. Its last part is the name: of a pair,
-    /// its number.
+    /// Of the stop of a pair, and of a function that is timed: by what its times are distinguished. The last part is
+    /// the name; that of a pair is its number.
     pub(crate) time_keys: Option<Arc<KeyRole>>,
-    /// Of such a point, if slow pairs are reported: what is recorded of them here.
+    /// Of such a point, or the start of a pair, if slow times are reported: what is recorded of them here.
     pub(crate) reported: Option<WatchRole>,
     pub(crate) watched: Option<WatchRole>,
     /// Of an entry or an exit of a function that is timed.
@@ -338,7 +339,7 @@ pub(crate) struct ExitsRole {
     pub(crate) is_ocaml: bool,
 }
 
-/// Which hits of a point are counted.
+/// Which hits of a point are recorded.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FilterRole {
     pub(crate) filter: Filter,
@@ -430,14 +431,14 @@ impl HistogramRole {
     }
 }
 
-/// Of which starts of pairs the times are recorded.
+/// Which pairs are timed, by a filter of their starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum PairFilter {
     #[default]
     All,
-    /// Of those at which this is true.
+    /// The point is a start: those at whose start this is true.
     Starts(Arc<FilterRole>),
-    /// It is only known there: the point is a stop.
+    /// The point is only a stop: what the filter says is known at the start.
     Stops,
 }
 
@@ -490,7 +491,7 @@ pub(crate) struct WatchRole {
     pub(crate) arguments: Vec<ArgumentSource>,
     /// What they are, of a USDT probe; of others it is known by the site, or they are words.
     pub(crate) formats: Vec<ArgumentFormat>,
-    /// Every how many hits are recorded; `None`: all.
+    /// One in so many hits is recorded; `None`: all.
     pub(crate) sample: Option<NonZeroU64>,
     /// Of a point in a function; the others are sites.
     pub(crate) function: Option<WatchedFunction>,
@@ -719,7 +720,7 @@ impl ArgumentSource {
     /// Where a function leaves its result.
     pub(crate) const RESULT: ArgumentSource = ArgumentSource::Register(Register::RAX);
 
-    /// Returns the source of an argument of a note; `None` is one that could not be parsed.
+    /// Returns the source of an argument of a note; `None` stands for one that could not be parsed.
     pub(crate) fn of(argument: Option<&Argument<'_>>) -> ArgumentSource {
         match argument.map(|argument| &argument.operand) {
             Some(Operand::Register(name)) => register_source(name),
@@ -1085,7 +1086,7 @@ mod tests {
         kind: ParameterKind::Value,
     };
 
-    /// A point whose only argument, a value or a word, is there.
+    /// The scope of a point with one argument of this kind.
     fn scope(kind: ParameterKind) -> Scope {
         let parameter = Parameter { kind, ..VALUE };
         Scope::of("probe a", "a", vec![parameter]).asking_kernel_if(true)
@@ -1116,7 +1117,8 @@ mod tests {
         }))
     }
 
-    /// Returns roles of which one part asks this each: as a filter, a filter of starts, and the keys of hits, pairs, and times.
+    /// Returns roles with one expression each: `test` as a filter and as a filter of starts, `key` as the key of hits,
+    /// of pairs and of times.
     fn asking(test: &str, key: &str, kind: ParameterKind, source: ArgumentSource) -> [Role; 5] {
         [
             Role {

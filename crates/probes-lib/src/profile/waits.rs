@@ -23,13 +23,13 @@ pub(super) struct Waits<L> {
     pub(super) lost: u64,
 }
 
-/// A thread that was off the processor.
+/// A time that a thread was off the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadWait<L> {
     pub(super) tid: i32,
     pub(super) from: Duration,
     pub(super) time: Duration,
-    /// When it was switched to before, if that is recorded.
+    /// When it had last got a processor before, if that is recorded.
     pub(super) on_since: Option<Duration>,
     /// What the thread was seen to do meanwhile.
     pub(super) seen: Option<L>,
@@ -44,8 +44,8 @@ pub(super) enum Cause {
     Wait,
     /// It ran, and we stopped it: that is no wait of its own.
     Stop,
-    /// It began during a stop for which the thread was woken, from a wait, or which it met as soon as it had a processor: it is one of
-    /// these.
+    /// It began during a stop, and the thread had got a processor during the same stop: either the stop interrupted a
+    /// wait, or the thread had waited for a processor and was stopped as soon as it had one.
     PerhapsStop,
 }
 
@@ -86,7 +86,7 @@ struct Thread<L> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SwitchState {
-    /// Nothing is recorded yet since this time.
+    /// Switches are recorded since this time, and none was yet.
     Unknown(Duration),
     On,
     /// It waits for a processor.
@@ -105,7 +105,7 @@ impl<L: Clone> Waits<L> {
         }
     }
 
-    /// The switches of a thread that is there already are recorded.
+    /// Adds a thread that existed before its switches were recorded.
     pub(super) fn begin(&mut self, tid: i32) {
         let at = self.begun;
         let begun = || Thread {
@@ -118,14 +118,14 @@ impl<L: Clone> Waits<L> {
         self.threads.entry(tid).or_insert_with(begun);
     }
 
-    /// A thread was seen to wait: it did at this time.
+    /// Keeps what a thread was seen to do at this time, when it waited.
     pub(super) fn looked(&mut self, tid: i32, at: Duration, look: L) {
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.look = Some((at, look));
         }
     }
 
-    /// Returns whether a thread waits, and was not looked at since it does, as far as is known.
+    /// Returns whether a thread waits, and was not looked at since it began to, as far as is known.
     pub(super) fn is_unseen(&self, tid: i32) -> bool {
         self.threads.get(&tid).is_some_and(|thread| {
             let SwitchState::Off(since) = thread.state else {
@@ -297,7 +297,7 @@ mod tests {
         waits.looked(PID, at(15), "read");
         assert!(!waits.is_unseen(PID));
         assert_eq!(add(&mut waits, &[(20, In)]), [(10, Some("read"))]);
-        // The next is not seen, but who it was last is known.
+        // The next is not seen, but what the thread was last seen to do is known.
         add(&mut waits, &[(30, Out)]);
         let unseen = waits.add(record(31, In)).unwrap();
         assert_eq!((unseen.seen, unseen.before), (None, Some("read")));

@@ -1,4 +1,4 @@
-//! [`GcTimes`]: how long what the collector does took.
+//! [`GcTimes`]: how long each pause, phase or wait of the collector took.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct GcTimes {
     buckets: BTreeMap<u64, u64>,
 }
 
-/// The binary digits of a time that are kept: a quantile is at most 0.1 % too low.
+/// The binary digits of a time that are kept: a quantile is at most 1/512, 0.2 %, too low.
 const DIGITS: u32 = 10;
 
 /// Returns where the bucket begins that a time is in.
@@ -31,7 +31,7 @@ impl GcTimes {
         *self.buckets.entry(bucket_of(time)).or_default() += 1;
     }
 
-    /// Returns times of which some are alike, as many as is said, whose exact sum and maximum are known.
+    /// Returns these times, each given with how many there are of it, and with their exact sum and maximum.
     pub fn of(
         times: impl IntoIterator<Item = (Duration, u64)>,
         total: Duration,
@@ -73,13 +73,13 @@ impl GcTimes {
         Duration::from_nanos(self.max)
     }
 
-    /// Returns the times, at most 0.1 % too low, and how many there are of each; the shortest first.
+    /// Returns the times, at most 0.2 % too low, and how many there are of each; the shortest first.
     pub fn times(&self) -> impl Iterator<Item = (Duration, u64)> {
         let buckets = self.buckets.iter();
         buckets.map(|(time, count)| (Duration::from_nanos(*time), *count))
     }
 
-    /// Returns the time that so many of a thousand do not exceed, at most 0.1 % too low; zero if there are none.
+    /// Returns the time that `part` of a thousand times do not exceed, at most 0.2 % too low; zero if there are none.
     pub fn per_mille(&self, part: u64) -> Duration {
         let rank = (u128::from(self.count) * u128::from(part))
             .div_ceil(1000)

@@ -78,9 +78,10 @@ pub(crate) struct TickMeasurement {
     begun: ClockReading,
 }
 
-/// Converts ticks to the time of day.
+/// Converts ticks to the time of day and to CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
+    /// What the counter was at `time`.
     ticks: u64,
     time: SystemTime,
     /// In nanoseconds.
@@ -103,7 +104,7 @@ impl TickMeasurement {
         (end.at - self.begun.at).as_nanos() as f64 / ticks as f64
     }
 
-    /// Returns how many ticks a time is.
+    /// Returns how many ticks a duration has. Waits if the measurement has only just begun.
     pub(crate) fn of(&self, time: Duration) -> u64 {
         (time.as_nanos() as f64 / self.nanoseconds_per_tick()) as u64
     }
@@ -142,8 +143,8 @@ impl Clock {
         }
     }
 
-    /// Returns the time between two values of the counter; zero if the second is before the first, as it may be if they are of two
-    /// processors.
+    /// Returns the time between two values of the counter; zero if the second is before the first, as it may be if they
+    /// are of two processors.
     pub(crate) fn between(&self, from: u64, to: u64) -> Duration {
         self.duration(to.saturating_sub(from))
     }

@@ -52,7 +52,7 @@ impl NoteSpec {
     }
 }
 
-/// An ELF file with its headers at the start and the code at the end:
+/// An ELF file of these parts:
 ///
 /// ```text
 /// header, 2 segments, 9 sections, their names | notes | base | .probes | text | symbols

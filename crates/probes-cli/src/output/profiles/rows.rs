@@ -11,14 +11,14 @@ use super::super::table::table;
 use super::{Distribution, FunctionTimes, ProfileBy, ProfileReport, StackTimes, TotalTimes};
 use crate::text::Escaped;
 
-/// How many rows a table has.
+/// How many rows a table has at most.
 const FEW: usize = 30;
 
 /// What was added up for one key.
 struct ProfileRow<'r> {
     name: String,
     seconds: f64,
-    /// Also in what the function calls.
+    /// Of a function: the time in it and in what it calls.
     total: Option<f64>,
     /// Two standard deviations of `seconds`.
     error: f64,

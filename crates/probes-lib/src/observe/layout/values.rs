@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! histogram   a copy for each group of threads
-//! copy        header: the greatest and the least value, the sum of those that their bucket does not tell
+//! copy        header: the greatest and the least value, the sum of those in buckets of several values
 //!             buckets: those of negative values, the least first, then the others; or
 //!             below, each step of a range, above
 //! ```
@@ -15,7 +15,8 @@ use crate::observe::buckets::Linear;
 use crate::observe::layout::histogram::{self, bucket_of, times_of};
 use crate::observe::layout::keys;
 
-/// The most histograms of an observation that has one for each name. Those of keys are always [`keys::histograms::ALL`].
+/// The most histograms of an observation that has one for each name. One that has them for keys always has
+/// [`keys::histograms::ALL`].
 pub(crate) const MAX_HISTOGRAMS: u32 = 1 << 10;
 const MOST: u32 = keys::histograms::ALL;
 
@@ -30,7 +31,8 @@ pub(crate) mod copy {
     pub(crate) const HEADER_LEN: u64 = 64;
 }
 
-/// Returns a number of the order of values: that of a signed one has another highest bit.
+/// Maps a value to a number without a sign such that the order is kept: inverts the sign bit of a signed value.
+/// It is its own inverse.
 pub(crate) fn order(value: u64, is_signed: bool) -> u64 {
     if is_signed { value ^ 1 << 63 } else { value }
 }
@@ -118,7 +120,7 @@ impl ValuesLayout {
         self.negative() + of(value)
     }
 
-    /// Returns which values belong to a bucket; without bounds, those below or above a range.
+    /// Returns the least and the greatest value of a bucket; `None` where values below or above a range have no bound.
     pub(crate) fn values_of(
         self,
         bucket: u64,

@@ -23,9 +23,8 @@ use crate::sys::ticks::TickMeasurement;
 
 /// How long the calls of a function lasted, from entry to exit.
 ///
-/// If more than 128 functions are timed, quantiles are accurate to 1 %, not to 0.2 %; of more than 512, to 3 %; of more than
-/// 2,048, to 12 %. The mean
-/// is that of the histogram.
+/// If more than 128 functions are timed, quantiles are accurate to 1 %, not to 0.2 %; if more than 512, to 3 %; if more
+/// than 2,048, to 12 %. The sum and the mean are those of the histogram, except of self times, whose sum is exact.
 ///
 /// ```no_run
 /// use probes_lib::{FunctionSelector, Observation, Options, Target};
@@ -61,10 +60,10 @@ struct Figures {
 }
 
 impl FunctionLatency {
-    /// Adds up what was measured in several processes, by the names of functions, in the order in which they come first. Of several
-    /// functions of a process that have one name, the first is taken for the first of the others, and so on. What it says of
-    /// [objects](FunctionLatency::object), addresses and stacks is that of the first process that has it; callers are not
-    /// distinguished, because their addresses differ.
+    /// Adds up what was measured in several processes, by the names of functions, in the order in which they come
+    /// first. If several functions of a process have one name, its first is added to the first of that name in other
+    /// processes, and so on. [Object](FunctionLatency::object), address and stack are those of the first process that
+    /// has the function; callers are not distinguished, because their addresses differ.
     ///
     /// ```no_run
     /// # fn add(one: &mut probes_lib::Observer, other: &mut probes_lib::Observer) -> probes_lib::Result<()> {
@@ -79,7 +78,7 @@ impl FunctionLatency {
         each: impl IntoIterator<Item = &'l [FunctionLatency]>,
     ) -> Vec<FunctionLatency> {
         let mut all: Vec<FunctionLatency> = Vec::new();
-        // There may be thousands.
+        // An index, because there may be thousands.
         let mut indexes: HashMap<(&str, usize), usize> = HashMap::new();
         for process in each {
             let mut seen: HashMap<&str, usize> = HashMap::new();
@@ -133,26 +132,27 @@ impl FunctionLatency {
         self.functions.functions[self.index].wanted.address
     }
 
-    /// Returns, if its times are self times ([`Observation::self_times`](crate::Observation::self_times)), how long its calls lasted
-    /// from entry to exit, all together; `None` if its times are these.
+    /// Returns the sum of the times of its calls from entry to exit, if its times are self times
+    /// ([`Observation::self_times`](crate::Observation::self_times)); otherwise `None`: it is [`sum`](Times::sum) then.
     pub fn total(&self) -> Option<Duration> {
         self.total
     }
 
-    /// Returns the callers of its calls that ended with an exit, those with the most time first, and last all those for which there
-    /// was no room, together. `None` if they are not distinguished ([`Observation::by_caller`](crate::Observation::by_caller)).
+    /// Returns the callers of its calls that ended with an exit, those with the most time first, and last all those for
+    /// which there was no room, together. `None` if they are not distinguished
+    /// ([`Observation::by_caller`](crate::Observation::by_caller)).
     pub fn callers(&self) -> Option<&[CallerLatency]> {
         self.callers.as_deref()
     }
 
-    /// Returns how many self times may be too long: a call of a function that is timed, made by that call, was unwound or lost, and its
-    /// time could not be subtracted.
+    /// Returns how many self times may be too long: the time of a call made meanwhile, of a function that is timed,
+    /// could not be subtracted, because that call was unwound or lost.
     pub fn doubtful(&self) -> u64 {
         self.figures.doubtful
     }
 
-    /// Returns how many calls are left out because [`Observation::only_starts_where`](crate::Observation::only_starts_where) has no
-    /// answer for them.
+    /// Returns how many calls are left out because
+    /// [`Observation::only_starts_where`](crate::Observation::only_starts_where) has no answer for them.
     pub fn untyped(&self) -> u64 {
         self.figures.untyped
     }
@@ -181,8 +181,8 @@ impl FunctionLatency {
     }
 
     /// Returns how many calls were not recorded: those within 500 others on the same stack, those on stacks beyond
-    /// about a thousand, those of threads without thread-local storage in a program that is observed from its first instruction, and a
-    /// few for which registers could not be saved.
+    /// about a thousand, those of threads without thread-local storage in a program that is observed from its first
+    /// instruction, and a few for which registers could not be saved.
     pub fn lost(&self) -> u64 {
         self.figures.lost
     }
@@ -232,7 +232,7 @@ impl RecordedCalls {
         let layout = sharing.shared.calls;
         let from = sharing.shared_at().plus(sharing.shared.calls());
         let read = |offset, len| data_source::read(pid, source, from.plus(offset), len);
-        // First the callers, so that they have no calls that the functions have not.
+        // First the callers: read later, they could have calls that the functions do not have yet.
         let callers = RecordedCallers::read(layout, read)?;
         let functions = read(0, layout.functions_len())?;
         let mut recorded: Vec<RecordedFunction> = (0..layout.functions)
@@ -312,7 +312,7 @@ impl RecordedCalls {
     }
 }
 
-/// Reads the histograms of a function, as far as they have times: from the first of their `octaves` to the last.
+/// Reads the histograms of a function, from the first octave that has times to the last: `octaves` has a bit for each.
 fn counts(
     layout: CallsLayout,
     function: u32,
@@ -341,7 +341,8 @@ fn counts(
     Ok(counts)
 }
 
-/// Reads the sum of the self times of a function, and that of its times from entry to exit; `None` if self times are not counted.
+/// Reads the sum of the self times of a function, and that of its times from entry to exit; `None` if self times are
+/// not counted.
 fn sums_of(
     layout: CallsLayout,
     function: u32,
@@ -443,7 +444,7 @@ mod tests {
 
     #[test]
     fn times_of_all_groups_are_summed() {
-        // In octaves 1 and 3, the fifth bucket of each group; and in one that is not known to have any.
+        // Bucket 5 of octaves 1 and 3, in each group; and of octave 5, which has no bit.
         let read = |at: u64, len: u64| {
             let mut bytes = vec![0; len as usize];
             for group in 0..1 << LAYOUT.group_bits() {
@@ -475,7 +476,7 @@ mod tests {
         assert_eq!((word(&[1; 8], 1), word(&[1; 8], u64::MAX)), (0, 0));
     }
 
-    /// Returns what a plan of two functions of a program that is running reads of data in which this is recorded.
+    /// Returns the latencies of two functions of a running program, read from what `record` writes.
     fn latencies(
         observation: Observation,
         record: impl FnOnce(&mut RecordedData, &ObservationPlan),

@@ -4,10 +4,10 @@
 //! save registers; claim a record; write the arguments into it; write what they point to into it; restore registers
 //! ```
 //!
-//! What a function of C is passed need not be an address, and if it is one, the memory there may have been unmapped a moment
-//! ago: `free` leaves the address of what it has unmapped in a register. So the kernel is asked before memory is read. It says
-//! whether a word can be read if rt_sigprocmask(2) is called with that word as the new mask, and no valid `how`: `EFAULT` or
-//! `EINVAL`. No mask is changed. That takes about a tenth of a microsecond.
+//! What a function of C is passed need not be an address, and if it is one, the memory there may have been unmapped a
+//! moment ago: `free` leaves the address of what it has unmapped in a register. So the kernel is asked before memory is
+//! read: rt_sigprocmask(2), called with the word as the new mask and with an invalid `how`, fails with `EFAULT` if the
+//! word cannot be read, else with `EINVAL`. No mask is changed. That takes about a tenth of a microsecond.
 //!
 //! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or behind a lock
 //! (trampoline/saved.rs).
@@ -61,8 +61,8 @@ pub(super) enum RecordedEvent {
     Exit(ExitKind),
 }
 
-/// Returns the code at `at` that records a call or an exit. The function leaves the MMX registers empty at its entry if
-/// `mmx_is_free`.
+/// Returns the code at `at` that records a call or an exit. If `mmx_is_free`, the function uses neither the MMX
+/// registers nor the x87 unit.
 pub(super) fn code(
     at: LiveAddr,
     what: RecordedEvent,
@@ -94,7 +94,7 @@ pub(super) fn code(
     };
     let mut a = CodeAssembler::new(64)?;
     if function.has_only_results && what == RecordedEvent::Exit(ExitKind::Jump) {
-        // The result is that of another function.
+        // The result is that of another function: a filter has no answer.
         a.add_instruction(locked_increment(pointers.untyped)?)?;
         return a.assemble(at.0);
     }
@@ -176,7 +176,7 @@ pub(super) fn code(
     }
     if watched.sample.is_some() || filter.is_some() {
         a.set_label(&mut skipped)?;
-        // There may be another label.
+        // An instruction can have only one label, and there may be another.
         a.nop()?;
     }
     saving.restore(&mut a)?;
@@ -243,9 +243,9 @@ fn load_saved(
     }
 }
 
-/// Emits the code that writes an operand in memory into the record, or its address if it cannot be read: the kernel is asked if
-/// the code `asks` it, and of what is not in the frame of the point, the table of pages as well. Uses all registers but rbx,
-/// rcx and r8.
+/// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is not
+/// static is read only if the code `asks` the kernel; outside the frame of the point, the table of pages has to agree.
+/// Uses all registers but rbx, rcx and r8.
 fn operand(
     a: &mut CodeAssembler,
     index: u64,
@@ -353,7 +353,7 @@ fn memory(
     a.nop()
 }
 
-/// Emits the code that copies the words around the address in rdx, as far as they can be read: from the last multiple of 8 on.
+/// Emits the code that copies the word that the address in rdx is in, and those after it, as far as they can be read.
 fn text(
     a: &mut CodeAssembler,
     index: u64,
@@ -419,7 +419,7 @@ fn copy_words(a: &mut CodeAssembler, index: u64) -> Result<(), IcedError> {
     a.mov(byte_ptr(rcx + layout_of::COPIED + index), sil)
 }
 
-/// Emits a jump to `otherwise` unless the word `offset` bytes behind rdx may be read: the table of pages and the kernel
+/// Emits a jump to `otherwise` unless the word at rdx + `offset` may be read: the table of pages and the kernel
 /// both say so. Uses all registers but rbx, rcx, rdx and r8.
 fn unless_certain(
     a: &mut CodeAssembler,

@@ -1,5 +1,5 @@
-//! The requests of a tool to the follower that lends it a process, and the replies: words of 64 bits, the first of which
-//! says what the others are.
+//! The requests of a tool to the follower that lends it a process, and the replies: words of 64 bits, the first of
+//! which says what the others are.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) const VERSION: u64 = 1;
 /// Begins the first message, and the reply to it, in all versions; the version is next.
 const MAGIC: u64 = u64::from_le_bytes(*b"o-p lend");
 
-/// The length of the longest message in bytes. The kernel's default limit of a socket is a little more.
+/// The length of the longest message in bytes. A socket's send buffer is a little larger by default.
 pub(crate) const MAX_LEN: usize = 192 << 10;
 
 /// How many threads the reply to a request to stop can name.
@@ -26,7 +26,8 @@ pub(crate) const MAX_WRITE: usize = 16 << 10;
 
 const WORD: usize = size_of::<u64>();
 
-/// The first message. With it the tool sends a descriptor of the memory of the process (/proc/PID/mem), open for writing.
+/// The first message. With it the tool sends a descriptor of the memory of the process (/proc/PID/mem), open for
+/// writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hello {
     Process {
@@ -54,6 +55,7 @@ pub(crate) enum Request {
     Stop(u64),
     /// To resume them.
     ResumeAll,
+    /// What waitid(2) would report of the thread; the follower neither waits nor consumes it.
     Wait(i32),
     ResumeThread(i32),
     Registers(i32),

@@ -239,8 +239,8 @@ fn requests_for_threads_of_other_processes_fail() {
     follower.end();
 }
 
-/// Sends a message, with the descriptor of the file if there is one; returns the reply, or `None` if the connection is closed
-/// without one.
+/// Sends a message, with the descriptor of the file if there is one; returns the reply, or `None` if the connection is
+/// closed without one.
 fn answer(socket: &PacketSocket, bytes: &[u8], file: Option<&File>) -> Option<Vec<u8>> {
     socket.send(bytes, file.map(File::as_fd)).unwrap();
     socket.wait_for_message(LIMIT).unwrap();
@@ -633,8 +633,8 @@ fn lost_lease_is_not_blamed_on_seccomp() {
     follower.end();
 }
 
-/// A fake follower: replies to each stop request after `pause`, and reports `code` as the program counter until it has received
-/// `stops` stop requests.
+/// A fake follower: replies to each stop request after `pause`, and reports `code` as the program counter until it has
+/// received `stops` stop requests.
 fn serve_with_thread_at(
     code: u64,
     stops: usize,
@@ -814,7 +814,8 @@ fn tools_take_turns() {
             })
             .collect();
         let mut buffer = vec![0; MAX_LEN];
-        // How many replies each socket has received since the last call: one to its greeting, and one to each stop and resume.
+        // How many replies each socket has received since the last call: one to its greeting, and one to each stop and
+        // resume.
         let mut answered = || -> Vec<usize> {
             let mut count = |socket: &PacketSocket| {
                 let answers = std::iter::from_fn(|| socket.receive(&mut buffer).ok());
