@@ -13,7 +13,7 @@
 //! records    bytes of the kernel's rings → switches in and out                                  pure
 //! switches   the rings of all threads
 //! waits      switches → waits, with the stack that was read while they lasted, if there was time   pure
-//! samples    samples until the records of their time are there: who was on a processor when they were due   pure
+//! samples    samples until the records of their time are there: which threads were on a processor then   pure
 //! found      times and waits, added up by stack
 //! ```
 
@@ -58,7 +58,8 @@ const LEFT_TO_OTHERS: u64 = 128;
 /// How often it is checked whether the process has executed another program.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many threads that have exited are known at most, besides.
+/// How many threads may be known from the kernel's records, beside two for each one that there is, before those that
+/// have exited are forgotten.
 const MOST_ENDED: usize = 1 << 10;
 
 /// How often, at most, it is checked whether libraries were loaded; only if there is code that is not known.
@@ -120,7 +121,8 @@ struct KernelRecords {
     stops: Vec<Range<Duration>>,
     /// See [`Profile::unseen_excess`].
     unseen_excess: Duration,
-    /// How long this thread had run when they were last looked at, and how long it has run since the time before.
+    /// How long the profiler's thread had run when waits were last looked at; and how much of that since the look
+    /// before.
     ran_until: Duration,
     ran: Duration,
 }
@@ -138,12 +140,12 @@ struct Watched {
 }
 
 impl Profiler {
-    /// Begins to watch a process. If it `is_live`, nothing is ever stopped: threads that run have no frames then, unless the kernel samples
-    /// them ([`record`](Self::record)).
+    /// Begins to watch a process. If `is_live`, nothing is ever stopped: threads that run have no frames then, unless
+    /// the kernel samples them ([`record`](Self::record)).
     ///
     /// # Errors
     ///
-    /// Same as [`Stacks::of_process`]; and if it is this process or an ancestor of it, unless it is live.
+    /// Same as [`Stacks::of_process`]; and unless `is_live`, if it is this process or an ancestor of it.
     pub fn of_process(pid: i32, is_live: bool) -> Result<Profiler> {
         let stacks = Stacks::of_process(pid)?;
         if !is_live {
@@ -177,6 +179,7 @@ impl Profiler {
     }
 
     /// From now on, distinguishes whether some thread works for the garbage collector: whether a function of it is on a stack.
+    /// Ends [`record`](Self::record).
     ///
     /// # Errors
     ///
@@ -189,7 +192,7 @@ impl Profiler {
 
     /// Begins anew, and has the kernel record each wait, so that the times of waits are exact: with its stack if
     /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are sampled, and
-    /// [`Profile::waits`] says why. Waits are not distinguished by collections.
+    /// [`Profile::waits`] says why. Ends [`distinguish_collections`](Self::distinguish_collections).
     ///
     /// With `hz`, from 1 to 10,000, the kernel samples the threads that run, too, so many times in each second that they run, if it permits
     /// that. Then nothing is stopped, and [`Profile::running`] says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is
@@ -249,7 +252,7 @@ impl Profiler {
         } else if self.stacks.has_fibers() {
             &[][..]
         } else {
-            // Stops show what threads do that are in the kernel.
+            // Samples of user space alone would lack the time in the kernel, which stopping the threads shows.
             &[samples][..]
         };
         for samples in best {
@@ -383,13 +386,13 @@ impl Profiler {
     /// looking at its threads takes no more than 5 % of a processor. Where processors are shared, a stop takes longer.
     pub fn least_pause(&self) -> Duration {
         let (stop, look) = (self.last_stop, self.last_look);
-        // The other half is for the looks at waits.
+        // If waits are recorded, half of the 5 % is left for looking at them.
         let share = if self.recorded.is_some() { 39 } else { 19 };
         stop.saturating_mul(49).max(look.saturating_mul(share))
     }
 
     /// Looks at all threads, and adds the time since the last sample to what they do. The sample was `due` a moment ago: if switches are
-    /// recorded, it counts the threads that were on a processor then, however late this thread has got one itself.
+    /// recorded, it counts the threads that were on a processor then, even if this thread got one only later.
     ///
     /// # Errors
     ///
@@ -522,8 +525,8 @@ impl Profiler {
             && addresses.any(|at| self.collector.iter().any(|code| code.contains(&at)))
     }
 
-    /// Looks at a thread without stopping it; `None` if it has exited. If it has waited since the last time, returns also since when that is
-    /// known.
+    /// Looks at a thread without stopping it; `None` if it has exited. If it has not run since the last look, also
+    /// returns since when it is known to wait.
     fn look_at(
         &mut self,
         tid: i32,
@@ -671,7 +674,7 @@ impl Profiler {
                 waits: sum.waits.clone(),
             });
         }
-        // In an order that does not change from run to run.
+        // Most time first, then by thread.
         stacks.sort_by(|one, other| (other.time, one.tid).cmp(&(one.time, other.tid)));
         let tids: HashSet<i32> = self.found.sums.keys().map(|key| key.tid).collect();
         let counts = self.threads.values().any(|thread| thread.first.is_some());

@@ -42,7 +42,7 @@ pub enum Selector {
     All,
     /// The probe of this name. It must exist, and disabling it fails if it is disabled already.
     Name(String),
-    /// The probes at the start and the stop of an event. STOP is enabled first and START disabled
+    /// The probes at the start and the stop of an event. The stop is enabled first and the start disabled
     /// first, so that no event is recorded without its stop.
     Pair {
         /// At the start of the event.
@@ -114,7 +114,7 @@ pub struct Actions {
 }
 
 impl Actions {
-    /// Returns an empty list of actions, to which others can be added.
+    /// Returns an empty list, to which actions can be added.
     pub fn new() -> Actions {
         Actions::default()
     }

@@ -1,5 +1,5 @@
-//! What `trace` and `record` have in common with a program that they start and observe: one thread waits for it, as the shell expects,
-//! and another reads what is recorded.
+//! How `trace` and `record` observe a program that they start: one thread waits for it, as the shell expects, and
+//! another reads what is recorded.
 
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
@@ -13,8 +13,9 @@ use probes_lib::Launched;
 use super::wait::Wait;
 use crate::failure::Failure;
 
-/// Waits for the program in this thread, and calls `record` in another, if there can be one. What `record` is passed is disconnected once
-/// the program has exited. Returns the program's status, and what has become of the recording.
+/// Waits for the program in this thread, and calls `record` in another, or after the wait if there can be no other. The
+/// channel that `record` is passed is disconnected once the program has exited. Returns the program's status, and what
+/// `record` has returned.
 pub(super) fn wait_and_record(
     launched: Launched,
     wait: Wait,
@@ -25,7 +26,8 @@ pub(super) fn wait_and_record(
     let record = || match parts.lock().unwrap_or_else(PoisonError::into_inner).take() {
         Some((record, exited)) => {
             let recorded = record(&exited);
-            // While the removal traced the program, the thread that waits was told nothing of its stops: it looks again.
+            // While the removal traced the program, the waiting thread learned nothing of its stops: now it looks
+            // again.
             let _ = kill(getpid(), Signal::SIGCHLD);
             recorded
         }

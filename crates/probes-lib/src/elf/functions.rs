@@ -124,7 +124,7 @@ pub(crate) fn frametable_calls(elf: &ElfFile) -> usize {
 /// What the names are in, by [`NameSource`].
 type Strings = [Vec<u8>; 3];
 
-/// How many functions have their preferred name where.
+/// How many functions have their preferred name in each place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NameCounts {
     /// In `.symtab`.
@@ -140,14 +140,14 @@ struct NamedFunction {
     address: FileAddr,
     len: u64,
     kind: FunctionKind,
-    /// Its names are the ones from here to those of the next entry; the preferred one is first.
+    /// Its names are those from `first_name` up to, but without, `last_name`; the preferred one is first.
     first_name: usize,
     last_name: usize,
     /// The file and line of its first call.
     call: Option<(NamePlace, u32)>,
 }
 
-/// Where a name is in the string tables.
+/// Where a name, or the path of a source file, is in the [`Strings`].
 #[derive(Clone, Copy)]
 struct NamePlace {
     source: NameSource,
@@ -184,8 +184,8 @@ impl FunctionTable {
         Ok(table)
     }
 
-    /// Reads the functions of a file to select some by their names. It takes less time, but only functions without a symbol
-    /// may have a first call.
+    /// Reads the functions of a file to select some by their names. It takes less time, but unless some function has no
+    /// symbol, none has a first call.
     ///
     /// # Errors
     ///
@@ -570,7 +570,7 @@ impl FunctionSymbol {
 }
 
 impl NamedFunction {
-    /// The function that these symbols, which are not none, stand for; their names begin with `first_name`.
+    /// The function that these symbols, at least one, stand for; the first one's name has the index `first_name`.
     fn of(
         aliases: &[FunctionSymbol],
         first_name: usize,
@@ -645,7 +645,7 @@ fn code_of(elf: &ElfFile) -> RangeSet {
     RangeSet::of(segments.map(|segment| (segment.start.0, segment.file_len)))
 }
 
-/// Where the sections of code begin and end: no function reaches over them.
+/// Where the sections of code begin and end: a function of unknown length does not reach over them.
 fn code_boundaries(elf: &ElfFile) -> Vec<u64> {
     let sections = elf.code_sections();
     let both = |(_, start, len): (_, FileAddr, u64)| [start.0, start.0.saturating_add(len)];

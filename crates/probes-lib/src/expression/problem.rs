@@ -40,7 +40,7 @@ impl BadExpression {
         &self.problem
     }
 
-    /// Returns whether it is good for other points, which have the arguments that it asks for.
+    /// Returns whether the expression may fit other points: this one lacks an argument, or its arguments are not known.
     pub(crate) fn is_about_arguments(&self) -> bool {
         let problem = &self.problem;
         matches!(
@@ -98,7 +98,7 @@ pub enum ExpressionProblem {
     /// It has nothing but spaces.
     #[error("the expression is empty")]
     Empty,
-    /// It is longer than any that is meant.
+    /// It is too long.
     #[error("the expression is longer than {MAX_LEN} bytes")]
     TooLong,
     /// Its parts are nested too deep.
@@ -118,10 +118,10 @@ pub enum ExpressionProblem {
     /// The closing quote is missing.
     #[error("the string does not end: a {0} is missing")]
     Unclosed(char),
-    /// A character in quotes that is none, or not one.
+    /// Single quotes around no byte, or around several.
     #[error("a character in quotes is one byte: 'c', or a string: \"text\"")]
     NotOneCharacter,
-    /// A backslash before something else than OCaml knows.
+    /// A backslash that begins none of the escapes, which are OCaml's except `\o101` and `\u{e9}`.
     #[error("no escape of OCaml: \\n \\t \\r \\b \\\\ \\\" \\' \\065 \\x41")]
     BadEscape,
     /// A number of more than 64 bits.
@@ -130,7 +130,7 @@ pub enum ExpressionProblem {
     /// A number that goes on with letters.
     #[error("{0:?} is no number")]
     NoNumber(String),
-    /// A number with a unit that is none of time.
+    /// A number with letters after it that are no unit of time.
     #[error("{0:?} is no unit of time: ns, us, ms, s")]
     NoUnit(String),
     /// A value is missing.
@@ -148,10 +148,10 @@ pub enum ExpressionProblem {
     /// `a < b < c`.
     #[error("comparisons cannot be chained: a < b && b < c")]
     Chained,
-    /// A field that is no number, or a larger one than is meant.
+    /// A field that is no number, or one above 65535.
     #[error("a field is a number up to 65535: arg0.1")]
     NoField,
-    /// No conversion or question has this name.
+    /// No function has this name.
     #[error("unknown function {name}{}", suggested(.near))]
     UnknownFunction {
         /// Its name.
@@ -223,7 +223,7 @@ pub enum ExpressionProblem {
     /// Something is used as what it is not.
     #[error("{text} is {is}, where {wanted} is needed")]
     WrongKind {
-        /// It.
+        /// The part, as it was written.
         text: String,
         /// Its kind.
         is: &'static str,
@@ -264,10 +264,10 @@ pub enum ExpressionProblem {
         "this is not the same at the start and the stop of a pair: use an argument that identifies what is timed"
     )]
     DiffersAtEnds,
-    /// More keys that arguments make than are possible.
+    /// More keys are calculated from arguments than registers can hold.
     #[error("at most {} keys can be made of arguments", Keys::MOST_HELD)]
     TooManyHeld,
-    /// More keys of the times of a pair that arguments make than are possible.
+    /// More than one key of the times of a pair is calculated from arguments.
     #[error("only one key of the times of a pair can be made of arguments")]
     TooManyHeldAtStop,
     /// The distance of a shift is not a number, or too large.

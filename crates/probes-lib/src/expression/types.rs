@@ -90,7 +90,7 @@ impl Scope {
         }
     }
 
-    /// The same, where the kernel is asked which memory can be read only if it may be.
+    /// The same, with this `may_ask_kernel`.
     pub(crate) fn asking_kernel_if(self, may_ask_kernel: bool) -> Scope {
         Scope {
             may_ask_kernel,
@@ -98,7 +98,7 @@ impl Scope {
         }
     }
 
-    /// The same, of the entry of a function, which knows its caller.
+    /// The same for the entry of a function, where `caller` is known.
     #[must_use]
     pub fn of_entry(self) -> Scope {
         Scope {
@@ -183,10 +183,10 @@ impl IntegerExpression {
     }
 }
 
-/// What can be asked, besides arguments.
+/// The names that expressions can use besides those of arguments.
 pub(super) const NAMES: [&str; 5] = ["probe", "tid", "caller", "retval", "elapsed"];
 
-/// Conversions and questions.
+/// The functions of expressions.
 const FUNCTIONS: [&str; 6] = ["int", "u64", "float", "str", "len", "tag"];
 
 /// A part of an expression.
@@ -427,7 +427,7 @@ impl Typing<'_> {
             ParameterKind::Float => Part::Float(Float::Word(word)),
             ParameterKind::Number { bits, signed } => {
                 let signedness = Signedness::of(signed);
-                // Extended to 64 bits, an unsigned one is not negative either: all of them can be compared as signed.
+                // Extended to 64 bits, an unsigned one is never negative: all of them can be compared as signed.
                 Part::Number(
                     Number::Narrow(word, bits.clamp(1, 32), signedness),
                     IntegerType::Signed,
@@ -641,7 +641,7 @@ impl Typing<'_> {
         text: Vec<u8>,
     ) -> Result<Test, Wrong> {
         let is = if of.is_of_c() && text.contains(&0) {
-            // The first one is its end.
+            // A string of C ends at its first NUL.
             Test::Constant(false)
         } else {
             Test::IsString(of, text)

@@ -10,7 +10,7 @@ use crate::memory::ReadMemory;
 /// How many bytes are read by one call at most.
 const MAX_PIECE: u64 = 1 << 20;
 
-/// How many bytes are copied; pages beyond are read each time. It is more than the code of any program.
+/// How many bytes are copied at most, which is more than the code of any program; other pages are read each time.
 const MAX_COPIED: u64 = 256 << 20;
 
 /// Copies of pages of a process.
@@ -18,7 +18,7 @@ const MAX_COPIED: u64 = 256 << 20;
 pub(crate) struct PageCopies {
     /// By address; they do not overlap.
     pieces: Vec<Piece>,
-    /// For the bytes of a piece that is read again.
+    /// What a piece is read into, to compare it with its bytes; kept to be allocated once.
     found: Vec<u8>,
 }
 
@@ -97,7 +97,7 @@ impl PageCopies {
         Ok(is_changed)
     }
 
-    /// Returns `memory`, which has not changed since, with the copies over it.
+    /// Returns `memory` with the copies over it. It must not have changed since they were made.
     pub(crate) fn over<'c, M: ReadMemory>(&'c self, memory: &'c M) -> CopiedMemory<'c, M> {
         let copies = self;
         CopiedMemory { copies, memory }

@@ -158,7 +158,7 @@ impl Code {
         set
     }
 
-    /// Says that the object is loaded at the addresses of its file, so that nothing is below the first 64 KiB.
+    /// Says that the object is loaded at the addresses of its file, where nothing can be mapped in the first 64 KiB.
     pub fn set_fixed(&mut self) {
         self.is_fixed = true;
     }
@@ -225,7 +225,7 @@ impl Code {
 
     /// Returns whether memory might be mapped somewhere in these addresses, beside the object itself.
     pub(super) fn may_have_room(&self, window: &Range<i128>) -> bool {
-        /// Of user space: `vm.mmap_min_addr` is 64 KiB.
+        /// The addresses of user space, if `vm.mmap_min_addr` is 64 KiB, its default.
         const USER: Range<i128> = 0x1_0000..(1 << 47) - 0x1000;
         if self.is_fixed && (window.end <= USER.start || window.start >= USER.end) {
             return false;
@@ -241,7 +241,7 @@ impl Code {
     ///
     /// # Errors
     ///
-    /// If some of its bytes are not in the file, or no instruction.
+    /// If it is too long, or some of its bytes are not executable bytes of the file, or no instruction.
     pub(super) fn body(&self, range: CodeRange) -> Result<Body, Refusal> {
         /// Of one function; the largest real ones, of interpreters and generated parsers, have less than 1 MiB.
         const MAX_LEN: u64 = 4 << 20;
@@ -299,8 +299,8 @@ impl Body {
         self.instructions.binary_search_by(by_address).ok()
     }
 
-    /// Returns whether the x87 unit may hold the result of a called function before this instruction, though the function
-    /// does not use the unit: it may return this result. Nothing is in the unit at its entry and at calls.
+    /// Returns whether the x87 unit may hold the result of a called function before this instruction: a function that
+    /// does not use the unit may still return this result. Nothing is in the unit at its entry and at calls.
     pub(super) fn may_pass_on_result(&self, index: usize) -> bool {
         let (before, behind) = self
             .instructions

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 use probes_lib::{FunctionTable, Glob, ProbeTable, Target, UsdtProbes};
 
-/// How many names are shown.
+/// How many names are shown at most.
 pub(super) const MOST: usize = 200;
 
-/// How many are looked at, of those that fit.
+/// How many of those that fit are looked at, at most.
 const MOST_FOUND: usize = 100_000;
 
 /// How long names are looked for; without optimization, everything takes longer.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 10_000 } else { 40 });
 
-/// Which names.
+/// Which names complete a word.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Names {
     Probes,
@@ -101,7 +101,7 @@ pub(super) fn of_file(file: PathBuf, names: Names, typed: &str) -> FoundNames {
 /// A name, and what it means.
 type Name = (String, String);
 
-/// What `find` finds until it has to be shown. What it still does then ends with this process.
+/// Returns what `find` has sent when the time is over; what it does after that ends with this process.
 fn in_time(find: impl FnOnce(&SyncSender<Name>) -> Option<()> + Send + 'static) -> FoundNames {
     let until = Instant::now() + PATIENCE;
     let (sender, receiver) = mpsc::sync_channel(1024);

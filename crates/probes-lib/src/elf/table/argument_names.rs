@@ -35,7 +35,7 @@ impl ArgumentNames {
         ArgumentNames::of_section(&section, base_address(elf))
     }
 
-    /// The same of a file with this section, and with `.stapsdt.base` at `base`.
+    /// Reads the notes in the bytes of a section, of a file whose `.stapsdt.base` is at `base`.
     fn of_section(section: &[u8], base: Option<FileAddr>) -> ArgumentNames {
         let mut names = ArgumentNames::default();
         for note in note::raw_notes(section).filter(is_ours) {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::testing::properties;
 
-    /// Where the notes below were linked, and where the section is.
+    /// Where `.stapsdt.base` was when the notes below were written, and is in the file.
     const BASE: u64 = 0x20e0;
 
     fn note(owner: &[u8], pc: u64, strings: &[u8]) -> Vec<u8> {

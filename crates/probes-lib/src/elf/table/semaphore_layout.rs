@@ -41,7 +41,9 @@ const PAIR_LEN: u64 = 2 * COUNTER_LEN;
 #[derive(Default)]
 struct Evidence {
     name: Box<str>,
+    /// Something says that it has 2 bytes.
     is_counter: bool,
+    /// Something says that it has 4 bytes.
     is_pair: bool,
 }
 

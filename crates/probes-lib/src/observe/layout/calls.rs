@@ -10,7 +10,8 @@
 //! A stack is that of a thread, or that of a fiber of OCaml 5. Only the thread that executes on it writes to its calls;
 //! what several threads write is written by locked instructions.
 //!
-//! For self times, a call is twice as long, if slow calls are reported, four times, and a histogram begins with two sums.
+//! For self times, a call is twice as long, and two sums are before each histogram. If slow calls are reported, a call
+//! is four times as long.
 //!
 //! If callers are distinguished, a table of callers follows (caller), and for each function a caller that stands for all that
 //! found no room in the table.
@@ -52,8 +53,8 @@ pub(crate) mod caller {
     /// How many rows are tried for a caller, from the one that the hash of its address selects.
     pub(crate) const TRIED: u64 = 16;
 
-    /// The return address of its calls, which has fewer bits than [`FUNCTION_AT`], and above these one more than the index of the
-    /// function that it calls. Zero: free.
+    /// The return address of its calls, in the bits below [`FUNCTION_AT`]; in those above, one more than the index of
+    /// the function that it calls. Zero: free.
     pub(crate) const KEY: u64 = 0;
     pub(crate) const FUNCTION_AT: u32 = 48;
     /// How many of its calls have ended with an exit.
@@ -66,7 +67,7 @@ pub(crate) mod caller {
 }
 const _: () = assert!(MAX_TIMED < 1 << (64 - caller::FUNCTION_AT));
 
-/// Before each histogram of self times, eight bytes each.
+/// The two sums before each histogram of self times, eight bytes each.
 pub(crate) mod sums {
     /// The sum of its times.
     pub(crate) const OWN: u64 = 0;
@@ -75,16 +76,17 @@ pub(crate) mod sums {
     pub(crate) const LEN: u64 = 64;
 }
 
-/// The fields of a stack, eight bytes each.
+/// The fields of a slot, which has the calls on one stack: eight bytes each.
 pub(crate) mod call_slot {
-    /// How many stacks there is room for.
+    /// How many slots there are, besides the extra ones.
     pub(crate) const COUNT: u64 = 1 << COUNT_BITS;
     pub(crate) const COUNT_BITS: u32 = 10;
     /// How many slots are tried for a stack, from the one that its hash selects. The table has this many extra slots at its
     /// end, so that the search need not wrap around.
     pub(crate) const TRIED: u64 = 16;
 
-    /// Whose it is: the address of the thread's control block, or twice the number of the fiber and one. Zero: free.
+    /// Whose stack it is: the address of the thread's control block, or of a fiber, twice its number plus one. Zero:
+    /// free.
     pub(crate) const OWNER: u64 = 0;
     /// How many calls have not ended.
     pub(crate) const DEPTH: u64 = 8;
@@ -94,7 +96,7 @@ pub(crate) mod call_slot {
     pub(crate) const MOST_CALLS: u32 = 500;
 
     /// The fields of a call: its frame, when it began (in ticks), its function (four bytes); of a call on a
-    /// fiber only, the OWNER of the slot when it began, as another fiber may have taken the slot since.
+    /// fiber only, the [`OWNER`] of the slot when it began, as another fiber may have taken the slot since.
     ///
     /// A frame is identified by the address of its return address, which is the stack pointer at the entry and at the exits;
     /// on a fiber, less the upper end of the stack, which moves when it grows. Zero: not yet written, or freed.
@@ -168,7 +170,7 @@ impl CallsLayout {
         self.functions | of_self | by_caller | arguments
     }
 
-    /// Returns the binary logarithm of the bytes of a call.
+    /// Returns the binary logarithm of the length of a call in bytes.
     pub(crate) fn call_len_bits(self) -> u32 {
         if self.keeps_arguments {
             7
@@ -179,17 +181,17 @@ impl CallsLayout {
         }
     }
 
-    /// Returns the binary logarithm of the bytes of a stack.
+    /// Returns the binary logarithm of the length of a slot in bytes.
     pub(crate) fn stack_len_bits(self) -> u32 {
         self.call_len_bits() + 9
     }
 
-    /// Returns the bytes of a stack.
+    /// Returns the length of a slot in bytes.
     pub(crate) fn stack_len(self) -> u64 {
         1 << self.stack_len_bits()
     }
 
-    /// Returns the offset of a stack.
+    /// Returns the offset of a slot.
     pub(crate) fn stack(self, index: u64) -> u64 {
         self.slots() + index * self.stack_len()
     }
@@ -204,7 +206,7 @@ impl CallsLayout {
         self.function(self.functions)
     }
 
-    /// Returns the offset of the stacks.
+    /// Returns the offset of the slots.
     pub(crate) fn slots(self) -> u64 {
         self.functions_len().next_multiple_of(PAGE)
     }

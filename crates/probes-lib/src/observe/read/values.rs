@@ -20,9 +20,9 @@ use crate::observe::read::ring::word;
 
 /// What an expression was at the hits of a probe or function ([`Observation::histogram_of`](crate::Observation::histogram_of)).
 ///
-/// Each value is in one bucket, and the counts of buckets are exact. Unless there is a [`Linear`] range, buckets have one value each
-/// up to 1,024, of either sign, and are at most 0.2 % of their least value wide; if there are more than 128 histograms, 256 and 0.8 %,
-/// and of more than 512, 64 and 3 %. The greatest and the least value are exact.
+/// Each value is in one bucket, and the counts of buckets are exact. Unless there is a [`Linear`] range, buckets have
+/// one value each up to 1,024, of either sign, and are at most 0.2 % of their least value wide; if there are more than
+/// 128 histograms, 256 and 0.8 %; if there are more than 512, 64 and 3 %. The greatest and the least value are exact.
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Selector, Target};
@@ -46,7 +46,7 @@ pub struct ValueHistogram {
     sum: Option<i128>,
 }
 
-/// Without values.
+/// A histogram without values.
 impl Default for ValueHistogram {
     fn default() -> ValueHistogram {
         ValueHistogram {
@@ -72,7 +72,7 @@ pub struct ValueBucket {
     pub count: u64,
 }
 
-/// A quantile of values: it is in a bucket, and none outside it.
+/// A quantile of values, as far as the buckets tell it: a range that it is certainly in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quantile {
@@ -95,8 +95,9 @@ impl Quantile {
 }
 
 impl ValueHistogram {
-    /// Returns the histograms of several processes together: those of one name are added up, and of functions, it is not said where they
-    /// are. Where processes have buckets of different widths, the wider ones are kept.
+    /// Returns the histograms of several processes together: those of one name are added up, and have no
+    /// [`function`](Self::function), whose address differs between processes. Where processes have buckets of different
+    /// widths, the wider ones are kept.
     ///
     /// ```no_run
     /// # let (one, other): (probes_lib::Observer, probes_lib::Observer) = unimplemented!();
@@ -171,8 +172,9 @@ impl ValueHistogram {
         counts.fold(0, u64::saturating_add)
     }
 
-    /// Returns how many hits have no value, because an argument does not have the type that the expression needs, or memory could not
-    /// be read; or of how many it is not known whether they are meant ([`Observation::only_where`](crate::Observation::only_where)).
+    /// Returns how many hits have no value, because an argument does not have the type that the expression needs, or
+    /// memory could not be read; and those for which the filter has no answer
+    /// ([`Observation::only_where`](crate::Observation::only_where)).
     pub fn untyped(&self) -> u64 {
         self.untyped
     }
@@ -224,7 +226,7 @@ impl ValueHistogram {
     }
 }
 
-/// Returns which values of a bucket are possible.
+/// Returns which values those in a bucket may have, if all values are between these extremes.
 fn within(bucket: &ValueBucket, (least, most): (i128, i128)) -> Quantile {
     let low = bucket.least.unwrap_or(least).max(least);
     Quantile {
@@ -364,8 +366,8 @@ impl RecordedValues {
     }
 }
 
-/// Returns the sum of all values, of which those in buckets of several values have this sum, cut off to 64 bits. What was cut off
-/// follows from the borders of the buckets, unless these are too far from each other.
+/// Returns the sum of all values. `cut` is the sum of those in buckets of several values, cut off to 64 bits: what was
+/// cut off follows from the bounds of these buckets, unless they are too far apart.
 fn sum(buckets: &[ValueBucket], extremes: (i128, i128), cut: u64) -> Option<i128> {
     let (mut known, mut least, mut most) = (0_i128, 0_i128, 0_i128);
     for bucket in buckets {
