@@ -674,8 +674,12 @@ impl Profiler {
                 waits: sum.waits.clone(),
             });
         }
-        // Most time first, then by thread.
-        stacks.sort_by(|one, other| (other.time, one.tid).cmp(&(one.time, other.tid)));
+        // Most time first, then by thread, and always in the same order.
+        stacks.sort_by(|one, other| {
+            let order = (other.time, one.tid).cmp(&(one.time, other.tid));
+            let names = |it: &ProfiledStack| format!("{:?} {:?}", it.activity, it.frames);
+            order.then_with(|| names(one).cmp(&names(other)))
+        });
         let tids: HashSet<i32> = self.found.sums.keys().map(|key| key.tid).collect();
         let counts = self.threads.values().any(|thread| thread.first.is_some());
         let mut times = self.ended;

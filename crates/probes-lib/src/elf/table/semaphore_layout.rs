@@ -72,7 +72,9 @@ pub(super) fn adjust(
     }
     all.extend(evidence.keys());
     for semaphore in later {
-        let start = semaphore.counter.0 - semaphore.generation.counter_offset();
+        // Any address may be in a file.
+        let offset = semaphore.generation.counter_offset();
+        let start = semaphore.counter.0.wrapping_sub(offset);
         all.insert(start);
         if let Some(one) = evidence.get_mut(&start) {
             one.is_pair = true;
@@ -80,8 +82,9 @@ pub(super) fn adjust(
     }
     let end = section.0.0.saturating_add(section.1);
     for (&start, one) in &mut evidence {
-        let next = all.range(start + 1..).next().copied();
-        one.is_counter = next.unwrap_or(end).min(end) - start < PAIR_LEN;
+        let next = all.range(start.saturating_add(1)..).next().copied();
+        let end = next.unwrap_or(end).min(end);
+        one.is_counter = end.saturating_sub(start) < PAIR_LEN;
     }
     let has_exported_units = read_symbols(elf, &mut evidence)?;
     let fills_by_pairs = all.len() > 1
