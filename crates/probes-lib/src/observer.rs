@@ -161,7 +161,8 @@ impl Target {
         let process = self.opened.process();
         process.refuse_self_and_ancestors()?;
         let mut functions = self.find_functions(observation)?;
-        self.plan(observation, &functions)?;
+        // What is wrong with the question is found before anything that another tool has left is removed.
+        let mut planned = Some(self.plan(observation, &functions)?);
         let _lock = self.lock_unobserved(options)?;
         let before = process.stop_time().total();
         self.refuse_if_seccomp_forbids(observation, &functions, options)?;
@@ -181,7 +182,7 @@ impl Target {
         }
         let mut budget = TimeBudget::new(options.deadline);
         loop {
-            let error = match self.install(observation, &functions, options) {
+            let error = match self.install(observation, &functions, planned.take(), options) {
                 Ok(mut observer) => {
                     observer.stop_time = process.stop_time().since(before);
                     observer.successor_lock = successor_lock;
@@ -270,16 +271,21 @@ impl Target {
         }
     }
 
-    /// Installs an observation. If it fails, parts of it may be left.
+    /// Installs an observation, which may have been `planned` with these functions. If it fails, parts of it may be left.
     fn install(
         &self,
         observation: &Observation,
         functions: &Arc<ObservedFunctions>,
+        planned: Option<ObservationPlan>,
         options: Options,
     ) -> Result<Observer> {
         let process = self.opened.process();
         let image = self.opened.current_image()?;
-        let mut plan = ObservationPlan::of(observation, image.program.clone(), functions.clone())?;
+        let program = &image.program;
+        let mut plan = match planned.filter(|plan| Arc::ptr_eq(&plan.program, program)) {
+            Some(planned) => planned,
+            None => ObservationPlan::of(observation, program.clone(), functions.clone())?,
+        };
         plan.find_values_and_stacks(process, &image);
         let sites = plan
             .points
