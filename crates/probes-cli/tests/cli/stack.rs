@@ -197,9 +197,10 @@ fn ten_thousand_threads_have_stacks() {
     ))
     .json();
     assert_eq!(profile["threads"], 10_001);
-    // More files would be open than RLIMIT_NOFILE allows, or the kernel is not asked at all.
-    assert_eq!(profile["waits"]["method"], "sampled");
-    assert!(profile["waits"]["because"].is_string(), "{profile}");
+    // Two files a thread, which RLIMIT_NOFILE may not allow, nor the kernel at all: that is said then.
+    let waits = &profile["waits"];
+    let is_recorded = waits["method"] == "recorded";
+    assert_eq!(waits["because"].is_string(), !is_recorded, "{waits}");
 }
 
 // promise: Stacks: A process that cannot be stopped has the stacks of its blocked threads, and the others are said to be missing
