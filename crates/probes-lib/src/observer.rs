@@ -725,7 +725,7 @@ impl Observer {
             .look(self.target.opened.process(), &self.active.arenas);
         let mut removed = self.try_to_remove();
         if let Ok(report) = &mut removed {
-            report.unrestored = self.restore_forked();
+            report.unrestored = self.restore_all_forked();
         }
         if let (Ok(report), Some(switch)) = (&removed, &mut self.events_switch) {
             // If the process has exited, nothing is left to be undone.
@@ -746,25 +746,33 @@ impl Observer {
         })
     }
 
-    /// Restores the processes that were forked meanwhile, if their hits were to be recorded, too: their copies of the trampolines are removed
-    /// like those of a tool that was killed. Returns why some could not be restored.
-    fn restore_forked(&self) -> Vec<(i32, Arc<Error>)> {
+    /// Restores the processes that were forked meanwhile, if their hits were to be recorded, too. Returns why some could not be.
+    fn restore_all_forked(&self) -> Vec<(i32, Arc<Error>)> {
         let arena = self.active.arenas.first();
         let Some(arena) = arena.filter(|_| self.active.plan.records_forked) else {
             return Vec::new();
         };
+        let pids = with_copies(self.target.opened.process(), arena).into_iter();
+        let failed = pids.filter_map(|pid| Some((pid, Arc::new(self.restore_forked(pid).err()?))));
+        failed.collect()
+    }
+
+    /// Restores a process that was forked meanwhile ([`Observer::records_forked`]), as [`Observer::remove`] does with those of a
+    /// process that has not exited: its copies of the trampolines are removed like those of a tool that was killed.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::clean`]; that it has exited, or executed a program, is none.
+    pub fn restore_forked(&self, pid: i32) -> Result<()> {
         let options = Options {
             take_over: false,
             ..self.options
         };
-        let pids = with_copies(self.target.opened.process(), arena).into_iter();
-        let failed = pids.filter_map(|pid| {
-            let child = self.target.open_forked(pid);
-            let error = child.and_then(|child| child.clean(options)).err()?;
-            let has_gone = error.is_gone() || error.is_exec();
-            (!has_gone).then(|| (pid, Arc::new(error)))
-        });
-        failed.collect()
+        let child = self.target.open_forked(pid);
+        match child.and_then(|child| child.clean(options)) {
+            Err(error) if !error.is_gone() && !error.is_exec() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn try_to_remove(&mut self) -> Result<ObservationReport> {

@@ -677,8 +677,11 @@ impl Profiler {
         // Most time first, then by thread, and always in the same order.
         stacks.sort_by(|one, other| {
             let order = (other.time, one.tid).cmp(&(one.time, other.tid));
-            let names = |it: &ProfiledStack| format!("{:?} {:?}", it.activity, it.frames);
-            order.then_with(|| names(one).cmp(&names(other)))
+            let addresses = one.frames.iter().map(|frame| frame.address);
+            let others = other.frames.iter().map(|frame| frame.address);
+            order
+                .then_with(|| addresses.cmp(others))
+                .then_with(|| one.activity.leaf().cmp(&other.activity.leaf()))
         });
         let tids: HashSet<i32> = self.found.sums.keys().map(|key| key.tid).collect();
         let counts = self.threads.values().any(|thread| thread.first.is_some());

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{ObservationReport, Observer, Options, Target};
 
-use crate::failure::exit_or_exec;
 use crate::messages::Messages;
 use crate::output::WarningKind;
 
@@ -133,17 +132,13 @@ impl ForkedProcesses {
     pub(super) fn restore<'p>(
         &self,
         observed: impl Iterator<Item = Parent<'p>>,
-        options: Options,
     ) -> Vec<(i32, probes_lib::Error)> {
-        let observed: Vec<Parent<'_>> = observed.collect();
+        let observers: Vec<&Observer> = observed.map(|it| it.observer).collect();
         let restore = |it: &ForkedProcess| {
-            let parent = &observed[it.parent];
-            if !parent.observer.records_forked(it.pid) {
-                return None;
-            }
-            let child = parent.target.open_forked(it.pid);
-            let error = child.and_then(|child| child.clean(options)).err()?;
-            exit_or_exec(&error).is_none().then_some((it.pid, error))
+            let observer = observers[it.parent];
+            let is_recorded = observer.records_forked(it.pid);
+            let error = is_recorded.then(|| observer.restore_forked(it.pid).err())??;
+            Some((it.pid, error))
         };
         self.recorded.iter().filter_map(restore).collect()
     }

@@ -124,8 +124,6 @@ impl<'o> SeveralObservations<'o> {
     ) -> Result<SeveralObservations<'o>, Failure> {
         if forked.follow {
             request.observation = request.observation.record_forked();
-        }
-        if forked.follow {
             // Each process takes several.
             descriptors::raise_limit(DESCRIPTORS);
         }
@@ -316,8 +314,7 @@ impl<'o> SeveralObservations<'o> {
         };
         let observed = self.each.iter().zip(&self.targets);
         let observed = observed.map(|(one, target)| one.as_parent(target));
-        let options = without_take_over(self.request.options);
-        for (pid, error) in forked.restore(observed, options) {
+        for (pid, error) in forked.restore(observed) {
             self.failures.add(pid, Failure::of_removal(pid, error));
         }
     }

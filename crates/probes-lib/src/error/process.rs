@@ -226,15 +226,14 @@ impl Denial {
 pub(crate) const FREEZERS: [&str; 3] = ["__refrigerator", "do_freezer_trap", "get_signal"];
 
 fn state_text(state: char, wchan: &str) -> String {
-    let name = wchan;
+    if state == 'D' && FREEZERS.contains(&wchan) {
+        return "frozen (cgroup freezer), until somebody thaws it".to_owned();
+    }
     let wchan = match wchan {
         "" | "0" => String::new(),
         function => format!(", wchan {function}"),
     };
     match state {
-        'D' if FREEZERS.contains(&name) => {
-            "frozen (cgroup freezer), until somebody thaws it".to_owned()
-        }
         'D' => format!("in uninterruptible sleep (D{wchan})"),
         'R' => "still running (R): more threads want to run than there are processors".to_owned(),
         state => format!("busy in the kernel ({state}{wchan})"),

@@ -58,33 +58,25 @@ impl InjectedCall {
     /// Maps anonymous private memory at an address where nothing is mapped.
     pub(crate) fn map(at: LiveAddr, len: u64, protection: i32) -> InjectedCall {
         // Most of a large mapping is never touched, and is not to be accounted for.
-        let flags = libc::MAP_PRIVATE
-            | libc::MAP_ANONYMOUS
-            | libc::MAP_FIXED_NOREPLACE
-            | libc::MAP_NORESERVE;
-        InjectedCall {
-            number: MAP,
-            arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
-        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
+        InjectedCall::map_anonymous(at, len, protection, flags)
     }
 
     /// Maps anonymous memory, readable and writable, that forked children share, at an address where nothing is mapped.
     pub(crate) fn map_shared_with_children(at: LiveAddr, len: u64) -> InjectedCall {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED
-            | libc::MAP_ANONYMOUS
-            | libc::MAP_FIXED_NOREPLACE
-            | libc::MAP_NORESERVE;
-        InjectedCall {
-            number: MAP,
-            arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],
-        }
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
+        InjectedCall::map_anonymous(at, len, protection, flags)
     }
 
     /// Maps anonymous private memory, readable and writable, over memory that an earlier call has mapped.
     pub(crate) fn map_over(at: LiveAddr, len: u64) -> InjectedCall {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        InjectedCall::map_anonymous(at, len, protection, libc::MAP_PRIVATE | libc::MAP_FIXED)
+    }
+
+    fn map_anonymous(at: LiveAddr, len: u64, protection: i32, flags: i32) -> InjectedCall {
+        let flags = flags | libc::MAP_ANONYMOUS;
         InjectedCall {
             number: MAP,
             arguments: [at.0, len, protection as u64, flags as u64, u64::MAX, 0],

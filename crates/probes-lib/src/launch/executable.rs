@@ -140,14 +140,14 @@ pub(super) fn refuse_shell(process: &Process, file: Option<&Path>, program: &Pat
     let exe = exe.and_then(|exe| exe.metadata()).map(identity);
     let of_path = |path: &Path| std::fs::metadata(path).map(identity).ok();
     // A script that says itself which shell is to execute it begins with `#!`.
-    let is_script = file.is_some_and(|file| {
+    let is_script = |file: &Path| {
         let mut start = [0; 2];
         let opened = File::open(file);
         opened.is_ok_and(|mut file| file.read_exact(&mut start).is_ok() && start == *b"#!")
-    });
+    };
     let is_shell_instead = exe.is_ok_and(|exe| {
         Some(exe) == of_path(Path::new("/bin/sh")) && Some(exe) != file.and_then(of_path)
-    }) && !is_script;
+    }) && !file.is_some_and(is_script);
     if is_shell_instead {
         let (program, source) = (program.to_owned(), Errno::ENOEXEC.into());
         return Err(Error::of_program(&program, LaunchError::Exec { source }));

@@ -151,35 +151,28 @@ impl ForkCheck {
 pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
     let uptime = uptime();
     let program = process.identity_of("exe").ok();
-    let mut found = Vec::new();
-    let mut pids = children(process);
-    while let Some(pid) = pids.pop() {
-        let Ok(child) = Process::open(pid) else {
-            continue;
-        };
-        let age = forked(&child, uptime).map(|(_, age)| age);
+    descendants(process, |child| {
+        let age = forked(child, uptime).map(|(_, age)| age);
         let stays = age.is_some_and(|age| age.is_none_or(|age| age >= EXECUTES_WITHIN));
         let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
         // Where that cannot be known, it may be like a thread: what is done to its memory is done to that of the process.
-        let has_own_memory = || matches!(kcmp::share_memory(process.pid(), pid), Ok(false));
-        if stays && !program.is_some_and(is_other) && has_own_memory() {
-            pids.extend(children(&child));
-            found.push(pid);
-        }
-    }
-    found
+        let has_own_memory = || matches!(kcmp::share_memory(process.pid(), child.pid()), Ok(false));
+        stays && !program.is_some_and(is_other) && has_own_memory()
+    })
 }
 
 /// Returns the pids of the processes that a process, or one of these, has forked with copies of an arena.
 pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
+    descendants(process, |child| has_copy(child, process, arena, false))
+}
+
+/// Returns the pids of the children of a process, and of theirs, for which `is_meant` is true.
+fn descendants(process: &Process, is_meant: impl Fn(&Process) -> bool) -> Vec<i32> {
     let mut found = Vec::new();
     let mut pids = children(process);
     while let Some(pid) = pids.pop() {
-        let child = Process::open(pid);
-        if let Ok(child) = child.as_ref()
-            && has_copy(child, process, arena, false)
-        {
-            pids.extend(children(child));
+        if let Some(child) = Process::open(pid).ok().filter(&is_meant) {
+            pids.extend(children(&child));
             found.push(pid);
         }
     }

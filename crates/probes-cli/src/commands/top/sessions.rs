@@ -7,7 +7,7 @@ use probes_lib::{Latency, LiveAddr, Observation, Options, ProbeStates, State};
 
 use super::session::{Reading, Session};
 use crate::commands::forked_processes::{
-    ForkedProcess, ForkedProcesses, Parent, warn_of_late_start, without_take_over,
+    ForkedProcesses, Parent, warn_of_late_start, without_take_over,
 };
 use crate::commands::gaps::Gaps;
 use crate::failure::{Failure, exit_or_exec};
@@ -35,7 +35,7 @@ struct Following {
     /// Those that could not be observed.
     failed: Vec<(i32, Failure)>,
     /// Those whose times are missing until they were found, each with the process that has forked it.
-    late: Vec<(ForkedProcess, i32)>,
+    late: Vec<(i32, i32)>,
     /// How many were found while the screen shows rows of each process by itself.
     without_row: usize,
 }
@@ -120,11 +120,10 @@ impl Sessions {
         let Some(following) = &mut self.following else {
             return;
         };
-        let observed: Vec<&ProcessSession> = self.each.iter().collect();
-        let parents = observed.iter().filter_map(|one| one.as_parent());
+        let parents = self.each.iter().filter_map(ProcessSession::as_parent);
         let mut joining = Vec::new();
         for it in following.forked.find(parents) {
-            let parent = &observed[it.parent].session;
+            let parent = &self.each[it.parent].session;
             let child = parent.target().open_forked(it.pid);
             let begin = |child| Session::begin(&child, &following.observation, following.options);
             match child.and_then(begin) {
@@ -133,7 +132,7 @@ impl Sessions {
                         following.without_row += 1;
                     }
                     if it.is_late {
-                        following.late.push((it, parent.pid()));
+                        following.late.push((it.pid, parent.pid()));
                     }
                     joining.push(session);
                 }
@@ -157,11 +156,11 @@ impl Sessions {
         let Some(following) = self.following.take() else {
             return Vec::new();
         };
-        for (forked, parent) in &following.late {
-            warn_of_late_start(&messages(forked.pid), forked.pid, *parent);
+        for &(pid, parent) in &following.late {
+            warn_of_late_start(&messages(pid), pid, parent);
         }
         let observed = self.each.iter().filter_map(ProcessSession::as_parent);
-        let restored = following.forked.restore(observed, following.options);
+        let restored = following.forked.restore(observed);
         let unrestored = restored.into_iter();
         let unrestored = unrestored.map(|(pid, error)| (pid, Failure::of_removal(pid, error)));
         following.failed.into_iter().chain(unrestored).collect()

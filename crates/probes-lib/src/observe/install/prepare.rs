@@ -265,7 +265,7 @@ impl Prepared {
         &self.arenas
     }
 
-    /// Returns how much memory the arenas take. If not `is_private`, their data are mapped from a shared file.
+    /// Returns how much memory the arenas take. If not `is_private`, their data are shared, and no private memory.
     pub(crate) fn needed_memory(&self, is_private: bool) -> NeededMemory {
         let lens = self.arenas.iter().map(|arena| {
             let range = arena.range();
@@ -340,8 +340,7 @@ impl Prepared {
         calls
     }
 
-    /// Installs the observation in a stopped process. If `data` is given, the data of each arena
-    /// are mapped from its file.
+    /// Installs the observation in a stopped process, with its data mapped as `data` says.
     ///
     /// # Errors
     ///
@@ -815,8 +814,7 @@ fn mapped_together<'a>(
     })
 }
 
-/// Returns the calls that map an arena. If `data` is given, the arena's data are mapped from its
-/// file.
+/// Returns the calls that map an arena: its code, and its data as `data` says.
 fn map_calls(arena: &Arena, data: DataMapping<'_>) -> [InjectedCall; MAPPINGS] {
     let code = libc::PROT_READ | libc::PROT_EXEC;
     [
