@@ -116,6 +116,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.by.as_ref().is_some_and(CountedBy::is_stack) {
         return Err(refused("-by stack can only be used with `count`"));
     }
+    if let Some(by) = args.by.as_ref().filter(|by| !by.has_keys()) {
+        by.refuse_top().map_err(|why| refused(&why))?;
+    }
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
     let is_of_several = args.selection.is_by_name() || args.forked.follow || by_pid;
     let (&[pid], false) = (&pids[..], is_of_several) else {

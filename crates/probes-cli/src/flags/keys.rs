@@ -10,6 +10,9 @@ use super::duration::positive;
 /// The key that is not computed in the process, but found in the stacks that trampolines copy.
 const STACK: &str = "stack";
 
+/// The key that is known outside of the process. An argument of that name is `(pid)`.
+const PID: &str = "pid";
+
 /// How many keys are shown without `-top`.
 const SHOWN: usize = 20;
 
@@ -36,7 +39,8 @@ struct By {
 #[derive(Clone, Debug)]
 pub(crate) struct CountedBy {
     by: By,
-    shown: usize,
+    /// How many keys are shown, if `-top` says it.
+    top: Option<usize>,
 }
 
 impl Flags for KeyFlags {
@@ -47,10 +51,8 @@ impl Flags for KeyFlags {
         if self.top.is_some() && self.by.is_none() {
             return Err("-top needs -by: it says how many keys are shown".to_owned());
         }
-        let shown = self
-            .top
-            .map_or(SHOWN, |many| many.try_into().unwrap_or(usize::MAX));
-        Ok(self.by.map(|by| CountedBy { by, shown }))
+        let top = self.top.map(|many| many.try_into().unwrap_or(usize::MAX));
+        Ok(self.by.map(|by| CountedBy { by, top }))
     }
 }
 
@@ -63,7 +65,7 @@ impl CountedBy {
                 by_stack: false,
                 keys: None,
             },
-            shown: usize::MAX,
+            top: Some(usize::MAX),
         }
     }
 
@@ -113,35 +115,44 @@ impl CountedBy {
 
     /// How many keys are shown.
     pub(crate) fn shown(&self) -> usize {
-        self.shown
+        self.top.unwrap_or(SHOWN)
+    }
+
+    /// Refuses `-top`, if the answer has lines of names, all of which are shown, and none of keys.
+    pub(crate) fn refuse_top(&self) -> Result<(), String> {
+        match self.top {
+            Some(_) => {
+                let by: Vec<&str> = self.texts().filter(|&it| it != "probe").collect();
+                let by = by.join(",");
+                Err(format!(
+                    "-top is for keys: with -by {by}, all lines are shown"
+                ))
+            }
+            None => Ok(()),
+        }
     }
 }
 
 /// Reads what hits are counted by. The pid comes first: it is no expression, but known outside of the process.
 fn counted_by(typed: &str) -> Result<By, Box<dyn Error + Send + Sync>> {
-    if typed.trim() == STACK {
-        return Ok(By {
-            by_pid: false,
-            by_stack: true,
-            keys: None,
-        });
-    }
-    if typed.split(',').any(|key| key.trim() == STACK) {
+    let parts: Vec<&str> = Keys::split(typed).into_iter().map(str::trim).collect();
+    let by_stack = parts == [STACK];
+    if parts.contains(&STACK) && !by_stack {
         return Err("stack cannot be combined with other keys".into());
     }
-    let (first, rest) = typed.split_once(',').unwrap_or((typed, ""));
-    if first.trim() != "pid" {
-        let keys = Some(keys(typed)?);
-        return Ok(By {
-            by_pid: false,
-            by_stack: false,
-            keys,
-        });
+    if parts.iter().skip(1).any(|&it| it == PID) {
+        return Err("pid is the first key, as in -by pid,arg0".into());
     }
-    let keys = (!rest.is_empty()).then(|| keys(rest)).transpose()?;
+    let by_pid = parts.first() == Some(&PID);
+    let rest = match typed.split_once(',') {
+        _ if by_stack => None,
+        _ if !by_pid => Some(typed),
+        rest => rest.map(|(_, rest)| rest),
+    };
+    let keys = rest.map(keys).transpose()?;
     Ok(By {
-        by_pid: true,
-        by_stack: false,
+        by_pid,
+        by_stack,
         keys,
     })
 }

@@ -84,6 +84,9 @@ impl Flags for TimedFlags {
         if timed.by.as_ref().is_some_and(CountedBy::is_stack) {
             return Err("-by stack can only be used with `count`".to_owned());
         }
+        if let (Some(by), None) = (&timed.by, timed.keys()) {
+            by.refuse_top()?;
+        }
         if timed.keys().is_some() && timed.of_self {
             let why = "-self and -by EXPR exclude each other: the times of keys are whole times";
             return Err(why.to_owned());

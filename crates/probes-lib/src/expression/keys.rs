@@ -28,6 +28,38 @@ impl Keys {
     /// The most keys whose values are calculated from arguments: registers hold these.
     pub(crate) const MOST_HELD: usize = 2;
 
+    /// Splits a list at its commas, except those in quotes. A quote that a name ends with (`x'`) opens nothing.
+    ///
+    /// ```
+    /// use probes_lib::Keys;
+    ///
+    /// assert_eq!(Keys::split(r#"str(arg0) == "a,b",tid"#), [r#"str(arg0) == "a,b""#, "tid"]);
+    /// ```
+    pub fn split(list: &str) -> Vec<&str> {
+        let (mut parts, mut start) = (Vec::new(), 0);
+        let (mut quote, mut is_escaped) = (None, false);
+        let mut is_in_name = false;
+        for (at, byte) in list.bytes().enumerate() {
+            let follows_name = is_in_name && quote.is_none();
+            is_in_name =
+                byte.is_ascii_alphanumeric() || byte == b'_' || follows_name && byte == b'\'';
+            match (quote, byte) {
+                (None, b'\'') if follows_name => {}
+                (Some(_), _) if is_escaped => is_escaped = false,
+                (Some(_), b'\\') => is_escaped = true,
+                (Some(open), _) if byte == open => quote = None,
+                (None, b'"' | b'\'') => quote = Some(byte),
+                (None, b',') => {
+                    parts.push(&list[start..at]);
+                    start = at + 1;
+                }
+                _ => {}
+            }
+        }
+        parts.push(&list[start..]);
+        parts
+    }
+
     /// Returns them in their order, at least one.
     pub fn expressions(&self) -> impl ExactSizeIterator<Item = &Expression> {
         self.0.iter()
@@ -96,7 +128,7 @@ impl FromStr for Keys {
     type Err = BadExpression;
 
     fn from_str(text: &str) -> Result<Keys, BadExpression> {
-        let parts = parts(text);
+        let parts = Keys::split(text);
         if parts.len() > Keys::MOST {
             return Err(BadExpression::new(
                 text,
@@ -107,31 +139,6 @@ impl FromStr for Keys {
         let keys = parts.into_iter().map(|part| part.trim().parse());
         keys.collect::<Result<_, _>>().map(Keys)
     }
-}
-
-/// Splits a list at its commas, except those in quotes. A quote that a name ends with (`x'`) opens nothing.
-fn parts(list: &str) -> Vec<&str> {
-    let (mut parts, mut start) = (Vec::new(), 0);
-    let (mut quote, mut is_escaped) = (None, false);
-    let mut is_in_name = false;
-    for (at, byte) in list.bytes().enumerate() {
-        let follows_name = is_in_name && quote.is_none();
-        is_in_name = byte.is_ascii_alphanumeric() || byte == b'_' || follows_name && byte == b'\'';
-        match (quote, byte) {
-            (None, b'\'') if follows_name => {}
-            (Some(_), _) if is_escaped => is_escaped = false,
-            (Some(_), b'\\') => is_escaped = true,
-            (Some(open), _) if byte == open => quote = None,
-            (None, b'"' | b'\'') => quote = Some(byte),
-            (None, b',') => {
-                parts.push(&list[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&list[start..]);
-    parts
 }
 
 #[cfg(test)]
@@ -154,7 +161,7 @@ mod tests {
             ),
             (",", &["", ""]),
         ] {
-            assert_eq!(parts(list), expected, "{list}");
+            assert_eq!(Keys::split(list), expected, "{list}");
         }
     }
 }

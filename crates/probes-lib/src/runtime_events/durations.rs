@@ -18,6 +18,8 @@ use std::collections::HashMap;
 pub struct EventDurations {
     /// When those began that have not ended, by domain and name.
     open: HashMap<u32, HashMap<usize, Vec<u64>>>,
+    /// When events were last paused or resumed.
+    resumed: u64,
 }
 
 /// More begins of one name in each other than any program has: their ends were not written.
@@ -41,15 +43,22 @@ impl EventDurations {
     /// Adds an end; returns how long that took, in nanoseconds. `None` if its begin was not read, or the times make no sense.
     pub fn end(&mut self, domain: u32, name: usize, time: u64) -> Option<u64> {
         let open = self.open.get_mut(&domain)?.get_mut(&name)?;
-        time.checked_sub(open.pop()?)
+        let began = open.pop()?;
+        if began < self.resumed && time >= self.resumed {
+            return None;
+        }
+        time.checked_sub(began)
     }
 
-    /// Forgets what is open in a domain, because events of it were lost, or it has ended; `None`: in all of them.
-    pub fn forget(&mut self, domain: Option<u32>) {
-        match domain {
-            Some(domain) => drop(self.open.remove(&domain)),
-            None => self.open.clear(),
-        }
+    /// Forgets what is open in a domain, because events of it were lost, or it has ended.
+    pub fn forget(&mut self, domain: u32) {
+        self.open.remove(&domain);
+    }
+
+    /// Events were paused or resumed at this time: an end after it does not belong to a begin before it, in any domain. Rings are read one
+    /// after the other, so what others have from before that time may be added later.
+    pub fn paused_or_resumed(&mut self, time: u64) {
+        self.resumed = self.resumed.max(time);
     }
 }
 
@@ -79,12 +88,20 @@ mod tests {
         let mut durations = EventDurations::default();
         durations.begin(1, 0, 10);
         durations.begin(2, 0, 10);
-        durations.forget(Some(1));
+        durations.forget(1);
         assert_eq!(durations.end(1, 0, 20), None);
         assert_eq!(durations.end(2, 0, 20), Some(10));
         durations.begin(1, 0, 30);
-        durations.forget(None);
+        durations.paused_or_resumed(35);
         assert_eq!(durations.end(1, 0, 40), None);
+        // Of a ring that is read after that, and of one that was read before.
+        durations.begin(2, 0, 31);
+        assert_eq!(durations.end(2, 0, 33), Some(2));
+        durations.begin(2, 0, 34);
+        assert_eq!(durations.end(2, 0, 36), None);
+        durations.begin(2, 0, 52);
+        durations.paused_or_resumed(50);
+        assert_eq!(durations.end(2, 0, 54), Some(2));
     }
 
     #[test]

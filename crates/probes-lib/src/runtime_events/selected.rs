@@ -69,9 +69,11 @@ pub enum SelectedEntry<'w> {
         /// How many words.
         words: u64,
     },
-    /// An end after this does not belong to a begin before it: the domain has ended, or, if `None`, events were paused
-    /// or resumed in all domains.
-    Break(Option<u32>),
+    /// A domain has ended: what began in it has no end.
+    DomainEnded(u32),
+    /// Events were paused or resumed at this time, in all domains: an end after it does not belong to a begin before it. Nanoseconds of
+    /// CLOCK_MONOTONIC; rings are read one after the other, so events from before that time may follow.
+    PausedOrResumed(u64),
     /// The process has forked a child, which has rings of its own; its pid, as the process knows it.
     Forked(Option<i64>),
 }
@@ -139,7 +141,7 @@ impl SelectedEvents {
         })
     }
 
-    /// Calls `visit` with an entry if it is selected, and with the break or the fork that it means, selected or not.
+    /// Calls `visit` with an entry if it is selected, and with what it means for others, selected or not.
     ///
     /// # Errors
     ///
@@ -183,10 +185,10 @@ impl SelectedEvents {
         }
         match kind {
             RuntimeEventKind::Lifecycle("domain_terminate", _) => {
-                visit(SelectedEntry::Break(Some(domain)));
+                visit(SelectedEntry::DomainEnded(domain));
             }
             RuntimeEventKind::Lifecycle("ring_pause" | "ring_resume", _) => {
-                visit(SelectedEntry::Break(None));
+                visit(SelectedEntry::PausedOrResumed(time));
             }
             RuntimeEventKind::Lifecycle("fork_parent", child) => {
                 visit(SelectedEntry::Forked(child));
@@ -315,11 +317,11 @@ mod tests {
             (RuntimeEventKind::End("major"), vec![]),
             (
                 RuntimeEventKind::Lifecycle("domain_terminate", None),
-                vec!["event 2", "Break(Some(2))"],
+                vec!["event 2", "DomainEnded(2)"],
             ),
             (
                 RuntimeEventKind::Lifecycle("ring_pause", None),
-                vec!["Break(None)"],
+                vec!["PausedOrResumed(9)"],
             ),
             (
                 RuntimeEventKind::Lifecycle("fork_parent", Some(7)),

@@ -70,10 +70,11 @@ impl EventConsumer for RecordedEvents<'_> {
                 kind,
             } => (name, domain, time, kind),
             SelectedEntry::Lost { domain, words } => {
-                self.durations.forget(Some(domain));
+                self.durations.forget(domain);
                 return self.lost.add(domain, words);
             }
-            SelectedEntry::Break(domain) => return self.durations.forget(domain),
+            SelectedEntry::DomainEnded(domain) => return self.durations.forget(domain),
+            SelectedEntry::PausedOrResumed(time) => return self.durations.paused_or_resumed(time),
             SelectedEntry::Forked(_) => return,
         };
         match kind {

@@ -53,6 +53,8 @@ pub(super) struct Timeline {
     open: usize,
     starts: OpenStarts,
     domains: HashMap<u32, DomainTracks>,
+    /// When runtime events were last paused or resumed.
+    resumed: u64,
     latest: u64,
     pub(super) counts: RecordCounts,
     /// The same words as in `counts`, by domain.
@@ -104,10 +106,16 @@ struct OpenCall {
 
 struct DomainTracks {
     track: TrackId,
-    open: Vec<&'static str>,
+    open: Vec<OpenPhase>,
     counters: HashMap<&'static str, TrackId>,
     /// How many words were lost before its first event.
     lost_first: u64,
+}
+
+#[derive(Clone, Copy)]
+struct OpenPhase {
+    name: &'static str,
+    began: u64,
 }
 
 /// The place of the outermost call of a stack that was left out, and has not gone.
@@ -160,6 +168,7 @@ impl Timeline {
             open: 0,
             starts: OpenStarts::default(),
             domains: HashMap::new(),
+            resumed: 0,
             latest: 0,
             counts: RecordCounts::default(),
             lost_words: LostWords::default(),
@@ -540,19 +549,25 @@ impl Timeline {
 
     fn runtime_event(&mut self, domain: u32, time: u64, kind: RuntimeEventKind<'_>) {
         let track = self.domain(domain);
+        if time >= self.resumed {
+            self.end_cut_phases(domain);
+        }
         match kind {
             RuntimeEventKind::Begin(phase) => {
                 let id = self.name(phase);
                 let open = self.domains.get_mut(&domain).map(|it| &mut it.open);
                 if let Some(open) = open.filter(|open| open.len() < MOST_PHASES) {
-                    open.push(phase);
+                    open.push(OpenPhase {
+                        name: phase,
+                        began: time,
+                    });
                     self.counts.slices += 1;
                     self.emit(track, time, TrackEventKind::Begin(id), Vec::new());
                 }
             }
             RuntimeEventKind::End(phase) => {
                 let open = self.domains.get(&domain).map(|it| &it.open);
-                let begun = open.and_then(|open| open.iter().rposition(|it| *it == phase));
+                let begun = open.and_then(|open| open.iter().rposition(|it| it.name == phase));
                 // One that began before the recording has no begin.
                 if let Some(depth) = begun {
                     self.end_phases(domain, depth + 1, time, LOST);
@@ -570,12 +585,9 @@ impl Timeline {
             }
             RuntimeEventKind::Lifecycle(what, number) => {
                 match what {
-                    // No domain writes any ends meanwhile.
                     "ring_pause" | "ring_resume" => {
-                        let domains: Vec<u32> = self.domains.keys().copied().collect();
-                        for domain in domains {
-                            self.end_phases(domain, 0, time, LOST);
-                        }
+                        self.resumed = self.resumed.max(time);
+                        self.end_all_cut_phases();
                     }
                     "domain_terminate" => self.end_phases(domain, 0, time, LOST),
                     _ => {}
@@ -584,6 +596,22 @@ impl Timeline {
                 self.instant(track, time, what, number.into_iter().collect());
             }
             _ => {}
+        }
+    }
+
+    /// Ends the phases of a domain that were open when events were paused or resumed: their ends may not have been written. Rings are
+    /// read one after the other, so a domain may have begun others since.
+    fn end_cut_phases(&mut self, domain: u32) {
+        let outermost = self.domains.get(&domain).and_then(|it| it.open.first());
+        if outermost.is_some_and(|it| it.began < self.resumed) {
+            self.end_phases(domain, 0, self.resumed, LOST);
+        }
+    }
+
+    fn end_all_cut_phases(&mut self) {
+        let domains: Vec<u32> = self.domains.keys().copied().collect();
+        for domain in domains {
+            self.end_cut_phases(domain);
         }
     }
 
@@ -612,6 +640,7 @@ impl Timeline {
         for domain in domains {
             self.lost_first_words(domain, time);
         }
+        self.end_all_cut_phases();
         let phases = self.domains.values();
         let phases = phases.flat_map(|it| it.open.iter().map(|_| (it.track, RUNNING)));
         ends.extend(phases);
@@ -743,10 +772,10 @@ mod tests {
         assert!(!left_out.leave(10) && !left_out.leave(9));
     }
 
-    #[test]
-    fn losses_are_drawn_beside_the_first_event() {
+    /// The events in the file of a timeline with these entries of rings.
+    fn drawn(entries: &[RingEntry<'_>], end: u64) -> Vec<serde_json::Value> {
         let scratch = test_support::Scratch::new();
-        let path = scratch.file("lost.json");
+        let path = scratch.file("timeline.json");
         let process = TracedProcess {
             pid: 1,
             name: "p".to_owned(),
@@ -758,25 +787,70 @@ mod tests {
         let format = TimelineFormat::of(&path).unwrap();
         let sink = Sink::new(format, &process, file, None::<Duration>);
         let mut timeline = Timeline::new(1, Vec::new(), None, sink);
-        let lost = |domain| RingEntry::Lost { domain, words: 7 };
-        timeline.add_runtime_event(&lost(3));
-        timeline.add_runtime_event(&lost(3));
-        timeline.add_runtime_event(&lost(4));
-        let kind = RuntimeEventKind::Begin("minor");
-        timeline.add_runtime_event(&RingEntry::Event {
-            domain: 3,
-            time: 5_000_000,
-            kind,
-        });
-        timeline.finish(9_000_000);
+        for entry in entries {
+            timeline.add_runtime_event(entry);
+        }
+        timeline.finish(end);
         timeline.sink().flush(true).unwrap();
         let written = std::fs::read_to_string(&path).unwrap();
-        let written: serde_json::Value = serde_json::from_str(&written).unwrap();
-        let events = written.as_array().unwrap().iter();
-        let lost = events.filter(|it| it["name"] == "runtime events were lost");
+        serde_json::from_str(&written).unwrap()
+    }
+
+    fn event(domain: u32, time: u64, kind: RuntimeEventKind<'_>) -> RingEntry<'_> {
+        RingEntry::Event { domain, time, kind }
+    }
+
+    #[test]
+    fn losses_are_drawn_beside_the_first_event() {
+        let lost = |domain| RingEntry::Lost { domain, words: 7 };
+        let begin = event(3, 5_000_000, RuntimeEventKind::Begin("minor"));
+        let events = drawn(&[lost(3), lost(3), lost(4), begin], 9_000_000);
+        let lost = events.iter();
+        let lost = lost.filter(|it| it["name"] == "runtime events were lost");
         let lost: Vec<_> = lost
             .map(|it| (it["ts"].as_f64().unwrap(), it["args"]["words"].clone()))
             .collect();
         assert_eq!(lost, [(5000.0, 14.into()), (9000.0, 7.into())]);
+    }
+
+    #[test]
+    fn phases_end_where_events_were_paused() {
+        let begin = RuntimeEventKind::Begin("minor");
+        let end = RuntimeEventKind::End("minor");
+        let paused = RuntimeEventKind::Lifecycle("ring_pause", None);
+        let resumed = RuntimeEventKind::Lifecycle("ring_resume", None);
+        // Rings are read one after the other: 0 before 1, 2 and 3.
+        let entries = [
+            event(0, 1_000_000, begin),
+            event(0, 7_000_000, begin),
+            event(1, 3_000_000, paused),
+            event(1, 5_000_000, resumed),
+            event(2, 2_000_000, begin),
+            event(2, 6_000_000, begin),
+            event(3, 2_000_000, begin),
+            event(0, 8_000_000, end),
+            event(2, 8_000_000, end),
+        ];
+        let events = drawn(&entries, 9_000_000);
+        let ends = events.iter().filter(|it| it["ph"] == "E");
+        let mut ends: Vec<(u64, Option<&str>)> = ends
+            .map(|it| {
+                let time = it["ts"].as_f64().unwrap() as u64;
+                (time, it["args"][ENDED].as_str())
+            })
+            .collect();
+        ends.sort_unstable();
+        // Of ring 0, both are ended by the pause, since the later one is drawn in the first one.
+        let lost = Some(LOST);
+        assert_eq!(
+            ends,
+            [
+                (5000, lost),
+                (5000, lost),
+                (7000, lost),
+                (7000, lost),
+                (8000, None)
+            ]
+        );
     }
 }
