@@ -164,8 +164,8 @@ impl Command {
         }
     }
 
-    /// Runs the command; returns the status to exit with. `definition` returns the definition of the command line that has at
-    /// least the flags of the subcommand in its words.
+    /// Runs the command; returns the status to exit with. `definition` takes the words of a command line, and returns
+    /// a definition with at least the flags of their subcommand.
     pub(crate) fn run(
         self,
         definition: fn(&[OsString]) -> clap::Command,

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! text ─▶ tree        expression/syntax.rs      with places, for messages
-//!      ─▶ filter      expression/types.rs       for one point: what its arguments are is known
-//!      ─▶ integer     expression/types.rs       or a number instead of a truth
 //!      ─▶ times       expression/times.rs       what it asks of the time of a pair or call, apart from the rest
-//!      ─▶ answer      expression/interpret.rs   true, false, a number, or untyped; the reference for the compiled code
+//!      ─▶ filter      expression/types.rs       for one point, whose arguments are known
+//!      or integer     expression/types.rs       the same for a number instead of a condition
+//!      or key         expression/types.rs       the same for what hits are counted by (expression/keys.rs)
+//!      ─▶ answer      expression/interpret.rs   true, false, a number, or untyped; the reference for compiled code
 //! ```
 
 mod interpret;
@@ -34,9 +35,10 @@ pub(crate) const MAX_LEN: usize = 4096;
 /// How deep an expression may be nested.
 pub(crate) const MAX_DEPTH: u32 = 64;
 
-/// A question about a hit: a number, a text or a truth, of its arguments.
+/// What is asked of a hit: a number or a string made of its arguments, or whether a condition is true.
 ///
-/// What its names mean, and whether it makes sense, is known for a point only: [`Expression::filter`], [`Expression::integer`].
+/// What its names mean, and whether it makes sense, is known for a point only: [`Expression::filter`],
+/// [`Expression::integer`].
 ///
 /// ```
 /// use probes_lib::{Answer, Expression, Hit, Parameter, ParameterKind, Scope};
@@ -70,7 +72,7 @@ pub struct Expression {
 }
 
 impl Expression {
-    /// As it was written.
+    /// Its text, as it was written.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -79,7 +81,7 @@ impl Expression {
     ///
     /// # Errors
     ///
-    /// If it is a value, not true or false; if a name is unknown, or two things are compared that are not of one kind.
+    /// If it is a value, not true or false; if a name is unknown; if two values of different types are compared.
     pub fn filter(&self, scope: &Scope) -> Result<Filter, BadExpression> {
         let filter = types::filter(&self.tree, &self.text, scope);
         filter.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
@@ -108,7 +110,7 @@ impl Expression {
         integer.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
     }
 
-    /// The same, where the hits have keys as well.
+    /// Same as [`Expression::integer`], where the hits have keys as well, which leave it one register less.
     ///
     /// # Errors
     ///
@@ -147,11 +149,12 @@ impl Expression {
         self.tree.has_name("tid")
     }
 
-    /// Returns what it asks where a pair or call begins, if that is anything, and of how long it lasts.
+    /// Splits it into what it asks where a pair or call begins, if anything, and the range of times that it asks for,
+    /// if it asks for time.
     ///
     /// # Errors
     ///
-    /// If the time is used in another way than is possible.
+    /// If the time is used other than in comparisons that are joined to the rest by `&&`.
     pub(crate) fn split_times(
         &self,
     ) -> Result<(Option<Expression>, Option<TimeRange>), BadExpression> {

@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use crate::messages::Messages;
 
-/// For a command that started a program: reports what failed while it ran. That the reader of our standard output has exited is not
-/// reported, and does not count. Returns whether nothing else failed.
+/// For a command that started a program: reports what failed while the program ran, and returns whether nothing did.
+/// That the reader of standard output has exited is not reported, and does not count as a failure.
 pub(crate) fn report_failures(
     results: impl IntoIterator<Item = Result<(), Failure>>,
     messages: &Messages,
@@ -29,8 +29,8 @@ impl Failed {
         self.0.extend(step.err());
     }
 
-    /// Reports all failures but the last, and returns the last, which becomes the failure of the command. That the reader of
-    /// standard output has exited is left out if anything else failed.
+    /// Reports all failures but the last, and returns the last, which becomes the failure of the command. That the
+    /// reader of standard output has exited is left out if anything else failed.
     pub(crate) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
         if self.0.iter().any(|failure| !failure.is_closed_pipe()) {
             self.0.retain(|failure| !failure.is_closed_pipe());

@@ -1,5 +1,5 @@
-//! Who holds probes of a process: `info` shows it, `attach -for` warns of the dead, and
-//! `attach -release-dead` gives back what these hold.
+//! Which commands hold probes of a process: `info` shows them, `attach -for` warns of dead ones, and
+//! `attach -release-dead` gives back what those hold.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -66,7 +66,8 @@ pub(super) fn release_dead(
     printed
 }
 
-/// Leaves of each probe the last change: it may be on after what one holder gave back, and off in the end.
+/// Keeps only the last change of each probe, so that the remarks are about its final state: it may still be enabled
+/// after one release, and be disabled by a later one.
 fn keep_last_changes(released: &mut [ReleasedHold]) {
     let mut seen = HashSet::new();
     for one in released.iter_mut().rev() {
@@ -78,7 +79,7 @@ fn keep_last_changes(released: &mut [ReleasedHold]) {
     }
 }
 
-/// Says who holds which probes; warns of the dead.
+/// Notes which commands hold which probes; warns of dead ones.
 pub(super) fn say_who_holds(messages: &Messages, pid: i32, holders: &Holders) {
     for holder in holders.list.iter().filter(|holder| holder.tool.is_alive) {
         let age = holder.tool.age_in_words();
@@ -88,7 +89,7 @@ pub(super) fn say_who_holds(messages: &Messages, pid: i32, holders: &Holders) {
     warn_of_dead(messages, pid, holders);
 }
 
-/// Warns of the dead that hold probes, together if the same hint is for them, and of records that cannot be read.
+/// Warns of dead holders, at once of those that have the same hint, and of records that cannot be read.
 pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
     let dead = holders.list.iter().filter(|holder| !holder.tool.is_alive);
     let mut by_hint: BTreeMap<String, Vec<&Holder>> = BTreeMap::new();
@@ -110,7 +111,7 @@ pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
     }
 }
 
-/// Warns of the dead whose holds only another user may give back.
+/// Warns of dead holders whose holds only another user may give back.
 fn warn_of_others(messages: &Messages, pid: i32, holders: &Holders) {
     let others = holders.list.iter().filter(|one| !one.can_be_released);
     let list = others.cloned().collect();
@@ -155,7 +156,7 @@ fn how_to_release(pid: i32, holder: &Holder) -> String {
     }
 }
 
-/// Warns that nothing tells others of a hold.
+/// Warns of a hold that could not be recorded, so that no other tool knows of it.
 pub(super) fn warn_of_unrecorded(messages: &Messages, hold: &Hold) {
     if let Some(why) = hold.unrecorded() {
         messages.warning(

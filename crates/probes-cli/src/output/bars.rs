@@ -1,11 +1,11 @@
-//! Charts of bars as text.
+//! Bar charts as text.
 
 use std::fmt::Write;
 
 /// The width of the longest bar, in columns.
 const LONGEST: u64 = 50;
 
-/// A line for each bar, given as what it is of and how long it is: `[1K, 2K)  123 |@@@@   |`.
+/// A line for each bar, given as its label and its count: `[1K, 2K) 123 |@@@@   |`.
 pub(super) fn chart(bars: &[(String, u64)]) -> String {
     let most = bars.iter().map(|(_, count)| *count).max();
     let most = most.unwrap_or(0).max(1);

@@ -1,7 +1,7 @@
 //! [`FunctionListing`]: the functions of a process or a file, in all formats. The field names are those of the
 //! JSON output: new ones may be added, none renamed.
 //!
-//! Names are demangled when they are written, one by one: those of a hostile file are longer than what fits into
+//! Names are demangled when they are written, one by one: those of a hostile file may be longer than what fits into
 //! memory.
 
 mod observable;
@@ -25,7 +25,7 @@ use super::table::StreamedTable;
 use super::view::{text, text_or_null};
 use crate::text::{Escaped, number_of};
 
-/// How long all paths are together that are shortened, in bytes. If they are longer, they are shown in full.
+/// The most bytes of paths that are shortened. If all paths are longer together, they are shown in full.
 const MAX_PATHS: usize = 8 << 20;
 
 /// Functions, in the order of the objects and of their addresses.
@@ -43,12 +43,12 @@ pub(crate) struct FunctionListing<'f> {
     paths: ShownPaths,
 }
 
-/// The functions that are shown, and the source lines of their files. A program without them is listed as well.
+/// The functions that are shown, and the source lines of their files. A file without source lines is listed as well.
 struct Selected<'f> {
     functions: &'f [SelectedFunction<'f>],
     /// Of each function, whether it can be counted and timed.
     observable: Vec<Observable>,
-    /// Why that is not known, of the objects where it is not.
+    /// Why that is not known, for each object where it is not.
     unknown: Vec<Error>,
     sources: HashMap<*const FunctionObject, SourceMap>,
 }
@@ -75,7 +75,7 @@ struct FunctionView<'f> {
     can_count: Option<bool>,
     can_time: Option<bool>,
     refusal: Option<RefusalView>,
-    /// The last three in one word.
+    /// The three fields above in one word.
     #[serde(skip)]
     observable: &'f Observable,
 }
@@ -164,7 +164,7 @@ impl<'f> FunctionListing<'f> {
         ]
     }
 
-    /// Why it is not known which functions can be counted, of the objects where it is not.
+    /// Why it is not known which functions can be counted, for each object where it is not.
     pub(crate) fn unknown(&self) -> &[Error] {
         &self.functions.unknown
     }

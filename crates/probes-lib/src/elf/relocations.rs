@@ -1,14 +1,14 @@
-//! What the dynamic loader relocates by the load bias: words that hold an address of the file.
+//! Relocations: the words of a file to which the dynamic loader writes addresses.
 //!
 //! Source: elf(5), `Elf64_Rela`; the generic ABI, `SHT_RELR`.
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
 
-/// Offset, type and symbol, addend.
+/// The length of an entry: offset, type and symbol, addend.
 const RELA_LEN: usize = 24;
 
-/// The word holds the addend, plus the load bias.
+/// The type of an entry whose word becomes the load bias plus the addend.
 const R_X86_64_RELATIVE: u32 = 8;
 
 /// An entry of `.rela.dyn`.
@@ -18,7 +18,7 @@ pub(crate) struct Relocation {
     pub(crate) at: FileAddr,
     /// What is added to the load bias, or to the address of a symbol.
     pub(crate) addend: FileAddr,
-    /// Whether it is the load bias.
+    /// Whether it is added to the load bias.
     pub(crate) is_relative: bool,
 }
 
@@ -30,8 +30,8 @@ impl ElfFile {
         (0..count).map(move |index| Relocation::of(&bytes[index * RELA_LEN..]))
     }
 
-    /// Returns the addresses of the words that `.relr.dyn` names: they hold what the load bias is added to. A file can
-    /// name the same words many times.
+    /// Returns the addresses of the words that `.relr.dyn` names: the loader adds the load bias to what they hold. A
+    /// file can name the same word many times.
     pub(crate) fn packed_relocations(&self) -> impl Iterator<Item = FileAddr> + use<> {
         packed(self.whole_section(".relr.dyn").unwrap_or_default())
     }
@@ -47,8 +47,8 @@ impl Relocation {
     }
 }
 
-/// Returns the addresses that entries of `.relr.dyn` name: addresses, each followed by bitmaps of which of the next 63
-/// words are relocated as well.
+/// Returns the addresses that entries of `.relr.dyn` name. An even entry is an address; an odd one is a bitmap of which
+/// of the next 63 words are relocated as well.
 fn packed(entries: Vec<u8>) -> impl Iterator<Item = FileAddr> {
     let mut next = 0_u64;
     (0..entries.len() / 8).flat_map(move |index| {

@@ -16,7 +16,7 @@ use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::targets::{JumpTargets, has_near_target};
 use crate::patch_plan::{flags, padding};
 
-/// How many instructions an entry may displace beyond its jump.
+/// How many more instructions an entry may displace to reach an exit, the exit included.
 const NEAR: usize = 8;
 
 /// Returns the indexes of the instructions that leave a function which is entered at `entries`. The body is one of
@@ -24,7 +24,8 @@ const NEAR: usize = 8;
 ///
 /// # Errors
 ///
-/// If it jumps to code of which nothing is known, or does not end.
+/// If it jumps to code of which nothing is known, if it is unclear where an indirect jump leads, or if it runs on into
+/// what follows it.
 fn find(
     swept: &Swept,
     body: &Body,
@@ -71,10 +72,10 @@ fn find(
     Ok(exits)
 }
 
-/// Returns whether the instruction with this index leaves to the handler of an exception, as OCaml's `raise_notrace`: the
-/// stack pointer was loaded from memory, and the call does not end with an exit.
+/// Returns whether the instruction with this index leaves to the handler of an exception, as OCaml's `raise_notrace`
+/// does: the stack pointer was loaded from memory. This is no exit, because the call does not return.
 fn leaves_to_handler(body: &Body, index: usize) -> bool {
-    /// How many instructions it takes at most.
+    /// How many instructions before it are looked at.
     const LEN: usize = 4;
     let before = &body.instructions[index.saturating_sub(LEN)..index];
     let straight = before.iter().rev().take_while(|it| is_straight(it));
@@ -106,8 +107,8 @@ pub(super) fn unknown_jump(swept: &Swept, body: &Body) -> Option<u64> {
     unknown.map(|instruction| body.offset(instruction))
 }
 
-/// Returns whether execution goes on behind the last instruction of a body. The last call of a function does not
-/// return, if nothing follows it.
+/// Returns whether execution goes on behind the last instruction of a body. If that is a call, it does not return:
+/// nothing follows it.
 fn falls_through(body: &Body) -> bool {
     let is_padding = |it: &&Instruction| it.mnemonic() == Mnemonic::Nop;
     let last = body.instructions.iter().rev().find(|it| !is_padding(it));
@@ -117,13 +118,13 @@ fn falls_through(body: &Body) -> bool {
     })
 }
 
-/// Chooses the patches of all exits of one function, which do not overlap each other or its entry's.
+/// Chooses the patches of all exits of one function, which overlap neither each other nor that of its entry.
 pub(super) struct Exits<'s> {
     pub(super) swept: &'s Swept,
     /// The patch of the entry, which displaces more if an exit follows it closely.
     pub(super) entry: PatchSite,
     pub(super) sites: Vec<PatchSite>,
-    /// The starts and ends of what the sites reserve; nothing of it overlaps.
+    /// The starts and ends of the ranges that the sites reserve; these do not overlap.
     taken: BTreeMap<FileAddr, FileAddr>,
 }
 
@@ -181,7 +182,7 @@ impl Exits<'_> {
         self.entry.address.0 + self.entry.displaced.len() as u64
     }
 
-    /// Returns whether a patch would overlap an earlier one.
+    /// Returns whether a patch would overlap that of the entry or of an earlier exit.
     fn overlaps(&self, site: &PatchSite) -> bool {
         site.reserved().any(|range| {
             let before = self.taken.range(..range.end).next_back();
@@ -190,7 +191,7 @@ impl Exits<'_> {
         })
     }
 
-    /// Returns the patch of an exit: instructions before it are displaced, too, if it is too short itself.
+    /// Returns the patch of an exit. Instructions before it are displaced, too, if it is too short itself.
     fn site(&self, body: &Body, index: usize) -> Option<PatchSite> {
         let exit = &body.instructions[index];
         let fits = |site: &PatchSite| {
@@ -208,7 +209,7 @@ impl Exits<'_> {
         if let Some(site) = with_before.filter(fits) {
             return Some(site);
         }
-        // Short jumps before the others: the window of a punned one may be taken.
+        // Short jumps before punned ones, of which few addresses can be reached: all may be taken.
         let candidates = self.swept.candidates(body, index).unwrap_or_default();
         let mut candidates: Vec<_> = candidates.into_iter().filter(fits).collect();
         for candidate in &mut candidates {
@@ -224,7 +225,7 @@ impl Exits<'_> {
         candidates.into_iter().next()
     }
 
-    /// Returns the near jump over the exit and the least instructions before it that make room for it.
+    /// Returns the near jump over the exit and the fewest instructions before it that make room for the jump.
     fn with_before(&self, body: &Body, index: usize) -> Option<PatchSite> {
         let exit = &body.instructions[index];
         let padding = padding::len_at(&self.swept.code, &self.swept.targets, exit.next_ip());
@@ -251,8 +252,8 @@ impl Exits<'_> {
         Some(candidates.into_iter().filter_map(of_candidate))
     }
 
-    /// Returns the last instruction, at or before the exit, with which there is `room`, if nothing is reached
-    /// between the two.
+    /// Returns the index of the last instruction, at or before the exit, that `has_room`; `None` if an instruction
+    /// after it, up to the exit, is a branch target, or one cannot be moved.
     fn first_before(
         &self,
         body: &Body,
@@ -301,7 +302,7 @@ impl Exits<'_> {
 
     /// Returns an exit among instructions that are displaced from `start` on.
     fn displaced_exit(&self, exit: &Instruction, start: u64) -> DisplacedExit {
-        // They are dead where a function is entered or returned to.
+        // The flags are dead where a function is entered or returned to.
         let leads_to_function =
             || has_near_target(exit) && self.swept.begins_function(exit.near_branch_target());
         let flags_are_dead = match exit.flow_control() {

@@ -1,11 +1,12 @@
-//! Samples of threads, until the records of their time are there. Pure.
+//! Samples of threads, kept until the records of switches tell what the threads did when the samples were due. Pure.
 //!
 //! ```text
 //! due ├── this tool waits for a processor ──┤ read
 //! ```
 //!
-//! Where processors are shared, the tool gets one late, and perhaps the one that the thread was on. So a sample counts what the thread
-//! did when the sample was due; its stack, which is read later, is of that moment unless the thread has waited in between.
+//! Where processors are shared, the tool gets one late, and perhaps the one that the thread was on. So a sample counts
+//! what the thread did when the sample was due; its stack, which is read later, is taken for the one of that moment
+//! unless the thread has waited in between.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::waits::{Presence, Waits};
 #[derive(Debug)]
 pub(super) struct Samples<K> {
     samples: VecDeque<Sample<K>>,
-    /// Of so many of them, the first, it is known what the thread did when they were due.
+    /// For how many of the first ones it is known what the thread did when they were due.
     known: usize,
 }
 
@@ -50,7 +51,8 @@ impl<K> Default for Samples<K> {
 }
 
 impl<K> Samples<K> {
-    /// Adds a sample that stands for so much `time`. Its times are not before those of the samples that were added before it.
+    /// Adds a sample that stands for so much `time`. It is neither due nor read before the samples that were added
+    /// earlier.
     pub(super) fn add(
         &mut self,
         tid: i32,
@@ -68,7 +70,8 @@ impl<K> Samples<K> {
         });
     }
 
-    /// Passes on the samples that were read before `until`. The waits are those of all records before that, and of none after it.
+    /// Removes the samples that were read before `until`, and passes those of threads that were on a processor to
+    /// `add`. `waits` has all records from before `until`, and no later ones.
     pub(super) fn take_until<L: Clone>(
         &mut self,
         until: Duration,
@@ -112,7 +115,8 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    /// Returns whether a sample that is due at 100 and read at 200 is stale; `None` if the thread was not on a processor.
+    /// Returns whether a sample that is due at 100 and read at 200 is stale; `None` if the thread was not on a
+    /// processor.
     fn taken(records: &[(u64, RecordKind)]) -> Option<bool> {
         let mut waits: Waits<()> = Waits::of_process(PID, at(0));
         waits.begin(PID);

@@ -1,5 +1,5 @@
-//! Safe functions for ptrace(2) and waitid(2). Where nix cannot express a call (waits that do not consume, real-time signals,
-//! seccomp filters), libc is called.
+//! Safe functions for ptrace(2) and waitid(2). Where nix cannot express a call (waits that do not consume, real-time
+//! signals, seccomp filters), libc is called.
 
 use std::io;
 
@@ -29,14 +29,14 @@ pub(crate) enum Wait {
     Running,
     /// It is in signal-delivery-stop: this signal must be injected when it is resumed.
     Signal(i32),
-    /// It is in `PTRACE_EVENT_STOP`: after our `PTRACE_INTERRUPT`, at the start of a new tracee, or because a group-stop has ended; or
-    /// in another ptrace-stop that is none of these.
+    /// It is in `PTRACE_EVENT_STOP`: after our `PTRACE_INTERRUPT`, at the start of a new tracee, or because a
+    /// group-stop has ended; or in a ptrace-stop that has no variant here.
     EventStopped,
     /// It is in a group-stop, in which the kernel keeps it.
     GroupStopped,
     /// It has started this thread or process, which is traced too.
     Cloned(i32),
-    /// Its process has executed a program.
+    /// Its process has exec'd.
     Executed,
     /// It has exited and waits to be reaped.
     Exited,
@@ -88,7 +88,7 @@ pub(crate) fn set_scope(tid: i32, scope: TraceScope) -> Result<(), Errno> {
     ptrace::setoptions(Pid::from_raw(tid), scope.options())
 }
 
-/// Stops a tracee.
+/// Makes a tracee stop: it is stopped once a wait reports that.
 pub(crate) fn interrupt(tid: i32) -> Result<(), Errno> {
     fault_point!(Interrupt);
     ptrace::interrupt(Pid::from_raw(tid))
@@ -140,7 +140,8 @@ pub(crate) fn registers(tid: i32) -> Result<libc::user_regs_struct, Errno> {
     ptrace::getregs(Pid::from_raw(tid))
 }
 
-/// Returns whether `signal` is pending for a stopped thread or its process. Only the first signals of each queue are looked at.
+/// Returns whether `signal` is pending for a stopped thread or its process. Only the first signals of each queue are
+/// looked at.
 pub(crate) fn is_pending(tid: i32, signal: i32) -> bool {
     [0, libc::PTRACE_PEEKSIGINFO_SHARED]
         .into_iter()
@@ -214,8 +215,8 @@ pub(crate) fn rseq_cs_address(tid: i32) -> Option<LiveAddr> {
 /// # Errors
 ///
 /// EACCES without `CAP_SYS_ADMIN` in the initial user namespace, and if we are under seccomp ourselves;
-/// EINVAL or EIO if the kernel was built without `CONFIG_CHECKPOINT_RESTORE`; EMEDIUMTYPE if it is not a
-/// classic BPF program.
+/// EINVAL if it has no filter at all; EINVAL or EIO if the kernel was built without `CONFIG_CHECKPOINT_RESTORE`;
+/// EMEDIUMTYPE if the filter is not a classic BPF program.
 pub(crate) fn seccomp_filter(
     tid: i32,
     index: usize,
@@ -227,7 +228,8 @@ pub(crate) fn seccomp_filter(
         k: 0,
     };
     let mut filter = vec![none; MAX_FILTER_LEN];
-    // SAFETY: ptrace(2): the kernel writes the instructions of one filter, at most MAX_FILTER_LEN; the index is a number.
+    // SAFETY: ptrace(2): the kernel writes the instructions of one filter, at most MAX_FILTER_LEN; the index is a
+    // number.
     let len = unsafe { libc::ptrace(SECCOMP_GET_FILTER, tid, index, filter.as_mut_ptr()) };
     match Errno::result(len) {
         Ok(len) => {
@@ -249,8 +251,8 @@ fn event_message(tid: i32) -> Result<libc::c_long, Errno> {
     ptrace::getevent(Pid::from_raw(tid))
 }
 
-/// Returns whether a seccomp filter forbids ptrace, as in many containers: if the request reaches the kernel's own checks, it fails
-/// with ESRCH for a pid that cannot exist.
+/// Returns whether a seccomp filter of ours forbids ptrace, as in many containers: if the request reaches the kernel's
+/// own checks, it fails with ESRCH for a pid that cannot exist.
 pub(crate) fn is_filtered() -> bool {
     ptrace::seize(Pid::from_raw(i32::MAX), Options::empty()) == Err(Errno::EPERM)
 }
@@ -268,9 +270,9 @@ pub(crate) fn peek_wait(tid: i32) -> Wait {
     }
 }
 
-/// Same as `peek_wait`, also if another thread of this process has consumed the stop of the tracee, which waitid(2) then reports no
-/// more: a thread that waits for its child with any options consumes the ptrace-stops of the child as well, if another
-/// thread of the same process traces it. To be called by the thread that traces it.
+/// Same as `peek_wait`, but also finds a stop that another thread of this process has consumed, which waitid(2) reports
+/// no more: a thread that waits for its child, even if only for its exit, consumes the ptrace-stops of the child as
+/// well if another thread of the same process traces it. To be called by the thread that traces it.
 pub(crate) fn peek_stop(tid: i32) -> Wait {
     match peek_wait(tid) {
         // ptrace(2): this fails while it runs.
@@ -283,8 +285,8 @@ pub(crate) fn peek_stop(tid: i32) -> Wait {
     }
 }
 
-/// Returns why a tracee is stopped, from what `PTRACE_GETSIGINFO` returns: for a signal-delivery-stop the signal; for any other
-/// stop, its status is in `si_code`, of which the kernel gives signals no such values.
+/// Returns why a tracee is stopped, from what `PTRACE_GETSIGINFO` returns: for a signal-delivery-stop, the signal; for
+/// any other stop, `si_code` holds its status, a value that no signal has there.
 fn of_signal_info(tid: i32, info: &libc::siginfo_t) -> Wait {
     match info.si_code {
         status if status > 0xff && status & 0x7f == info.si_signo => of_status(tid, status),
@@ -302,7 +304,7 @@ pub(crate) fn next_stopped() -> Option<i32> {
     Some(unsafe { info.si_pid() })
 }
 
-/// Returns whether a child has exited and was not waited for so far. Changes nothing.
+/// Returns whether a child has exited and is not reaped yet. Changes nothing.
 pub(crate) fn has_child_exited(pid: i32) -> Result<bool, Errno> {
     let info = wait(pid, libc::WEXITED | libc::WNOWAIT)?;
     // The stops of a tracee of this process are reported, too, whatever the options are.
@@ -312,9 +314,8 @@ pub(crate) fn has_child_exited(pid: i32) -> Result<bool, Errno> {
 }
 
 /// Consumes an exec stop that `peek_wait` has reported, which carries no signal that could be lost.
-/// Until then, the kernel refuses all requests if another thread than the first one of the process
-/// has executed the program: they may have been meant for the first thread, which is gone (see
-/// `looks_like_a_spurious_pid` in the kernel).
+/// Until then, the kernel refuses all requests if another thread than the leader has exec'd: they may
+/// have been meant for the former leader, which is gone (see `looks_like_a_spurious_pid` in the kernel).
 pub(crate) fn consume_exec(tid: i32) {
     // If it has been killed meanwhile, that is reported next.
     let _ = wait(tid, libc::WSTOPPED);

@@ -1,5 +1,5 @@
-//! A frame that is addressed by rbp, whose value nothing on the stack tells: one that has called alloca(3), say, in a
-//! blocked thread, of which only the stack pointer is known.
+//! Guesses the caller of a frame that is addressed by rbp, where rbp is not known: of a blocked thread only the stack
+//! pointer is, and frames are addressed by rbp in functions that call alloca(3), for example.
 
 use super::memory::StackMemory;
 use super::registers::{FrameRegisters, RBP, RSP};
@@ -13,8 +13,8 @@ const SEARCHED: u64 = 64 << 10;
 /// The most return addresses that are tried.
 const MOST_TRIED: usize = 64;
 
-/// Returns the frames of the callers: it takes the first word that is a return address behind a call of this very
-/// function, from which the stack is complete; else the first behind any call.
+/// Returns the frames of the callers. The first word above the stack pointer is taken that is the address behind a
+/// direct call of this function, and from which the stack is complete; if there is none, the first behind any call.
 pub(super) fn caller(
     unwinder: &mut Unwinder,
     rule: &Rule,
@@ -52,7 +52,7 @@ pub(super) fn caller(
     None
 }
 
-/// Returns whether the instruction before `at` is a call, and one of this function as far as that is asked.
+/// Returns whether the instruction before `at` is a call; if a `callee` is given, a direct call of its function.
 pub(super) fn follows_call(
     unwinder: &Unwinder,
     at: u64,

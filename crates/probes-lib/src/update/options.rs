@@ -17,9 +17,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How long stopping every thread may take before all are resumed, and how long to wait for another
-    /// process that updates the same target; 500 ms by default. If the reason is that a thread was not given
-    /// a processor, all are stopped again, three times in all. Threads of the caller that use the same
-    /// [`Target`](crate::Target) wait for each other without a limit.
+    /// process that updates the same target; 500 ms by default. If a thread did not stop because it was given no
+    /// processor, stopping is tried again after a pause of the same length, three times in all. Threads of the
+    /// caller that use the same [`Target`](crate::Target) wait for each other without a limit.
     pub deadline: Duration,
     /// Whether to update the process while it runs, without stopping any of its threads; off by
     /// default. An enabled site differs from a disabled one in one byte of an instruction, so that a
@@ -31,8 +31,8 @@ pub struct Options {
     pub gigatext: bool,
     /// Whether to observe a process whose seccomp filters cannot be read
     /// ([`ObserveError::SeccompUnreadable`](crate::ObserveError::SeccompUnreadable)); off by default. If they
-    /// forbid `mmap`, `munmap` or `prctl`, the kernel may kill the process. Filters that can be read and do
-    /// not allow these calls are respected all the same.
+    /// forbid an injected call (`mmap`, `munmap`, `madvise` or `prctl`), the kernel may kill the process. Filters
+    /// that can be read and do not allow these calls are respected all the same.
     pub despite_seccomp: bool,
     /// Whether [`Target::observe`](crate::Target::observe) and [`Target::clean`](crate::Target::clean)
     /// also remove the observation of a process that still observes; off by default. That one fails

@@ -1,5 +1,5 @@
-//! `count -by stack`: how often each stack is hit. Each hit is recorded with its stack; hits that come faster than they can be read are
-//! counted without their stack.
+//! `count -by stack`: how many hits each stack has. Each hit is recorded with its stack; hits that come faster than
+//! they can be read are counted without their stack.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,6 +21,7 @@ pub(super) struct Asked<'a> {
     pub(super) has_functions: bool,
     /// How many stacks are printed at most.
     pub(super) top: usize,
+    /// The file for a flame graph, or for folded stacks if its extension is `folded`.
     pub(super) picture: Option<&'a Path>,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct EventCounts<'c> {
     program: Cow<'c, str>,
     /// The version of OCaml.
     ocaml: &'c str,
-    /// The time since the beginning; `None` once it is over.
+    /// The time since the beginning; `None` in the final answer.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
     #[serde(serialize_with = "seconds")]
@@ -61,7 +61,8 @@ struct EventRow<'c> {
 }
 
 impl<'c> EventCounts<'c> {
-    /// What has occurred since `before`, which was `seconds` ago. Of many names, those that have not are left out.
+    /// What has occurred since `before`, which was `seconds` ago. If there are many names, those without events are
+    /// left out.
     pub(crate) fn new(
         target: &'c Target,
         ocaml: &'c str,
@@ -85,7 +86,7 @@ impl<'c> EventCounts<'c> {
         if events.len() > TERMINAL_LINES {
             events.retain(|it| it.hits > 0);
         }
-        // Stable: of equal ones, the order of the runtime.
+        // The sort is stable: names with equally many events stay in the order of the runtime.
         events.sort_by_key(|it| Reverse(it.hits));
         EventCounts {
             version: VERSION,
@@ -99,7 +100,7 @@ impl<'c> EventCounts<'c> {
         }
     }
 
-    /// The same, while it goes on.
+    /// The same as an answer so far, at this time since the beginning.
     pub(crate) fn at(self, at: Duration) -> EventCounts<'c> {
         EventCounts {
             at: Some(at),

@@ -63,7 +63,7 @@ fn disassembled(code: &[u8], at: LiveAddr) -> Vec<String> {
     instructions.map(|(_, text)| text).collect()
 }
 
-/// The same, each with its address.
+/// Same as [`disassembled`], each instruction with its address.
 fn instructions(code: &[u8], at: LiveAddr) -> Vec<(u64, String)> {
     let scratch = Scratch::new();
     let file = scratch.file("trampoline");
@@ -230,7 +230,7 @@ fn assert_golden(name: &str, lines: &[String]) {
     );
 }
 
-// In one cache line as long as the first domain counts.
+// What a hit of the first domain executes is in one cache line.
 #[test]
 fn calls_of_ocaml_are_counted_by_domain() {
     let templates = CountTemplates::of(AT, pointers(SharedLayout::default()).count).unwrap();
@@ -273,7 +273,7 @@ fn calls_of_ocaml_are_counted_by_domain() {
     assert!(template.around(at, 2, &[0x90; 128]).is_none());
 }
 
-/// Returns the arena of one site.
+/// Returns an arena with one site.
 fn arena_of_one() -> Arena {
     Arena {
         code: LiveAddr(0x5555_1000_0000),
@@ -339,7 +339,8 @@ fn calls_are_counted_before_the_displaced_instructions() {
             "jmp 0x555500000a00",
         ]
     );
-    // At its own place, and with so much that the short branches do not reach over it.
+    // At the address that it was made for; and around so many bytes that its short branches still reach over them, or
+    // do not.
     let own = template.around(AT, 0, &[]).unwrap();
     assert_eq!(own.len(), template.len());
     assert!(template.around(at, 2, &[0x90; 80]).is_some());
@@ -392,13 +393,13 @@ fn forked_child_leaves_timed_code_at_once() {
             lines[0].starts_with("cmpb $0x0,") && lines[0].ends_with(&format!("# {in_program}"))
         );
         assert_eq!(lines[1], format!("je {end:#x}"));
-        // In a process that ran before, its children have their own data.
+        // If a process ran before it was observed, its forked children have their own data.
         let lines = disassembled(&code(role(false)), AT);
         assert_eq!(lines[0], "test $0xf80,%esp");
     }
 }
 
-/// Returns ends of pairs with these numbers: a start, a stop, both, several.
+/// Returns ends of pairs with these numbers: none, a start, a stop, both, several.
 fn all_ends(one: u32, other: u32) -> Vec<Vec<PairEnd>> {
     vec![
         vec![],
@@ -589,7 +590,7 @@ fn check_arena(role: &Role, shared: SharedLayout) {
         let tail = (arena.tail(index).0 - arena.code.0) as usize;
         assert_eq!(code[tail], RET);
         if role.is_only_counted() {
-            // Of a template, and not of the assembler.
+            // It is made from a template, and is what the assembler would make.
             let at = arena.trampoline(index);
             let pointers = Pointers::of(&arena, index, &arena);
             let assembled = recording(at, role, &pointers, arena.tail(index)).unwrap();

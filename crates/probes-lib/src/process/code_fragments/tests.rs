@@ -11,7 +11,7 @@ const FRAGMENTS: u64 = 0x30000;
 const SYSTEM: u64 = 0x9000;
 const DIGEST: Digest = [7; 16];
 
-/// The code of the fixtures: the program's, the runtime's and a plugin's.
+/// The code of the fragments: the program's, the runtime's and a plugin's.
 const CODE: [(u64, u64); 3] = [(0x1000, 0x8000), (SYSTEM, 0x9100), (0xa000, 0xb000)];
 
 fn table(kind: TableKind) -> CodeFragments {
@@ -27,7 +27,7 @@ fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// A fragment in the words of its struct; what follows the struct in memory is `after`.
+/// The bytes of a fragment's struct, filled up to 64 with `after`.
 fn fragment(layout: FragmentLayout, index: usize, status: u32, after: u8) -> Vec<u8> {
     let (start, end) = CODE[index];
     let mut all = vec![after; 64];
@@ -42,7 +42,8 @@ fn fragment(layout: FragmentLayout, index: usize, status: u32, after: u8) -> Vec
     all
 }
 
-/// The fragments in memory: the first is not computed, the second never, the third computed.
+/// The fragments in memory: the digest of the first is not computed yet, that of the second never is, that of the third
+/// is computed.
 fn fragments(layout: FragmentLayout) -> Vec<u8> {
     let ignored = layout.ignore.unwrap_or(layout.later);
     let statuses = [layout.later, ignored, layout.provided];
@@ -157,7 +158,7 @@ fn runtime_that_has_not_started_has_no_fragments() {
 
 #[test]
 fn layout_that_could_be_either_is_unknown() {
-    // The status that each layout expects of the runtime's own code, where the other has the digest.
+    // Bytes 36 to 40 are the status in one layout, and the end of the digest in the other.
     let mut memory = lock_free_of(WITH_MUTEX);
     for index in 0..3 {
         memory.poke(LiveAddr(at(index) + 36), &IGNORE.to_le_bytes());
@@ -184,7 +185,7 @@ fn inconsistent_tables_are_rejected() {
     wrong(at(0) + 32, 7 << 32, list, skip_list_of, STATUS_LAST);
     wrong(at(1) + 32, 2 << 32, list, skip_list_of, STATUS_LAST);
     wrong(at(0) + 16, 9 << 32, free, lock_free_of, WITH_MUTEX);
-    // Cyclic and unsorted lists; invalid levels.
+    // Cyclic and unsorted lists; invalid levels, and an invalid key of the tail.
     wrong(CELLS + 40, CELLS, list, skip_list_of, STATUS_LAST);
     wrong(CELLS + 24, 1, list, skip_list_of, STATUS_LAST);
     wrong(TABLE + LEVELS * 8, LEVELS, list, skip_list_of, STATUS_LAST);

@@ -76,8 +76,8 @@ fn update_writes_exactly_its_plan() {
 
 #[test]
 fn alternating_sites_in_a_page_update_as_pair() {
-    // The write for the sites of `many` spans the site of `single`, which has a write of its own
-    // afterwards.
+    // The write for the sites of `many` spans the site of `single`, which has a write of its own, before it
+    // or after it.
     for (action, before, after) in [(Action::Enable, 0, 1), (Action::Disable, 1, 0)] {
         for (start, stop) in [("single", "many"), ("many", "single")] {
             let mut simulated = SimulatedProcess::of("multi_semaphore.pie");

@@ -130,7 +130,7 @@ fn redirected_thread_gets_time_to_leave() {
 fn orphaned_calls_in_use_are_kept_and_reported() {
     let mut injected = Injected::start();
     injected.abandon_and_wait();
-    // As if the thread might return there: the last word of its stack, which is 0.
+    // As if the thread might return to the cave: its address goes into the last word of the stack, which is 0.
     let maps = read_maps(&injected.process).unwrap();
     let stack = maps.iter().find(|mapping| mapping.path() == b"[stack]");
     let last = LiveAddr(stack.unwrap().end.0 - 8);
