@@ -30,8 +30,8 @@ const DOMAIN_OF_OCAML_5: &str = "caml_init_domains";
 /// use probes_lib::{FunctionSelector, Functions};
 ///
 /// let functions = Functions::of_process(4242)?;
-/// let requests = FunctionSelector::Glob("Http.*".parse().unwrap());
-/// for found in functions.select(&[requests])? {
+/// let selector = FunctionSelector::Glob("Http.*".parse().unwrap());
+/// for found in functions.select(&[selector])? {
 ///     println!("{:?} {}", found.address(), found.name().unwrap());
 /// }
 /// # Ok::<(), probes_lib::Error>(())
@@ -41,7 +41,7 @@ pub struct Functions {
     program: PathBuf,
     objects: Vec<FunctionObject>,
     unreadable: Vec<UnreadableObject>,
-    /// The mappings that they were found in.
+    /// The mappings that the objects were found in.
     mapped: MappedCode,
 }
 
@@ -52,7 +52,8 @@ pub struct FunctionObject {
     bias: Option<LoadBias>,
     elf: Arc<ElfFile>,
     kind: CodeKind,
-    /// The sites of USDT probes of other providers than OCaml's, once they were needed; why not, if its notes cannot be read.
+    /// The sites of USDT probes of other providers than OCaml's, once they were needed; an error if its notes cannot be
+    /// read.
     usdt: OnceLock<Result<UsdtSites, Arc<Error>>>,
 }
 
@@ -73,7 +74,7 @@ pub(crate) struct FunctionPlace<'f> {
     pub(crate) function: SelectedFunction<'f>,
     /// In bytes; 0 is the entry of the function.
     pub(crate) offset: u64,
-    /// The index of the selector that names it, and not by a pattern that names others as well.
+    /// The index of the selector that asks for it by name, address or line; `None` if it only matches patterns.
     pub(crate) named_by: Option<usize>,
     pub(crate) selected_by: SelectedBy,
 }
@@ -101,7 +102,7 @@ impl FunctionPlace<'_> {
 /// What a place was selected by.
 #[derive(Clone)]
 pub(crate) enum SelectedBy {
-    /// The function, or its own address.
+    /// A name or pattern of the function, an address, or work of the collector.
     Function,
     /// A source line, `http.ml:42`.
     Line(Arc<str>),
@@ -216,7 +217,7 @@ impl Functions {
         })
     }
 
-    /// The path of the program, as the kernel names it.
+    /// The path of the program: of a process as the kernel names it, of a file as it was given.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -241,7 +242,8 @@ impl Functions {
         &self.mapped
     }
 
-    /// Returns whether a selector selects something, or fails in another way than by selecting nothing.
+    /// Returns whether a selector selects something, or may: if it fails in another way than by selecting nothing, or
+    /// if notes could not be read.
     pub(crate) fn may_have(&self, selector: &FunctionSelector) -> bool {
         match self.places(std::slice::from_ref(selector)) {
             Ok(places) => !places.is_empty(),
@@ -317,14 +319,14 @@ impl Functions {
                 FunctionSelector::Usdt(glob) => places.extend(self.usdt_sites(index, glob)?),
             }
         }
-        // A place that is selected twice is called by the line, or else by the name, that was asked for.
+        // A place that is selected twice is called by the USDT probe, else the line, else the name that was asked for.
         places.append(&mut self.matching(&globs)?);
         places.append(&mut at_addresses);
         Ok(self.merged(places))
     }
 
-    /// Returns the places in the order of their objects and addresses, each once: of the same ones the first, which is named if
-    /// any of them is.
+    /// Returns the places in the order of their objects and addresses, each once: of equal ones the first, with
+    /// `named_by` and the USDT probe of whichever has them.
     pub(crate) fn merged<'f>(&self, mut places: Vec<FunctionPlace<'f>>) -> Vec<FunctionPlace<'f>> {
         let order = |place: &FunctionPlace<'_>| {
             let object = self.index_of(place.function.object);
@@ -344,7 +346,7 @@ impl Functions {
         places
     }
 
-    /// Returns the functions that globs match, which have these indices.
+    /// Returns the functions that globs match; each glob comes with the index of its selector.
     fn matching(&self, globs: &[(usize, &Glob)]) -> Result<Vec<FunctionPlace<'_>>> {
         let mut has_match = vec![false; globs.len()];
         let mut places = Vec::new();
@@ -372,7 +374,7 @@ impl Functions {
         }
     }
 
-    /// Returns the function that does this work of the collector, which the selector with this index asks for.
+    /// Returns the function that does the work of the collector that the selector with this index asks for.
     fn of_collector(&self, index: usize, work: CollectorWork) -> Result<Vec<FunctionPlace<'_>>> {
         let find = |name: &str| {
             let glob: Glob = name.parse().ok()?;
@@ -381,7 +383,7 @@ impl Functions {
         let mut found = work.names().iter().filter_map(|name| find(name));
         found.next().ok_or_else(|| {
             let libraries = self.library_count();
-            // Each runtime that has the symbols of its functions has this one.
+            // Every runtime has this function, if it has symbols at all.
             let kind = if find("caml_alloc_shr").is_none() {
                 FunctionError::NoRuntime { libraries }
             } else if find(DOMAIN_OF_OCAML_5).is_none() && work.is_of_ocaml_5() {
@@ -394,7 +396,7 @@ impl Functions {
         })
     }
 
-    /// Returns the sites of USDT probes, which the selector with this index asks for.
+    /// Returns the sites of the USDT probes that the selector with this index asks for.
     fn usdt_sites(&self, index: usize, glob: &Glob) -> Result<Vec<FunctionPlace<'_>>> {
         let mut places = Vec::new();
         let mut names = BTreeSet::new();
@@ -445,7 +447,7 @@ impl Functions {
         })
     }
 
-    /// Returns where a source line begins, which the selector with this index asks for.
+    /// Returns where the source line begins that the selector with this index asks for.
     fn at_line(&self, index: usize, file: &str, line: u32) -> Result<Vec<FunctionPlace<'_>>> {
         let mut search = LineSearch::new(file, line);
         let shown: Arc<str> = format!("{file}:{line}").into();
@@ -500,8 +502,8 @@ impl Functions {
         self.objects.iter().take_while(is_other).count()
     }
 
-    /// Returns the function whose code is at this address, of the process or of the file, and how many bytes behind its
-    /// beginning that is.
+    /// Returns the function whose code is at this address, of the process or of the file, and how many bytes after its
+    /// entry that is.
     ///
     /// ```no_run
     /// use probes_lib::{Functions, LiveAddr};
@@ -584,8 +586,8 @@ impl Functions {
     }
 }
 
-/// Returns the index of the name of the function that is one of `globs`, or else of the first that one of them matches,
-/// and the index of the glob that is the name; notes in `has_match` which globs match a name.
+/// Returns the index of the first name of the function that one of `globs` spells out, with the index of the selector
+/// of that glob, or else of the first name that one of them matches. Notes in `has_match` which globs match a name.
 fn best_match(
     function: Function<'_>,
     globs: &[(usize, &Glob)],
@@ -713,8 +715,8 @@ impl<'f> SelectedFunction<'f> {
         std::ptr::eq(self.object, other.object) && addresses[0] == addresses[1]
     }
 
-    /// The name by which it was asked for, or the first that matches, or of all; `None` if it has no name. It is
-    /// demangled each time.
+    /// The name by which it was asked for, or the first that matches the pattern, or else the first of its names;
+    /// `None` if it has none. It is demangled each time.
     pub fn name(&self) -> Option<FunctionName<'f>> {
         self.function.nth_name(self.name)
     }

@@ -71,7 +71,7 @@ impl Launch {
         self
     }
 
-    /// Sets the [`Options`]; the deadline does not matter, as nothing runs yet.
+    /// Sets the [`Options`]; `live` does not matter, as nothing runs yet.
     #[must_use]
     pub fn options(mut self, options: Options) -> Launch {
         self.options = options;
@@ -98,9 +98,9 @@ impl Launch {
     ///
     /// # Errors
     ///
-    /// If the program cannot be found, read, executed or traced, or has no OCaml probes (unless only functions
-    /// are observed, or see [`Launch::may_lack_probes`]), or if the actions cannot be applied to these. None of its code has run then, and no child is left
-    /// behind.
+    /// If the program cannot be found, read, executed or traced, if it has no OCaml probes (unless only functions are
+    /// observed, or it [may lack them](Launch::may_lack_probes)), or if the actions cannot be applied to these. None of
+    /// its OCaml code has run then, and no child is left behind.
     pub fn spawn(self) -> Result<Launched> {
         self.try_spawn()
             .map_err(|error| error.with_effect(Effect::NotStarted))
@@ -227,8 +227,8 @@ impl Launched {
 
     /// Returns the program as a child of this process: to wait for, or to drop, which leaves it running.
     ///
-    /// While this process stops the program, as an [`Observer`] does when it is removed, waitpid(2) in any of its threads reports
-    /// that as well, so [`Child::wait`] and [`Child::try_wait`] may return a status with neither a code nor a
+    /// When this process stops the program, as an [`Observer`] does when it is removed, waitpid(2) reports that in any
+    /// thread of this process. So [`Child::wait`] and [`Child::try_wait`] may return a status with neither a code nor a
     /// signal: wait again then, or call [`Launched::has_exited`] before.
     pub fn into_child(self) -> Child {
         self.child

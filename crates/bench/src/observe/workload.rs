@@ -43,7 +43,7 @@ impl Kind {
     }
 }
 
-/// A running program.
+/// A running program, and what its threads execute now.
 pub(super) struct Workload {
     talker: Talker,
     kind: Kind,

@@ -26,7 +26,7 @@ pub(crate) struct RecordCounts {
     pub(crate) running: u64,
     /// Starts of pairs that had no stop.
     pub(crate) without_stop: u64,
-    /// Exits whose calls had begun before, or were lost.
+    /// Exits of calls that began before the recording, or whose entries were lost.
     pub(crate) unmatched_exits: u64,
     pub(crate) unmatched_stops: u64,
     /// Calls within too many others.
@@ -35,11 +35,11 @@ pub(crate) struct RecordCounts {
     pub(crate) lost_words: u64,
 }
 
-/// A name that many of the hits have that were read while others were lost.
+/// A name that is frequent among the hits that were read while others were lost.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct FrequentName {
     pub(crate) name: String,
-    /// Which part of those hits have it, from 0 to 1.
+    /// The share of those hits that have it, from 0 to 1.
     pub(crate) share: f64,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct RecordReport {
     bytes: u64,
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
-    /// How much of it is in the file, if only the last of it is.
+    /// How much of that time is in the file, with `-last`.
     #[serde(serialize_with = "seconds_or_null")]
     last_seconds: Option<Duration>,
     #[serde(flatten)]
@@ -135,7 +135,7 @@ impl RecordReport {
     }
 }
 
-/// The arguments of a hit, or the result of a function, as what is said of a slice or an instant.
+/// The arguments of a hit, or the result of a function, as annotations of a slice or an instant.
 pub(crate) fn hit_annotations(event: &Event) -> Vec<Annotation> {
     if event.arguments.is_empty() {
         return Vec::new();

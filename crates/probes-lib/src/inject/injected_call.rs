@@ -8,8 +8,9 @@
 //! return   mov registers, what they were; jmp *(rip)  to where the thread was
 //! ```
 //!
-//! Only the thread's program counter is set; the code does all else. So the thread returns with all
-//! its registers whether its tracer is still there or not. The code keeps the flags and uses no stack.
+//! Of the thread's registers only the program counter is set, and `orig_rax`, so that the kernel restarts no system
+//! call; the code does all else. So the thread returns with all its registers whether its tracer is still there or not.
+//! The code keeps the flags and uses no stack.
 
 use std::ops::Range;
 
@@ -130,8 +131,8 @@ impl InjectedCall {
         }
     }
 
-    /// Returns the call that unmaps what this one maps, or unmaps. The third argument and those after it, which munmap(2) does not
-    /// have, are those by which [`InjectedCall::matches`] knows the mapping.
+    /// Returns the call that unmaps what this one maps or unmaps. Its arguments from the third on, which munmap(2) does
+    /// not have, are those by which [`InjectedCall::matches`] recognizes the mapping.
     pub(crate) fn unmapping(&self) -> InjectedCall {
         let [at, len, protection, flags, _, offset] = self.arguments;
         let kind = flags & libc::MAP_SHARED as u64;
@@ -333,7 +334,7 @@ fn assemble(
     }
     if lingers {
         a.mov(rcx, LINGER)?;
-        // It keeps the flags.
+        // `loop` keeps the flags.
         let mut again = a.create_label();
         a.set_label(&mut again)?;
         a.loop_(again)?;

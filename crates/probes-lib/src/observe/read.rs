@@ -1,4 +1,5 @@
-//! Reads what an observation has recorded, while it is installed and when it ends.
+//! [`ActiveObservation`], and in the modules what reads the data that it has recorded, while it is installed and when
+//! it ends.
 
 pub(crate) mod callers;
 pub(crate) mod calls;

@@ -20,8 +20,8 @@
 //! for too long, the follower resumes the process; if the follower dies, the kernel does.
 //!
 //! **For the process, losing the lease is the same as a kill of the tool at that moment.** All that relies
-//! on stopped threads goes through the follower, writes included, and it refuses all of it once the lease is lost. So the
-//! process is left as a killed tool leaves it, which every step is made for.
+//! on stopped threads goes through the follower, writes included, and it refuses all of it once the lease is lost.
+//! So the process is left as a killed tool leaves it, which every step is made for.
 
 pub(crate) mod message;
 
@@ -63,7 +63,7 @@ pub(crate) struct Lease {
     /// When we asked for the process to be stopped, if we have not asked for it to be resumed since.
     stopped_since: Cell<Option<Instant>>,
     stop_time: StopTime,
-    /// What calls fail with since anything has gone wrong: the process may run.
+    /// What calls fail with once the lease is lost: the process may run then.
     lost: Cell<Option<Errno>>,
     /// For answers.
     buffer: RefCell<Vec<u8>>,
@@ -72,8 +72,10 @@ pub(crate) struct Lease {
 /// Why the follower does not lend a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoLease {
-    /// There is no follower at that address (any more), or too many tools are connected to it; or the process has exited.
+    /// There is no follower at that address (any more), or too many tools are connected to it; or the process has
+    /// exited.
     Absent,
+    /// It does not follow the process, or does not let this tool change it; or it is not a follower that answers.
     Refused,
     /// It is of another user, or in another user namespace.
     OtherUser,
@@ -119,7 +121,7 @@ pub(crate) fn is_own_user(peer: Peer) -> bool {
 
 impl Lease {
     /// Connects to the thread `tracer`, which follows `process`, for an operation that holds the update lock of the
-    /// process, or does not. Waits for its answer for `limit`.
+    /// process, or does not. Tries to connect for `limit`, and then waits as long for an answer.
     ///
     /// # Errors
     ///
@@ -181,8 +183,8 @@ impl Lease {
         self.tracer
     }
 
-    /// Checks that `memory` is that of the program which the process runs: what is to be written was planned for the
-    /// program whose memory that is, and the follower writes to that of the program which ran when we connected.
+    /// Checks that the process still runs the program whose memory is `memory`, for which the writes were planned, and
+    /// that it is also the one that ran when we connected: the follower writes to the memory of that one.
     ///
     /// # Errors
     ///
@@ -224,8 +226,8 @@ impl Lease {
         Ok(stopped)
     }
 
-    /// Has the follower resume the process. If that fails, it is resumed all the same: the follower does so when it sees
-    /// that we are gone, and the kernel if the follower is.
+    /// Has the follower resume the process. If that fails, it is resumed all the same: by the follower once it sees
+    /// that we are gone, or by the kernel if the follower is.
     pub(crate) fn resume_all(&self) {
         if let Ok(Reply::Resumed(stop_time)) = self.ask(&Request::ResumeAll, PATIENCE) {
             self.count_stop_time(Some(stop_time));
@@ -234,8 +236,8 @@ impl Lease {
         }
     }
 
-    /// Adds how long the process was stopped, until now at most. Only the follower knows it exactly: it may have been busy
-    /// before it stopped the process, and so may we have been since it has resumed it.
+    /// Adds how long the process was stopped: `exact`, or else the time since we asked for the stop. That is too long
+    /// if the follower was busy before it stopped the process, or we were after it resumed it.
     fn count_stop_time(&self, exact: Option<Duration>) {
         if let Some(since) = self.stopped_since.take() {
             self.stop_time.add(exact.unwrap_or_else(|| since.elapsed()));
@@ -262,7 +264,7 @@ impl Lease {
         self.write_pieces(at, bytes, Request::Write)
     }
 
-    /// The same by ptrace, of which `tid` is a stopped thread.
+    /// The same by a ptrace call on `tid`, a stopped thread of the process.
     pub(crate) fn poke(&self, tid: i32, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
         self.write_pieces(at, bytes, |at, piece| Request::Poke(tid, at, piece))
     }
@@ -290,7 +292,7 @@ impl Lease {
         self.answer(request, |reply| (reply == Reply::Done).then_some(()))
     }
 
-    /// Asks for a call, and takes what is wanted from the answer; an answer to something else loses the lease.
+    /// Asks for a call, and takes what is wanted from the answer; any other answer loses the lease.
     pub(crate) fn answer<T>(
         &self,
         request: &Request,

@@ -108,7 +108,7 @@ impl<'a> UpdateContext<'a> {
         let layout = Layout::of(program, probes);
         let mappings = image.mappings(process, layout.ranges(), request.gigatext)?;
         let before = layout.read(process.pid(), memory)?;
-        // Otherwise what was read may be of an object that is just being loaded.
+        // If the mappings have changed, what was read may be of another object, which was loaded in its place.
         let unloadable = layout
             .ranges()
             .find(|&(address, ..)| image.can_be_unloaded(address));
@@ -248,7 +248,8 @@ impl PreparedUpdate<'_> {
     ///
     /// # Errors
     ///
-    /// Also if the kernel refuses writes to code of a process that is not traced.
+    /// Also if an object with one of the probes can be unloaded, or if the kernel refuses writes to code of a process
+    /// that is not traced.
     pub(crate) fn carry_out_live(&self) -> Result<PatchOutcome> {
         let UpdateContext {
             process, memory, ..
@@ -342,7 +343,8 @@ impl PreparedUpdate<'_> {
     }
 }
 
-/// A kernel that lets only tracers write to code (proc_mem.force_override) fails with EIO.
+/// Returns the error for a failed first write to code: a kernel that lets only tracers write there
+/// (proc_mem.force_override) fails with EIO.
 fn live_error(pid: i32, address: LiveAddr, source: io::Error) -> Error {
     match source.raw_os_error() {
         Some(libc::EIO) => Error::of_process(pid, MemoryError::LiveRefused),

@@ -1,4 +1,5 @@
-//! `hist -events`: which values counters of the runtime and events of the program have, and how long phases and spans take.
+//! `hist -events`: which values counters of the runtime and events of the program have, and how long phases and spans
+//! take.
 
 use probes_lib::{
     EventDurations, Glob, Linear, RuntimeEventKind, SelectedEntry, UserValue, ValueRecorder,
@@ -43,12 +44,13 @@ pub(super) fn run(
 struct RecordedEvents<'o> {
     output: &'o Output,
     linear: Option<Linear>,
-    /// By the indices of names.
+    /// One for each name, by its index.
     recorders: Vec<RecordedValues>,
     durations: EventDurations,
     lost: LostWords,
-    /// Drawn in the end, if it is wanted.
+    /// For the file of `-svg`, drawn in the end.
     picture: Option<String>,
+    /// Whether it is wanted.
     draws: bool,
 }
 

@@ -1,5 +1,5 @@
-//! [`Sink`]: where the events of a time line go: into a file, block by block, or with `-last` into memory, from where the latest are
-//! written in the end.
+//! [`Sink`]: where the events of a time line go: into a file, block by block, or with `-last` into memory, from where
+//! the latest are written in the end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::size_of;
@@ -11,16 +11,16 @@ use crate::output::{
     TrackEvent, TrackEventKind, TrackId, TrackOf,
 };
 
-/// How long a block is that is written at once: if the disk is full, the last one is lost.
+/// How many bytes are written at once: if the disk is full, the last block is lost.
 const BLOCK: usize = 64 << 10;
 
-/// How long what was read may wait to be written.
+/// How long events may wait to be written.
 const WAIT: Duration = Duration::from_millis(200);
 
-/// How many bytes the events have that are kept.
+/// How many bytes the events that are kept may take.
 const MOST_KEPT: usize = 20 << 20;
 
-/// Of how many slices that are open the arguments are kept, if they began before the events that are kept.
+/// How many of the open slices that began before the events that are kept have their arguments kept.
 const MOST_WITH_ARGUMENTS: usize = 10_000;
 
 /// Writes events.
@@ -53,7 +53,7 @@ struct LastEvents {
     events: VecDeque<TrackEvent>,
     bytes: usize,
     newest: u64,
-    /// The begins of slices before these that have not ended before them, the outermost first.
+    /// The begins of the slices that were open when the first of `events` came, the outermost first.
     open: BTreeMap<TrackId, Vec<TrackEvent>>,
     open_with_arguments: usize,
     is_short: bool,
@@ -212,7 +212,7 @@ impl LastEvents {
         }
     }
 
-    /// Keeps of an event what those after it need.
+    /// Drops an event, except for what later events need: the begin of an open slice.
     fn forget(&mut self, mut event: TrackEvent) {
         match event.kind {
             TrackEventKind::Begin(_) => {

@@ -1,5 +1,5 @@
-//! Chrome's Trace Event Format: a JSON array of objects, one a line. A track that is no thread has a thread id of its own, above those
-//! of Linux.
+//! Chrome's Trace Event Format: a JSON array of objects, one a line. Lanes and counters have thread ids of their own,
+//! above those of Linux.
 
 use std::io::Write;
 
@@ -16,14 +16,14 @@ const FIRST_LANE: i64 = 1 << 23;
 pub(super) struct Chrome {
     pid: i32,
     process: String,
-    /// Of each track, by its number, the thread id, and the name of a counter.
+    /// Of each track, by its number, the thread id, and the name if it is a counter: a JSON string.
     tracks: Vec<(i64, String)>,
     /// Of each name, by its number, the JSON string.
     names: Vec<String>,
     has_objects: bool,
 }
 
-/// What is known of a track, as a viewer expects it.
+/// A metadata event: the name of the process or of a thread.
 #[derive(Serialize)]
 struct Metadata<'m> {
     ph: &'static str,

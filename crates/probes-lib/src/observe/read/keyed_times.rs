@@ -15,7 +15,8 @@ use crate::observe::read::times::Times;
 use crate::observe::read::values::ValueHistogram;
 use crate::sys::ticks::TickMeasurement;
 
-/// How long pairs and calls took, by keys ([`Observation::time_by`](crate::Observation::time_by)). All times are in one of them.
+/// How long pairs and calls took, by keys ([`Observation::time_by`](crate::Observation::time_by)). Each time is counted
+/// once: for its key, or in [`other`](KeyedTimes::other) or [`untyped`](KeyedTimes::untyped).
 ///
 /// Times are accurate to 3 %; the sum and the longest are exact.
 ///
@@ -46,13 +47,14 @@ pub struct KeyedTime {
     pub name: String,
     /// What each expression of the key was.
     pub key: Vec<Key>,
-    /// How long.
+    /// The times of that key.
     pub times: Times,
 }
 
 impl KeyedTimes {
-    /// Returns the times of several processes, by their pids. If they are not `distinguished`, those of the same key in several
-    /// processes are together; else the pid is the first part of each key. `None` of none.
+    /// Returns the times of several processes together; each is given with its pid. If they are `distinguished`, the
+    /// pid is the first part of each key; if not, the times of the same key in several processes are added up. `None`
+    /// if there are no processes.
     ///
     /// ```no_run
     /// # let each: Vec<(i32, probes_lib::KeyedTimes)> = unimplemented!();
@@ -111,8 +113,8 @@ impl KeyedTimes {
         &self.other
     }
 
-    /// Returns the times that have no key, because an argument does not have the type that the expression needs, or memory could not
-    /// be read.
+    /// Returns the times that have no key, because an argument does not have the type that the expression needs, or
+    /// memory could not be read.
     pub fn untyped(&self) -> &Times {
         &self.untyped
     }

@@ -15,14 +15,15 @@ pub(super) struct Histograms {
     pub(super) at: u64,
     /// The length of each in bytes.
     pub(super) len: u64,
-    /// Binary logarithm of how many there are.
+    /// Binary logarithm of how many groups there are.
     pub(super) group_bits: u32,
-    /// Whether a thread is known by the base of `fs`, and not by what is there.
+    /// Whether the group of a thread is computed from the base of `fs`, and not from the word there, which is the same
+    /// address but cannot be read before the thread has a control block.
     pub(super) by_fs_base: bool,
 }
 
-/// Emits the code that puts in rdx the bucket of the time in rdx, computed like `layout::histogram::bucket`, with so many mantissa bits. The
-/// code uses rax and rcx.
+/// Emits the code that replaces the time in rdx by its bucket, computed like `layout::histogram::bucket`, but with
+/// `precision` mantissa bits. The code uses rax and rcx.
 pub(super) fn bucket(a: &mut CodeAssembler, precision: u32) -> Result<(), IcedError> {
     let mut fits = a.create_label();
     a.mov(rax, rdx)?;
@@ -33,8 +34,8 @@ pub(super) fn bucket(a: &mut CodeAssembler, precision: u32) -> Result<(), IcedEr
     bucket_of(a, precision)
 }
 
-/// Emits the code that puts in rdx the bucket of the number of 64 bits in rdx, computed like `layout::histogram::bucket_of`. The code
-/// uses rax and rcx.
+/// Emits the code that replaces the number of 64 bits in rdx by its bucket, computed like
+/// `layout::histogram::bucket_of`. The code uses rax and rcx.
 pub(super) fn bucket_of(a: &mut CodeAssembler, precision: u32) -> Result<(), IcedError> {
     a.mov(rax, rdx)?;
     a.or(rax, 1 << precision)?;
@@ -45,8 +46,9 @@ pub(super) fn bucket_of(a: &mut CodeAssembler, precision: u32) -> Result<(), Ice
     a.add(edx, ecx)
 }
 
-/// Emits the code that adds one to the bucket in rdx of the histogram of the thread's group. Expects the address of the shared
-/// data in rbx. The code uses rax.
+/// Emits the code that adds one to the bucket in rdx of the histogram of the thread's group. Expects the address of the
+/// shared data in rbx; leaves in rax how far the data of the group are from those of the first one, added to that
+/// address.
 pub(super) fn add(a: &mut CodeAssembler, histograms: Histograms) -> Result<(), IcedError> {
     if histograms.group_bits == 0 {
         a.mov(rax, rbx)?;

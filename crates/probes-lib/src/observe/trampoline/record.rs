@@ -18,11 +18,12 @@ use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::point::{ArgumentSource, WatchRole};
 
-/// The least tag of blocks whose words are not values (caml/mlvalues.h): `Abstract_tag`.
+/// The least tag of blocks whose words are not values: `No_scan_tag` of caml/mlvalues.h.
 const LEAST_OPAQUE: u32 = 251;
 
-/// Emits the code that records a watched hit. Expects the address of the shared data in rbx and the
-/// time in rsi, and in the copies of the `saved` registers what these held at the point. Returns the code that is emitted elsewhere.
+/// Emits the code that records a watched hit. Expects the address of the shared data in rbx and the time in rsi, and in
+/// the copies of the `saved` registers what these held at the point. Returns the copies of fields, whose code the
+/// caller has to emit where nothing falls through to it.
 pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
@@ -38,8 +39,9 @@ pub(super) fn record(
     Ok(fields)
 }
 
-/// Emits the code that copies the stack of a hit of a site into the record at rcx, which has its time, if stacks are copied; the address
-/// of the shared data is at `shared`. The code uses the same registers as [`arguments`].
+/// Emits the code that copies the stack of a hit of a site into the record at rcx, which has its time, if stacks are
+/// copied. The address of the shared data is in rbx, and in memory at `shared`. The code uses the same registers as
+/// [`arguments`].
 pub(super) fn stack(
     a: &mut CodeAssembler,
     watched: &WatchRole,
@@ -61,8 +63,8 @@ pub(super) fn stack(
     copy.emit(a)
 }
 
-/// Emits the code that records the arguments of a hit in the record at rcx, which has its time. The code uses rax, rdx, rsi, rdi and
-/// r9.
+/// Emits the code that records the arguments of a hit in the record at rcx, which has its time. The code uses rax, rdx,
+/// rsi, rdi and r9.
 pub(super) fn arguments(
     a: &mut CodeAssembler,
     watched: &WatchRole,
@@ -79,9 +81,10 @@ pub(super) fn arguments(
     Ok(())
 }
 
-/// Emits the code that claims a record of a point. Expects the address of the shared data in rbx and the time in rsi; leaves
-/// that of the record in rcx, and its number in r8. Uses rax. If it is `from_start`, the thread may have no control block yet,
-/// and the code may execute `rdfsbase`.
+/// Emits the code that claims a record of a point. Expects the address of the shared data in rbx and the time in rsi;
+/// leaves the address of the record in rcx, its number in r8, and the id of the thread in eax. If it is `from_start`,
+/// the code works before the thread has a control block, with 0 as its id, and the process has to be allowed to execute
+/// `rdfsbase`.
 pub(super) fn begin(
     a: &mut CodeAssembler,
     point: u32,
@@ -165,8 +168,8 @@ fn argument(
     a.nop()
 }
 
-/// Emits the code that records the header of the block at rdx, which can be read, and leaves it in rax. It goes to `are_values` if
-/// the words of the block are values.
+/// Emits the code that records the header of the block at rdx, which can be read, and leaves it in rax. It goes to
+/// `are_values` if the words of the block are values.
 pub(super) fn block_header(
     a: &mut CodeAssembler,
     index: u64,
@@ -180,8 +183,8 @@ pub(super) fn block_header(
     a.jb(are_values)
 }
 
-/// Emits the code that puts in rsi the length in words of the block whose header is in rax (bits 10 to 55), limited to what a
-/// record holds. It goes to `over` if the block is empty.
+/// Emits the code that puts in rsi the length in words of the block whose header is in rax (bits 10 to 55), limited to
+/// what a record holds. It goes to `over` if the block is empty.
 pub(super) fn words_of_block(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), IcedError> {
     a.shl(rax, 8)?;
     a.shr(rax, 18)?;
@@ -191,8 +194,8 @@ pub(super) fn words_of_block(a: &mut CodeAssembler, over: CodeLabel) -> Result<(
     a.cmovb(rsi, rax)
 }
 
-/// Emits the code that records the header and the first words of the block at rdx. It goes to `over` if that is
-/// none, or cannot be read. If these words are values, its `fields` are copied.
+/// Emits the code that records the header of the block at rdx, and its first words or, if these are values, its
+/// `fields`. It goes to `over` if there is no block, or it cannot be read.
 pub(super) fn block(
     a: &mut CodeAssembler,
     index: u64,

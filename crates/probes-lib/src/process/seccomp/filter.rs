@@ -75,10 +75,10 @@ pub(crate) fn refusal(
     call: &SeccompData,
 ) -> Result<Option<SeccompAction>, Invalid> {
     let mut result = libc::SECCOMP_RET_ALLOW;
-    // The last one first: of equal actions, the data of the first count.
+    // The kernel runs the last one first; of equal actions, the data of the first that was run count.
     for filter in filters.iter().rev() {
         let returned = filter.run(call).ok_or(Invalid)?;
-        // seccomp(2): actions are compared as signed numbers, the least is the most restrictive.
+        // linux/seccomp.h: actions are compared as signed numbers, the least is the most restrictive.
         if action_of(returned) < action_of(result) {
             result = returned;
         }
@@ -100,8 +100,8 @@ fn decode(returned: u32) -> Option<SeccompAction> {
         libc::SECCOMP_RET_USER_NOTIF => Some(SeccompAction::Notify),
         libc::SECCOMP_RET_ERRNO => Some(SeccompAction::Errno(data.min(MAX_ERRNO) as i32)),
         libc::SECCOMP_RET_TRAP => Some(SeccompAction::Trap),
-        // "If an action value other than one of the above is specified, then the filter action is treated
-        // as SECCOMP_RET_KILL_PROCESS."
+        // seccomp(2): "If an action value other than one of the above is specified, then the filter action is treated
+        // as either SECCOMP_RET_KILL_PROCESS (since Linux 4.14) or SECCOMP_RET_KILL_THREAD".
         _ => Some(SeccompAction::Kill),
     }
 }

@@ -138,7 +138,8 @@ fn semaphore_of_two_bytes_makes_others_unknown() {
     assert_unknown(&program_of(&[("ocaml", "a", 0), ("ocaml", "b", 2)], 6), "b");
     let foreign: Notes<'_> = &[("ocaml", "a", 0), ("ocaml", "b", 4), ("python", "c", 8)];
     assert_unknown(&program_of(foreign, 10), "a");
-    // A note without a semaphore has none at the address 0.
+    // The 0 in a note without a semaphore is not the address of one. The field follows a header of 20 bytes and two
+    // addresses.
     let mut made = program_of(
         &[("ocaml", "a", 0), ("ocaml", "b", 4), ("python", "c", 0)],
         8,
