@@ -163,7 +163,7 @@ pub enum Effect {
     /// Bytes were written and could not be restored: some probes may be half changed.
     HalfChanged,
     /// A program that was to be started with its probes set was not started, or was killed before
-    /// its first instruction.
+    /// its first OCaml code ran.
     NotStarted,
 }
 

@@ -248,7 +248,7 @@ impl Unwinder {
         let cfa = frame.get(RSP)?.checked_add_signed(offset)?.checked_add(8)?;
         let mut caller = frame;
         step::step(rule, &mut caller, within, memory, Some(cfa)).ok()?;
-        let is_caller = guess::follows_call(self, caller.ip, None, memory);
+        let is_caller = guess::follows_call(caller.ip, None, memory);
         (is_caller && self.has_code(LiveAddr(caller.ip))).then_some(caller)
     }
 

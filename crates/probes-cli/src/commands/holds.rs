@@ -44,11 +44,16 @@ pub(super) fn release_dead(
             let Some(report) = failures.record(pid, report) else {
                 continue;
             };
-            match join_first_few(&names(holder)) {
+            let mut given_back = names(holder);
+            given_back.retain(|&it| !report.not_undone.iter().any(|left| left == it));
+            match join_first_few(&given_back) {
                 Some(names) => {
                     messages.note(&format!("given back for {}: {names}", holder.tool));
                 }
-                None => messages.note(&format!("{} had nothing to give back", holder.tool)),
+                None if report.not_undone.is_empty() => {
+                    messages.note(&format!("{} had nothing to give back", holder.tool));
+                }
+                None => {}
             }
             say_remarks(&messages, &report);
             if let Some(names) = join_first_few(&report.not_undone) {
@@ -102,7 +107,7 @@ pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
     }
     if holders.unreadable > 0 {
         let records = number_of(holders.unreadable, "record");
-        let hint = "another version of this tool may have written them, and may read them";
+        let hint = "another version of ocaml-probes may have written them: use that one";
         messages.warning(
             WarningKind::UnreadableHold,
             &format!("{records} of who holds its probes cannot be read"),
@@ -147,13 +152,12 @@ fn held_by(dead: &[&Holder]) -> String {
 
 fn how_to_release(pid: i32, holder: &Holder) -> String {
     let command = format!("`ocaml-probes attach -pid {pid} -release-dead`");
-    if holder.can_be_released {
-        return format!("{command} gives them back");
-    }
-    match holder.user {
-        0 => format!("{command} gives them back, for root"),
-        user => format!("{command} gives them back, for root or uid {user}"),
-    }
+    let by = match holder.user {
+        _ if holder.can_be_released => "",
+        0 => ", run as root,",
+        user => &format!(", run as root or uid {user},"),
+    };
+    format!("{command}{by} gives them back")
 }
 
 /// Warns of a hold that could not be recorded, so that no other tool knows of it.

@@ -27,6 +27,8 @@ pub(crate) struct CountedStacks {
     /// Of all stacks.
     frames: usize,
     others: u64,
+    /// Those of `others` that have a stack for which there was no room.
+    without_room: u64,
     untyped: u64,
     lasted: Duration,
 }
@@ -103,6 +105,7 @@ impl CountedStacks {
             hits: HashMap::new(),
             frames: 0,
             others: 0,
+            without_room: 0,
             untyped: 0,
             lasted: Duration::ZERO,
         }
@@ -118,6 +121,7 @@ impl CountedStacks {
         let frames = self.frames + path.frames.len();
         if self.hits.len() >= MOST_STACKS || frames > MOST_FRAMES {
             self.others += 1;
+            self.without_room += 1;
             return;
         }
         self.frames = frames;
@@ -139,9 +143,14 @@ impl CountedStacks {
         self.lasted = lasted;
     }
 
-    /// How many have a stack that is not known.
-    pub(crate) fn others(&self) -> u64 {
-        self.others
+    /// How many have a stack that is not known, because it was not copied.
+    pub(crate) fn without_stack(&self) -> u64 {
+        self.others.saturating_sub(self.without_room)
+    }
+
+    /// How many have a stack for which there was no room.
+    pub(crate) fn without_room(&self) -> u64 {
+        self.without_room
     }
 
     /// How many there are.

@@ -418,14 +418,14 @@ fn user_sees_what_root_holds() {
             shown.stderr
         );
         assert!(
-            shown.stderr.contains("gives them back, for root\n"),
+            shown.stderr.contains("`, run as root, gives them back\n"),
             "{}",
             shown.stderr
         );
         let line = format!("attach -pid {pid} -release-dead");
         let refused = run_command(&mut as_nobody(&line));
         assert!(
-            refused.stderr.contains("gives them back, for root\n"),
+            refused.stderr.contains("`, run as root, gives them back\n"),
             "{}",
             refused.stderr
         );

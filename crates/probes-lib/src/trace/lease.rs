@@ -301,7 +301,7 @@ impl Lease {
         match self.ask(request, PATIENCE) {
             Ok(Reply::Failed(errno)) => Err(errno),
             Ok(reply) => take(reply).ok_or_else(|| {
-                self.lost.set(Some(FOLLOWER_LOST));
+                self.lose(io::ErrorKind::InvalidData.into());
                 FOLLOWER_LOST
             }),
             Err(_) => Err(self.loss().unwrap_or(FOLLOWER_LOST)),

@@ -6,6 +6,7 @@ use super::registers::{FrameRegisters, RBP, RSP};
 use super::tables::{Cfa, Rule};
 use super::{RawStack, StackEnd, Unwinder};
 use crate::address::{FileAddr, LiveAddr};
+use std::ops::Range;
 
 /// How many bytes above the stack pointer the return address is searched in.
 const SEARCHED: u64 = 64 << 10;
@@ -27,17 +28,20 @@ pub(super) fn caller(
     };
     let stack_pointer = registers.get(RSP)?;
     let end = stack_pointer.saturating_add(SEARCHED);
-    let mut tried = 0;
-    for is_strict in [true, false] {
+    let bias = unwinder.object(registers.ip)?.bias;
+    let live = |address| bias.live(FileAddr(address)).0;
+    let function = live(rule.function.start)..live(rule.function.end);
+    for callee in [Some(&function), None] {
+        let mut tried = 0;
         for at in (stack_pointer..end).step_by(8) {
             let Some(word) = memory.word(at) else {
                 break;
             };
-            if !unwinder.has_code(LiveAddr(word)) || tried == MOST_TRIED {
+            if !unwinder.has_code(LiveAddr(word)) || !follows_call(word, callee, memory) {
                 continue;
             }
-            if !follows_call(unwinder, word, is_strict.then_some(rule), memory) {
-                continue;
+            if tried == MOST_TRIED {
+                break;
             }
             tried += 1;
             let mut with_base = registers;
@@ -52,11 +56,10 @@ pub(super) fn caller(
     None
 }
 
-/// Returns whether the instruction before `at` is a call; if a `callee` is given, a direct call of its function.
+/// Returns whether the instruction before `at` is a call; if a `callee` is given, a direct call of that function.
 pub(super) fn follows_call(
-    unwinder: &Unwinder,
     at: u64,
-    callee: Option<&Rule>,
+    callee: Option<&Range<u64>>,
     memory: &mut impl StackMemory,
 ) -> bool {
     let mut code = [0; 8];
@@ -65,12 +68,8 @@ pub(super) fn follows_call(
     }
     if code[3] == 0xe8 {
         let distance = i32::from_le_bytes([code[4], code[5], code[6], code[7]]);
-        let target = LiveAddr(at.wrapping_add_signed(distance.into()));
-        return callee.is_none_or(|rule| {
-            let object = unwinder.object(target.0);
-            let target = object.map(|object| object.bias.file(target));
-            target.is_some_and(|FileAddr(target)| rule.function.contains(&target))
-        });
+        let target = at.wrapping_add_signed(distance.into());
+        return callee.is_none_or(|function| function.contains(&target));
     }
     // call by a register or through memory: ff /2, of 2 to 7 bytes.
     callee.is_none() && (2..=7).any(|len| code[8 - len] == 0xff && (code[9 - len] >> 3) & 7 == 2)

@@ -16,7 +16,7 @@ const STACK: u64 = 0x7fff_0000_0000;
 
 impl StackMemory for AnyMemory {
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
-        for (at, byte) in (at..).zip(bytes) {
+        for (at, byte) in (at..=u64::MAX).zip(bytes) {
             let word = at / 8;
             let hash = (word ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let value = match hash >> 61 {

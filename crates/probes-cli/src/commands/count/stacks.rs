@@ -87,7 +87,19 @@ fn add(counted: &mut CountedStacks, stacks: &mut Stacks, events: &Events) {
 
 /// Warns if hits were counted without their stack.
 fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output: &Output) {
-    let without_stack = counted.others();
+    let warning = |text: &str, remedy: &str| {
+        let kind = WarningKind::LostHits;
+        output.messages.warning(kind, text, remedy);
+    };
+    let without_room = counted.without_room();
+    if without_room > 0 {
+        let text = format!(
+            "{without_room} of {} hits are shown as other: there are more stacks than are kept",
+            counted.all()
+        );
+        warning(&text, "select fewer hits with -where, or count for a shorter time");
+    }
+    let without_stack = counted.without_stack();
     if without_stack == 0 {
         return;
     }
@@ -97,7 +109,5 @@ fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output:
         lasted.as_secs_f64()
     );
     let remedy = "select fewer hits with -where, or use `profile -on-cpu`, which shows the callers of a function that is called often";
-    output
-        .messages
-        .warning(WarningKind::LostHits, &text, remedy);
+    warning(&text, remedy);
 }

@@ -56,7 +56,8 @@ struct LastEvents {
     /// The begins of the slices that were open when the first of `events` came, the outermost first.
     open: BTreeMap<TrackId, Vec<TrackEvent>>,
     open_with_arguments: usize,
-    is_short: bool,
+    /// The time of the latest event for which there was no room.
+    left_out: Option<u64>,
 }
 
 impl Sink {
@@ -125,7 +126,7 @@ impl Sink {
             return Ok(());
         }
         if let Some(last) = self.last.take() {
-            self.is_short = last.is_short;
+            self.is_short = last.is_short();
             self.write_last(last);
         }
         if is_over || self.written.elapsed() >= WAIT {
@@ -143,7 +144,7 @@ impl Sink {
     fn write_last(&mut self, last: LastEvents) {
         let from = last.events.front().map_or(last.newest, |it| it.time);
         let mut written = LastWritten {
-            time: Duration::from_nanos(if last.is_short {
+            time: Duration::from_nanos(if last.is_short() {
                 last.newest.saturating_sub(from)
             } else {
                 last.lasting
@@ -193,6 +194,12 @@ impl LastEvents {
         }
     }
 
+    /// Whether there was no room for an event that would still be among the latest.
+    fn is_short(&self) -> bool {
+        let left_out = self.left_out;
+        left_out.is_some_and(|time| time.saturating_add(self.lasting) >= self.newest)
+    }
+
     fn add(&mut self, event: TrackEvent) {
         self.newest = self.newest.max(event.time);
         self.bytes += size(&event);
@@ -203,10 +210,12 @@ impl LastEvents {
             if !has_old && self.bytes <= MOST_KEPT {
                 return;
             }
-            self.is_short |= !has_old;
             let Some(event) = self.events.pop_front() else {
                 return;
             };
+            if !has_old {
+                self.left_out = self.left_out.max(Some(event.time));
+            }
             self.bytes -= size(&event);
             self.forget(event);
         }
@@ -275,7 +284,20 @@ mod tests {
         assert_eq!(times, [20, 21]);
         let open: Vec<TrackEventKind> = last.open[&TrackId(1)].iter().map(|it| it.kind).collect();
         assert_eq!(open, [name(1), name(3)]);
-        assert!(!last.is_short);
+        assert!(!last.is_short());
+    }
+
+    #[test]
+    fn early_burst_does_not_shorten_later_events() {
+        let mut last = LastEvents::of(Duration::from_nanos(10));
+        for _ in 0..2 * (MOST_KEPT / size_of::<TrackEvent>()) {
+            last.add(event(5, TrackEventKind::Value(1)));
+        }
+        assert!(last.is_short());
+        last.add(event(15, TrackEventKind::Value(1)));
+        assert!(last.is_short());
+        last.add(event(16, TrackEventKind::Value(1)));
+        assert!(!last.is_short());
     }
 
     #[test]
@@ -284,7 +306,7 @@ mod tests {
         for time in 0..2 * (MOST_KEPT / size_of::<TrackEvent>()) as u64 {
             last.add(event(time, TrackEventKind::Value(1)));
         }
-        assert!(last.bytes <= MOST_KEPT && last.is_short);
+        assert!(last.bytes <= MOST_KEPT && last.is_short());
         assert!(last.events.capacity() * size_of::<TrackEvent>() <= 2 * MOST_KEPT);
     }
 }

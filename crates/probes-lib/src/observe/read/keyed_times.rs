@@ -155,7 +155,9 @@ impl KeyedTimes {
 fn times(histogram: &ValueHistogram, layout: ValuesLayout, nanoseconds: f64) -> Times {
     let counts = histogram.buckets().iter().map(|bucket| {
         let least = bucket.least.unwrap_or(0);
-        let number = layout.bucket(least, None) - layout.negative();
+        // Fewer only if something has written over the table.
+        let number = layout.bucket(least, None);
+        let number = number.saturating_sub(layout.negative());
         (number, bucket.count)
     });
     let longest = histogram.max().unwrap_or(0);
