@@ -6,8 +6,8 @@
 //! name     addresses → functions and source lines
 //! ```
 //!
-//! A blocked thread is read while the process runs. Whether it has run meanwhile, the kernel's count of its time slices
-//! says: then what was read is of several moments, and is read again.
+//! A blocked thread is read while the process runs. If the kernel's count of its time slices has changed meanwhile, the
+//! thread has run: what was read is of several moments, and is read again.
 
 mod name;
 mod thread;
@@ -41,10 +41,10 @@ use thread::Moment;
 pub(crate) use thread::{Slices, ThreadFiles, monotonic_now};
 pub use wait::{SystemCall, WaitsFor};
 
-/// How often a thread is read that runs again and again, before it is taken for a running one.
+/// How many times a blocked thread is read that runs meanwhile, before it counts as running.
 const ATTEMPTS: usize = 5;
 
-/// How often files are read again at most, because code of none of them is found.
+/// How often, at most, the files of a process are read again because a stack has code of none of them.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long stopping the threads may take.
@@ -70,7 +70,7 @@ pub struct Stacks {
     functions: Functions,
     unwinder: Unwinder,
     names: FrameNames,
-    /// When the files were read.
+    /// When the files were read, or it was last checked whether there are more.
     loaded: Instant,
 }
 
@@ -97,10 +97,11 @@ impl HitStack {
 pub struct StackReport {
     /// In the order of their ids, the main thread first.
     pub threads: Vec<ThreadStack>,
-    /// How long the process was stopped, if it was: threads that run have to be.
+    /// How long the process was stopped, if it was: for threads that run, and blocked ones whose frames cannot all be
+    /// found without their registers.
     pub stopped: Option<Duration>,
-    /// Why it could not be stopped, though threads of it were running. They have no frames then, or those that could be
-    /// found otherwise.
+    /// Why it could not be stopped, if it had to be. Threads that run have no frames then, and blocked ones those that
+    /// were found without their registers.
     pub not_stopped: Option<Error>,
 }
 
@@ -115,7 +116,7 @@ pub struct ThreadStack {
     pub role: ThreadRole,
     /// What it was doing.
     pub state: ThreadState,
-    /// The function of the kernel that it waits in (`/proc/PID/wchan`), if that is told.
+    /// The function of the kernel that it waits in (`/proc/PID/task/TID/wchan`), if the kernel says.
     pub kernel_function: Option<String>,
     /// Its frames, the innermost first.
     pub frames: Vec<Arc<StackFrame>>,
@@ -138,7 +139,7 @@ pub enum ThreadState {
         /// What it waits for, if the system call says.
         waits_for: Option<WaitsFor>,
     },
-    /// It waits in the kernel, and in no system call: for a page of memory, for example.
+    /// It waits in the kernel, but not in a system call: for a page of memory, for example.
     Waiting,
     /// It is stopped by a signal or a debugger.
     Stopped,
@@ -172,7 +173,7 @@ impl ThreadStack {
     }
 }
 
-/// What was read of a thread.
+/// A thread that was read, before its frames are named.
 struct ThreadReading {
     tid: i32,
     name: String,
@@ -181,7 +182,7 @@ struct ThreadReading {
     stack: Option<RawStack>,
 }
 
-/// The code of a process.
+/// The memory of a process, of which only code can be read.
 struct OnlyCode<'m> {
     ranges: Vec<Range<u64>>,
     pages: CachedPages<'m, ProcessMemory>,
@@ -196,14 +197,14 @@ impl StackMemory for OnlyCode<'_> {
     }
 }
 
-/// What a thread does.
+/// What a thread does now, as [`Stacks::look`] finds it.
 pub(crate) enum Look {
     Exited,
     Running,
     Blocked(Blocked),
 }
 
-/// A thread that does not run.
+/// A thread that does not run, and its stack.
 pub(crate) struct Blocked {
     pub(crate) state: ThreadState,
     kernel_function: Option<String>,
@@ -217,7 +218,7 @@ pub(crate) struct Blocked {
 /// The stacks of threads that were stopped for it.
 pub(crate) struct StoppedStacks {
     pub(crate) stacks: HashMap<i32, RawStack>,
-    /// From when it was begun to stop them until they ran again, by `CLOCK_MONOTONIC`.
+    /// From the beginning of the stop until they ran again, by `CLOCK_MONOTONIC`.
     pub(crate) stop: Range<Duration>,
 }
 
@@ -278,8 +279,9 @@ impl Stacks {
         self.functions.unreadable().iter().map(|it| it.path.clone())
     }
 
-    /// Reads the stacks of all threads. Those of blocked threads are read while they are blocked. For the others, unless
-    /// `is_live`, the process is stopped once, for as long as it takes to find their frames (some 50 µs each).
+    /// Reads the stacks of all threads. Those of blocked threads are read while they are blocked. For the others, and
+    /// blocked ones whose frames cannot all be found without their registers, the process is stopped once, unless
+    /// `is_live`, for as long as it takes to find their frames (some 50 µs each).
     ///
     /// # Errors
     ///
@@ -343,8 +345,8 @@ impl Stacks {
         Ok(Some(reading))
     }
 
-    /// Returns the frames of a hit of this process, as they were then. What is not on the stack that was copied is not looked at, but for
-    /// code: a stack that needs more is cut there.
+    /// Returns the frames of a hit of this process, as they were then. Only the copied stack and code are read: a stack
+    /// that needs other memory is cut there.
     ///
     /// ```no_run
     /// use probes_lib::{Observation, Options, Selector, Stacks, Target};
@@ -373,7 +375,7 @@ impl Stacks {
         }
     }
 
-    /// Returns the frames of a stack of this process that was copied; a stack that needs more is cut there.
+    /// Returns the frames of a stack of this process that was copied; one that needs other memory is cut there.
     pub(crate) fn of_copied(&mut self, copied: &CopiedStack) -> RawStack {
         let code = OnlyCode {
             ranges: self.unwinder.code().collect(),
@@ -387,7 +389,8 @@ impl Stacks {
         raw
     }
 
-    /// Reads the files again if the process has loaded more since, but not more often than [`RELOAD_INTERVAL`]; returns whether it has.
+    /// Reads the files again if the process has loaded more since, at most once each [`RELOAD_INTERVAL`]; returns
+    /// whether they were read.
     fn reload(&mut self) -> bool {
         if self.loaded.elapsed() < RELOAD_INTERVAL {
             return false;

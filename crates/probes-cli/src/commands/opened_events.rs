@@ -1,4 +1,4 @@
-//! The events of a process that runs, switched on if they are not.
+//! The runtime events of a process that runs, switched on if they are not.
 
 use std::io;
 use std::iter;
@@ -17,10 +17,10 @@ use crate::signals::{TerminationSignals, WaitEnd};
 /// How often it is checked whether they are on.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// After which time it is said that the process is waited for.
+/// After how long the user is told that we wait for the process.
 pub(super) const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Events that are on, and what switches them off again.
+/// Events that are on, and what switches them off again if we have switched them on.
 pub(super) struct OpenedEvents {
     pub(super) events: RuntimeEvents,
     switched: Option<SwitchedEvents>,
@@ -31,7 +31,8 @@ impl OpenedEvents {
     ///
     /// # Errors
     ///
-    /// If they cannot be switched on or read, or the time is over, or a signal comes. They are as they were then.
+    /// If they cannot be switched on or read, or the time is over, or a signal comes. They are then as they were
+    /// before.
     pub(super) fn of_process(
         target: &Target,
         take_over: &TakeOver,
@@ -76,7 +77,7 @@ impl OpenedEvents {
         }
     }
 
-    /// Switches the events off, if they were switched on.
+    /// Switches the events off, if we have switched them on.
     pub(super) fn close(&mut self, pid: i32) -> Result<(), Failure> {
         match &mut self.switched.take() {
             Some(switched) => switch_off(pid, switched),
@@ -109,7 +110,7 @@ pub(super) fn warn_of_left_file(messages: &Messages, left: Option<(PathBuf, io::
     }
 }
 
-/// Says that the process is waited for.
+/// Tells the user that we wait for the process.
 pub(super) fn note_wait(messages: &Messages) {
     messages.note("waiting for the process to allocate: its events are switched on then");
 }
@@ -121,7 +122,11 @@ fn switch_off(pid: i32, switched: &mut SwitchedEvents) -> Result<(), Failure> {
     }
 }
 
-/// Waits until they are on. If a signal comes, or the time is over, they are not.
+/// Waits until they are on.
+///
+/// # Errors
+///
+/// Why they are not on, if a signal comes, the process exits, or the time is over.
 fn wait(
     target: &Target,
     switched: &SwitchedEvents,

@@ -1,4 +1,5 @@
-//! `trace -gc`: the report of the collector of a program that is started with its runtime events on, beside what else `trace` does.
+//! `trace -gc`: reads the runtime events of the program that `trace` has started with them on, and reports what the
+//! collector did, beside whatever else `trace` does.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -50,7 +51,8 @@ impl<'r> CollectorReader<'r> {
         self.report(read)
     }
 
-    /// The same in another thread, if there can be one, while this one calls `record`; the report comes after what that prints.
+    /// The same in another thread, while this one calls `record`; prints the report after what that prints. If there
+    /// can be no other thread, reads the events once the program has exited.
     pub(super) fn run_beside(
         mut self,
         exited: &Receiver<()>,
@@ -62,13 +64,13 @@ impl<'r> CollectorReader<'r> {
             let read = move || reader.read_until_end(&ended);
             let reading = thread::Builder::new().spawn_scoped(scope, read);
             let recorded = record();
-            // That may have ended before the program.
+            // `record` may have ended before the program.
             let _ = exited.recv();
             drop(end);
             let read = match reading.map(thread::ScopedJoinHandle::join) {
                 Ok(Ok(read)) => read,
                 Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                // What the program has left is read in the end.
+                // `report` reads what the program has left.
                 Err(_) => Ok(()),
             };
             (recorded, read)
@@ -100,7 +102,7 @@ impl<'r> CollectorReader<'r> {
         read.map_err(Failure::of_process(self.pid))
     }
 
-    /// Reads what is left, and prints what all adds up to.
+    /// Reads what is left, and prints the report.
     fn report(mut self, read: Result<(), Failure>) -> Result<(), Failure> {
         let seconds = self.begun.elapsed();
         let mut failures = Failed::default();

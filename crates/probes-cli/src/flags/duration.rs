@@ -1,4 +1,4 @@
-//! How long, and how many: flags whose values are durations and numbers.
+//! Flags whose values are durations or numbers.
 
 use std::time::Duration;
 

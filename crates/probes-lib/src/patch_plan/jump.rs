@@ -27,9 +27,9 @@ pub enum Jump {
         /// How many of them are padding behind the displaced instructions.
         padding: u8,
     },
-    /// Of the displacement, only the lowest bytes can be chosen.
+    /// Five bytes, the last of which are those of the next instruction.
     Punned {
-        /// How many: 0 to 3.
+        /// How many bytes of the displacement can be chosen, the lowest ones: 0 to 3.
         chosen: u8,
         /// The displacement, with zeros where it can be chosen.
         displacement: i32,

@@ -93,7 +93,7 @@ impl OpenedProcess {
         Ok(OpenedProcess::new(process, image, None))
     }
 
-    /// Opens a process that this one has forked, at once: it is not waited for whether it executes another program.
+    /// Opens a process that this one has forked, at once: does not wait whether it executes another program.
     ///
     /// # Errors
     ///
@@ -205,7 +205,7 @@ impl OpenedProcess {
         }
     }
 
-    /// Returns whether an error is because an object was unloaded, which may have been loaded again since.
+    /// Returns whether the cause of an error is that an object was unloaded; it may have been loaded again since.
     pub(crate) fn is_unloaded(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::Memory(MemoryError::NotMapped { object, .. }) => *object != self.program,
@@ -218,7 +218,7 @@ impl OpenedProcess {
         }
     }
 
-    /// Returns whether an error is because the process has executed a new program.
+    /// Returns whether the cause of an error is that the process has executed a new program.
     pub(crate) fn has_executed(&self, error: &Error) -> bool {
         error.is_exec() || self.image().is_replaced(&self.process)
     }
@@ -255,12 +255,13 @@ impl OpenedProcess {
     }
 }
 
-/// Opens a process; refuses one without a program, such as a zombie or a kernel thread.
-/// Whether a process could not be read because it has just executed a program, whose memory is perhaps not set up yet.
+/// Returns whether a process could not be read because it has just executed a program, whose memory is perhaps not set
+/// up yet.
 fn is_executing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Process(ProcessError::Executed))
 }
 
+/// Opens a process; refuses one without a program, such as a zombie or a kernel thread.
 fn open_with_program(pid: i32) -> Result<Process> {
     let process = Process::open(pid)?;
     process.refuse_without_program()?;

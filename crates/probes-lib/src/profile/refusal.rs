@@ -8,7 +8,8 @@ use crate::process::denial::own_status;
 /// `CAP_SYS_ADMIN` and `CAP_PERFMON` of capability.h: either is enough.
 const PERFMON: u64 = 1 << 21 | 1 << 38;
 
-/// From this value of `kernel.perf_event_paranoid` on, kernels that know it permit no event to ordinary users.
+/// From this value of `kernel.perf_event_paranoid` on, ordinary users may open no event, on kernels that know the
+/// value.
 const NONE_PERMITTED: i32 = 3;
 
 /// What decides whether perf events are permitted.
@@ -62,7 +63,7 @@ impl Circumstances {
     }
 }
 
-/// Returns the setting of the kernel; `None` if it has no perf events.
+/// Returns `kernel.perf_event_paranoid`; `None` if the kernel has no perf events.
 pub(crate) fn paranoid() -> Option<i32> {
     let value = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
     value.ok()?.trim().parse().ok()

@@ -10,7 +10,7 @@ use crate::process::maps::Mapping;
 /// How many bytes of a stack are searched for addresses of code.
 const MAX_SEARCHED: u64 = 1 << 20;
 
-/// How many bytes of a stack are searched for all its signal frames. It takes about 3 ms.
+/// How many bytes of a stack are searched for all its signal frames; to search so many takes about 3 ms.
 const MAX_SEARCHED_FOR_FRAMES: u64 = 64 << 20;
 
 /// How many bytes of a stack are read at once.
@@ -31,14 +31,15 @@ const SEGMENTS: u64 = 0x002b_0000_0000_0033;
 pub(crate) struct StackRanges(Vec<Range<u64>>);
 
 impl StackRanges {
-    /// Returns where the stacks of a process may be whose maps cannot be read: searching too much is safe; searching too
-    /// little is not.
+    /// Returns where the stacks of a process may be if its maps cannot be read: searching too much is safe; searching
+    /// too little is not.
     pub(crate) fn anywhere() -> StackRanges {
         StackRanges(vec![ANYWHERE])
     }
 
-    /// Returns where the stacks of a process with these mappings may be. Treats adjacent mappings as one stack, because a part of a stack may be locked, or have a
-    /// name, and then is a mapping of its own. A stack ends at its guard page.
+    /// Returns where the stacks of a process with these mappings may be. Treats adjacent mappings as one stack, because
+    /// a part of a stack may be locked, or have a name, and then is a mapping of its own. A stack ends at its guard
+    /// page.
     pub(crate) fn among(maps: &[Mapping]) -> StackRanges {
         let mut stacks: Vec<Range<u64>> = Vec::new();
         for mapping in maps.iter().filter(|mapping| mapping.is_writable()) {
@@ -50,7 +51,7 @@ impl StackRanges {
         StackRanges(stacks)
     }
 
-    /// Returns the range to search if the stack pointer is `top`: it ends where this stack ends,
+    /// Returns the range to search if the stack pointer is `top`: at most `most` bytes. It ends where this stack ends,
     /// because the stacks at higher addresses belong to other threads.
     fn above(&self, top: u64, most: u64) -> Range<u64> {
         let index = self.0.partition_point(|stack| stack.end <= top);
@@ -82,7 +83,7 @@ impl StackRanges {
     }
 
     /// Returns the program counters in the signal frames on the stack above `top`, and on the stacks that these signals
-    /// have interrupted: where each is, and what it is.
+    /// have interrupted: the address of each, and its value.
     pub(crate) fn contexts(&self, memory: &impl ReadMemory, top: LiveAddr) -> Vec<(LiveAddr, u64)> {
         let mut contexts = Vec::new();
         self.search(memory, top, MAX_SEARCHED_FOR_FRAMES, |at, word, before| {
@@ -94,8 +95,9 @@ impl StackRanges {
         contexts
     }
 
-    /// Passes the words on the stack above `top`, `most` bytes, and on the stacks that signal frames there lead to, to `visit`, until
-    /// that returns false: the address of the word, the word, and the three before it.
+    /// Calls `visit` for each word on the stack above `top`, and on the stacks that signal frames there lead to, at
+    /// most `most` bytes of each, until it returns false. Passes the address of the word, the word, and the three
+    /// before it.
     fn search(
         &self,
         memory: &impl ReadMemory,

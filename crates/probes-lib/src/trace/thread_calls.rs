@@ -23,13 +23,12 @@ pub(crate) enum ThreadCalls {
 }
 
 impl ThreadCalls {
-    /// Returns whether the process may run although it is taken to be stopped: what is asked about its threads has to
-    /// be answered as if they could be anywhere.
+    /// Returns whether the lease is lost: the process may run, so its threads have to be assumed to be anywhere.
     pub(crate) fn is_lost(&self) -> bool {
         self.loss().is_some()
     }
 
-    /// Returns what calls fail with if that is so.
+    /// Returns what calls fail with, if the lease is lost.
     pub(crate) fn loss(&self) -> Option<Errno> {
         match self {
             ThreadCalls::Own => None,
@@ -37,7 +36,7 @@ impl ThreadCalls {
         }
     }
 
-    /// Writes through /proc/PID/mem. A tool that has lost its lease must not write: so the follower does it.
+    /// Writes through /proc/PID/mem. If the process is lent, the follower does: it refuses once the lease is lost.
     pub(crate) fn write(
         &self,
         memory: &ProcessMemory,
@@ -50,7 +49,7 @@ impl ThreadCalls {
         }
     }
 
-    /// See [`ptrace::peek_stop`].
+    /// See [`ptrace::peek_stop`]; [`Wait::Gone`] also if the lease is lost.
     pub(crate) fn peek_wait(&self, tid: i32) -> Wait {
         match self {
             ThreadCalls::Own => ptrace::peek_stop(tid),
@@ -68,7 +67,8 @@ impl ThreadCalls {
     pub(crate) fn resume(&self, tid: i32) {
         match self {
             ThreadCalls::Own => ptrace::resume(tid, 0),
-            // A failure means that it was killed, which the next wait reports.
+            // It fails if the thread was killed, has something to report to the follower, or the lease is lost. The
+            // next call about the thread shows which.
             ThreadCalls::Leased(lease) => drop(lease.call(&Request::ResumeThread(tid))),
         }
     }

@@ -2,18 +2,19 @@
 //! they start.
 //!
 //! ```text
-//!            next_stopped()                    stopped for              what becomes of the thread
-//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                resumes with it; maybe Starved
-//!                                          a group-stop            stays stopped until SIGCONT
-//!                                          a clone, fork, vfork    resumes, and the new one too: Forked
-//!                                          an exec                 stays stopped: Executed
-//!                                          a clone in a loader hook stays stopped: AtLoader
-//!                                          its exit                is reaped, so that its parent learns of it
+//!          next_stopped()                  stopped for                what becomes of the thread
+//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                   resumes with it; maybe Starved
+//!                                          its start, our interrupt   resumes
+//!                                          a group-stop               stays stopped until SIGCONT
+//!                                          a clone, fork, vfork       resumes, and the new one too: Forked
+//!                                          an exec                    stays stopped: Executed
+//!                                          a clone in a loader hook   stays stopped: AtLoader
+//!                                          its exit                   is reaped, so that its parent sees it: Exited
 //! ```
 //!
-//! A stop is not consumed before the thread resumes. So a thread that is looked at once more is still
-//! stopped for the same reason, and should we die, the kernel resumes every thread as if it had never
-//! been traced.
+//! A stop is not consumed before the thread resumes, except that of an exec. So a thread that is looked at once more is
+//! still stopped for the same reason, and should we die, the kernel resumes every thread as if it had never been
+//! traced.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -29,8 +30,8 @@ use crate::trace::starvation::StarvedThreads;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
 
-/// How often to look even if no signal has come: another thread of this process may have received our
-/// SIGCHLD.
+/// How often to look for stopped threads even if no signal has come: another thread of this process may have received
+/// our SIGCHLD.
 pub(crate) const FOLLOW_TICK: Duration = Duration::from_millis(10);
 
 /// The name of the tracing thread once it has a tracee set: unlike other tracers of ours, it goes
@@ -57,7 +58,7 @@ const FIRST_STOP_LIMIT: Duration = Duration::from_millis(20);
 /// The processes that this thread traces until they exit or are detached.
 pub(crate) struct TraceeSet<'t> {
     tracer: &'t Tracer<'t>,
-    /// The process of each thread. Some may have exited with their process.
+    /// The process of each thread. Some threads may have exited: those that were reaped while a process was stopped.
     threads: HashMap<i32, i32>,
     /// Where the loader hook is in each process that has one. The hook starts a thread whenever the
     /// loader changes the list of loaded objects: its clone is what tells us.
@@ -195,7 +196,8 @@ impl<'t> TraceeSet<'t> {
             .extend(stopped.keep_stopped().into_iter().map(|tid| (tid, pid)));
     }
 
-    /// Adds a stopped process that this thread traces without its descendants, and resumes it.
+    /// Adds a stopped process that this thread traces without its descendants; from now on, also what it starts is
+    /// traced. Its threads resume now or in the next calls of [`TraceeSet::next`].
     pub(crate) fn adopt(&mut self, process: &Process, stopped: Stopped<'_>) {
         for tid in stopped.keep_stopped() {
             // It fails only if the process has been killed.
@@ -207,7 +209,7 @@ impl<'t> TraceeSet<'t> {
         }
     }
 
-    /// Returns the process, which is stopped after its execve.
+    /// Returns a process that is stopped after its execve as [`Stopped`].
     pub(crate) fn at_exec<'p>(&self, process: &'p Process) -> Stopped<'p> {
         Stopped::adopt_traced(process)
     }
@@ -295,7 +297,7 @@ impl<'t> TraceeSet<'t> {
             }
             Wait::Cloned(child) => return self.cloned(pid, tid, child),
             Wait::Executed => {
-                // Its other threads have exited, and the one that called execve has this tid now.
+                // The other threads have exited, and the one that called execve has this tid now.
                 self.forget(tid);
                 self.threads.insert(tid, tid);
                 ptrace::consume_exec(tid);
@@ -318,8 +320,9 @@ impl<'t> TraceeSet<'t> {
             self.reap_hook_thread(child);
             return Some(TraceEvent::AtLoader { pid, tid });
         }
+        // A thread that had this tid earlier would hide the new one.
         self.threads.remove(&child);
-        // The child may have been detached already, if thread `tid` took its time to stop.
+        // The child may have been detached already, if thread `tid` was slow to stop.
         let is_traced = ptrace::peek_wait(child) != Wait::Gone;
         let event = is_traced.then(|| self.register(child)).flatten();
         ptrace::resume(tid, 0);
@@ -349,7 +352,7 @@ impl<'t> TraceeSet<'t> {
             return Some(tid);
         }
         if ptrace::peek_wait(tid) != Wait::Exited {
-            // A new process with the pid of a child that has been waited for.
+            // That child was waited for, and a new process has its pid.
             self.unreaped.remove(&tid);
             return Some(tid);
         }

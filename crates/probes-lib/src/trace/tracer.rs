@@ -30,12 +30,11 @@ use crate::sys::ptrace::{self, TraceScope, Wait};
 use crate::sys::signals::{self, BlockedSignals};
 use crate::trace::lease::Lease;
 
-/// The polling interval, for what no signal may announce: how often the watchdog (the caller's
-/// thread) checks the tracer, and how often the tracer checks its tracees, because another thread
-/// of this process may have received their SIGCHLD.
+/// The polling interval, for what no signal announces: how often the watchdog (the caller's thread) checks the tracer,
+/// and how often the tracer checks its tracees, because another thread of this process may have received their SIGCHLD.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
-/// How often the watchdog looks while no thread is being seized.
+/// How often the watchdog checks the tracer while no thread is being seized.
 const IDLE_TICK: Duration = Duration::from_millis(20);
 
 /// The right to make ptrace calls, which belongs to one thread.
@@ -43,9 +42,9 @@ pub(crate) struct Tracer<'a> {
     /// Odd while the thread is in `PTRACE_SEIZE`.
     seizes: &'a AtomicU64,
     sigchld_taken: &'a AtomicBool,
-    /// To the follower of a process that it has lent.
+    /// The connection to the follower, if the process is lent to us.
     pub(crate) lease: RefCell<Option<Rc<Lease>>>,
-    /// Whether what this thread does is done with the update lock of the process held.
+    /// Whether we hold the update lock of the process.
     pub(crate) holds_update_lock: Cell<bool>,
     not_send: PhantomData<*const ()>,
 }
@@ -141,7 +140,7 @@ pub(crate) fn reap(target: &Process, tid: i32) {
 }
 
 impl Tracer<'_> {
-    /// Waits for a short time until something may have happened to a tracee; returns whether it has.
+    /// Waits for a short time until something may have happened to a tracee; returns whether a SIGCHLD came.
     pub(crate) fn wait_for_event(&self) -> bool {
         self.wait_up_to(TICK)
     }
@@ -155,13 +154,13 @@ impl Tracer<'_> {
         has_come
     }
 
-    /// Returns whether a signal is pending that ends this process, or that it handles. It is blocked until `work`
-    /// is done.
+    /// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending and not ignored: they stay blocked until the
+    /// `work` of [`with_tracer`] is done.
     pub(crate) fn is_interrupted(&self) -> bool {
         signals::is_interrupted()
     }
 
-    /// Starts to trace a thread; the watchdog looks whether that hangs.
+    /// Starts to trace a thread; the watchdog checks whether that hangs.
     pub(crate) fn seize(&self, tid: i32, scope: TraceScope) -> Result<(), Errno> {
         self.seizes.fetch_add(1, Ordering::Relaxed);
         let result = ptrace::seize(tid, scope);

@@ -1,4 +1,4 @@
-//! [`FrameRegisters`]: those of one frame, each known or not.
+//! [`FrameRegisters`]: the registers of one frame, each known or not.
 
 /// DWARF's numbers of registers (System V ABI, AMD64 supplement, figure 3.36).
 pub(crate) const RAX: usize = 0;
@@ -11,7 +11,7 @@ pub(crate) const RBP: usize = 6;
 pub(crate) const RSP: usize = 7;
 const COUNT: usize = 16;
 
-/// Those that a function leaves to its caller as they were.
+/// The registers that a function preserves for its caller, besides the stack pointer.
 pub(super) const CALLEE_SAVED: [usize; 6] = [RBX, RBP, 12, 13, 14, 15];
 
 /// The registers of one frame.

@@ -8,13 +8,14 @@ use super::registers::{CALLEE_SAVED, FrameRegisters, RSP};
 use super::tables::{CallerValue, Cfa, DwarfExpression, Rule};
 use crate::address::LiveAddr;
 
-/// How far below the stack pointer a register may have been saved that the function has restored already.
+/// A register that was saved fewer than this many bytes below the stack pointer counts as restored already.
 const MOST_POPPED: u64 = 64;
 
 /// The most operations of an expression that are executed.
 const MOST_OPERATIONS: u32 = 1000;
 
-/// Replaces the registers of a frame by those of its caller; `cfa` is where its frame ends, if that is known otherwise.
+/// Replaces the registers of a frame by those of its caller. `within` is an address within the current instruction of
+/// the frame, which errors name; `cfa`, if given, is where the frame ends, instead of where the rule says.
 ///
 /// # Errors
 ///
@@ -49,7 +50,7 @@ pub(super) fn step(
         caller.set(register, frame.registers.get(register));
     }
     for (register, saved) in &rule.registers {
-        // What lies below the stack pointer was restored already.
+        // A register that was saved below the stack pointer is restored already.
         let is_popped = saved.is_below(cfa, stack_pointer, MOST_POPPED);
         let value = if is_popped {
             frame.registers.get(*register)

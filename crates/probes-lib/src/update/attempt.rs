@@ -1,5 +1,4 @@
-//! [`Updater`]: attempts an update again and again, until the process is still in the state that
-//! the attempt was planned for.
+//! [`Updater`]: attempts an update until an attempt finds the process in the state that it was planned for.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,16 +31,16 @@ pub(crate) type Choose<'c> = &'c dyn Fn(&Program) -> Result<Vec<Choice>>;
 pub(crate) struct Updater<'u> {
     pub(crate) opened: &'u OpenedProcess,
     pub(crate) options: Options,
-    /// Adds the shadow: observed sites are read as if they were not patched. The mappings are those
-    /// of the process whose memory it is.
+    /// Adds the shadow to the memory of a process with these mappings: observed sites are read as if they were not
+    /// patched.
     pub(crate) hide: fn(ProcessMemory, &[Mapping]) -> Shadowed<ProcessMemory>,
     /// Where the update is recorded, if it is one of a hold.
     pub(crate) hold: Option<(&'u HoldRecord, HoldChange)>,
 }
 
 impl Updater<'_> {
-    /// Carries out what is chosen. Waits for other updates of the process: for those of our own threads
-    /// at `queue`, which is fairer than the lock.
+    /// Carries out what is chosen. Waits for other updates of the process: for those of our own threads at `queue`,
+    /// which is fairer than the update lock.
     ///
     /// # Errors
     ///
@@ -109,7 +108,7 @@ impl Updater<'_> {
         let before = stop_time.total();
         loop {
             match self.try_repeatedly(choose) {
-                // Another update is in progress, in a container: we cannot see its lock.
+                // A tool in a container, whose lock we cannot see, updates the process.
                 Err(error) if error.is_being_updated() && Instant::now() < deadline => {
                     lock::pause()
                 }
@@ -212,7 +211,7 @@ impl Updater<'_> {
         }
     }
 
-    /// Prepares an update; if it sets counters whatever they are, the dead hold nothing of them any more.
+    /// Prepares an update; if it sets counters whatever they are, makes dead holders hold nothing of them any more.
     fn prepare<'a>(
         &self,
         context: UpdateContext<'a>,
@@ -226,7 +225,7 @@ impl Updater<'_> {
         Ok(prepared)
     }
 
-    /// Records what is about to be written, if it is of a hold.
+    /// Records what is about to be written, if it is part of a hold.
     fn announce(&self, prepared: &PreparedUpdate<'_>) -> Result<()> {
         match self.hold {
             Some((hold, change)) => prepared.announce(hold, change),

@@ -1,7 +1,7 @@
 //! What can complete the last word of a command line.
 //!
-//! One line for each completion: the whole word, a tab, and its description. If the shell is to complete the word with file names,
-//! the only line is a tab and `files`.
+//! One line for each completion: the whole word, a tab, and its description. If the shell is to complete the word with
+//! file names, the only line is a tab and `files`.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -113,7 +113,7 @@ fn words_with_prefix(typed: &str, words: &[&str]) -> Completions {
     each.collect()
 }
 
-/// Splits a comma-separated list before its last element.
+/// Splits a comma-separated list before its last element, which begins after any spaces.
 fn split_list(typed: &str) -> (&str, &str) {
     let mut commas = typed.match_indices(',').map(|(at, _)| at);
     let last = commas.rfind(|&at| ends_part(typed, at));

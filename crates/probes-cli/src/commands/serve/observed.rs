@@ -36,7 +36,7 @@ struct CollectorReading {
     pauses: GcPauses,
 }
 
-/// What is read only for a scrape.
+/// What is read only when a client asks.
 #[derive(Debug, Default)]
 pub(super) struct Details {
     pub(super) states: Vec<(String, &'static str)>,
@@ -72,7 +72,7 @@ impl Observed {
         })
     }
 
-    /// How long it was stopped to be observed.
+    /// How long it was stopped when its observation began.
     pub(super) fn stopped(&self) -> Duration {
         let observer = self.observer.as_ref();
         observer.map_or(Duration::ZERO, Observer::stopped)
@@ -124,7 +124,8 @@ impl Observed {
         read
     }
 
-    /// Whether it still has its runtime events mapped, if they are read: not if it has exited, or executed another program.
+    /// Returns false if its runtime events are read, and it does not have them mapped any more: it has exited, or
+    /// executed another program.
     pub(super) fn has_events(&self) -> bool {
         let collector = self.collector.as_ref();
         collector.is_none_or(|collector| matches!(collector.events.is_mapped(), Ok(true)))
@@ -135,7 +136,8 @@ impl Observed {
         self.observer.is_none()
     }
 
-    /// Reads the states of the probes that `figures` names, and what else is shown of it; warns of what makes figures wrong.
+    /// Reads the states of the probes that `figures` names, and what else is shown of it; warns of what makes figures
+    /// wrong.
     pub(super) fn details(&mut self, figures: &ProcessFigures, messages: &Messages) -> Details {
         let Some(observer) = &self.observer else {
             return Details::default();
@@ -157,7 +159,7 @@ impl Observed {
         }
     }
 
-    /// Removes the trampolines, if it has some.
+    /// Removes the trampolines, if there are any.
     pub(super) fn remove(
         &mut self,
         signals: &TerminationSignals,

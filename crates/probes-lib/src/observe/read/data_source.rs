@@ -30,11 +30,11 @@ impl ReadMemory for DataSource<'_> {
     }
 }
 
-/// Returns recorded data, from an address of the process.
+/// Returns `len` bytes of recorded data, from an address of the process.
 ///
 /// # Errors
 ///
-/// If they cannot be read, or the process has exited, or too little memory is free for the megabytes that they can be.
+/// If they cannot be read, or the process has exited, or we have too little memory for them: they may be megabytes.
 pub(crate) fn read(pid: i32, source: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
     let mut data = Vec::new();
     let read = match data.try_reserve_exact(len as usize) {

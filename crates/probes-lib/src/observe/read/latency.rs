@@ -42,8 +42,8 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Returns the latencies of several processes together: those of each pair are added up. An event that starts in one process and
-    /// stops in another is in none.
+    /// Returns the latencies of several processes together: those of each pair are added up. The time of an event that
+    /// starts in one process and stops in another is not measured.
     ///
     /// ```no_run
     /// # let (one, other): (probes_lib::Observer, probes_lib::Observer) = unimplemented!();
@@ -85,8 +85,8 @@ impl Latency {
         &self.stop
     }
 
-    /// Returns how many starts have no stop: those that wait for it, and those whose threads have exited; of pairs by key, also those
-    /// that another start of the same key has replaced.
+    /// Returns how many starts have no stop: those that wait for it, and those whose threads have exited; of pairs by
+    /// key, also those that another start of the same key has replaced.
     pub fn unmatched_starts(&self) -> u64 {
         self.unmatched_starts
     }
@@ -96,23 +96,26 @@ impl Latency {
         self.unmatched_stops
     }
 
-    /// Returns how many times were not measured; each is counted at its stop. These are the times
-    /// of the outer starts, if more than 64 starts wait in a thread, and the times in threads
-    /// beyond about a thousand. Of pairs by key, also starts for which there was no room; their stops are
-    /// [`unmatched`](Latency::unmatched_stops), too.
+    /// Returns how many events were not measured: those of the outer starts, if more than 64 starts wait in a thread,
+    /// and those in threads beyond about a thousand. Each is counted at its stop. Of pairs by key, also the starts for
+    /// which there was no room; their stops are [`unmatched`](Latency::unmatched_stops), too.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Returns how many stops belong to another start of the thread than the last one, as it seems, because events
-    /// interleave, as with Lwt, Async or Eio. If there is any, **none of the times can be trusted**: those of other stops
-    /// are likely to be wrong, too. Zero if the pairs are seen to nest, or nothing is seen that contradicts it.
+    /// Returns how many stops seem to belong to another start of their thread than the last one, because events
+    /// interleave, as with Lwt, Async or Eio. If there are any, **none of the times can be trusted**: those of other
+    /// stops are likely to be wrong, too. Zero if the pairs are seen to nest, or nothing is seen that contradicts it.
     ///
-    /// A stop is counted if its first argument is a number, and that of another start, where numbers tell events
-    /// apart. Without such numbers, it is counted if it ends a start after a later start that was made
-    /// in the same stack frame was ended: an event that starts while another is open in the same frame is not
-    /// within it, unless one function starts and stops several by turns. It is counted, too, if it is in the frame of
-    /// an earlier start that is not called from that of the last one, as on another stack.
+    /// A stop is counted in three cases:
+    ///
+    /// - Its first argument is an OCaml int, and that of another start than the last one. This counts only if these
+    ///   numbers distinguish events.
+    /// - There are no such numbers, and the stop ends a start after a later start in the same stack frame was ended: an
+    ///   event that starts while another is open in the same frame is not within it, unless one function starts and
+    ///   stops several by turns.
+    /// - It is in the frame of an earlier start, and that frame is not a caller's of the last start's: the last start
+    ///   was on another stack.
     pub fn interleaved(&self) -> u64 {
         self.interleaved
     }
@@ -120,8 +123,9 @@ impl Latency {
     /// Returns how many stops came while an earlier start of their stack frame waited, and no numbers told which of the
     /// starts has ended. Either events interleave, or an exception has left that start without a stop.
     ///
-    /// Of pairs by key ([`Observation::match_by`](crate::Observation::match_by)), how many starts had the key of a start that waited,
-    /// which then has no stop. Either several events under way had one key, or an exception has left that start without a stop.
+    /// Of pairs by key ([`Observation::match_by`](crate::Observation::match_by)), how many starts had the key of a
+    /// start that waited, which then has no stop. Either several events under way had one key, or an exception has left
+    /// that start without a stop.
     pub fn doubtful(&self) -> u64 {
         self.doubtful
     }
@@ -131,13 +135,13 @@ impl Latency {
         self.by_key
     }
 
-    /// Returns how many starts and stops are left out because an expression has no answer for them: the key, or, at starts,
-    /// [`Observation::only_starts_where`](crate::Observation::only_starts_where).
+    /// Returns how many starts and stops are left out because an expression has no answer for them: the key, or, at
+    /// starts, [`Observation::only_starts_where`](crate::Observation::only_starts_where).
     pub fn untyped(&self) -> u64 {
         self.untyped
     }
 
-    /// Returns whether the times are those of events, as far as it is seen: `Some(false)` if events interleave
+    /// Returns whether the times can be trusted: `Some(false)` if events interleave
     /// ([`interleaved`](Self::interleaved)), `None` if they may ([`doubtful`](Self::doubtful)).
     pub fn is_trusted(&self) -> Option<bool> {
         match (self.interleaved, self.doubtful) {
@@ -231,7 +235,7 @@ impl Deref for Latency {
     }
 }
 
-/// What contradicts that stops belong to the last start, by the fields of slots.
+/// What contradicts that stops belong to the last start; each is the sum of one field of the slots.
 #[derive(Clone, Copy, Debug, Default)]
 struct Crossings {
     same_frame: u64,
@@ -244,11 +248,11 @@ struct Crossings {
 }
 
 impl Crossings {
-    /// Returns how many stops may belong to another start.
+    /// See [`Latency::interleaved`].
     fn interleaved(self) -> u64 {
-        // Numbers that happen to be equal, as sizes and results, are mostly unknown at the stop, or repeated at
-        // the start. Where they distinguish events, they are unknown only of events that started before the
-        // observation, or in another thread.
+        // Numbers that do not distinguish events, such as sizes and results, are mostly unknown at the stop, or
+        // repeated at the start. Numbers that do are unknown only of events that started before the observation, or in
+        // another thread.
         let exceptions = self.unknown.saturating_add(self.repeated);
         let crossed = if self.other > exceptions.saturating_mul(2) {
             self.other
@@ -269,7 +273,7 @@ impl Crossings {
 pub(crate) struct PairData {
     /// Its header, its slots, and its histograms.
     bytes: Vec<u8>,
-    /// Of a pair by key, how many starts wait.
+    /// Of a pair by key, how many starts wait; `None` of others.
     waiting: Option<u64>,
 }
 
@@ -294,7 +298,7 @@ pub(crate) fn read_pairs(
         .map(|pair| {
             let bytes = read(layout.pair(pair), PAIR_LEN)?;
             let waiting = if layout.pairs_by_key {
-                // In parts: memory that the allocator has used before costs no faults.
+                // In parts, so that the buffer is memory that the allocator has used before: it costs no page faults.
                 let table = layout.keyed_starts(pair);
                 let parts = (0..keyed_starts::TABLE_LEN).step_by(PART_LEN as usize);
                 let waiting = parts.map(|at| {
@@ -509,7 +513,7 @@ mod tests {
         }
     }
 
-    /// Returns the latencies of two pairs, of which the second has what `record` writes.
+    /// Returns the latencies of two pairs; `record` writes what trampolines would.
     fn latencies(observation: Observation, record: impl FnOnce(&mut RecordedData)) -> Vec<Latency> {
         let program = program_with_arguments(&[("a", "8@%rdi"), ("b", "8@%rdi")]);
         let observation = observation.time("a", "b").time("b", "a");
