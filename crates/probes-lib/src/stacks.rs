@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, FREEZERS, Operation, Result};
+use crate::error::{Error, FREEZERS, Operation, ProcessError, Result};
 use crate::functions::Functions;
 use crate::memory::ReadMemory;
 use crate::observe::frame_id::has_runtime_5;
@@ -46,6 +46,9 @@ const ATTEMPTS: usize = 5;
 
 /// How often, at most, the files of a process are read again because a stack has code of none of them.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the kernel keeps as the number of the system call of a thread that is in none.
+const NO_SYSTEM_CALL: u64 = u64::MAX;
 
 /// How long stopping the threads may take.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
@@ -218,6 +221,8 @@ pub(crate) struct Blocked {
 /// The stacks of threads that were stopped for it.
 pub(crate) struct StoppedStacks {
     pub(crate) stacks: HashMap<i32, RawStack>,
+    /// The system calls that threads were in, by their numbers.
+    system_calls: HashMap<i32, u64>,
     /// From the beginning of the stop until they ran again, by `CLOCK_MONOTONIC`.
     pub(crate) stop: Range<Duration>,
 }
@@ -229,6 +234,16 @@ impl StoppedStacks {
 }
 
 impl ThreadReading {
+    /// Corrects what was found before its stack was read, while it was in this system call: it may have woken up in between.
+    fn update_state(&mut self, system_call: Option<u64>) {
+        if let ThreadState::Blocked { call, .. } = &self.state {
+            if !system_call.is_some_and(|number| call.is_resumed_by(number)) {
+                self.state = ThreadState::Running;
+                self.kernel_function = None;
+            }
+        }
+    }
+
     /// Whether its registers are needed to know more.
     fn lacks_registers(&self) -> bool {
         match &self.stack {
@@ -305,13 +320,19 @@ impl Stacks {
                 Ok(mut read) => {
                     stopped = Some(read.time());
                     for reading in &mut readings {
-                        let found = read.stacks.remove(&reading.tid);
-                        reading.stack = found.or(reading.stack.take());
+                        if let Some(found) = read.stacks.remove(&reading.tid) {
+                            reading.stack = Some(found);
+                            let system_call = read.system_calls.get(&reading.tid).copied();
+                            reading.update_state(system_call);
+                        }
                     }
                 }
                 Err(error) if self.process.has_exited() => return Err(error),
                 Err(error) => not_stopped = Some(error),
             }
+        }
+        if self.has_executed() {
+            return Err(Error::of_process(self.pid(), ProcessError::Executed));
         }
         let threads = readings.into_iter().map(|reading| self.named(reading));
         Ok(StackReport {
@@ -474,17 +495,24 @@ impl Stacks {
             let begun = monotonic_now();
             let stopped = tracer.stop(process, STOP_LIMIT)?;
             let mut pages = CachedPages::new(memory);
-            let mut stacks = HashMap::new();
+            let (mut stacks, mut system_calls) = (HashMap::new(), HashMap::new());
             for tid in stopped.tids().filter(|tid| tids.contains(tid)) {
                 if let Ok(registers) = stopped.calls().registers(tid) {
                     let stack = unwinder.unwind(FrameRegisters::of_thread(&registers), &mut pages);
                     stacks.insert(tid, stack);
+                    if registers.orig_rax != NO_SYSTEM_CALL {
+                        system_calls.insert(tid, registers.orig_rax);
+                    }
                 }
             }
             stopped.refuse_lost()?;
             drop(stopped);
             let stop = begun..monotonic_now();
-            Ok(StoppedStacks { stacks, stop })
+            Ok(StoppedStacks {
+                stacks,
+                system_calls,
+                stop,
+            })
         })
     }
 

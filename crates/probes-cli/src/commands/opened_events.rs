@@ -62,10 +62,13 @@ impl OpenedEvents {
                 let switched = Some(switched);
                 Ok(OpenedEvents { events, switched })
             }
-            Err(failure) => {
-                switch_off(target.pid(), &mut switched)?;
-                Err(failure)
-            }
+            Err(failure) => match switch_off(target.pid(), &mut switched) {
+                Ok(()) => Err(failure),
+                Err(also) => {
+                    messages.failure(&failure);
+                    Err(also)
+                }
+            },
         }
     }
 

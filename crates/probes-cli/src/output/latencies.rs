@@ -241,9 +241,18 @@ impl Evidence {
             doubtful,
             by_key,
         } = self;
+        // Those of starts that a filter leaves out are no times.
+        let of = |stops| {
+            if stops <= count {
+                format!(" of {count}")
+            } else {
+                String::new()
+            }
+        };
         if interleaved > 0 {
             return Some(format!(
-                "no time can be trusted: pairs of a thread seem to interleave, as {interleaved} of {count} stops show"
+                "no time can be trusted: pairs of a thread seem to interleave, as {interleaved}{} stops show",
+                of(interleaved)
             ));
         }
         if doubtful == 0 {
@@ -257,7 +266,8 @@ impl Evidence {
         } else {
             format!(
                 "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
-                 at {doubtful} of {count} stops, an earlier start of the stack frame waited"
+                 at {doubtful}{} stops, an earlier start of the stack frame waited",
+                of(doubtful)
             )
         })
     }

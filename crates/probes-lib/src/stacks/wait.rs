@@ -71,6 +71,11 @@ impl SystemCall {
         i64::from(self.number) == libc::SYS_restart_syscall
     }
 
+    /// Whether a thread that waited in it, and is in the system call `number` now, still waits in it.
+    pub(super) fn is_resumed_by(&self, number: u64) -> bool {
+        number == u64::from(self.number) || number == libc::SYS_restart_syscall as u64
+    }
+
     /// Its name; `None` if it is newer than those that are known here.
     pub fn name(&self) -> Option<&'static str> {
         let number = usize::try_from(self.number).ok()?;

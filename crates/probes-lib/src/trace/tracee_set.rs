@@ -64,7 +64,7 @@ pub(crate) struct TraceeSet<'t> {
     /// loader changes the list of loaded objects: its clone is what tells us.
     hooks: HashMap<i32, Range<u64>>,
     /// Processes that are detached thread by thread, as each stops.
-    given_up: HashSet<i32>,
+    given_up: HashMap<i32, Process>,
     /// Exited children of our own process, which it may want to wait for.
     unreaped: HashSet<i32>,
     starved: StarvedThreads,
@@ -98,7 +98,7 @@ impl<'t> TraceeSet<'t> {
             tracer,
             threads: HashMap::new(),
             hooks: HashMap::new(),
-            given_up: HashSet::new(),
+            given_up: HashMap::new(),
             unreaped: HashSet::new(),
             starved: StarvedThreads::default(),
         }
@@ -158,7 +158,10 @@ impl<'t> TraceeSet<'t> {
     /// Gives up a process that could not be changed: each of its threads is detached when it stops.
     pub(crate) fn give_up(&mut self, pid: i32) {
         self.forget(pid);
-        self.given_up.insert(pid);
+        // If it has exited, nothing is left to detach.
+        if let Ok(process) = Process::open(pid) {
+            self.given_up.insert(pid, process);
+        }
     }
 
     /// Resumes at once the threads of a process that have nothing to report; [`TraceeSet::next`]
@@ -277,8 +280,8 @@ impl<'t> TraceeSet<'t> {
     fn handle(&mut self, tid: i32) -> Option<TraceEvent> {
         let pid = self.threads.get(&tid).copied();
         let wait = ptrace::peek_wait(tid);
-        if pid.is_none() && self.is_given_up(tid) {
-            detach_or_reap(tid, wait);
+        if pid.is_none() && self.is_given_up(tid) && wait != Wait::Exited {
+            detach(tid, wait);
             return None;
         }
         match wait {
@@ -340,10 +343,12 @@ impl<'t> TraceeSet<'t> {
         Some(TraceEvent::Exited { pid })
     }
 
-    fn is_given_up(&self, tid: i32) -> bool {
+    fn is_given_up(&mut self, tid: i32) -> bool {
+        // A later process may have the same pid.
+        self.given_up.retain(|_, process| !process.has_exited());
         let process = || Process::open(tid).ok()?.status().ok();
         !self.given_up.is_empty()
-            && process().is_some_and(|status| self.given_up.contains(&status.tgid))
+            && process().is_some_and(|status| self.given_up.contains_key(&status.tgid))
     }
 
     fn next_stopped(&mut self) -> Option<i32> {
@@ -357,7 +362,13 @@ impl<'t> TraceeSet<'t> {
             return Some(tid);
         }
         // The exited child hides the others until it is waited for.
-        let mut tids = self.threads.keys().copied();
+        let given_up = self.given_up.values();
+        let given_up =
+            given_up.filter_map(|process| process.threads().and_then(|mut it| it.read()).ok());
+        let given_up = given_up
+            .flatten()
+            .filter(|tid| ptrace::peek_wait(*tid) != Wait::Gone);
+        let mut tids = self.threads.keys().copied().chain(given_up);
         tids.find(|tid| !self.unreaped.contains(tid) && ptrace::peek_wait(*tid) != Wait::Running)
     }
 
@@ -421,11 +432,10 @@ impl<'t> TraceeSet<'t> {
     }
 }
 
-/// Detaches a thread that is stopped for `wait`, or reaps it.
-fn detach_or_reap(tid: i32, wait: Wait) {
+/// Detaches a thread that is stopped for `wait`.
+fn detach(tid: i32, wait: Wait) {
     let signal = match wait {
-        Wait::Exited => return ptrace::reap(tid),
-        Wait::Gone | Wait::Running => return,
+        Wait::Exited | Wait::Gone | Wait::Running => return,
         Wait::Signal(signal) => signal,
         Wait::EventStopped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => 0,
     };

@@ -131,7 +131,9 @@ impl Updater<'_> {
         let deadline = Instant::now() + self.options.deadline;
         loop {
             match self.check_once(choose) {
-                Err(error) if self.opened.is_unloaded(&error) && Instant::now() < deadline => {}
+                Err(error) if self.opened.is_unloaded(&error) && Instant::now() < deadline => {
+                    lock::pause();
+                }
                 done => return done,
             }
         }

@@ -94,9 +94,13 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
             let work = CollectorWork::ALL.map(CollectorWork::word);
             of_list(&|typed| words_with_prefix(typed, &work))
         }
-        (_, "NAMES" | "START,STOP") => of_list(&|typed| of_target(given, Names::Probes, typed)),
+        ("events", _) => of_list(&|typed| of_target(given, Names::Events, typed)),
         ("fn", _) => of_list(&|typed| of_target(given, Names::Functions, typed)),
         ("usdt", _) => of_list(&|typed| of_target(given, Names::Usdt, typed)),
+        (_, "NAMES" | "START,STOP" | "PAIR") => {
+            of_list(&|typed| of_target(given, Names::Probes, typed))
+        }
+        ("until", _) => of_target(given, Names::Probes, typed),
         _ => {
             let possible = arg.get_possible_values();
             let possible: Vec<&str> = possible.iter().map(|it| it.get_name()).collect();
@@ -159,8 +163,31 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
         }
     });
     let parts: Completions = parts.collect();
-    // There may still be too many to read.
-    parts.into_iter().take(MOST).collect()
+    // There may still be too many to read: then as many letters of each as give no more than can be read. If some were left
+    // out, a shell would insert what only the others have in common.
+    let cut = (1..=longest(&parts))
+        .map(|more| cut(&parts, typed_len + more))
+        .take_while(|it| it.len() <= MOST);
+    cut.last().unwrap_or_default()
+}
+
+/// The most bytes of a name.
+fn longest(names: &Completions) -> usize {
+    names.keys().map(String::len).max().unwrap_or(0)
+}
+
+/// The names, each of at most as many bytes.
+fn cut(names: &Completions, len: usize) -> Completions {
+    let each = names.iter().map(|(name, meaning)| {
+        let mut len = (0..=len.min(name.len())).rev();
+        let len = len.find(|&at| name.is_char_boundary(at)).unwrap_or(0);
+        if len < name.len() {
+            (name[..len].to_owned(), String::new())
+        } else {
+            (name.clone(), meaning.clone())
+        }
+    });
+    each.collect()
 }
 
 fn with_prefix(before: &str, values: Completions) -> Completions {
@@ -188,6 +215,14 @@ mod tests {
             keys(shortened(in_stdlib, 7)),
             ["Stdlib.List.", "Stdlib.exit"]
         );
+        let many = (0..9 * MOST).map(|at| (format!("camlList__f{at}"), String::new()));
+        let many = keys(shortened(many.collect(), 1));
+        assert_eq!(
+            many.len(),
+            100,
+            "camlList__f1 to f9, and two figures of each"
+        );
+        assert!(many.contains(&"camlList__f17".to_owned()));
         let few: Completions = found.into_iter().take(3).collect();
         assert_eq!(shortened(few.clone(), 0), few);
     }

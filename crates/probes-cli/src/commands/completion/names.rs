@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
-use probes_lib::{FunctionTable, Glob, ProbeTable, Target, UsdtProbes};
+use probes_lib::{FunctionTable, Glob, ProbeTable, RuntimeEvents, Target, UsdtProbes};
 
 /// How many names are shown at most.
 pub(super) const MOST: usize = 200;
@@ -28,6 +28,8 @@ pub(super) enum Names {
     Functions,
     /// Of all providers, as `PROVIDER:NAME`.
     Usdt,
+    /// Of the runtime of OCaml 5, and those that the program has registered.
+    Events,
 }
 
 type FoundNames = BTreeMap<String, String>;
@@ -80,6 +82,15 @@ pub(super) fn of_process(pid: i32, names: Names, typed: &str) -> FoundNames {
             }
             Names::Functions => functions(&program, &start, found)?,
             Names::Usdt => usdt(&UsdtProbes::of_process(pid).ok()?, &start, found)?,
+            Names::Events => {
+                let selected = RuntimeEvents::of_process(pid).ok()?.select(&[]).ok()?;
+                for event in selected.names() {
+                    if event.name.starts_with(&start) {
+                        let group: &str = event.group.into();
+                        found.send((event.name.clone(), group.to_owned())).ok()?;
+                    }
+                }
+            }
         }
         Some(())
     })
@@ -93,6 +104,7 @@ pub(super) fn of_file(file: PathBuf, names: Names, typed: &str) -> FoundNames {
             Names::Probes => probes(&ProbeTable::read(&file).ok()?, &start, found),
             Names::Functions => functions(&file, &start, found)?,
             Names::Usdt => usdt(&UsdtProbes::of_file(&file).ok()?, &start, found)?,
+            Names::Events => {}
         }
         Some(())
     })

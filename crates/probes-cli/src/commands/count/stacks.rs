@@ -97,7 +97,10 @@ fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output:
             "{without_room} of {} hits are shown as other: there are more stacks than are kept",
             counted.all()
         );
-        warning(&text, "select fewer hits with -where, or count for a shorter time");
+        warning(
+            &text,
+            "select fewer hits with -where, or count for a shorter time",
+        );
     }
     let without_stack = counted.without_stack();
     if without_stack == 0 {

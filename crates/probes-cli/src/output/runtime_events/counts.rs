@@ -113,7 +113,14 @@ impl<'c> EventCounts<'c> {
         let hits = self.events.iter().map(|it| it.hits);
         let hits = hits.fold(0, u64::saturating_add);
         let names = number_of(self.events.len(), "name");
-        (self.events.len(), format!("{names}, {}", number_of(hits, "event")))
+        (
+            self.events.len(),
+            if hits == 1 {
+                format!("{names}, 1 event")
+            } else {
+                format!("{names}, {hits} events")
+            },
+        )
     }
 
     pub(crate) fn text(&self, format: Format) -> Result<String, Failure> {

@@ -187,6 +187,11 @@ impl Latency {
             }
         }
         let sum_of_times = sum(slot::SUM);
+        let unmatched = each(slot::DEPTH).zip(each(slot::ABANDONED_STARTS));
+        let unmatched = unmatched.zip(each(slot::LEFT_OUT));
+        let unmatched = unmatched.map(|((waiting, abandoned), left_out)| {
+            waiting.saturating_add(abandoned).saturating_sub(left_out)
+        });
         let (waiting, replaced) = (data.waiting.unwrap_or(0), sum(slot::REPLACED_STARTS));
         Latency {
             start: start.clone(),
@@ -198,11 +203,7 @@ impl Latency {
                 Some(sum_of_times),
                 nanoseconds,
             ),
-            unmatched_starts: total(
-                each(slot::DEPTH)
-                    .chain(each(slot::ABANDONED_STARTS))
-                    .chain([waiting, replaced]),
-            ),
+            unmatched_starts: total(unmatched.chain([waiting, replaced])),
             unmatched_stops: sum(slot::UNMATCHED_STOPS),
             dropped: total(
                 each(slot::OVERWRITTEN_STARTS)
@@ -363,7 +364,8 @@ mod tests {
             put(&mut pair, at + slot::SUM, sum);
             put(&mut pair, at + slot::MAX, 3_000_000);
             put(&mut pair, at + slot::DEPTH, 2);
-            put(&mut pair, at + slot::ABANDONED_STARTS, 1);
+            put(&mut pair, at + slot::ABANDONED_STARTS, 4);
+            put(&mut pair, at + slot::LEFT_OUT, 3);
             put(&mut pair, at + slot::UNMATCHED_STOPS, 4);
             put(&mut pair, at + slot::OVERWRITTEN_STARTS, 5);
         }

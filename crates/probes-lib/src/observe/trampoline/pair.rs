@@ -198,9 +198,13 @@ impl Ends<'_> {
                 pop_start(a, is_filtered, over)?;
                 interleaving::check_stop(a, self.marks, saved)?;
                 if is_filtered {
+                    let mut is_timed = a.create_label();
                     let start = qword_ptr(rcx + rdx * 8 + slot::STARTS);
                     a.bt(start, slot::LEFT_OUT_BIT)?;
-                    a.jc(over)?;
+                    a.jnc(is_timed)?;
+                    a.dec(word_at(rcx, slot::LEFT_OUT))?;
+                    a.jmp(over)?;
+                    a.set_label(&mut is_timed)?;
                 }
                 let start = qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8));
                 if self.reported.is_some() {
@@ -299,6 +303,7 @@ fn push_start(a: &mut CodeAssembler, starts: Starts) -> Result<(), IcedError> {
     locate_start(a)?;
     if starts == Starts::LeftOut {
         a.bts(rax, slot::LEFT_OUT_BIT)?;
+        a.inc(word_at(rcx, slot::LEFT_OUT))?;
     }
     a.mov(qword_ptr(rcx + rdx * 8 + slot::STARTS), rax)?;
     a.mov(qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)), rsi)
