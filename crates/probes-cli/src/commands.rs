@@ -43,6 +43,7 @@ mod trace_observe;
 mod uncounted;
 mod undo;
 mod until_exit;
+mod untyped;
 mod version;
 mod wait;
 mod watch;

@@ -116,7 +116,7 @@ pub use elf::usdt::UsdtSite;
 pub use address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
-pub use survey::{Survey, SurveyedProcess, survey};
+pub use survey::{DamagedProcess, Survey, SurveyedProcess, survey};
 pub use usdt::{PlacedUsdtSite, UsdtObject, UsdtProbe, UsdtProbes};
 
 // Diagnoses: what this machine and a process allow.

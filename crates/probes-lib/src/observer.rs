@@ -56,10 +56,6 @@ const DYING: Duration = Duration::from_millis(100);
 /// How long to wait for another tool that is taking over, to learn which one it is.
 const TAKING_OVER: Duration = Duration::from_secs(3);
 
-/// How many threads are checked for seccomp filters, at most, each time that the table of pages is renewed: each takes
-/// some 10 µs.
-const LOOKED_AT: usize = 64;
-
 /// Records the hits of probes of a process until it is removed. Whether the probes are enabled is not
 /// changed: disabled ones are observed as well, and can be enabled and disabled meanwhile.
 ///
@@ -694,8 +690,8 @@ impl Observer {
             let since = ticks::now();
             // A filter that a thread has set itself meanwhile may kill it for the system call with which trampolines
             // ask what they may read.
-            let may_ask_kernel = !self.active.plan.asks_kernel()
-                || matches!(OwnFilters::of(process).has_any_of(LOOKED_AT), Ok(false));
+            let may_ask_kernel =
+                !self.active.plan.asks_kernel() || !events.own_filters.has_any(process);
             let writes = events.renew(&read_maps(process)?, since, may_ask_kernel);
             let memory = self.target.opened.unshadowed_memory()?;
             refuse_replaced(process, &memory, &self.active.arenas)?;

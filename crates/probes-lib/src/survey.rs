@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::elf::table::Generation;
-use crate::error::{Error, FileError, Result};
+use crate::error::{Error, ErrorKind, FileError, Result};
 use crate::process::objects::Files;
 use crate::process::refuse_foreign_proc;
 use crate::target::Target;
@@ -26,6 +26,17 @@ pub struct Survey {
     pub processes: Vec<SurveyedProcess>,
     /// Processes that we may not read: of other users, mostly.
     pub denied: Vec<i32>,
+    /// Processes that may have probes, but have a file whose notes are damaged, by pid.
+    pub damaged: Vec<DamagedProcess>,
+}
+
+/// A process that may have probes which cannot be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedProcess {
+    /// Its id.
+    pub pid: i32,
+    /// Which file is damaged, and how.
+    pub why: String,
 }
 
 /// A process with probes.
@@ -63,7 +74,8 @@ pub fn survey() -> Result<Survey> {
         while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
             match read(pid, &files) {
                 Ok(process) => found.processes.extend(process),
-                Err(Denied) => found.denied.push(pid),
+                Err(NotRead::Denied) => found.denied.push(pid),
+                Err(NotRead::Damaged(why)) => found.damaged.push(DamagedProcess { pid, why }),
             }
         }
         found
@@ -79,6 +91,7 @@ pub fn survey() -> Result<Survey> {
                 Ok(found) => {
                     survey.processes.extend(found.processes);
                     survey.denied.extend(found.denied);
+                    survey.damaged.extend(found.damaged);
                 }
                 Err(panic) => std::panic::resume_unwind(panic),
             }
@@ -87,20 +100,29 @@ pub fn survey() -> Result<Survey> {
     });
     survey.processes.sort_by_key(|process| process.pid);
     survey.denied.sort_unstable();
+    survey.damaged.sort_by_key(|process| process.pid);
     Ok(survey)
 }
 
-/// The error for a process that we may not read.
-struct Denied;
+/// Why a process is not known to have probes, or to have none.
+enum NotRead {
+    /// We may not read it.
+    Denied,
+    /// A file of it is damaged; the text says how.
+    Damaged(String),
+}
 
 /// Returns the process if it has probes.
-fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied> {
+fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, NotRead> {
     let opened = Target::open_with_files(pid, files.clone());
     let states = opened.and_then(|target| Ok((target.states()?, target)));
     let (states, target) = match states {
         Ok(found) => found,
         Err(error) if error.denial().is_some() => {
-            return Err(Denied);
+            return Err(NotRead::Denied);
+        }
+        Err(error) if has_damaged_notes(&error) => {
+            return Err(NotRead::Damaged(error.to_string()));
         }
         // It has no probes, is a kernel thread, has exited meanwhile, or its program cannot be read.
         Err(_) => return Ok(None),
@@ -121,6 +143,18 @@ fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, Denied>
         enabled: count(State::Enabled),
         inconsistent: count(State::Inconsistent),
     }))
+}
+
+/// Whether a file has notes of probes that cannot be used.
+fn has_damaged_notes(error: &Error) -> bool {
+    use FileError::{MalformedNote, UnknownLayout, WrongNote};
+    let ErrorKind::File(kind) = error.kind() else {
+        return false;
+    };
+    matches!(
+        kind,
+        MalformedNote(_) | WrongNote { .. } | UnknownLayout { .. }
+    )
 }
 
 fn pids() -> io::Result<Vec<i32>> {

@@ -13,6 +13,7 @@ use super::observe_loop::{ActiveObservation, Display, ShownReading};
 use super::open_target::{open_to_observe, sources};
 use super::several::{self, ObservationRequest, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
+use super::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -188,6 +189,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         outcome.print(output, rest.and_then(|rest| Ok(rest + &total?)));
         let many = counts.probes().count() + counts.functions().len();
         output.sum_up(messages, many, || sum(&counts));
+        let untyped = counts.total_untyped().filter(|&many| many > 0);
+        warn_of_untyped(messages, untyped.filter(|_| counts.total() == 0));
     }
     outcome.finish(messages)
 }

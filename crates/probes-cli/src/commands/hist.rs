@@ -15,6 +15,7 @@ use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
 use super::several::{self, ObservationRequest, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
+use super::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -178,6 +179,7 @@ fn run_of_one(
         }
         let (lines, summary) = histograms.sum();
         output.sum_up(messages, lines, || summary);
+        warn_of_untyped(messages, histograms.only_untyped());
     }
     outcome.finish(messages)
 }
@@ -264,6 +266,7 @@ fn run_of_several(
     let written = report_file.map_or(Ok(()), |file| file.write(histograms.picture()));
     let (lines, summary) = histograms.sum();
     output.sum_up(&output.messages, lines, || summary);
+    warn_of_untyped(&output.messages, histograms.only_untyped());
     outcome.finish(output, text).and(written)
 }
 

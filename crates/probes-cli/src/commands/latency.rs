@@ -13,6 +13,7 @@ use super::report_file::ReportFile;
 use super::several::{self, ObservationRequest, SeveralObservations};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
+use super::untyped::warn_of_untyped;
 use super::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -239,6 +240,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         let (lines, sum) = latencies.sum();
         output.sum_up(messages, lines, || sum);
+        warn_of_untyped(messages, latencies.only_untyped());
         // The result says it, too. A terminal that accepts no output would keep this command from ending.
         if outcome.output_was_read {
             warn_of_interleaved(&output.messages, &latencies);
@@ -364,6 +366,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let written = report_file.map_or(Ok(()), |file| file.write(latencies.picture()));
     let (lines, sum) = latencies.sum();
     output.sum_up(&output.messages, lines, || sum);
+    warn_of_untyped(&output.messages, latencies.only_untyped());
     let output_was_read = outcome.output_was_read;
     let finished = outcome.finish(output, text);
     if output_was_read {

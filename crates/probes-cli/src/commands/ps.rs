@@ -1,19 +1,22 @@
 //! `ps`: the running processes that have OCaml probes.
 
+use std::collections::BTreeMap;
+
 use nix::unistd::{Uid, User};
-use probes_lib::survey;
+use probes_lib::{DamagedProcess, survey};
 
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags};
-use crate::output::{self, ProcessList};
+use crate::output::{self, ProcessList, WarningKind};
 use crate::progress::LongWork;
-use crate::text::number_of;
+use crate::text::{join_first_few, number_of};
 
 const HELP: &str = "\
 In plain format, it prints a line for each process, sorted by pid:
     PID USER PROVIDERS PROBES ENABLED PROGRAM
 PROVIDERS are the providers named in the probe notes of the program, and show which compiler built it; PROBES is
-the number of its probes, and ENABLED how many of them are enabled. Processes that you have no permission to read are left out; -v says how many.";
+the number of its probes, and ENABLED how many of them are enabled. Processes that you have no permission to
+read are left out; -v says how many. A warning names those whose notes of probes are damaged.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]
@@ -30,6 +33,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     drop(reading);
     let processes = ProcessList::of(&survey, user_name);
     output.print(&output::processes(output.format, &processes)?)?;
+    for (why, pids) in by_damage(&survey.damaged) {
+        output.messages.warning(
+            WarningKind::UnreadableFile,
+            &format!("not listed: {pids}: {why}"),
+            "build the program again; its probes cannot be found",
+        );
+    }
     let denied = survey.denied.len();
     if denied > 0 {
         let others = number_of(denied, "other process");
@@ -38,6 +48,25 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             .step(format_args!("no permission to read {others}"));
     }
     Ok(())
+}
+
+/// What is damaged, and which processes have it.
+fn by_damage(damaged: &[DamagedProcess]) -> BTreeMap<&str, String> {
+    let mut pids: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for process in damaged {
+        let of_same = pids.entry(&process.why).or_default();
+        of_same.push(process.pid.to_string());
+    }
+    let named = |pids: Vec<String>| {
+        let noun = if pids.len() == 1 {
+            "process"
+        } else {
+            "processes"
+        };
+        format!("{noun} {}", join_first_few(&pids).unwrap_or_default())
+    };
+    let all = pids.into_iter().map(|(why, pids)| (why, named(pids)));
+    all.collect()
 }
 
 /// The name of a user, or the uid if it has none.

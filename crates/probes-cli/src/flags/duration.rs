@@ -1,5 +1,6 @@
 //! Flags whose values are durations or numbers.
 
+use std::num::IntErrorKind;
 use std::time::Duration;
 
 // How long an observation lasts.
@@ -18,8 +19,10 @@ pub(crate) fn duration(typed: &str) -> Result<Duration, String> {
     }
     match humantime::parse_duration(typed) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        Ok(_) => Err(format!("\"{typed}\" is too short")),
-        Err(humantime::DurationError::NumberOverflow) => Err(format!("\"{typed}\" is too long")),
+        Ok(_) => Err(format!("\"{typed}\" is no time: it must be longer than 0")),
+        Err(humantime::DurationError::NumberOverflow) => Err(format!(
+            "\"{typed}\" is too long, or finer than a nanosecond"
+        )),
         Err(_) if positive(typed).is_ok() => {
             Err(format!("\"{typed}\" has no unit; did you mean {typed}s?"))
         }
@@ -44,8 +47,11 @@ pub(crate) fn bound(typed: &str) -> Result<Duration, String> {
 pub(crate) fn positive(typed: &str) -> Result<u64, String> {
     // `parse` would also take a sign.
     let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
-    match typed.parse() {
+    match typed.parse::<u64>() {
         Ok(number) if is_number && number > 0 => Ok(number),
+        Err(error) if is_number && *error.kind() == IntErrorKind::PosOverflow => {
+            Err(format!("\"{typed}\" is too large"))
+        }
         _ => Err(format!("\"{typed}\" is not a whole number above 0")),
     }
 }

@@ -242,6 +242,14 @@ impl<'h> Histograms<'h> {
         self
     }
 
+    /// How many hits there are, if all are untyped.
+    pub(crate) fn only_untyped(&self) -> Option<u64> {
+        let mut values = self.histograms.iter().map(|it| it.count);
+        let untyped = self.histograms.iter().map(|it| it.untyped);
+        let untyped = untyped.fold(0, u64::saturating_add);
+        (untyped > 0 && values.all(|count| count == 0)).then_some(untyped)
+    }
+
     /// How many there are, and what they add up to: `2 histograms, 4711 values, 0 untyped`.
     pub(crate) fn sum(&self) -> (usize, String) {
         let add = |of: fn(&HistogramRow<'_>) -> u64| {

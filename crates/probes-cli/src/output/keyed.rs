@@ -167,6 +167,12 @@ impl<'k> KeyedReport<'k> {
         self
     }
 
+    /// How many hits there are, if all are untyped.
+    pub(crate) fn only_untyped(&self) -> Option<u64> {
+        let are_typed = !self.keys.is_empty() || self.other > 0;
+        (self.untyped > 0 && !are_typed).then_some(self.untyped)
+    }
+
     /// How many keys there are, and what their hits add up to: `12 keys, 4711 hits, 0 other, 0 untyped`.
     pub(crate) fn sum(&self) -> (usize, String) {
         let keys = number_of(self.keys.len(), "key");

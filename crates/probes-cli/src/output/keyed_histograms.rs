@@ -172,6 +172,12 @@ impl<'h> KeyedHistogramReport<'h> {
         self
     }
 
+    /// How many hits there are, if all are untyped.
+    pub(crate) fn only_untyped(&self) -> Option<u64> {
+        let are_typed = !self.keys.is_empty() || self.other.count > 0;
+        (self.untyped > 0 && !are_typed).then_some(self.untyped)
+    }
+
     /// How many keys there are, and what they add up to: `12 keys, 4711 values, 0 other, 0 untyped`.
     pub(crate) fn sum(&self) -> (usize, String) {
         let keys = number_of(self.keys.len(), "key");

@@ -336,6 +336,16 @@ impl<'l> Latencies<'l> {
         ))
     }
 
+    /// How many hits and calls there are, if all are untyped.
+    pub(crate) fn only_untyped(&self) -> Option<u64> {
+        let (functions, untyped) = self.functions.typed_and_untyped();
+        let pairs = self.pairs.iter().map(|it| it.summary.count);
+        let typed = pairs.fold(functions, u64::saturating_add);
+        let pairs = self.pairs.iter().map(|it| it.untyped);
+        let untyped = pairs.fold(untyped, u64::saturating_add);
+        (untyped > 0 && typed == 0).then_some(untyped)
+    }
+
     /// How many lines it has if there is one for each pair and each function, and what they add up to:
     /// `1 pair, 1600 functions (12 of them called), 4711 calls`.
     pub(crate) fn sum(&self) -> (usize, String) {

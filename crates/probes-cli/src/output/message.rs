@@ -81,6 +81,8 @@ pub(crate) enum WarningKind {
     LostSwitches,
     /// Threads have waited for a processor, and the stacks of a profile do not distinguish that from running.
     ProcessorsBusy,
+    /// No hit has an answer: an argument does not have the type that an expression needs.
+    Untyped,
 }
 
 #[derive(Serialize)]

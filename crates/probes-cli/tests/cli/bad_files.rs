@@ -103,6 +103,15 @@ fn damaged_running_program_is_left_unchanged() {
                     "{error}"
                 );
             }
+            let listed = run("ps");
+            let (answer, pid) = (&listed.stdout, target.pid());
+            let start = format!("{pid} ");
+            assert!(!answer.lines().any(|it| it.starts_with(&start)), "{answer}");
+            if name.starts_with("note_") {
+                let why = format!("not listed: process {pid}: ");
+                let mut lines = listed.stderr.lines();
+                assert!(lines.any(|it| it.contains(&why)), "{}", listed.stderr);
+            }
             assert!(image(target.pid()) == before, "{name}");
             target.hits();
         }

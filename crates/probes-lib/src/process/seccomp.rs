@@ -52,12 +52,11 @@ impl OwnFilters<'_> {
     /// Returns whether any thread has set itself a filter, which holds for that thread and those that
     /// it starts afterwards.
     pub(crate) fn has_any(&self) -> io::Result<bool> {
-        self.has_any_of(usize::MAX)
+        self.has_any_of(&self.process.threads()?.read()?)
     }
 
-    /// The same, but looks at so many threads at most, the first ones.
-    pub(crate) fn has_any_of(&self, most: usize) -> io::Result<bool> {
-        for tid in self.process.threads()?.read()?.into_iter().take(most) {
+    fn has_any_of(&self, tids: &[i32]) -> io::Result<bool> {
+        for &tid in tids {
             match self.has(tid) {
                 Ok(false) => {}
                 Err(error) if is_gone(&error) => {}
@@ -81,6 +80,37 @@ impl OwnFilters<'_> {
     }
 }
 
+/// How many threads [`FilterWatch`] looks at each time: each takes some 10 µs.
+const LOOKED_AT: usize = 64;
+
+/// Looks again and again for filters that threads have set themselves, at some threads each time, in turn.
+#[derive(Debug, Default)]
+pub(crate) struct FilterWatch {
+    /// The index of the first thread to look at next.
+    next: usize,
+    has_any: bool,
+}
+
+impl FilterWatch {
+    /// Returns whether a filter has been found, or a thread could not be looked at: a thread never gives up its filters.
+    pub(crate) fn has_any(&mut self, process: &Process) -> bool {
+        if !self.has_any {
+            let tids = process.threads().and_then(|mut list| list.read());
+            let has_any = |tids: Vec<i32>| OwnFilters::of(process).has_any_of(self.next_of(&tids));
+            self.has_any = tids.and_then(has_any).unwrap_or(true);
+        }
+        self.has_any
+    }
+
+    /// Returns the threads to look at now.
+    fn next_of<'t>(&mut self, tids: &'t [i32]) -> &'t [i32] {
+        let from = if self.next < tids.len() { self.next } else { 0 };
+        let end = tids.len().min(from + LOOKED_AT);
+        self.next = end;
+        &tids[from..end]
+    }
+}
+
 /// Returns the mode and number of filters that the program of a process was executed with: those of its
 /// parent.
 fn executed_with(process: &Process) -> Option<(u32, u32)> {
@@ -95,4 +125,21 @@ fn executed_with(process: &Process) -> Option<(u32, u32)> {
         parent = parent_of(&parent)?;
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_looked_at_in_turn() {
+        let mut watch = FilterWatch::default();
+        let tids: Vec<i32> = (0..150).collect();
+        for expected in [0..64, 64..128, 128..150, 0..64] {
+            assert_eq!(watch.next_of(&tids), &tids[expected]);
+        }
+        // Threads have exited meanwhile.
+        assert_eq!(watch.next_of(&tids[..10]), &tids[..10]);
+        assert_eq!(watch.next_of(&[]), &[0; 0]);
+    }
 }

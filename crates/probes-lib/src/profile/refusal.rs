@@ -33,7 +33,7 @@ impl Circumstances {
 
     /// Returns what an error means; `None` if there is no more to say.
     fn meaning(&self, errno: i32) -> Option<String> {
-        let filter = "a seccomp filter of this tool refuses it, as in many containers";
+        let filter = "a seccomp filter of this tool may refuse it, as in many containers";
         let meaning = match (errno, self.paranoid) {
             (libc::EACCES | libc::EPERM, Some(paranoid))
                 if paranoid >= NONE_PERMITTED && !self.is_privileged =>
@@ -47,16 +47,14 @@ impl Circumstances {
             (libc::EACCES, _) => "the process is another user's, or a security module forbids it",
             (libc::EPERM, _) => {
                 "the kernel is locked down, a security module forbids it, or no more memory may be locked for its rings \
-                 (kernel.perf_event_mlock_kb)"
+                 (kernel.perf_event_mlock_kb, ulimit -l)"
             }
             (libc::ENOSYS, _) => "this kernel has no perf events",
             (libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP, _) => {
                 "this machine has no unit (PMU) for such events"
             }
             (libc::EMFILE | libc::ENFILE, _) => "too many files are open (ulimit -n)",
-            (libc::ENOMEM, _) => {
-                "no more memory may be locked for its rings (kernel.perf_event_mlock_kb, ulimit -l)"
-            }
+            (libc::ENOMEM, _) => "there is too little memory for its rings",
             _ => return None,
         };
         Some(meaning.to_owned())
@@ -112,7 +110,7 @@ mod tests {
             (
                 here(Some(2), false, true),
                 libc::ENOMEM,
-                "locked for its rings",
+                "too little memory",
             ),
         ] {
             let meaning = here.meaning(errno).unwrap();

@@ -246,6 +246,30 @@ fn filters_choose_the_starts_of_pairs() {
     }
 }
 
+// promise: Observations: A start that a filter leaves out does not count as one without a stop (2 × 2)
+#[test]
+fn starts_left_out_are_not_unmatched() {
+    for file in program_forms("requests") {
+        let mut talker = Talker::start(&file);
+        for by_key in [false, true] {
+            let even = "number & 1 == 0".parse().unwrap();
+            let mut observation = Observation::new().only_starts_where(even);
+            if by_key {
+                observation = observation.match_by("number".parse().unwrap());
+            }
+            let target = Target::open(talker.pid()).unwrap();
+            let observation = observation.time("start", "stop");
+            let mut observer = target.observe(&observation, options()).unwrap();
+            talker.ask("start 1 40", "start");
+            let waiting = observer.latencies().unwrap().remove(0);
+            assert_eq!(outcomes(&waiting), [0, 20, 0, 0], "{by_key}");
+            talker.ask("stop", "stop");
+            let latency = observer.remove().unwrap().latencies.remove(0);
+            assert_eq!(outcomes(&latency), [20, 0, 0, 0], "{by_key}");
+        }
+    }
+}
+
 // promise: Observations: Keys that are no answer, that several requests have at a time, or for which there is no room
 //    are counted as such (2 × 4)
 #[test]

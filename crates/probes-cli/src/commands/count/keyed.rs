@@ -6,6 +6,7 @@ use probes_lib::{Functions, Target};
 
 use crate::commands::observe_loop::{ActiveObservation, Display, ShownReading};
 use crate::commands::several::{SeveralObservations, SeveralOutcome};
+use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::CountedBy;
@@ -58,6 +59,7 @@ pub(super) fn run(
         outcome.print(output, text.and_then(|text| Ok(text + &total?)));
         let (many, sum) = report.sum();
         output.sum_up(&output.messages, many, || sum);
+        warn_of_untyped(&output.messages, report.only_untyped());
     }
     outcome.finish(&output.messages)
 }
@@ -158,7 +160,9 @@ impl CountingSeveral<'_> {
         let total = self.report(&outcome.targets, &reading, None, outcome.lasted);
         let (many, sum) = total.sum();
         text += &output::keyed(self.output.format, &total)?;
-        self.output.sum_up(&self.output.messages, many, || sum);
+        let messages = &self.output.messages;
+        self.output.sum_up(messages, many, || sum);
+        warn_of_untyped(messages, total.only_untyped());
         Ok(text)
     }
 

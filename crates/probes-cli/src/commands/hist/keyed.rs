@@ -7,6 +7,7 @@ use probes_lib::{Functions, Target};
 use crate::commands::observe_loop::{ActiveObservation, Display, ShownReading};
 use crate::commands::report_file::ReportFile;
 use crate::commands::several::SeveralObservations;
+use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -75,6 +76,7 @@ pub(super) fn run(
         }
         let (lines, summary) = report.sum();
         output.sum_up(&output.messages, lines, || summary);
+        warn_of_untyped(&output.messages, report.only_untyped());
     }
     outcome.finish(&output.messages)
 }
@@ -112,6 +114,7 @@ pub(super) fn run_of_several(
     let written = report_file.map_or(Ok(()), |file| file.write(report.picture()));
     let (lines, summary) = report.sum();
     output.sum_up(&output.messages, lines, || summary);
+    warn_of_untyped(&output.messages, report.only_untyped());
     outcome.finish(output, text).and(written)
 }
 

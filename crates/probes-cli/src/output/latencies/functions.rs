@@ -138,6 +138,14 @@ impl<'l> TimedFunctionsView<'l> {
         (self.functions_timed, called, saturating_sum(calls))
     }
 
+    /// How many calls were timed, unwound, or are still running, and how many are untyped.
+    pub(super) fn typed_and_untyped(&self) -> (u64, u64) {
+        let typed = self.rows.iter();
+        let typed = typed.flat_map(|row| [row.summary.count, row.unwound, row.running]);
+        let untyped = self.rows.iter().map(|row| row.untyped);
+        (saturating_sum(typed), saturating_sum(untyped))
+    }
+
     /// The names of the functions of which calls were lost, how many calls were, and how many there were of these functions.
     pub(super) fn lost(&self) -> (Vec<&str>, u64, u64) {
         let rows = self.rows.iter().filter(|row| row.lost > 0);

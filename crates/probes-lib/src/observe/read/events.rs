@@ -31,6 +31,7 @@ use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
 use crate::process::program::{LiveSite, ProbeId, Program};
+use crate::process::seccomp::FilterWatch;
 use crate::sys::ticks::Clock;
 
 /// The hits of a process, one by one.
@@ -217,6 +218,8 @@ pub(crate) struct EventReader {
     slow_from: Duration,
     begun: Instant,
     renewed: Instant,
+    /// Whether threads have set themselves seccomp filters.
+    pub(crate) own_filters: FilterWatch,
     /// Of calls that could not be recorded, because no registers could be saved.
     lost: PointCounters,
     /// Of hits that the filter has no answer for, if there is one.
@@ -372,6 +375,7 @@ impl EventReader {
             slow_from: plan.slow_from,
             begun: Instant::now(),
             renewed: Instant::now(),
+            own_filters: FilterWatch::default(),
             lost: PointCounters::of(plan, arenas, may_lose_calls, |_| 0),
             untyped: plan.points.iter().any(is_filtered).then(|| {
                 PointCounters::of(plan, arenas, is_filtered, |arena| arena.untyped_counter(0))

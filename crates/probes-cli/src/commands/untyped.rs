@@ -1,0 +1,21 @@
+//! The warning that there is no result, because hits are untyped.
+
+use crate::messages::Messages;
+use crate::output::WarningKind;
+
+/// Warns that so many hits are untyped, if there are no others; `None` if there are.
+pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>) {
+    let Some(many) = only_untyped else {
+        return;
+    };
+    let hits = if many == 1 {
+        "1 hit is".to_owned()
+    } else {
+        format!("{many} hits are")
+    };
+    messages.warning(
+        WarningKind::Untyped,
+        &format!("no result: {hits} untyped, as an argument does not have the type that an expression needs"),
+        "`ocaml-probes watch` shows the arguments of hits; docs/ask.md says what can be asked of which type",
+    );
+}
