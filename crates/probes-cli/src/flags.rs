@@ -51,7 +51,7 @@ pub(crate) use recorded::RecordedFlags;
 pub(crate) use sample::SampleFlag;
 pub(crate) use seccomp::SeccompFlag;
 pub(crate) use served::ServedFlags;
-pub(crate) use take_over::{FORCE_PID, TakeOver};
+pub(crate) use take_over::{FORCE_HELP, TakeOver};
 pub(crate) use target_selection::{OneProcess, TargetSelection, pid};
 pub(crate) use timed::TimedFlags;
 pub(crate) use usdt::{ProviderArgument, UsdtFlags, provider, usdt_name};

@@ -30,6 +30,7 @@ mod placement;
 pub(crate) mod plan;
 mod point;
 pub(crate) mod read;
+mod role;
 pub(crate) mod shadow;
 mod trampoline;
 mod usdt_arguments;

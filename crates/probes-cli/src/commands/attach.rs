@@ -5,10 +5,10 @@ use std::time::Duration;
 use probes_lib::{Actions, Effect, Error, Follow, Hold, Options, ProbeChange, Report, Target};
 
 use super::changes::{print_changes, print_undone};
-use super::failures::Failures;
 use super::follow;
 use super::holds;
 use super::open_target::describe;
+use super::process_failures::ProcessFailures;
 use super::undo::{fail_unless_all_undone, undo_changes};
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let messages = output.messages;
     let (actions, options) = (args.actions(), args.options());
     let pids = args.selection.pids(&messages)?;
-    let mut failures = Failures::new(&args.selection, pids.len(), messages);
+    let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     let targets = open(args, &pids, &mut failures)?;
     for target in &targets {
         describe(&failures.messages(target.pid()), target);
@@ -130,7 +130,7 @@ fn change(
     output: &Output,
     targets: &[Target],
     actions: &Actions,
-    failures: &mut Failures,
+    failures: &mut ProcessFailures,
 ) -> Result<(), Failure> {
     let mut printed = Ok(());
     for target in targets {
@@ -150,7 +150,7 @@ fn change_for(
     output: &Output,
     targets: &[Target],
     actions: &Actions,
-    failures: &mut Failures,
+    failures: &mut ProcessFailures,
 ) -> Result<(), Failure> {
     let messages = match targets {
         [target] => output.messages.with_pid(target.pid()),
@@ -186,13 +186,13 @@ fn change_for(
     waited.and(printed)
 }
 
-fn print(output: &Output, report: &Report, failures: &Failures) -> Result<(), Failure> {
+fn print(output: &Output, report: &Report, failures: &ProcessFailures) -> Result<(), Failure> {
     let messages = failures.messages(report.pid);
     print_changes(output, messages, report, failures.shows_pid())
 }
 
 /// Opens all processes, and, if there are several, checks what is to be done to each.
-fn open(args: &Args, pids: &[i32], failures: &mut Failures) -> Result<Vec<Target>, Failure> {
+fn open(args: &Args, pids: &[i32], failures: &mut ProcessFailures) -> Result<Vec<Target>, Failure> {
     let mut targets = Vec::with_capacity(pids.len());
     for &pid in pids {
         let opened = if args.follow {
@@ -256,7 +256,7 @@ fn undo(
     output: &Output,
     changed: &[(&Target, Hold)],
     signals: &TerminationSignals,
-    failures: &mut Failures,
+    failures: &mut ProcessFailures,
 ) -> Result<(), Failure> {
     let mut all_undone = Vec::with_capacity(changed.len());
     for (target, hold) in changed {

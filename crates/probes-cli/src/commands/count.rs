@@ -152,11 +152,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         )
     };
     if let Some(by) = args.by.as_ref().filter(|by| by.is_stack()) {
-        let asked = stacks::Asked {
+        let asked = stacks::StackCountRequest {
             observation: args.filter.add_to(counted.with_stacks()),
             has_functions: counted.has_functions(),
             top: by.shown(),
-            picture: args.svg.as_deref(),
+            graph_path: args.svg.as_deref(),
         };
         return stacks::run(&asked, &target, begin, output);
     }
@@ -243,7 +243,7 @@ fn run_of_several(
             "-sites is for one process, because sites differ between processes: give one -pid, without -follow",
         );
     }
-    let by = args.by.clone().unwrap_or_else(CountedBy::name);
+    let by = args.by.clone().unwrap_or_else(CountedBy::by_name);
     if by.is_stack() {
         return one(
             "-by stack is for one process, because addresses differ between processes: give one -pid, without -follow",

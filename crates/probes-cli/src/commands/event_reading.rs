@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use probes_lib::{Glob, RuntimeEventName, RuntimeEvents, SelectedEntry, SelectedEvents, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
-use super::failed::Failed;
 use super::gaps::Gaps;
 use super::observe_loop::Display;
+use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::TargetSelection;
@@ -107,7 +107,7 @@ impl<'o> EventReading<'o> {
         let signals = TerminationSignals::block()?;
         let mut interruptible = InterruptibleOutput::new(output, signals)?;
         let end = duration.unwrap_or(Duration::MAX);
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         failures.add(output.begin());
         let (begun, target) = (self.begun, self.target.clone());
         let mut shown = ShownEvents {

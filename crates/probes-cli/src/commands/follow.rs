@@ -8,7 +8,7 @@ use std::time::Duration;
 use probes_lib::{Actions, Follow, FollowEvent, Follower, Options, Target};
 
 use super::changes;
-use super::failed::Failed;
+use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::hint::Operand;
@@ -60,7 +60,7 @@ pub(super) fn attach_and_follow(
         1 if !reports_each_failure => failures.remove(0),
         failed => Failure::NotSet(failed),
     };
-    let mut failed = Failed::default();
+    let mut failed = StepFailures::default();
     failed.add(printed);
     failed.add(Err(failure));
     failed.finish(&messages)

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
-use super::failed::{Failed, report_failures};
 use super::opened_events::OpenedEvents;
 use super::program_with_events::ProgramWithEvents;
+use super::step_failures::{StepFailures, report_failures};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, FORCE_PID, LookedAt, OutputFlags, ProcessOrProgram, TakeOver, duration,
+    Checked, DurationFlag, FORCE_HELP, LookedAt, OutputFlags, ProcessOrProgram, TakeOver, duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{GcReport, LongPause};
@@ -56,7 +56,7 @@ signal that ended it. The answer is on standard error then, unless -o names a fi
     ocaml-probes gc -pid N [FLAGS]
        ocaml-probes gc -prog FILE [FLAGS] [-- ARGS]")]
 #[command(after_help = HELP)]
-#[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog").help(FORCE_PID)))]
+#[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog").help(FORCE_HELP)))]
 pub(crate) struct Args {
     #[command(flatten)]
     observed: ProcessOrProgram,
@@ -164,7 +164,7 @@ fn read(
         long: String::new(),
         next: args.interval.unwrap_or(Duration::MAX),
     };
-    let mut failures = Failed::default();
+    let mut failures = StepFailures::default();
     failures.add(output.begin());
     let ended = read_until_end(&mut reading, target, begun, end, &mut interruptible);
     failures.add(ended.map(|end| end.note(started.is_some(), &output.messages)));

@@ -117,7 +117,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.by.as_ref().is_some_and(CountedBy::is_stack) {
         return Err(refused("-by stack can only be used with `count`"));
     }
-    if let Some(by) = args.by.as_ref().filter(|by| !by.has_keys()) {
+    if let Some(by) = args.by.as_ref().filter(|by| !by.has_expressions()) {
         by.refuse_top().map_err(|why| refused(&why))?;
     }
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
@@ -202,7 +202,7 @@ fn observation(args: &Args, hits: MeasuredHits<'_>) -> Observation {
 
 /// The expression and the keys, if there is a histogram for each key.
 fn keyed_question<'a>(args: &'a Args, hits: MeasuredHits<'a>) -> Option<KeyedQuestion<'a>> {
-    let by = args.by.as_ref().filter(|by| by.has_keys())?;
+    let by = args.by.as_ref().filter(|by| by.has_expressions())?;
     Some(KeyedQuestion {
         of: hits.histogram,
         by,

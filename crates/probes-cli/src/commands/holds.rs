@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use probes_lib::{Hold, Holder, Holders, Options, ReleasedHold, Target};
 
 use super::changes::say_remarks;
-use super::failures::Failures;
+use super::process_failures::ProcessFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::messages::Messages;
@@ -18,7 +18,7 @@ pub(super) fn release_dead(
     targets: &[Target],
     options: Options,
     output: &Output,
-    mut failures: Failures,
+    mut failures: ProcessFailures,
 ) -> Result<(), Failure> {
     let mut printed = Ok(());
     for target in targets {

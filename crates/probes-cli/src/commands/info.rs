@@ -3,9 +3,9 @@
 use probes_lib::{CodeDigest, Holders, Object, ProbeState, ProbeStates, State, Target};
 
 use super::closures::warn_of_refused_closures;
-use super::failures::Failures;
 use super::holds::say_who_holds;
 use super::open_target::{describe, detail};
+use super::process_failures::ProcessFailures;
 use crate::destination::Output;
 use crate::failure::{Failure, may_have_functions};
 use crate::flags::{Checked, OutputFlags, PathFlags, TargetSelection, with_regexp_help};
@@ -51,7 +51,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
     let messages = output.messages;
     let pids = args.selection.pids(&messages)?;
-    let mut failures = Failures::new(&args.selection, pids.len(), messages);
+    let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     for pid in pids {
         let read = open_or_observed(pid);
         if read

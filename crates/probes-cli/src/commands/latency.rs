@@ -170,14 +170,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let stacks = Stacks::of_process(pid).map_err(Failure::of_process(pid))?;
         slow_pairs.add_stacks(None, stacks, limit.0);
     }
-    let display = match slow_pairs {
-        // Lines would be erased with a table that is redrawn.
-        Some(_) => Display {
-            interval: Some(watch::HITS_INTERVAL),
-            table: None,
-        },
-        None => Display::new(output, args.interval)?,
-    };
+    let display = display(args, output)?;
     let active = ActiveObservation::begin(
         &target,
         &observation,
@@ -185,12 +178,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.until.duration,
         output,
     )?;
-    if args.timed.has_functions() {
-        warn_of_uncounted(messages, active.observer(), "timed");
-    }
-    if args.timed.of_self() {
-        warn_of_separate_stacks(messages, active.observer());
-    }
+    warn_of_untimed(args, messages, active.observer());
     let mut timing = Timing {
         target: &target,
         output,
@@ -216,14 +204,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     };
     let total = match outcome.observed.take() {
-        Some(report) => {
-            let (pairs, functions) = (report.latencies, report.function_latencies);
-            let keyed = report.keyed_times;
-            let reading = LatencyReading::last(pairs, functions, keyed, &report.counts);
+        Some(mut report) => {
             if let Some(slow_pairs) = &mut slow_pairs {
-                slow_pairs.add_events(None, report.events);
+                slow_pairs.add_events(None, take(&mut report.events));
             }
-            Some((reading, outcome.lasted))
+            Some((last_reading(report), outcome.lasted))
         }
         None => outcome.last.take().or_else(|| timing.last.take()),
     };
@@ -238,9 +223,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let written = report_file.write(latencies.picture());
             outcome.failures.add(written);
         }
-        let (lines, sum) = latencies.sum();
-        output.sum_up(messages, lines, || sum);
-        warn_of_untyped(messages, latencies.only_untyped());
+        sum_up(output, &latencies);
         // The result says it, too. A terminal that accepts no output would keep this command from ending.
         if outcome.output_was_read {
             warn_of_interleaved(&output.messages, &latencies);
@@ -275,13 +258,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     for target in &targets {
         slow_pairs.iter_mut().for_each(|it| add_stacks(target, it));
     }
-    let display = match slow_pairs {
-        Some(_) => Display {
-            interval: Some(watch::HITS_INTERVAL),
-            table: None,
-        },
-        None => Display::new(output, args.interval)?,
-    };
+    let display = display(args, output)?;
     let active = SeveralObservations::begin(
         targets,
         ObservationRequest {
@@ -294,12 +271,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
         output,
     )?;
     for (messages, observer) in active.each() {
-        if args.timed.has_functions() {
-            warn_of_uncounted(&messages, observer, "timed");
-        }
-        if args.timed.of_self() {
-            warn_of_separate_stacks(&messages, observer);
-        }
+        warn_of_untimed(args, &messages, observer);
     }
     let sources = FunctionSources::default();
     let asked = TimesAsked {
@@ -364,9 +336,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let figures = output::latencies(output.format, &latencies);
     let text = slow.and_then(|slow| Ok(slow + &figures?));
     let written = report_file.map_or(Ok(()), |file| file.write(latencies.picture()));
-    let (lines, sum) = latencies.sum();
-    output.sum_up(&output.messages, lines, || sum);
-    warn_of_untyped(&output.messages, latencies.only_untyped());
+    sum_up(output, &latencies);
     let output_was_read = outcome.output_was_read;
     let finished = outcome.finish(output, text);
     if output_was_read {
@@ -374,6 +344,35 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
         warn_of_lost_calls(&output.messages, &latencies);
     }
     finished.and(written)
+}
+
+/// How figures are shown while hits are observed.
+fn display(args: &Args, output: &Output) -> Result<Display, Failure> {
+    if args.timed.shows_slow_pairs() {
+        // Lines would be erased with a table that is redrawn.
+        return Ok(Display {
+            interval: Some(watch::HITS_INTERVAL),
+            table: None,
+        });
+    }
+    Display::new(output, args.interval)
+}
+
+/// Warns of functions that cannot be timed, and of self times that are those of one stack only.
+fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
+    if args.timed.has_functions() {
+        warn_of_uncounted(messages, observer, "timed");
+    }
+    if args.timed.of_self() {
+        warn_of_separate_stacks(messages, observer);
+    }
+}
+
+/// Says what all that was timed adds up to.
+fn sum_up(output: &Output, latencies: &Latencies<'_>) {
+    let (lines, sum) = latencies.sum();
+    output.sum_up(&output.messages, lines, || sum);
+    warn_of_untyped(&output.messages, latencies.only_untyped());
 }
 
 fn last_reading(report: ObservationReport) -> LatencyReading {

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
 use super::closures::warn_of_refused_closures;
-use super::failed::Failed;
 use super::gaps::{GapWarning, Gaps};
 use super::redraw::RedrawnTable;
+use super::step_failures::StepFailures;
 use super::undo::retry;
 use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec, is_replaced};
@@ -56,7 +56,7 @@ pub(super) struct Outcome<T> {
     /// did not read.
     pub(super) output_was_read: bool,
     /// What has failed; to be reported after the results are printed.
-    pub(super) failures: Failed,
+    pub(super) failures: StepFailures,
     gaps: Gaps,
     warning: GapWarning,
 }
@@ -206,7 +206,7 @@ impl<'t> ActiveObservation<'t> {
         let gaps = Gaps::of(&self.observer);
         let (output_was_read, rest_printed) = self.interruptible.end();
         let pid = self.target.pid();
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         failures.add(begun);
         failures.add(rest_printed);
         if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Activity, Profile, ProfiledStack, Profiler, RunningMethod, Target, WaitMethod};
 
-use super::failed::report_failures;
 use super::report_file::ReportFile;
 use super::started_program::StartedProgram;
+use super::step_failures::report_failures;
 use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;

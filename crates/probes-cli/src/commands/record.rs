@@ -15,7 +15,7 @@ use super::open_target::open_to_observe;
 use super::opened_events::OpenedEvents;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, FORCE_PID, LookedAt, OutputFlags, ProcessOrProgram, RecordedFlags,
+    Checked, DurationFlag, FORCE_HELP, LookedAt, OutputFlags, ProcessOrProgram, RecordedFlags,
     SeccompFlag, TakeOver, duration, with_regexp_help,
 };
 use crate::output::{SUFFIXES, TimelineFile, TimelineFormat};
@@ -54,7 +54,7 @@ sent to ocaml-probes are passed on to the program if it is observed.";
     ocaml-probes record -pid N -o FILE [FLAGS]
        ocaml-probes record -prog FILE -o FILE [FLAGS] [-- ARGS]")]
 #[command(after_help = with_regexp_help(HELP))]
-#[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog").help(FORCE_PID)))]
+#[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog").help(FORCE_HELP)))]
 pub(crate) struct Args {
     #[command(flatten)]
     observed: ProcessOrProgram,

@@ -4,8 +4,6 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
 
-use super::failed::Failed;
-use super::failures::Failures;
 use super::forked_processes::{
     ForkedProcess, ForkedProcesses, Parent, warn_of_late_start, warn_of_unrestored,
     without_take_over,
@@ -15,6 +13,8 @@ use super::observe_loop::{
     Display, ShownReading, last_reading, next_time, observe_by, reading_after, warn_of_still_mapped,
 };
 use super::open_target::{describe, open_to_observe};
+use super::process_failures::ProcessFailures;
+use super::step_failures::StepFailures;
 use super::undo::retry;
 use crate::descriptors;
 use crate::destination::Output;
@@ -32,7 +32,7 @@ pub(super) struct SeveralObservations<'o> {
     each: Vec<ObservedProcess>,
     /// Of the same processes, in the same order.
     targets: Vec<Target>,
-    failures: Failures,
+    failures: ProcessFailures,
     request: ObservationRequest,
     forked: Option<ForkedProcesses>,
     begun: Instant,
@@ -86,8 +86,8 @@ pub(super) fn open(
     needs_probes: bool,
     forked: ForkedFlag,
     output: &Output,
-) -> (Vec<Target>, Failures) {
-    let mut failures = Failures::new(selection, pids.len(), output.messages);
+) -> (Vec<Target>, ProcessFailures) {
+    let mut failures = ProcessFailures::new(selection, pids.len(), output.messages);
     if forked.follow {
         failures = failures.of_any_number();
     }
@@ -108,7 +108,7 @@ pub(super) struct SeveralOutcome<T> {
     pub(super) lasted: Duration,
     /// False if a blocked write to standard output was interrupted by a signal.
     pub(super) output_was_read: bool,
-    failures: Failures,
+    failures: ProcessFailures,
     printed: Result<(), Failure>,
 }
 
@@ -119,7 +119,7 @@ impl<'o> SeveralObservations<'o> {
         targets: Vec<Target>,
         mut request: ObservationRequest,
         forked: ForkedFlag,
-        mut failures: Failures,
+        mut failures: ProcessFailures,
         output: &'o Output,
     ) -> Result<SeveralObservations<'o>, Failure> {
         if forked.follow {
@@ -382,7 +382,7 @@ impl<T> SeveralOutcome<T> {
             "" => Ok(()),
             text => output.print_last(text, self.output_was_read),
         });
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         failures.add(self.printed);
         failures.add(last_printed);
         failures.add(self.failures.finish(OTHERS_WERE_OBSERVED));

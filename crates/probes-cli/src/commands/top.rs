@@ -24,12 +24,12 @@ use self::session::Session;
 use self::sessions::{Sessions, TotalReading};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
-use super::failed::Failed;
-use super::failures::Failures;
 use super::gaps::GapWarning;
 use super::observe_loop::{COUNTS_INTERVAL, next_reading, warn_of_still_mapped};
 use super::open_target::open_to_observe;
+use super::process_failures::ProcessFailures;
 use super::several::OTHERS_WERE_OBSERVED;
+use super::step_failures::StepFailures;
 use super::uncounted::warn_of_uncounted;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
@@ -135,7 +135,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut messages = *args.messages;
     let pids = args.selection.pids(&messages)?;
     refuse_no_terminal(pids.first().copied().unwrap_or_default())?;
-    let mut failures = Failures::new(&args.selection, pids.len(), messages);
+    let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     if args.forked.follow {
         failures = failures.of_any_number();
     }
@@ -189,7 +189,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     // Also if something has failed before.
     let undone = undo(&mut sessions, end, &signals, &messages, &mut failures);
-    let mut failed = Failed::default();
+    let mut failed = StepFailures::default();
     failed.add(undone);
     failed.add(failures.finish(OTHERS_WERE_OBSERVED));
     failed.finish(&messages)
@@ -234,7 +234,7 @@ fn undo(
     end: Result<End, Failure>,
     signals: &TerminationSignals,
     messages: &Messages,
-    failures: &mut Failures,
+    failures: &mut ProcessFailures,
 ) -> Result<(), Failure> {
     let leaves_figures = leaves_figures(&end);
     let shows_pid = failures.shows_pid();

@@ -9,8 +9,8 @@ use std::time::Instant;
 use probes_lib::{GcPauses, RuntimeEvents};
 
 use super::event_loop::{RUNTIME_EVENTS_INTERVAL, warn_of_lost_words};
-use super::failed::Failed;
 use super::program_with_events::{AwaitedEvents, EventsDirectory};
+use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::GcReport;
@@ -76,7 +76,7 @@ impl<'r> CollectorReader<'r> {
             (recorded, read)
         });
         let messages = self.output.messages;
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         failures.add(recorded);
         failures.add(self.report(read));
         failures.finish(&messages)
@@ -105,7 +105,7 @@ impl<'r> CollectorReader<'r> {
     /// Reads what is left, and prints the report.
     fn report(mut self, read: Result<(), Failure>) -> Result<(), Failure> {
         let seconds = self.begun.elapsed();
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         failures.add(read);
         if self.events.is_none() {
             self.events = Some(self.awaited.of_exited(self.pid, self.program)?);

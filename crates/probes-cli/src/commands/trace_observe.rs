@@ -11,13 +11,13 @@ use probes_lib::{
 
 use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
-use super::failed::{Failed, report_failures};
 use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
 use super::program_with_events::EventsDirectory;
 use super::slow_pairs::PendingSlowPairs;
+use super::step_failures::{StepFailures, report_failures};
 use super::trace_collector::CollectorReader;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
 use super::until_exit::wait_and_record;
@@ -439,7 +439,7 @@ impl<'l> ObservationPrinter<'l> {
 
     /// Whatever fails, what was observed is printed.
     fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         let replaced = self.show_until_end(&mut observer, exited, &mut failures);
         let lasted = self.begun.elapsed();
         let (pid, messages) = (self.target.pid(), self.output.messages);
@@ -462,7 +462,12 @@ impl<'l> ObservationPrinter<'l> {
     }
 
     /// Prints what was observed, and not shown so far.
-    fn print_all(&mut self, observed: ObservationReport, lasted: Duration, failures: &mut Failed) {
+    fn print_all(
+        &mut self,
+        observed: ObservationReport,
+        lasted: Duration,
+        failures: &mut StepFailures,
+    ) {
         let (pid, format) = (self.target.pid(), self.output.format);
         warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
         let print = |text: String| self.output.print_result(&text);
@@ -522,7 +527,7 @@ impl<'l> ObservationPrinter<'l> {
         &mut self,
         observer: &mut Observer,
         exited: &Receiver<()>,
-        failures: &mut Failed,
+        failures: &mut StepFailures,
     ) -> Option<probes_lib::Error> {
         let mut checked = Instant::now();
         let mut shows_hits = self.wanted.shows_records();

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Events, Functions, Observer, Stacks, Target};
 
-use super::failed::Failed;
 use super::observe_loop::{ActiveObservation, Display};
 use super::open_target::{open_to_observe, sources};
 use super::several::{self, ObservationRequest, SeveralObservations};
+use super::step_failures::StepFailures;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -222,7 +222,7 @@ fn run_of_several(
         |_, _, _, interruptible| watching.borrow_mut().show(|text| interruptible.write(text)),
     );
     let mut watching = watching.into_inner();
-    let mut failed = Failed::default();
+    let mut failed = StepFailures::default();
     if outcome.output_was_read {
         failed.add(watching.show_rest());
         failed.add(watching.report_missing());

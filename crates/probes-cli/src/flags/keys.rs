@@ -58,7 +58,7 @@ impl Flags for KeyFlags {
 
 impl CountedBy {
     /// By name, and all are shown: what hits of several processes are counted by without `-by`.
-    pub(crate) fn name() -> CountedBy {
+    pub(crate) fn by_name() -> CountedBy {
         CountedBy {
             by: By {
                 by_pid: false,
@@ -96,7 +96,7 @@ impl CountedBy {
     }
 
     /// Whether anything is asked at each hit.
-    pub(crate) fn has_keys(&self) -> bool {
+    pub(crate) fn has_expressions(&self) -> bool {
         self.by.keys.is_some()
     }
 
@@ -105,7 +105,7 @@ impl CountedBy {
         let pid = self.by.by_pid.then_some("pid");
         let keys = self.by.keys.iter();
         let keys = keys.flat_map(|it| it.expressions().map(|it| it.as_str()));
-        let name = (!self.has_keys()).then_some("probe");
+        let name = (!self.has_expressions()).then_some("probe");
         pid.into_iter().chain(keys).chain(name)
     }
 

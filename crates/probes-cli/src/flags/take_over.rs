@@ -3,7 +3,7 @@
 use probes_lib::Options;
 
 /// The help of `-force` in commands that also start programs.
-pub(crate) const FORCE_PID: &str = "With -pid: take over from another observer, which then fails";
+pub(crate) const FORCE_HELP: &str = "With -pid: take over from another observer, which then fails";
 
 // `-force`.
 #[derive(Debug, clap::Args)]

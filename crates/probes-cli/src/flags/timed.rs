@@ -128,7 +128,7 @@ impl Timed {
     /// By what times are distinguished, if expressions say it.
     pub(crate) fn keys(&self) -> Option<&CountedBy> {
         let by = self.by.as_ref()?;
-        (by.has_keys() && !by.is_caller()).then_some(by)
+        (by.has_expressions() && !by.is_caller()).then_some(by)
     }
 
     /// Whether slow pairs are shown one by one.

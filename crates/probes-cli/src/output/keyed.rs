@@ -156,7 +156,7 @@ impl<'k> KeyedReport<'k> {
             untyped: since(KeyedCounts::untyped),
             refused: reading.refused.iter().map(RefusedView::of).collect(),
             shown: by.shown(),
-            has_others: by.has_keys(),
+            has_others: by.has_expressions(),
         }
     }
 

@@ -17,7 +17,7 @@ use crate::elf::symbols::SymbolTable;
 use crate::error::Refusal;
 use crate::observe::frame_id::has_runtime_5;
 use crate::observe::layout::stack_copies::FiberFields;
-use crate::observe::point::StackKind;
+use crate::observe::role::StackKind;
 
 /// Functions of the runtime that are entered and left on the stack of a fiber, like OCaml code (runtime/amd64.S).
 const OF_FIBERS: [&str; 14] = [

@@ -23,9 +23,9 @@ use crate::observe::frame_id::has_runtime;
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::observation::{CallOnce, Observation};
-use crate::observe::point::{
-    ArgumentSource, FilterRole, IntegerRole, Island, KeyRole, PATCH_LEN, PairEnd, PairFilter,
-    PatchBytes, Point, PointKind, Role, StackKind,
+use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind};
+use crate::observe::role::{
+    ArgumentSource, FilterRole, IntegerRole, KeyRole, PairEnd, PairFilter, Role, StackKind,
 };
 use crate::observe::watching::{WatchedWords, Watching};
 #[cfg(test)]

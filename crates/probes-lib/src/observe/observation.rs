@@ -9,7 +9,7 @@ use crate::expression::times::TimeRange;
 use crate::expression::{Expression, Keys};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::semaphores::ChangedWord;
-use crate::observe::point::PairEnd;
+use crate::observe::role::PairEnd;
 use crate::select::Selector;
 use crate::select::function::FunctionSelector;
 use crate::select::glob::Glob;

@@ -294,7 +294,8 @@ mod tests {
     use crate::observe::functions::ObservedFunctions;
     use crate::observe::layout::arena::LINE;
     use crate::observe::observation::Observation;
-    use crate::observe::point::{Point, PointKind, Role};
+    use crate::observe::point::{Point, PointKind};
+    use crate::observe::role::Role;
     use crate::process::maps::parse;
     use crate::testing::program_with_probes;
 

@@ -20,9 +20,10 @@ use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, rec
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::{CallOnce, Observation};
-use crate::observe::point::{
+use crate::observe::point::Point;
+use crate::observe::role::{
     ArgumentSource, ExitsRole, FilterRole, HistogramRole, IntegerRole, KeyKind, KeyRole, Marks,
-    PairEnd, PairFilter, Point, Role, TimedRole, WatchRole,
+    PairEnd, PairFilter, Role, TimedRole, WatchRole,
 };
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::site::PatchSite;
@@ -290,7 +291,7 @@ impl ObservationPlan {
     /// Returns whether any trampoline reads the time stamp counter.
     pub(crate) fn is_timed(&self) -> bool {
         let mut points = self.points.iter();
-        self.shared.filters_memory || points.any(|planned| planned.role.is_timed())
+        self.shared.filters_memory || points.any(|planned| planned.role.reads_time())
     }
 
     /// Returns whether expressions are evaluated at any point.

@@ -54,6 +54,7 @@ mod template;
 mod values;
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::ops::Add;
 
 use iced_x86::code_asm::{
@@ -79,7 +80,7 @@ use crate::observe::layout::arena::{Arena, LINE, TAIL_LEN};
 use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::{self, SharedLayout};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
-use crate::observe::point::{ExitsRole, FunctionPart, Role};
+use crate::observe::role::{ExitsRole, FilterRole, FunctionPart, Role, WatchRole};
 use crate::patch_plan::displaced::{DisplacedCopy, ExitKind};
 use crate::patch_plan::site::PatchSite;
 use crate::site::{JUMP_LEN, NOP, RET};
@@ -200,7 +201,7 @@ pub(crate) fn arena_code(
         let made = if !role.ends.is_empty() {
             let pointers = Pointers::of(arena, index, sharing);
             of_paired_site(at, (site, bias), role, &pointers)
-        } else if role.is_timed() {
+        } else if role.reads_time() {
             let pointers = RecordPointers {
                 shared: arena.shared_pointer(),
                 in_program: arena.data().plus(claim::IN_PROGRAM),
@@ -473,7 +474,7 @@ fn ask_at_exit(
 /// Returns the registers that the trampoline of a point uses, which have to be saved before.
 fn saved_for(role: &Role) -> &'static [SavedRegister] {
     match (&role.filter, &role.histogram) {
-        _ if role.is_timed() || role.keys.is_some() => &SAVED_IF_TIMED,
+        _ if role.reads_time() || role.keys.is_some() => &SAVED_IF_TIMED,
         (filter, Some(histogram)) => values::saved(filter.as_deref(), histogram),
         (Some(filter), None) => filter::saved(filter),
         (None, None) => &SAVED_IF_COUNTED,
@@ -679,7 +680,7 @@ fn len_of_function(
     let len = if !role.ends.is_empty() {
         let made = of_paired_site(near, (site, bias), role, &of_counts);
         made.map_or(LINE, |(code, _)| code.len() as u64)
-    } else if role.is_timed() {
+    } else if role.reads_time() {
         let pointers = RecordPointers {
             shared: near,
             in_program: near,
@@ -803,63 +804,22 @@ fn recording(
     }
     if !role.ends.is_empty() {
         pair::ends(&mut a, Ends::of(role), pointers, context(saved))?;
-    } else if role.is_timed() {
+    } else if role.reads_time() {
         find_shared_and_time(&mut a, pointers)?;
     }
-    let mut fields = FieldCopies::default();
-    if let Some(watched) = &role.watched {
-        let mut over = a.create_label();
-        let filtered_now = role.filter.as_ref().filter(|_| filtered_first.is_none());
-        if let Some(filter) = filtered_now {
-            let context = context(saved);
-            filter::filter(&mut a, filter, context, over, untyped)?;
-            let restore = |a: &mut CodeAssembler| {
-                let mut saved = saved.iter();
-                saved.try_for_each(|(register, copy)| a.movq(*register, *copy))
+    let fields = match &role.watched {
+        Some(watched) => {
+            let now = RecordedHit {
+                role,
+                watched,
+                saved,
+                filter: role.filter.as_deref().filter(|_| filtered_first.is_none()),
+                sample: sample.filter(|_| sampled_first.is_none()),
             };
-            if role.histogram.is_some() || role.keys.is_some() {
-                let (mut no_value, mut added) = (a.create_label(), a.create_label());
-                if let Some(histogram) = &role.histogram {
-                    let keys = role.keys.as_deref();
-                    values::record(&mut a, histogram, keys, context, no_value)?;
-                } else if let Some(keys) = &role.keys {
-                    let mut other = a.create_label();
-                    keys::count(&mut a, keys, context, no_value, other)?;
-                    a.jmp(added)?;
-                    a.set_label(&mut other)?;
-                    restore(&mut a)?;
-                    slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
-                }
-                a.jmp(added)?;
-                a.set_label(&mut no_value)?;
-                restore(&mut a)?;
-                slow_paths.push(count::lookup(&mut a, pointers.count, pointers.untyped)?);
-                // There is another label.
-                a.nop()?;
-                a.set_label(&mut added)?;
-                a.nop()?;
-            } else if role.is_counted {
-                restore(&mut a)?;
-                slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
-            }
-            find_shared_and_time(&mut a, pointers)?;
+            now.emit(&mut a, pointers, context(saved), untyped, &mut slow_paths)?
         }
-        let later = sample.filter(|_| sampled_first.is_none());
-        if let Some(every) = later {
-            sampling::unless_chosen(&mut a, every, pointers.sampled, over)?;
-        }
-        fields = record::record(&mut a, watched, saved, pointers.layout, pointers.shared)?;
-        if filtered_now.is_some() {
-            a.jmp(over)?;
-            a.set_label(&mut untyped)?;
-            a.add_instruction(locked_increment(pointers.untyped_locked)?)?;
-        }
-        if filtered_now.is_some() || later.is_some() {
-            a.set_label(&mut over)?;
-            // There may be another label.
-            a.nop()?;
-        }
-    }
+        None => FieldCopies::default(),
+    };
     for (register, copy) in saved.iter().filter(|it| !is_first(it)) {
         a.movq(*register, *copy)?;
     }
@@ -888,6 +848,92 @@ fn recording(
     let mut code = assembled.inner.code_buffer;
     code[(jump_at - at.0) as usize..][..JUMP_LEN].copy_from_slice(&jump_to(tail, jump_at)?);
     Ok(code)
+}
+
+/// A hit that is recorded after all else that is done with it.
+struct RecordedHit<'r> {
+    role: &'r Role,
+    watched: &'r WatchRole,
+    saved: &'static [SavedRegister],
+    /// Chooses the hits that are recorded, unless that was done first.
+    filter: Option<&'r FilterRole>,
+    sample: Option<NonZeroU64>,
+}
+
+impl RecordedHit<'_> {
+    /// Emits the code that records it, and, if a filter chooses hits here, does with the chosen ones what else is done with them.
+    fn emit(
+        self,
+        a: &mut CodeAssembler,
+        pointers: &Pointers,
+        context: FilterContext,
+        mut untyped: CodeLabel,
+        slow_paths: &mut Vec<SlowPath>,
+    ) -> Result<FieldCopies, IcedError> {
+        let mut over = a.create_label();
+        if let Some(filter) = self.filter {
+            filter::filter(a, filter, context, over, untyped)?;
+            self.count_chosen(a, pointers, context, slow_paths)?;
+            find_shared_and_time(a, pointers)?;
+        }
+        if let Some(every) = self.sample {
+            sampling::unless_chosen(a, every, pointers.sampled, over)?;
+        }
+        let (layout, shared) = (pointers.layout, pointers.shared);
+        let fields = record::record(a, self.watched, self.saved, layout, shared)?;
+        if self.filter.is_some() {
+            a.jmp(over)?;
+            a.set_label(&mut untyped)?;
+            a.add_instruction(locked_increment(pointers.untyped_locked)?)?;
+        }
+        if self.filter.is_some() || self.sample.is_some() {
+            a.set_label(&mut over)?;
+            // There may be another label.
+            a.nop()?;
+        }
+        Ok(fields)
+    }
+
+    /// Emits the code that adds a chosen hit to its histogram or its key, or counts it.
+    fn count_chosen(
+        &self,
+        a: &mut CodeAssembler,
+        pointers: &Pointers,
+        context: FilterContext,
+        slow_paths: &mut Vec<SlowPath>,
+    ) -> Result<(), IcedError> {
+        let role = self.role;
+        let mut count = |a: &mut CodeAssembler, counter| {
+            let mut saved = self.saved.iter();
+            saved.try_for_each(|(register, copy)| a.movq(*register, *copy))?;
+            slow_paths.push(count::lookup(a, pointers.count, counter)?);
+            Ok::<(), IcedError>(())
+        };
+        if role.histogram.is_none() && role.keys.is_none() {
+            return if role.is_counted {
+                count(a, pointers.point)
+            } else {
+                Ok(())
+            };
+        }
+        let (mut no_value, mut added) = (a.create_label(), a.create_label());
+        if let Some(histogram) = &role.histogram {
+            values::record(a, histogram, role.keys.as_deref(), context, no_value)?;
+        } else if let Some(keys) = &role.keys {
+            let mut other = a.create_label();
+            keys::count(a, keys, context, no_value, other)?;
+            a.jmp(added)?;
+            a.set_label(&mut other)?;
+            count(a, pointers.point)?;
+        }
+        a.jmp(added)?;
+        a.set_label(&mut no_value)?;
+        count(a, pointers.untyped)?;
+        // There is another label.
+        a.nop()?;
+        a.set_label(&mut added)?;
+        a.nop()
+    }
 }
 
 /// How many bytes the trampoline of a site has on the stack: its return address.

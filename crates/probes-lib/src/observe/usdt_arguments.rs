@@ -7,7 +7,7 @@ use std::str;
 use crate::address::LiveAddr;
 use crate::expression::{Parameter, ParameterKind};
 use crate::observe::layout::shared::MAX_ARGUMENTS;
-use crate::observe::point::{
+use crate::observe::role::{
     ArgumentFormat, ArgumentSource, MemorySource, base_register, register_source,
 };
 

@@ -16,7 +16,7 @@ use crate::functions::{FunctionObject, FunctionPlace, Functions, SelectedBy};
 use crate::observe::arities::Currying;
 use crate::observe::layout::shared::MAX_ARGUMENTS;
 use crate::observe::observation::Observation;
-use crate::observe::point::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
+use crate::observe::role::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
 use crate::observe::usdt_arguments::{UsdtArgument, usdt_arguments};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;

@@ -35,6 +35,17 @@ pub(super) struct Swept {
     ends: Vec<u64>,
 }
 
+/// The instructions that can be displaced together, from the one that is to be patched.
+struct Movable {
+    count: usize,
+    /// How many bytes they have.
+    len: u64,
+    /// The index of the last call among them, if that is not the first instruction.
+    call: Option<usize>,
+    /// Why there are no more.
+    stop: Stop,
+}
+
 /// Why no more instructions are displaced.
 enum Stop {
     /// There is room for a jump.
@@ -201,36 +212,11 @@ impl Swept {
             return Err(Refusal::NotCode);
         };
         let start = first.ip();
-        let (mut count, mut len, mut call) = (0, 0, None);
-        let stop = loop {
-            let Some(next) = instructions.get(count) else {
-                break Stop::Target;
-            };
-            let is_target = count > 0 && self.targets.contains(next.ip());
-            if is_target || self.targets.are_inside(next) {
-                break Stop::Target;
-            }
-            let immovable = if count == 0 && is_site {
-                self.immovable_code(next)
-            } else {
-                self.immovable(next)
-            };
-            if let Some(what) = immovable {
-                break Stop::Unmovable(what);
-            }
-            if count > 0 && is_call(next) {
-                call = Some(count);
-            }
-            count += 1;
-            len = next.next_ip() - start;
-            if len >= JUMP_LEN {
-                break Stop::Enough;
-            }
-            if ends_flow(next) {
-                break Stop::End;
-            }
-        };
-        let behind = match stop {
+        let movable = self.movable(instructions, is_site);
+        let Movable {
+            count, len, call, ..
+        } = movable;
+        let behind = match movable.stop {
             Stop::End => padding::len_at(&self.code, &self.targets, start + len),
             _ => 0,
         };
@@ -282,24 +268,69 @@ impl Swept {
             }
         }
         candidates.retain(|candidate| self.code.may_have_room(&candidate.window()));
-        if !candidates.is_empty() {
-            return Ok(candidates);
+        if candidates.is_empty() {
+            return Err(self.refusal(body, body.offset(first), &movable, behind));
         }
-        let offset = body.offset(first) + len;
-        Err(match stop {
+        Ok(candidates)
+    }
+
+    /// Returns how many of these instructions can be displaced together, as far as a jump needs them; `is_site`: the first is a probe site.
+    fn movable(&self, instructions: &[Instruction], is_site: bool) -> Movable {
+        let start = instructions.first().map_or(0, Instruction::ip);
+        let (mut count, mut len, mut call) = (0, 0, None);
+        let stop = loop {
+            let Some(next) = instructions.get(count) else {
+                break Stop::Target;
+            };
+            let is_target = count > 0 && self.targets.contains(next.ip());
+            if is_target || self.targets.are_inside(next) {
+                break Stop::Target;
+            }
+            let immovable = if count == 0 && is_site {
+                self.immovable_code(next)
+            } else {
+                self.immovable(next)
+            };
+            if let Some(what) = immovable {
+                break Stop::Unmovable(what);
+            }
+            if count > 0 && is_call(next) {
+                call = Some(count);
+            }
+            count += 1;
+            len = next.next_ip() - start;
+            if len >= JUMP_LEN {
+                break Stop::Enough;
+            }
+            if ends_flow(next) {
+                break Stop::End;
+            }
+        };
+        Movable {
+            count,
+            len,
+            call,
+            stop,
+        }
+    }
+
+    /// Returns why there is no room for a jump at the instruction at `offset` in its function, with so many bytes of padding `behind` it.
+    fn refusal(&self, body: &Body, offset: u64, movable: &Movable, behind: u64) -> Refusal {
+        let offset = offset + movable.len;
+        match movable.stop {
             Stop::Unmovable(what) => Refusal::Unmovable { offset, what },
             Stop::Target => {
                 // Of this instruction if it is not the first, or inside it.
-                let from = offset + u64::from(count == 0);
+                let from = offset + u64::from(movable.count == 0);
                 let is_target = |it: &u64| self.targets.contains(body.range.start.0 + it);
                 let offset = (from..offset + 16).find(is_target).unwrap_or(offset);
                 Refusal::BranchTarget { offset }
             }
             Stop::End | Stop::Enough => Refusal::TooShort {
-                len: (len + behind) as u8,
+                len: (movable.len + behind) as u8,
                 exit: None,
             },
-        })
+        }
     }
 
     /// Returns the jump at `start` of whose five bytes the first `own` can be written.

@@ -24,7 +24,7 @@ use crate::process::status::Status;
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 
 /// How many domains a program may have, unless OCAMLRUNPARAM says otherwise.
-const MAX_DOMAINS: u64 = 128;
+const USUAL_DOMAINS: u64 = 128;
 
 /// The bytes of the file's header, and of the header of each ring.
 const HEADER: u64 = 64;
@@ -84,7 +84,7 @@ impl RingFile {
             path,
             name: format!("{}.events", status.innermost),
             owner: status.file_uid,
-            len: len(asked.max(MAX_DOMAINS)),
+            len: len(asked.max(USUAL_DOMAINS)),
             len_as_asked: len(asked),
         })
     }

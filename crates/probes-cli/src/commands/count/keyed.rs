@@ -82,13 +82,13 @@ pub(super) fn run_of_several(
         display,
         |_| (),
         |_, observer| {
-            if by.has_keys() {
+            if by.has_expressions() {
                 return KeyedReading::of(observer).map(Some);
             }
             Ok(Some(KeyedReading::by_name(&observer.counts()?)))
         },
         |_, report| {
-            if by.has_keys() {
+            if by.has_expressions() {
                 return KeyedReading::last(report.keyed_counts, report.counts.refused());
             }
             KeyedReading::by_name(&report.counts)

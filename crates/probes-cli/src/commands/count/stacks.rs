@@ -16,25 +16,25 @@ use crate::interruptible_output::Next;
 use crate::output::{CountedStacks, WarningKind};
 
 /// The checked arguments of `count -by stack`.
-pub(super) struct Asked<'a> {
+pub(super) struct StackCountRequest<'a> {
     pub(super) observation: Observation,
     pub(super) has_functions: bool,
     /// How many stacks are printed at most.
     pub(super) top: usize,
     /// The file for a flame graph, or for folded stacks if its extension is `folded`.
-    pub(super) picture: Option<&'a Path>,
+    pub(super) graph_path: Option<&'a Path>,
 }
 
 /// Counts the hits of a process.
 pub(super) fn run<'t>(
-    asked: &Asked<'_>,
+    asked: &StackCountRequest<'_>,
     target: &'t Target,
     begin: impl FnOnce(&Observation) -> Result<ActiveObservation<'t>, Failure>,
     output: &'t Output,
 ) -> Result<(), Failure> {
     // Before anything is observed, because it may take long, or fail.
     let mut stacks = Stacks::of_process(target.pid()).map_err(Failure::of_process(target.pid()))?;
-    let report_file = asked.picture.map(ReportFile::create).transpose()?;
+    let report_file = asked.graph_path.map(ReportFile::create).transpose()?;
     let active = begin(&asked.observation)?;
     if asked.has_functions {
         warn_of_uncounted(&output.messages, active.observer(), "counted");
@@ -61,7 +61,7 @@ pub(super) fn run<'t>(
     counted.finish(outcome.lasted);
     outcome.print(output, counted.text(output.format, asked.top));
     if let Some(file) = report_file {
-        let drawn = counted.picture(asked.picture.is_some_and(is_folded));
+        let drawn = counted.picture(asked.graph_path.is_some_and(is_folded));
         outcome.failures.add(drawn.and_then(|it| file.write(it)));
     }
     if outcome.output_was_read {

@@ -11,9 +11,9 @@ use probes_lib::{
 };
 
 use super::Args;
-use crate::commands::failed::report_failures;
 use crate::commands::observe_loop::{ActiveObservation, Display};
 use crate::commands::started_program::StartedProgram;
+use crate::commands::step_failures::report_failures;
 use crate::commands::uncounted::{warn_of_uncounted, warn_of_uncounted_from_start};
 use crate::destination::Output;
 use crate::failure::Failure;

@@ -16,11 +16,11 @@ use probes_lib::{Launch, ObservationReport, Observer, Options, Target};
 use super::recording::Recording;
 use super::{Args, NamedFile};
 use crate::commands::closures::warn_of_refused_closures;
-use crate::commands::failed::{Failed, report_failures};
 use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::{self, warn_of_still_mapped};
 use crate::commands::opened_events::OpenedEvents;
 use crate::commands::program_with_events::{AwaitedEvents, EventsDirectory, ProgramWithEvents};
+use crate::commands::step_failures::{StepFailures, report_failures};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
 use crate::commands::until_exit::wait_and_record;
 use crate::commands::wait::Wait;
@@ -72,7 +72,7 @@ fn with_events(
         Err(error) if !error.is_gone() => Err(Failure::of_process(pid)(error)),
         Err(_) => started.events_of_exited().map(|events| {
             recording.set_events(OpenedEvents::always_on(events));
-            Failed::default()
+            StepFailures::default()
         }),
     };
     let done = read.and_then(|failures| recording.finish(failures));
@@ -156,7 +156,7 @@ struct ProgramRecorder<'r> {
 impl ProgramRecorder<'_> {
     /// Whatever fails, what was recorded until then is written.
     fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         let read = self.read_until_end(&mut observer, exited, &mut failures);
         let removed = read.and_then(|()| remove(&mut observer, exited));
         match removed {
@@ -185,7 +185,7 @@ impl ProgramRecorder<'_> {
         &mut self,
         observer: &mut Observer,
         exited: &Receiver<()>,
-        failures: &mut Failed,
+        failures: &mut StepFailures,
     ) -> Result<(), probes_lib::Error> {
         let end = self.args.until.duration.unwrap_or(Duration::MAX);
         let mut checked = Duration::ZERO;

@@ -14,9 +14,9 @@ use super::sink::Sink;
 use super::timeline::Timeline;
 use crate::clock::nanoseconds;
 use crate::commands::event_loop::{EventReader, read_until_end, warn_of_lost_words};
-use crate::commands::failed::Failed;
 use crate::commands::observe_loop::{ActiveObservation, Display};
 use crate::commands::opened_events::{OpenedEvents, PATIENCE, note_wait, warn_of_left_file};
+use crate::commands::step_failures::StepFailures;
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
 use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
 use crate::destination::Output;
@@ -70,7 +70,7 @@ impl<'r> Recording<'r> {
     }
 
     /// Observes the process, and adds what is read, until the end.
-    pub(super) fn observe(&mut self, target: &Target) -> Result<Failed, Failure> {
+    pub(super) fn observe(&mut self, target: &Target) -> Result<StepFailures, Failure> {
         let (args, output, recorded) = (self.args, self.output, &self.args.recorded);
         let of_process = Failure::of_process(self.pid);
         let switches_on = recorded.gc && !target.check_events().map_err(&of_process)?;
@@ -131,7 +131,7 @@ impl<'r> Recording<'r> {
                 "they are switched on when it does",
             );
         }
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         failures.add(outcome.finish(&output.messages));
         Ok(failures)
     }
@@ -172,7 +172,7 @@ impl<'r> Recording<'r> {
         &mut self,
         target: &Target,
         open: impl FnOnce(Duration, &TerminationSignals) -> Result<OpenedEvents, Failure>,
-    ) -> Result<Failed, Failure> {
+    ) -> Result<StepFailures, Failure> {
         let output = self.output;
         let signals = TerminationSignals::block()?;
         let mut interruptible = InterruptibleOutput::new(output, signals)?;
@@ -187,7 +187,7 @@ impl<'r> Recording<'r> {
         let begun = Instant::now();
         self.begun = begun;
         let ended = read_until_end(self, target, begun, end, &mut interruptible);
-        let mut failures = Failed::default();
+        let mut failures = StepFailures::default();
         let was_started = !self.args.observed.is_process();
         failures.add(ended.map(|end| end.note(was_started, &output.messages)));
         let closed = self.events.as_mut().map(|events| events.close(self.pid));
@@ -209,7 +209,7 @@ impl<'r> Recording<'r> {
     }
 
     /// Writes the rest, and says what was recorded.
-    pub(super) fn finish(mut self, mut failures: Failed) -> Result<(), Failure> {
+    pub(super) fn finish(mut self, mut failures: StepFailures) -> Result<(), Failure> {
         let (output, lasted) = (self.output, self.begun.elapsed());
         failures.add(self.read_runtime_events());
         self.timeline.finish(nanoseconds(ClockId::CLOCK_MONOTONIC));

@@ -74,7 +74,7 @@ const RECORD_LEN_AT: usize = 56;
 const KEPT_LEN_BIT: u32 = 16;
 const _: () = assert!(2 * record::len(MAX_ARGUMENTS) < 1 << KEPT_LEN_BIT);
 /// The number of the layout of the data about timed functions.
-const TIMED_AT: usize = 60;
+const CALLS_AT: usize = 60;
 const ID_AT: usize = 64;
 /// 1 once all points are restored.
 const RESTORED_AT: usize = 72;
@@ -84,7 +84,7 @@ const SEMAPHORES_AT: usize = 76;
 /// of the hits by key.
 const FILTERED_AT: usize = 73;
 /// 1 if filters read memory; and the bits below, from [`PAIRS_BY_KEY_BIT`] on.
-const FILTERS_MEMORY_AT: usize = 74;
+const FLAGS_AT: usize = 74;
 /// 1 if hits are sampled, so that each point has another counter.
 const SAMPLED_AT: usize = 75;
 const OBSERVER_AT: usize = BASE_LEN;
@@ -347,7 +347,7 @@ impl Arena {
         let record_len = self.shared.record_len - self.shared.stacks.len();
         let record_lens = record_len | self.shared.kept_len << KEPT_LEN_BIT;
         put(RECORD_LEN_AT, &record_lens.to_le_bytes());
-        put(TIMED_AT, &self.shared.calls.number().to_le_bytes());
+        put(CALLS_AT, &self.shared.calls.number().to_le_bytes());
         put(ID_AT, &self.id.to_le_bytes());
         put(SEMAPHORES_AT, &(self.semaphores.len() as u32).to_le_bytes());
         let filtered = u8::from(self.is_filtered) | self.shared.keys.number() << KEYS_BIT;
@@ -359,7 +359,7 @@ impl Arena {
         let threads = u8::from(self.shared.asks_for_threads) << ASKS_FOR_THREADS_BIT;
         let stacks = u8::from(self.shared.stacks != StackCopies::None) << STACKS_BIT;
         put(
-            FILTERS_MEMORY_AT,
+            FLAGS_AT,
             &[filters_memory | by_key | large | threads | stacks],
         );
         let version = match &self.version {
@@ -449,7 +449,7 @@ impl Arena {
         read(code.plus(header_len), &mut table)?;
         let (table, semaphores) = table.split_at(ENTRY_LEN * count);
         let semaphores = semaphores.chunks_exact(SEMAPHORE_RECORD_LEN);
-        let stacks = match header[FILTERS_MEMORY_AT] >> STACKS_BIT & 1 {
+        let stacks = match header[FLAGS_AT] >> STACKS_BIT & 1 {
             1 => StackCopies::OF_THREADS,
             _ => StackCopies::None,
         };
@@ -462,14 +462,14 @@ impl Arena {
                 pairs: number(&header, PAIRS_AT) & ((1 << PAIRS_BITS) - 1),
                 record_len: (number(&header, RECORD_LEN_AT) & ((1 << KEPT_LEN_BIT) - 1))
                     + stacks.len(),
-                has_large_rings: header[FILTERS_MEMORY_AT] >> LARGE_RINGS_BIT & 1 == 1,
-                filters_memory: header[FILTERS_MEMORY_AT] & 1 == 1,
+                has_large_rings: header[FLAGS_AT] >> LARGE_RINGS_BIT & 1 == 1,
+                filters_memory: header[FLAGS_AT] & 1 == 1,
                 value_pages: ValuePages::default(),
-                calls: CallsLayout::of_number(number(&header, TIMED_AT)),
+                calls: CallsLayout::of_number(number(&header, CALLS_AT)),
                 values: ValuesLayout::of_number(number(&header, PAIRS_AT) >> PAIRS_BITS),
                 keys: KeysLayout::of_number(header[FILTERED_AT] >> KEYS_BIT),
-                pairs_by_key: header[FILTERS_MEMORY_AT] >> PAIRS_BY_KEY_BIT & 1 == 1,
-                asks_for_threads: header[FILTERS_MEMORY_AT] >> ASKS_FOR_THREADS_BIT & 1 == 1,
+                pairs_by_key: header[FLAGS_AT] >> PAIRS_BY_KEY_BIT & 1 == 1,
+                asks_for_threads: header[FLAGS_AT] >> ASKS_FOR_THREADS_BIT & 1 == 1,
                 kept_len: number(&header, RECORD_LEN_AT) >> KEPT_LEN_BIT,
                 stacks,
             },

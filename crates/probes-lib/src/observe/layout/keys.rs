@@ -17,7 +17,7 @@
 use std::ops::Range;
 
 use crate::observe::layout::groups::GROUP_BITS;
-use crate::observe::point::KeyKind;
+use crate::observe::role::KeyKind;
 
 /// How many bits of its hash select the slot of a key.
 const SLOTS_BITS: u32 = 12;

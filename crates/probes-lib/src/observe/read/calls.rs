@@ -14,11 +14,11 @@ use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
 use crate::observe::plan::ObservationPlan;
-use crate::observe::point::StackKind;
 use crate::observe::read::callers::{CallerLatency, RecordedCallers};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
+use crate::observe::role::StackKind;
 use crate::sys::ticks::TickMeasurement;
 
 /// How long the calls of a function lasted, from entry to exit.

@@ -9,10 +9,10 @@ use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::keys::{self, slot, text};
 use crate::observe::plan::ObservationPlan;
-use crate::observe::point::KeyKind;
 use crate::observe::read::counts::{Counts, read_keyed_hits};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
+use crate::observe::role::KeyKind;
 
 /// How often hits had each key ([`Observation::by`](crate::Observation::by)). All that is counted adds up to all hits that are meant.
 ///

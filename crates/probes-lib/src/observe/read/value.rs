@@ -9,7 +9,7 @@ use crate::observe::layout::shared::fields::{
     CUSTOM_TAG, DOUBLE_TAG, FORWARD_TAG, GREATEST_TAG, OBJECT_TAG, STRING_TAG,
 };
 use crate::observe::layout::shared::record;
-use crate::observe::point::ArgumentSource;
+use crate::observe::role::ArgumentSource;
 
 /// An argument of a hit.
 ///
@@ -388,7 +388,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::observe::point::MemorySource;
+    use crate::observe::role::MemorySource;
 
     fn decode(value: u64, header: u64, words: Option<&[u8]>) -> Value {
         let recorded = RecordedArgument {

@@ -47,7 +47,7 @@ use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
 use crate::observe::layout::keys::histograms;
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::point::{FilterRole, KeyRole, StackKind, TimedRole, WatchRole};
+use crate::observe::role::{FilterRole, KeyRole, StackKind, TimedRole, WatchRole};
 use crate::patch_plan::displaced::ExitKind;
 
 /// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of ticks old,
@@ -320,7 +320,6 @@ fn exit(
     let layout = shared.1.calls;
     let mut again = a.create_label();
     let mut gone = a.create_label();
-    let mut not_begun = a.create_label();
     let mut others = a.create_label();
     let mut found = a.create_label();
     let mut ended = a.create_label();
@@ -362,20 +361,7 @@ fn exit(
     )?;
     a.je(ended)?;
     a.set_label(&mut gone)?;
-    clear(a, layout)?;
-    // Without a frame, the record was not complete: its function is not known.
-    a.test(rdi, rdi)?;
-    a.je(not_begun)?;
-    count_last(a, calls, function_data::UNWOUND)?;
-    if layout.of_self {
-        a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
-    }
-    a.set_label(&mut not_begun)?;
-    a.nop()?;
-    if layout.of_self {
-        doubt_parent_of_last(a, role, shared)?;
-    }
-    free(a)?;
+    drop_last(a, calls)?;
     a.jmp(again)?;
 
     a.set_label(&mut others)?;
@@ -389,26 +375,7 @@ fn exit(
         report.if_slow(a, calls)?;
     }
     if layout.of_self {
-        let mut left_out = a.create_label();
-        let mut counted = a.create_label();
-        if calls.are_filtered {
-            a.test(last_flags(layout), call_slot::IS_LEFT_OUT as i32)?;
-            a.jne(left_out)?;
-        }
-        end_of_self(a, calls, true)?;
-        add_time(a, role, shared)?;
-        if calls.are_filtered {
-            a.jmp(counted)?;
-            a.set_label(&mut left_out)?;
-            end_of_self(a, calls, false)?;
-            a.set_label(&mut counted)?;
-        }
-        a.mov(rcx, r9)?;
-        a.shl(rcx, 64 - DEPTH_AT)?;
-        a.shr(rcx, 64 - DEPTH_AT)?;
-        a.shr(r9, DEPTH_AT)?;
-        a.mov(edx, r9d)?;
-        return free(a);
+        return add_self_time(a, calls);
     }
     if calls.are_filtered || calls.have_keys {
         a.mov(edi, last_flags(layout))?;
@@ -434,6 +401,53 @@ fn exit(
     a.mov(r8d, esi)?;
     a.shr(r8d, call_slot::HISTOGRAM_AT)?;
     values::add_time(a, context)
+}
+
+/// Emits the code that drops the last call, whose frame is in rdi: it has ended without an exit.
+fn drop_last(a: &mut CodeAssembler, calls: Calls<'_>) -> Result<(), IcedError> {
+    let Calls { role, shared, .. } = calls;
+    let layout = shared.1.calls;
+    let mut not_begun = a.create_label();
+    clear(a, layout)?;
+    // Without a frame, the record was not complete: its function is not known.
+    a.test(rdi, rdi)?;
+    a.je(not_begun)?;
+    count_last(a, calls, function_data::UNWOUND)?;
+    if layout.of_self {
+        a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
+    }
+    a.set_label(&mut not_begun)?;
+    a.nop()?;
+    if layout.of_self {
+        doubt_parent_of_last(a, role, shared)?;
+    }
+    free(a)
+}
+
+/// Emits the code that ends the last call, which is located, at the time in r8, and adds its self time.
+fn add_self_time(a: &mut CodeAssembler, calls: Calls<'_>) -> Result<(), IcedError> {
+    let Calls { role, shared, .. } = calls;
+    let layout = shared.1.calls;
+    let mut left_out = a.create_label();
+    let mut counted = a.create_label();
+    if calls.are_filtered {
+        a.test(last_flags(layout), call_slot::IS_LEFT_OUT as i32)?;
+        a.jne(left_out)?;
+    }
+    end_of_self(a, calls, true)?;
+    add_time(a, role, shared)?;
+    if calls.are_filtered {
+        a.jmp(counted)?;
+        a.set_label(&mut left_out)?;
+        end_of_self(a, calls, false)?;
+        a.set_label(&mut counted)?;
+    }
+    a.mov(rcx, r9)?;
+    a.shl(rcx, 64 - DEPTH_AT)?;
+    a.shr(rcx, 64 - DEPTH_AT)?;
+    a.shr(r9, DEPTH_AT)?;
+    a.mov(edx, r9d)?;
+    free(a)
 }
 
 /// Emits the code that marks the last call, which is located and ended at the time in r8, as left out, unless its time

@@ -22,7 +22,7 @@ use crate::expression::typed::{
 };
 use crate::observe::layout::keys::text;
 use crate::observe::layout::shared::{SharedLayout, TID_AT};
-use crate::observe::point::{
+use crate::observe::role::{
     ArgumentSource, FilterRole, IntegerRole, KeyRole, MemorySource, STACK_OFFSET_LIMIT,
 };
 use crate::observe::value_pages::ValuePages;

@@ -31,7 +31,7 @@ use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
 use crate::observe::layout::stack_copies::StackCopies;
-use crate::observe::point::{
+use crate::observe::role::{
     ArgumentFormat, ArgumentSource, FilterRole, FunctionPart, MemorySource, STACK_OFFSET_LIMIT,
     StackKind, WatchRole, WatchedFunction, Words,
 };
@@ -70,28 +70,8 @@ pub(super) fn code(
     mmx_is_free: bool,
     pointers: RecordPointers,
 ) -> Result<Vec<u8>, IcedError> {
-    let place = match (what, function.part) {
-        _ if function.is_ocaml => SaveArea::Mmx,
-        // A result may be in the x87 unit, even if the function does not use it itself.
-        (RecordedEvent::Exit(_), _) => SaveArea::StackOrLock,
-        _ if mmx_is_free => SaveArea::Mmx,
-        (RecordedEvent::Call, FunctionPart::Inside) => SaveArea::Lock,
-        (RecordedEvent::Call, _) => SaveArea::StackOrLock,
-    };
-    let (point, sources, words) = match what {
-        RecordedEvent::Call => (watched.point, &watched.arguments[..], function.words),
-        RecordedEvent::Exit(kind) => {
-            let result: &[ArgumentSource] = match kind {
-                ExitKind::Return if function.has_results => &[ArgumentSource::RESULT],
-                _ => &[],
-            };
-            let flag = match kind {
-                ExitKind::Return => layout_of::RETURN,
-                ExitKind::Jump => layout_of::JUMP,
-            };
-            (watched.point | flag, result, function.result)
-        }
-    };
+    let place = save_area(what, function, mmx_is_free);
+    let (point, sources, words) = recorded(what, watched, function);
     let mut a = CodeAssembler::new(64)?;
     if function.has_only_results && what == RecordedEvent::Exit(ExitKind::Jump) {
         // The result is that of another function: a filter has no answer.
@@ -108,18 +88,7 @@ pub(super) fn code(
     saving.save(&mut a)?;
     let (mut skipped, mut untyped) = (a.create_label(), a.create_label());
     if let Some(filter) = filter {
-        let locked = pointers.saved.registers();
-        let context = FilterContext {
-            saved: &SAVED_IF_TIMED,
-            saved_at: match place {
-                SaveArea::Mmx | SaveArea::StackOrMmx => SavedAt::Copies,
-                SaveArea::Lock => SavedAt::Address(locked),
-                SaveArea::StackOrLock => SavedAt::StackOrAddress(locked),
-            },
-            pushed: 0,
-            shared: pointers.shared,
-            layout: pointers.layout,
-        };
+        let context = filter_context(place, pointers);
         filter::filter(&mut a, filter, context, skipped, untyped)?;
         saving.restore_base(&mut a)?;
     }
@@ -134,29 +103,13 @@ pub(super) fn code(
     if let Some(stack) = function.exits_on {
         frame(&mut a, stack)?;
     }
-    for (index, source) in (0..).zip(sources) {
-        match source {
-            ArgumentSource::Memory(memory) => {
-                let asks = words == Words::Text;
-                operand(&mut a, index, *memory, (place, asks), pointers)?;
-                saving.restore_base(&mut a)?;
-            }
-            _ => value(&mut a, index, *source, place)?,
-        }
-    }
-    if !sources.is_empty() {
-        a.mov(word_at(rcx, layout_of::COPIED), 0)?;
-    }
     let mut fields = FieldCopies::default();
-    for (index, source) in (0..).zip(sources) {
-        let format = watched.formats.get(index as usize).copied();
-        let format = format.unwrap_or(ArgumentFormat::WORD);
-        let is_number = format.size < 8 || format.is_float;
-        let is_vector = matches!(source, ArgumentSource::Vector(_) | ArgumentSource::Unknown);
-        if !is_number && !is_vector {
-            memory(&mut a, index, words, pointers, &mut fields)?;
-        }
-    }
+    let arguments = Arguments {
+        sources,
+        formats: &watched.formats,
+        words,
+    };
+    arguments.emit(&mut a, place, &mut saving, pointers, &mut fields)?;
     if pointers.layout.stacks != StackCopies::None {
         saving.load(&mut a, rax, Register::RBX)?;
         let copy = StackCopy {
@@ -182,6 +135,98 @@ pub(super) fn code(
     saving.restore(&mut a)?;
     fields.emit_here(&mut a, pointers.layout, pointers.shared)?;
     a.assemble(at.0)
+}
+
+/// Returns where registers are saved.
+fn save_area(what: RecordedEvent, function: WatchedFunction, mmx_is_free: bool) -> SaveArea {
+    match (what, function.part) {
+        _ if function.is_ocaml => SaveArea::Mmx,
+        // A result may be in the x87 unit, even if the function does not use it itself.
+        (RecordedEvent::Exit(_), _) => SaveArea::StackOrLock,
+        _ if mmx_is_free => SaveArea::Mmx,
+        (RecordedEvent::Call, FunctionPart::Inside) => SaveArea::Lock,
+        (RecordedEvent::Call, _) => SaveArea::StackOrLock,
+    }
+}
+
+/// Returns the number of the point with its flags, and which words are recorded.
+fn recorded(
+    what: RecordedEvent,
+    watched: &WatchRole,
+    function: WatchedFunction,
+) -> (u32, &[ArgumentSource], Words) {
+    match what {
+        RecordedEvent::Call => (watched.point, &watched.arguments[..], function.words),
+        RecordedEvent::Exit(kind) => {
+            let result: &[ArgumentSource] = match kind {
+                ExitKind::Return if function.has_results => &[ArgumentSource::RESULT],
+                _ => &[],
+            };
+            let flag = match kind {
+                ExitKind::Return => layout_of::RETURN,
+                ExitKind::Jump => layout_of::JUMP,
+            };
+            (watched.point | flag, result, function.result)
+        }
+    }
+}
+
+fn filter_context(place: SaveArea, pointers: RecordPointers) -> FilterContext {
+    let locked = pointers.saved.registers();
+    FilterContext {
+        saved: &SAVED_IF_TIMED,
+        saved_at: match place {
+            SaveArea::Mmx | SaveArea::StackOrMmx => SavedAt::Copies,
+            SaveArea::Lock => SavedAt::Address(locked),
+            SaveArea::StackOrLock => SavedAt::StackOrAddress(locked),
+        },
+        pushed: 0,
+        shared: pointers.shared,
+        layout: pointers.layout,
+    }
+}
+
+/// The arguments that are recorded, or the result.
+struct Arguments<'w> {
+    sources: &'w [ArgumentSource],
+    formats: &'w [ArgumentFormat],
+    words: Words,
+}
+
+impl Arguments<'_> {
+    /// Emits the code that writes them into the record, then what they point to.
+    fn emit(
+        self,
+        a: &mut CodeAssembler,
+        place: SaveArea,
+        saving: &mut Saving,
+        pointers: RecordPointers,
+        fields: &mut FieldCopies,
+    ) -> Result<(), IcedError> {
+        for (index, source) in (0..).zip(self.sources) {
+            match source {
+                ArgumentSource::Memory(memory) => {
+                    let asks = self.words == Words::Text;
+                    operand(a, index, *memory, (place, asks), pointers)?;
+                    saving.restore_base(a)?;
+                }
+                _ => value(a, index, *source, place)?,
+            }
+        }
+        if !self.sources.is_empty() {
+            a.mov(word_at(rcx, layout_of::COPIED), 0)?;
+        }
+        for (index, source) in (0..).zip(self.sources) {
+            let format = self.formats.get(index as usize).copied();
+            let format = format.unwrap_or(ArgumentFormat::WORD);
+            let is_number = format.size < 8 || format.is_float;
+            let is_vector = matches!(source, ArgumentSource::Vector(_) | ArgumentSource::Unknown);
+            if !is_number && !is_vector {
+                memory(a, index, self.words, pointers, fields)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Emits the code that writes where the call is on its stack into the record. Uses rax and rdx.

@@ -25,7 +25,7 @@ use crate::expression::typed::{KeyPart, Text};
 use crate::observe::layout::keys::{self, KeysLayout, TRIED, histograms, slot, text};
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::shared::TID_AT;
-use crate::observe::point::KeyRole;
+use crate::observe::role::KeyRole;
 
 /// An odd number near 2⁶⁴ divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -21,7 +21,7 @@ use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::pair_slots::{SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOTS_TRIED, slot};
 use crate::observe::layout::shared::{self, SLOT_OVERFLOWS, SharedLayout};
-use crate::observe::point::{KeyRole, Marks, PairEnd, PairFilter, Role, WatchRole};
+use crate::observe::role::{KeyRole, Marks, PairEnd, PairFilter, Role, WatchRole};
 
 /// The ends of pairs that a point is.
 #[derive(Clone, Copy)]

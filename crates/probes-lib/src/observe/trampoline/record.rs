@@ -16,7 +16,7 @@ use crate::address::LiveAddr;
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
-use crate::observe::point::{ArgumentSource, WatchRole};
+use crate::observe::role::{ArgumentSource, WatchRole};
 
 /// The least tag of blocks whose words are not values: `No_scan_tag` of caml/mlvalues.h.
 const LEAST_OPAQUE: u32 = 251;

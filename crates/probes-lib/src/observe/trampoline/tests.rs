@@ -11,9 +11,8 @@ use crate::observe::frame_id::FrameId;
 use crate::observe::layout::arena::HeaderVersion;
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, record};
-use crate::observe::point::{
-    ArgumentSource, Marks, PairEnd, Point, PointKind, StackKind, TimedRole, WatchRole,
-};
+use crate::observe::point::{Point, PointKind};
+use crate::observe::role::{ArgumentSource, Marks, PairEnd, StackKind, TimedRole, WatchRole};
 use crate::patch_plan::displaced::ExitKind;
 use crate::process::tool::new_id;
 use crate::site::JMP;

@@ -14,7 +14,7 @@ use super::{SAVED_IF_TIMED, SavedRegister, histogram, keys, load, offset, spread
 use crate::observe::buckets::Linear;
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::values::copy;
-use crate::observe::point::{FilterRole, HistogramRole, KeyRole};
+use crate::observe::role::{FilterRole, HistogramRole, KeyRole};
 
 /// How many of the registers the code uses, from the first, unless the expression needs more.
 const USED: usize = 5;

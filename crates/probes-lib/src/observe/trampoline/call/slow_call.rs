@@ -14,7 +14,7 @@ use super::{Calls, DEPTH_AT, before, is_on_fiber, last_call, last_flags};
 use crate::observe::layout::calls::call_slot;
 use crate::observe::layout::shared::{SLOW_FROM, record as layout_of};
 use crate::observe::layout::stack_copies::{KEPT, StackCopies};
-use crate::observe::point::{ArgumentSource, WatchRole};
+use crate::observe::role::{ArgumentSource, WatchRole};
 use crate::observe::trampoline::offset;
 use crate::patch_plan::displaced::ExitKind;
 

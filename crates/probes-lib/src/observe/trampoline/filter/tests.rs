@@ -31,7 +31,7 @@ use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::shared::validity;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, copy, order};
-use crate::observe::point::{HistogramRole, MemorySource};
+use crate::observe::role::{HistogramRole, MemorySource};
 use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
 use crate::sys::ticks;

@@ -30,7 +30,7 @@ use super::super::{SavedRegister, load_at_point};
 use super::locate_start;
 use crate::observe::frame_id::FrameId;
 use crate::observe::layout::pair_slots::slot;
-use crate::observe::point::Marks;
+use crate::observe::role::Marks;
 
 /// Emits the code that marks the start that is located by rdx in the slot at rcx. The code uses rdi, r8 and r9.
 pub(super) fn mark_start(

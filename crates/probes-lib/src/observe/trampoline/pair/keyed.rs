@@ -18,7 +18,7 @@ use super::super::{Pointers, load, offset};
 use super::{KeptTimes, Starts, add_time, find_slot, reset_slot_of_exited_thread};
 use crate::observe::layout::keyed_starts::{BUCKET_LEN_BITS, BUCKETS_BITS, SLOTS, slot};
 use crate::observe::layout::pair_slots;
-use crate::observe::point::PairEnd;
+use crate::observe::role::PairEnd;
 
 /// Emits the code of the start or the stop of a pair. Expects the address of the shared data in rbx, the time in rsi,
 /// and the hash of the key in r8, and preserves them; but if times are kept, the time from start to stop replaces the

@@ -13,7 +13,7 @@ use super::super::{Pointers, SavedRegister, offset, record};
 use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
 use crate::observe::layout::pair_slots::SLOT_LEN_BITS;
 use crate::observe::layout::shared::{SLOW_FROM, SharedLayout, TID_AT, record as layout_of};
-use crate::observe::point::{PairEnd, WatchRole};
+use crate::observe::role::{PairEnd, WatchRole};
 
 /// Which entry of the table of kept starts ([`kept_starts`](crate::observe::layout::kept_starts)) is that of a start.
 #[derive(Clone, Copy)]

@@ -16,7 +16,7 @@ use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::layout::stack_copies::{FiberFields, StackCopies};
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::observation::{CallOnce, Observation};
-use crate::observe::point::{
+use crate::observe::role::{
     ArgumentFormat, FilterRole, HistogramRole, IntegerRole, KeyRole, MemorySource, PairFilter,
     WatchedFunction, Words,
 };

@@ -1,4 +1,4 @@
-//! [`Failures`]: what failed for some of several processes.
+//! [`ProcessFailures`]: what failed for some of several processes.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use crate::messages::Messages;
 
 /// The failures of the processes that a command works on. If it works on a single process, given by its
 /// pid, the failure of that process is the failure of the command.
-pub(super) struct Failures {
+pub(super) struct ProcessFailures {
     total: usize,
     /// Whether messages and answers say which process they are about.
     shows_pid: bool,
@@ -17,11 +17,15 @@ pub(super) struct Failures {
     list: Vec<(i32, Failure)>,
 }
 
-impl Failures {
+impl ProcessFailures {
     /// If processes are selected by name, the pid is shown even if there is only one, so that what is
     /// printed has the same form for any number of processes.
-    pub(super) fn new(selection: &TargetSelection, total: usize, messages: Messages) -> Failures {
-        Failures {
+    pub(super) fn new(
+        selection: &TargetSelection,
+        total: usize,
+        messages: Messages,
+    ) -> ProcessFailures {
+        ProcessFailures {
             total,
             shows_pid: total > 1 || selection.is_by_name(),
             messages,
@@ -30,8 +34,8 @@ impl Failures {
     }
 
     /// The same, whose messages say which process they are about even if there is only one: others may come later.
-    pub(super) fn of_any_number(self) -> Failures {
-        Failures {
+    pub(super) fn of_any_number(self) -> ProcessFailures {
+        ProcessFailures {
             shows_pid: true,
             ..self
         }
@@ -86,7 +90,7 @@ impl Failures {
         self.finish_all(if self.are_of_all() { "" } else { others })
     }
 
-    /// Same as [`Failures::finish`], but `outcome` says what became of all processes, and is used
+    /// Same as [`ProcessFailures::finish`], but `outcome` says what became of all processes, and is used
     /// even if all have failed.
     pub(super) fn finish_all(&mut self, outcome: &'static str) -> Result<(), Failure> {
         if self.shows_pid && !self.list.is_empty() {

@@ -1,4 +1,4 @@
-//! [`Failed`]: what failed of a command that goes on nevertheless.
+//! [`StepFailures`]: what failed of a command that goes on nevertheless.
 
 use crate::failure::Failure;
 use crate::messages::Messages;
@@ -21,9 +21,9 @@ pub(crate) fn report_failures(
 
 /// The failures of a command that goes on after each of them, to print what it knows.
 #[derive(Debug, Default)]
-pub(crate) struct Failed(Vec<Failure>);
+pub(crate) struct StepFailures(Vec<Failure>);
 
-impl Failed {
+impl StepFailures {
     /// Adds the failure of a step, if it has failed.
     pub(crate) fn add(&mut self, step: Result<(), Failure>) {
         self.0.extend(step.err());
