@@ -1,7 +1,7 @@
 # Runs the programs without a tool, as PIE and as non-PIE: no probe is enabled.
 set -eu
 
-for program in domains effects events fibers moving suspended; do
+for program in domains effects events fibers moving numbered suspended; do
   readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
   readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
 done

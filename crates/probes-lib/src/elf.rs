@@ -28,7 +28,7 @@ use goblin::elf::header::{
     self, EI_CLASS, EI_DATA, ELFCLASS32, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_DYN, ET_EXEC,
     header64,
 };
-use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD};
+use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD, PT_TLS};
 use goblin::elf::section_header::{SHF_COMPRESSED, SHF_EXECINSTR, SHT_NOBITS, SHT_NOTE};
 use goblin::elf::{Header, ProgramHeader, SectionHeader};
 
@@ -379,6 +379,16 @@ impl ElfFile {
             })
     }
 
+    /// Returns where the thread-local variables are in the file's address space (`PT_TLS`); `None` if there are none.
+    pub(crate) fn thread_locals(&self) -> Option<ThreadLocals> {
+        let segment = self.segments.iter().find(|one| one.p_type == PT_TLS)?;
+        Some(ThreadLocals {
+            start: FileAddr(segment.p_vaddr),
+            len: segment.p_memsz,
+            align: segment.p_align,
+        })
+    }
+
     /// Returns whether there is a section of this name.
     pub(crate) fn has_section(&self, name: &str) -> bool {
         self.section(name).is_some()
@@ -492,6 +502,15 @@ pub(crate) struct Segment {
     pub(crate) len: u64,
     pub(crate) executable: bool,
     pub(crate) writable: bool,
+}
+
+/// The thread-local variables of a file: what each thread has a copy of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadLocals {
+    pub(crate) start: FileAddr,
+    /// In bytes.
+    pub(crate) len: u64,
+    pub(crate) align: u64,
 }
 
 impl Segment {

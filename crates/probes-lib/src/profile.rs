@@ -68,6 +68,12 @@ const RELOAD_INTERVAL: Duration = Duration::from_millis(20);
 /// How often the kernel samples a thread in a second, at most. It takes no samples that are much closer.
 const MOST_HZ: u32 = 10_000;
 
+/// How often it is tried, for a thread that has run, to find out its domain: the runtime sets it once the thread has begun.
+const DOMAIN_ATTEMPTS: u8 = 8;
+
+/// Of how many threads the domains are kept.
+const MOST_DOMAINS_KEPT: usize = 1 << 16;
+
 /// How often waits are looked at, at most.
 const WAIT_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -96,6 +102,8 @@ pub struct Profiler {
     /// Where the functions of the collector are, if it is distinguished whether they are at work.
     collector: Vec<Range<u64>>,
     threads: HashMap<i32, Watched>,
+    /// The domains of threads, also of those that have exited, by their numbers and names.
+    domains: HashMap<(i32, Arc<str>), u32>,
     found: TimeSums,
     begun: Instant,
     last: Instant,
@@ -132,6 +140,8 @@ struct Watched {
     name: Arc<str>,
     /// `None` if there are too many threads.
     files: Option<ThreadFiles>,
+    /// How often it is still tried to find out its domain.
+    domain_attempts: u8,
     /// What it does as long as its slices stay the same, and since when that is known.
     blocked: Option<(Slices, ProfileKey, Duration)>,
     /// When it was first seen, and when last, and how long it had run and waited for a processor.
@@ -158,6 +168,7 @@ impl Profiler {
             most_open: most_open(0),
             collector: Vec::new(),
             threads: HashMap::new(),
+            domains: HashMap::new(),
             found: TimeSums::default(),
             begun: now,
             last: now,
@@ -540,6 +551,11 @@ impl Profiler {
             let watched = Watched {
                 name: files.name().into(),
                 files: Some(files),
+                domain_attempts: if self.stacks.knows_domains() {
+                    DOMAIN_ATTEMPTS
+                } else {
+                    0
+                },
                 blocked: None,
                 first: None,
                 last: None,
@@ -568,6 +584,15 @@ impl Profiler {
             }
         }
         thread.blocked = None;
+        if let Some(left) = thread.domain_attempts.checked_sub(1) {
+            thread.domain_attempts = left;
+            if let Some(domain) = self.stacks.domain(tid) {
+                thread.domain_attempts = 0;
+                if self.domains.len() < MOST_DOMAINS_KEPT {
+                    self.domains.insert((tid, thread.name.clone()), domain);
+                }
+            }
+        }
         let mut key = ProfileKey {
             tid,
             name: thread.name.clone(),
@@ -659,9 +684,11 @@ impl Profiler {
                 .iter()
                 .map(|frame| self.stacks.name(*frame))
                 .collect();
+            let name = time_sums::name_of(key, &names);
             stacks.push(ProfiledStack {
                 tid: key.tid,
-                thread_name: time_sums::name_of(key, &names).to_string(),
+                domain: self.domains.get(&(key.tid, name.clone())).copied(),
+                thread_name: name.to_string(),
                 role: ThreadRole::of(&frames, key.tid == self.stacks.pid()),
                 activity: key.activity,
                 in_collection: key.in_collection,
@@ -674,6 +701,7 @@ impl Profiler {
                 waits: sum.waits.clone(),
             });
         }
+        share_roles(&mut stacks);
         // Most time first, then by thread, and always in the same order.
         stacks.sort_by(|one, other| {
             let order = (other.time, one.tid).cmp(&(one.time, other.tid));
@@ -757,6 +785,18 @@ impl Watched {
 /// Tries whether the kernel would record the waits of a process; if not, says why.
 pub(crate) fn try_to_record_waits(process: &Process) -> std::result::Result<(), String> {
     SwitchRecorder::try_out(process).map_err(|why| refusal::text(&why))
+}
+
+/// A stack that is cut, or was not read, does not tell what its thread is for the runtime: another one of the thread may.
+fn share_roles(stacks: &mut [ProfiledStack]) {
+    let thread = |stack: &ProfiledStack| (stack.tid, stack.thread_name.clone());
+    let told = stacks.iter().filter(|it| it.role != ThreadRole::Other);
+    let roles: HashMap<_, _> = told.map(|it| (thread(it), it.role)).collect();
+    for stack in stacks {
+        if let Some(role) = roles.get(&thread(stack)) {
+            stack.role = *role;
+        }
+    }
 }
 
 /// Returns the name of a thread; an empty one if it was not looked at so far.

@@ -3,12 +3,14 @@
 //! ```text
 //! thread   /proc/PID/task/TID: system call, stack pointer and program counter of a blocked thread; no stop
 //! wait     system call + arguments → what it waits for
+//! domain   thread pointer → the domain of OCaml 5 that it belongs to; no stop
 //! name     addresses → functions and source lines
 //! ```
 //!
 //! A blocked thread is read while the process runs. If the kernel's count of its time slices has changed meanwhile, the
 //! thread has run: what was read is of several moments, and is read again.
 
+mod domain;
 mod name;
 mod thread;
 mod wait;
@@ -35,6 +37,7 @@ use crate::trace::tracer::with_tracer;
 use crate::unwind::memory::{CachedPages, StackMemory};
 use crate::unwind::registers::FrameRegisters;
 use crate::unwind::{RawFrame, RawStack, StackEnd, Unwinder};
+use domain::Domains;
 use name::FrameNames;
 pub use name::{StackFrame, ThreadRole};
 use thread::Moment;
@@ -73,6 +76,8 @@ pub struct Stacks {
     functions: Functions,
     unwinder: Unwinder,
     names: FrameNames,
+    /// `None` if nothing tells the domains of threads.
+    domains: Option<Domains>,
     /// When the files were read, or it was last checked whether there are more.
     loaded: Instant,
 }
@@ -117,6 +122,10 @@ pub struct ThreadStack {
     pub name: String,
     /// What it is for the runtime of OCaml, as far as its outermost frames tell.
     pub role: ThreadRole,
+    /// The domain of OCaml 5 that it belongs to, by the number that [`RuntimeEvents`](crate::RuntimeEvents) have, too: 0 is that of the main
+    /// thread, and later domains get the number of one that has ended. `None` if it belongs to none, or nothing tells: the program is stripped, or
+    /// the C library is another than glibc.
+    pub domain: Option<u32>,
     /// What it was doing.
     pub state: ThreadState,
     /// The function of the kernel that it waits in (`/proc/PID/task/TID/wchan`), if the kernel says.
@@ -180,6 +189,7 @@ impl ThreadStack {
 struct ThreadReading {
     tid: i32,
     name: String,
+    domain: Option<u32>,
     state: ThreadState,
     kernel_function: Option<String>,
     stack: Option<RawStack>,
@@ -269,12 +279,17 @@ impl Stacks {
         let objects = functions.objects().iter();
         let files = objects.filter_map(|object| Some((object.elf(), object.load_bias()?)));
         let unwinder = Unwinder::of(files);
+        let executable = functions.executable();
+        let domains = executable.and_then(|executable| {
+            Domains::of_executable(executable.elf(), executable.load_bias()?)
+        });
         Ok(Stacks {
             process: Arc::new(process),
             memory,
             functions,
             unwinder,
             names: FrameNames::default(),
+            domains,
             loaded: Instant::now(),
         })
     }
@@ -350,6 +365,7 @@ impl Stacks {
         let mut reading = ThreadReading {
             tid,
             name: files.name(),
+            domain: self.domain(tid),
             state: ThreadState::Running,
             kernel_function: None,
             stack: None,
@@ -529,6 +545,7 @@ impl Stacks {
             role: ThreadRole::of(&frames, reading.tid == self.process.pid()),
             tid: reading.tid,
             name: reading.name,
+            domain: reading.domain,
             state: reading.state,
             kernel_function: reading.kernel_function,
             frames,
@@ -559,6 +576,16 @@ impl Stacks {
     /// Returns the function and the source line of a frame.
     pub(crate) fn name(&mut self, frame: RawFrame) -> Arc<StackFrame> {
         self.names.of(&self.functions, frame)
+    }
+
+    /// Returns whether something may tell the domains of threads.
+    pub(crate) fn knows_domains(&self) -> bool {
+        self.domains.is_some()
+    }
+
+    /// Returns the domain that a thread belongs to now, if that can be told. Does not stop it.
+    pub(crate) fn domain(&self, tid: i32) -> Option<u32> {
+        self.domains.as_ref()?.of_thread(tid, &self.memory)
     }
 
     /// Returns whether OCaml code is on stacks of its own, those of fibers.

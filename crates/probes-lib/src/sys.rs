@@ -12,6 +12,7 @@ pub(crate) mod packet_socket;
 pub(crate) mod perf;
 pub(crate) mod pidfd;
 pub(crate) mod ptrace;
+pub(crate) mod robust_list;
 pub(crate) mod signals;
 pub(crate) mod spawn;
 pub(crate) mod ticks;

@@ -49,9 +49,9 @@ sampled. When the duration is over, on Ctrl-C, or when the process exits, it pri
 running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel counts them. SELF is
 the time in the function itself, TOTAL also that in what it calls; the most SELF first. A system call that waits is a
 function in brackets: [read]. With -by stack, each line is TIME and the functions from the outermost to the innermost,
-with ; between them; with -by thread, TIME TID NAME; with -by syscall, TIME and the system call. With -off-cpu, the
-number of waits and their p50, p90, p99 and longest follow the times; if waits are sampled, each is -. Without it, they
-are not counted, as stops wake threads that wait.
+with ; between them; with -by thread, TIME TID NAME (WHAT IT IS); with -by syscall, TIME and the system call. With
+-off-cpu, the number of waits and their p50, p90, p99 and longest follow the times; if waits are sampled, each is -.
+Without it, they are not counted, as stops wake threads that wait.
 `excess` is by how much `unseen` may be too long, at most, because of stops; 0 with -off-cpu.
 `error` is twice the standard deviation of the sampled time of all waits: 95 % of such profiles are as near as that.
 

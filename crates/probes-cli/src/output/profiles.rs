@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::format::{Format, VERSION, json};
+use super::stacks::in_words;
 use crate::failure::Failure;
 use crate::text::number_of;
 
@@ -292,6 +293,9 @@ struct FunctionTimes {
 struct StackTimes {
     tid: i32,
     thread: String,
+    role: &'static str,
+    /// Of OCaml 5.
+    domain: Option<u32>,
     /// running, blocked, waiting, stopped or unseen
     state: &'static str,
     /// The system call that it waited in.
@@ -343,6 +347,8 @@ impl StackTimes {
         StackTimes {
             tid: stack.tid,
             thread: stack.thread_name.clone(),
+            role: stack.role.into(),
+            domain: stack.domain,
             state,
             system_call: system_call.map(|name| name.trim_matches(['[', ']']).to_owned()),
             seconds: stack.time.as_secs_f64(),
@@ -367,6 +373,14 @@ impl StackTimes {
         }
     }
 
+    /// What its thread is, and of which domain, to follow its name; empty if it is not known.
+    fn thread_in_words(&self) -> String {
+        if self.role == "other" && self.domain.is_none() {
+            return String::new();
+        }
+        format!(" ({})", in_words(self.role, self.domain))
+    }
+
     /// Its functions, the outermost first; before them whether there was a collection, and the thread, if that is asked
     /// for.
     fn path(&self, by: ProfileBy) -> Vec<String> {
@@ -378,7 +392,10 @@ impl StackTimes {
             };
             root.to_owned()
         });
-        let thread = (by == ProfileBy::Thread).then(|| format!("{} {}", self.thread, self.tid));
+        let thread = (by == ProfileBy::Thread).then(|| {
+            let said = self.thread_in_words();
+            format!("{} {}{said}", self.thread, self.tid)
+        });
         let frames = self.frames.iter().rev().cloned();
         let roots = collection.into_iter().chain(thread);
         roots.chain(frames).collect()
@@ -560,6 +577,7 @@ mod tests {
             tid: 1,
             thread_name: "main".to_owned(),
             role: ThreadRole::Other,
+            domain: None,
             activity: Activity::Running,
             in_collection: false,
             frames: Vec::new(),

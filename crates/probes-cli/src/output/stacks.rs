@@ -27,6 +27,8 @@ struct Thread {
     tid: i32,
     name: String,
     role: &'static str,
+    /// Of OCaml 5.
+    domain: Option<u32>,
     state: &'static str,
     system_call: Option<Call>,
     /// The function of the kernel that it waits in.
@@ -218,6 +220,7 @@ impl Thread {
             tid: thread.tid,
             name: thread.name.clone(),
             role: thread.role.into(),
+            domain: thread.domain,
             state,
             system_call,
             kernel_function: thread.kernel_function.clone(),
@@ -249,6 +252,9 @@ impl Thread {
             self.stack,
             Escaped(&self.name),
         );
+        if let Some(domain) = self.domain {
+            let _ = writeln!(text, "domain {domain}");
+        }
         if let Some(waits_for) = self.waits_for() {
             let _ = writeln!(text, "waits for {}", Escaped(waits_for));
         }
@@ -260,7 +266,8 @@ impl Thread {
         }
     }
 
-    fn table(&self, text: &mut String, role: impl std::fmt::Display) {
+    fn table(&self, text: &mut String) {
+        let role = in_words(self.role, self.domain);
         let _ = write!(
             text,
             "{} \"{}\" {role}: {}",
@@ -304,7 +311,7 @@ impl ThreadStacks {
             Format::Plain => self.threads.iter().for_each(|it| it.plain(&mut text)),
             Format::Table => {
                 for thread in &self.threads {
-                    thread.table(&mut text, in_words(thread.role));
+                    thread.table(&mut text);
                 }
             }
         }
@@ -312,14 +319,19 @@ impl ThreadStacks {
     }
 }
 
-/// What a thread is, for people.
-fn in_words(role: &str) -> &str {
-    match role {
+/// What a thread is, and of which domain, for people.
+pub(super) fn in_words(role: &str, domain: Option<u32>) -> String {
+    let words = match role {
         "main" => "main thread",
         "tick" => "tick thread",
         "backup" => "backup thread",
         "other" => "thread",
         role => role,
+    };
+    match domain {
+        None => words.to_owned(),
+        Some(domain) if role == "domain" => format!("domain {domain}"),
+        Some(domain) => format!("{words} of domain {domain}"),
     }
 }
 
@@ -328,11 +340,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn threads_are_said_with_their_domains() {
+        let words = [
+            ("main", None),
+            ("main", Some(0)),
+            ("domain", None),
+            ("domain", Some(3)),
+            ("backup", Some(3)),
+            ("other", Some(0)),
+        ];
+        assert_eq!(
+            words.map(|(role, domain)| in_words(role, domain)),
+            [
+                "main thread",
+                "main thread of domain 0",
+                "domain",
+                "domain 3",
+                "backup thread of domain 3",
+                "thread of domain 0"
+            ]
+        );
+    }
+
+    #[test]
     fn names_of_threads_do_not_control_terminals() {
         let thread = Thread {
             tid: 7,
             name: "\x1b[31mX\nframe y".to_owned(),
             role: "other",
+            domain: None,
             state: "running",
             system_call: None,
             kernel_function: None,
@@ -347,7 +383,7 @@ mod tests {
             "thread 7 other running - - unread \\u{1b}[31mX\\nframe y\n"
         );
         let mut table = String::new();
-        thread.table(&mut table, "thread");
+        thread.table(&mut table);
         assert!(table.starts_with("7 \"\\u{1b}[31mX\\nframe y\" thread: running\n"));
     }
 }

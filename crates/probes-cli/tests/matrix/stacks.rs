@@ -1,9 +1,16 @@
 //! `stack` with the programs of other compilers, from outside of their root.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
 use test_support::program_forms;
 
 use crate::chroot::{ChrootProgram, Isolation};
-use crate::json_stacks::{check_collections, check_complete, check_waiting};
+use crate::json_stacks::{check_collections, check_complete, check_waiting, read, read_when};
+use crate::support::run;
 
 // promise: Stacks: The stacks of OCaml 5 are those of gdb in its fibers, in the handlers of effects, through callbacks from C within fibers, where gdb stops early,
 //    and in domains; also in other namespaces (4 programs of 9 to 20 threads)
@@ -66,4 +73,132 @@ fn collections_of_ocaml_5_are_told_apart() {
     let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
     program.talker.ask("collect", "collects");
     check_collections(program.pid);
+}
+
+/// What a program says of its threads: role and domain, by the file descriptor that each reads.
+fn started(program: &mut ChrootProgram) -> BTreeMap<i64, (String, u64)> {
+    program.talker.send("start");
+    let mut threads = BTreeMap::new();
+    loop {
+        let line = program.talker.line().expect("its threads");
+        if line == "numbered" {
+            return threads;
+        }
+        let [role, domain, descriptor] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let thread = (role.to_owned(), domain.parse().unwrap());
+        threads.insert(descriptor.parse().unwrap(), thread);
+    }
+}
+
+fn descriptor(thread: &Value) -> Option<i64> {
+    thread["system_call"]["descriptor"].as_i64()
+}
+
+/// The threads, once each waits that the program has named.
+fn read_named(pid: i32, flags: &str, named: &BTreeMap<i64, (String, u64)>) -> Vec<Value> {
+    read_when(pid, flags, |threads| {
+        let waiting: Vec<_> = threads.iter().filter_map(descriptor).collect();
+        named.keys().all(|named| waiting.contains(named))
+    })
+}
+
+// promise: Stacks: Each thread of OCaml 5 is said with the domain that the program says, tick and backup threads too, and nothing is stopped
+//    for it; also in other namespaces (2 programs of 4 domains and 19 threads in each chroot)
+#[test]
+fn threads_are_said_with_their_domains() {
+    for (file, isolation) in program_forms("ocaml5/numbered").iter().zip(Isolation::ALL) {
+        let mut program = ChrootProgram::start(isolation, file, &[]);
+        let named = started(&mut program);
+        assert_eq!(named.len(), 10, "{named:?}");
+        let pid = program.pid;
+        for flags in [" -live", ""] {
+            let threads = read_named(pid, flags, &named);
+            let mut of_runtime: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+            for thread in &threads {
+                let role = thread["role"].as_str().unwrap();
+                let domain = thread["domain"].as_u64().expect("a domain");
+                match descriptor(thread).and_then(|it| named.get(&it)) {
+                    Some(named) => assert_eq!((role.to_owned(), domain), *named, "{thread}"),
+                    None => of_runtime.entry(role).or_default().push(domain),
+                }
+            }
+            of_runtime.values_mut().for_each(|domains| domains.sort());
+            let all = vec![0, 1, 2, 3];
+            let expected = [("backup", all.clone()), ("main", vec![0]), ("tick", all)];
+            assert_eq!(of_runtime, BTreeMap::from(expected));
+        }
+        let table = run(&format!("stack -pid {pid} -format table")).answer();
+        for said in [
+            " main thread of domain 0: blocked in read, ",
+            " domain 3: blocked in read, ",
+            " systhread of domain 2: blocked in read, ",
+            " tick thread of domain 1: ",
+            " backup thread of domain 1: ",
+        ] {
+            assert!(table.contains(said), "{said}: {table}");
+        }
+        let plain = run(&format!("stack -pid {pid}")).answer();
+        // Its first thread, and two more.
+        assert!(
+            plain.matches("\ndomain 3\nwaits for file ").count() == 3,
+            "{plain}"
+        );
+        check_profiled(pid, &read(pid, ""));
+    }
+}
+
+/// Checks that `profile` says the same of the threads of a process.
+fn check_profiled(pid: i32, threads: &[Value]) {
+    let profile = run(&format!("profile -pid {pid} -for 300ms -off-cpu -json")).json();
+    let profiled = profile["stacks"].as_array().unwrap();
+    let of_program = threads.iter().filter(|thread| {
+        let role = thread["role"].as_str().unwrap();
+        !["tick", "backup"].contains(&role)
+    });
+    for thread in of_program {
+        let mut stacks = profiled.iter().filter(|it| it["tid"] == thread["tid"]);
+        let is_said = |it: &Value| it["domain"] == thread["domain"] && it["role"] == thread["role"];
+        assert!(
+            stacks.clone().count() > 0 && stacks.all(is_said),
+            "{thread}"
+        );
+    }
+    let line = format!("profile -pid {pid} -for 300ms -off-cpu -by thread");
+    let lines = run(&line).answer();
+    for (said, count) in [
+        (" (main thread of domain 0)\n", 1),
+        (" (domain 3)\n", 1),
+        (" (systhread of domain 2)\n", 2),
+    ] {
+        assert_eq!(lines.matches(said).count(), count, "{said}: {lines}");
+    }
+}
+
+/// A file beside another, which is removed at the end.
+struct Beside(PathBuf);
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn stripped(file: &Path) -> Beside {
+    let stripped = Beside(file.with_extension(format!("stripped{}", std::process::id())));
+    let mut strip = Command::new("strip");
+    let strip = strip.arg("-o").arg(&stripped.0).arg(file);
+    assert!(strip.status().unwrap().success());
+    stripped
+}
+
+#[test]
+fn domains_of_stripped_programs_are_not_guessed() {
+    let [file, _] = program_forms("ocaml5/numbered");
+    let file = stripped(&file);
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file.0, &[]);
+    let named = started(&mut program);
+    let threads = read_named(program.pid, "", &named);
+    assert!(threads.iter().all(|it| it["domain"].is_null()));
 }

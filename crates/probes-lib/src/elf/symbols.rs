@@ -3,6 +3,7 @@
 //! that are looked for.
 
 use goblin::elf::Sym;
+use goblin::elf::sym::STT_TLS;
 use goblin::elf::sym::sym64::SIZEOF_SYM;
 use memchr::memmem::Finder;
 
@@ -105,6 +106,27 @@ impl ElfFile {
             Some(is_only.then_some(first))
         });
         found.next()?
+    }
+
+    /// Returns the offset of the only thread-local variable of this name that the file defines, local ones included.
+    pub(crate) fn thread_local(&self, name: &str) -> Option<FileAddr> {
+        let mut offsets = Vec::new();
+        let visit = |symbol: &Sym, of_symbol: &[u8]| {
+            if symbol.st_type() == STT_TLS && of_symbol == name.as_bytes() {
+                offsets.push(FileAddr(symbol.st_value));
+            }
+        };
+        let has_name = self
+            .symbols(SymbolTable::Static)
+            .ok()??
+            .has_name_ending(name);
+        if has_name {
+            self.each_symbol(SymbolTable::Static, visit).ok()?;
+        }
+        match offsets[..] {
+            [offset] => Some(offset),
+            _ => None,
+        }
     }
 
     /// Returns the address of a symbol that the file exports.

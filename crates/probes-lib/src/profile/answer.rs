@@ -98,6 +98,8 @@ pub struct ProfiledStack {
     pub thread_name: String,
     /// What it is for the runtime of OCaml.
     pub role: ThreadRole,
+    /// See [`ThreadStack::domain`](crate::ThreadStack::domain).
+    pub domain: Option<u32>,
     /// What it was doing.
     pub activity: Activity,
     /// Whether some thread of the process was working for the garbage collector; see [`Profiler::distinguish_collections`](crate::Profiler::distinguish_collections).

@@ -75,7 +75,7 @@ impl WaitTimes {
 
 /// Returns the name of a thread: another one may have had its number before, so that one from `names` is only for what was found
 /// before the name was read.
-pub(super) fn name_of<'n>(key: &'n ProfileKey, names: &'n HashMap<i32, Arc<str>>) -> &'n str {
+pub(super) fn name_of<'n>(key: &'n ProfileKey, names: &'n HashMap<i32, Arc<str>>) -> &'n Arc<str> {
     match names.get(&key.tid) {
         Some(name) if key.name.is_empty() => name,
         _ => &key.name,
@@ -169,7 +169,7 @@ mod tests {
             stack: None,
         };
         let names = HashMap::from([(7, "second".into())]);
-        let named = ["first", "second", ""].map(|name| name_of(&key(name), &names).to_owned());
+        let named = ["first", "second", ""].map(|name| name_of(&key(name), &names).to_string());
         assert_eq!(named, ["first", "second", "second"]);
     }
 

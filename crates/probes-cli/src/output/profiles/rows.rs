@@ -111,7 +111,10 @@ impl ProfileReport {
                 return each(rows.collect());
             }
             ProfileBy::Stack => &|stack| stack.path(self.how.by).join(";"),
-            ProfileBy::Thread => &|stack| format!("{} {}", stack.tid, stack.thread),
+            ProfileBy::Thread => &|stack| {
+                let said = stack.thread_in_words();
+                format!("{} {}{said}", stack.tid, stack.thread)
+            },
             ProfileBy::Syscall => &|stack| match &stack.system_call {
                 Some(call) => call.clone(),
                 None => stack.state.to_owned(),
