@@ -49,7 +49,7 @@ use samples::Samples;
 use switches::SwitchRecorder;
 pub use time_sums::WaitTimes;
 use time_sums::{ProfileKey, TimeSums, shared};
-use waits::{Cause, Waits};
+use waits::{Cause, ThreadWait, Waits};
 
 /// How many descriptors are left to others. As long as there are more, two files of each thread stay open; those of other threads
 /// are opened for each sample, which takes four times as long.
@@ -331,15 +331,8 @@ impl Profiler {
             }
             recorded.add_samples(record.at, &mut self.found);
             tids.insert(record.tid);
-            if let Some(wait) = recorded.waits.add(record) {
-                let tid = wait.tid;
-                let cause = Cause::of(&wait, &recorded.stops);
-                if cause == Cause::PerhapsStop && wait.seen.is_none() {
-                    recorded.unseen_excess = recorded.unseen_excess.saturating_add(wait.time);
-                }
-                if cause != Cause::Stop {
-                    self.found.add_wait(wait, || name(tid));
-                }
+            if let Some(wait) = recorded.waits.add(record, &recorded.stops) {
+                recorded.add_wait(wait, &mut self.found, name);
             }
         }
         recorded.add_samples(until, &mut self.found);
@@ -347,8 +340,7 @@ impl Profiler {
         if is_last {
             self.last = Instant::now();
             for wait in recorded.waits.lasting(monotonic_now()) {
-                let tid = wait.tid;
-                self.found.add_wait(wait, || name(tid));
+                recorded.add_wait(wait, &mut self.found, name);
             }
         }
         for (tid, copied) in samples {
@@ -511,6 +503,11 @@ impl Profiler {
         if seen.iter().any(|(key, _)| is_unknown(key)) {
             self.reload(now)?;
         }
+        self.last = due;
+        if elapsed.is_zero() {
+            // It was only looked at, to know what each thread waits in from now on.
+            return Ok(());
+        }
         let in_collection = seen.iter().any(|(key, _)| self.is_of_collector(key));
         for (mut key, since) in seen {
             key.in_collection = in_collection;
@@ -524,7 +521,6 @@ impl Profiler {
                     .add(key.tid, (due_at, read_at), key, elapsed),
             }
         }
-        self.last = due;
         Ok(())
     }
 
@@ -572,6 +568,7 @@ impl Profiler {
         let Some(files) = thread.files.as_ref().or(opened.as_ref()) else {
             return Ok(None);
         };
+        let looked_at = monotonic_now();
         let Some(slices) = files.slices()? else {
             return Ok(None);
         };
@@ -580,6 +577,9 @@ impl Profiler {
         thread.last = times;
         if let Some((before, key, since)) = &thread.blocked {
             if *before == slices {
+                if let Some(recorded) = &mut self.recorded {
+                    recorded.waits.waits_still(tid, looked_at);
+                }
                 return Ok(Some((key.clone(), Some(*since))));
             }
         }
@@ -752,6 +752,23 @@ impl Profiler {
 }
 
 impl KernelRecords {
+    /// Adds a wait, unless it is only that the process was stopped.
+    fn add_wait(
+        &mut self,
+        wait: ThreadWait<ProfileKey>,
+        found: &mut TimeSums,
+        name: impl FnOnce(i32) -> Arc<str>,
+    ) {
+        if wait.cause == Cause::Stop {
+            return;
+        }
+        if wait.cause == Cause::PerhapsStop && wait.seen.is_none() {
+            self.unseen_excess = self.unseen_excess.saturating_add(wait.time);
+        }
+        let tid = wait.tid;
+        found.add_wait(wait, || name(tid));
+    }
+
     /// Adds the samples up to `until` of the threads that were on a processor. Waiting for one after a wait is a part of the wait.
     fn add_samples(&mut self, until: Duration, found: &mut TimeSums) {
         self.samples.take_until(until, &self.waits, |sample| {

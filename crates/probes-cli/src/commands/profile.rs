@@ -308,7 +308,7 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
     if let WaitMethod::Recorded { lost: 1.., .. } = profile.waits {
         messages.warning(
             WarningKind::LostSwitches,
-            "the kernel has lost records of switches and samples: some times are missing, or too long",
+            "the kernel has lost records of switches and samples: some times are missing, or too short",
             "give the tool a processor that is less busy, such as by taskset or nice",
         );
     }

@@ -154,6 +154,10 @@ fn refused_records_are_replaced_by_samples() {
     let margins = |it: &Value| number(it, "error_seconds");
     let stacks = profile["stacks"].as_array().unwrap().iter();
     assert!(stacks.map(margins).sum::<f64>() > 0.0, "{profile}");
+    // Each thread, of which there is one, is in each sample, once.
+    let stacks = profile["stacks"].as_array().unwrap().iter();
+    let of_stacks: f64 = stacks.map(|it| number(it, "samples")).sum();
+    assert!(of_stacks <= number(&profile, "samples"), "{profile}");
     target.expect("turned");
     target.send("turns 20");
     let lines = refused(&["-off-cpu"]).answer();

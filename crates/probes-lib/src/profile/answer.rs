@@ -77,7 +77,8 @@ pub enum RunningMethod {
 pub enum WaitMethod {
     /// Each by the kernel's records of switches.
     Recorded {
-        /// How many records the kernel has lost because it was not kept up with: waits are missing then, or too long.
+        /// How many records the kernel has lost because it was not kept up with: waits are missing then, or too short, as
+        /// only what was seen to be one wait is counted.
         lost: u64,
         /// How many processors have come online meanwhile: what happens there is not recorded.
         unrecorded_processors: usize,

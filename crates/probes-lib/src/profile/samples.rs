@@ -125,13 +125,14 @@ mod tests {
         let mut found = Vec::new();
         for (time, kind) in records {
             samples.take_until(at(*time), &waits, |it| found.push(it));
-            waits.add(PerfRecord {
+            let record = PerfRecord {
                 at: at(*time),
                 pid: PID,
                 tid: PID,
                 event: 0,
                 kind: kind.clone(),
-            });
+            };
+            waits.add(record, &[]);
         }
         samples.take_until(Duration::MAX, &waits, |it| found.push(it));
         assert!(samples.samples.is_empty() && samples.known == 0);

@@ -3,6 +3,7 @@
 //! ```text
 //! out ├─────────── look ───────┤ in      the wait has the stack that was read while it lasted
 //! out ├──┤ in                            over before it was looked at: unseen
+//! out ─ ─ look ├───────┤ look ─ ─ in     records were lost: what is known to be one wait, by looks
 //! ```
 
 use std::collections::HashMap;
@@ -27,10 +28,8 @@ pub(super) struct Waits<L> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadWait<L> {
     pub(super) tid: i32,
-    pub(super) from: Duration,
     pub(super) time: Duration,
-    /// When it had last got a processor before, if that is recorded.
-    pub(super) on_since: Option<Duration>,
+    pub(super) cause: Cause,
     /// What the thread was seen to do meanwhile.
     pub(super) seen: Option<L>,
     /// If it was not seen, what it was last seen to do.
@@ -50,14 +49,11 @@ pub(super) enum Cause {
 }
 
 impl Cause {
-    pub(super) fn of<'s, L>(
-        wait: &ThreadWait<L>,
-        stops: impl IntoIterator<Item = &'s Range<Duration>>,
-    ) -> Cause {
-        let stop = stops.into_iter().find(|stop| stop.contains(&wait.from));
-        match stop {
+    /// The cause of a time that begins `at` a moment; the thread had last got a processor at `on_since`, if that is recorded.
+    fn of(at: Duration, on_since: Option<Duration>, stops: &[Range<Duration>]) -> Cause {
+        match stops.iter().find(|stop| stop.contains(&at)) {
             None => Cause::Wait,
-            Some(stop) if wait.on_since.is_none_or(|since| since < stop.start) => Cause::Stop,
+            Some(stop) if on_since.is_none_or(|since| since < stop.start) => Cause::Stop,
             Some(_) => Cause::PerhapsStop,
         }
     }
@@ -76,12 +72,30 @@ pub(super) enum Presence {
 #[derive(Debug)]
 struct Thread<L> {
     state: SwitchState,
-    look: Option<(Duration, L)>,
+    look: Option<WaitLook<L>>,
     on_since: Option<Duration>,
+    /// Why it is off the processor, if it is.
+    cause: Cause,
     /// How often it has begun to wait.
     begun: u64,
     /// Whether records were lost since its last one.
     is_doubtful: bool,
+}
+
+/// What a thread was seen to do when it waited.
+#[derive(Clone, Debug)]
+struct WaitLook<L> {
+    at: Duration,
+    /// Until then, it has not run since.
+    until: Duration,
+    look: L,
+}
+
+impl<L> WaitLook<L> {
+    /// Whether it was of a wait from `since` until `until`: it has not run in between if some time is of both.
+    fn is_within(&self, since: Duration, until: Duration) -> bool {
+        self.at <= until && since <= self.until
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,20 +122,22 @@ impl<L: Clone> Waits<L> {
     /// Adds a thread that existed before its switches were recorded.
     pub(super) fn begin(&mut self, tid: i32) {
         let at = self.begun;
-        let begun = || Thread {
-            state: SwitchState::Unknown(at),
-            look: None,
-            on_since: None,
-            begun: 0,
-            is_doubtful: false,
-        };
+        let begun = || Thread::in_state(SwitchState::Unknown(at));
         self.threads.entry(tid).or_insert_with(begun);
     }
 
     /// Keeps what a thread was seen to do at this time, when it waited.
     pub(super) fn looked(&mut self, tid: i32, at: Duration, look: L) {
         if let Some(thread) = self.threads.get_mut(&tid) {
-            thread.look = Some((at, look));
+            let until = at;
+            thread.look = Some(WaitLook { at, until, look });
+        }
+    }
+
+    /// A thread has not run since it was last seen to wait, up to this time.
+    pub(super) fn waits_still(&mut self, tid: i32, at: Duration) {
+        if let Some(look) = self.threads.get_mut(&tid).and_then(|it| it.look.as_mut()) {
+            look.until = look.until.max(at);
         }
     }
 
@@ -131,7 +147,7 @@ impl<L: Clone> Waits<L> {
             let SwitchState::Off(since) = thread.state else {
                 return false;
             };
-            thread.look.as_ref().is_none_or(|(at, _)| *at < since)
+            thread.look.as_ref().is_none_or(|look| look.until < since)
         })
     }
 
@@ -151,8 +167,13 @@ impl<L: Clone> Waits<L> {
         record.pid == self.pid && record.at >= self.begun
     }
 
-    /// Adds the next record; they are given in the order of their times. Returns the wait that it ends.
-    pub(super) fn add(&mut self, record: PerfRecord) -> Option<ThreadWait<L>> {
+    /// Adds the next record; they are given in the order of their times. Returns the wait that it ends. `stops` are the times
+    /// when the process was stopped: those are there that were not over when the record before this one was written.
+    pub(super) fn add(
+        &mut self,
+        record: PerfRecord,
+        stops: &[Range<Duration>],
+    ) -> Option<ThreadWait<L>> {
         if let RecordKind::Lost(many) = record.kind {
             self.lost = self.lost.saturating_add(many);
             for thread in self.threads.values_mut() {
@@ -173,33 +194,24 @@ impl<L: Clone> Waits<L> {
             }
             Entry::Vacant(_) if is_exit => return None,
             // It was created by a thread whose switches are recorded.
-            entry => entry.or_insert(Thread {
-                state: SwitchState::On,
-                look: None,
-                on_since: None,
-                begun: 0,
-                is_doubtful: false,
-            }),
+            entry => entry.or_insert_with(|| Thread::in_state(SwitchState::On)),
         };
         // A thread may have an event twice: of the process, and of the thread that has created it.
-        let (state, since) = match (&record.kind, entry.state) {
-            (RecordKind::In, SwitchState::Off(since) | SwitchState::Unknown(since)) => {
-                (SwitchState::On, Some(since))
-            }
-            (RecordKind::In, _) => (SwitchState::On, None),
-            (RecordKind::Out, SwitchState::Off(since)) if !entry.is_doubtful => {
-                (SwitchState::Off(since), None)
-            }
-            (RecordKind::Out, _) => (SwitchState::Off(at), None),
-            (_, SwitchState::Off(since)) if !entry.is_doubtful => (SwitchState::Off(since), None),
-            (_, _) => (SwitchState::Ready, None),
+        let state = match (&record.kind, entry.state) {
+            (RecordKind::In, _) => SwitchState::On,
+            (_, off @ SwitchState::Off(_)) if !entry.is_doubtful => off,
+            (RecordKind::Out, _) => SwitchState::Off(at),
+            (_, _) => SwitchState::Ready,
         };
+        let is_over = record.kind == RecordKind::In || entry.is_doubtful;
+        let wait = entry.waited(at).filter(|_| is_over);
+        let wait = wait.map(|(since, until)| entry.wait(tid, since, until));
         if matches!(state, SwitchState::Off(_)) && state != entry.state {
             entry.begun += 1;
+            entry.cause = Cause::of(at, entry.on_since, stops);
         }
         entry.state = state;
         entry.is_doubtful = false;
-        let wait = since.map(|since| entry.wait(tid, since, at));
         if record.kind == RecordKind::In {
             entry.on_since = Some(at);
         }
@@ -223,13 +235,10 @@ impl<L: Clone> Waits<L> {
     pub(super) fn lasting(&mut self, now: Duration) -> Vec<ThreadWait<L>> {
         let mut waits = Vec::new();
         for (&tid, thread) in &mut self.threads {
-            let since = match (thread.state, &thread.look) {
-                (SwitchState::Off(since), _) => since,
-                // It was seen to wait, and nothing was recorded since.
-                (SwitchState::Unknown(since), Some((at, _))) if *at >= since => since,
-                _ => continue,
+            let Some((since, until)) = thread.waited(now) else {
+                continue;
             };
-            waits.push(thread.wait(tid, since, now));
+            waits.push(thread.wait(tid, since, until));
             thread.state = SwitchState::Off(now);
         }
         waits
@@ -237,18 +246,44 @@ impl<L: Clone> Waits<L> {
 }
 
 impl<L: Clone> Thread<L> {
+    fn in_state(state: SwitchState) -> Thread<L> {
+        Thread {
+            state,
+            look: None,
+            on_since: None,
+            cause: Cause::Wait,
+            begun: 0,
+            is_doubtful: false,
+        }
+    }
+
+    /// From when until when it is known to have waited, if nothing was recorded since; `None` if it was on a processor, or that is not
+    /// known.
+    fn waited(&self, now: Duration) -> Option<(Duration, Duration)> {
+        let (since, is_unknown) = match self.state {
+            SwitchState::Off(since) => (since, false),
+            SwitchState::Unknown(since) => (since, true),
+            SwitchState::On | SwitchState::Ready => return None,
+        };
+        let seen = self.look.as_ref().filter(|look| look.is_within(since, now));
+        if self.is_doubtful {
+            // It may have run before it was seen, and after that.
+            return seen.map(|look| (look.at.max(since), look.until.min(now)));
+        }
+        // One of which nothing is recorded has waited if it was seen to; else it may have waited for a processor.
+        (seen.is_some() || !is_unknown).then_some((since, now))
+    }
+
     fn wait(&self, tid: i32, since: Duration, until: Duration) -> ThreadWait<L> {
         let look = self.look.clone();
-        let is_meanwhile = |at: Duration| since <= at && at <= until;
         let (seen, before) = match look {
-            Some((at, look)) if is_meanwhile(at) => (Some(look), None),
-            look => (None, look.map(|(_, look)| look)),
+            Some(look) if look.is_within(since, until) => (Some(look.look), None),
+            look => (None, look.map(|look| look.look)),
         };
         ThreadWait {
             tid,
-            from: since,
-            on_since: self.on_since,
             time: until.saturating_sub(since),
+            cause: self.cause,
             seen,
             before,
         }
@@ -283,7 +318,7 @@ mod tests {
     ) -> Vec<(u64, Option<&'static str>)> {
         let found = records
             .iter()
-            .filter_map(|(time, kind)| waits.add(record(*time, kind.clone())));
+            .filter_map(|(time, kind)| waits.add(record(*time, kind.clone()), &[]));
         let found = found.map(|wait| (wait.time.as_micros() as u64, wait.seen));
         found.collect()
     }
@@ -299,7 +334,7 @@ mod tests {
         assert_eq!(add(&mut waits, &[(20, In)]), [(10, Some("read"))]);
         // The next is not seen, but what the thread was last seen to do is known.
         add(&mut waits, &[(30, Out)]);
-        let unseen = waits.add(record(31, In)).unwrap();
+        let unseen = waits.add(record(31, In), &[]).unwrap();
         assert_eq!((unseen.seen, unseen.before), (None, Some("read")));
         add(&mut waits, &[(40, Out)]);
         waits.looked(PID, at(44), "poll");
@@ -329,7 +364,7 @@ mod tests {
             tid: 3,
             ..record(130, Out)
         };
-        assert_eq!(waits.add(out), None);
+        assert_eq!(waits.add(out, &[]), None);
         let mut lasting = waits.lasting(at(160));
         lasting.sort_by_key(|wait| wait.tid);
         let times = lasting.iter().map(|wait| (wait.tid, wait.time));
@@ -348,17 +383,25 @@ mod tests {
     fn stops_of_threads_that_ran_are_no_waits() {
         let mut waits: Waits<()> = Waits::of_process(PID, at(0));
         let stops = [at(100)..at(200)];
+        // When it runs again, the stops may be forgotten.
         let mut cause = |records: &[(u64, RecordKind)]| {
-            let ended = records
-                .iter()
-                .map(|(time, kind)| waits.add(record(*time, kind.clone())));
-            Cause::of(&ended.flatten().last().unwrap(), &stops)
+            let ended = records.iter().map(|(time, kind)| {
+                let known = if *time <= 200 { &stops[..] } else { &[] };
+                waits.add(record(*time, kind.clone()), known)
+            });
+            ended.flatten().last().unwrap().cause
         };
         // It ran when it was stopped; waited for a processor, and was stopped once it had one; waited later.
         assert_eq!(cause(&[(10, In), (110, Out), (210, In)]), Cause::Stop);
         let records = [(90, Preempted), (120, In), (121, Out), (230, In)];
         assert_eq!(cause(&records), Cause::PerhapsStop);
         assert_eq!(cause(&[(240, Out), (260, In)]), Cause::Wait);
+        // It has not run again.
+        let mut waits: Waits<()> = Waits::of_process(PID, at(0));
+        for (time, kind) in [(10, In), (110, Out)] {
+            waits.add(record(time, kind), &stops);
+        }
+        assert_eq!(waits.lasting(at(300))[0].cause, Cause::Stop);
     }
 
     #[test]
@@ -379,6 +422,52 @@ mod tests {
     }
 
     #[test]
+    fn waits_with_lost_records_are_what_was_seen() {
+        let lost = |records: &[(u64, RecordKind)]| {
+            let mut waits = Waits::of_process(PID, at(0));
+            assert_eq!(add(&mut waits, &[(10, Out), (15, Lost(2))]), []);
+            add(&mut waits, records)
+        };
+        // It may have run meanwhile.
+        assert_eq!(lost(&[(30, In)]), []);
+        assert_eq!(lost(&[(30, In), (40, Out), (50, In)]), [(10, None)]);
+        let mut waits = Waits::of_process(PID, at(0));
+        add(&mut waits, &[(10, Out)]);
+        waits.looked(PID, at(12), "read");
+        waits.waits_still(PID, at(27));
+        add(&mut waits, &[(15, Lost(2))]);
+        assert_eq!(add(&mut waits, &[(30, In)]), [(15, Some("read"))]);
+        // It waits again, and what is known of the wait before is not lost.
+        add(&mut waits, &[(40, Out)]);
+        waits.looked(PID, at(42), "poll");
+        waits.waits_still(PID, at(44));
+        let records = [(45, Lost(1)), (50, Out), (60, In)];
+        assert_eq!(add(&mut waits, &records), [(2, Some("poll")), (10, None)]);
+        // It lasts.
+        add(&mut waits, &[(70, Out)]);
+        waits.looked(PID, at(71), "read");
+        add(&mut waits, &[(75, Lost(1))]);
+        waits.waits_still(PID, at(78));
+        assert_eq!(waits.lasting(at(80))[0].time, at(7));
+        waits.waits_still(PID, at(90));
+        assert_eq!(waits.lasting(at(95))[0].time, at(10));
+    }
+
+    #[test]
+    fn threads_may_await_a_processor_at_first() {
+        let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
+        waits.begin(PID);
+        assert_eq!(add(&mut waits, &[(150, In)]), []);
+        assert_eq!(add(&mut waits, &[(160, Out), (170, In)]), [(10, None)]);
+        // The look is of a later wait.
+        let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
+        waits.begin(PID);
+        waits.looked(PID, at(165), "read");
+        let records = [(150, In), (160, Out), (170, In)];
+        assert_eq!(add(&mut waits, &records), [(10, Some("read"))]);
+    }
+
+    #[test]
     fn threads_that_exit_and_other_processes_are_forgotten() {
         let mut waits = Waits::of_process(PID, at(0));
         let records = [(10, Out), (20, In), (30, Exited), (40, In), (50, Exited)];
@@ -388,7 +477,7 @@ mod tests {
             pid: 2,
             ..record(60, Out)
         };
-        assert_eq!(waits.add(other), None);
+        assert_eq!(waits.add(other, &[]), None);
         assert!(waits.threads.is_empty());
     }
 }
