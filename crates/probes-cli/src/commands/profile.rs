@@ -45,19 +45,20 @@ sampled. When the duration is over, on Ctrl-C, or when the process exits, it pri
     all SECONDS samples N threads N running S runnable S off S stopped S
     waits recorded N unseen S lost N excess S, or: waits sampled error S WHY
     waits unrecorded processors N (if any came online meanwhile)
-    SELF TOTAL FUNCTION
+    SELF ERROR TOTAL ERROR FUNCTION
 running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel counts them. SELF is
 the time in the function itself, TOTAL also that in what it calls; the most SELF first. A system call that waits is a
-function in brackets: [read]. With -by stack, each line is TIME and the functions from the outermost to the innermost,
-with ; between them; with -by thread, TIME TID NAME (WHAT IT IS); with -by syscall, TIME and the system call. With
--off-cpu, the number of waits and their p50, p90, p99 and longest follow the times; if waits are sampled, each is -.
-Without it, they are not counted, as stops wake threads that wait.
+function in brackets: [read]. ERROR is twice the standard deviation of the time before it, as far as that is sampled:
+95 % of such profiles are as near as that; 0 is exact. With -by stack, each line is TIME ERROR and the functions from
+the outermost to the innermost, with ; between them; with -by thread, TIME ERROR TID NAME (WHAT IT IS); with -by
+syscall, TIME ERROR and the system call. With -off-cpu, the number of waits and their p50, p90, p99 and longest follow
+the times; if waits are sampled, each is -. Without it, they are not counted, as stops wake threads that wait.
 `excess` is by how much `unseen` may be too long, at most, because of stops; 0 with -off-cpu.
-`error` is twice the standard deviation of the sampled time of all waits: 95 % of such profiles are as near as that.
+`error` is that of the time of all waits.
 
 Threads that only work for the runtime (tick, backup) count as idle; they are left out, except in the totals.
-With -gc, `collection running S off S` says how much of the time some thread worked for the garbage collector, and
-stacks begin with [collection] or [no collection].
+With -gc, `collection running S error S off S error S` says how much of the time some thread worked for the garbage
+collector, and stacks begin with [collection] or [no collection].
 With -o FILE, what is written depends on the name: a flame graph (.svg), folded stacks (.folded), a file for
 speedscope.app (.json) or pprof (.pb.gz); anything else gets the answer.
 

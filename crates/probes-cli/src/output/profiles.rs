@@ -274,6 +274,9 @@ struct TotalTimes {
 struct Split {
     running_seconds: f64,
     off_seconds: f64,
+    /// Two standard deviations of each.
+    running_error_seconds: f64,
+    off_error_seconds: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -419,11 +422,14 @@ impl ProfileReport {
         let waits = Waits::of(profile, &busy, how);
         let stacks = busy.into_iter();
         let stacks: Vec<StackTimes> = stacks.map(|it| StackTimes::of(it, how)).collect();
-        let in_collection = |is_running: bool| -> f64 {
+        // The time, and two standard deviations of it.
+        let in_collection = |is_running: bool| -> (f64, f64) {
             let stacks = stacks.iter().filter(|it| it.in_collection == Some(true));
             let stacks = stacks.filter(|it| (it.state == "running") == is_running);
+            let sum = |of: fn(&StackTimes) -> f64| stacks.clone().map(of).sum::<f64>();
             // The sum of nothing is -0.
-            stacks.map(|it| it.seconds).sum::<f64>().abs()
+            let (seconds, variance) = (sum(|it| it.seconds).abs(), sum(|it| it.variance).abs());
+            (seconds, 2.0 * variance.sqrt())
         };
         let seconds =
             |of: fn(&ThreadTimes) -> Duration| move |it: &ThreadTimes| of(it).as_secs_f64();
@@ -448,9 +454,15 @@ impl ProfileReport {
             stops: profile.stops,
             stopped_seconds: profile.stopped.as_secs_f64(),
             idle_seconds: idle.as_secs_f64(),
-            in_collection: tells_collections.then(|| Split {
-                running_seconds: in_collection(true),
-                off_seconds: in_collection(false),
+            in_collection: tells_collections.then(|| {
+                let (running_seconds, running_error_seconds) = in_collection(true);
+                let (off_seconds, off_error_seconds) = in_collection(false);
+                Split {
+                    running_seconds,
+                    off_seconds,
+                    running_error_seconds,
+                    off_error_seconds,
+                }
             }),
             waits,
             how,
@@ -620,6 +632,24 @@ mod tests {
         assert!(String::from_utf8(svg).unwrap().contains("[nothing]"));
         let folded = report.picture(PictureKind::Folded, "server").unwrap();
         assert_eq!(folded, b"");
+    }
+
+    #[test]
+    fn times_are_followed_by_their_errors() {
+        let text = |by, format| {
+            let report = report(stack(Duration::from_secs(1), 0.01), by);
+            report.text(format).unwrap()
+        };
+        let plain = text(ProfileBy::Function, Format::Plain);
+        assert_eq!(
+            plain.lines().last(),
+            Some("1.000 0.200 1.000 0.200 [not read]")
+        );
+        let plain = text(ProfileBy::Thread, Format::Plain);
+        assert_eq!(plain.lines().last(), Some("1.000 0.200 1 main"));
+        let table = text(ProfileBy::Function, Format::Table);
+        let row = " 100.0 % | 1.000 s | 0.200 s | 100.0 % | 20.0 % | [not read]\n";
+        assert!(table.contains(row), "{table}");
     }
 
     #[test]

@@ -141,7 +141,7 @@ fn time_on_and_off_processor_is_told_apart() {
             .find(|line| line.ends_with(&format!(" {name}")))
     };
     assert!(of("[clock_nanosleep]").is_none(), "{lines:?}");
-    let computes = of("computes").unwrap().split(' ').nth(1).unwrap().parse();
+    let computes = of("computes").unwrap().split(' ').nth(2).unwrap().parse();
     let head = &lines[0];
     let all = (number(head, "samples"), number(head, "all"));
     let most = computed + number(head, "runnable");

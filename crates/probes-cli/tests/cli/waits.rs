@@ -168,6 +168,11 @@ fn refused_records_are_replaced_by_samples() {
         .lines()
         .find(|line| line.ends_with(" [clock_nanosleep]"));
     assert!(naps.unwrap().contains(" - - - - - "), "{lines}");
+    let errors = lines.lines().skip(2).map(|line| {
+        let error = line.split(' ').nth(1).unwrap();
+        error.parse::<f64>().unwrap()
+    });
+    assert!(errors.sum::<f64>() > 0.0, "{lines}");
     target.expect("turned");
 }
 

@@ -18,8 +18,8 @@ const FEW: usize = 30;
 struct ProfileRow<'r> {
     name: String,
     seconds: f64,
-    /// Of a function: the time in it and in what it calls.
-    total: Option<f64>,
+    /// Of a function: the time in it and in what it calls, and two standard deviations of that.
+    total: Option<(f64, f64)>,
     /// Two standard deviations of `seconds`.
     error: f64,
     waits: Option<&'r Distribution>,
@@ -104,7 +104,7 @@ impl ProfileReport {
                 let rows = self.functions.iter().map(|it| ProfileRow {
                     name: it.function.clone(),
                     seconds: it.self_seconds,
-                    total: Some(it.total_seconds),
+                    total: Some((it.total_seconds, it.error_seconds)),
                     error: it.self_error_seconds,
                     waits: it.waits.as_ref(),
                 });
@@ -162,8 +162,11 @@ impl ProfileReport {
             // Writing to a String does not fail.
             let _ = writeln!(
                 text,
-                "collection running {:.3} off {:.3}",
-                split.running_seconds, split.off_seconds
+                "collection running {:.3} error {:.3} off {:.3} error {:.3}",
+                split.running_seconds,
+                split.running_error_seconds,
+                split.off_seconds,
+                split.off_error_seconds
             );
         }
         if self.shows_waits() {
@@ -171,9 +174,9 @@ impl ProfileReport {
         }
         self.with_rows(|rows| {
             for row in rows {
-                let _ = write!(text, "{:.3} ", row.seconds);
-                if let Some(total) = row.total {
-                    let _ = write!(text, "{total:.3} ");
+                let _ = write!(text, "{:.3} {:.3} ", row.seconds, row.error);
+                if let Some((total, error)) = row.total {
+                    let _ = write!(text, "{total:.3} {error:.3} ");
                 }
                 if self.how.is_off_cpu {
                     let waits = match row.waits {
@@ -204,6 +207,9 @@ impl ProfileReport {
         }
         if is_by_function {
             head.push("total");
+            if !shows_lengths {
+                head.push("+-");
+            }
         }
         if shows_lengths {
             head.extend(["waits", "p50", "p90", "p99", "max"]);
@@ -221,7 +227,12 @@ impl ProfileReport {
                 if !shows_lengths {
                     cells.push(format!("{:.3} s", row.error));
                 }
-                cells.extend(row.total.map(share));
+                if let Some((total, error)) = row.total {
+                    cells.push(share(total));
+                    if !shows_lengths {
+                        cells.push(share(error));
+                    }
+                }
                 if shows_lengths {
                     let none = || vec![String::new(); 5];
                     cells.extend(row.waits.map_or_else(none, Distribution::cells));
@@ -250,8 +261,11 @@ impl ProfileReport {
         if let Some(split) = &self.in_collection {
             let _ = write!(
                 text,
-                "; during collections {:.2} s on the processor, {:.2} s off it (sampled)",
-                split.running_seconds, split.off_seconds
+                "; during collections {:.2} s +- {:.2} s on the processor, {:.2} s +- {:.2} s off it (sampled)",
+                split.running_seconds,
+                split.running_error_seconds,
+                split.off_seconds,
+                split.off_error_seconds
             );
         }
         if self.idle_seconds > 0.0 {
