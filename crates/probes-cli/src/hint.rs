@@ -132,6 +132,7 @@ pub(crate) fn of_check(check: &Check, operand: &Operand) -> Option<String> {
         (CheckKind::PerfEvents, _) => {
             "`profile` samples waits instead, and says how large the error may be"
         }
+        (CheckKind::StaleObservation, Operand::Process(pid)) => return Some(clean(*pid)),
         (CheckKind::Symbols, _) => KEEP_SYMBOLS,
         (CheckKind::Frametables, _) => "build it with -g",
         (CheckKind::Probes, Operand::Process(pid)) if check.cause().is_none() => {
@@ -140,6 +141,16 @@ pub(crate) fn of_check(check: &Check, operand: &Operand) -> Option<String> {
         _ => return None,
     };
     Some(hint.to_owned())
+}
+
+/// How to remove what a killed observer has left in a process; 0 is any.
+pub(crate) fn clean(pid: i32) -> String {
+    let pid = if pid == 0 {
+        "N".to_owned()
+    } else {
+        pid.to_string()
+    };
+    format!("`ocaml-probes observe -clean -pid {pid}` removes what a killed observer left")
 }
 
 /// The hint about events that a process does not write, or that are not known.

@@ -5,6 +5,7 @@
 //! machine   this tool, its user, the kernel, the processor
 //! access    the kernel's checks before one process may read or trace another, one by one, and then what the kernel itself says
 //! program   what is mapped: translator, probes, symbols, tables, the runtime
+//! stale     what killed observers have left
 //! ```
 //!
 //! Nothing is stopped and nothing changed: not even a page of code is copied.
@@ -12,6 +13,7 @@
 mod access;
 mod machine;
 mod program;
+mod stale;
 
 use std::path::{Path, PathBuf};
 
@@ -53,6 +55,8 @@ pub enum CheckKind {
     Ancestor,
     /// Whether another observer is at work.
     Observer,
+    /// Whether an observer that was killed has left something in the process; of a machine, in any process that may be read.
+    StaleObservation,
     /// The process's seccomp filters, which may refuse the system calls that an observation injects.
     Seccomp,
     /// Limits of the memory that the process may map.
@@ -190,9 +194,12 @@ pub struct Diagnosis {
 impl Diagnosis {
     /// Checks this machine, and what this process may do on it.
     pub fn of_machine() -> Diagnosis {
+        let mut of_machine = machine::checks();
+        of_machine.push(stale::of_machine());
+        of_machine.sort_by_key(|check| check.kind);
         Diagnosis {
             process: None,
-            checks: machine::checks(),
+            checks: of_machine,
         }
     }
 

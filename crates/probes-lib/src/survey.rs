@@ -157,7 +157,8 @@ fn has_damaged_notes(error: &Error) -> bool {
     )
 }
 
-fn pids() -> io::Result<Vec<i32>> {
+/// Returns the pids in /proc.
+pub(crate) fn pids() -> io::Result<Vec<i32>> {
     let names = fs::read_dir("/proc")?;
     let pid = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     Ok(names.filter_map(pid).collect())

@@ -139,34 +139,12 @@ fn sum_of_states(states: &ProbeStates) -> String {
 
 /// Reports how many sites and functions are observed, and by which process; warns if that was killed.
 fn report_observer(messages: &Messages, pid: i32, states: &ProbeStates) {
-    let (sites, functions) = (states.observed_sites(), states.observed_functions());
-    let sites_are = match (sites, functions) {
-        (0, 0) => return,
-        (0, 1) => "1 function is".to_owned(),
-        (0, _) => format!("{functions} functions are"),
-        (1, 0) => "1 site is".to_owned(),
-        (_, 0) => format!("{sites} sites are"),
-        (..) => {
-            let (sites, functions) = (number_of(sites, "site"), number_of(functions, "function"));
-            format!("{sites} and {functions} are")
-        }
-    };
-    let why = match states.observer() {
-        Some(observer) if observer.is_alive => {
-            let age = observer.age_in_words();
-            messages.note(&format!("{sites_are} observed by {observer}, for {age}"));
-            return;
-        }
-        Some(observer) => {
-            format!("{sites_are} instrumented, but no observer reads them: installed by {observer}")
-        }
-        None => {
-            format!("{sites_are} observed by an earlier version of ocaml-probes, running or killed")
-        }
-    };
-    let hint =
-        format!("`ocaml-probes observe -clean -pid {pid}` removes what a killed observer left");
-    messages.warning(WarningKind::NoObserver, &why, &hint);
+    if let Some(left) = states.stale_observation() {
+        messages.warning(WarningKind::NoObserver, &left, &hint::clean(pid));
+    } else if let (Some(are), Some(observer)) = (states.observed_in_words(), states.observer()) {
+        let age = observer.age_in_words();
+        messages.note(&format!("{are} observed by {observer}, for {age}"));
+    }
 }
 
 /// Names the probes whose counters and sites disagree.

@@ -12,7 +12,7 @@ use test_support::tmux::Terminal;
 use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
 
 use crate::count::{end, observing};
-use crate::support::{Run, command, is_observed, run, run_command};
+use crate::support::{Run, command, is_observed, object, run, run_command};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
@@ -237,6 +237,13 @@ fn every_observing_command_takes_over_with_force() {
 //    observer after a killed one needs no `-force` (2)
 #[test]
 fn info_distinguishes_live_from_killed_observers() {
+    let check = |line: &str| {
+        let diagnosis = object(&run(line).stdout);
+        let checks = diagnosis["checks"].as_array().unwrap();
+        let mut checks = checks.iter().filter(|it| it["name"] == "stale_observation");
+        checks.next().unwrap().clone()
+    };
+
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
@@ -250,6 +257,8 @@ fn info_distinguishes_live_from_killed_observers() {
             (&command.into(), &true.into())
         );
         assert!(alive["seconds"].as_f64().unwrap() >= 0.0);
+        let of_process = format!("doctor -json -pid {pid}");
+        assert_eq!(check(&of_process)["result"], "pass");
         kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
         tool.guard().wait();
         let dead = observer(pid);
@@ -265,6 +274,28 @@ fn info_distinguishes_live_from_killed_observers() {
             tool.pid()
         );
         assert_eq!(info.stderr, expected);
+        // `doctor` says the same, and without a process, in which ones.
+        let found = check(&of_process);
+        assert_eq!(found["result"], "fail", "{found}");
+        let (left, hint) = (&found["finding"], &found["hint"]);
+        let said = format!(
+            "ocaml-probes: warning: {}\nhint: {}\n",
+            left.as_str().unwrap(),
+            hint.as_str().unwrap()
+        );
+        assert_eq!(said, expected);
+        let found = check("doctor -json");
+        let of_this = format!("process {pid}: {}", left.as_str().unwrap());
+        let finding = found["finding"].as_str().unwrap();
+        // Other tests have processes with killed observers, too.
+        assert!(
+            finding.contains(&of_this) || finding.contains(" more processes"),
+            "{found}"
+        );
+        assert_eq!(
+            found["hint"],
+            "`ocaml-probes observe -clean -pid N` removes what a killed observer left"
+        );
         let next = observing("count -quiet", pid);
         wait_for_observer(pid, next.pid());
         target.hits();

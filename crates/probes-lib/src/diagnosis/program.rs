@@ -4,7 +4,7 @@ use std::iter;
 
 use nix::fcntl::OFlag;
 
-use super::{Check, CheckKind, CheckResult};
+use super::{Check, CheckKind, CheckResult, stale};
 use crate::elf::ElfFile;
 use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
 use crate::error::{
@@ -36,8 +36,9 @@ const FILE_CHECKS: [CheckKind; 6] = [
 ];
 
 /// The other checks that read the process.
-const PROCESS_CHECKS: [CheckKind; 4] = [
+const PROCESS_CHECKS: [CheckKind; 5] = [
     CheckKind::Observer,
+    CheckKind::StaleObservation,
     CheckKind::Probes,
     CheckKind::HugePages,
     CheckKind::RuntimeEvents,
@@ -53,6 +54,7 @@ pub(super) fn checks(process: &Process, may_read: bool) -> Vec<Check> {
     let mut checks = of_files(process);
     checks.extend(of_probes(process));
     checks.push(observer(process));
+    checks.push(stale::of_process(process));
     checks.extend(runtime_events(process));
     checks
 }

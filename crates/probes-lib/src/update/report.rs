@@ -95,6 +95,39 @@ impl ProbeStates {
         self.observed.observer.as_ref()
     }
 
+    /// Returns how many sites and functions are observed, in words to which "observed" may be added: `2 sites and 1 function are`;
+    /// `None` if there are none.
+    pub fn observed_in_words(&self) -> Option<String> {
+        let (sites, functions) = (self.observed_sites(), self.observed_functions());
+        let number = |count: usize, noun: &str| {
+            let plural = if count == 1 { "" } else { "s" };
+            format!("{count} {noun}{plural}")
+        };
+        let verb = if sites + functions == 1 { "is" } else { "are" };
+        let (of_sites, of_functions) = (number(sites, "site"), number(functions, "function"));
+        Some(match (sites, functions) {
+            (0, 0) => return None,
+            (0, _) => format!("{of_functions} {verb}"),
+            (_, 0) => format!("{of_sites} {verb}"),
+            (..) => format!("{of_sites} and {of_functions} {verb}"),
+        })
+    }
+
+    /// Says what an observer that was killed has left in the process; `None` if there is nothing, or its observer is alive. Of an earlier
+    /// version of this crate it is not known whether it is.
+    pub fn stale_observation(&self) -> Option<String> {
+        let are = self.observed_in_words()?;
+        match self.observer() {
+            Some(observer) if observer.is_alive => None,
+            Some(observer) => Some(format!(
+                "{are} instrumented, but no observer reads them: installed by {observer}"
+            )),
+            None => Some(format!(
+                "{are} observed by an earlier version of ocaml-probes, running or killed"
+            )),
+        }
+    }
+
     /// Whether any site does not hold the bytes of its file.
     pub(crate) fn is_any_site_patched(&self) -> bool {
         let mut sites = self.snapshot.sites.iter().enumerate();

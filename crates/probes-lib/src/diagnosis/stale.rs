@@ -1,0 +1,67 @@
+//! Checks of what killed observers have left: in a process, or in any process of this machine that may be read.
+
+use nix::fcntl::OFlag;
+
+use super::{Check, CheckKind};
+use crate::error::Result;
+use crate::observe::installed::find;
+use crate::process::Process;
+use crate::process::maps::read_maps;
+use crate::process::memory::ProcessMemory;
+use crate::survey;
+use crate::target::Target;
+
+const KIND: CheckKind = CheckKind::StaleObservation;
+
+/// How many processes are named.
+const FEW: usize = 5;
+
+pub(super) fn of_process(process: &Process) -> Check {
+    match left_in(process.pid()) {
+        Ok(None) => Check::pass(KIND, "no killed observer has left anything in it"),
+        Ok(Some(left)) => Check::fail(KIND, left),
+        Err(why) => Check::unknown(KIND, why.to_string()),
+    }
+}
+
+pub(super) fn of_machine() -> Check {
+    let pids = match survey::pids() {
+        Ok(pids) => pids,
+        Err(why) => return Check::unknown(KIND, format!("/proc cannot be read: {why}")),
+    };
+    // Those that have exited meanwhile, and those that may not be read, have other checks.
+    let left = pids.into_iter().filter_map(|pid| {
+        let left = may_be_observed(pid).then(|| left_in(pid).ok())???;
+        Some(format!("process {pid}: {left}"))
+    });
+    let left: Vec<String> = left.collect();
+    match &left[..] {
+        [] => Check::pass(
+            KIND,
+            "no killed observer has left anything in a process that may be read",
+        ),
+        few if few.len() <= FEW => Check::fail(KIND, few.join("; ")),
+        many => {
+            let (named, more) = many.split_at(FEW);
+            let (named, more) = (named.join("; "), more.len());
+            Check::fail(KIND, format!("{named}; and {more} more processes"))
+        }
+    }
+}
+
+/// What `info` says of it.
+fn left_in(pid: i32) -> Result<Option<String>> {
+    Ok(Target::open_any(pid)?.states()?.stale_observation())
+}
+
+/// Returns whether something of an observer is mapped into a process. Of nearly all processes, no more is looked at.
+fn may_be_observed(pid: i32) -> bool {
+    let Ok(process) = Process::open(pid) else {
+        return false;
+    };
+    let memory = ProcessMemory::open(&process, OFlag::O_RDONLY);
+    let (Ok(memory), Ok(maps)) = (memory, read_maps(&process)) else {
+        return false;
+    };
+    !find(&memory, &maps).is_empty()
+}
