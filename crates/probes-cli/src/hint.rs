@@ -133,6 +133,9 @@ pub(crate) fn of_check(check: &Check, operand: &Operand) -> Option<String> {
             "`profile` samples waits instead, and says how large the error may be"
         }
         (CheckKind::StaleObservation, Operand::Process(pid)) => return Some(clean(*pid)),
+        (CheckKind::PerfSamples, _) => {
+            "`profile` stops the threads that run for a moment instead; -live does not, and says what it lacks"
+        }
         (CheckKind::Symbols, _) => KEEP_SYMBOLS,
         (CheckKind::Frametables, _) => "build it with -g",
         (CheckKind::Probes, Operand::Process(pid)) if check.cause().is_none() => {

@@ -67,6 +67,9 @@ pub enum CheckKind {
     InvariantTsc,
     /// Whether perf_event_open(2) is permitted, as it is tried with the events of a profile: without them, it samples waits.
     PerfEvents,
+    /// Whether the kernel samples threads that run, also while they are in the kernel, as it is tried with the events of a profile: without
+    /// them, it stops the threads.
+    PerfSamples,
     /// Whether a translator, such as valgrind, executes the program.
     Translator,
     /// Whether the program is OCaml bytecode.

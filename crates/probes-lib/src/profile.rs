@@ -74,6 +74,9 @@ const DOMAIN_ATTEMPTS: u8 = 8;
 /// Of how many threads the domains are kept.
 const MOST_DOMAINS_KEPT: usize = 1 << 16;
 
+/// How often it is tried whether the kernel samples a thread.
+const TRIED_HZ: u32 = 99;
+
 /// How often waits are looked at, at most.
 const WAIT_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -217,7 +220,7 @@ impl Profiler {
         let (switches, tids) = match self.switches(hz) {
             Ok(recorded) => recorded,
             Err(why) => {
-                self.not_recorded = Some(refusal::text(&why));
+                self.not_recorded = Some(refusal::text(&why, false));
                 return Ok(());
             }
         };
@@ -246,28 +249,14 @@ impl Profiler {
     /// Begins to record switches, with the best samples of running threads that are permitted.
     fn switches(&self, hz: Option<u32>) -> std::io::Result<(SwitchRecorder, Vec<i32>)> {
         let process = self.stacks.process();
-        let Some(hz) = hz else {
-            return SwitchRecorder::of_process(process, None);
-        };
-        let samples = ClockSamples {
-            period: Duration::from_secs(1) / hz.clamp(1, MOST_HZ),
-            stack_len: switches::SAMPLED_STACK,
-            in_kernel: true,
-        };
-        let without_kernel = ClockSamples {
-            in_kernel: false,
-            ..samples
-        };
-        let best = if self.is_live {
-            &[samples, without_kernel][..]
-        } else if self.stacks.has_fibers() {
-            &[][..]
-        } else {
-            // Samples of user space alone would lack the time in the kernel, which stopping the threads shows.
-            &[samples][..]
-        };
-        for samples in best {
-            if let Ok(recorded) = SwitchRecorder::of_process(process, Some(*samples)) {
+        let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz).to_vec());
+        if !self.is_live {
+            // Samples of user space alone would lack the time in the kernel, which stopping the threads shows; and those of OCaml 5 one of
+            // two stacks.
+            wanted.retain(|samples| samples.in_kernel && !self.stacks.has_fibers());
+        }
+        for samples in wanted {
+            if let Ok(recorded) = SwitchRecorder::of_process(process, Some(samples)) {
                 return Ok(recorded);
             }
         }
@@ -801,7 +790,39 @@ impl Watched {
 
 /// Tries whether the kernel would record the waits of a process; if not, says why.
 pub(crate) fn try_to_record_waits(process: &Process) -> std::result::Result<(), String> {
-    SwitchRecorder::try_out(process).map_err(|why| refusal::text(&why))
+    SwitchRecorder::try_out(process, None).map_err(|why| refusal::text(&why, false))
+}
+
+/// Where the kernel would sample the threads of a process.
+#[derive(Debug)]
+pub(crate) enum PermittedSamples {
+    Everywhere,
+    /// While they execute their own code; why not in the kernel.
+    InUserSpace(String),
+    /// Nowhere; why.
+    Nowhere(String),
+}
+
+/// Tries which samples the kernel would take of a process, in the order in which a profile does.
+pub(crate) fn try_to_sample(process: &Process) -> PermittedSamples {
+    let mut refusals = Vec::new();
+    for samples in clock_samples_of(TRIED_HZ) {
+        match SwitchRecorder::try_out(process, Some(samples)) {
+            Err(why) => refusals.push(refusal::text(&why, samples.in_kernel)),
+            Ok(()) if samples.in_kernel => return PermittedSamples::Everywhere,
+            Ok(()) => return PermittedSamples::InUserSpace(refusals.concat()),
+        }
+    }
+    PermittedSamples::Nowhere(refusals.pop().unwrap_or_default())
+}
+
+/// The samples to ask the kernel for, the best first.
+fn clock_samples_of(hz: u32) -> [ClockSamples; 2] {
+    [true, false].map(|in_kernel| ClockSamples {
+        period: Duration::from_secs(1) / hz.clamp(1, MOST_HZ),
+        stack_len: switches::SAMPLED_STACK,
+        in_kernel,
+    })
 }
 
 /// A stack that is cut, or was not read, does not tell what its thread is for the runtime: another one of the thread may.

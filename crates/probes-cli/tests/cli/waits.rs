@@ -6,12 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use nix::unistd::geteuid;
 use serde_json::Value;
 use test_support::tmux::Terminal;
 use test_support::{Scratch, Talker, fixture, fixture_forms, output_within};
 
 use crate::profile::{lines, profiling};
-use crate::support::{command, object, run, run_command};
+use crate::support::{Directory, command, object, run, run_command};
 
 pub(crate) const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
@@ -176,6 +177,66 @@ fn refused_records_are_replaced_by_samples() {
     target.expect("turned");
 }
 
+/// What `doctor -json` says of a check, or a command.
+fn of_doctor(run: &crate::support::Run, list: &str, name: &str) -> Value {
+    let diagnosis = object(&run.stdout);
+    let items = diagnosis[list].as_array().unwrap();
+    items.iter().find(|it| it["name"] == name).unwrap().clone()
+}
+
+// promise: Bad input: `doctor` tries the samples of `profile`, and what it says of them is what `profile` then does (2 users)
+#[test]
+fn doctor_tries_the_samples_of_profiles() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    let found = of_doctor(
+        &run(&format!("doctor -json -pid {pid}")),
+        "checks",
+        "perf_samples",
+    );
+    target.send("turns 40");
+    let method = |flags: &str| {
+        let line = format!("profile -json -on-cpu -for 200ms -pid {pid}{flags}");
+        let method = run(&line).json()["running_method"].clone();
+        method.as_str().unwrap().to_owned()
+    };
+    let methods = [method(""), method(" -live")];
+    let expected = match found["finding"].as_str().unwrap() {
+        said if said.contains(" and in the kernel") => ["sampled", "sampled"],
+        said if said.contains(" and not in the kernel: ") => ["stopped", "user_sampled"],
+        _ => ["stopped", "unread"],
+    };
+    assert_eq!(methods, expected, "{found}");
+    assert_eq!(found["result"] == "pass", expected[0] == "sampled");
+    if !geteuid().is_root() {
+        return;
+    }
+    // An ordinary user, with the setting that this machine has.
+    let directory = Directory::new("samples");
+    let tool = directory.copy(TOOL.as_ref(), "ocaml-probes");
+    let mut nobody = Command::new("setpriv");
+    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    let found = run_command(nobody.arg(&tool).args(["doctor", "-json"]));
+    let found = of_doctor(&found, "checks", "perf_samples");
+    let paranoid = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
+    let paranoid: i32 = paranoid.trim().parse().unwrap();
+    let finding = found["finding"].as_str().unwrap();
+    let (result, said) = match paranoid {
+        ..=1 => ("pass", " and in the kernel".to_owned()),
+        2 => (
+            "fail",
+            format!(
+                "kernel.perf_event_paranoid={paranoid} permits samples in the kernel only with"
+            ),
+        ),
+        _ => ("fail", "the kernel does not sample threads: ".to_owned()),
+    };
+    assert!(
+        found["result"] == result && finding.contains(&said),
+        "{found}"
+    );
+}
+
 // promise: Bad input: `doctor` tries perf_event_open as `profile` does, and says the meaning of its error (2 errors)
 #[test]
 fn doctor_tries_the_events_of_profiles() {
@@ -183,11 +244,7 @@ fn doctor_tries_the_events_of_profiles() {
     let scratch = Scratch::new();
     let target = Talker::start(&fixture("turns.pie"));
     let pid = target.pid().to_string();
-    let check = |run: crate::support::Run, list: &str, name: &str| {
-        let diagnosis = object(&run.stdout);
-        let items = diagnosis[list].as_array().unwrap();
-        items.iter().find(|it| it["name"] == name).unwrap().clone()
-    };
+    let check = |run, list: &str, name: &str| of_doctor(&run, list, name);
     for words in [vec!["-json"], vec!["-json", "-pid", &pid]] {
         let permitted = || run_command(command(["doctor"]).args(&words));
         assert_eq!(
@@ -217,6 +274,11 @@ fn doctor_tries_the_events_of_profiles() {
                 ),
                 "{finding}"
             );
+            let samples = check(refused(), "checks", "perf_samples");
+            assert_eq!(samples["result"], "fail", "{samples}");
+            let said = samples["finding"].as_str().unwrap();
+            let expected = format!("the kernel does not sample threads: {finding}");
+            assert_eq!(said, expected);
             let profile = check(refused(), "commands", "profile");
             assert_eq!(profile["result"], "limited", "{profile}");
             let reasons = profile["reasons"].as_array().unwrap();

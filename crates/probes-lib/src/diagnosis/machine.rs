@@ -11,7 +11,7 @@ use crate::process::denial::{
 };
 use crate::process::memory::ProcessMemory;
 use crate::process::{Process, refuse_foreign_proc};
-use crate::profile;
+use crate::profile::{self, PermittedSamples};
 use crate::sys::{ptrace, ticks};
 
 pub(super) fn checks() -> Vec<Check> {
@@ -25,8 +25,10 @@ pub(super) fn checks() -> Vec<Check> {
         own_filter(),
         force_override(),
         invariant_tsc(),
-        perf_events(),
     ]
+    .into_iter()
+    .chain(perf_events())
+    .collect()
 }
 
 /// The error of an attempt to trace that is denied, whatever the process is.
@@ -172,18 +174,39 @@ fn invariant_tsc() -> Check {
     }
 }
 
-fn perf_events() -> Check {
+fn perf_events() -> [Check; 2] {
     match Process::own() {
         Ok(own) => perf_events_of(&own),
-        Err(error) => Check::unknown(
-            CheckKind::PerfEvents,
-            format!("it cannot be tried: {error}"),
-        ),
+        Err(error) => [CheckKind::PerfEvents, CheckKind::PerfSamples]
+            .map(|kind| Check::unknown(kind, format!("it cannot be tried: {error}"))),
     }
 }
 
 /// Tries, for a moment, what `profile` does: the setting alone does not decide it.
-pub(super) fn perf_events_of(process: &Process) -> Check {
+pub(super) fn perf_events_of(process: &Process) -> [Check; 2] {
+    [waits(process), samples(process)]
+}
+
+fn samples(process: &Process) -> Check {
+    let kind = CheckKind::PerfSamples;
+    match profile::try_to_sample(process) {
+        PermittedSamples::Everywhere => Check::pass(
+            kind,
+            "the kernel samples threads that run, in their own code and in the kernel",
+        ),
+        PermittedSamples::InUserSpace(why) => Check::fail(
+            kind,
+            format!(
+                "the kernel samples threads while they execute their own code, and not in the kernel: {why}"
+            ),
+        ),
+        PermittedSamples::Nowhere(why) => {
+            Check::fail(kind, format!("the kernel does not sample threads: {why}"))
+        }
+    }
+}
+
+fn waits(process: &Process) -> Check {
     let kind = CheckKind::PerfEvents;
     match profile::try_to_record_waits(process) {
         Ok(()) => {

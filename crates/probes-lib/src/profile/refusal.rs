@@ -1,4 +1,4 @@
-//! Why the kernel does not record waits: what the errors of perf_event_open(2), and of mapping its rings, mean here.
+//! Why the kernel does not record waits, or does not sample threads: what the errors of perf_event_open(2), and of mapping its rings, mean here.
 
 use std::fs;
 use std::io;
@@ -11,6 +11,9 @@ const PERFMON: u64 = 1 << 21 | 1 << 38;
 /// From this value of `kernel.perf_event_paranoid` on, ordinary users may open no event, on kernels that know the
 /// value.
 const NONE_PERMITTED: i32 = 3;
+
+/// From this value on, no samples are permitted to them while threads are in the kernel.
+const NONE_IN_KERNEL: i32 = 2;
 
 /// What decides whether perf events are permitted.
 struct Circumstances {
@@ -31,10 +34,18 @@ impl Circumstances {
         }
     }
 
-    /// Returns what an error means; `None` if there is no more to say.
-    fn meaning(&self, errno: i32) -> Option<String> {
+    /// Returns what an error means, of an event that samples threads in the kernel or of another; `None` if there is no more to say.
+    fn meaning(&self, errno: i32, in_kernel: bool) -> Option<String> {
         let filter = "a seccomp filter of this tool may refuse it, as in many containers";
         let meaning = match (errno, self.paranoid) {
+            (libc::EACCES | libc::EPERM, Some(paranoid))
+                if in_kernel && paranoid >= NONE_IN_KERNEL && !self.is_privileged =>
+            {
+                return Some(format!(
+                    "kernel.perf_event_paranoid={paranoid} permits samples in the kernel only with CAP_PERFMON; 1 permits them for \
+                     processes of the same user"
+                ));
+            }
             (libc::EACCES | libc::EPERM, Some(paranoid))
                 if paranoid >= NONE_PERMITTED && !self.is_privileged =>
             {
@@ -67,12 +78,12 @@ pub(crate) fn paranoid() -> Option<i32> {
     value.ok()?.trim().parse().ok()
 }
 
-/// Says why waits are not recorded.
-pub(crate) fn text(why: &io::Error) -> String {
+/// Says why waits are not recorded, or why threads are not sampled, in the kernel or at all.
+pub(crate) fn text(why: &io::Error, in_kernel: bool) -> String {
     let Some(errno) = why.raw_os_error() else {
         return format!("perf_event_open is not used: {why}");
     };
-    let meaning = Circumstances::of_this_process().meaning(errno);
+    let meaning = Circumstances::of_this_process().meaning(errno, in_kernel);
     let meaning = meaning.map_or_else(String::new, |meaning| format!(": {meaning}"));
     format!("perf_event_open is refused: {why}{meaning}")
 }
@@ -113,11 +124,29 @@ mod tests {
                 "too little memory",
             ),
         ] {
-            let meaning = here.meaning(errno).unwrap();
+            let meaning = here.meaning(errno, false).unwrap();
             assert!(meaning.contains(expected), "{errno}: {meaning}");
         }
-        assert_eq!(here(Some(2), false, true).meaning(libc::EINVAL), None);
-        let own = text(&io::Error::other("there are too many threads"));
+        assert_eq!(
+            here(Some(2), false, true).meaning(libc::EINVAL, false),
+            None
+        );
+        for (here, expected) in [
+            (
+                here(Some(2), true, false),
+                "paranoid=2 permits samples in the kernel",
+            ),
+            (
+                here(Some(4), false, false),
+                "paranoid=4 permits samples in the kernel",
+            ),
+            (here(Some(1), true, false), "a seccomp filter"),
+            (here(Some(2), true, true), "a seccomp filter"),
+        ] {
+            let meaning = here.meaning(libc::EACCES, true).unwrap();
+            assert!(meaning.contains(expected), "{meaning}");
+        }
+        let own = text(&io::Error::other("there are too many threads"), false);
         assert_eq!(
             own,
             "perf_event_open is not used: there are too many threads"

@@ -122,16 +122,16 @@ impl SwitchRecorder {
         }
     }
 
-    /// Tries whether the switches of a process could be recorded, by recording those of one thread for a moment.
+    /// Tries whether the switches of a process could be recorded, and `samples` of it, by recording those of one thread for a moment.
     ///
     /// # Errors
     ///
     /// Same as [`SwitchRecorder::of_process`].
-    pub(super) fn try_out(process: &Process) -> io::Result<()> {
+    pub(super) fn try_out(process: &Process, samples: Option<ClockSamples>) -> io::Result<()> {
         let processors = processors()?;
         let tids = process.threads().and_then(|mut list| list.read())?;
         refuse_too_many(tids.len().saturating_mul(processors.len()))?;
-        let mut switches = SwitchRecorder::of_none(None);
+        let mut switches = SwitchRecorder::of_none(samples);
         for tid in tids {
             if switches.open_first(tid, &processors)? {
                 return Ok(());
