@@ -200,7 +200,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     }
     output.print_result(&report.text(output.format)?)?;
     warn(args, &profile, &profiler.unreadable(), output);
-    ended.map_err(of_process)
+    ended
 }
 
 fn title(args: &Args, pid: i32, program: &Path) -> String {
@@ -226,7 +226,7 @@ fn sample(
     profiler: &mut Profiler,
     signals: &TerminationSignals,
     mut progress: Option<Progress>,
-) -> Result<(), probes_lib::Error> {
+) -> Result<(), Failure> {
     let begun = Instant::now();
     let end = args.until.duration.unwrap_or(Duration::MAX);
     let period = Duration::from_secs(1) / args.hz;
@@ -258,10 +258,10 @@ fn sample(
         looked = now;
         match sampled {
             Err(error) if error.is_gone() => return Ok(()),
-            sampled => sampled?,
+            sampled => sampled.map_err(Failure::of_process(target.pid()))?,
         }
         if is_over {
-            return Ok(());
+            return waited.map(drop);
         }
         if is_look {
             continue;

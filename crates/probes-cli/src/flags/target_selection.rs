@@ -71,11 +71,14 @@ impl TargetSelection {
             }
         }
         for pid in survey.denied {
-            // All that the kernel says of another user's program: 15 characters of its name.
-            let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            let comm = comm.trim_end();
-            if matches_from_start(name, comm) {
+            if let Some(comm) = comm(pid).filter(|comm| matches_from_start(name, comm)) {
                 messages.note(&format!("no permission to read process {pid} ({comm})"));
+            }
+        }
+        for damaged in survey.damaged {
+            let (pid, why) = (damaged.pid, damaged.why);
+            if let Some(comm) = comm(pid).filter(|comm| matches_from_start(name, comm)) {
+                messages.note(&format!("process {pid} ({comm}) is left out: {why}"));
             }
         }
         if pids.is_empty() {
@@ -89,6 +92,12 @@ impl TargetSelection {
     pub(crate) fn has_exited_since(&self, pid: i32, error: &Error) -> bool {
         error.is_gone() && !self.pids.contains(&pid)
     }
+}
+
+/// All that the kernel says of a program which may not be read: 15 characters of its name.
+fn comm(pid: i32) -> Option<String> {
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(comm.trim_end().to_owned())
 }
 
 /// Whether the match of `name` in `text` begins at its start. As with all regular expressions here,

@@ -6,7 +6,7 @@
 //!              eventfd, readable while     poll(2), epoll(7)
 //!              `next` should be called
 //! end_is_requested                   ◀──   request_end
-//! wait_until_first_is_done           ◀──   next, once more
+//! wait_until_all_are_done            ◀──   next, once more
 //! drop     ──▶ closed                      is_drained
 //! ```
 //!
@@ -31,14 +31,15 @@ struct ChannelState<E> {
     events: VecDeque<E>,
     /// Whether the eventfd `readable` is readable. Only a `next` that finds no event makes it
     /// unreadable. So it stays readable after the first event was returned, while the tracer thread
-    /// waits in `wait_until_first_is_done` for a second `next`.
+    /// waits in `wait_until_all_are_done` for one more `next`.
     is_readable: bool,
     is_closed: bool,
     end_is_requested: bool,
-    has_returned_event: bool,
-    /// Whether `next` was called again after it had returned the first event, so that the user is done
-    /// with that one.
-    is_first_done: bool,
+    /// How many events were sent, and how many `next` has returned.
+    sent: u64,
+    returned: u64,
+    /// With how many the user is done: those that had been returned when `next` was called last.
+    done: u64,
 }
 
 impl<E> Channel<E> {
@@ -81,8 +82,9 @@ pub(super) fn channel<E>() -> Result<(EventSender<E>, EventReceiver<E>)> {
             is_readable: false,
             is_closed: false,
             end_is_requested: false,
-            has_returned_event: false,
-            is_first_done: false,
+            sent: 0,
+            returned: 0,
+            done: 0,
         }),
         changed: Condvar::new(),
         readable: EventFd::from_flags(flags)?,
@@ -95,6 +97,7 @@ impl<E> EventSender<E> {
     pub(crate) fn send(&self, event: E) {
         self.0.change(|state| {
             state.events.push_back(event);
+            state.sent += 1;
             self.0.set_readable(state, true);
         });
     }
@@ -104,9 +107,10 @@ impl<E> EventSender<E> {
         self.0.lock().end_is_requested
     }
 
-    /// Waits until the user is done with the first event, or asks the tracer thread to end.
-    pub(crate) fn wait_until_first_is_done(&self) {
-        let waits = |state: &mut ChannelState<E>| !state.is_first_done && !state.end_is_requested;
+    /// Waits until the user is done with all events that were sent, or asks the tracer thread to end.
+    pub(crate) fn wait_until_all_are_done(&self) {
+        let waits =
+            |state: &mut ChannelState<E>| state.done < state.sent && !state.end_is_requested;
         drop(self.0.changed.wait_while(self.0.lock(), waits));
     }
 }
@@ -125,7 +129,7 @@ impl<E> EventReceiver<E> {
     /// closed and empty.
     pub(super) fn next(&self, timeout: Duration) -> Option<E> {
         self.0.change(|state| {
-            state.is_first_done |= state.has_returned_event;
+            state.done = state.returned;
             if state.events.is_empty() && !state.is_closed {
                 self.0.set_readable(state, false);
             }
@@ -135,7 +139,7 @@ impl<E> EventReceiver<E> {
         let waited = changed.wait_timeout_while(self.0.lock(), timeout, waits);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let event = state.events.pop_front();
-        state.has_returned_event |= event.is_some();
+        state.returned += u64::from(event.is_some());
         event
     }
 
@@ -206,16 +210,21 @@ mod tests {
     }
 
     #[test]
-    fn sender_waits_for_the_second_next() {
+    fn sender_waits_for_one_next_more_than_events() {
         let (sender, receiver) = channel().unwrap();
         sender.send(1);
+        sender.send(2);
         let waiting = std::thread::spawn(move || {
-            sender.wait_until_first_is_done();
-            sender.send(2);
+            sender.wait_until_all_are_done();
+            sender.send(3);
         });
-        assert_eq!(receiver.next(Duration::MAX), Some(1));
-        assert!(!waiting.is_finished() && is_readable(&receiver));
-        assert_eq!(receiver.next(Duration::MAX), Some(2));
+        for event in [1, 2] {
+            assert_eq!(receiver.next(Duration::MAX), Some(event));
+            // If it did not wait, it would end in this time.
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waiting.is_finished() && is_readable(&receiver));
+        }
+        assert_eq!(receiver.next(Duration::MAX), Some(3));
         waiting.join().unwrap();
     }
 
@@ -229,7 +238,7 @@ mod tests {
             } else {
                 receiver.request_end();
             }
-            sender.wait_until_first_is_done();
+            sender.wait_until_all_are_done();
             assert!(sender.end_is_requested());
         }
     }

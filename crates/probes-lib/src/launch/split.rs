@@ -283,7 +283,7 @@ impl Tracing {
             tracer_side.events.send(FollowEvent::Missing { pid, error });
         }
         tracer_side.events.send(FollowEvent::Set(report));
-        tracer_side.events.wait_until_first_is_done();
+        tracer_side.events.wait_until_all_are_done();
         self.status.send(RUNS);
         let mut session =
             FollowSession::new(tracer, &self.actions, self.options, &tracer_side.events);
