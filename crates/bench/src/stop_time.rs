@@ -23,7 +23,7 @@ pub(crate) struct StopTimes {
     pub(crate) disable: MeasuredStops,
 }
 
-/// The gaps of one kind of update.
+/// How long one kind of update stopped the program.
 #[derive(Default)]
 pub(crate) struct MeasuredStops {
     /// Measured by the program itself.

@@ -22,16 +22,16 @@ use crate::progress::{LongWork, Progress};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::number_of;
 
-/// From which part of the time that threads run on they have waited for processors too long to be left unsaid: one in so many.
+/// Warn if threads waited for processors for more than 1/`BUSY` of the time that they ran.
 const BUSY: u32 = 5;
 
-/// From which part of that time on it is said that it is not known where they ran: one in so many.
+/// Warn that it is not known where threads ran if that is so for more than 1/`UNREAD` of that time.
 const UNREAD: u32 = 20;
 
-/// What rounds to 0.0 s.
+/// Shorter times print as 0.0 s.
 const LEAST_SAID: Duration = Duration::from_millis(50);
 
-/// Times of so many samples may be missing by chance.
+/// The time of so many samples may be missing by chance.
 const FEW_SAMPLES: u32 = 10;
 
 const HELP: &str = "\
@@ -121,7 +121,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Starts a program, and returns its status.
+/// Starts a program and profiles it; returns its status.
 fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
     args.output.refuse_to_overwrite("-prog", path)?;
     let output = match picture_path(args) {
@@ -142,7 +142,7 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
     started.wait(report_failures([done], &output.messages))
 }
 
-/// The file of a picture, if -o asks for one.
+/// The kind and the path of the picture that -o asks for, if it does.
 fn picture_path(args: &Args) -> Option<(PictureKind, &Path)> {
     let path = args.output.file()?;
     Some((PictureKind::of(path)?, path))
@@ -154,7 +154,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     // For the files of many threads. Not before a program is started, which inherits the limit.
     descriptors::raise_limit(u64::MAX);
     let target = Target::open_any(pid).map_err(&of_process)?;
-    // Threads that run are of no interest off the processor.
+    // With -off-cpu, threads that run are of no interest, so nothing is stopped for them.
     let is_live = args.live || args.off_cpu;
     let reading = LongWork::begin(format!("reading process {pid}"), &output.messages);
     let mut profiler = Profiler::of_process(pid, is_live).map_err(&of_process)?;
@@ -193,7 +193,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let report = ProfileReport::new(pid, &program, &profile, how, is_wanted);
     if let Some((kind, file)) = report_file {
         file.write(report.picture(kind, &title(args, pid, &program))?)?;
-        // The file has no place for it.
+        // The picture has no place for it.
         if let Some(excess) = report.excess() {
             output.messages.note(&excess);
         }
@@ -269,14 +269,14 @@ fn sample(
         if let Some(progress) = &mut progress {
             progress.update(&line(now, args.until.duration, profiler.samples()));
         }
-        // Not in step with anything that the process does periodically; and a sample that took longer than the period is
-        // followed by one, not by several.
+        // At random intervals, so that samples are not in step with what the process does periodically. A sample that
+        // took longer than the period is followed by one, not by several.
         let pause = profiler.least_pause().mul_f64(1.0 + random.f64());
         next = (next + period.mul_f64(0.5 + random.f64())).max(begun.elapsed() + pause);
     }
 }
 
-/// How far a profile is that takes so much time in all, if it ends by itself.
+/// How far a profile is; `all` is how long it lasts, if that is limited.
 fn line(elapsed: Duration, all: Option<Duration>, samples: u64) -> String {
     let seconds = elapsed.as_secs_f64();
     match all {
@@ -334,13 +334,13 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
     }
 }
 
-/// How long threads had the stacks that `is_meant` selects.
+/// The time of all stacks that `is_meant` selects.
 fn time_of(profile: &Profile, is_meant: impl Fn(&ProfiledStack) -> bool) -> Duration {
     let stacks = profile.stacks.iter();
     stacks.filter(|it| is_meant(it)).map(|it| it.time).sum()
 }
 
-/// Warns if it is not known where threads ran for a time.
+/// Warns if it is not known where threads ran, for too much of the time.
 fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
     let times = profile.times.unwrap_or_default();
     let is_running = |it: &ProfiledStack| it.activity == Activity::Running;

@@ -1,4 +1,4 @@
-//! `-of`: what histograms are made of, and with which buckets.
+//! `-of` and `-linear`: what histograms are made of, and with which buckets.
 
 use clap::ArgMatches;
 use probes_lib::{Expression, Glob, Linear, Observation};
@@ -7,7 +7,7 @@ use super::counted::{Counted, CountedFlags};
 use super::events::{EventFlags, refuse_beside_events};
 use super::filter::expression;
 
-// What of each hit.
+// `-of` and `-linear`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HistogramFlags {
     /// What of each hit, such as arg0 or 'len(page)': an integer
@@ -18,11 +18,11 @@ pub(crate) struct HistogramFlags {
     linear: Option<Linear>,
 }
 
-/// Which command measures times.
+/// The command that measures times.
 pub(crate) const LATENCY_COMMAND: &str =
     "`ocaml-probes latency -pid N -pair START,STOP` (or `-fn GLOBS`)";
 
-/// What histograms are made of.
+/// The expression whose values histograms are made of, and their buckets if these are linear.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogrammed {
     pub(crate) expression: Expression,
@@ -30,7 +30,7 @@ pub(crate) struct Histogrammed {
 }
 
 impl HistogramFlags {
-    /// Returns what is given; `None` without `-of`.
+    /// Returns what is given; `None` without `-of`, even with `-linear`.
     pub(crate) fn given(&self) -> Option<Histogrammed> {
         Some(Histogrammed {
             expression: self.of.clone()?,
@@ -38,7 +38,7 @@ impl HistogramFlags {
         })
     }
 
-    /// Refuses to make a histogram of times, which that `command` makes.
+    /// Refuses an expression that asks for a time, of which `command` makes histograms.
     pub(crate) fn refuse_times(&self, command: &str) -> Result<(), String> {
         match &self.of {
             Some(of) if of.asks_for_time() => Err(format!(

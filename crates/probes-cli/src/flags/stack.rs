@@ -15,12 +15,12 @@ pub(crate) struct StackFlag {
 pub(crate) struct StackLimit(pub(crate) usize);
 
 impl StackFlag {
-    /// How many frames are shown of stacks, if these are.
+    /// How many frames of each stack are shown; `None` if stacks are not.
     pub(crate) fn limit(self) -> Option<StackLimit> {
         self.stack
     }
 
-    /// Returns an observation that copies stacks if it is given.
+    /// Returns an observation that copies stacks if the flag is given.
     pub(crate) fn add_to(self, observation: Observation) -> Observation {
         match self.stack {
             Some(_) => observation.with_stacks(),
@@ -29,7 +29,7 @@ impl StackFlag {
     }
 }
 
-/// Reads how many frames are shown: all of them if it does not say.
+/// Reads how many frames are shown: all of them if no number is given.
 fn frames(typed: &str) -> Result<StackLimit, String> {
     if typed.is_empty() {
         return Ok(StackLimit(usize::MAX));

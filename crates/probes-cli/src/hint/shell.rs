@@ -6,7 +6,7 @@ use crate::text::join_first_few;
 
 const SHELLS: [&str; 6] = ["sh", "dash", "bash", "zsh", "fish", "busybox"];
 
-/// What to do if a process is a shell: what it has started are other processes. `None` if it is none, or has started nothing.
+/// The hint if a process is a shell: which processes it has started. `None` if it is not a shell, or has started none.
 pub(super) fn with_children(pid: i32) -> Option<String> {
     let shell = program(pid).filter(|it| SHELLS.contains(&it.as_str()))?;
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;

@@ -1,4 +1,4 @@
-//! Hits, a line each: of chosen fields, as columns of a table, or as JSON.
+//! Formats hits, one per line: the chosen fields, as text or as columns of a table, or JSON.
 
 mod json;
 mod values;
@@ -50,10 +50,11 @@ pub(crate) enum Field {
 /// How many hits were not shown.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub(crate) struct Missing {
-    /// They came faster than they could be read.
+    /// Those that could not be read in time.
     pub(crate) lost: u64,
+    /// Those that `-sample` or `-rate` left out.
     pub(crate) skipped: u64,
-    /// `-where` is neither true nor false of them; `None` without it.
+    /// Those for which `-where` is neither true nor false; `None` without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) untyped: Option<u64>,
 }
@@ -79,9 +80,9 @@ pub(crate) struct Hits {
     format: Format,
     fields: Vec<Field>,
     form: PathForm,
-    /// Whether they are of several processes, which are distinguished in JSON, too.
+    /// Whether they are of several processes: then JSON has their pids, too.
     are_of_several: bool,
-    /// How many frames of the stacks of hits are shown.
+    /// How many frames of the stack of a hit are shown at most.
     frames: usize,
     /// By their pids.
     processes: HashMap<i32, HitProcess>,
@@ -108,7 +109,7 @@ pub(crate) struct ProcessHit {
 }
 
 impl Hits {
-    /// Formats the hits of processes: all fields but the pid.
+    /// Formats the hits of one process: all fields but the pid.
     pub(crate) fn new(format: Format, paths: PathForm) -> Hits {
         let fields = Field::VARIANTS.iter().copied();
         Hits {
@@ -159,14 +160,14 @@ impl Hits {
         self.processes.insert(target.pid(), process);
     }
 
-    /// Adds the stacks of the hits of a process: so many frames at most.
+    /// Also shows the stacks of the hits of a process, `frames` frames of each at most.
     pub(crate) fn add_stacks(&mut self, stacks: Stacks, frames: usize) {
         self.frames = frames;
         let process = self.processes.entry(stacks.pid()).or_default();
         process.stacks = Some(stacks);
     }
 
-    /// The same, of these fields in their order, if there are any.
+    /// The same, with these fields in their order, if any are given.
     pub(crate) fn of_fields(mut self, fields: Option<&[Field]>) -> Hits {
         if let Some(fields) = fields {
             self.fields = fields.to_vec();
@@ -174,7 +175,7 @@ impl Hits {
         self
     }
 
-    /// The lines of hits, in a table after those that were formatted before.
+    /// The lines of hits; in a table, they continue the earlier ones.
     pub(crate) fn lines(&mut self, hits: &[ProcessHit]) -> Result<String, Failure> {
         let mut lines = String::new();
         let head: Vec<&str> = self.fields.iter().map(|&field| field.into()).collect();

@@ -9,14 +9,14 @@ use serde::Serialize;
 use super::format::seconds;
 use crate::text::{Escaped, join_first};
 
-/// Who holds a probe, or held it until its death.
+/// A process that holds a probe, or held it until it was killed.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct HolderView<'t> {
-    /// `None` if it is one of another pid namespace.
+    /// `None` if it is in another pid namespace.
     pid: Option<i32>,
     command: &'t str,
     uid: u32,
-    /// How long ago it began.
+    /// How long ago the hold began.
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
     /// Whether it will give back what it holds.
@@ -57,7 +57,7 @@ impl<'t> HolderView<'t> {
     }
 }
 
-/// Who holds a probe, in the column of a table: the first of them.
+/// Who holds a probe, in the column of a table: the first three, and how many more.
 pub(super) fn held_by(holders: &[HolderView<'_>]) -> String {
     let holders: Vec<String> = holders.iter().map(HolderView::short).collect();
     join_first(3, &holders).unwrap_or_default()

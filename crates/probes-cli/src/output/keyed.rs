@@ -1,4 +1,4 @@
-//! Hits by keys, in one shape for all formats. The field names are those of the JSON output.
+//! Hits by keys: what all formats show of them. The field names are those of the JSON output.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ use super::view::text;
 use crate::flags::CountedBy;
 use crate::text::{Escaped, number_of, ocaml_string};
 
-/// What an observer has counted so far.
+/// The hits by keys that one observer or several have counted, and the functions that are not counted.
 pub(crate) struct KeyedReading {
     counts: KeyedCounts,
     refused: Vec<RefusedFunction>,
@@ -37,7 +37,7 @@ impl KeyedReading {
         KeyedReading::last(Some(KeyedCounts::by_name(counts)), counts.refused())
     }
 
-    /// The hits of several processes, by their pids.
+    /// The hits of several processes together. If they are `distinguished`, the pid is the first part of each key.
     pub(crate) fn of_processes(each: &[(i32, KeyedReading)], distinguished: bool) -> KeyedReading {
         let counts = each.iter().map(|(pid, reading)| (*pid, &reading.counts));
         KeyedReading {
@@ -46,7 +46,7 @@ impl KeyedReading {
         }
     }
 
-    /// What it had counted when it ended.
+    /// Of counts that were already read; `None` if hits are not counted by keys.
     pub(crate) fn last(counts: Option<KeyedCounts>, refused: &[RefusedFunction]) -> KeyedReading {
         KeyedReading {
             counts: counts.unwrap_or_default(),
@@ -62,7 +62,7 @@ pub(crate) struct KeyedReport<'k> {
     version: u32,
     #[serde(flatten)]
     subjects: Subjects<'k>,
-    /// The time since the observation began; `None` unless it still goes on.
+    /// The time since the observation began; `None` in the report of the total.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
     /// How long the hits were counted.
@@ -139,7 +139,7 @@ impl<'k> KeyedReport<'k> {
             }
         });
         let mut keys: Vec<KeyRow<'k>> = rows.filter(|row| row.hits > 0).collect();
-        // Stable: of equal ones, the order of the keys.
+        // The sort is stable: keys with equally many hits stay in the order of the keys.
         keys.sort_by_key(|row| std::cmp::Reverse(row.hits));
         let since = |of: fn(&KeyedCounts) -> u64| {
             let before = before.map_or(0, |before| of(&before.counts));
@@ -183,7 +183,7 @@ impl<'k> KeyedReport<'k> {
         (self.keys.len(), sum)
     }
 
-    /// What is below the keys that are shown: hits, and of what.
+    /// What is below the keys that are shown: how many hits, and a word for what they are of.
     fn rest(&self) -> Vec<(u64, String)> {
         let mut rest = Vec::new();
         let hidden = self.keys.get(self.shown..).unwrap_or_default();
@@ -260,7 +260,7 @@ impl<'k> KeyView<'k> {
             }),
             Key::Probe(name) => KeyView::Probe(name),
             Key::Process(pid) => KeyView::Process(*pid),
-            // Not made by this version.
+            // The type is non-exhaustive; the library makes no other keys yet.
             _ => KeyView::Probe("?"),
         }
     }

@@ -1,4 +1,4 @@
-//! What is shown, in one shape for all formats. The field names are those of the JSON output: new
+//! What all formats show of probes, processes and updates. The field names are those of the JSON output: new
 //! ones may be added, none renamed.
 
 use std::borrow::Cow;
@@ -27,12 +27,12 @@ pub(crate) struct Listing<'t> {
     build_id: Option<String>,
     /// How many sites are observed now.
     observed_sites: Option<usize>,
-    /// How many functions are.
+    /// How many functions are observed now.
     #[serde(skip_serializing_if = "Option::is_none")]
     observed_functions: Option<usize>,
     /// The process that observes them, or the killed one that has left them observed.
     observer: Option<ObserverView<'t>>,
-    /// Whether closures that it marshals are accepted, if that depends on its probes.
+    /// Whether other processes accept the closures that it marshals, if that depends on its probes.
     #[serde(skip_serializing_if = "Option::is_none")]
     code_digest: Option<&'static str>,
     pub(super) probes: Vec<ProbeView<'t>>,
@@ -354,18 +354,18 @@ pub(crate) struct Changes<'r> {
     pub(super) changed: Vec<ChangeView<'r>>,
     passed_over: &'r [String],
     stopped_us: u128,
-    /// Whether closures that it marshals are accepted, if that depends on these probes.
+    /// Whether other processes accept the closures that it marshals, if that depends on these probes.
     #[serde(skip_serializing_if = "Option::is_none")]
     code_digest: Option<&'static str>,
 }
 
-/// Which update it was.
+/// Which kind of update it was.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Update {
-    /// Of a process that runs.
+    /// Of a running process.
     Changed,
-    /// Of a program that was started with it.
+    /// Of a program that was just started, before it ran.
     Started,
     /// One that undid another one.
     Undone,

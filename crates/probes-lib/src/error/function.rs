@@ -206,7 +206,7 @@ fn or_libraries(libraries: usize) -> String {
     }
 }
 
-/// The first of some paths, and how many more there are.
+/// The first few paths, and how many more there are.
 fn alternatives(paths: &[String]) -> String {
     const FEW: usize = 3;
     match paths {

@@ -76,8 +76,8 @@ pub struct Starter {
     follower: i32,
 }
 
-/// Follows a program that a [`Starter`] starts. If it is dropped before the program runs, the program
-/// does not run. [`Split`] has an example.
+/// Follows a program that a [`Starter`] starts. If the follower is dropped before the program runs, the
+/// program never runs. [`Split`] has an example.
 #[derive(Debug)]
 pub struct Follower {
     tracing: Arc<Tracing>,
@@ -199,7 +199,7 @@ impl Starter {
         let mut child = spawn::spawn(launch.command, pipes, traced_by, signals.inherited())
             .map_err(|source| of_launch(LaunchError::Exec { source }))?;
         let mut sent = [0];
-        // Nothing is sent if the follower was killed.
+        // Nothing is sent if the program exited before it was traced, or the follower was killed.
         let _ = status.read_exact(&mut sent);
         if sent == [RUNS] {
             if launch.attended {

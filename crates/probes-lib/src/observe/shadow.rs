@@ -15,7 +15,7 @@ pub(crate) fn shadowed_memory(memory: ProcessMemory, maps: &[Mapping]) -> Shadow
     Shadowed::new(memory, shadow)
 }
 
-/// Returns the shadow of what these arenas observe.
+/// Returns the shadow of the sites that these arenas observe.
 pub(crate) fn shadow_of(arenas: &[Arena]) -> Shadow {
     let of_arena = |arena: &Arena| -> Vec<ShadowedSite> {
         let shadowed = arena.places().filter_map(|(index, place)| {
@@ -47,7 +47,7 @@ pub(crate) fn observed_points(
 ) -> ObservedPoints {
     let mut observed = ObservedPoints::default();
     let is_observed = |arena: &Arena| {
-        // What cannot be read is not observed.
+        // Points that cannot be read count as not observed.
         let found = find_points(process, memory, arena).unwrap_or_default();
         let (sites, functions) = found.sites_and_functions(arena);
         observed.sites += sites;

@@ -27,7 +27,7 @@ pub(crate) struct Status {
     pub(crate) ppid: i32,
     pub(crate) tracer: i32,
     pub(crate) uid: u32,
-    /// Whose files it may access: credentials(7).
+    /// Its filesystem uid and gid and its supplementary groups, which decide what files it may access: credentials(7).
     pub(crate) file_uid: u32,
     pub(crate) file_gid: u32,
     pub(crate) groups: Vec<u32>,
@@ -55,7 +55,8 @@ impl Status {
         self.effective & CAP_SYS_ADMIN != 0
     }
 
-    /// Parses `/proc/…/status`; fields that cannot be read are 0 or empty.
+    /// Parses `/proc/…/status`. Missing fields are 0 or empty, and so are those that cannot be parsed, except
+    /// `file_uid` and `file_gid`: these are -1 then, not root's 0.
     pub(crate) fn parse(bytes: &[u8]) -> Status {
         let mut status = Status::default();
         for line in bytes.split(|&byte| byte == b'\n') {
@@ -99,14 +100,13 @@ impl Status {
     }
 }
 
-/// The last of four ids: that for the file system.
+/// The last of the four ids of a line: the filesystem id.
 fn last_of(ids: &str) -> u32 {
     let last = ids.split_ascii_whitespace().next_back();
     last.and_then(|id| id.parse().ok()).unwrap_or(u32::MAX)
 }
 
-/// proc(5): "To parse this file, look for the last ')' character before parsing the remaining
-/// fields", the first of which, the state, is field 3.
+/// Fields of `stat`, by their numbers in proc(5), from 1.
 const FLAGS: usize = 9;
 const STARTTIME: usize = 22;
 
@@ -146,6 +146,8 @@ fn has_flag(stat: &[u8], flag: u64) -> bool {
     field(stat, FLAGS).is_some_and(|flags| flags & flag != 0)
 }
 
+/// Returns a field after the second, the name, which is in parentheses and may contain spaces and parentheses itself:
+/// only the last `)` is certain to end it.
 fn field(stat: &[u8], field: usize) -> Option<u64> {
     let end_of_name = stat.iter().rposition(|&byte| byte == b')')?;
     let rest = str::from_utf8(stat.get(end_of_name + 1..)?).ok()?;

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-/// Pairs the begins of phases and spans with their ends: in each domain, an end belongs to the last begin of its name that has none.
+/// Pairs the begins of phases and spans with their ends: in each domain, an end belongs to the last begin of its name
+/// that has no end yet.
 ///
 /// ```
 /// use probes_lib::EventDurations;
@@ -16,13 +17,13 @@ use std::collections::HashMap;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct EventDurations {
-    /// When those began that have not ended, by domain and name.
+    /// The times of the begins that have no end yet, by domain and name.
     open: HashMap<u32, HashMap<usize, Vec<u64>>>,
     /// When events were last paused or resumed.
     resumed: u64,
 }
 
-/// More begins of one name in each other than any program has: their ends were not written.
+/// No program nests so many phases or spans of one name: if there are more, their ends were not written.
 const MOST_OPEN: usize = 1024;
 
 impl EventDurations {
@@ -40,7 +41,8 @@ impl EventDurations {
         open.push(time);
     }
 
-    /// Adds an end; returns how long that took, in nanoseconds. `None` if its begin was not read, or the times make no sense.
+    /// Adds an end; returns how long the phase or span took, in nanoseconds. `None` if its begin was not read, or
+    /// events were paused meanwhile, or it ends before it began.
     pub fn end(&mut self, domain: u32, name: usize, time: u64) -> Option<u64> {
         let open = self.open.get_mut(&domain)?.get_mut(&name)?;
         let began = open.pop()?;
@@ -55,8 +57,9 @@ impl EventDurations {
         self.open.remove(&domain);
     }
 
-    /// Events were paused or resumed at this time: an end after it does not belong to a begin before it, in any domain. Rings are read one
-    /// after the other, so what others have from before that time may be added later.
+    /// Events were paused or resumed at this time: an end after it does not belong to a begin before it, in any domain.
+    /// Rings are read one after the other, so begins and ends from before that time may still be added, of other
+    /// domains.
     pub fn paused_or_resumed(&mut self, time: u64) {
         self.resumed = self.resumed.max(time);
     }

@@ -1,11 +1,11 @@
-//! Lets a program that is stopped at its exec run up to a place: to where its loader has mapped all
-//! libraries and none of their code has run, or to the program's entry.
+//! Lets a launched program that is stopped run up to a place: to where its loader has mapped all libraries
+//! and none of their code has run, to the program's entry, or to where OCaml code begins.
 //!
 //! ```text
 //! PTRACE_EVENT_EXEC   only the program and its loader are mapped
 //!     an int3 is written at each place, and the program resumes
 //! ld.so               maps the libraries, calls _dl_debug_state, runs their initialisers
-//! SIGTRAP             the int3s are replaced by the instructions, and all threads are stopped
+//! SIGTRAP             the int3s are replaced by the instructions; the caller stops all threads
 //! ```
 
 use std::io;
@@ -23,7 +23,7 @@ use crate::trace::tracer::Tracer;
 pub(crate) enum NotReached {
     /// The program exited first: its loader may not have found a library.
     Exited,
-    /// It executed another program, from an initialiser of a library.
+    /// It executed another program, such as from an initialiser of a library.
     Executed,
     /// It could not be stopped or changed.
     Failed(io::Error),

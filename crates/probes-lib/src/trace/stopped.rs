@@ -1,5 +1,6 @@
-//! [`Stopped`]: a process all of whose threads are traced by this thread, and stopped, or lent by their
-//! follower. Dropping it detaches them, or gives them back, so that no early return leaves a thread stopped.
+//! [`Stopped`]: a process all of whose threads are stopped, and traced by this thread or lent by their follower.
+//! Dropping it detaches them, or gives them back, so that no early return leaves a thread stopped; threads that stay
+//! traced are left to their `TraceeSet`.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -32,7 +33,7 @@ pub(crate) enum Tracee {
     Running,
     /// Stopped, and to be given this signal (0 for none) when it resumes.
     Stopped(i32),
-    /// As `Stopped`, but of another process: a child made by clone(2), which the kernel has
+    /// Same as `Stopped`, but of another process: a child made by clone(2), which the kernel has
     /// attached to this tracer by itself.
     Foreign(i32),
     Gone,
@@ -48,7 +49,7 @@ pub(crate) struct ThreadInside {
     pub(crate) is_executing: bool,
 }
 
-/// A process whose threads are all stopped and traced. Dropping it resumes and detaches them.
+/// A process whose threads are all stopped. The head of this file says what dropping it does.
 pub(crate) struct Stopped<'p> {
     process: &'p Process,
     pub(crate) tracees: HashMap<i32, Tracee>,
@@ -134,7 +135,8 @@ impl<'p> Stopped<'p> {
         &self.calls
     }
 
-    /// Checks that it is stopped as far as we know: if it may run, nothing is known about its threads.
+    /// Checks that the lease is not lost, if the process is lent: once it is, the process may run, and nothing is known
+    /// about its threads.
     ///
     /// # Errors
     ///
@@ -197,11 +199,13 @@ impl<'p> Stopped<'p> {
         })
     }
 
-    /// Moves threads that are stopped at an instruction, or that return to one from a signal handler, to its copy.
+    /// Moves threads that are stopped at an instruction of `moves`, or return to one from a signal handler, to where
+    /// they are to continue.
     ///
     /// # Errors
     ///
-    /// If the registers of a thread, or its stack, cannot be written. Threads may have been moved then, which does no harm.
+    /// If the registers of a thread, or its stack, cannot be written. Other threads may have been moved then, which
+    /// does no harm.
     pub(crate) fn move_threads(&self, memory: &ProcessMemory, moves: &Moves) -> Result<()> {
         if moves.is_empty() {
             return Ok(());

@@ -23,7 +23,7 @@ use crate::output::{GcReport, WarningKind};
 use crate::search_path::path_of;
 use crate::usage::UsageError;
 
-/// What is timed: a phase each.
+/// The work that is timed; each is a phase of the report.
 const WORK: [CollectorWork; 4] = [
     CollectorWork::Minor,
     CollectorWork::Slice,
@@ -61,8 +61,8 @@ pub(super) fn of_process(
     timed.report(args, target, active, output)
 }
 
-/// Starts a program that writes no events, as `why` says, and times the functions of its collector from the first instruction. Returns
-/// its status.
+/// Starts a program that writes no events, as `why` says, and times the functions of its collector from its first
+/// instruction on. Returns its status.
 pub(super) fn of_program(
     args: &Args,
     path: &Path,
@@ -118,7 +118,7 @@ fn warn_of_left_out(why: &Error, messages: &Messages) {
     );
 }
 
-/// The names of the functions that are timed, each with what it does.
+/// The names of the functions that are timed, each with its work.
 struct CollectorFunctions(Vec<(String, CollectorWork)>);
 
 impl CollectorFunctions {
@@ -136,13 +136,14 @@ impl CollectorFunctions {
 
     fn observation(&self) -> Observation {
         self.0.iter().fold(
-            // The time of each without that of the others in it.
+            // The time of each without that of the others that it calls.
             Observation::new().self_times(),
             |all, (_, work)| all.time_functions(FunctionSelector::Collector(*work)),
         )
     }
 
-    /// Leaves out the functions that cannot be timed, as `error` says; returns whether others are left, and these are fewer.
+    /// Leaves out the functions that cannot be timed, as `error` says. Returns whether to try again: some were left
+    /// out, and others are left.
     fn leave_out(&mut self, error: &Error) -> bool {
         let ErrorKind::Function(FunctionError::NonePossible { refused }) = error.kind() else {
             return false;

@@ -13,7 +13,8 @@ use crate::output::keyed::KeyView;
 use crate::output::table;
 use crate::text::{Escaped, number_of};
 
-/// The times of each key, those with the most time first. All of them, `other` and `untyped` add up to those of all pairs and functions.
+/// The times of each key, the greatest sum first. Together with `other` and `untyped`, they are the times of all pairs
+/// and functions.
 #[derive(Debug, Serialize)]
 pub(super) struct TimesByKey<'l> {
     /// The expressions.
@@ -90,14 +91,14 @@ impl<'l> TimesByKey<'l> {
         }
     }
 
-    /// `12 keys, 3 of other keys, 0 untyped`.
+    /// `12 keys, 3 of other keys, 0 without`.
     pub(super) fn sum(&self) -> String {
         let keys = number_of(self.keys.len(), "key");
         let (other, untyped) = (self.other.summary.count, self.untyped.summary.count);
         format!("{keys}, {other} of other keys, {untyped} without")
     }
 
-    /// The keys that are shown; and of the others, how many times they have, and how many keys they are.
+    /// The keys that are shown; and, if others are not, how many times these have, and how many keys they are.
     fn shown(&self) -> (&[TimesOfKey<'l>], Option<(u64, String)>) {
         let (shown, hidden) = self.keys.split_at(self.shown.min(self.keys.len()));
         let counts = hidden.iter().map(|it| it.figures.summary.count);

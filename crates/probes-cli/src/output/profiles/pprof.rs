@@ -1,4 +1,5 @@
-//! The format of pprof: proto/profile.proto of github.com/google/pprof, compressed. Only what is written here.
+//! The format of pprof: proto/profile.proto of github.com/google/pprof, compressed by gzip. Its messages have only the
+//! fields that are written.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -31,7 +32,7 @@ struct ValueType {
 
 #[derive(Clone, PartialEq, Message)]
 struct Sample {
-    /// The innermost first.
+    /// The stack, its innermost function first.
     #[prost(uint64, repeated, tag = "1")]
     location_id: Vec<u64>,
     #[prost(int64, repeated, tag = "2")]
@@ -70,7 +71,7 @@ pub(super) fn encoded(folded: &[(Vec<String>, u64)]) -> io::Result<Vec<u8>> {
 fn profile(folded: &[(Vec<String>, u64)]) -> Profile {
     let mut profile = Profile {
         sample_type: vec![ValueType { kind: 1, unit: 2 }],
-        // The first is empty by definition.
+        // The first string has to be empty.
         string_table: ["", "time", "microseconds"].map(str::to_owned).to_vec(),
         ..Profile::default()
     };

@@ -1,8 +1,8 @@
-//! [`TimelineFile`]: the file that a time line is written to, which can be read at any moment: after a full disk, and after the tool
-//! was killed.
+//! [`TimelineFile`]: the file that a time line is written to. It can be read at any moment, even after the disk is full
+//! or the tool was killed.
 //!
 //! ```text
-//! what was written | end          written over by the next block and the end again, in one write
+//! earlier blocks | end            the next write replaces the end by a block and the end
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -17,12 +17,12 @@ use crate::failure::Failure;
 pub(crate) struct TimelineFile {
     path: PathBuf,
     file: File,
-    /// Whether what was written can be written over: not in a pipe.
+    /// Whether the end can be written over. In a pipe it cannot, so there the end is written last.
     is_regular: bool,
     /// The length without the end.
     len: u64,
     end: &'static [u8],
-    /// Whether a block could not be written: then nothing follows it.
+    /// Whether a block could not be written: then no more are.
     has_failed: bool,
 }
 
@@ -57,11 +57,11 @@ impl TimelineFile {
         &self.path
     }
 
-    /// Writes a block behind the earlier ones, and the `end` of the file. `block` has room for it, and is emptied.
+    /// Writes a block behind the earlier ones, and the `end` of the file behind it. Empties `block`.
     ///
     /// # Errors
     ///
-    /// If it cannot be written: then the file ends before the block.
+    /// If it cannot be written: then a regular file ends before the block.
     pub(crate) fn write(&mut self, block: &mut Vec<u8>, end: &'static [u8]) -> Result<(), Failure> {
         if self.has_failed || block.is_empty() {
             block.clear();
@@ -78,7 +78,7 @@ impl TimelineFile {
         if let Err(error) = written {
             self.has_failed = true;
             if self.is_regular {
-                // The blocks of the file that hold its end are there already.
+                // The end was there before, so the disk has room for it.
                 let _ = self.file.write_all_at(self.end, self.len);
                 let _ = self.file.set_len(self.len + self.end.len() as u64);
             }

@@ -2,20 +2,22 @@
 
 use crate::observe::layout::groups::GROUP_BITS;
 
-/// Mantissa bits of a bucket: a time's bucket is selected by the position of its highest set bit and
+/// Mantissa bits of a bucket at full precision: a time's bucket is selected by the position of its highest set bit and
 /// the `PRECISION` bits below it, so a bucket is one tick wide, or at most 1/512 of its lowest time.
 pub(crate) const PRECISION: u32 = 9;
-/// Binary logarithm of the longest time, in ticks: longer ones are counted as that.
+/// Binary logarithm of the longest time, in ticks: longer ones are counted as the longest.
 pub(crate) const LONGEST_BITS: u32 = 48;
 pub(crate) const BUCKETS: u64 = ((LONGEST_BITS - PRECISION + 1) as u64) << PRECISION;
 pub(crate) const HISTOGRAM_LEN: u64 = BUCKETS * 8;
 
-/// How precise histograms are: up to so many, so many mantissa bits of a bucket ([`PRECISION`]). All histograms
-/// together take less than 64 MiB of the address space of the process.
+/// How precise the histograms of functions, or of values, are: `(most, bits)` says that buckets have so many mantissa
+/// bits ([`PRECISION`]) if there are at most so many histograms. Unless buckets are linear, all histograms together
+/// take less than 64 MiB of the address space of the process.
 pub(crate) const PRECISIONS: [(u32, u32); 4] =
     [(FEW, PRECISION), (1 << 9, 7), (1 << 11, 5), (1 << 14, 3)];
 
-/// How many histograms of full precision there are at most. Fewer have several copies each, one for each group of threads.
+/// How many histograms of full precision there are at most. If there are at most half as many, each has several copies,
+/// one for each group of threads.
 const FEW: u32 = 1 << 7;
 
 /// Returns the mantissa bits of a bucket if there are so many histograms.
@@ -24,7 +26,8 @@ pub(crate) fn precision(histograms: u32) -> u32 {
     fits.map_or(0, |(_, precision)| *precision)
 }
 
-/// Returns the binary logarithm of how many groups of threads have a copy of their own, if there are so many histograms.
+/// Returns the binary logarithm of how many copies each histogram has, one for each group of threads, if there are so
+/// many histograms.
 pub(crate) fn group_bits(histograms: u32) -> u32 {
     let many = FEW / histograms.max(1);
     many.max(1).ilog2().min(GROUP_BITS)
