@@ -1,7 +1,7 @@
 //! Text for people: untrusted names escaped, long lists shortened, counts with a noun in singular
 //! or plural.
 
-use std::fmt;
+use std::fmt::{self, Display};
 
 /// The number of lines that a terminal usually has.
 pub(crate) const TERMINAL_LINES: usize = 24;
@@ -102,9 +102,9 @@ pub(crate) fn join_first(few: usize, names: &[impl AsRef<str>]) -> Option<String
 }
 
 /// `1 site`, `2 sites`: a number and what it counts.
-pub(crate) fn number_of(count: usize, noun: &str) -> String {
+pub(crate) fn number_of(count: impl Display + PartialEq + From<u8>, noun: &str) -> String {
     let plural = match noun {
-        _ if count == 1 => "",
+        _ if count == 1.into() => "",
         noun if noun.ends_with('s') => "es",
         _ => "s",
     };

@@ -189,8 +189,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         outcome.print(output, rest.and_then(|rest| Ok(rest + &total?)));
         let many = counts.probes().count() + counts.functions().len();
         output.sum_up(messages, many, || sum(&counts));
-        let untyped = counts.total_untyped().filter(|&many| many > 0);
-        warn_of_untyped(messages, untyped.filter(|_| counts.total() == 0));
+        if outcome.output_was_read {
+            let untyped = counts.total_untyped().filter(|&many| many > 0);
+            warn_of_untyped(messages, untyped.filter(|_| counts.total() == 0));
+        }
     }
     outcome.finish(messages)
 }
@@ -287,7 +289,7 @@ fn sum(counts: &Counts) -> String {
             sum.push(format!("{functions} ({called} of them called)"));
         }
     }
-    sum.push(format!("{} hits", counts.total()));
+    sum.push(number_of(counts.total(), "hit"));
     if let Some(untyped) = counts.total_untyped() {
         sum.push(format!("{untyped} untyped"));
     }

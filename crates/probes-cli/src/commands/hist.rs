@@ -179,7 +179,9 @@ fn run_of_one(
         }
         let (lines, summary) = histograms.sum();
         output.sum_up(messages, lines, || summary);
-        warn_of_untyped(messages, histograms.only_untyped());
+        if outcome.output_was_read {
+            warn_of_untyped(messages, histograms.only_untyped());
+        }
     }
     outcome.finish(messages)
 }
@@ -266,7 +268,9 @@ fn run_of_several(
     let written = report_file.map_or(Ok(()), |file| file.write(histograms.picture()));
     let (lines, summary) = histograms.sum();
     output.sum_up(&output.messages, lines, || summary);
-    warn_of_untyped(&output.messages, histograms.only_untyped());
+    if outcome.output_was_read {
+        warn_of_untyped(&output.messages, histograms.only_untyped());
+    }
     outcome.finish(output, text).and(written)
 }
 

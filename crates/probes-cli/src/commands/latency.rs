@@ -226,8 +226,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         sum_up(output, &latencies);
         // The result says it, too. A terminal that accepts no output would keep this command from ending.
         if outcome.output_was_read {
-            warn_of_interleaved(&output.messages, &latencies);
-            warn_of_lost_calls(&output.messages, &latencies);
+            warn_of_doubts(&output.messages, &latencies);
         }
     }
     outcome.finish(&output.messages)
@@ -340,8 +339,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let output_was_read = outcome.output_was_read;
     let finished = outcome.finish(output, text);
     if output_was_read {
-        warn_of_interleaved(&output.messages, &latencies);
-        warn_of_lost_calls(&output.messages, &latencies);
+        warn_of_doubts(&output.messages, &latencies);
     }
     finished.and(written)
 }
@@ -372,7 +370,13 @@ fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
 fn sum_up(output: &Output, latencies: &Latencies<'_>) {
     let (lines, sum) = latencies.sum();
     output.sum_up(&output.messages, lines, || sum);
-    warn_of_untyped(&output.messages, latencies.only_untyped());
+}
+
+/// Warns of what may be wrong with the times, or missing.
+fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
+    warn_of_interleaved(messages, latencies);
+    warn_of_lost_calls(messages, latencies);
+    warn_of_untyped(messages, latencies.only_untyped());
 }
 
 fn last_reading(report: ObservationReport) -> LatencyReading {

@@ -282,9 +282,9 @@ fn line(elapsed: Duration, all: Option<Duration>, samples: u64) -> String {
     match all {
         Some(all) => {
             let all = all.as_secs_f64();
-            format!("profiling {seconds:.1} of {all} s, {samples} samples")
+            format!("profiling {seconds:.1} of {all} s, {}", number_of(samples, "sample"))
         }
-        None => format!("profiling {seconds:.1} s, {samples} samples; Ctrl-C ends it"),
+        None => format!("profiling {seconds:.1} s, {}; Ctrl-C ends it", number_of(samples, "sample")),
     }
 }
 
@@ -330,7 +330,7 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
     warn_of_cut_stacks(profile, unreadable, messages);
     if profile.stops > 0 {
         let mean = profile.stopped.as_micros() / u128::from(profile.stops);
-        messages.note(&format!("stopped {} times, {mean} us each", profile.stops));
+        messages.note(&format!("stopped {}, {mean} us each", number_of(profile.stops, "time")));
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         output.messages.warning(
             WarningKind::UnreadableFile,
             &format!("not listed: {pids}: {why}"),
-            "build the program again; its probes cannot be found",
+            "`ocaml-probes info -pid N` says what to do",
         );
     }
     let denied = survey.denied.len();

@@ -258,11 +258,7 @@ impl<'h> Histograms<'h> {
         };
         let (values, untyped) = (add(|it| it.count), add(|it| it.untyped));
         let histograms = number_of(self.total, "histogram");
-        let values = if values == 1 {
-            "1 value".to_owned()
-        } else {
-            format!("{values} values")
-        };
+        let values = number_of(values, "value");
         (
             self.total,
             format!("{histograms}, {values}, {untyped} untyped"),

@@ -178,8 +178,8 @@ impl<'k> KeyedReport<'k> {
         let keys = number_of(self.keys.len(), "key");
         let hits = self.keys.iter().map(|it| it.hits);
         let hits = hits.fold(0, u64::saturating_add);
-        let (other, untyped) = (self.other, self.untyped);
-        let sum = format!("{keys}, {hits} hits, {other} other, {untyped} untyped");
+        let (hits, other, untyped) = (number_of(hits, "hit"), self.other, self.untyped);
+        let sum = format!("{keys}, {hits}, {other} other, {untyped} untyped");
         (self.keys.len(), sum)
     }
 

@@ -182,7 +182,8 @@ impl<'h> KeyedHistogramReport<'h> {
     pub(crate) fn sum(&self) -> (usize, String) {
         let keys = number_of(self.keys.len(), "key");
         let (values, other, untyped) = (sum(&self.keys), self.other.count, self.untyped);
-        let sum = format!("{keys}, {values} values, {other} other, {untyped} untyped");
+        let values = number_of(values, "value");
+        let sum = format!("{keys}, {values}, {other} other, {untyped} untyped");
         (self.keys.len(), sum)
     }
 

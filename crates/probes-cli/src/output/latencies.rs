@@ -241,18 +241,9 @@ impl Evidence {
             doubtful,
             by_key,
         } = self;
-        // Those of starts that a filter leaves out are no times.
-        let of = |stops| {
-            if stops <= count {
-                format!(" of {count}")
-            } else {
-                String::new()
-            }
-        };
         if interleaved > 0 {
             return Some(format!(
-                "no time can be trusted: pairs of a thread seem to interleave, as {interleaved}{} stops show",
-                of(interleaved)
+                "no time can be trusted: pairs of a thread seem to interleave, as {interleaved} stops show"
             ));
         }
         if doubtful == 0 {
@@ -266,8 +257,7 @@ impl Evidence {
         } else {
             format!(
                 "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
-                 at {doubtful}{} stops, an earlier start of the stack frame waited",
-                of(doubtful)
+                 at {doubtful} stops, an earlier start of the stack frame waited"
             )
         })
     }
@@ -343,6 +333,9 @@ impl<'l> Latencies<'l> {
         let typed = pairs.fold(functions, u64::saturating_add);
         let pairs = self.pairs.iter().map(|it| it.untyped);
         let untyped = pairs.fold(untyped, u64::saturating_add);
+        if let Some(keyed) = &self.keyed {
+            return keyed.only_untyped();
+        }
         (untyped > 0 && typed == 0).then_some(untyped)
     }
 
@@ -357,7 +350,7 @@ impl<'l> Latencies<'l> {
         if functions > 0 {
             let functions = number_of(functions, "function");
             sum.push(format!("{functions} ({called} of them called)"));
-            sum.push(format!("{calls} calls"));
+            sum.push(number_of(calls, "call"));
         }
         sum.extend(self.keyed.as_ref().map(TimesByKey::sum));
         (self.pairs.len() + functions, sum.join(", "))

@@ -111,6 +111,23 @@ fn ten_million_calls_have_their_keys() {
     }
 }
 
+// promise: Functions: A thousand keys of `count -by` each have room, wherever the bits are in which they differ (2 programs, 6 places)
+#[test]
+fn keys_have_room_wherever_they_differ() {
+    const KEYS: i64 = 1000;
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        for place in [0, 10, 24, 32, 40, 50] {
+            let flags = format!("-fn leaf -by (int(arg0)&4095)*{} -json", 1_i64 << place);
+            let tool = counting(&flags, target.pid());
+            target.ask(&format!("calls 1 {KEYS}"), "called");
+            let json = object(&tool.end().answer());
+            assert_eq!(integers(&json).len() as i64, KEYS + 1, "{place}");
+            assert_eq!(rest(&json), (0, 0), "{place}");
+        }
+    }
+}
+
 // promise: Functions: Of 100,000 keys of 16 threads, as many as there is room for are shown, none with more hits than it has, and the
 //    others add up with them to all hits (2 programs)
 #[test]

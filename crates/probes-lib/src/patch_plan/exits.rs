@@ -88,24 +88,13 @@ fn leaves_to_handler(body: &Body, index: usize) -> bool {
     })
 }
 
-/// Returns whether a function keeps data below the stack pointer (the red zone of the psABI); with a frame pointer, if it makes no room
-/// for what it addresses by that.
+/// Returns whether a function keeps data below the stack pointer (the red zone of the psABI).
 fn uses_red_zone(body: &Body) -> bool {
-    let makes_room = body.instructions.iter().any(|it| {
-        it.mnemonic() == Mnemonic::Sub
-            && it.op0_kind() == OpKind::Register
-            && it.op0_register() == Register::RSP
-    });
     body.instructions.iter().any(|it| {
         let has_memory = it.op_kinds().any(|kind| kind == OpKind::Memory);
         let is_below = (it.memory_displacement64() as i64) < 0;
         let is_accessed = has_memory && it.mnemonic() != Mnemonic::Lea;
-        let is_on_stack = match it.memory_base() {
-            Register::RSP => true,
-            Register::RBP => !makes_room,
-            _ => false,
-        };
-        is_accessed && is_on_stack && is_below
+        is_accessed && it.memory_base() == Register::RSP && is_below
     })
 }
 

@@ -92,14 +92,21 @@ pub(crate) struct FilterWatch {
 }
 
 impl FilterWatch {
-    /// Returns whether a filter has been found, or a thread could not be looked at: a thread never gives up its filters.
+    /// Returns whether a filter has been found, or could not be looked for now. A thread never gives up its filters.
     pub(crate) fn has_any(&mut self, process: &Process) -> bool {
-        if !self.has_any {
-            let tids = process.threads().and_then(|mut list| list.read());
-            let has_any = |tids: Vec<i32>| OwnFilters::of(process).has_any_of(self.next_of(&tids));
-            self.has_any = tids.and_then(has_any).unwrap_or(true);
+        let look = |watch: &mut FilterWatch| {
+            let tids = process.threads()?.read()?;
+            let filters = OwnFilters::of(process);
+            // The first thread is the one that most programs confine.
+            Ok(filters.has_any_of(&tids[..tids.len().min(1)])?
+                || filters.has_any_of(watch.next_of(&tids))?)
+        };
+        if self.has_any {
+            return true;
         }
-        self.has_any
+        let found: io::Result<bool> = look(self);
+        self.has_any = matches!(found, Ok(true));
+        !matches!(found, Ok(false))
     }
 
     /// Returns the threads to look at now.

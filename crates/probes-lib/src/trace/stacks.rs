@@ -7,8 +7,11 @@ use crate::address::{LiveAddr, PAGE};
 use crate::memory::ReadMemory;
 use crate::process::maps::Mapping;
 
-/// How many bytes of a stack are searched, which takes about 3 ms: more than stacks usually have (`ulimit -s`).
-const MAX_SEARCHED: u64 = 64 << 20;
+/// How many bytes of a stack are searched for addresses of code.
+const MAX_SEARCHED: u64 = 1 << 20;
+
+/// How many bytes of a stack are searched for all its signal frames; to search so many takes about 3 ms.
+const MAX_SEARCHED_FOR_FRAMES: u64 = 64 << 20;
 
 /// How many bytes of a stack are read at once.
 const READ_AT_ONCE: u64 = 16 * PAGE;
@@ -48,16 +51,16 @@ impl StackRanges {
         StackRanges(stacks)
     }
 
-    /// Returns the range to search if the stack pointer is `top`: at most [`MAX_SEARCHED`] bytes. It ends where this stack ends,
+    /// Returns the range to search if the stack pointer is `top`: at most `most` bytes. It ends where this stack ends,
     /// because the stacks at higher addresses belong to other threads.
-    fn above(&self, top: u64) -> Range<u64> {
+    fn above(&self, top: u64, most: u64) -> Range<u64> {
         let index = self.0.partition_point(|stack| stack.end <= top);
         let Some(stack) = self.0.get(index) else {
             return top..top;
         };
         // The stack pointer may be in memory that is mapped only when it is written to.
         let start = top.max(stack.start);
-        let end = top.saturating_add(MAX_SEARCHED).min(stack.end);
+        let end = top.saturating_add(most).min(stack.end);
         (start & !7)..end
     }
 
@@ -71,7 +74,7 @@ impl StackRanges {
         code: &[Range<u64>],
     ) -> Option<LiveAddr> {
         let mut found = None;
-        self.search(memory, top, |_, word, _| {
+        self.search(memory, top, MAX_SEARCHED, |_, word, _| {
             let leads = code.iter().any(|code| code.contains(&word));
             found = leads.then_some(LiveAddr(word));
             !leads
@@ -83,7 +86,7 @@ impl StackRanges {
     /// have interrupted: the address of each, and its value.
     pub(crate) fn contexts(&self, memory: &impl ReadMemory, top: LiveAddr) -> Vec<(LiveAddr, u64)> {
         let mut contexts = Vec::new();
-        self.search(memory, top, |at, word, before| {
+        self.search(memory, top, MAX_SEARCHED_FOR_FRAMES, |at, word, before| {
             if word == SEGMENTS {
                 contexts.push((LiveAddr(at.wrapping_sub(16)), before[1]));
             }
@@ -92,13 +95,14 @@ impl StackRanges {
         contexts
     }
 
-    /// Calls `visit` for each word on the stack above `top`, and on the stacks that signal frames there lead to,
-    /// until it returns false. Passes the address of the word, the word, and the three
+    /// Calls `visit` for each word on the stack above `top`, and on the stacks that signal frames there lead to, at
+    /// most `most` bytes of each, until it returns false. Passes the address of the word, the word, and the three
     /// before it.
     fn search(
         &self,
         memory: &impl ReadMemory,
         top: LiveAddr,
+        most: u64,
         mut visit: impl FnMut(u64, u64, [u64; 3]) -> bool,
     ) {
         let mut tops = vec![top.0];
@@ -110,7 +114,7 @@ impl StackRanges {
             }
             let mut before = [0; 3];
             let mut goes_on = true;
-            let range = self.above(top);
+            let range = self.above(top, most);
             let mut at = range.start;
             let stack = each_word(memory, range, |word| {
                 goes_on = visit(at, word, before);
@@ -246,7 +250,7 @@ mod tests {
     const LEN: u64 = 8 << 20;
 
     fn above(stacks: &StackRanges, top: u64) -> Range<u64> {
-        stacks.above(top)
+        stacks.above(top, MAX_SEARCHED)
     }
 
     fn many_stacks() -> StackRanges {

@@ -64,7 +64,7 @@ pub(crate) struct TraceeSet<'t> {
     /// loader changes the list of loaded objects: its clone is what tells us.
     hooks: HashMap<i32, Range<u64>>,
     /// Processes that are detached thread by thread, as each stops.
-    given_up: HashMap<i32, Process>,
+    given_up: HashMap<i32, Option<Process>>,
     /// Exited children of our own process, which it may want to wait for.
     unreaped: HashSet<i32>,
     starved: StarvedThreads,
@@ -158,10 +158,8 @@ impl<'t> TraceeSet<'t> {
     /// Gives up a process that could not be changed: each of its threads is detached when it stops.
     pub(crate) fn give_up(&mut self, pid: i32) {
         self.forget(pid);
-        // If it has exited, nothing is left to detach.
-        if let Ok(process) = Process::open(pid) {
-            self.given_up.insert(pid, process);
-        }
+        // Without it, it is not noticed that it has exited, and that another process has its pid.
+        self.given_up.insert(pid, Process::open(pid).ok());
     }
 
     /// Resumes at once the threads of a process that have nothing to report; [`TraceeSet::next`]
@@ -345,7 +343,8 @@ impl<'t> TraceeSet<'t> {
 
     fn is_given_up(&mut self, tid: i32) -> bool {
         // A later process may have the same pid.
-        self.given_up.retain(|_, process| !process.has_exited());
+        let has_exited = |it: &Option<Process>| it.as_ref().is_some_and(Process::has_exited);
+        self.given_up.retain(|_, process| !has_exited(process));
         let process = || Process::open(tid).ok()?.status().ok();
         !self.given_up.is_empty()
             && process().is_some_and(|status| self.given_up.contains_key(&status.tgid))
@@ -362,7 +361,7 @@ impl<'t> TraceeSet<'t> {
             return Some(tid);
         }
         // The exited child hides the others until it is waited for.
-        let given_up = self.given_up.values();
+        let given_up = self.given_up.values().flatten();
         let given_up =
             given_up.filter_map(|process| process.threads().and_then(|mut it| it.read()).ok());
         let given_up = given_up

@@ -163,12 +163,21 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
         }
     });
     let parts: Completions = parts.collect();
-    // There may still be too many to read: then as many letters of each as give no more than can be read. If some were left
-    // out, a shell would insert what only the others have in common.
-    let cut = (1..=longest(&parts))
-        .map(|more| cut(&parts, typed_len + more))
-        .take_while(|it| it.len() <= MOST);
-    cut.last().unwrap_or_default()
+    if parts.len() <= MOST {
+        return parts;
+    }
+    // Still too many to read: as many letters of each as give no more than can be read. If some were left out, a shell would insert what
+    // only the others have in common.
+    let (mut least, mut most) = (typed_len, longest(&parts));
+    while least + 1 < most {
+        let middle = least.midpoint(most);
+        if cut(&parts, middle).len() <= MOST {
+            least = middle;
+        } else {
+            most = middle;
+        }
+    }
+    cut(&parts, least)
 }
 
 /// The most bytes of a name.

@@ -59,7 +59,9 @@ pub(super) fn run(
         outcome.print(output, text.and_then(|text| Ok(text + &total?)));
         let (many, sum) = report.sum();
         output.sum_up(&output.messages, many, || sum);
-        warn_of_untyped(&output.messages, report.only_untyped());
+        if outcome.output_was_read {
+            warn_of_untyped(&output.messages, report.only_untyped());
+        }
     }
     outcome.finish(&output.messages)
 }
@@ -162,7 +164,9 @@ impl CountingSeveral<'_> {
         text += &output::keyed(self.output.format, &total)?;
         let messages = &self.output.messages;
         self.output.sum_up(messages, many, || sum);
-        warn_of_untyped(messages, total.only_untyped());
+        if outcome.output_was_read {
+            warn_of_untyped(messages, total.only_untyped());
+        }
         Ok(text)
     }
 

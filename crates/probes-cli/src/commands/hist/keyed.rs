@@ -76,7 +76,9 @@ pub(super) fn run(
         }
         let (lines, summary) = report.sum();
         output.sum_up(&output.messages, lines, || summary);
-        warn_of_untyped(&output.messages, report.only_untyped());
+        if outcome.output_was_read {
+            warn_of_untyped(&output.messages, report.only_untyped());
+        }
     }
     outcome.finish(&output.messages)
 }
@@ -114,7 +116,9 @@ pub(super) fn run_of_several(
     let written = report_file.map_or(Ok(()), |file| file.write(report.picture()));
     let (lines, summary) = report.sum();
     output.sum_up(&output.messages, lines, || summary);
-    warn_of_untyped(&output.messages, report.only_untyped());
+    if outcome.output_was_read {
+        warn_of_untyped(&output.messages, report.only_untyped());
+    }
     outcome.finish(output, text).and(written)
 }
 

@@ -115,11 +115,7 @@ impl<'c> EventCounts<'c> {
         let names = number_of(self.events.len(), "name");
         (
             self.events.len(),
-            if hits == 1 {
-                format!("{names}, 1 event")
-            } else {
-                format!("{names}, {hits} events")
-            },
+            format!("{names}, {}", number_of(hits, "event")),
         )
     }
 

@@ -66,7 +66,7 @@ pub(crate) mod slot {
     pub(crate) const STARTS_WITHOUT_ROOM: u64 = REPLACED_STARTS + 8;
     /// Starts and stops for which an expression has no answer.
     pub(crate) const UNTYPED: u64 = REPLACED_STARTS + 16;
-    /// How many of the starts in [`DEPTH`] and [`ABANDONED_STARTS`] a filter leaves out.
+    /// How many of the starts in [`DEPTH`] and [`ABANDONED_STARTS`] a filter leaves out, as far as they are not overwritten.
     pub(crate) const LEFT_OUT: u64 = REPLACED_STARTS + 24;
 }
 const _: () = assert!(slot::LEFT_OUT + 8 <= SLOT_LEN);

@@ -30,6 +30,9 @@ use crate::observe::role::KeyRole;
 /// An odd number near 2⁶⁴ divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// By how many bits a hash is rotated after each word, so that its well mixed bits are multiplied next.
+const ROTATED: u32 = 29;
+
 /// The unused bytes at the end of the block of a string of 64 bytes, whose last word has no other.
 const LAST_OF_WHOLE: u64 = 7 << 56;
 
@@ -191,7 +194,8 @@ impl<'r, 'a> KeyCode<'r, 'a> {
                 }
             }
         }
-        Ok(())
+        // The highest bits choose the slot: back to where they depend on all bits of the last word.
+        self.a.rol(rdx, 64 - ROTATED)
     }
 
     /// Emits the code that adds a word to the hash.
@@ -199,7 +203,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         self.a.xor(rdx, word)?;
         self.a.imul_2(rdx, rsi)?;
         // The higher bits are those that depend on all of them.
-        self.a.rol(rdx, 29)
+        self.a.rol(rdx, ROTATED)
     }
 
     /// Emits the code that loads a part that no register holds into rax.

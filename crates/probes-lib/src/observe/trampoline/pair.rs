@@ -190,7 +190,7 @@ impl Ends<'_> {
         reset_slot_of_exited_thread(a)?;
         match end {
             PairEnd::Start(_) => {
-                push_start(a, starts)?;
+                push_start(a, starts, *self.filter != PairFilter::All)?;
                 interleaving::mark_start(a, self.marks, saved)?;
             }
             PairEnd::Stop(pair) => {
@@ -297,10 +297,24 @@ fn reset_slot_of_exited_thread(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// Adds a start to those that wait in the slot at rcx.
-fn push_start(a: &mut CodeAssembler, starts: Starts) -> Result<(), IcedError> {
+fn push_start(a: &mut CodeAssembler, starts: Starts, is_filtered: bool) -> Result<(), IcedError> {
     a.mov(eax, 1)?;
     a.xadd(word_at(rcx, slot::DEPTH), rax)?;
     locate_start(a)?;
+    if is_filtered {
+        // One that is overwritten while it waits: its stop will not know whether it was left out.
+        let mut over = a.create_label();
+        a.mov(rdi, qword_ptr(rcx + rdx * 8 + slot::STARTS))?;
+        a.btr(rdi, slot::LEFT_OUT_BIT)?;
+        a.jnc(over)?;
+        a.add(rdi, slot::STARTS_KEPT as i32)?;
+        a.cmp(rdi, rax)?;
+        a.jne(over)?;
+        a.dec(word_at(rcx, slot::LEFT_OUT))?;
+        a.set_label(&mut over)?;
+        // There may be another label.
+        a.nop()?;
+    }
     if starts == Starts::LeftOut {
         a.bts(rax, slot::LEFT_OUT_BIT)?;
         a.inc(word_at(rcx, slot::LEFT_OUT))?;
