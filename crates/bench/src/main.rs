@@ -1,6 +1,6 @@
 //! `bench`: measures, on live programs that never pause by themselves, how long they are stopped
-//! while their probes are switched, and what whole commands cost; writes the tables of
-//! `docs/benchmarks.md`.
+//! while their probes are switched, what it costs them to be observed, and what whole commands
+//! cost; writes the tables of `docs/benchmarks.md`.
 //!
 //! ```text
 //! cargo run --release -p bench            builds everything, measures everything
@@ -197,7 +197,8 @@ fn measure(request: Request) -> Result<()> {
     }
 }
 
-/// Measures the cost of observing hits. The table of goals needs all measurements, so it implies them.
+/// Measures the cost of observing hits. The table `observe-goals` needs the measurements of `observe`, `observe-exact`
+/// and `observe-stops`, so it implies these tables.
 fn add_observe_tables(
     request: &Request,
     ready: &prepare::BuildOutput,

@@ -1,9 +1,9 @@
-//! [`Diagnosis`]: what this machine and a process allow. Each [`Check`] looks at one thing that decides whether something can be
-//! done, in the way in which it is looked at when it is done, so that a failed check has the error that doing it would fail with.
+//! [`Diagnosis`]: what this machine and a process allow. Each [`Check`] looks at one thing that decides whether
+//! something can be done, by the code that does it: so a failed check has the error that a command would fail with.
 //!
 //! ```text
 //! machine   this tool, its user, the kernel, the processor
-//! access    the kernel's checks before one process may read or trace another, one by one, and then what the kernel itself says
+//! access    the kernel's checks before one process may read or trace another, one by one; then what the kernel says
 //! program   what is mapped: translator, probes, symbols, tables, the runtime
 //! stale     what killed observers have left
 //! ```
@@ -46,8 +46,8 @@ pub enum CheckKind {
     Ptrace,
     /// Whether the maps and the executable of a process may be read.
     Files,
-    /// What the kernel says when the memory of a process is opened: the sum of the checks of users, capabilities, namespaces and
-    /// security modules.
+    /// What the kernel says when the memory of a process is opened: the sum of the checks of users, capabilities,
+    /// namespaces and security modules.
     Memory,
     /// Whether another tool traces the process.
     Tracer,
@@ -65,7 +65,7 @@ pub enum CheckKind {
     ForceOverride,
     /// Whether the time stamp counter has one rate in all states of the processors.
     InvariantTsc,
-    /// Whether perf_event_open(2) is permitted, as it is tried with the events of a profile: without them, it samples waits.
+    /// Whether perf_event_open(2) is permitted for the events of a profile, which only samples waits without them.
     PerfEvents,
     /// Whether the kernel samples threads that run, also while they are in the kernel, as it is tried with the events of a profile: without
     /// them, it stops the threads.
@@ -84,11 +84,11 @@ pub enum CheckKind {
     Frametables,
     /// `.eh_frame`, with which stacks are read.
     UnwindTables,
-    /// The version of OCaml that the program was compiled by.
+    /// The version of OCaml that the program was compiled with.
     OcamlVersion,
     /// The events that the runtime of OCaml 5 writes itself: whether they are on, or can be switched on.
     RuntimeEvents,
-    /// Whether they are on already, so that nothing has to be switched on to read them.
+    /// Whether these events are on already, so that nothing has to be switched on to read them.
     RuntimeEventsOn,
 }
 
@@ -142,7 +142,7 @@ impl Check {
         }
     }
 
-    /// A failed check, by what a command would fail with.
+    /// A failed check, with the error that a command would fail with.
     fn error(kind: CheckKind, error: impl Into<Error>) -> Check {
         let error = error.into();
         Check::fail(kind, error.to_string()).because(error)
@@ -206,13 +206,13 @@ impl Diagnosis {
         }
     }
 
-    /// Checks this machine and a process. Stops and changes nothing. A process that was forked within the last second is waited for
-    /// until it has executed a program, or is older.
+    /// Checks this machine and a process. Stops and changes nothing. If the process was forked within the last second,
+    /// waits until it has executed a program, or is older.
     ///
     /// # Errors
     ///
-    /// If there is no such process, or it runs no program: it is a thread's id, a kernel thread or a zombie; if pids in /proc are not
-    /// those of this pid namespace.
+    /// If there is no such process, or it runs no program (a thread's id, a kernel thread, a zombie), or the pids in
+    /// /proc are not those of this pid namespace.
     pub fn of_process(pid: i32) -> Result<Diagnosis> {
         let process = Process::open(pid)?;
         process.refuse_without_program()?;
@@ -253,7 +253,7 @@ impl Diagnosis {
         &self.checks
     }
 
-    /// Returns one check; `None` if it is about a process, and none was checked.
+    /// Returns one check; `None` if it was not made, as those of a process if none was checked.
     pub fn check(&self, kind: CheckKind) -> Option<&Check> {
         self.checks.iter().find(|check| check.kind == kind)
     }

@@ -282,9 +282,15 @@ fn line(elapsed: Duration, all: Option<Duration>, samples: u64) -> String {
     match all {
         Some(all) => {
             let all = all.as_secs_f64();
-            format!("profiling {seconds:.1} of {all} s, {}", number_of(samples, "sample"))
+            format!(
+                "profiling {seconds:.1} of {all} s, {}",
+                number_of(samples, "sample")
+            )
         }
-        None => format!("profiling {seconds:.1} s, {}; Ctrl-C ends it", number_of(samples, "sample")),
+        None => format!(
+            "profiling {seconds:.1} s, {}; Ctrl-C ends it",
+            number_of(samples, "sample")
+        ),
     }
 }
 
@@ -330,7 +336,10 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
     warn_of_cut_stacks(profile, unreadable, messages);
     if profile.stops > 0 {
         let mean = profile.stopped.as_micros() / u128::from(profile.stops);
-        messages.note(&format!("stopped {}, {mean} us each", number_of(profile.stops, "time")));
+        messages.note(&format!(
+            "stopped {}, {mean} us each",
+            number_of(profile.stops, "time")
+        ));
     }
 }
 

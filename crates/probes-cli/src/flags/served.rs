@@ -31,7 +31,7 @@ const BUCKETS: [Duration; 16] = [
     Duration::from_secs(10),
 ];
 
-/// More buckets are more lines than a scrape needs.
+/// The most bounds: each is a line of every histogram, at every scrape.
 const MOST_BUCKETS: usize = 64;
 
 // What is exported.

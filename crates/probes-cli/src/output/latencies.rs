@@ -235,7 +235,7 @@ impl Evidence {
     }
 
     /// Says it; `count` times were measured.
-    pub(crate) fn caution(self, count: u64) -> Option<String> {
+    pub(crate) fn caution(self) -> Option<String> {
         let Evidence {
             interleaved,
             doubtful,
@@ -521,7 +521,7 @@ impl<'l> PairRow<'l> {
 
     /// Says if times may not be those of an event.
     pub(super) fn caution(&self) -> Option<String> {
-        self.evidence.caution(self.summary.count)
+        self.evidence.caution()
     }
 
     /// How many starts and stops were not matched, and how many times were lost.

@@ -14,7 +14,7 @@ pub(super) struct RefusedView<'r> {
     object: Cow<'r, str>,
     #[serde(serialize_with = "text")]
     address: LiveAddr,
-    /// The name of the reason, which stays the same.
+    /// The name of the reason, the same in all versions.
     reason: &'static str,
     /// The reason in words.
     text: String,

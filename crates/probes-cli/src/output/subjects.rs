@@ -8,10 +8,10 @@ use serde::Serialize;
 /// One process, or several.
 #[derive(Debug, Serialize)]
 pub(super) struct Subjects<'t> {
-    /// `None` of several processes.
+    /// `None` if there are several processes; so is `program`.
     pub(super) pid: Option<i32>,
     program: Option<Cow<'t, str>>,
-    /// Empty of one.
+    /// Empty if there is one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     processes: Vec<SubjectProcess<'t>>,
 }

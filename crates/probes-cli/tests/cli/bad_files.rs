@@ -109,7 +109,10 @@ fn damaged_running_program_is_left_unchanged() {
             assert!(!answer.lines().any(|it| it.starts_with(&start)), "{answer}");
             if name.starts_with("note_") {
                 // Other tests may run the same program.
-                let mut lines = listed.stderr.lines().filter(|it| it.contains("not listed: "));
+                let mut lines = listed
+                    .stderr
+                    .lines()
+                    .filter(|it| it.contains("not listed: "));
                 let pid = pid.to_string();
                 let is_named = |line: &str| line.split([' ', ',', ':']).any(|it| it == pid);
                 assert!(lines.any(is_named), "{}", listed.stderr);

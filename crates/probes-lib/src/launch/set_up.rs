@@ -87,8 +87,9 @@ impl<'s> SetUp<'s> {
         self.at_exec.process()
     }
 
-    /// Runs a program until its loader has mapped everything that the program is linked with; none of
-    /// that has run by then. If the loader has no function to stop at, runs the program up to `entry`.
+    /// Runs a program until its loader has mapped everything that the program is linked with; none of that
+    /// has run by then. If the loader has no function to stop at, runs the program up to `entry`: then the
+    /// initialisers of its libraries have run.
     fn run_until_loaded(
         &self,
         mut stopped: Stopped<'s>,

@@ -11,7 +11,7 @@ use crate::address::PAGE;
 /// calls to be small.
 const MAX_RUN: u64 = 64 << 10;
 
-/// Neighbouring items with one key (their object or mapping).
+/// Neighbouring items with one key (their object or segment).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     /// Index of the first item.

@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A range of values in steps of one width, each of which is a bucket of a histogram
-/// ([`Observation::linear`](crate::Observation::linear)). The last step is narrower if the width does not divide the range.
+/// ([`Observation::linear`](crate::Observation::linear)). The last step is narrower if the width does not divide the
+/// range.
 ///
 /// ```
 /// use probes_lib::Linear;
@@ -25,7 +26,7 @@ pub struct Linear {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadLinear {
-    /// It has not three numbers.
+    /// It is not three numbers.
     #[error("needs three numbers, LO,HI,STEP, such as 0,1000,50")]
     NotThree,
     /// Something is no number, or too large.
@@ -146,7 +147,7 @@ impl FromStr for Linear {
     }
 }
 
-/// As it is written.
+/// As [`FromStr`] reads it.
 impl fmt::Display for Linear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{},{},{}", self.start, self.end, self.width)

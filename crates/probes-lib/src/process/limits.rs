@@ -13,7 +13,7 @@ pub(crate) struct NeededMemory {
     pub(crate) data: u64,
 }
 
-/// Refuses to map memory of which a limit leaves less than as much again to the process: it may fail for lack of
+/// Refuses to map memory if a limit would then leave the process less than as much again: it may fail for lack of
 /// memory later.
 ///
 /// # Errors
@@ -43,13 +43,13 @@ pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()
     check("RLIMIT_DATA", b"Max data size", status.data, needed.data)
 }
 
-/// Returns a soft limit as `/proc/PID/limits` names it; `None` if there is none, or it cannot be read.
+/// Returns the soft limit that has this name in `/proc/PID/limits`; `None` if there is none, or it cannot be read.
 pub(crate) fn limit_of(process: &Process, name: &str) -> Option<u64> {
     let limits = process.read_of_living_thread("limits").ok()?;
     soft_limit(&limits, name.as_bytes())
 }
 
-/// Returns the limit of the memory of a process that leaves it the least; `None` if there is none, or the limits cannot be read.
+/// Returns which limit leaves a process the least memory to map; `None` if there is none, or the limits cannot be read.
 pub(crate) fn tightest(process: &Process) -> Option<MemoryLimit> {
     let limits = process.read_of_living_thread("limits").ok()?;
     let status = process.status().ok()?;

@@ -24,8 +24,8 @@ pub enum FunctionSelector {
     Glob(Glob),
     /// The function that begins at this address of the process, or the instruction there.
     Address(LiveAddr),
-    /// Where a source line begins: in each function with code of it, also code that was inlined there, the first
-    /// instruction of each stretch of that code, as the debugging information (DWARF) says.
+    /// Where a source line begins: in each function that has code of the line, inlined or not, the first instruction of
+    /// each stretch of that code, as the debugging information (DWARF) says.
     Line {
         /// The path of the source file, or the end of it if no other file's path ends so.
         file: String,
@@ -34,12 +34,12 @@ pub enum FunctionSelector {
     },
     /// The function of OCaml's runtime that does this work of the garbage collector.
     Collector(CollectorWork),
-    /// The sites of the USDT probes whose `PROVIDER:NAME` matches, of other providers than OCaml's. While they are observed,
-    /// their semaphores are raised by one.
+    /// The sites of the USDT probes whose `PROVIDER:NAME` matches, of other providers than OCaml's. While they are
+    /// observed, their semaphores are raised by one.
     Usdt(Glob),
 }
 
-/// Work of OCaml's garbage collector that one function of the runtime does; which one, its version says.
+/// Work of OCaml's garbage collector that one function of the runtime does; which one depends on the runtime's version.
 ///
 /// ```
 /// use probes_lib::{CollectorWork, FunctionSelector};
@@ -66,7 +66,7 @@ pub enum CollectorWork {
 }
 
 impl CollectorWork {
-    /// All there is.
+    /// All of them.
     pub const ALL: [CollectorWork; 5] = [
         CollectorWork::Minor,
         CollectorWork::Slice,

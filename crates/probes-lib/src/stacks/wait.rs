@@ -33,9 +33,9 @@ pub enum WaitsFor {
         /// How many, if the system call says.
         count: Option<u64>,
     },
-    /// A word in memory to be changed, and another thread to say so: a lock, or a condition (futex(2)).
+    /// Another thread to wake it, at a lock or a condition variable (futex(2)).
     Futex {
-        /// Where.
+        /// The address of the futex.
         address: LiveAddr,
     },
     /// The time.
@@ -46,12 +46,12 @@ pub enum WaitsFor {
     Signal,
 }
 
-/// How many bytes of code before the return of a system call are looked at for the number of the call.
+/// How many bytes of code, up to the end of a `syscall` instruction, [`restarted`] searches for the number of the call.
 pub(super) const BEFORE_SYSCALL: usize = 32;
 
-/// Returns which system call restart_syscall(2) goes on with, after the thread was stopped: the one whose number is loaded last (`mov $N,%eax`)
-/// in the code before its `syscall`, with which that code ends; `None` if it is none that can be restarted so. The
-/// registers still hold its arguments.
+/// Returns the number of the system call that restart_syscall(2) resumes after a stop. `code` ends with the `syscall`
+/// instruction; the number is that of the last `mov $N,%eax` before it whose call can be restarted so; `None` if there
+/// is none. The registers still hold the arguments of that call.
 pub(super) fn restarted(code: &[u8]) -> Option<u32> {
     const RESTARTED: [libc::c_long; 4] = [
         libc::SYS_nanosleep,
@@ -66,7 +66,7 @@ pub(super) fn restarted(code: &[u8]) -> Option<u32> {
 }
 
 impl SystemCall {
-    /// Whether it goes on with another one, in which the thread was when it was stopped.
+    /// Whether it is restart_syscall(2), which resumes the call that the thread was in when it was stopped.
     pub(super) fn is_restart(&self) -> bool {
         i64::from(self.number) == libc::SYS_restart_syscall
     }
@@ -113,7 +113,7 @@ impl fmt::Display for WaitsFor {
     }
 }
 
-/// Returns what a system call of a thread of `process` waits for; `None` if that is not known of it.
+/// Returns what a system call of a thread of `process` waits for; `None` if that is not known.
 pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor> {
     let [first, second, ..] = call.arguments;
     Some(match Sysno::new(call.number as usize)? {

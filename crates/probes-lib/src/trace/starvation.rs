@@ -10,21 +10,21 @@
 //! again, and the code that was interrupted never. Or that code is `nanosleep`, which ends as soon as it has
 //! begun, and is called again for the time that is left: all of it. A timer of 100 µs is enough.
 //!
-//! So the time counts that a thread has between its resumption and its next signal.
+//! So what is measured is how long a thread runs between its resumption and its next signal.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::sys::ptrace;
 
-/// A time that is as good as none: a handler and a system call take it.
+/// A run shorter than this counts as none: a handler and a system call take that long.
 const SHORT: Duration = Duration::from_micros(200);
 
-/// How long a thread is watched, and for how many signals at least, before it may count as starved.
+/// How long, and for how many signals at least, a thread is watched before it may count as starved.
 const LASTING: Duration = Duration::from_millis(500);
 const SIGNALS: u32 = 64;
 
-/// A thread is starved if it could execute its own code for less than one part in so many.
+/// A thread is starved if it executed its own code for less than one in `PARTS` parts of the time.
 const PARTS: u32 = 4;
 
 /// The threads that were stopped for signals.
@@ -38,9 +38,9 @@ pub(crate) struct StarvedThreads {
 struct SignalStops {
     since: Instant,
     signals: u32,
-    /// How long it ran between them, short times left out.
+    /// How long it ran between them, without runs shorter than [`SHORT`].
     ran: Duration,
-    /// When it was resumed; `None` if the same signal waited for it then.
+    /// When it was resumed; `None` if the same signal was pending then.
     resumed: Option<Instant>,
 }
 
@@ -72,8 +72,8 @@ impl SignalStops {
         }
     }
 
-    /// Notes that the thread has stopped. Returns whether it has been starved since it was first watched;
-    /// if not, and it was watched for long enough, watching starts again.
+    /// Notes that the thread has stopped. Once it was watched for long enough, returns whether it was starved in that
+    /// time, and starts to watch it anew.
     fn stop(&mut self, now: Instant) -> bool {
         if let Some(resumed) = self.resumed {
             let ran = now.duration_since(resumed);

@@ -28,7 +28,7 @@ pub(crate) struct UpdatePlan {
     /// Probes for which there is nothing to do: they are to be disabled and are disabled already,
     /// or an update of them is to be undone and nothing of it is left.
     pub(crate) skipped: Vec<ProbeId>,
-    /// Probes that cannot be undone, because one of their sites holds foreign bytes.
+    /// Probes whose update cannot be undone, because one of their sites holds foreign bytes.
     pub(crate) not_undone: Vec<ProbeId>,
 }
 
@@ -337,7 +337,7 @@ impl PlanInputs<'_> {
         Ok(())
     }
 
-    /// Groups the opcode changes of one stage into writes: each opcode on its own if `one_by_one`,
+    /// Groups the opcode changes of one `order` into writes: each opcode on its own if `one_by_one`,
     /// else one write for those of a page in one run of the snapshot. A write ends before a
     /// breakpoint: the debugger that set it may remove it at any time, and writing the old `cc`
     /// back would then kill the process.
@@ -361,8 +361,8 @@ impl PlanInputs<'_> {
             let start = code[run].start;
             let grown = writes.last_mut().filter(|write| {
                 !self.one_by_one && write.at.0 / PAGE == at.0 / PAGE && write.at >= start && {
-                    // The breakpoints found before the update are all there are: an opcode between
-                    // them that another stage changes is not `cc` before or after.
+                    // The breakpoints found before the update are all there are: no opcode that an
+                    // earlier stage changes is `cc`, before or after.
                     let from = write.at.0 + write.len as u64;
                     !self.holds_breakpoint(LiveAddr(from), at)
                 }

@@ -1,7 +1,7 @@
 //! Raises the semaphores of the USDT probes that are observed, while the process is stopped, and lowers them again.
 //!
-//! They are raised once the points are patched, and lowered before these are restored: a point whose patch is there tells
-//! that its semaphore is still that of the same object, which may have been unloaded since.
+//! They are raised once the points are patched, and lowered before these are restored. As long as the patch of a point
+//! is there, its object has not been unloaded, and the semaphore is still its own.
 
 use std::collections::{HashMap, HashSet};
 
@@ -105,8 +105,8 @@ fn change(
     Ok(())
 }
 
-/// Writes of the semaphore that a killed tool was changing whether it is raised: before any is changed, because records of
-/// several sites may be about one semaphore.
+/// Completes the record of the semaphore that a killed tool was changing: whether it is raised. This is done before any
+/// semaphore is changed, because the records of several sites may be about the same one.
 fn complete_interrupted_changes(
     pid: i32,
     memory: &mut impl WriteMemory,

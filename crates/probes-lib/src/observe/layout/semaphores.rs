@@ -1,12 +1,12 @@
-//! [`SemaphoreRecord`]: what the code part of an arena says of a semaphore that is raised while a USDT probe is observed, or of
-//! another word of the program that is changed as long. Pure.
+//! [`SemaphoreRecord`]: what the code part of an arena says of a semaphore that is raised while a USDT probe is
+//! observed, or of another word of the program that is changed for that time (here, `raised` means changed). Pure.
 //!
 //! ```text
 //! +0 address   +8 index of the point   +11 how it is changed   +12 value before the last change   +14 state
 //! ```
 //!
-//! Value and state are written together before the semaphore is, and the state once more afterwards. So a tool that finds the
-//! record of one that was killed knows whether the semaphore has been changed: the process was stopped meanwhile.
+//! Value and state are written together before the semaphore is, and the state once more afterwards. The process is
+//! stopped meanwhile, so a tool that finds the record of a killed tool knows whether the semaphore has been changed.
 
 use crate::address::LiveAddr;
 
@@ -47,7 +47,7 @@ pub(crate) struct ChangedWord {
 }
 
 impl WordChange {
-    /// Returns what it is while it is changed, if it has this value; `None` if that is not to be changed.
+    /// Returns what to write over this value while the point is observed; `None` if it stays.
     pub(crate) fn changed(self, value: u16) -> Option<u16> {
         match (self, value) {
             (WordChange::Count, value) => Some(value.saturating_add(1)),
@@ -57,7 +57,7 @@ impl WordChange {
         }
     }
 
-    /// Returns what it is afterwards, if it has this value while it is changed.
+    /// Returns what to write over this value at the end.
     pub(crate) fn restored(self, value: u16) -> u16 {
         match self {
             // Another tool may have set it to 0.
@@ -103,7 +103,7 @@ impl SemaphoreRecord {
         let mut bytes = [0; SEMAPHORE_RECORD_LEN];
         bytes[..8].copy_from_slice(&self.at.0.to_le_bytes());
         bytes[8..12].copy_from_slice(&(self.point as u32).to_le_bytes());
-        // An arena has less than 2^24 points.
+        // An arena has fewer than 2^24 points.
         bytes[11] = self.change.to_byte();
         bytes
     }

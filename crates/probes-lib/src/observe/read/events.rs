@@ -58,14 +58,16 @@ use crate::sys::ticks::Clock;
 pub struct Events {
     /// In the order of their times.
     pub events: Vec<Event>,
-    /// How many hits, or slow pairs, were lost: overwritten before they were read, or with an invalid record.
+    /// How many hits, or slow pairs, were lost: overwritten before they were read, with an invalid record, or, of a
+    /// function of C, not recorded because there was no place to save registers.
     pub dropped: u64,
     /// How many hits were not recorded because of [`Observation::sample`](crate::Observation::sample).
     pub skipped: u64,
-    /// How many hits were not recorded because [`Observation::only_where`](crate::Observation::only_where) has no answer for
-    /// them; `None` if that is not asked.
+    /// How many hits were not recorded because [`Observation::only_where`](crate::Observation::only_where) has no
+    /// answer for them; `None` if there is no such expression.
     pub untyped: Option<u64>,
-    /// Pairs that lasted long ([`Observation::report_slow`](crate::Observation::report_slow)), in the order of their ends.
+    /// Pairs that lasted long ([`Observation::report_slow`](crate::Observation::report_slow)), in the order of their
+    /// ends.
     pub slow_pairs: Vec<SlowPair>,
 }
 
@@ -80,8 +82,8 @@ pub struct Events {
 pub struct Event {
     /// Its time.
     pub time: SystemTime,
-    /// The same on CLOCK_MONOTONIC, in nanoseconds. Times that were read at once are in their order; those of a later reading may be
-    /// some hundred nanoseconds off.
+    /// The same on CLOCK_MONOTONIC, in nanoseconds. Times that were read together are in the right order; between two
+    /// readings, they may be some hundred nanoseconds off.
     pub monotonic: u64,
     /// The thread's id in our pid namespace; `None` if it is unknown, or if the thread is of
     /// another namespace and has exited.
@@ -91,7 +93,8 @@ pub struct Event {
     /// Its arguments, decoded, at most six: the note of the site says where they are, or the calling convention of the
     /// function. Of a return, the result.
     pub arguments: Vec<Value>,
-    /// Where the call is, of a function whose exits are recorded ([`Observation::watch_exits`](crate::Observation::watch_exits)).
+    /// Where the call is, of a function whose exits are recorded
+    /// ([`Observation::watch_exits`](crate::Observation::watch_exits)).
     pub frame: Option<CallFrame>,
     /// Its stack, if it was copied ([`Observation::with_stacks`](crate::Observation::with_stacks)). At a return, it is
     /// that of the entry: the frames of the callers are the same.
@@ -110,18 +113,20 @@ pub enum EventKind {
     /// A return of a function.
     Return,
     /// A function jumps to another one in tail position ([`Observation::watch_exits`](crate::Observation::watch_exits),
-    /// [`Observation::report_slow`](crate::Observation::report_slow)): its call has ended, and the other function returns in its place.
+    /// [`Observation::report_slow`](crate::Observation::report_slow)): its call has ended, and the other function
+    /// returns in its place.
     Jump,
 }
 
-/// Where a call of a function is: the stack, and the place there. A call that another one has made, and that has not ended, is at a
-/// lower place of the same stack; one at the same place or a higher one has ended.
+/// Where a call of a function is: the stack, and the place there. A call is at a lower place than the one that has made
+/// it, if that is on the same stack. So when a call begins, the earlier ones at its place or a lower one have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallFrame {
-    /// The number of the fiber of OCaml 5 that the stack is of, which may move between threads; `None` if it is that of the thread.
+    /// The number of the fiber of OCaml 5 that the stack belongs to, which may move between threads; `None` if it is
+    /// the stack of the thread.
     pub fiber: Option<u64>,
-    /// The place of the return address: its address or, on the stack of a fiber, its distance in bytes from the upper end, which is
-    /// negative.
+    /// The place of the return address: its address or, on the stack of a fiber, its distance in bytes from the upper
+    /// end, which is negative.
     pub place: i64,
 }
 
@@ -143,12 +148,12 @@ impl Event {
         }
     }
 
-    /// Returns its site; `None` of a function.
+    /// Returns its site; `None` for a function.
     pub fn site(&self) -> Option<Site<'_>> {
         self.live_site().map(|site| site.site)
     }
 
-    /// Returns the object that its site is in; `None` of a function.
+    /// Returns the object that its site is in; `None` for a function.
     pub fn object(&self) -> Option<&Object> {
         self.live_site().map(|site| site.object)
     }
@@ -237,8 +242,8 @@ struct PointCounters {
 }
 
 impl PointCounters {
-    /// Returns those of the points of a plan that `have` them; the counter of the first point of an arena is the one with the
-    /// index that `first` returns.
+    /// Returns those of the points of a plan that `have` them; the counter of the first point of an arena is the one
+    /// with the index that `first` returns.
     fn of(
         plan: &ObservationPlan,
         arenas: &[Arena],
@@ -277,7 +282,7 @@ impl PointCounters {
 /// Counters of the hits of which some are recorded.
 #[derive(Debug, Default)]
 struct SkippedHits {
-    /// Where those of an arena are, and every how many hits of each of its points are recorded, if not all are.
+    /// Where those of an arena are, and for each of its points N if every Nth hit is recorded, `None` if all are.
     counters: Vec<(LiveAddr, Vec<Option<NonZeroU64>>)>,
     /// How many were not recorded at the last reading.
     known: u64,
@@ -353,8 +358,8 @@ struct ArgumentShape {
 }
 
 impl EventReader {
-    /// Begins to read the events of a plan, whose points are in `arenas`; `shared` is the address of its shared data, and
-    /// `pages` is what the table of readable pages holds.
+    /// Begins to read the events of a plan, whose points are in `arenas`; `shared` is the address of its shared data,
+    /// and `pages` is what the table of readable pages holds.
     pub(crate) fn begin(
         plan: &ObservationPlan,
         arenas: &[Arena],
@@ -418,7 +423,7 @@ impl EventReader {
             let point = (word(record, record::TID) >> 32) as u32;
             if point & record::SLOW != 0 {
                 match self.slow_pair(process, memory, clock, record) {
-                    // The trampoline has decided by a bound that is a little lower.
+                    // The trampoline compares with a bound that is a little lower.
                     Some(pair) if pair.duration < self.slow_from => {}
                     Some(pair) => events.slow_pairs.push(pair),
                     None => events.dropped = events.dropped.saturating_add(1),
@@ -633,7 +638,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                 continue;
             };
             let role = &plan.points[index].role;
-            // They are the same, whatever is recorded.
+            // Both have the same arguments.
             let sources = role.watched.as_ref().or(role.reported.as_ref());
             let sources = sources.into_iter().flat_map(|it| &it.arguments);
             let arguments = plan.program.site(site).site.arguments();
@@ -662,7 +667,8 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
     points
 }
 
-/// Returns the bytes of a name before the null byte that ends it; `None` if it cannot be read, or is longer than names are.
+/// Returns the bytes of a name before the null byte that ends it; `None` if it cannot be read, or is longer than names
+/// are.
 fn name_at(memory: &impl ReadMemory, at: LiveAddr) -> Option<Vec<u8>> {
     const LONGEST: usize = 64;
     let mut name = Vec::new();

@@ -1,10 +1,12 @@
-//! The code that answers an expression ([`Filter`](crate::expression::Filter)) at a hit: it goes on if the answer is yes, and
-//! jumps elsewhere if it is no, or untyped; or the code that loads the integer that an expression
-//! ([`IntegerExpression`](crate::expression::IntegerExpression)) is. There are no loops.
+//! The code that answers an expression ([`Filter`](crate::expression::Filter)) at a hit: it goes on if the answer is
+//! yes, and jumps elsewhere if it is no, or untyped; the code that loads the integer that an expression
+//! ([`IntegerExpression`](crate::expression::IntegerExpression)) is; and the code that loads the parts of a key. The
+//! only loop is the search of the runtime's table, which is bounded.
 //!
-//! Memory is read only where a table of pages says so ([`ValuePages`]): that of the runtime, or the observer's, while that is valid. What
-//! cannot be read is untyped. Integers in registers need neither. Beside the runtime's table, the observer's is used for the stack,
-//! and then without its validity: the frame of the point is mapped.
+//! Memory is read only where a table of pages says so ([`ValuePages`]): that of the runtime, or the observer's while it
+//! is valid. What cannot be read is untyped. Integers in registers need neither table. Where the runtime's is used for
+//! values, the observer's is used for the stack, valid or not: the frame of the point is mapped. Strings of C need the
+//! observer's, valid, and the consent of the kernel.
 
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, edi, get_gpr32,
@@ -37,7 +39,8 @@ pub(super) enum SavedAt {
     Copies,
     /// At an address, one after the other.
     Address(LiveAddr),
-    /// Below the stack pointer if there is room, or else at an address ([`SaveArea::StackOrLock`](super::saved::SaveArea::StackOrLock)).
+    /// Below the stack pointer if there is room, or else at an address
+    /// ([`SaveArea::StackOrLock`](super::saved::SaveArea::StackOrLock)).
     StackOrAddress(LiveAddr),
     /// On the stack, one after the other from the stack pointer on.
     Pushed,
@@ -51,12 +54,12 @@ pub(super) struct FilterContext {
     pub(super) saved_at: SavedAt,
     /// How many bytes the trampoline has on the stack below what is there at the point: its return address, or nothing.
     pub(super) pushed: u64,
-    /// Where the address of the shared data is.
+    /// Where the address of the shared data is stored.
     pub(super) shared: LiveAddr,
     pub(super) layout: SharedLayout,
 }
 
-/// Where code goes on that does not fall through.
+/// A jump of a test; where it does not jump, the code falls through.
 #[derive(Clone, Copy)]
 struct Branch {
     /// Whether it jumps if the test is true, or if it is false.
@@ -109,8 +112,8 @@ pub(super) fn filter(
     code.a.nop()
 }
 
-/// Emits the code that loads an integer into rcx, or goes to `untyped`. Changes the [`saved_of_integer`] registers; not r8 if it is
-/// `beside_r8`, which keys hold.
+/// Emits the code that loads an integer into rcx, or goes to `untyped`. Changes the [`saved_of_integer`] registers, but
+/// not r8 if `beside_r8`: the number of a histogram is there.
 pub(super) fn integer(
     a: &mut CodeAssembler,
     role: &IntegerRole,
@@ -123,9 +126,10 @@ pub(super) fn integer(
     code.number(&role.integer.number, pool(beside_r8))
 }
 
-/// Emits the code that loads what arguments make of a key, or goes to `untyped`; of a string, the address of its block or of its first byte,
-/// of which as much as a key has can be read. Returns the register that holds each part. Changes the registers of [`SAVED_IF_TIMED`]; not r8 if it is
-/// `beside_r8`, and arguments make no more than one part.
+/// Emits the code that loads the parts of a key that arguments make, or goes to `untyped`. Of a string it loads the
+/// address of its block, or of C that of its first byte: as much of it as a key has can be read. Returns the register
+/// that holds each part. Changes the registers of [`SAVED_IF_TIMED`], but not r8 if `beside_r8`; then arguments make at
+/// most one part.
 pub(super) fn key(
     a: &mut CodeAssembler,
     role: &KeyRole,
@@ -170,8 +174,8 @@ fn holders(many: usize) -> &'static [AsmRegister64] {
     &BOTH[BOTH.len().saturating_sub(many)..]
 }
 
-/// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if the table is
-/// needed for values, and is not valid now. Uses rax and rdx.
+/// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if
+/// the table is needed for values, and is not valid now. Uses rax and rdx.
 fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
     let mut is_valid = a.create_label();
     load(a, rbx, context.shared)?;
@@ -530,8 +534,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.size()
     }
 
-    /// Emits the code that loads the address of the block of a string whose first words, as many as a key has and one more, can be
-    /// read.
+    /// Emits the code that loads the address of the block of a string, whose first words, as many as a key has and one
+    /// more, can be read.
     fn text(&mut self, of: &Word, pool: &[AsmRegister64]) -> Result<(), IcedError> {
         let (block, last) = (pool[0], pool[1]);
         let mut is_short = self.a.create_label();
@@ -602,8 +606,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.end_of_string(jump, &mut over)
     }
 
-    /// Emits the code that loads the address of a string of C into rcx, of which the bytes up to number `last`, less than a page, can be
-    /// read: the table of pages and the kernel both say so. Uses all registers of the pool but r8.
+    /// Emits the code that loads the address of a string of C into rcx, whose bytes 0 to `last` can be read: the table
+    /// of pages and the kernel both say so. `last` is less than a page. Uses all registers of the pool but r8.
     fn text_of_c(&mut self, of: &Word, last: u64) -> Result<(), IcedError> {
         let mut is_in_page = self.a.create_label();
         if self.context.layout.value_pages != ValuePages::Observers {
@@ -615,7 +619,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
         self.word(of, rdx)?;
         self.unless_listed(rdx, 0)?;
-        // What the kernel is asked with has to be a multiple of 8; an address that is listed has three bits more.
+        // In the system call, rcx has to be a multiple of 8, so that it is no valid `how`. The upper three bits of a
+        // listed address are 0.
         self.a.mov(rcx, rdx)?;
         self.a.shl(rcx, 3)?;
         self.a.and(rdx, -8)?;
@@ -735,8 +740,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.nop()
     }
 
-    /// The vector registers are the program's, and so are those of the x87 unit: floats are compared as integers of the same
-    /// order.
+    /// The vector registers are the program's, and so are those of the x87 unit: floats are compared as integers of the
+    /// same order.
     fn compare_floats(
         &mut self,
         relation: Relation,
@@ -782,8 +787,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
     }
 
-    /// Emits the code that makes of the bits of a float an integer: signed ones have the order of the floats. Goes to `no_number` if
-    /// it is none.
+    /// Emits the code that makes of the bits of a float a signed integer, so that these have the order of the floats.
+    /// Goes to `no_number` if it is a NaN.
     fn ordered(&mut self, float: AsmRegister64, no_number: CodeLabel) -> Result<(), IcedError> {
         let mut is_positive = self.a.create_label();
         let mut magnitude = self.a.create_label();
@@ -801,7 +806,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.nop()
     }
 
-    /// Emits a jump to `untyped` unless the word `offset` bytes behind `base`, to which a value points, may be read. Uses rdi and r9.
+    /// Emits a jump to `untyped` unless the word `offset_of` bytes behind `base`, to which a value points, may be read.
+    /// Uses rdi and r9.
     fn unless_readable_value(
         &mut self,
         base: AsmRegister64,
@@ -818,7 +824,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
     }
 
-    /// Emits a jump to `untyped` unless the table of readable pages has the word `offset` bytes behind `base`. Uses rdi and r9.
+    /// Emits a jump to `untyped` unless the table of readable pages has the word `offset_of` bytes behind `base`. Uses
+    /// rdi and r9.
     fn unless_listed(&mut self, base: AsmRegister64, offset_of: i32) -> Result<(), IcedError> {
         self.a.test(rbx, rbx)?;
         self.a.je(self.untyped)?;

@@ -9,8 +9,8 @@
 //!
 //! Where each key has a histogram, no hit is counted in the slot: its number is that of the histogram.
 //!
-//! A signal handler that interrupts this finds a claimed slot at most, and passes it over. Strings of OCaml cannot move meanwhile; another
-//! domain or thread may write to one, and then its hit has a key that is a mixture.
+//! A signal handler that interrupts this finds a claimed slot at most, and passes it over. Strings of OCaml cannot move
+//! meanwhile; another domain or thread may write to one, and then its hit has a key that is a mixture.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -33,11 +33,12 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// By how many bits a hash is rotated after each word, so that its well mixed bits are multiplied next.
 const ROTATED: u32 = 29;
 
-/// The unused bytes at the end of the block of a string of 64 bytes, whose last word has no other.
+/// The last word of the block of a string of 64 bytes: it has none of them, and its last byte says that 7 bytes before
+/// it are unused.
 const LAST_OF_WHOLE: u64 = 7 << 56;
 
-/// Emits the code that makes the hash of a key in rdx: for a single integer, another for each. Goes to `untyped` if a hit has no key.
-/// Changes all registers that are saved where hits are timed.
+/// Emits the code that makes the hash of a key in rdx; no two keys of a single integer have the same. Goes to `untyped`
+/// if a hit has no key. Changes all registers that are saved where hits are timed.
 pub(super) fn hash(
     a: &mut CodeAssembler,
     role: &KeyRole,
@@ -47,8 +48,8 @@ pub(super) fn hash(
     KeyCode::begin(a, role, false, context, untyped)?.hash()
 }
 
-/// Emits the code that counts a hit by its key; goes to `untyped` if it has none, and to `other` if there is no room for it. Changes all
-/// registers that are saved where hits are timed.
+/// Emits the code that counts a hit by its key; goes to `untyped` if it has none, and to `other` if there is no room
+/// for it. Changes all registers that are saved where hits are timed.
 pub(super) fn count(
     a: &mut CodeAssembler,
     role: &KeyRole,
@@ -62,8 +63,9 @@ pub(super) fn count(
     a.lock().inc(word_at(rbx, slot::HITS))
 }
 
-/// Emits the code that puts in r8 the number of the histogram of a hit's key, whose values may be negative or not: that of other keys
-/// if there is no room for it. Goes to `untyped` if it has none. Changes all registers that are saved where hits are timed.
+/// Emits the code that puts in r8 the number of the histogram of a hit's key: that of other keys if there is no room
+/// for it. The values of the histogram may be negative if `is_signed`. Goes to `untyped` if the hit has no key. Changes
+/// all registers that are saved where hits are timed.
 pub(super) fn histogram(
     a: &mut CodeAssembler,
     role: &KeyRole,
@@ -90,8 +92,8 @@ pub(super) fn histogram(
     a.nop()
 }
 
-/// Emits the code that does the same for the key of a time in r8, which it keeps, and puts the number in rax; that of times without a key
-/// if it has none.
+/// Emits the code that puts in rax the number of the histogram of the key of a time: that of other keys if there is no
+/// room for it, that of times without a key if it has none. Keeps r8, where the time is.
 pub(super) fn histogram_of_time(
     a: &mut CodeAssembler,
     role: &KeyRole,
@@ -113,7 +115,8 @@ pub(super) fn histogram_of_time(
     a.nop()
 }
 
-/// Emits the code that puts in rax the number of the slot in rbx: its distance from the first one, in units of its length.
+/// Emits the code that puts in rax the number of the slot in rbx: its distance from the first one, in units of its
+/// length.
 fn number(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
     load(a, rax, context.shared)?;
     a.add(rax, offset(context.layout.keys()))?;
@@ -202,8 +205,13 @@ impl<'r, 'a> KeyCode<'r, 'a> {
     fn mix(&mut self, word: AsmRegister64) -> Result<(), IcedError> {
         self.a.xor(rdx, word)?;
         self.a.imul_2(rdx, rsi)?;
+<<<<<<< HEAD
         // The higher bits are those that depend on all of them.
         self.a.rol(rdx, ROTATED)
+=======
+        // A bit of the product depends only on bits of the word up to its own: so the highest ones are rotated down.
+        self.a.rol(rdx, 29)
+>>>>>>> 0ffd1584 (words: selectors, waits, starvation, semaphores, events, filters, keys, diagnosis)
     }
 
     /// Emits the code that loads a part that no register holds into rax.
@@ -223,7 +231,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         }
     }
 
-    /// Emits the code that puts in r9 how much a slot says that there is of a string. Uses rdi.
+    /// Emits the code that puts in r9 the length of a string, as a slot has it ([`text`]). Uses rdi.
     fn words(&mut self, text: &Text, block: AsmRegister64) -> Result<(), IcedError> {
         match text {
             Text::Ocaml(_) => self.words_of_block(block),
@@ -266,7 +274,8 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         self.a.nop()
     }
 
-    /// Emits the code that does the same for each word in rax, number rdi, of as many as r9 says that a slot has of the string.
+    /// Emits a loop over the words of a string that a slot has, as many as r9 says: `word` finds each in rax, and its
+    /// number in rdi.
     fn for_each_word(
         &mut self,
         text: &Text,

@@ -43,7 +43,7 @@ impl Widget for PairsTable<'_> {
 
 /// Says if times of a pair may be wrong.
 fn caution_of(pair: &PairLatency) -> Option<String> {
-    let caution = pair.evidence.caution(pair.count)?;
+    let caution = pair.evidence.caution()?;
     let (start, stop) = (Escaped(&pair.start), Escaped(&pair.stop));
     Some(format!("{start},{stop}: {caution}"))
 }

@@ -1,4 +1,5 @@
-//! The compiled code has the answers of the interpreter: a stopped process executes it, with random arguments and memory.
+//! The compiled code has the answers of the interpreter: a traced process executes it, with random arguments and
+//! memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -75,7 +76,7 @@ pub(in super::super) const RUNTIMES: u64 = 0x10_3000_0000;
 const ENTRIES: u64 = RUNTIMES + 0x100;
 const ENTRY_BITS: u32 = 4;
 
-/// Where the arguments are: of OCaml, of C, a float, a number of 16 bits, on the stack, in registers that are not saved.
+/// Where the arguments are whose kinds [`scope`] has.
 pub(in super::super) const SOURCES: [ArgumentSource; 7] = [
     ArgumentSource::Register(Register::RAX),
     ArgumentSource::Register(Register::RCX),
@@ -176,7 +177,8 @@ impl Puppet {
         poke(self.pid.as_raw(), self.registers.rip, &old);
     }
 
-    /// Runs until a breakpoint; returns the registers there, or the signal that arrived instead and the program counter.
+    /// Runs until a breakpoint; returns the registers there, or the signal that arrived instead and the program
+    /// counter.
     pub(in super::super) fn run(
         &self,
         with: user_regs_struct,
@@ -192,7 +194,8 @@ impl Puppet {
         }
     }
 
-    /// Writes the table of a runtime, in which the readable pages of a hit are, others that are not of values, and some elsewhere.
+    /// Writes the table of a runtime: the readable pages of a hit as pages of values, its other pages as pages of
+    /// something else, and some pages elsewhere.
     pub(in super::super) fn poke_runtimes_table(&self, hit: &RecordedHit) {
         let mut entries = [0_u64; 1 << ENTRY_BITS];
         let mut add = |page: u64, of: u64| {
@@ -247,8 +250,8 @@ impl Puppet {
         }
     }
 
-    /// Executes the code for each table that may say what can be read of values; the answers have to be the same. Returns the
-    /// registers at its end.
+    /// Executes the code for each table that may say what can be read of values; the answers have to be the same.
+    /// Returns the registers at its end.
     fn execute_by_each(
         &self,
         code: impl Fn(ValuePages) -> Vec<u8>,
@@ -725,7 +728,8 @@ fn compiled_and_interpreted_answers_agree() {
     );
 }
 
-/// A hit whose C argument is at an address, with a text there, as far as there is memory; the table has one page more than there is.
+/// A hit whose C argument is an address, with a text there, as far as there is memory; the table has one page more than
+/// there is.
 pub(in super::super) fn hit_with_text_of_c(at: u64, text: &[u8]) -> RecordedHit {
     let end = MEMORY + PAGES * PAGE;
     let mut words: BTreeMap<u64, u64> = BTreeMap::new();
