@@ -107,7 +107,7 @@ impl Rings {
         first = first.max(oldest);
         let mut after = end.max(first);
         records.drop_records(first - next);
-        self.waiting[group] = if after > next || after == head {
+        self.waiting[group] = if after > next {
             None
         } else {
             self.waiting[group].or_else(|| Some(Instant::now()))
@@ -349,6 +349,21 @@ mod tests {
             assert_eq!(rings.read(&memory, false).unwrap().dropped, 1);
         }
         assert_eq!(times(&rings.read(&memory, false).unwrap()), [30]);
+    }
+
+    #[test]
+    fn wait_begins_again_behind_a_completed_record() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        let first = claim(&mut memory.bytes.borrow_mut(), 0);
+        claim(&mut memory.bytes.borrow_mut(), 0);
+        assert!(times(&rings.read(&memory, false).unwrap()).is_empty());
+        let long_ago = Instant::now().checked_sub(2 * COMPLETION_TIMEOUT).unwrap();
+        rings.waiting[0] = Some(long_ago);
+        complete(&mut memory.bytes.borrow_mut(), 0, first, 10);
+        let records = rings.read(&memory, false).unwrap();
+        assert_eq!((times(&records), records.dropped), (vec![10], 0));
+        assert_eq!(rings.read(&memory, false).unwrap().dropped, 0);
     }
 
     #[test]
