@@ -99,7 +99,7 @@ pub(crate) fn place(
     let near = placing.arenas.len();
     let mut order: Vec<LiveAddr> = Vec::new();
     while let [first, ..] = narrow {
-        let mut many = placing.most_within(narrow, |planned| window(planned).cloned());
+        let mut many = placing.most_within(narrow.iter().filter_map(window));
         let is_full = placing.arenas.len() - near >= MAX_NARROW;
         let placed = !is_full
             && loop {
@@ -231,25 +231,17 @@ impl Placing<'_> {
         Some(())
     }
 
-    /// Returns how many of the first points have windows in which there is room for the trampolines of all of them.
-    fn most_within(
-        &self,
-        planned: &[PlannedPoint],
-        window: impl Fn(&PlannedPoint) -> Option<Range<u64>>,
-    ) -> usize {
+    /// Returns for how many of the first windows there is room for the trampolines of all in what they have in common; at
+    /// least one.
+    fn most_within<'w>(&self, windows: impl Iterator<Item = &'w Range<u64>>) -> usize {
         let mut shared = 0..u64::MAX;
-        for (count, planned) in (1_u64..).zip(planned) {
-            let Some(window) = window(planned) else {
-                return count as usize - 1;
-            };
+        let fit = |(count, window): &(u64, &Range<u64>)| {
             shared = shared.start.max(window.start)..shared.end.min(window.end);
             let len = shared.end.saturating_sub(shared.start);
             // An arena begins at a page.
-            if count > 1 && len < count * self.trampoline_len + PAGE {
-                return count as usize - 1;
-            }
-        }
-        planned.len()
+            *count == 1 || len >= count * self.trampoline_len + PAGE
+        };
+        (1..).zip(windows).take_while(fit).count()
     }
 }
 
