@@ -46,15 +46,15 @@ impl EntryPlanner<'static> {
 /// Reads the code of a file, and sweeps what matters for `wanted` functions, or all.
 fn sweep(elf: &ElfFile, table: &FunctionTable, wanted: Option<&[CodeRange]>) -> Result<Swept> {
     let mut code = Code::default();
-    let mut len = 0_u64;
     // Segments in the upper half of the address space are a kernel's.
-    for segment in elf.loaded().filter(|it| it.start.0 < 1 << 63) {
-        len = len.saturating_add(segment.file_len);
-        if len > MAX_LOADED {
-            let most = MAX_LOADED;
-            let defect = ElfDefect::TooMuchCode { size: len, most };
-            return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
-        }
+    let segments = || elf.loaded().filter(|it| it.start.0 < 1 << 63);
+    let len = segments().fold(0_u64, |len, it| len.saturating_add(it.file_len));
+    if len > MAX_LOADED {
+        let most = MAX_LOADED;
+        let defect = ElfDefect::TooMuchCode { size: len, most };
+        return Err(Error::of_file(elf.path(), FileError::Elf(defect)));
+    }
+    for segment in segments() {
         for (piece, contents) in pieces_of(elf, &segment) {
             let bytes = elf.read_segment(&piece)?;
             if !code.add_contents(piece.start, bytes, contents) {
@@ -179,7 +179,38 @@ fn words_of(
 
 #[cfg(test)]
 mod tests {
+    use test_support::fixture;
+
     use super::*;
+    use crate::error::ErrorKind;
+    use crate::testing::{ProgramSpec, memory_file};
+
+    #[test]
+    fn files_with_too_much_code_are_refused() {
+        let table = FunctionTable::read(fixture("calls.pie")).unwrap();
+        let refusal = |len: u64| {
+            let spec = ProgramSpec {
+                text_len: Some(len),
+                ..ProgramSpec::new(&[], b"")
+            };
+            let file = memory_file(&spec.bytes());
+            let elf = ElfFile::read(file, "/srv/server.exe".into()).unwrap();
+            let error = PatchPlanner::read(&elf, &table).unwrap_err();
+            match error.kind() {
+                ErrorKind::File(FileError::Elf(defect)) => format!("{defect:?}"),
+                other => panic!("{other:?}"),
+            }
+        };
+        // With the segment of semaphores.
+        let most = MAX_LOADED - 16;
+        let too_much = ElfDefect::TooMuchCode {
+            size: MAX_LOADED + 1,
+            most: MAX_LOADED,
+        };
+        assert_eq!(refusal(most + 1), format!("{too_much:?}"));
+        // The file has no such bytes.
+        assert!(refusal(most).starts_with("Truncated"));
+    }
 
     #[test]
     fn sections_of_code_are_told_from_data() {

@@ -18,7 +18,7 @@ mod jumps;
 mod sweep_filter;
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
@@ -201,7 +201,7 @@ impl Targets {
             let bytes = sweep
                 .code
                 .bytes(start, (range.end - start).saturating_add(15));
-            let mut before: Vec<Instruction> = Vec::with_capacity(4 * WINDOW);
+            let mut before: VecDeque<Instruction> = VecDeque::with_capacity(WINDOW);
             for instruction in decode(bytes, start) {
                 let address = instruction.ip();
                 if address >= range.end || sweep.decoded.contains(address) {
@@ -212,15 +212,14 @@ impl Targets {
                     continue;
                 }
                 if instruction.flow_control() == FlowControl::IndirectBranch {
-                    let last = before.len().saturating_sub(WINDOW);
-                    let source = JumpSource::of(&before[last..], &instruction);
+                    let source = JumpSource::of(before.make_contiguous(), &instruction);
                     group.jumps.push((address, source));
                 }
                 targets.add(sweep, &instruction, &mut group, functions.len());
-                if before.len() == 4 * WINDOW {
-                    before.drain(..3 * WINDOW);
+                if before.len() == WINDOW {
+                    before.pop_front();
                 }
-                before.push(instruction);
+                before.push_back(instruction);
             }
         };
         for function in functions {

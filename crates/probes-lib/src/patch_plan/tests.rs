@@ -507,6 +507,26 @@ fn distant_jumps_are_unclear_among_labels() {
 }
 
 #[test]
+fn labels_of_long_functions_are_found() {
+    use targets::JumpTargets::{Outside, Unclear};
+    const LEN: u64 = 1 << 19;
+    // The same, with nops behind it.
+    let mut function = b"\xff\xd7\x90\xff\xe0".to_vec();
+    function.resize(LEN as usize, 0x90);
+    let range = CodeRange {
+        start: FileAddr(AT),
+        len: LEN,
+    };
+    let targets = |label: u64| {
+        let mut code = Code::default();
+        code.add(FileAddr(AT), function.clone(), true);
+        let planner = PatchPlanner::new(code, &[range], &[], [FileAddr(AT + label)]);
+        planner.swept.targets.of_jump(AT + 3)
+    };
+    assert_eq!([LEN, LEN - 1].map(targets), [Outside, Unclear]);
+}
+
+#[test]
 fn addresses_in_any_data_are_targets() {
     // jmp *TABLE(,%rdi,8) with the table in the executable segment; nop; nop; ret
     let table = (AT as u32 + 0x10).to_le_bytes();
@@ -599,6 +619,11 @@ fn refusals_say_why() {
     let refusal = |bytes: &[u8]| entry(&[bytes]).unwrap_err().to_string();
     assert_eq!(refusal(b"\xc3"), "is too short: 1 byte, and a jump takes 5");
     assert_eq!(refusal(b""), "is not in the code of its file");
+    // Behind its endbr64, another function may begin.
+    assert_eq!(
+        refusal(b"\xf3\x0f\x1e\xfa"),
+        "has a branch target at +0x4, inside the bytes of the jump"
+    );
     assert_eq!(
         refusal(b"\x53\x06\x90\x90\x90\x90"),
         "has bytes at +0x1 that are not an instruction"

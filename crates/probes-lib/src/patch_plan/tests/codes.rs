@@ -48,8 +48,19 @@ fn functions_are_whole_and_executable() {
         assert_eq!(body(start, len), Err(Refusal::NotCode), "{start:x} {len}");
     }
     assert!(code.is_executable(AT) && !code.is_executable(AT + 16));
-    assert!(!code.is_executable(AT + 0x1000) && code.is_data(AT + 0x1000));
+    assert!(!code.is_executable(AT + 0x1000));
     assert!(code.is_label(AT + 16) && !code.is_label(AT + 17));
+}
+
+#[test]
+fn tables_are_not_in_sections_of_code() {
+    use code::Contents::{Both, Code as OnlyCode, Data};
+    let mut code = Code::default();
+    for (start, contents) in [(0, OnlyCode), (0x10, Both), (0x20, Data)] {
+        assert!(code.add_contents(FileAddr(AT + start), vec![0x90; 16], contents));
+    }
+    let is_data = [0, 0xf, 0x10, 0x20, 0x2f, 0x30].map(|it| code.is_data(AT + it));
+    assert_eq!(is_data, [false, false, true, true, true, false]);
 }
 
 #[test]
