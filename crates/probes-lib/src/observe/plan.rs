@@ -1107,6 +1107,29 @@ mod tests {
                 .linear("0,9,3".parse().unwrap()),
         );
         assert_eq!(linear.shared.values.steps, 3);
+        let linear_by_key = counted().histogram_of(expression("arg0")).by(keys("tid"));
+        let linear_by_key = plan(&linear_by_key.linear("0,9,3".parse().unwrap()));
+        assert_eq!(linear_by_key.shared.values.steps, 3);
+        // Times are not in steps.
+        let times = Observation::new().time("a", "b").time_by(keys("tid"));
+        let times = plan(&times.linear("0,9,3".parse().unwrap()));
+        assert!(times.shared.keys.has_histograms && times.shared.values.steps == 0);
+    }
+
+    #[test]
+    fn forked_processes_share_what_is_not_timed() {
+        let shares = |observation: Observation| {
+            assert!(!plan_of_functions(&observation).shares_data());
+            let forked = plan_of_functions(&observation.record_forked());
+            (forked.has_times(), forked.shares_data())
+        };
+        let observation = Observation::new;
+        let counted = observation().count(Selector::All);
+        let counted = counted.count_functions(function("leaf"));
+        assert_eq!(shares(counted), (false, true));
+        assert_eq!(shares(observation().time("a", "b")), (true, false));
+        let timed = observation().time_functions(function("outer"));
+        assert_eq!(shares(timed), (true, false));
     }
 
     #[test]

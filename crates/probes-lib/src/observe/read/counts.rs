@@ -291,7 +291,7 @@ mod tests {
 
     use super::*;
     use crate::address::{FileAddr, LoadBias};
-    use crate::error::Refusal;
+    use crate::error::{ObserveError, Refusal};
     use crate::memory::double::SliceMemory;
     use crate::observe::layout::arena::{HeaderVersion, LINE};
     use crate::observe::layout::observer_record::ObserverRecord;
@@ -376,7 +376,13 @@ mod tests {
             // mov $1,%eax; ret
             (start, &b"\xb8\x01\0\0\0\xc3"[..])
         });
-        let functions = ObservedFunctions::of_code(&code, LoadBias::NONE);
+        let functions = ObservedFunctions {
+            unreadable: vec![UnreadableObject {
+                path: "/srv/plugin.so".into(),
+                why: Arc::new(Error::of_process(1, ObserveError::NoRoom)),
+            }],
+            ..ObservedFunctions::of_code(&code, LoadBias::NONE)
+        };
         let program = program_with_arguments(&[("a", "8@%rdi"), ("b", "")]);
         let counted = Observation::new().count(Selector::name("a"));
         let counted = counted.only_where("arg0 == 1".parse().unwrap());
@@ -402,7 +408,11 @@ mod tests {
             (counts.selected_functions(), counts.refused().len()),
             (3, 1)
         );
-        assert!(counts.unreadable().is_empty() && counts.untyped("b").is_none());
+        let [unreadable] = counts.unreadable() else {
+            panic!("{:?}", counts.unreadable());
+        };
+        assert_eq!(unreadable.path, Path::new("/srv/plugin.so"));
+        assert!(counts.untyped("b").is_none());
         // Another observation has no filter.
         let unfiltered = super::tests::counts([[1, 1], [1, 1]]);
         assert_eq!(

@@ -1008,6 +1008,20 @@ mod tests {
     }
 
     #[test]
+    fn arguments_of_ocaml_functions_are_values() {
+        let mut plan = plan_of_functions(&Observation::new().watch_functions(function("leaf")));
+        let mut is_c = |is_ocaml: bool, formats: &[ArgumentFormat]| {
+            let watched = plan.points[0].role.watched.as_mut().unwrap();
+            watched.function.as_mut().unwrap().is_ocaml = is_ocaml;
+            watched.formats = formats.to_vec();
+            watched_points(&plan)[&0].arguments[0].is_c
+        };
+        assert!(is_c(false, &[]) && !is_c(true, &[]));
+        // What has a format is a number or a pointer, whatever passes it.
+        assert!(is_c(true, &[ArgumentFormat::WORD]));
+    }
+
+    #[test]
     fn calls_that_are_timed_are_no_events() {
         let timing = Observation::new().time_functions(function("outer"));
         let plan = plan_of_functions(&timing.report_slow(Duration::from_millis(1)));

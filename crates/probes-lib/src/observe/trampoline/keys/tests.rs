@@ -15,7 +15,7 @@ use super::super::filter::tests::{
 };
 use super::*;
 use crate::address::PAGE;
-use crate::expression::typed::{STRING_TAG, Word};
+use crate::expression::typed::{STRING_TAG, Word, block_of};
 use crate::expression::{Expression, Hit, Keys};
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::value_pages::ValuePages;
@@ -209,6 +209,47 @@ fn texts_of_c_are_held_to_64_bytes() {
             }
         }
     });
+}
+
+#[test]
+fn texts_of_ocaml_are_readable_to_their_last_word() {
+    let keys: Keys = "str(arg0)".parse().unwrap();
+    let role = KeyRole {
+        parts: keys.parts(&scope()).unwrap(),
+        arguments: SOURCES.to_vec(),
+        name: NAME,
+    };
+    let code = code(&role);
+    // The third page is not in the table.
+    let end = MEMORY + 2 * PAGE;
+    let mut seen = [0; 2];
+    with_puppet(|puppet| {
+        for len in [0, 7, 8, 16, 56, 64, 80] {
+            let block = block_of(&vec![b'a'; len]);
+            for words in 0..12 {
+                let at = end - 8 * words;
+                let header = (block.len() as u64) << 10 | STRING_TAG;
+                let all = std::iter::once(header).chain(block.iter().copied());
+                let hit = RecordedHit {
+                    arguments: [at, 1, 1, 0, 0, 1, 1],
+                    words: (at - 8..).step_by(8).zip(all).collect(),
+                    readable: 0b011,
+                    is_valid: true,
+                    may_ask: true,
+                };
+                let after = puppet.execute(&code, &role, &hit);
+                let is_typed = expected(&role, &keys, &hit).is_some();
+                let answer = if is_typed { 1 } else { 3 };
+                assert_eq!(after.rax, answer, "{len} {words}");
+                if is_typed {
+                    let at = [after.rbx].into();
+                    drop(Slots { puppet, at });
+                }
+                seen[usize::from(is_typed)] += 1;
+            }
+        }
+    });
+    assert!(seen.iter().all(|many| *many > 20), "{seen:?}");
 }
 
 // promise: Observations: Compiled keys are those of a model, and each has a slot of its own with its exact hits (300 random lists of

@@ -347,6 +347,32 @@ fn recorded_calls_of_c_are_golden() {
 }
 
 #[test]
+fn calls_are_sampled_or_filtered_or_both() {
+    let layout = recorded_layout(StackCopies::None);
+    let function = watched_function(Words::Numbers, FunctionPart::Entry);
+    let filter = filter("arg0.1 > 3");
+    // Where the code counts the hits that are sampled, and those that are untyped.
+    let counters = |(sample, filter): (u64, Option<&FilterRole>)| {
+        let role = WatchRole {
+            sample: NonZeroU64::new(sample),
+            ..watch_role(function, &[])
+        };
+        let lines = recorded(&role, (RecordedEvent::Call, filter), true, layout);
+        ["0x555500000c00", "0x555500000b00"].map(|at| {
+            let with_it = lines.iter().filter(|line| line.contains(at));
+            with_it.count()
+        })
+    };
+    let all = [
+        (0, None),
+        (1000, None),
+        (0, Some(&*filter)),
+        (1000, Some(&*filter)),
+    ];
+    assert_eq!(all.map(counters), [[0, 0], [1, 0], [0, 1], [1, 1]]);
+}
+
+#[test]
 fn recorded_calls_of_ocaml_are_golden() {
     let arguments = [Register::RAX, Register::RBX].map(ArgumentSource::Register);
     let values = WatchedFunction {
