@@ -234,7 +234,7 @@ impl Evidence {
         }
     }
 
-    /// Says it; `count` times were measured.
+    /// Says it.
     pub(crate) fn caution(self) -> Option<String> {
         let Evidence {
             interleaved,

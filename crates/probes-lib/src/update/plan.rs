@@ -269,9 +269,10 @@ impl PlanInputs<'_> {
             }
             .into());
         }
-        let order = WriteOrder {
+        // Of each counter by itself: an undo may disable the sites of one object, and leave those of another enabled.
+        let order_of = |write: &CounterWrite| WriteOrder {
             stage: choice.stage,
-            enable,
+            enable: write.new > 0,
         };
         let mut sites = 0;
         let mut first = 0;
@@ -280,10 +281,11 @@ impl PlanInputs<'_> {
             first += own.len();
             let base = part.probe.semaphore_range().start;
             for (site, index) in part.probe.sites().zip(part.sites) {
-                let opcode = Opcode::of(own[site.semaphore_index() - base].new > 0);
+                let counter = &own[site.semaphore_index() - base];
+                let opcode = Opcode::of(counter.new > 0);
                 let found = before.sites[index];
                 if found.with(opcode) != found {
-                    draft.opcodes[index] = Some((order, opcode));
+                    draft.opcodes[index] = Some((order_of(counter), opcode));
                     sites += 1;
                 }
             }
@@ -297,8 +299,13 @@ impl PlanInputs<'_> {
             added: writes.iter().map(added).collect(),
             sites,
         };
-        let changed = writes.into_iter().filter(|write| write.new != write.old);
-        draft.counters.entry(order).or_default().extend(changed);
+        for write in writes.into_iter().filter(|write| write.new != write.old) {
+            draft
+                .counters
+                .entry(order_of(&write))
+                .or_default()
+                .push(write);
+        }
         Ok(change)
     }
 

@@ -544,7 +544,7 @@ impl EventReader {
             }
         }
         // A thread that has exited is not found. Its id is looked for again only after the table of
-        // pages is renewed: by then another thread may have it.
+        // pages is renewed.
         *self.threads.entry(tid).or_insert(None)
     }
 
@@ -565,7 +565,8 @@ impl EventReader {
         may_ask: bool,
     ) -> Vec<(u64, Vec<u8>)> {
         self.renewed = Instant::now();
-        self.threads.retain(|_, thread| thread.is_some());
+        // Another thread may have the id of one that has exited.
+        self.threads.clear();
         let mut writes = Vec::new();
         if let Some(pages) = self.pages.renewed(maps) {
             let table = self.layout.pages();

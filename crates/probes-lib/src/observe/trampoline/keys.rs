@@ -205,13 +205,8 @@ impl<'r, 'a> KeyCode<'r, 'a> {
     fn mix(&mut self, word: AsmRegister64) -> Result<(), IcedError> {
         self.a.xor(rdx, word)?;
         self.a.imul_2(rdx, rsi)?;
-<<<<<<< HEAD
-        // The higher bits are those that depend on all of them.
-        self.a.rol(rdx, ROTATED)
-=======
         // A bit of the product depends only on bits of the word up to its own: so the highest ones are rotated down.
-        self.a.rol(rdx, 29)
->>>>>>> 0ffd1584 (words: selectors, waits, starvation, semaphores, events, filters, keys, diagnosis)
+        self.a.rol(rdx, ROTATED)
     }
 
     /// Emits the code that loads a part that no register holds into rax.

@@ -217,6 +217,10 @@ fn forced_counters_are_undone_one_by_one() {
     let forced = enable("many").force(true);
     let on = plan(&simulated, &forced);
     simulated.update(&forced).unwrap();
+    // The counter that becomes 0 is written before its sites.
+    let undone = steps(&undo_plan(&simulated, &on));
+    let place = |of: &str| undone.iter().position(|step| step.contains(of)).unwrap();
+    assert!(place("1->0") < place("x 3d"), "{undone:?}");
     simulated.update_for(&simulated.undo(&on)).unwrap();
 
     let snapshot = simulated.snapshot();
