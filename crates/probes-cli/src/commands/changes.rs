@@ -49,7 +49,7 @@ pub(super) fn print_undone(
 fn sum_up(output: &Output, messages: &Messages, report: &Report) {
     output.sum_up(messages, report.changed.len(), || {
         let probes = number_of(report.changed.len(), "probe");
-        let sites = report.changed.iter().map(|change| change.sites).sum();
+        let sites: usize = report.changed.iter().map(|change| change.sites).sum();
         let sites = number_of(sites, "site");
         format!("{probes} changed, {sites} switched")
     });

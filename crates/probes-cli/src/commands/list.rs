@@ -163,7 +163,7 @@ fn list_probes(args: &Args, file: &Path, output: &Output) -> Result<(), Failure>
     output.print(&text)?;
     let probes = table.probes().len();
     output.sum_up(&output.messages, probes, || {
-        let sites = table.probes().map(|probe| probe.sites().len()).sum();
+        let sites: usize = table.probes().map(|probe| probe.sites().len()).sum();
         let (probes, sites) = (number_of(probes, "probe"), number_of(sites, "site"));
         format!("{probes}, {sites}")
     });

@@ -166,7 +166,7 @@ impl<'u> UsdtListing<'u> {
 
     /// `12 probes, 30 sites`.
     pub(crate) fn sum(&self) -> String {
-        let sites = self.probes.iter().map(|probe| probe.site_count).sum();
+        let sites: usize = self.probes.iter().map(|probe| probe.site_count).sum();
         let probes = number_of(self.probes.len(), "probe");
         format!("{probes}, {}", number_of(sites, "site"))
     }

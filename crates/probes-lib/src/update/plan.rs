@@ -299,12 +299,10 @@ impl PlanInputs<'_> {
             added: writes.iter().map(added).collect(),
             sites,
         };
-        for write in writes.into_iter().filter(|write| write.new != write.old) {
-            draft
-                .counters
-                .entry(order_of(&write))
-                .or_default()
-                .push(write);
+        for write in writes {
+            // Also without a counter to write: sites may change alone.
+            let of_order = draft.counters.entry(order_of(&write)).or_default();
+            of_order.extend((write.new != write.old).then_some(write));
         }
         Ok(change)
     }

@@ -212,7 +212,7 @@ fn texts_of_c_are_held_to_64_bytes() {
 }
 
 #[test]
-fn texts_of_ocaml_are_readable_to_their_last_word() {
+fn texts_of_ocaml_are_readable_to_the_end() {
     let keys: Keys = "str(arg0)".parse().unwrap();
     let role = KeyRole {
         parts: keys.parts(&scope()).unwrap(),
