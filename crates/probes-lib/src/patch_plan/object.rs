@@ -213,6 +213,20 @@ mod tests {
     }
 
     #[test]
+    fn segments_in_the_upper_half_are_left_out() {
+        let table = FunctionTable::read(fixture("calls.pie")).unwrap();
+        for (start, len) in [(ProgramSpec::TEXT, 1), ((1 << 63) - 1, 1), (1 << 63, 0)] {
+            let spec = ProgramSpec {
+                text_address: start,
+                ..ProgramSpec::new(&[], b"\xc3")
+            };
+            let elf = ElfFile::read(memory_file(&spec.bytes()), "/srv/server.exe".into());
+            let planner = PatchPlanner::read(&elf.unwrap(), &table).unwrap();
+            assert_eq!(planner.code(FileAddr(start), 16).len(), len, "{start:x}");
+        }
+    }
+
+    #[test]
     fn sections_of_code_are_told_from_data() {
         use Contents::{Both, Code, Data};
         let ranges = |sections: &[(u64, u64)]| ranges_of(0x1000..0x2000, sections);

@@ -197,10 +197,8 @@ impl Targets {
     fn sweep_group(&mut self, sweep: &mut Sweep<'_>, range: Range<u64>, functions: &[CodeRange]) {
         let mut group = Group::new(range.clone());
         let mut decode_from = |targets: &mut Targets, start: u64| {
-            // With the rest of an instruction at its end.
-            let bytes = sweep
-                .code
-                .bytes(start, (range.end - start).saturating_add(15));
+            // Also behind its end, where its last instruction may go on.
+            let bytes = sweep.code.bytes(start, u64::MAX);
             let mut before: VecDeque<Instruction> = VecDeque::with_capacity(WINDOW);
             for instruction in decode(bytes, start) {
                 let address = instruction.ip();

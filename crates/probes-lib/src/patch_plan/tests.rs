@@ -527,6 +527,25 @@ fn labels_of_long_functions_are_found() {
 }
 
 #[test]
+fn searches_for_labels_are_limited() {
+    use targets::JumpTargets::{Unclear, Unknown};
+    const JUMPS: u64 = 20_000;
+    // The same, many times. Each jump is one more search of the function, which finds the label at its second byte.
+    let function = b"\xff\xd7\x90\xff\xe0".repeat(JUMPS as usize);
+    let range = CodeRange {
+        start: FileAddr(AT),
+        len: function.len() as u64,
+    };
+    let mut code = Code::default();
+    code.add(range.start, function, true);
+    let planner = PatchPlanner::new(code, &[range], &[], [FileAddr(AT + 1)]);
+    let of_jump = |index: u64| planner.swept.targets.of_jump(AT + 3 + 5 * index);
+    let searched = (1 << 24) / (1 + range.len / 64);
+    let ends = [0, searched - 1, searched, JUMPS - 1].map(of_jump);
+    assert_eq!(ends, [Unclear, Unclear, Unknown, Unknown]);
+}
+
+#[test]
 fn addresses_in_any_data_are_targets() {
     // jmp *TABLE(,%rdi,8) with the table in the executable segment; nop; nop; ret
     let table = (AT as u32 + 0x10).to_le_bytes();

@@ -317,6 +317,57 @@ mod tests {
     }
 
     #[test]
+    fn records_overwritten_between_copies_are_dropped() {
+        let room = LAYOUT.records();
+        // After the first copy, or after the second.
+        for copies in 1..=2 {
+            let memory = memory();
+            let mut rings = Rings::at(BASE, LAYOUT);
+            for time in 0..room {
+                hit(&mut memory.bytes.borrow_mut(), 0, time);
+            }
+            let more = move |bytes: &mut Vec<u8>| {
+                hit(bytes, 0, room);
+                hit(bytes, 0, room + 1);
+            };
+            let mut meanwhile = memory.meanwhile.borrow_mut();
+            meanwhile.push(Box::new(more));
+            // The head is read before.
+            for _ in 0..copies {
+                meanwhile.push(Box::new(|_| {}));
+            }
+            drop(meanwhile);
+            let records = rings.read(&memory, false).unwrap();
+            assert_eq!((times(&records), records.dropped), ((2..room).collect(), 2));
+            let records = rings.read(&memory, false).unwrap();
+            assert_eq!(times(&records), [room, room + 1]);
+        }
+    }
+
+    #[test]
+    fn record_of_an_earlier_round_is_dropped() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        let room = LAYOUT.records();
+        for time in 0..room {
+            hit(&mut memory.bytes.borrow_mut(), 0, time);
+        }
+        rings.read(&memory, false).unwrap();
+        for time in 0..3 {
+            hit(&mut memory.bytes.borrow_mut(), 0, 1000 + time);
+        }
+        // After the first copy, a thread completes what it claimed in the round before.
+        let late = |bytes: &mut Vec<u8>| complete(bytes, 0, 1, 7);
+        let mut meanwhile = memory.meanwhile.borrow_mut();
+        meanwhile.push(Box::new(late));
+        // The head is read before.
+        meanwhile.push(Box::new(|_| {}));
+        drop(meanwhile);
+        let records = rings.read(&memory, false).unwrap();
+        assert_eq!((times(&records), records.dropped), (vec![1000, 1002], 1));
+    }
+
+    #[test]
     fn incomplete_record_is_awaited_then_dropped() {
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);
