@@ -166,18 +166,30 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
     if parts.len() <= MOST {
         return parts;
     }
-    // Still too many to read: as many letters of each as give no more than can be read. If some were left out, a shell would insert what
-    // only the others have in common.
-    let (mut least, mut most) = (typed_len, longest(&parts));
+    // Still too many to read: of names that are no modules, as many letters as give no more than can be read. If some were left out, a
+    // shell would insert what only the others have in common.
+    let (modules, others): (Completions, Completions) =
+        parts.into_iter().partition(|(name, _)| name.ends_with('.'));
+    let (mut shown, others) = if modules.len() < MOST / 2 {
+        (modules, others)
+    } else {
+        (
+            Completions::new(),
+            modules.into_iter().chain(others).collect(),
+        )
+    };
+    let room = MOST - shown.len();
+    let (mut least, mut most) = (typed_len, longest(&others));
     while least + 1 < most {
         let middle = least.midpoint(most);
-        if cut(&parts, middle).len() <= MOST {
+        if cut(&others, middle).len() <= room {
             least = middle;
         } else {
             most = middle;
         }
     }
-    cut(&parts, least)
+    shown.extend(cut(&others, least));
+    shown
 }
 
 /// The most bytes of a name.
