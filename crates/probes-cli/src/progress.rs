@@ -1,4 +1,4 @@
-//! How far long work is, on a terminal; nothing elsewhere.
+//! Shows the progress of long work on a terminal, and nothing elsewhere.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -12,19 +12,20 @@ use crate::messages::Messages;
 /// How often a line is written at most.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long work takes before it is shown to go on: most of it is done by then.
+/// How long work goes on before it is shown; most work is done by then.
 const DELAY: Duration = Duration::from_millis(500);
 
 /// A line on standard error that is written again and again. It is gone when this is dropped.
 ///
-/// indicatif 0.18 fills the line with spaces, so that the `^C` of a terminal comes to be on the next one, and clears that.
+/// Not by indicatif: version 0.18 fills the line with spaces, so that the `^C` of a terminal is written on the next
+/// line, and clears only that one.
 #[derive(Debug)]
 pub(crate) struct Progress {
     written: Option<Instant>,
 }
 
 impl Progress {
-    /// `None` if standard error is no terminal, or messages are few or for programs.
+    /// `None` if standard error is no terminal, or messages are only errors (`-quiet`) or JSON.
     pub(crate) fn begin(messages: &Messages) -> Option<Progress> {
         let is_shown = messages.may_show_progress() && stderr().is_terminal();
         is_shown.then_some(Progress { written: None })

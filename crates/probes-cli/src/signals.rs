@@ -39,8 +39,8 @@ pub(crate) enum WaitEnd {
 }
 
 impl TerminationSignals {
-    /// Blocks the termination signals, except those that were already ignored when the tool was started (by nohup, or by a shell for
-    /// a background job).
+    /// Blocks the termination signals, except those that were already ignored when the tool was started (by nohup, or
+    /// by a shell for a background job).
     pub(crate) fn block() -> Result<TerminationSignals, Failure> {
         let ignored = ignored_signals();
         let is_ignored = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) != 0;

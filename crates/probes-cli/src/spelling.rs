@@ -4,9 +4,9 @@
 //! Each flag becomes `--flag` or `--flag=VALUE`, each subcommand is spelled out:
 //!
 //! - The argument after a flag that takes a value is its value, whatever it looks like, as with
-//!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`. Only a flag
-//!   is no value where none can begin with a dash: in `-pid -for 1s` the pid is missing. In `trace -latency -fn f` it
-//!   may be missing.
+//!   getopt(3) and with Jane Street's Core.Command: `-enable-regexp -foo` looks for `-foo`. But where no value can
+//!   begin with a dash, a flag is not taken for one: in `-pid -for 1s` the pid is missing. The value of some flags may
+//!   be missing, such as that of `-latency` in `trace -latency -fn f`.
 //! - A unique prefix is enough, except for `-enable*` and `-disable*`, which must be spelled out: a
 //!   mistyped flag must not select all probes instead of one.
 //! - Operands, and what follows `--`, are left alone.
@@ -24,14 +24,14 @@ use crate::usage::UsageError;
 const MAX_TYPING_ERRORS: usize = 2;
 const LETTERS_PER_ERROR: usize = 3;
 
-/// A flag of several commands. Where there is none, it does not abbreviate `-format`.
+/// A flag of several commands. In the others, it is unknown, and not an abbreviation of `-format`.
 const DURATION: &str = "for";
 
 /// The flag with which `list` shows functions, and the one with which others observe them.
 const FUNCTIONS: &str = "functions";
 const FN: &str = "fn";
 
-/// What makes histograms, but not of the times of pairs, and the flag that is therefore missing there.
+/// The command that makes histograms, but not of times, and the flag that it therefore does not have.
 const HIST: &str = "hist";
 const PAIR: &str = "pair";
 
@@ -112,8 +112,8 @@ pub(crate) enum Place<'c> {
 /// A flag with the value that it was given.
 pub(crate) type Given<'c> = (&'c Arg, OsString);
 
-/// Reads the words of a command line up to one that is not complete yet, the last: what that can be, and the values of the flags
-/// before it. The first word is the program; words that make no sense are passed over.
+/// Reads the words of a command line, the last of which is not complete yet: what that one can be, and the values of
+/// the flags before it. The first word is the program; words that make no sense are passed over.
 pub(crate) fn place<'c>(root: &'c Command, words: &[OsString]) -> (Place<'c>, Vec<Given<'c>>) {
     let mut given = Vec::new();
     let Some((last, before)) = words.split_last() else {
@@ -214,7 +214,7 @@ fn find_subcommand<'c>(
     word: &OsStr,
 ) -> Result<&'c Command, UsageError> {
     let word = word.to_string_lossy();
-    // Even after `help`, it is not about that.
+    // Even after `help`, the error is not about `help`.
     let error = |message| Err(UsageError::new(None, message));
     if !command.has_subcommands() {
         return Err(unexpected(command, subcommand, &word));
@@ -457,7 +457,7 @@ pub(crate) fn value_name(flag: &Arg) -> &str {
     }
 }
 
-/// Whether a value of the flag may look like a flag: a file and a regular expression may.
+/// Whether a value of the flag may begin with a dash: a file and a regular expression may.
 fn may_begin_with_dash(flag: &Arg) -> bool {
     matches!(value_name(flag), "FILE" | "RE")
 }

@@ -31,7 +31,7 @@ pub(super) fn json(answer: &impl Serialize) -> Result<String, Failure> {
     text.map_err(Failure::Output)
 }
 
-/// Writes the same.
+/// Writes an object as a line.
 pub(super) fn write_json(answer: &impl Serialize, mut to: impl Write) -> io::Result<()> {
     let mut serializer = serde_json::Serializer::with_formatter(&mut to, Printable);
     answer.serialize(&mut serializer)?;
@@ -58,7 +58,7 @@ pub(super) fn seconds_or_null<S: Serializer>(
 struct Printable;
 
 impl Formatter for Printable {
-    /// `fragment` has no character that JSON itself wants to be an escape.
+    /// `fragment` has no character that JSON requires to be escaped.
     fn write_string_fragment<W>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()>
     where
         W: ?Sized + Write,

@@ -18,11 +18,12 @@ pub(super) struct Chart {
     pub(super) figures: String,
     /// What is wrong, if anything.
     pub(super) caution: Option<String>,
-    /// What each is of, and how long it is.
+    /// What each stands for, and its count, which is shown as its length.
     pub(super) bars: Vec<(String, u64)>,
 }
 
 impl Chart {
+    /// How many lines high it is, with an empty one below it.
     fn lines(&self) -> u64 {
         let caution = u64::from(self.caution.is_some());
         3 + caution + self.bars.len().max(1) as u64

@@ -30,7 +30,7 @@ struct Channel<E> {
 struct ChannelState<E> {
     events: VecDeque<E>,
     /// Whether the eventfd `readable` is readable. Only a `next` that finds no event makes it
-    /// unreadable. So it stays readable after the first event was returned, while the tracer thread
+    /// unreadable. So it stays readable after the last event was returned, while the tracer thread
     /// waits in `wait_until_all_are_done` for one more `next`.
     is_readable: bool,
     is_closed: bool,

@@ -31,7 +31,7 @@ pub(crate) struct Injector<'i> {
     pub(crate) memory: &'i ProcessMemory,
     /// Where the code that makes the calls is written.
     pub(crate) code_cave: CodeCave,
-    /// How long it may take.
+    /// How long each stop may take, each run of calls, and the search for a thread that can make them.
     pub(crate) limit: Duration,
     /// Whether seccomp filters that cannot be read are taken to allow everything.
     pub(crate) despite_seccomp: bool,
@@ -56,7 +56,7 @@ pub(crate) enum RedirectMode<'i> {
 }
 
 impl<'i> Injector<'i> {
-    /// Returns the same with the code elsewhere.
+    /// Returns an injector that writes its code to another place.
     pub(crate) fn at(&self, code_cave: CodeCave) -> Injector<'i> {
         Injector { code_cave, ..*self }
     }
@@ -65,9 +65,10 @@ impl<'i> Injector<'i> {
     ///
     /// # Errors
     ///
-    /// [`ProcessError::KeepsChanging`] if the process has mapped something else where they were to map
-    /// memory; [`ObserveError::MapRefused`] if they have not mapped or unmapped what they were to;
-    /// [`ObserveError::NoThreadToRedirect`] if signals interrupt them again and again.
+    /// [`ProcessError::KeepsChanging`] if the process has mapped something else where memory was to be mapped;
+    /// [`ObserveError::MapRefused`] if a call has not changed the mappings as it was to;
+    /// [`ObserveError::NoThreadToRedirect`] if no thread can be redirected in time, or signals interrupt the calls
+    /// again and again; and see [`Permissions::check_some_thread_may`] and [`Tracer::run_at`].
     pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[InjectedCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
         let mut budget = TimeBudget::new(self.limit);
@@ -117,8 +118,9 @@ impl<'i> Injector<'i> {
         Error::of_process(self.process.pid(), kind)
     }
 
-    /// Makes a thread run `calls` again, and returns the result of one of them; `None` if it could not be
-    /// read. All of them are in the code cave meanwhile, so that what they map is known.
+    /// Makes a thread run `calls` again, `call` as the last of them, and returns its result; `None` if it could not be
+    /// read. The code has all of them, not only `call`: if we are killed, it is from the code that another tool learns
+    /// what is mapped.
     fn result_of(
         &self,
         mut stopped: Stopped<'i>,
@@ -154,8 +156,8 @@ impl<'i> Injector<'i> {
         permissions.check_some_thread_may(stopped, calls)
     }
 
-    /// Makes a thread run system calls once, and linger in their code if it `lingers`; returns how it has
-    /// left the code.
+    /// Waits until a thread can run system calls, and makes it run them once; if it `lingers`, it stays in their code
+    /// afterwards. Returns how it has left the code.
     fn try_to_run(
         &self,
         stopped: Stopped<'i>,
@@ -243,8 +245,7 @@ impl<'i> Injector<'i> {
         }
     }
 
-    /// Makes this thread, which has these registers, run system calls once; returns how it has left their
-    /// code.
+    /// Makes this thread, which has these registers, run system calls once, as [`Injector::try_to_run`] does.
     fn redirect(
         &self,
         stopped: Stopped<'i>,
@@ -309,8 +310,8 @@ impl<'i> Injector<'i> {
         }
     }
 
-    /// Returns whether a thread that a killed tool has redirected may still execute the code in the code cave. None does if
-    /// there is no code: it is cleared only when none does.
+    /// Returns whether a thread that a killed tool has redirected may still execute the code in the code cave. None
+    /// does if there is no code: code is cleared only once no thread executes it.
     fn may_be_inside(&self, stopped: &Stopped<'_>) -> bool {
         let mut code = vec![0; self.code_cave.len as usize];
         let read = self.memory.read(self.code_cave.at, &mut code);
@@ -327,8 +328,9 @@ impl<'i> Injector<'i> {
         self.write(stopped, self.code_cave.at, &[0; injected_call::MARK_LEN])
     }
 
-    /// Returns why calls have failed, according to the mappings after them; `None` if they have not. All threads may have run
-    /// meanwhile: what is mapped there now may be neither what the calls have mapped nor what they were to unmap.
+    /// Returns why calls have failed, according to the mappings after them; `None` if they have not. All threads may
+    /// have run meanwhile: what is mapped there now may be neither what the calls have mapped nor what they were to
+    /// unmap.
     fn check(
         maps: &[Mapping],
         calls: &[InjectedCall],

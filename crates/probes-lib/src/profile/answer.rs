@@ -35,7 +35,7 @@ pub struct Profile {
     pub stacks: Vec<ProfiledStack>,
     /// How long the process was watched.
     pub seconds: Duration,
-    /// How often it was looked at.
+    /// How many samples were taken of it.
     pub samples: u64,
     /// How many threads there were.
     pub threads: usize,
@@ -45,18 +45,18 @@ pub struct Profile {
     pub stops: u64,
     /// See `stops`.
     pub stopped: Duration,
-    /// Why it could not be stopped once, though it had not exited.
+    /// Why it could not be stopped for a sample, the last time that this failed though it had not exited.
     pub not_stopped: Option<String>,
     /// How the waits were found.
     pub waits: WaitMethod,
-    /// How it was found where threads run.
+    /// How the stacks of running threads were read.
     pub running: RunningMethod,
-    /// By how much [`Activity::Unseen`](crate::Activity::Unseen) may be too long, at most, because the process was stopped: the time of
-    /// such waits that began during a stop, and may be of it.
+    /// By how much the time of [`Activity::Unseen`](crate::Activity::Unseen) may be too long, at most, because the
+    /// process was stopped: the sum of these waits that may be nothing but a stop.
     pub unseen_excess: Duration,
 }
 
-/// How it is found where threads run.
+/// How the stacks of running threads are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunningMethod {
@@ -67,7 +67,8 @@ pub enum RunningMethod {
         /// Whether it takes them of threads that are in the kernel, too; if not, that time is missing.
         in_kernel: bool,
     },
-    /// Not at all: nothing was to be stopped, and there were no samples, as the kernel does not permit them or none were asked for.
+    /// Not at all: nothing was to be stopped, and the kernel took no samples, because it does not permit that or was
+    /// not asked to.
     NotRead,
 }
 
@@ -75,10 +76,10 @@ pub enum RunningMethod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitMethod {
-    /// Each by the kernel's records of switches.
+    /// Each wait, by the kernel's records of context switches.
     Recorded {
-        /// How many records the kernel has lost because it was not kept up with: waits are missing then, or too short, as
-        /// only what was seen to be one wait is counted.
+        /// How many records were lost because they were not read in time. Waits are missing then, or too short: only
+        /// the part that is known to be one wait is counted.
         lost: u64,
         /// How many processors have come online meanwhile: what happens there is not recorded.
         unrecorded_processors: usize,
@@ -103,7 +104,8 @@ pub struct ProfiledStack {
     pub domain: Option<u32>,
     /// What it was doing.
     pub activity: Activity,
-    /// Whether some thread of the process was working for the garbage collector; see [`Profiler::distinguish_collections`](crate::Profiler::distinguish_collections).
+    /// Whether some thread of the process was working for the garbage collector; see
+    /// [`Profiler::distinguish_collections`](crate::Profiler::distinguish_collections).
     pub in_collection: bool,
     /// The innermost first; none if they could not be read.
     pub frames: Vec<Arc<StackFrame>>,
@@ -111,12 +113,13 @@ pub struct ProfiledStack {
     pub end: Option<StackEnd>,
     /// Whether a frame was found by searching the stack.
     pub is_guessed: bool,
-    /// The time of the waits, if they were recorded; else that between samples that it stands for.
+    /// How long in all: the waits, if they were recorded; else, for each sample, the time since the one before.
     pub time: Duration,
-    /// In how many samples it was seen; none if it is of waits that were recorded.
+    /// In how many samples it was seen; zero if its waits were recorded.
     pub samples: u64,
-    /// The variance of the time, in seconds squared, that is due to sampling: zero if it is exact. 95 % of all times are within two standard
-    /// deviations, the square roots of sums of it.
+    /// The variance of the time that is due to sampling, in seconds squared; zero if the time is exact. Variances of
+    /// several stacks add up like their times, and the square root of the sum is the standard deviation: 95 % of all
+    /// times are within two of them.
     pub variance: f64,
     /// How long each wait was, if they were recorded.
     pub waits: Option<WaitTimes>,

@@ -1,5 +1,5 @@
-//! [`Source`]: the bytes of a file of runtime events: the file, which can be read even after the process has exited, or
-//! the memory that it is mapped to.
+//! [`Source`]: where the bytes of a file of runtime events are read: in the file, which can be read even after the
+//! process has exited, or in the memory that it is mapped to.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -28,7 +28,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Opens what a process has mapped.
+    /// Opens the file that a process has mapped; if that cannot be opened, the memory of the process.
     pub(super) fn of_mapping(process: &Process, mapping: &Mapping) -> Result<Source> {
         let is_mapped = |file: &File| {
             let metadata = file.metadata()?;
@@ -36,7 +36,7 @@ impl Source {
             Ok((device, metadata.ino()) == (mapping.device, mapping.inode) && metadata.is_file())
         };
         let (start, end) = (mapping.start.0, mapping.end.0);
-        // Only root can open it, and it needs no name.
+        // Works for a file without a name, too, but only root can open it.
         let by_address = process
             .open_file(&format!("map_files/{start:x}-{end:x}"), OFlag::O_RDONLY)
             .ok()
@@ -74,7 +74,7 @@ impl RingBytes for Source {
             Source::Memory(memory, mapping) => {
                 let read = memory.read(LiveAddr(mapping.start.0 + at), bytes);
                 read.map_err(|error| match error.kind() {
-                    // The process has exited, or executed another program.
+                    // The process has exited, or exec'd another program.
                     io::ErrorKind::UnexpectedEof => Errno::ESRCH.into(),
                     _ => error,
                 })

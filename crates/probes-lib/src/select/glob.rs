@@ -9,7 +9,7 @@ use regex::Regex;
 use crate::elf::mangling;
 
 /// A pattern that matches whole names: `*` stands for any characters, `?` for one, `[ab]` for one of these,
-/// `[!ab]` for any other one, `[a-c]` for one of a range; `\` before a character takes it as it is.
+/// `[!ab]` for any other one, `[a-c]` for one of a range; `\` before a character, not in brackets, takes it as it is.
 ///
 /// ```
 /// let glob: probes_lib::Glob = "Stdlib.List.*".parse().unwrap();
@@ -19,7 +19,7 @@ use crate::elf::mangling;
 pub struct Glob {
     text: String,
     regex: Regex,
-    /// Letters and digits that each name has which matches.
+    /// Letters and digits that are part of each name that matches; empty if none are known.
     word: String,
 }
 

@@ -46,8 +46,8 @@ pub(super) struct Exposition {
 }
 
 impl TextFormat {
-    /// The format that the `Accept` header of a request asks for. Prometheus names several; the text format is for those who ask for
-    /// nothing that is known here.
+    /// The format that the `Accept` header of a request asks for: the one that it prefers, if it names both, and the
+    /// text format if it names none.
     pub(super) fn accepted(accept: &str) -> TextFormat {
         let (mut open_metrics, mut prometheus) = (0.0_f32, 0.0_f32);
         for range in accept.split(',') {
@@ -110,7 +110,7 @@ impl Exposition {
             name, unit, help, ..
         } = family;
         let (kind, suffix) = match (family.kind, self.format) {
-            // There, a family has the name of its samples.
+            // In the text format, a family has the name of its samples.
             (MetricKind::Counter, TextFormat::Prometheus) => ("counter", family.suffix()),
             (MetricKind::Info, TextFormat::Prometheus) => ("gauge", family.suffix()),
             (MetricKind::Counter, TextFormat::OpenMetrics) => ("counter", ""),
@@ -162,7 +162,8 @@ impl Samples<'_> {
         self.add(labels, time.as_secs_f64());
     }
 
-    /// Adds a histogram of durations: for each bound, how many are not longer (cumulative), then the number and the sum of all.
+    /// Adds a histogram of durations: for each bound, how many are not longer (cumulative), then the sum and the number
+    /// of all.
     pub(super) fn add_histogram<'b>(
         &mut self,
         labels: &Labels,

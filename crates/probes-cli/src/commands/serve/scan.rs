@@ -1,5 +1,5 @@
-//! The thread that finds the processes to observe, and begins to observe them. It is a thread of its own so that a process that takes
-//! long to open or to stop delays no scrape.
+//! The thread that finds the processes to observe, and begins to observe them. It is a thread of its own so that a
+//! process that takes long to open or to stop delays no scrape.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,7 +36,7 @@ pub(super) struct Wanted<'s> {
     pub(super) messages: Messages,
 }
 
-/// What the main thread, which reads the processes, tells this one to have ended.
+/// What has ended, as the main thread, which reads the processes, tells the scanner.
 pub(super) enum Ended {
     /// A process is observed no more; and whether another observer has taken it over.
     Observation {
@@ -71,8 +71,8 @@ struct Known {
     was_replaced: bool,
 }
 
-/// Distinguishes a process from a later one with the same pid, and its program from one with another file name that it execs later.
-/// An exec of a program with the same name is found by the next reading instead.
+/// Distinguishes a process from a later one with the same pid, and its program from one with another file name that it
+/// execs later. An exec of a program with the same name is found by the next reading instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Identity {
     started: Option<u64>,
@@ -101,7 +101,8 @@ impl Pause {
         let last = before.map_or(interval, |before| before.last.saturating_mul(2));
         let last = last.min(LONGEST_PAUSE.max(interval));
         Pause {
-            // A quarter less, so that the scan that is due then finds the pause over even if it reaches the process a little earlier.
+            // A quarter less, so that the scan that is due then finds the pause over even if it reaches the process a
+            // little earlier.
             until: Instant::now() + last.mul_f32(0.75),
             last,
             kind,
@@ -275,9 +276,9 @@ impl<'s> Scanner<'s> {
         self.known.insert(pid, known);
     }
 
-    /// Begins to observe a process; also returns why its runtime events are not read although they are asked for. `None` if it is
-    /// selected by its name alone, and it has exited or exec'd meanwhile, or opening it failed for a reason other than
-    /// denied access (it has no probes, for example): then no error is reported.
+    /// Begins to observe a process; also returns why its runtime events are not read although they are asked for.
+    /// `None` if it is selected by its name alone, and it has exited or exec'd meanwhile, or opening it failed for a
+    /// reason other than denied access (it has no probes, for example): then no error is reported.
     fn begin(
         &self,
         pid: i32,
@@ -345,8 +346,8 @@ impl<'s> Scanner<'s> {
     }
 }
 
-/// The name of the program of a process: the file name of its executable or, if its `exe` link may not be read (a process of another
-/// user), `/proc/PID/comm`, which has at most 15 bytes.
+/// The name of the program of a process: the file name of its executable or, if its `exe` link may not be read (a
+/// process of another user), `/proc/PID/comm`, which has at most 15 bytes.
 fn program_name(pid: i32) -> Option<String> {
     match fs::read_link(format!("/proc/{pid}/exe")) {
         Ok(path) => {

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! return address     8 bytes; position independent files have relocations for it
-//! frame size         2 bytes; bit 0: has debuginfo, bit 1: allocates; 0xffff: a return to C, nothing follows
+//! frame size         2 bytes; bit 0: has debuginfo, bit 1: allocates; 0xffff: a return to C, with neither
 //! number of roots    2 bytes
 //! roots              2 bytes each: an offset in the frame, or 2 × a register + 1
 //! if it allocates    1 byte n, and n bytes: the lengths of the allocations
@@ -15,8 +15,9 @@
 //! ```
 //!
 //! A debuginfo is two words of 4 bytes (runtime/backtrace_nat.c). If bit 0 of the first is set, another one follows,
-//! for the function that this one was inlined into: the last is for the function that exists. Its bits 2 to 25
-//! are the distance to a distance to the file's name (4 bytes), and the function's name. The second word has the line.
+//! for the function that this one was inlined into: the last is for the function that exists. Bits 2 to 25 of its first
+//! word are the distance to 4 bytes, the distance from there to the file's name, which the function's name follows. The
+//! second word has the line.
 
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::relocations::Relocation;
@@ -69,10 +70,10 @@ pub(super) fn frametables(elf: &ElfFile) -> Frametables {
     Frametables { data, calls }
 }
 
-/// Whether the frametables may have calls of one of these functions, which do not overlap and are in order: only if some word
-/// of the data is an address in it that follows a call.
+/// Whether the frametables may have calls of one of these functions, which do not overlap and are in order: only if
+/// some word of the data is the address after a call in one of them.
 pub(super) fn may_have_calls(elf: &ElfFile, functions: &[CodeRange]) -> bool {
-    /// So many calls are looked for at most, each in a read of its own.
+    /// So many addresses are looked at, each in a read of its own; with more, the answer is yes.
     const MOST: usize = 256;
     let (Some(first), Some(last)) = (functions.first(), functions.last()) else {
         return false;
@@ -139,7 +140,7 @@ fn relocate(data: &mut [u8], address: FileAddr, relocations: impl Iterator<Item 
     }
 }
 
-/// The code of a file; segments that are too much are left out.
+/// The code of a file, without the segments that [`ElfFile::read_wanted`] leaves out.
 struct CodeSegments(Vec<(Segment, Vec<u8>)>);
 
 impl CodeSegments {

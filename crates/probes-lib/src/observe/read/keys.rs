@@ -14,7 +14,8 @@ use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 use crate::observe::role::KeyKind;
 
-/// How often hits had each key ([`Observation::by`](crate::Observation::by)). All that is counted adds up to all hits that are meant.
+/// How often hits had each key ([`Observation::by`](crate::Observation::by)). The hits of all keys, those of other keys
+/// and those without a key add up to all hits that are meant.
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Selector, Target};
@@ -89,8 +90,8 @@ impl KeyedCounts {
         }
     }
 
-    /// Returns the hits of several processes, by their pids. If they are not `distinguished`, hits of the same key in several processes
-    /// add up; else the pid is the first part of each key.
+    /// Returns the hits of several processes, each with its pid. If they are not `distinguished`, hits of the same key
+    /// in several processes add up; else the pid is the first part of each key.
     ///
     /// ```no_run
     /// # let counts: Vec<(i32, probes_lib::KeyedCounts)> = unimplemented!();
@@ -143,8 +144,8 @@ impl KeyedCounts {
         self.other
     }
 
-    /// Returns how many hits have no key, because an argument does not have the type that the expression needs, or memory could not be
-    /// read; or of how many it is not known whether they are meant.
+    /// Returns how many hits have no key, because an argument does not have the type that the expression needs, or
+    /// memory could not be read. Those for which a filter has no answer are among them.
     pub fn untyped(&self) -> u64 {
         self.untyped
     }
@@ -167,7 +168,7 @@ impl KeyedCounts {
             return Ok(None);
         };
         let mut counts = KeyedCounts::default();
-        // Before the keys: what is counted meanwhile is of a key.
+        // Before the keys: of the hits meanwhile, those with a key are counted, and the others the next time.
         (counts.other, counts.untyped) = read_keyed_hits(pid, source, plan, arenas)?;
         let layout = sharing.shared.keys;
         let table = sharing.shared_at().plus(sharing.shared.keys());
@@ -213,7 +214,8 @@ pub(super) fn key(slot: &[u8], plan: &ObservationPlan) -> Option<Vec<Key>> {
     parts.collect()
 }
 
-/// Returns the string in a slot. Its last word says how many bytes are not used, unless more follow.
+/// Returns the string in a slot ([`text`]). The last byte of a string of OCaml says how many others of its last word
+/// are not part of it; of a long one, the last word is not in the slot.
 fn string(many: u64, words: &[u8]) -> Key {
     let mut bytes = words.to_vec();
     if let Some(len) = many.checked_sub(text::OF_C) {

@@ -118,7 +118,7 @@ fn keys(model: &Model, width: usize) -> String {
     keys.join(GAP)
 }
 
-/// Whether there is anything to enable or disable.
+/// Whether there may be probes to enable or disable: false if only functions are shown.
 fn has_switch(model: &Model) -> bool {
     model.probe_count() > 0 || model.function_count() == 0
 }
@@ -157,7 +157,7 @@ fn help(model: &Model) -> Vec<&'static str> {
     [&before[..], filter, &after, events].concat()
 }
 
-/// Breaks help into pages of `room` lines, of which the last is how to go on.
+/// Breaks help into pages of `room` lines. The last line of each says which key shows the next page, or closes help.
 fn pages(help: &[&str], width: usize, room: usize) -> Vec<Vec<String>> {
     let mut lines = Vec::new();
     for item in help {
@@ -186,7 +186,7 @@ fn pages(help: &[&str], width: usize, room: usize) -> Vec<Vec<String>> {
     pages.collect()
 }
 
-/// Joins words to lines of a width.
+/// Joins words to lines that are at most `width` wide, except for a word that is wider.
 fn wrapped<'w>(words: impl Iterator<Item = &'w str>, gap: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in words {
