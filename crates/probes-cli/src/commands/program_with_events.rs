@@ -18,7 +18,7 @@ use crate::messages::Messages;
 use crate::search_path::{look_up, path_of};
 use crate::signals::{TerminationSignals, WaitEnd};
 
-/// How often it is checked whether it has begun to write events.
+/// How often it is checked whether a program has begun to write events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A program that was started, and the directory of its events.
@@ -29,8 +29,9 @@ pub(super) struct ProgramWithEvents {
     directory: EventsDirectory,
 }
 
-/// A directory that is removed when the program has exited, with the files of events in it; not while processes that it has forked write
-/// there: the runtime ends one that cannot create a file for a child of its own.
+/// A directory for files of events, which is removed with them when the program has exited; but it stays if processes
+/// that the program has forked still write there: the runtime would end their children, whose files it could not
+/// create.
 pub(super) struct EventsDirectory(PathBuf);
 
 impl Drop for EventsDirectory {
@@ -46,7 +47,7 @@ impl Drop for EventsDirectory {
 }
 
 impl EventsDirectory {
-    /// Makes one for a `program` that is to be started. Notes it if that certainly writes no events itself.
+    /// Makes one for a `program` that is to be started. Prints a note if that certainly writes no events itself.
     ///
     /// # Errors
     ///
@@ -100,7 +101,7 @@ impl EventsDirectory {
 /// The runtime events of a program that another thread waits for, once they are there.
 pub(super) struct AwaitedEvents<'f> {
     directory: &'f EventsDirectory,
-    /// When it is tried next to open them, since the beginning.
+    /// When to try next to open them, since the beginning.
     try_at: Duration,
 }
 

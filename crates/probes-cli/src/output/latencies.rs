@@ -1,5 +1,5 @@
-//! The latencies of pairs (the times from a start to a stop) and of functions (the times of calls), in one shape for all
-//! formats. The field names are those of the JSON output.
+//! The latencies of pairs (the times from a start to a stop) and of functions (the times of calls), in one shape for
+//! all formats. The field names are those of the JSON output.
 
 mod by_key;
 mod functions;
@@ -75,7 +75,8 @@ impl LatencyReading {
         })
     }
 
-    /// The pairs and functions of several processes, by their pids: of each by itself if they are `distinguished`, else together.
+    /// The pairs and functions of several processes, by their pids: of each by itself if they are `distinguished`, else
+    /// together.
     pub(crate) fn of_processes(
         each: &[(i32, LatencyReading)],
         distinguished: bool,
@@ -203,9 +204,9 @@ pub(super) struct PairRow<'l> {
 /// What shows that times of a pair may not be those of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Evidence {
-    /// How many of its stops show that pairs interleave.
+    /// How many stops show that pairs interleave.
     pub(crate) interleaved: u64,
-    /// How many of its stops, or, by key, of its starts, show that they may.
+    /// How many stops, or, by key, starts, show that pairs may.
     pub(crate) doubtful: u64,
     /// Whether stops find their starts by a key.
     by_key: bool,
@@ -224,7 +225,7 @@ impl Evidence {
         self.interleaved > 0 || self.doubtful > 0
     }
 
-    /// What to do about it.
+    /// What to do about that.
     fn advice(self) -> &'static str {
         if self.by_key {
             "give a -key that differs between all events that are under way at a time; a start whose stop an exception skips does no harm"
@@ -234,7 +235,7 @@ impl Evidence {
         }
     }
 
-    /// Says it.
+    /// What it says about the times; `None` if there is none.
     pub(crate) fn caution(self) -> Option<String> {
         let Evidence {
             interleaved,
@@ -519,7 +520,7 @@ impl<'l> PairRow<'l> {
         }
     }
 
-    /// Says if times may not be those of an event.
+    /// What is wrong with the times, if anything is.
     pub(super) fn caution(&self) -> Option<String> {
         self.evidence.caution()
     }

@@ -5,7 +5,8 @@
 //!                                        perfetto, chrome, fxt
 //! ```
 //!
-//! A track has slices, which nest, instants, and for counters values. Times are nanoseconds of CLOCK_MONOTONIC.
+//! A track has slices, which nest, and instants; that of a counter has values. Times are nanoseconds of
+//! CLOCK_MONOTONIC.
 
 mod chrome;
 mod file;
@@ -141,7 +142,7 @@ impl Annotation {
 
 /// Encodes a time line in one format. A track and a name are encoded before the events that have them.
 pub(crate) trait Encoder: Send {
-    /// The begin of the file.
+    /// The beginning of the file.
     fn begin(&mut self, to: &mut Vec<u8>);
     fn track(&mut self, id: TrackId, of: &TrackOf, name: &str, to: &mut Vec<u8>);
     fn name(&mut self, id: NameId, name: &str, to: &mut Vec<u8>);

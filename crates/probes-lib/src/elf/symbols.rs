@@ -1,6 +1,5 @@
-//! Symbols of a file's tables (`.symtab`, `.dynsym`), local ones included, looked up by name, with their lengths. Tables
-//! are read part by part, and nothing of them is kept: they may be large, and most files have none of the names
-//! that are looked for.
+//! Symbols of a file's tables (`.symtab`, `.dynsym`), local ones included, looked up by name, with their lengths. To
+//! look up a name, the tables are read part by part, and not kept: they may be large, and most files do not have it.
 
 use goblin::elf::Sym;
 use goblin::elf::sym::STT_TLS;
@@ -16,7 +15,7 @@ use crate::error::{ErrorKind, FileError, Result};
 pub(crate) enum SymbolTable {
     /// All symbols; stripped files have none.
     Static,
-    /// Those that the file exports.
+    /// Those that the file exports or imports.
     Dynamic,
 }
 
@@ -34,7 +33,8 @@ pub(crate) struct Symbols<'e> {
     strings: SectionContents<'e>,
 }
 
-/// How many bytes of a table are read at once: a whole number of symbols, and few enough to stay in the processor's cache.
+/// How many bytes of a table are read at once: a whole number of symbols, and few enough to stay in the processor's
+/// cache.
 const PART_LEN: usize = 1024 * SIZEOF_SYM;
 
 impl ElfFile {
@@ -142,7 +142,7 @@ impl Symbols<'_> {
     ///
     /// # Errors
     ///
-    /// If reading the file fails, or that of `visit`, after which it is not called again.
+    /// If reading the file fails; or the first one of `visit`, which is not called again then.
     pub(crate) fn each(&self, mut visit: impl FnMut(&Sym) -> Result<()>) -> Result<()> {
         each_part(&self.table, 0, |_, part| {
             let entries = part.chunks_exact(SIZEOF_SYM);
@@ -239,8 +239,8 @@ fn with_nul(name: &str) -> Vec<u8> {
     name.bytes().chain([0]).collect()
 }
 
-/// Calls `visit` with each part of a section, and the offset of the part; at its end, each has the first `more` bytes of the
-/// next one, too.
+/// Calls `visit` with the offset of each part of a section, and its bytes, followed by the first `more` bytes of the
+/// next part.
 fn each_part(
     section: &SectionContents<'_>,
     more: usize,

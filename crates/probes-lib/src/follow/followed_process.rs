@@ -26,7 +26,7 @@ use crate::update::report::Report;
 /// A process that is followed.
 pub(super) struct FollowedProcess {
     pub(super) process: Process,
-    /// Its objects whose probes were set, or could not be.
+    /// The objects whose probes were set, or could not be set.
     pub(super) known: Vec<Object>,
     pub(super) hook: Option<LoaderHook>,
     /// The files that were read since it executed its program.
@@ -105,8 +105,8 @@ impl FollowedProcess {
             .is_ok_and(|memory| dynamic_loader::has_loaded(&self.process, &memory).unwrap_or(true))
     }
 
-    /// Marks the process to be detached from as soon as possible, and restores the function that its hook is in, so that no
-    /// thread enters the hook any more.
+    /// Marks the process to be detached from as soon as possible, and restores the function that its hook is in, so
+    /// that no thread enters the hook any more.
     pub(super) fn prepare_to_detach(&mut self) {
         self.is_to_be_detached = true;
         if let (Some(hook), Ok(memory)) = (&self.hook, self.memory()) {

@@ -1,5 +1,5 @@
 //! Redirects a thread of a stopped process to injected code ([`crate::inject::injected_call`]), and lets
-//! threads run to leave given ranges of code.
+//! threads run so that they leave given ranges of code.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -83,8 +83,8 @@ impl Tracer<'_> {
     ///
     /// # Errors
     ///
-    /// See [`Tracer::stop`]. The thread then returns from the code by itself. [`ObserveError::NotRunning`] if it has executed
-    /// nothing; then it is where it was.
+    /// See [`Tracer::stop`]; [`ProcessError::KeepsChanging`] if the thread is still in the code after `limit`. Then it
+    /// returns from there by itself. [`ObserveError::NotRunning`] if it has executed nothing; then it is where it was.
     pub(crate) fn run_at<'p>(
         &self,
         process: &'p Process,
@@ -227,7 +227,7 @@ pub(crate) fn redirectable(
     (!is_in_sequence(calls, tid, registers.rip, memory)).then_some(registers)
 }
 
-/// Whether a stopped thread is in `code`; true if it may run.
+/// Whether a stopped thread is in `code`; true, too, if the lease is lost, because the thread may run then.
 fn is_within(calls: &ThreadCalls, tid: i32, code: &[Range<u64>]) -> bool {
     let registers = calls.registers(tid);
     let is_inside = |at: u64| code.iter().any(|code| code.contains(&at));

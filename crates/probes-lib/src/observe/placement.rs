@@ -23,12 +23,11 @@ const GAP: u64 = 1 << 20;
 /// The distance between two addresses that are tried one after the other.
 const STEP: u64 = 16 << 20;
 
-/// A trampoline may begin anywhere near its point, if there are this many addresses for it; otherwise its arena is placed
-/// where those are.
+/// A trampoline that can begin at this many addresses is placed near its point; any other needs an arena within the
+/// addresses that its jump can reach: its window.
 const WIDE: u64 = 1 << 30;
 
-/// How many arenas there are at most for points that are particular about where their trampolines are. Each takes a
-/// stopped process some 50 us.
+/// How many arenas there are at most within windows. Each adds some 50 us to the stop time.
 const MAX_NARROW: usize = 16;
 
 /// Where the arenas of a plan are, or which of its points have no room.
@@ -140,7 +139,7 @@ pub(crate) fn place(
     Ok(Placed::Arenas(arenas))
 }
 
-/// Returns the addresses that all of these windows have.
+/// Returns the addresses that all of these windows have in common.
 fn shared_window<'w>(windows: impl Iterator<Item = &'w Range<u64>>) -> Range<u64> {
     windows.fold(0..u64::MAX, |one, other| {
         one.start.max(other.start)..one.end.min(other.end)
@@ -231,7 +230,7 @@ impl Placing<'_> {
         Some(())
     }
 
-    /// Returns for how many of the first windows there is room for the trampolines of all in what they have in common; at
+    /// Returns how many of the first windows have enough addresses in common for the trampolines of all of them; at
     /// least one.
     fn most_within<'w>(&self, windows: impl Iterator<Item = &'w Range<u64>>) -> usize {
         let mut shared = 0..u64::MAX;
@@ -259,7 +258,7 @@ fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
             .iter()
             .all(|&(begin, end)| end <= from || begin >= to)
     };
-    // Addresses below the points are tried first, because the heap grows upwards from the
+    // Addresses below the points are tried first, and above them the farthest, because the heap grows upwards from the
     // executable.
     let below = (1..REACH / STEP).map(|step| first.wrapping_sub(step * STEP + len));
     let above = (1..REACH / STEP)
@@ -446,8 +445,8 @@ mod tests {
         assert!(one.end + MIB <= other.start || other.end + MIB <= one.start);
     }
 
-    /// sub $8,%rsp; loop: cmp $1,%rax; jne loop; add $8,%rsp; ret. The last byte of a jump at its entry is that of the `cmp`: the
-    /// trampoline has to be in 16 MiB, some 1152 MiB above.
+    /// sub $8,%rsp; loop: cmp $1,%rax; jne loop; add $8,%rsp; ret. The last byte of a jump at its entry is that of the
+    /// `cmp`: the trampoline has to be in 16 MiB, some 1152 MiB above.
     const PUNNED: &[u8] = b"\x48\x83\xec\x08\x48\x83\xf8\x01\x75\xfa\x48\x83\xc4\x08\xc3";
     /// The length of those 16 MiB.
     const WINDOW: u64 = 16 * MIB;
@@ -475,8 +474,8 @@ mod tests {
         ObservationPlan::of(&Observation::new(), program, Arc::new(functions)).unwrap()
     }
 
-    /// Places trampolines of this length; returns the arenas, after it has asserted that each trampoline is where its point's jump can
-    /// lead, and nothing near the arenas is mapped.
+    /// Places trampolines of this length, asserts that each is where its point's jump can lead, and that nothing near
+    /// the arenas is mapped, and returns these.
     fn reached_arenas(plan: &mut ObservationPlan, len: u64, occupied: &[Range<u64>]) -> Vec<Arena> {
         let placed = place(1, plan, len, &maps(occupied), &ObserverRecord::default()).unwrap();
         let Placed::Arenas(arenas) = placed else {

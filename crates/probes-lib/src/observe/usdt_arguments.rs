@@ -1,6 +1,8 @@
-//! The arguments of a USDT probe of another provider than OCaml's, from the string of its note: `-4@%edi 8@-16(%rbp) 4@$7`. Pure.
+//! The arguments of a USDT probe of another provider than OCaml's, from the string of its note:
+//! `-4@%edi 8@-16(%rbp) 4@$7`. Pure.
 //!
-//! Each is a size in bytes, with `-` if it has a sign and `f` if it is a float, and an operand as the assembler writes it.
+//! Each is a size in bytes, with `-` before it if it is signed and `f` after it if it is a float, and an operand as the
+//! assembler writes it.
 
 use std::str;
 
@@ -18,8 +20,8 @@ pub(crate) struct UsdtArgument {
     pub(crate) format: ArgumentFormat,
 }
 
-/// Reads the arguments of a note, [`MAX_ARGUMENTS`] at most. `symbol` returns the address in the process of an object's data of some
-/// bytes, by the name of a symbol and an offset from it.
+/// Reads the arguments of a note, [`MAX_ARGUMENTS`] at most. Given the name of a symbol of the object, an offset from
+/// it and a size, `symbol` returns the address in the process of the data there, if the object maps that many bytes.
 pub(crate) fn usdt_arguments(
     text: &[u8],
     symbol: impl Fn(&str, i64, u8) -> Option<LiveAddr>,
@@ -99,7 +101,8 @@ impl UsdtArgument {
     }
 }
 
-/// Reads `DISPLACEMENT(%BASE,%INDEX,SCALE)`, of which parts may be missing. The displacement is a number, or a symbol with an offset.
+/// Reads `DISPLACEMENT(%BASE,%INDEX,SCALE)`, of which parts may be missing. The displacement is a number, or a symbol
+/// with an offset.
 fn memory(
     text: &str,
     size: u8,
@@ -131,7 +134,7 @@ fn memory(
     let displacement = if displacement.is_empty() {
         has_registers.then_some(0)?
     } else if let Some(number) = integer(displacement) {
-        // Relative to an instruction that is not known, or an address that need not be mapped.
+        // Without a base, it is relative to an instruction that is not known, or an address that need not be mapped.
         base.and(i32::try_from(number).ok())?.into()
     } else if !has_registers {
         let end = displacement.find(['+', '-']).unwrap_or(displacement.len());

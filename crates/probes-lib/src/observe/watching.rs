@@ -1,5 +1,5 @@
-//! What is recorded of the calls of a function that is watched: how many arguments, where they are, and what is copied of what they
-//! point to.
+//! What is recorded of the calls of a function that is watched: how many arguments, where they are, and what is copied
+//! of what they point to.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -28,9 +28,9 @@ pub(crate) struct Watching {
     pub(crate) function: WatchedFunction,
     /// How many arguments are recorded.
     arguments: usize,
-    /// Whether it has as many, six or more; an instruction has none.
+    /// Whether the function is known to have that many, or at least that many if they are six. An instruction has none.
     is_number_known: bool,
-    /// Those of a USDT probe.
+    /// The arguments of a USDT probe.
     usdt: Option<Vec<UsdtArgument>>,
     /// See [`WatchRole::sample`].
     sample: Option<NonZeroU64>,
@@ -44,7 +44,7 @@ pub(crate) struct WatchedWords {
     unknown_arguments: usize,
     /// Whether results are recorded.
     has_results: bool,
-    /// Whether all exits are.
+    /// Whether all exits are recorded.
     has_exits: bool,
     sample: Option<NonZeroU64>,
     /// How many arguments functions have: those of OCaml, and those of others in general registers.
@@ -53,7 +53,8 @@ pub(crate) struct WatchedWords {
 }
 
 impl WatchedWords {
-    /// Finds out what is known of the functions of a process, of which some are `watched`, and of some the calls are `filtered`.
+    /// Finds out what is known of the functions of a process that are `watched`, and of those whose calls are
+    /// `filtered`.
     pub(crate) fn of(
         pid: i32,
         observation: &Observation,
@@ -96,8 +97,8 @@ impl WatchedWords {
         self.has_exits
     }
 
-    /// Returns what expressions can ask of the calls of a function, and where its arguments are. No memory is read unless its words are
-    /// certainly values.
+    /// Returns what expressions can ask of the calls of a function, and where its arguments are. Blocks are read only
+    /// if the words are certainly values, and strings of C only if the kernel may be asked.
     pub(crate) fn scope(
         &self,
         name: &str,
@@ -128,7 +129,7 @@ impl WatchedWords {
             _ if is_inside => format!("instruction {name}"),
             _ => format!("function {name}"),
         };
-        // One without a name may have either calling convention.
+        // A function without a name may have either calling convention.
         let known = known.filter(|_| !is_inside && is_ocaml == may_be_ocaml);
         let scope = match known {
             Some(many) => {
@@ -148,8 +149,7 @@ impl WatchedWords {
         scope.asking_kernel_if(self.may_ask_kernel)
     }
 
-    /// Returns what expressions can ask where a function returns, and where that is. No memory is read unless its words are certainly
-    /// values.
+    /// Returns what expressions can ask where a function returns, and where the result is.
     pub(crate) fn scope_of_exits(
         &self,
         name: &str,
@@ -173,7 +173,7 @@ impl WatchedWords {
         may_be_ocaml: bool,
     ) -> Watching {
         let is_inside = place.offset > 0 || place.selected_by.name().is_some();
-        // One without a name may have either calling convention.
+        // A function without a name may have either calling convention.
         let has_arguments = !is_inside && is_ocaml == may_be_ocaml;
         let known = if is_ocaml {
             self.ocaml_arguments.get(&address)
@@ -240,8 +240,9 @@ fn of_usdt(place: &FunctionPlace<'_>) -> Vec<UsdtArgument> {
     })
 }
 
-/// Returns how many arguments functions of C, C++ and Rust are passed in general registers, by their addresses, as far as the
-/// debugging information tells. What compilers have derived from a function (`f.isra.0`) may be passed others than it says.
+/// Returns how many arguments functions of C, C++ and Rust are passed in general registers, by their addresses, as far
+/// as the debugging information tells. A function that the compiler has derived from another (`f.isra.0`) may be passed
+/// other arguments than it says.
 fn other_arguments(watched: &[FunctionPlace<'_>]) -> HashMap<LiveAddr, usize> {
     let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
         std::ptr::eq(one.function.object, other.function.object)

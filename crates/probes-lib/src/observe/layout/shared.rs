@@ -2,8 +2,8 @@
 //! Pure functions only: no system calls.
 //!
 //! ```text
-//! header   64 bytes: the offset of the thread id in a thread's control block, from which time on a pair is slow, and where the
-//!          stack of the main thread ends
+//! header   64 bytes: the offset of the thread id in a thread's control block, from which time on a pair or call is
+//!          slow, where the stack of the main thread ends, and which times are recorded
 //! pairs    for each pair of a start point and a stop point: a header, a slot for each thread, a
 //!          histogram for each group of threads
 //! rings    one for each group of threads: how many records were begun, and the last records
@@ -12,7 +12,7 @@
 //! calls    the times of functions (calls.rs)
 //! values   the histograms of values (values.rs)
 //! keys     the hits by key (keys.rs)
-//! starts   of pairs by key, the starts that wait (keyed_starts.rs)
+//! starts   the waiting starts of pairs by key (keyed_starts.rs)
 //! kept     the arguments of starts, if slow pairs are reported (kept_starts.rs)
 //! ```
 //!
@@ -36,19 +36,20 @@ use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::value_pages::ValuePages;
 
-/// The length of the header of each part, in bytes.
+/// The length of each header in bytes: that of the shared data, of a pair, and of a ring.
 pub(crate) const HEADER_LEN: u64 = 64;
 
 /// In the header, four bytes: the offset from `fs` of the thread's id.
 pub(crate) const TID_AT: u64 = 0;
 
-/// In the header, eight bytes: from how many ticks on pairs are reported, if slow ones are.
+/// In the header, eight bytes: from how many ticks on a pair or call is reported, if slow ones are.
 pub(crate) const SLOW_FROM: u64 = 8;
 
 /// In the header, eight bytes: where the stack of the main thread ends, if stacks are copied; 0 if that is not known.
 pub(crate) const MAIN_STACK_END: u64 = 16;
 
-/// In the header, eight bytes each: the least time that is recorded, if only those of a range are, in ticks, and how many the range has.
+/// In the header, eight bytes each, if only times of a range are recorded: the least of them in ticks, and how many
+/// ticks the range has.
 pub(crate) const TIMES_FROM: u64 = 24;
 pub(crate) const TIMES_MANY: u64 = 32;
 
@@ -62,7 +63,7 @@ pub(crate) mod validity {
     /// For how many TSC ticks it is valid from then on; and as many before, for a thread that read its clock before the
     /// observer renewed the table.
     pub(crate) const TICKS: u64 = 8;
-    /// Whether the kernel may be asked what can be read: a seccomp filter that a thread has set itself meanwhile may kill it
+    /// Whether the kernel may be asked what can be read: a seccomp filter that a thread has installed since may kill it
     /// for that.
     pub(crate) const MAY_ASK: u64 = 16;
 }
@@ -77,7 +78,7 @@ pub(crate) const MAX_PAIRS: u32 = 64;
 /// The most arguments of a hit that are recorded.
 pub(crate) const MAX_ARGUMENTS: usize = 6;
 
-/// In the header of a pair: stops of threads for which there was no slot.
+/// In the header of a pair: the stops of threads that got no slot.
 pub(crate) const SLOT_OVERFLOWS: u64 = 0;
 
 const SLOTS_AT: u64 = HEADER_LEN;
@@ -85,10 +86,10 @@ const SLOTS_AT: u64 = HEADER_LEN;
 pub(crate) const HISTOGRAMS_AT: u64 = SLOTS_AT + (SLOTS + SLOTS_TRIED) * SLOT_LEN;
 pub(crate) const PAIR_LEN: u64 = HISTOGRAMS_AT + GROUPS as u64 * HISTOGRAM_LEN;
 
-/// About how many bytes of records a ring holds, if it is no large one: these hold twice as many.
+/// About how many bytes of records a ring holds; a large ring holds twice as many.
 const RING: u64 = 1 << 20;
 
-/// How much more if it holds stacks: 2 to this power as many.
+/// Binary logarithm of how many times as many bytes as a large ring one with stacks holds.
 const STACKS_BITS: u32 = 3;
 
 /// The fields of a record.
@@ -99,25 +100,25 @@ pub(crate) mod record {
     pub(crate) const TIME: u64 = 8;
     /// The thread's id, four bytes.
     pub(crate) const TID: u64 = 16;
-    /// The index of the point in its plan, four bytes; with [`RETURN`] if a function returns there, [`JUMP`] if it jumps to
-    /// another one.
+    /// The index of the point in its plan, four bytes; with [`RETURN`] if a function returns there, [`JUMP`] if it
+    /// jumps to another one.
     pub(crate) const POINT: u64 = 20;
-    /// Added to the index of a point. There are fewer points.
+    /// Added to the index of a point where a function returns. All indices are below the bits of these flags.
     pub(crate) const RETURN: u32 = 1 << 31;
-    /// Added to the index of the point at the stop of a slow pair: what was kept of its start follows the record, and
-    /// the number in it is the index of the pair. Of a slow call, one without [`RETURN`] has ended with a jump.
+    /// Added to the index of the point at the stop of a slow pair: what was kept of its start follows, with the index
+    /// of the pair as its number. A slow call without [`RETURN`] has ended with a jump.
     pub(crate) const SLOW: u32 = 1 << 30;
     /// Added to the index of a point where a function is left by a jump to another one.
     pub(crate) const JUMP: u32 = 1 << 29;
     /// The point of a start of which nothing was kept.
     pub(crate) const UNKNOWN_POINT: u32 = u32::MAX;
-    /// A byte for each argument: 0 if it is not a block that can be read, otherwise one more than the
-    /// number of its words that were copied.
+    /// A byte for each argument: 0 if it points to no memory that can be read, otherwise one more than the number of
+    /// words that were copied from there.
     pub(crate) const COPIED: u64 = 24;
-    /// Of a function whose exits are recorded, where the return address of the call is: its address or, on the stack of a
-    /// fiber, its distance from the upper end, which is negative.
+    /// Of a function whose exits are recorded, where the return address of the call is: its address or, on the stack of
+    /// a fiber, its distance from the upper end, which is negative.
     pub(crate) const FRAME: u64 = 32;
-    /// Twice the number of that fiber, and one; 0 if it is on the stack of its thread.
+    /// Twice the number of that fiber plus one; 0 if the call is on the stack of its thread.
     pub(crate) const FIBER: u64 = 40;
     pub(crate) const ARGUMENTS: u64 = 48;
 
@@ -148,22 +149,24 @@ pub(crate) mod record {
 /// What is copied of a block whose words are values, in place of its first words:
 ///
 /// ```text
-/// cells    how many more cells the block is the first of, if it is one of a list: tag 0 and two fields, the second of them
-///          the next cell
+/// cells    how many cells follow the block in its list, if it is a cell: it has tag 0 and two fields, of which the
+///          second is the next cell
 /// fields   of a list, the first field of each cell, and then the second one of the last; else those of the block
 /// field    a word; and if that is a multiple of 8, the header of the block there, or 0 if it cannot be read
 ///          string, float, custom block: the first words
-///          exception, or another block with the tag of objects: the header of its name, or 0 if it has none; the first words
+///          exception, or another block with the tag of objects: the header of its name, or 0 if it has none; the
+///          first words
 /// ```
 ///
-/// An exception without arguments is described in place of the fields of its block. It ends where there is no room for the next word that has to be there.
+/// An exception without arguments is described in place of the fields of its block. The copy ends where there is no
+/// room for the next word that it has to have.
 pub(crate) mod fields {
     /// How many words there is room for.
     pub(crate) const WORDS: u64 = 22;
-    /// How many fields of a block are copied at most: each is one word, behind the first one.
+    /// How many fields of a block are copied at most: each is at least one word, and the number of cells is the first.
     pub(crate) const MOST: u64 = WORDS - 1;
-    /// The greatest tag of blocks that have no other meaning, in OCaml 4 and 5: above it are those of continuations and lazy values
-    /// that are being forced, in OCaml 5.
+    /// The greatest tag of plain blocks, in OCaml 4 and 5: in OCaml 5, continuations and lazy values that are being
+    /// forced have the next ones.
     pub(crate) const GREATEST_TAG: u8 = 243;
     /// The tags that caml/mlvalues.h defines.
     pub(crate) const OBJECT_TAG: u8 = 248;
@@ -184,12 +187,12 @@ pub(crate) struct SharedLayout {
     pub(crate) pairs: u32,
     /// The bytes of a record; 0 if no point is watched.
     pub(crate) record_len: u32,
-    /// Whether rings are large: if records have arguments, but for those of earlier versions.
+    /// Whether rings are large: they are if records have arguments, except in observations of earlier versions.
     pub(crate) has_large_rings: bool,
     /// Whether filters read memory.
     pub(crate) filters_memory: bool,
-    /// By which table trampolines know what can be read. It is not stored in the process, and not known of an observation that
-    /// was found there.
+    /// By which table trampolines know what can be read. It is not stored in the process, and not known of an
+    /// observation that was found there.
     pub(crate) value_pages: ValuePages,
     pub(crate) calls: CallsLayout,
     pub(crate) values: ValuesLayout,
@@ -200,12 +203,12 @@ pub(crate) struct SharedLayout {
     pub(crate) asks_for_threads: bool,
     /// The bytes of what is kept of a start; 0 if slow pairs are not reported.
     pub(crate) kept_len: u32,
-    /// Which stacks are copied into the records. Which there are is not stored in the process.
+    /// Which stacks are copied into the records. The process stores only whether any are.
     pub(crate) stacks: StackCopies,
 }
 
 impl SharedLayout {
-    /// Returns whether it can be one of ours: its numbers may have been read from a process.
+    /// Returns whether it can be a layout of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
         let longest = record::len(MAX_ARGUMENTS);
         let is_possible = self.pairs <= MAX_PAIRS && self.calls.is_possible();

@@ -1,4 +1,4 @@
-//! [`CopiedStack`]: the stack of a hit, as it was then.
+//! [`CopiedStack`]: the stack of a thread at one moment, such as that of a hit.
 
 use crate::address::LiveAddr;
 use crate::observe::layout::stack_copies::{
@@ -28,7 +28,7 @@ pub struct CopiedStack {
 }
 
 impl CopiedStack {
-    /// Reads what a trampoline has recorded at an address; `None` if no trampoline writes that.
+    /// Reads what the trampoline of the point `at` has recorded; `None` if no trampoline writes that.
     pub(crate) fn parse(record: &[u8], at: LiveAddr) -> Option<CopiedStack> {
         let record = record.get(..LEN as usize)?;
         let count = word(record, COUNT) as u32;
@@ -74,7 +74,7 @@ impl CopiedStack {
     }
 }
 
-/// Memory of which only the stacks are of the moment of a hit.
+/// A copied stack as memory, and what is read elsewhere: code that has not changed since.
 pub(crate) struct OverCode<'c, M> {
     stack: &'c CopiedStack,
     code: M,

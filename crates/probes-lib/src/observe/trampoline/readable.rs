@@ -1,5 +1,5 @@
-//! The code that looks up whether memory may be read: in the table that the runtime of OCaml 4 has of the pages of values
-//! ([`ValuePages::Runtimes`]), in that of the observer, or by a system call.
+//! The code that looks up whether memory may be read: in the table that the runtime of OCaml 4 has of the pages of
+//! values ([`ValuePages::Runtimes`]), in that of the observer, or by a system call.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -18,8 +18,8 @@ use crate::observe::value_pages::runtime_pages::{ENTRIES, HASH_FACTOR, MASK, OF_
 /// Binary logarithm of how many entries are tried: the runtime keeps half of them empty.
 const TRIED_BITS: u32 = 6;
 
-/// Emits a jump to `otherwise` unless the address in `page` is of memory of values. Uses these three registers, none of which is
-/// rcx.
+/// Emits a jump to `otherwise` unless the address in `page` is of memory of values. Uses these three registers, none of
+/// which is rcx.
 pub(super) fn unless_of_values(
     a: &mut CodeAssembler,
     table: LiveAddr,
@@ -73,8 +73,8 @@ pub(super) fn unless_of_values(
     a.je(otherwise)
 }
 
-/// Emits a jump to `otherwise` unless the table of readable pages has the word `offset_of` bytes behind `base`, which is not r9. The
-/// address of the shared data is in rbx. Uses rdi and r9.
+/// Emits a jump to `otherwise` unless the table of readable pages has the word `offset_of` bytes behind `base`, which
+/// is not r9. The address of the shared data is in rbx. Uses rdi and r9.
 pub(super) fn unless_listed(
     a: &mut CodeAssembler,
     layout: SharedLayout,
@@ -97,7 +97,8 @@ pub(super) fn unless_listed(
     a.jne(otherwise)
 }
 
-/// Emits a jump to `otherwise` unless the word at rax, to which a value points, may be read. The code uses rax, rdi and r9.
+/// Emits a jump to `otherwise` unless the word at rax, to which a value points, may be read. Expects the same as
+/// [`unless_readable`]; the code uses rax, rdi and r9.
 pub(super) fn unless_readable_value(
     a: &mut CodeAssembler,
     layout: SharedLayout,
@@ -110,8 +111,8 @@ pub(super) fn unless_readable_value(
     }
 }
 
-/// Emits a jump to `otherwise` unless the table of pages is still valid and says that the word at
-/// rax may be read. The code uses rdi and r9.
+/// Emits a jump to `otherwise` unless the table of pages was valid at the time of the record at rcx, and says that the
+/// word at rax may be read. The address of the shared data is in rbx. The code uses rdi and r9.
 pub(super) fn unless_readable(
     a: &mut CodeAssembler,
     layout: SharedLayout,
@@ -123,8 +124,8 @@ pub(super) fn unless_readable(
     unless_listed(a, layout, rax, 0, otherwise)
 }
 
-/// Emits the code that leaves the flags of *below* if the table of pages was valid at the time in `ticks`, in TSC ticks. Uses both
-/// registers.
+/// Emits the code that leaves the flags of *below* if the table of pages was valid at the time in `ticks`, in TSC
+/// ticks. The address of the shared data is in rbx. Uses both registers.
 pub(super) fn check_validity(
     a: &mut CodeAssembler,
     layout: SharedLayout,
@@ -139,8 +140,9 @@ pub(super) fn check_validity(
     a.cmp(ticks, qword_ptr(rbx + offset(validity + validity::TICKS)))
 }
 
-/// Emits a jump to `otherwise` unless the kernel may be asked, and reads the word `offset_of` bytes behind rdx; the address of the shared
-/// data is at `shared`, and is then in rbx. Keeps rcx and rdx, and uses rax, rsi, rdi and r9.
+/// Emits a jump to `otherwise` unless the kernel may be asked, and reads the word `offset_of` bytes behind rdx. Expects
+/// a multiple of 8 in rcx; leaves the address of the shared data, which is at `shared`, in rbx. Keeps rcx and rdx, and
+/// uses rax, rsi, rdi and r9.
 pub(super) fn unless_kernel_reads(
     a: &mut CodeAssembler,
     offset_of: i32,
@@ -148,8 +150,8 @@ pub(super) fn unless_kernel_reads(
     shared: LiveAddr,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
-    /// No signal is blocked or unblocked with it: the lowest bits of the address of a record are 0, so this is neither 0,
-    /// 1 nor 2.
+    /// What is added to rcx, a multiple of 8, to get a `how` that is neither 0, 1 nor 2: it is invalid, so no signal is
+    /// blocked or unblocked. The kernel finds that out only after it has read the word: EINVAL, not EFAULT.
     const NO_HOW: i32 = 4;
     load(a, rbx, shared)?;
     let may_ask = offset(layout.validity() + validity::MAY_ASK);

@@ -1,12 +1,13 @@
 //! The part of a trampoline that lets every Nth hit of its point through.
 //!
-//! The hits are counted by one locked instruction, and each thread looks whether the number of its own hit is a multiple of N:
-//! so exactly every Nth is, however many threads are hit at once. (A counter that counts down and is set to N again by the
-//! thread that reaches 0 would lose its step if that thread is interrupted for more than N hits of others.)
+//! The hits are counted by one locked instruction, and each thread checks whether the number of its own hit is a
+//! multiple of N: so exactly one in N is let through, however many threads hit the point at once. (A counter that
+//! counts down, and is set to N again by the thread that reaches 0, would lose its step if that thread is interrupted
+//! for more than N hits of others.)
 //!
-//! A division takes longer than all else here. A number n is a multiple of N = 2^k · d, with d odd, if n · d⁻¹ modulo 2^64,
-//! rotated right by k bits, is at most (2^64 - 1) / N. (Granlund and Montgomery, "Division by invariant integers using
-//! multiplication", 1994, section 9.)
+//! A division would take longer than all else here. A number n is a multiple of N = 2^k · d, with d odd, if and only if
+//! n · d⁻¹ modulo 2^64, rotated right by k bits, is at most (2^64 - 1) / N. (Granlund and Montgomery, "Division by
+//! invariant integers using multiplication", 1994, section 9.)
 
 use std::num::NonZeroU64;
 
@@ -16,8 +17,8 @@ use iced_x86::{Code, IcedError, Instruction, Register};
 use super::at_address;
 use crate::address::LiveAddr;
 
-/// Emits a jump to `otherwise` unless the hit is a multiple of the `every`th, as the counter at an address says, which counts it.
-/// The code uses rax and rdx.
+/// Emits the code that counts the hit in the counter at `counter`, and jumps to `otherwise` unless its number is a
+/// multiple of `every`. The code uses rax and rdx.
 pub(super) fn unless_chosen(
     a: &mut CodeAssembler,
     every: NonZeroU64,
@@ -39,7 +40,7 @@ pub(super) fn unless_chosen(
     a.ja(otherwise)
 }
 
-/// By what it is seen that a number is a multiple of another.
+/// What it takes to see whether a number is a multiple of another.
 #[derive(Clone, Copy, Debug)]
 struct MultipleOf {
     /// What it is multiplied by.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! on the stack        below the stack pointer: at an entry and at an exit nothing is there, and signal handlers leave
-//!                     128 bytes alone (psABI 3.2.2). But only if these are in the page with the return address, which has
-//!                     been written: OCaml 4 raises `Stack_overflow` only for a fault in its own code
+//!                     128 bytes alone (psABI 3.2.2). But only if these are in the page with the return address, which
+//!                     has been written: OCaml 4 raises `Stack_overflow` only for a fault in its own code
 //! in MMX registers    which alias those of the x87 unit, if that is not in use
 //! behind a lock       in the data of the arena
 //! ```
@@ -22,7 +22,7 @@ pub(super) const RED_ZONE: i32 = 128;
 /// How often the lock is tried: no register is free to count in.
 const TRIES: u32 = 8;
 
-/// The bits of the stack pointer that are not all zero if the 128 bytes below it are in its page.
+/// Some bits of the stack pointer: if all of them are zero, the 128 bytes below it are not all in its page.
 const IN_PAGE: i32 = (PAGE - 128) as i32;
 
 /// Where registers are saved that can be saved neither on the stack nor in the x87 unit.
@@ -76,8 +76,8 @@ pub(super) struct Saving {
 }
 
 impl Saving {
-    /// For so many of the registers of [`SAVED_IF_TIMED`], from the first. Unless they are in MMX registers, `base` is loaded
-    /// with the address of where they are saved, eight bytes each.
+    /// For so many of the registers of [`SAVED_IF_TIMED`], from the first. Unless they are in MMX registers, `base` is
+    /// loaded with the address of where they are saved, eight bytes each.
     pub(super) fn new(
         a: &mut CodeAssembler,
         place: SaveArea,
@@ -97,7 +97,7 @@ impl Saving {
         }
     }
 
-    /// Where the code goes on behind what [`Saving::restore`] emits, with all registers as they were.
+    /// Where the code that [`Saving::restore`] emits ends, with all registers as they were.
     pub(super) fn end(&self) -> CodeLabel {
         self.end
     }
@@ -138,7 +138,7 @@ impl Saving {
         a.nop()
     }
 
-    /// Emits the code that loads the address of the saved registers again, if it was lost.
+    /// Emits the code that loads the address of the saved registers again, after other code has changed the base.
     pub(super) fn restore_base(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let Some(base) = self.base.filter(|_| !self.place.has_mmx()) else {
             return Ok(());

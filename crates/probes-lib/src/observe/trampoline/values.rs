@@ -1,8 +1,8 @@
-//! The code that adds a value to a histogram: to the greatest and the least value, to the sum, and to its bucket, in this order, so that
-//! a bucket that is counted is within them.
+//! The code that adds a value to a histogram: to the greatest and the least value, to the sum, and to its bucket, in
+//! this order, so that each value that is counted is between the least and the greatest.
 //!
-//! Threads are distinguished by their stacks, not by `fs`, which threads may not have: a copy of the histogram that two threads
-//! use is only slower.
+//! Threads are distinguished by their stacks, not by `fs`, which may not be set yet: a copy of the histogram that two
+//! threads use is only slower.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -29,8 +29,8 @@ pub(super) fn saved(filter: Option<&FilterRole>, role: &HistogramRole) -> &'stat
     }
 }
 
-/// Emits the code that adds the value of a hit to its histogram, maybe that of its key; goes to `untyped` if it has none. Changes the
-/// [`saved`] registers, and with keys, those of [`SAVED_IF_TIMED`].
+/// Emits the code that adds the value of a hit to its histogram, or that of its key; goes to `untyped` if it has none.
+/// Changes the [`saved`] registers, and with keys, those of [`SAVED_IF_TIMED`].
 pub(super) fn record(
     a: &mut CodeAssembler,
     role: &HistogramRole,
@@ -69,7 +69,7 @@ pub(super) fn add_time(a: &mut CodeAssembler, context: FilterContext) -> Result<
 #[derive(Clone, Copy)]
 struct HistogramSlot {
     number: u32,
-    /// Whether it is as many histograms further as r8 says.
+    /// Whether r8 has the number of the histogram, counted from `number`.
     by_key: bool,
     is_signed: bool,
     linear: Option<Linear>,
@@ -117,7 +117,7 @@ fn add(
     if let Some(linear) = place.linear {
         let mut outside = a.create_label();
         step(a, linear, place.is_signed, outside)?;
-        // Where its bucket tells the value, it is not added to the sum.
+        // A value that is alone in its bucket is not added to the sum: the reader knows it.
         if linear.width() == 1 {
             a.jmp(counted)?;
         } else if linear.last_is_one_value() {
@@ -130,7 +130,7 @@ fn add(
         return a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(buckets)));
     }
     let precision = all.precision();
-    // Of a negative number, the other buckets' mirror image.
+    // The buckets of negative numbers mirror the others: that of -1 precedes that of 0.
     let mirror = |a: &mut CodeAssembler| -> Result<(), IcedError> {
         if place.is_signed {
             a.mov(rax, rsi)?;
@@ -142,7 +142,7 @@ fn add(
     a.mov(rdx, rsi)?;
     mirror(a)?;
     histogram::bucket_of(a, precision)?;
-    // A narrower bucket tells the value.
+    // The buckets below have one value each, which is not added to the sum.
     a.cmp(edx, 2 << precision)?;
     a.jb(counted)?;
     a.lock().add(field(copy::SUM), rsi)?;
@@ -153,8 +153,8 @@ fn add(
     a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(first)))
 }
 
-/// Emits the code that puts in rdx the bucket of the value in rsi: 0 below the range, then each step, then what is above; goes to
-/// `outside` with those that are not in the range. Uses rax and rcx.
+/// Emits the code that puts in rdx the bucket of the value in rsi: 0 below the range, then each step, then what is
+/// above; goes to `outside` with those that are not in the range. Uses rax and rcx.
 fn step(
     a: &mut CodeAssembler,
     linear: Linear,
@@ -216,8 +216,8 @@ fn division(linear: Linear) -> Division {
     if width.is_power_of_two() {
         return Division::Shift(width.ilog2());
     }
-    // The factor is too large by less than one part in 2⁶⁴ for each unit: the product is exact as long as the distances times the
-    // width are below that.
+    // The factor is less than 1 above 2⁶⁴ / width: the quotient is exact as long as the distance times the width is
+    // below 2⁶⁴.
     let farthest = (i128::from(linear.end()) - i128::from(linear.start())) as u128;
     if farthest * u128::from(width) < 1 << 64 {
         Division::Multiply(u64::MAX / width + 1)

@@ -1,23 +1,21 @@
-//! The part of the code at the ends of a pair that notices that a stop belongs to another start than the
-//! last one.
+//! The part of the code at the ends of a pair that notices that a stop belongs to another start than the last one.
 //!
-//! Two things prove it, and one raises doubts. They have counters in the slot; `read/latency.rs` says what follows
-//! from them.
+//! Two things show it, and one raises doubts. Each is counted in the slot; `read/latency.rs` draws the conclusions.
 //!
 //! ```text
 //! frame    start A   start B   stop   stop     Where pairs nest, B is in a function that was called after A: in
-//!                                              another frame. If it is in the same frame, and the first stop did not
-//!                                              leave A without a stop of its own, the stops may be those of A and B.
-//!          start A   start B   stop             If the stop is in the frame of A, and that is no caller of the frame of
-//!                                              B, it is the stop of A: B is on another stack.
+//!                                              another frame. If it is in the same frame, and A gets a stop, too,
+//!                                              the stops may be those of A and B.
+//!          start A   start B   stop             If the stop is in the frame of A, and that is no caller of the frame
+//!                                              of B, it is the stop of A: B is on another stack.
 //! number   start 1   start 2   stop 1          The first arguments are numbers: that of the stop is not that of the
 //!                                              start that it would end, but that of an earlier one.
 //! doubt    start A   start B   stop            A waits in the frame of B, or in that of the stop, and no numbers tell
-//!                                              which of them has ended. If it never does, an exception may have skipped
-//!                                              its stop.
+//!                                              which of them has ended. If A never does, an exception may have
+//!                                              skipped its stop.
 //! ```
 //!
-//! A start that an exception has left without a stop proves nothing: it is not ended.
+//! A start that an exception has left without a stop shows nothing: no stop ends it.
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister32, CodeAssembler, CodeLabel, dil, dword_ptr, edi, edx, esp,
@@ -47,7 +45,7 @@ pub(super) fn mark_start(
     let mut is_new = a.create_label();
     load_at_point(a, r8, register, saved)?;
     a.mov(argument, r8d)?;
-    // The place of a number that a stop had is even.
+    // A number is odd; once a stop had it, its place holds one less.
     let place = number_place();
     select_number(a, r8d)?;
     a.mov(r9d, place)?;
@@ -98,8 +96,8 @@ pub(super) fn check_stop(
         a.and(edi, r8d)?;
         a.test(dil, 1)?;
         a.je(by_frame)?;
-        // In the frame of its start, and no other start that waits is: this is its start, whatever
-        // its number.
+        // If the stop is in the frame of this start, and the start before is not, this is its start, whatever its
+        // number.
         a.test(rax, rax)?;
         a.je(look_up)?;
         locate_next(a, -1)?;
@@ -133,7 +131,7 @@ pub(super) fn check_stop(
     a.set_label(&mut doubt)?;
     count_doubt(a, marks, saved, same_frame)?;
 
-    // The last start after this one has been ended: was it in the same frame, and begun later?
+    // The last start after this one has been ended: was it in the same frame, and did it come later?
     a.set_label(&mut same_frame)?;
     locate_next(a, 1)?;
     a.mov(r8d, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
@@ -147,8 +145,8 @@ pub(super) fn check_stop(
     a.nop()
 }
 
-/// Counts a stop if the start before the one that it ends waits in the frame of that one, or in that of the stop. Goes to
-/// `otherwise` early if none waits. The code uses rdi and r8.
+/// Counts a stop if the start before the one that it ends waits in the frame of that one, or in that of the stop; or
+/// else goes to `otherwise`. The code uses rdi and r8.
 fn count_doubt(
     a: &mut CodeAssembler,
     marks: &Marks,
@@ -173,8 +171,8 @@ fn count_doubt(
 const MOST_COMPARED: u32 = 16;
 
 /// Goes to `otherwise`, unless the point is in the frame of an earlier start that waits, which is not that of a
-/// caller: further from the beginning of its stack than the last start, or on another stack. The code uses rdi, r8
-/// and r9.
+/// caller: further from the beginning of its stack than the last start, or on another stack. The code uses rdi and r8,
+/// and restores rax and rdx.
 fn find_frame(
     a: &mut CodeAssembler,
     marks: &Marks,
@@ -230,7 +228,7 @@ fn locate_next(a: &mut CodeAssembler, next: i32) -> Result<(), IcedError> {
     a.add(edi, edi)
 }
 
-/// Returns a register with what tells the frame of the point. The code uses rdi.
+/// Emits the code that puts what tells the frame of the point into a register, and returns that. The code uses rdi.
 fn frame(
     a: &mut CodeAssembler,
     frame: FrameId,
