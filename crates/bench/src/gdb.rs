@@ -18,7 +18,7 @@ use crate::stop_time;
 /// Few, because gdb is slow, and because in no case are the figures of gdb and ours close.
 const ROUNDS: usize = 5;
 
-/// The number of threads, all but one of which wait, and of sites.
+/// The numbers of threads and of sites. All threads but one wait.
 const CASES: [(u64, u64); 5] = [(1, 10), (1, 1_000), (1, 10_000), (16, 10), (256, 10)];
 
 /// The opcode of an enabled site.

@@ -49,9 +49,9 @@ impl Target {
     /// The executable is read through `/proc/PID/exe`, so it may have been replaced or deleted
     /// since. Any other file is read only if it is still the one that is mapped.
     ///
-    /// If the process was forked within the last second and has executed no program since, this
-    /// waits until it has, or until the second is over: a shell prints the pid of a job before the
-    /// job executes its program.
+    /// If the process has no probes, but was forked within the last second and has executed no program
+    /// since, this waits until it has, or until the second is over: a shell prints the pid of a job
+    /// before the job executes its program.
     ///
     /// # Errors
     ///
@@ -66,8 +66,7 @@ impl Target {
     /// Same as [`Target::open`], but a process without OCaml probes is accepted: it may later load
     /// an object, or execute a program, that has some ([`Follow`](crate::Follow)).
     ///
-    /// A process that was forked within the last second is waited for until it has executed a program, or is
-    /// older: a shell may be about to start one.
+    /// This waits for a process that was just forked in the same way, even if it has probes.
     ///
     /// # Errors
     ///
@@ -99,7 +98,8 @@ impl Target {
         OpenedProcess::current().map(Target::of)
     }
 
-    /// Same as [`Target::open`], for callers that open many processes: `files` are not read again.
+    /// Same as [`Target::open`], for callers that open many processes: `files` are not read again, and a process that
+    /// was just forked is not waited for.
     pub(crate) fn open_with_files(pid: i32, files: Arc<Files>) -> Result<Target> {
         OpenedProcess::open_with_files(pid, files).map(Target::of)
     }
@@ -146,8 +146,8 @@ impl Target {
         self.opened.process().has_exited()
     }
 
-    /// Returns whether the process was stopped by a signal such as SIGSTOP (job control), and executes nothing until it is
-    /// continued.
+    /// Returns whether the process is in a job control stop (SIGSTOP, for example), and executes nothing until it is
+    /// continued. False if it is traced.
     ///
     /// # Errors
     ///
@@ -159,10 +159,10 @@ impl Target {
         Ok(status.state == 'T')
     }
 
-    /// Returns the pids of the processes that this one, or one of these, has forked, and that have executed no program since: those of a
-    /// server that forks a process for each client, for example. One that was forked less than 50 ms ago is not among them yet,
-    /// as it may be about to execute a program; nor is one that shares the memory of this process (vfork(2)), or
-    /// whose parent has exited.
+    /// Returns the pids of the processes that this one, or one of these, has forked, and that have executed no program
+    /// since: those of a server that forks a process for each client, for example. One that was forked less than 50 ms
+    /// ago is not among them yet, as it may be about to execute a program; nor is one that shares the memory of this
+    /// process (vfork(2)), or whose parent has exited.
     ///
     /// ```no_run
     /// use probes_lib::{Observation, Options, Selector, Target};
@@ -178,8 +178,9 @@ impl Target {
         forked_descendants(self.opened.process())
     }
 
-    /// Opens a process that this one has forked, with or without OCaml probes. Takes less time than [`Target::open_any`]: files that are
-    /// known are not read again, and it is not waited for whether it executes another program.
+    /// Opens a process that this one has forked, with or without OCaml probes. Takes less time than
+    /// [`Target::open_any`]: files that are known are not read again, and this does not wait to see whether the
+    /// process executes another program.
     ///
     /// # Errors
     ///
@@ -203,7 +204,7 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// If the process has exited, or its memory cannot be read.
+    /// If the process has exited or executed another program, keeps changing, or its memory cannot be read.
     pub fn states(&self) -> Result<ProbeStates> {
         let reader = StatesReader {
             opened: &self.opened,
@@ -220,7 +221,7 @@ impl Target {
 
     /// Reads whether closures that the process marshals are accepted by other processes of its
     /// program; `states` are those of its probes. Does not stop the process. If sites lie in its
-    /// OCaml code, and a digest of it has been computed, all of that code is read in the file.
+    /// OCaml code, and a digest of it has been computed, all of that code is read from the file.
     ///
     /// # Errors
     ///
@@ -248,9 +249,10 @@ impl Target {
     ///
     /// Everything that can be checked is checked before the process is stopped. Then all its
     /// threads are stopped, everything is checked once more, written and read back, and the threads
-    /// are resumed. The one exception is a probe whose counters and sites contradict each other: it
-    /// is judged only when the process is stopped, because another update may be writing them while
-    /// the process runs.
+    /// are resumed. The exceptions are a probe whose counters and sites contradict each other, as
+    /// another update may be writing them, and unexpected bytes at a site of an object that can be
+    /// unloaded, as it may be in the middle of being loaded: both are errors only if they are found
+    /// again once the process is stopped.
     ///
     /// With [`Options::live`], no thread is stopped, and existing tracers are not checked for.
     ///
@@ -280,8 +282,8 @@ impl Target {
     /// subtracted is added, and the sites follow. Other changes that were made since then are kept:
     /// no counter goes below zero, and a probe that another tool has enabled as well stays enabled.
     ///
-    /// The probes of a pair are undone in the order opposite to that of the update. Probes with nothing left to undo are skipped
-    /// ([`Report::skipped`]); those with foreign bytes at a site stay as they are
+    /// The probes of a pair are undone in the order opposite to that of the update. Probes with nothing left to
+    /// undo are skipped ([`Report::skipped`]); those with foreign bytes at a site stay as they are
     /// ([`Report::not_undone`]).
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! `completion`: the script with which a shell completes command lines of this tool, and the answers that the script asks for.
+//! `completion`: the script with which a shell completes command lines of this tool, and the answers that the script
+//! asks for.
 
 mod answer;
 mod names;
@@ -52,7 +53,8 @@ fn shell(typed: &str) -> Result<Shell, String> {
     }
 }
 
-/// `definition` returns the definition of the command line with at least the flags of the subcommand in its words.
+/// `definition` takes the words of a command line, and returns its definition, with at least the flags of the
+/// subcommand among them.
 pub(super) fn run(
     args: &Args,
     definition: fn(&[OsString]) -> clap::Command,

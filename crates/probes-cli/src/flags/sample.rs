@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use probes_lib::Observation;
 
-// Some hits.
+// Which hits are recorded.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct SampleFlag {
     /// Record every Nth hit of each site and function, and count the others

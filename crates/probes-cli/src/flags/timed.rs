@@ -44,7 +44,7 @@ pub(crate) struct Timed {
     stack: StackFlag,
     functions: Vec<FunctionSelector>,
     of_self: bool,
-    /// By what times are distinguished.
+    /// The keys by which times are distinguished.
     by: Option<CountedBy>,
 }
 
@@ -125,22 +125,24 @@ impl Timed {
         self.by.as_ref().is_some_and(CountedBy::has_pid)
     }
 
-    /// By what times are distinguished, if expressions say it.
+    /// The keys by which times are distinguished. `None` if none of them is an expression, or `caller` is the only one:
+    /// then each function has a line for each of its callers.
     pub(crate) fn keys(&self) -> Option<&CountedBy> {
         let by = self.by.as_ref()?;
         (by.has_expressions() && !by.is_caller()).then_some(by)
     }
 
-    /// Whether slow pairs are shown one by one.
+    /// Whether slow pairs and calls are shown one by one.
     pub(crate) fn shows_slow_pairs(&self) -> bool {
         self.over.is_given()
     }
 
-    /// How many frames of their stacks are shown, if these are.
+    /// How many frames of the stacks of slow pairs and calls are shown; `None` if stacks are not.
     pub(crate) fn stack_limit(&self) -> Option<StackLimit> {
         self.stack.limit()
     }
 
+    /// Whether functions, or USDT probes of others than OCaml, are timed.
     pub(crate) fn has_functions(&self) -> bool {
         !self.functions.is_empty() || !self.usdt.is_empty()
     }

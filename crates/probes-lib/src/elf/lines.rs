@@ -10,20 +10,20 @@ use gimli::{
 use crate::address::FileAddr;
 use crate::elf::{DwarfBytes, ElfFile};
 
-/// How long the names of source files are together that are kept for suggestions, in bytes.
+/// The most bytes of names of source files that are read for suggestions.
 const MAX_NAMES: usize = 1 << 20;
 
-/// How many places of one line are found at most. No compiler makes so many.
+/// The most places of one line that are found. No compiler makes so many.
 const MAX_PLACES: usize = 1 << 16;
 
-/// A source line that is looked for in one file after another.
+/// A source line that is looked for in one ELF file after another.
 pub(crate) struct LineSearch {
     /// The end of the path of the source file.
     suffix: String,
     line: u32,
-    /// Whether any file has line tables.
+    /// Whether any of those files has line tables.
     pub(crate) has_tables: bool,
-    /// The paths of the source files that end so and have code.
+    /// The paths of the source files that end with `suffix` and have code.
     pub(crate) paths: BTreeSet<String>,
     /// The last line before it, and the first after it, with code.
     pub(crate) neighbours: (Option<u32>, Option<u32>),
@@ -53,10 +53,10 @@ impl LineSearch {
         }
     }
 
-    /// Returns where the line begins in the code of a file: in each function the first instruction of each stretch of code
-    /// that belongs to it; where the line has no code of its own, only if it has none elsewhere in that function.
-    /// `function_at` returns the address of the function that an address is in; rows for code in none give no place, as the
-    /// linker removed it.
+    /// Returns where the line begins in the code of a file: the first instruction of each stretch of code that belongs
+    /// to it, in each function. A place where the line has no code of its own is returned only if the line has none
+    /// elsewhere in that function. `function_at` returns the address of the function that an address is in; rows for
+    /// code in no function give no place: the linker has removed it.
     ///
     /// Tables that cannot be read, or only in part, are searched as far as they can be read.
     pub(crate) fn places_in(
@@ -80,7 +80,7 @@ impl LineSearch {
         self.places(section, function_at)
     }
 
-    /// The same for a file with these sections.
+    /// Same as [`LineSearch::places_in`], for a file with these sections.
     fn places(
         &mut self,
         section: impl Fn(SectionId) -> Vec<u8>,

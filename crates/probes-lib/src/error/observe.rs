@@ -10,8 +10,8 @@ use super::reason;
 use crate::address::LiveAddr;
 use crate::expression::BadExpression;
 
-/// The process of a tool that observes another process, or holds its probes ([`Holder`](crate::Holder)), as it
-/// has recorded itself: it may have exited since.
+/// The process of a tool that observes another process, or holds its probes ([`Holder`](crate::Holder)), according to
+/// its own record: it may have exited since.
 ///
 /// ```no_run
 /// let states = probes_lib::Target::open(4242)?.states()?;
@@ -26,7 +26,7 @@ pub struct ToolProcess {
     pub pid: i32,
     /// Whether that is also ours.
     pub is_in_our_namespace: bool,
-    /// The command that it executes, with the first of its arguments.
+    /// Its command line, without the directory of the program; cut off if it is long.
     pub command: String,
     /// How long ago the observation or the hold began.
     pub age: Duration,
@@ -48,7 +48,8 @@ pub struct MemoryLimit {
 }
 
 impl ToolProcess {
-    /// How long ago the observation or the hold began, in the largest unit of which that is at least two: `100 s`, `2 minutes`.
+    /// Returns how long ago the observation or the hold began, in the largest unit of which that is at least two:
+    /// `100 s`, `2 minutes`.
     pub fn age_in_words(&self) -> String {
         in_words(self.age)
     }
@@ -98,14 +99,14 @@ pub enum ObserveError {
         "has no thread that can execute an injected system call: each has a pending signal, is in a restartable sequence (rseq), or still executes the calls of a killed tool"
     )]
     NoThreadToRedirect,
-    /// A thread that was resumed to execute an injected call has executed no instruction: a cgroup freezer keeps the process
-    /// frozen, or it gets no processor.
+    /// A thread that was resumed to execute an injected call has executed no instruction: a cgroup freezer keeps the
+    /// process frozen, or it gets no processor.
     #[error(
         "has executed nothing when it was resumed to map or unmap memory: it is frozen (cgroup freezer), or gets no processor"
     )]
     NotRunning,
-    /// A thread, which is the subject, is in code that an earlier observation has added to the process, which therefore stays
-    /// mapped.
+    /// A thread, which is the subject, is in code that an earlier observation has added to the process, or may return
+    /// to it. So that code stays mapped.
     #[error(
         "({name}) {} {code}, which an earlier observation has left",
         if *.is_executing { "still executes" } else { "may still return to" }
@@ -167,7 +168,7 @@ pub enum ObserveError {
     /// Another tool has removed this observation ([`Options::take_over`](crate::Options::take_over)).
     #[error("{}", replaced(observer.as_ref()))]
     Replaced {
-        /// Which one, if that is known: it may have ended since.
+        /// Which one, if that is known: it may have exited since.
         observer: Option<ToolProcess>,
     },
     /// The observation has been removed.
@@ -186,9 +187,10 @@ pub enum ObserveError {
         /// What forbids it.
         denial: TscDenial,
     },
-    /// Functions are to be timed, and a thread of the process has no thread control block (`fs` does not point to one), by which
-    /// its calls are told from those of others: the program has just been started, or has no C library. If a program is observed from its
-    /// first instruction, this is an error only where the base of `fs` cannot be read: before Linux 5.9, or on an old processor.
+    /// Functions are to be timed, and a thread of the process has no thread control block (`fs` does not point to one),
+    /// by which its calls are told from those of others: the program has just been started, or has no C library. If a
+    /// program is observed from its first instruction, this is an error only where the base of `fs` cannot be read:
+    /// before Linux 5.9, or on an old processor.
     #[error(
         "cannot be timed: its thread {tid} has no thread control block (fs does not point to one)"
     )]
@@ -232,7 +234,7 @@ pub enum ObserveError {
         /// How many there can be.
         most: usize,
     },
-    /// Results are to be recorded of functions of which only some calls are; without a subject.
+    /// Results or exits of functions are to be recorded, but only some of their calls; without a subject.
     #[error("results of functions cannot be recorded of only some of their calls")]
     ResultsOfSomeCalls,
     /// Times are to be distinguished by keys in a way that is not possible.
@@ -285,7 +287,7 @@ impl fmt::Display for SeccompAction {
     }
 }
 
-/// Why a seccomp filter cannot be read; reads on from it.
+/// Why a seccomp filter cannot be read, as the rest of a relative clause: "a filter that ...".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnreadableFilter {
@@ -342,7 +344,7 @@ fn kib(bytes: u64) -> u64 {
     bytes.div_ceil(1024)
 }
 
-/// The age of an observation, in the largest unit of which it has two.
+/// Returns an age in the largest unit of which it has two.
 fn in_words(age: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [
         (86_400, "days"),
@@ -351,7 +353,7 @@ fn in_words(age: Duration) -> String {
         (1, "s"),
     ];
     let seconds = age.as_secs();
-    // Two of a unit at least: 90 s is not a minute.
+    // 90 s is not a minute.
     let unit = UNITS.into_iter().find(|(unit, _)| seconds >= 2 * unit);
     let (unit, name) = unit.unwrap_or((1, "s"));
     format!("{} {name}", seconds / unit)

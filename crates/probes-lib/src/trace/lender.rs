@@ -5,8 +5,8 @@
 //!                        ▲──ResumeAll──┘
 //! ```
 //!
-//! A tool that is silent while its process is stopped, that closes its socket or sends what it may not, loses it: the process is
-//! resumed before anything else is done. All other tools are looked at without waiting for them.
+//! A tool that is silent while its process is stopped, closes its socket, or sends what it may not, loses the process,
+//! which is resumed before anything else is done. Other tools are never waited for.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -34,18 +34,18 @@ use crate::trace::tracee_set::{FOLLOW_TICK, TraceeSet};
 /// How many tools may be connected at once.
 const MAX_CLIENTS: usize = 8;
 
-/// How many connections are accepted before the followed processes are looked at again: those of any user, as only a tool's
-/// first message is checked.
+/// How many connections are accepted before the followed processes are looked at again. Any user can connect, and is
+/// refused only once the connection is accepted.
 const MAX_ACCEPTED: usize = 16;
 
 /// How long tools may take.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// To say something while their process is stopped.
+    /// To send a request while their process is stopped.
     silence: Duration,
-    /// To have it resumed; stopping it is a part of that.
+    /// To have it resumed, including the time that stopping it takes.
     stopped: Duration,
-    /// To say something otherwise.
+    /// To send a request otherwise.
     idle: Duration,
 }
 
@@ -70,10 +70,11 @@ pub(crate) struct Lender {
 /// A tool that is connected.
 struct Client {
     socket: PacketSocket,
+    /// Its pid.
     pid: i32,
-    /// Whether it has said that the update lock of the process is held by the operation that it serves.
+    /// Whether it has said that the operation for which it is connected holds the update lock of the process.
     holds_lock: bool,
-    /// What it may change, once it has proved that.
+    /// The process that it may change, once it has proved that it may.
     proof: Option<Proof>,
     last_heard: Instant,
 }
@@ -81,8 +82,8 @@ struct Client {
 /// A process that a tool may change.
 struct Proof {
     process: Process,
-    /// The memory of the process, as the tool has opened it to write. All that the tool asks to be written is written through
-    /// it: what the tool could write itself.
+    /// The memory of the process, as the tool has opened it to write. [`Request::Write`] is carried out through it, so
+    /// that it writes only what the tool could write itself.
     memory: ProcessMemory,
 }
 
@@ -119,8 +120,8 @@ impl Lender {
         self.clients.clear();
     }
 
-    /// Does what tools ask for. One process is lent at most, before the followed processes are looked at again: its tool
-    /// is answered until it is resumed, and is the last one the next time.
+    /// Does what tools ask for. At most one process is lent before the followed processes are looked at again: its
+    /// tool is answered until it is resumed, and is the last one the next time.
     pub(crate) fn serve(&mut self, tracees: &mut TraceeSet<'_>) {
         self.welcome(tracees);
         let (limits, buffer) = (self.limits, &mut self.buffer);
@@ -165,8 +166,9 @@ impl Lender {
         });
     }
 
-    /// Returns whether an operation of the tool with pid `tool` is connected that holds the update lock of the process
-    /// `pid`: it changes the process only while it is served. Other threads of the tool may do otherwise.
+    /// Returns whether the tool with pid `tool` is connected for an operation that holds the update lock of the process
+    /// `pid`. Such an operation changes the process only while it is served; those of other threads of the tool may
+    /// do otherwise.
     pub(crate) fn lends_to(&mut self, tool: i32, pid: i32, tracees: &TraceeSet<'_>) -> bool {
         self.welcome(tracees);
         let is_meant = |proof: &Proof| proof.process.pid() == pid;
@@ -232,7 +234,7 @@ impl Client {
         Ok(())
     }
 
-    /// Receives what it asks for, if it does; fails once its connection is to be closed.
+    /// Receives its next request, if one has come; fails if its connection is to be closed.
     fn request(&mut self, limits: Limits, buffer: &mut [u8]) -> io::Result<Option<Request>> {
         if self.proof.is_none() {
             return Ok(None);
@@ -247,7 +249,7 @@ impl Client {
         Ok(Some(request))
     }
 
-    /// Does what it asks for; fails once its connection is to be closed.
+    /// Does what it asks for, until the process runs again; fails if its connection is to be closed.
     fn serve(
         &mut self,
         request: Request,
@@ -269,7 +271,7 @@ impl Client {
                     next_tick: Instant::now().into(),
                 };
                 let lent = lending.stop_until_resumed(limit_ms, tracees, buffer);
-                // Before anything else.
+                // Whatever has failed, and before anything else.
                 if lending.has_run.get() {
                     tracees.interrupt_running(proof.process.pid());
                 }
@@ -279,7 +281,7 @@ impl Client {
                     Err(why) => Reply::NotStopped(why),
                 }
             }
-            // After it was not stopped, perhaps.
+            // The process is not stopped: perhaps because that has failed.
             Request::ResumeAll => Reply::Resumed(Duration::ZERO),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         };
@@ -314,7 +316,7 @@ impl Proof {
             Ok((own, self.memory.random_bytes(&self.process)?))
         };
         match read() {
-            // It has erased them: it is not known whether the programs are the same.
+            // The program has erased its random bytes: it is not known whether it is the same.
             Ok((Some(own), Some(_))) if own == [0; 16] => {
                 Err(NotStopped::Failed(Errno::EOPNOTSUPP))
             }
@@ -373,7 +375,7 @@ impl Lending<'_> {
     fn next(&self, tracees: &TraceeSet<'_>, buffer: &mut [u8]) -> io::Result<Request> {
         let deadline = self.until.min(Instant::now() + self.limits.silence);
         loop {
-            // However busy this tool is.
+            // However many requests this tool sends.
             if Instant::now() >= self.next_tick.get() {
                 tracees.resume_others(self.proof.process.pid());
                 self.next_tick.set(Instant::now() + FOLLOW_TICK);
@@ -388,7 +390,7 @@ impl Lending<'_> {
         }
         let (len, descriptor) = self.socket.receive(buffer)?;
         let request = buffer.get(..len).and_then(Request::parse);
-        // A tool that keeps asking cannot keep it stopped, either.
+        // A tool that keeps sending requests cannot keep the process stopped, either.
         request
             .filter(|_| Instant::now() < self.until && descriptor.is_none())
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -407,7 +409,7 @@ impl Lending<'_> {
         if tids.len() > MAX_THREADS {
             return Err(NotStopped::Failed(Errno::EMSGSIZE));
         }
-        // Now that it cannot execute another program.
+        // The process is stopped, and cannot execute another program now.
         self.proof.check_current()?;
         self.has_run.set(false);
         Ok(tids)
@@ -415,7 +417,7 @@ impl Lending<'_> {
 
     /// Makes a call about a thread of the process, or writes its memory.
     fn call(&self, request: Request, tracees: &TraceeSet<'_>) -> Result<Reply, Errno> {
-        // What a thread that runs has executed meanwhile is not the tool's.
+        // A thread that runs may have executed another program, which the tool may not be permitted to change.
         let is_harmless = matches!(
             request,
             Request::Wait(_) | Request::Registers(_) | Request::ResumeThread(_)
@@ -435,7 +437,7 @@ impl Lending<'_> {
         match request {
             Request::Wait(tid) => Ok(Reply::Wait(ptrace::peek_wait(own(tid)?))),
             Request::ResumeThread(tid) => {
-                // What it has to report is for the follower.
+                // Whatever else it is stopped for is for the follower to handle.
                 if !matches!(
                     ptrace::peek_wait(own(tid)?),
                     Wait::EventStopped | Wait::GroupStopped
@@ -470,13 +472,13 @@ impl Lending<'_> {
     }
 }
 
-/// Returns whether the kernel would let a process with this status read seccomp filters itself, and not only us.
+/// Returns whether the kernel would let a process with this status read seccomp filters itself.
 fn may_read_filters(status: &Status) -> bool {
     status.is_admin() && status.seccomp == 0
 }
 
-/// Returns the device and inode of a file, without asking the server of its file system, which may not answer: a tool may
-/// have sent any file. Fails before Linux 4.11.
+/// Returns the device and inode of a file, without asking the server of its file system, which may not answer: a tool
+/// may have sent any file. Fails before Linux 4.11.
 fn identity(file: &File) -> io::Result<(u64, u64)> {
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     let status = fstatat(file, "", AtFlags::from_bits_retain(flags))?;

@@ -2,16 +2,16 @@
 //! killed holder has left can be given back by others.
 //!
 //! ```text
-//!             update lock held
-//!   ┌──────────────────────────────────────┐
+//!              update lock held                                  update lock held
+//!   ┌──────────────────────────────────────┐      ┌────────────────────────────────────────────┐
 //!   intent ──▶ counters written ──▶ settled  ···  intent ──▶ counters written ──▶ record deleted
-//!   └──────────────────────────────────────┘
+//!   └──────────────────────────────────────┘      └────────────────────────────────────────────┘
 //! ```
 //!
-//! A holder killed between an intent and its end leaves a record that does not say whether the counters were
-//! written. The counters do, until another tool changes them. So the tool that takes the update lock first settles such
-//! records ([`settled_lock`]). What still cannot be known counts as not held: to subtract what was not added
-//! would disable the probe of another tool.
+//! A holder killed after an intent, and before the record is settled or deleted, leaves a record that does not say
+//! whether the counters were written. The counters do, until another tool changes them. So an update settles such
+//! records before it changes anything ([`settled_lock`]). What still cannot be known counts as not held: to
+//! subtract what was not added would disable the probe of another tool.
 
 pub(crate) mod files;
 pub(crate) mod record;
@@ -45,7 +45,7 @@ use crate::update::report::Report;
 /// `AT_RANDOM` of getauxval(3): "The address of sixteen bytes containing a random value."
 const AT_RANDOM: u64 = 25;
 
-/// How often, and after which time, the record of a dying holder is read again: the kernel may release its
+/// How often, and after which pause, the record of a dying holder is read again: the kernel may release its
 /// update lock some microseconds before the lock of its record.
 const DYING: (usize, Duration) = (20, Duration::from_micros(500));
 
@@ -81,8 +81,8 @@ pub(crate) struct ProcessRecords {
     key: ProcessKey,
 }
 
-/// A tool that has changed counters of a process and is to give back what it has added, as it has recorded
-/// itself ([`Target::hold`](crate::Target::hold)).
+/// A tool that has changed counters of a process and is to give back what it has added, according to its own
+/// record ([`Target::hold`](crate::Target::hold)).
 ///
 /// ```no_run
 /// for holder in probes_lib::Target::open(4242)?.holders().list {
@@ -117,7 +117,7 @@ pub struct HeldProbe {
 /// The tools that hold probes of a process, as far as their records can be found and read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
-    /// The holders, those that began first first.
+    /// The holders, the oldest first.
     pub list: Vec<Holder>,
     /// How many records cannot be read: damaged, or of a later version. They are not believed.
     pub unreadable: usize,
@@ -126,10 +126,10 @@ pub struct Holders {
 /// What [`Target::release_dead`](crate::Target::release_dead) has given back for one dead holder.
 #[derive(Debug)]
 pub struct ReleasedHold {
-    /// The holder, with what it held. That is empty if it was killed before it changed any counter: then only
+    /// The holder, with what it held. It has no probes if it was killed before it changed any counter: then only
     /// sites are restored, if it had begun to switch them.
     pub holder: Holder,
-    /// What was changed, or why nothing was; its record is kept then.
+    /// What was changed, or why that failed ([`Error::effect`]). What is known to be still held stays recorded.
     pub report: Result<Report>,
 }
 
@@ -180,7 +180,8 @@ impl FoundRecord {
 }
 
 impl ProcessRecords {
-    /// Returns `None` if there is no record of this process.
+    /// Returns `None` if there is no record of this process, or it is not known which program it executes: its
+    /// memory cannot be read.
     pub(crate) fn of(process: &Process) -> Option<ProcessRecords> {
         let own = geteuid().as_raw();
         let mut directories = Directory::of_users(&[own, 0, process.effective_user()]);
@@ -198,7 +199,7 @@ impl ProcessRecords {
         Some(ProcessRecords { directories, key })
     }
 
-    /// Returns the names of the records, with their directories.
+    /// Returns the names of the records' files, with their directories.
     fn names(&self) -> Vec<(Arc<Directory>, String)> {
         let ProcessKey {
             pid,
@@ -227,8 +228,8 @@ impl ProcessRecords {
         (found, unreadable)
     }
 
-    /// Opens a record; returns `None` if it is about a program that the process does not execute any more, or
-    /// has just been deleted.
+    /// Opens a record; returns `None` if it has just been deleted, is still empty, or is about a program that the
+    /// process does not execute any more.
     fn open(&self, directory: &Arc<Directory>, name: &str) -> io::Result<Option<FoundRecord>> {
         let file = match directory.record(name, directory.can_write()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -288,7 +289,8 @@ impl ProcessRecords {
         }
     }
 
-    /// Records that nothing of these probes is held by the dead any more.
+    /// Records that dead holders hold nothing of these probes any more. A record that we may not write is marked:
+    /// then nothing at all is held by it.
     fn forget(&self, is_meant: impl Fn(&str) -> bool) {
         for found in self.read().0 {
             if found.is_alive || !found.record.held().any(|held| is_meant(&held.entry.name)) {
@@ -373,8 +375,8 @@ pub(crate) fn settled_lock(process: &Process, deadline: Instant) -> Result<Updat
     Ok(lock)
 }
 
-/// Makes the dead hold nothing of the probes for which `is_meant` is true: their counters are about to be set,
-/// whatever they were. To be called with the update lock held.
+/// Makes dead holders hold nothing of the probes with the names for which `is_meant` is true: their counters are about
+/// to be set, whatever they were. To be called with the update lock held.
 pub(crate) fn forget(process: &Process, is_meant: impl Fn(&str) -> bool) {
     if let Some(records) = ProcessRecords::of(process) {
         records.forget(is_meant);
@@ -398,7 +400,7 @@ pub(crate) struct HoldRecord {
 
 #[derive(Debug)]
 struct HoldState {
-    /// `None` before the first change, if it cannot be recorded, and after everything was given back.
+    /// `None` before the first change, if that cannot be recorded, and after everything was given back.
     file: Option<LockedRecord>,
     record: ParsedRecord,
     /// Why it is not recorded.
@@ -609,7 +611,7 @@ fn given_back(record: &ParsedRecord, plan: &UpdatePlan, program: &Program) -> Ve
         let amount = held.remove(&at).map_or(0, |(_, amount)| amount);
         (amount, 0)
     });
-    // There is nothing left of these, or they cannot be given back now.
+    // Nothing is left of these, or they cannot be given back now and stay held.
     let is_kept = |name: &str| {
         let mut kept = plan.not_undone.iter();
         kept.any(|&probe| program.by_id(probe).name() == name)
@@ -651,8 +653,8 @@ fn entries(
     entries
 }
 
-/// Whether a record, whose name says which process it is about, is of a process that has exited or, if it is
-/// `of_now`, of a program that this does not execute any more.
+/// Whether a record is outdated: `named`, from the name of its file, is a process that has exited; or it is the process
+/// `of_now`, which does not execute the recorded program any more.
 fn is_stale(of_now: &ProcessKey, named: (i32, u64, u64), file: &RecordFile) -> bool {
     let (pid, start, namespace) = named;
     if namespace != of_now.namespace {

@@ -21,7 +21,7 @@ use crate::process::{Process, name_of};
 /// released it just before /proc/locks was read, and so may the next holder.
 const TRIES_WITHOUT_HOLDER: usize = 20;
 
-/// The lock, held while a process is updated or observed.
+/// The lock, held while a process is updated, or trampolines are installed or removed.
 pub(crate) struct UpdateLock {
     _lock: Flock<File>,
 }

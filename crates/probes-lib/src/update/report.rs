@@ -38,7 +38,7 @@ pub struct ProbeStates {
 #[derive(Debug, Default)]
 pub(crate) struct ObservedPoints {
     pub(crate) sites: usize,
-    /// And instructions inside of functions.
+    /// Functions, and instructions inside of functions.
     pub(crate) functions: usize,
     /// `None` if nothing is observed, or if the observer has not recorded itself.
     pub(crate) observer: Option<ToolProcess>,
@@ -82,8 +82,8 @@ impl ProbeStates {
         self.observed.sites
     }
 
-    /// Returns how many functions, and instructions inside of functions, are observed, in the same way: also of a process
-    /// without probes ([`Target::open_any`](crate::Target::open_any)).
+    /// Returns how many functions, and instructions inside of functions, are observed, by a running tool or one that
+    /// was killed; also of a process without probes ([`Target::open_any`](crate::Target::open_any)).
     pub fn observed_functions(&self) -> usize {
         self.observed.functions
     }
@@ -95,8 +95,8 @@ impl ProbeStates {
         self.observed.observer.as_ref()
     }
 
-    /// Returns how many sites and functions are observed, in words to which "observed" may be added: `2 sites and 1 function are`;
-    /// `None` if there are none.
+    /// Returns how many sites and functions are observed, in words to which "observed" may be added:
+    /// `2 sites and 1 function are`; `None` if there are none.
     pub fn observed_in_words(&self) -> Option<String> {
         let (sites, functions) = (self.observed_sites(), self.observed_functions());
         let number = |count: usize, noun: &str| {
@@ -113,8 +113,8 @@ impl ProbeStates {
         })
     }
 
-    /// Says what an observer that was killed has left in the process; `None` if there is nothing, or its observer is alive. Of an earlier
-    /// version of this crate it is not known whether it is.
+    /// Returns what a killed observer has left in the process, in words; `None` if there is nothing, or the observer
+    /// is alive. Whether an observer of an earlier version of this crate is alive is not known: that is said, too.
     pub fn stale_observation(&self) -> Option<String> {
         let are = self.observed_in_words()?;
         match self.observer() {
@@ -128,7 +128,7 @@ impl ProbeStates {
         }
     }
 
-    /// Whether any site does not hold the bytes of its file.
+    /// Whether code is known to be patched: a site does not hold the bytes of its file, or anything is observed.
     pub(crate) fn is_any_site_patched(&self) -> bool {
         let mut sites = self.snapshot.sites.iter().enumerate();
         let in_file = |index| self.program.site(index).site.code();
@@ -147,7 +147,7 @@ impl ProbeStates {
         Arc::ptr_eq(&self.program, &other.program)
     }
 
-    /// Whether some of the objects can be unloaded at any time, and others loaded at their place.
+    /// Whether some of the objects can be unloaded at any time, and others loaded in their place.
     pub(crate) fn can_lose_objects(&self) -> bool {
         let program = &self.program;
         let mut objects = program.objects().iter();
@@ -296,10 +296,10 @@ pub struct SemaphoreState<'s> {
 pub struct Report {
     /// The process.
     pub pid: i32,
-    /// The selected probes that were not skipped, in the order of the actions.
+    /// The selected probes that are neither in `skipped` nor in `not_undone`, in the order of the actions.
     pub changed: Vec<ProbeChange>,
-    /// Probes that were to be disabled but were disabled already, and probes that were to be undone
-    /// but whose counters were 0 already.
+    /// Probes that were to be disabled but were disabled already, and probes whose update was to be undone but of
+    /// which nothing was left.
     pub skipped: Vec<String>,
     /// Probes that [`Target::undo`](crate::Target::undo) has not undone, because one of their sites holds
     /// foreign bytes: a breakpoint, perhaps.
@@ -309,7 +309,7 @@ pub struct Report {
     /// The longest time that a thread of the process can have been stopped: from the stop of the first
     /// thread until the last one ran again, for all attempts together. Zero if it was not stopped.
     pub stopped: Duration,
-    /// Whether closures that the process marshals are accepted by others of its program, as far as the
+    /// Whether closures that the process marshals are accepted by other processes of its program, as far as the
     /// selected probes matter; [`CodeDigest::Unaffected`] if nothing had to be changed.
     pub code_digest: CodeDigest,
 }

@@ -1,5 +1,5 @@
-//! Reads the states of all probes of a running process, and repeats that until the process has not
-//! changed during a reading.
+//! Reads the states of all probes of a running process, and reads them again if the process may have changed during
+//! the reading.
 
 use crate::error::{Error, ErrorKind, ProcessError, Result};
 use crate::memory::shadow::Shadowed;

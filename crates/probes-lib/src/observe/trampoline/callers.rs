@@ -1,4 +1,4 @@
-//! The code that counts a call of a function, and its time, for the code that has made it.
+//! The code that counts a call of a function, and its time, for its caller: the place that the call returns to.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -10,8 +10,9 @@ use super::{offset, spread_of};
 use crate::observe::layout::calls::caller;
 use crate::observe::layout::shared::SharedLayout;
 
-/// Emits the code that counts the call that ends, whose time is in r8 and whose return address is at the top of the stack. Of self
-/// times, rsi has its time from entry to exit. Expects the address of the shared data in rbx. The code uses rax, rcx, rdx and rdi.
+/// Emits the code that counts the call that ends. Its time is in r8; if that is a self time, the time from entry to
+/// exit is in rsi. Its return address is at the top of the stack, the address of the shared data in rbx. The code uses
+/// rax, rcx, rdx and rdi.
 pub(super) fn add(
     a: &mut CodeAssembler,
     shared: SharedLayout,
@@ -65,5 +66,6 @@ pub(super) fn add(
     a.lock().cmpxchg(word_at(rcx, caller::MAX), r8)?;
     a.jne(is_longer)?;
     a.set_label(&mut is_shorter)?;
+    // A label needs an instruction.
     a.nop()
 }

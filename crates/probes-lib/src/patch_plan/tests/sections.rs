@@ -1,4 +1,4 @@
-//! Files whose symbols, unwind tables, frametables, line tables and code have any bytes.
+//! Files whose symbols, unwind tables, frametables, line tables and code are arbitrary bytes.
 
 use std::path::PathBuf;
 
@@ -22,8 +22,8 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Reads all that is known of the functions of a file with these sections; returns how many functions, names, lines and
-/// plans of patches there are.
+/// Reads all that is known of the functions of a file with these sections; returns how many functions and names there
+/// are, at how many places line 4 of a.c begins, and how many functions can be counted.
 fn read(input: &[u8]) -> [usize; 4] {
     let Some(bytes) = sections_input(input) else {
         return [0; 4];
@@ -59,8 +59,8 @@ fn read(input: &[u8]) -> [usize; 4] {
     [table.functions().len(), names.len(), lines, plans]
 }
 
-// promise: Bad input: Any symbols, unwind tables, frametables and line tables give functions, their lines and plans, or an
-//    error (the corpus, 512 damaged files, and two fuzz targets)
+// promise: Bad input: Any symbols, unwind tables, frametables and line tables give functions, their lines and plans, or
+//    an error (the corpus, 512 damaged files, and two fuzz targets)
 #[test]
 fn tables_of_the_corpus_are_read() {
     let seed = |name: &str| {

@@ -1,5 +1,5 @@
-//! The code copies what a model of it copies, and nothing else: a stopped process executes it, with random memory, some of which
-//! cannot be read.
+//! The code copies what a model of it copies, and nothing else: a traced process executes it, with random memory, some
+//! of which must not be read.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ const RECORD_LEN: usize = 0x600;
 
 const NUMBER: u64 = 0x1234_5678_9abc;
 
-/// Returns code that copies the fields of the arguments 1 and `index`.
+/// Returns code that copies the fields of argument `index`. Its copies for the arguments 1 and 6 must not be executed.
 fn code(index: u64, value_pages: ValuePages) -> Vec<u8> {
     let layout = SharedLayout {
         value_pages,
@@ -149,7 +149,8 @@ impl Blocks {
     }
 }
 
-/// How many words there are around each border between pages, and around the ends, and how many of them before it.
+/// How many words are random around each border between pages, and around both ends of the memory; and how many of
+/// these are before it.
 const AROUND: u64 = 48;
 const BEFORE: u64 = 25;
 
@@ -205,7 +206,7 @@ fn blocks() -> impl Strategy<Value = Blocks> {
         let hit = RecordedHit {
             arguments: [0; 7],
             words,
-            // Its header has been read.
+            // Its header has been read, so its page is readable.
             readable: readable | 1 << ((at - 8 - MEMORY) / PAGE),
             is_valid: true,
             may_ask: true,
@@ -272,7 +273,7 @@ fn code_copies_what_the_model_copies() {
         Ok(())
     });
     tested.unwrap();
-    // It was more than refusals.
+    // Not only refusals were tested.
     let [all, lists, full] = [all, lists, full].map(|it| it.get());
     assert!(all > 500 && lists > 20 && full > 20, "{all} {lists} {full}");
 }
