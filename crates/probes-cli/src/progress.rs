@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::{JoinHandle, spawn};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -71,7 +71,7 @@ impl LongWork {
         let begun = Instant::now();
         // Signals are for the thread that works, which may have blocked them.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
-        let thread = spawn(move || {
+        let thread = Builder::new().spawn(move || {
             let mut wait = DELAY;
             while let Err(RecvTimeoutError::Timeout) = done.recv_timeout(wait) {
                 wait = INTERVAL;
@@ -83,7 +83,8 @@ impl LongWork {
         let _ = before.thread_set_mask();
         Some(LongWork {
             is_done: Some(is_done),
-            thread: Some(thread),
+            // Without a thread, nothing is shown.
+            thread: Some(thread.ok()?),
         })
     }
 }

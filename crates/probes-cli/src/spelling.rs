@@ -140,7 +140,11 @@ pub(crate) fn place<'c>(root: &'c Command, words: &[OsString]) -> (Place<'c>, Ve
         }
         let value = match (flag.value, before.peek()) {
             (Some(value), _) => value.to_vec(),
-            (None, Some(next)) if needs_no_value(arg) && is_flag(next, command) => continue,
+            (None, Some(next))
+                if needs_no_value(arg) && (*next == "--" || is_flag(next, command)) =>
+            {
+                continue;
+            }
             (None, Some(_)) => before
                 .next()
                 .map_or(Vec::new(), |next| next.as_bytes().to_vec()),
@@ -184,7 +188,7 @@ pub(crate) fn completions_of_flag<'c>(command: &'c Command, word: &str) -> Vec<(
 
 /// Whether `argv` asks for JSON, as far as that can be seen in arguments that may make no sense.
 pub(crate) fn asks_for_json(root: &Command, argv: &[OsString]) -> bool {
-    let mut words = argv.iter().skip(1);
+    let mut words = argv.iter().skip(1).peekable();
     let mut command = root;
     while let Some(word) = words.next().filter(|word| *word != "--") {
         let Some(flag) = Flag::of(word) else {
@@ -192,8 +196,13 @@ pub(crate) fn asks_for_json(root: &Command, argv: &[OsString]) -> bool {
             continue;
         };
         let found = flag.find(command);
+        let next_is_value = |arg: &Arg, next: Option<&&OsString>| {
+            let may_lack = |next: &&&OsString| **next == "--" || is_flag(next, command);
+            let lacks = needs_no_value(arg) && next.as_ref().is_some_and(may_lack);
+            arg.get_action().takes_values() && !lacks
+        };
         let (name, takes_value) = match found.as_slice() {
-            [arg] => (long(arg), arg.get_action().takes_values()),
+            [arg] => (long(arg), next_is_value(arg, words.peek())),
             // Not a flag of this command: meant for a subcommand that is missing or misspelled.
             _ => (&*flag.name, flag.name == "format"),
         };

@@ -68,8 +68,9 @@ const RELOAD_INTERVAL: Duration = Duration::from_millis(20);
 /// How often the kernel samples a thread in a second, at most. It takes no samples that are much closer.
 const MOST_HZ: u32 = 10_000;
 
-/// How often it is tried, for a thread that has run, to find out its domain: the runtime sets it once the thread has begun.
-const DOMAIN_ATTEMPTS: u8 = 8;
+/// How long it takes until it is tried again to find out the domain of a thread, for the first time; then twice as long each time. The
+/// runtime sets it once the thread has begun.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// Of how many threads the domains are kept.
 const MOST_DOMAINS_KEPT: usize = 1 << 16;
@@ -143,8 +144,8 @@ struct Watched {
     name: Arc<str>,
     /// `None` if there are too many threads.
     files: Option<ThreadFiles>,
-    /// How often it is still tried to find out its domain.
-    domain_attempts: u8,
+    /// When it is tried next to find out its domain, and how long after that; `None`: it is known, or never will be.
+    domain_attempt: Option<(Instant, Duration)>,
     /// What it does as long as its slices stay the same, and since when that is known.
     blocked: Option<(Slices, ProfileKey, Duration)>,
     /// When it was first seen, and when last, and how long it had run and waited for a processor.
@@ -498,10 +499,15 @@ impl Profiler {
             return Ok(());
         }
         let in_collection = seen.iter().any(|(key, _)| self.is_of_collector(key));
+        // Whether it was in a collection is known of this moment only.
+        let may_be_exact = self.collector.is_empty();
         for (mut key, since) in seen {
             key.in_collection = in_collection;
             match &mut self.recorded {
-                None => self.found.add_sample(key, elapsed, since.is_some()),
+                None => {
+                    let is_exact = may_be_exact && since.is_some();
+                    self.found.add_sample(key, elapsed, is_exact);
+                }
                 Some(_) if is_sampled_by_kernel => {}
                 // It has waited all the time since before the sample was due.
                 Some(_) if since.is_some_and(|since| since <= due_at) => {}
@@ -536,11 +542,7 @@ impl Profiler {
             let watched = Watched {
                 name: files.name().into(),
                 files: Some(files),
-                domain_attempts: if self.stacks.knows_domains() {
-                    DOMAIN_ATTEMPTS
-                } else {
-                    0
-                },
+                domain_attempt: self.stacks.knows_domains().then_some((now, FIRST_PAUSE)),
                 blocked: None,
                 first: None,
                 last: None,
@@ -573,10 +575,10 @@ impl Profiler {
             }
         }
         thread.blocked = None;
-        if let Some(left) = thread.domain_attempts.checked_sub(1) {
-            thread.domain_attempts = left;
+        if let Some((_, pause)) = thread.domain_attempt.filter(|(next, _)| *next <= now) {
+            thread.domain_attempt = Some((now + pause, pause.saturating_mul(2)));
             if let Some(domain) = self.stacks.domain(tid) {
-                thread.domain_attempts = 0;
+                thread.domain_attempt = None;
                 if self.domains.len() < MOST_DOMAINS_KEPT {
                     self.domains.insert((tid, thread.name.clone()), domain);
                 }

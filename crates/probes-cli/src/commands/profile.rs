@@ -49,7 +49,7 @@ sampled. When the duration is over, on Ctrl-C, or when the process exits, it pri
 running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel counts them. SELF is
 the time in the function itself, TOTAL also that in what it calls; the most SELF first. A system call that waits is a
 function in brackets: [read]. ERROR is twice the standard deviation of the time before it, as far as that is sampled:
-95 % of such profiles are as near as that; 0 is exact. With -by stack, each line is TIME ERROR and the functions from
+95 % of such profiles are as near as that; 0 is exact, unless records were lost. With -by stack, each line is TIME ERROR and the functions from
 the outermost to the innermost, with ; between them; with -by thread, TIME ERROR TID NAME (WHAT IT IS); with -by
 syscall, TIME ERROR and the system call. With -off-cpu, the number of waits and their p50, p90, p99 and longest follow
 the times; if waits are sampled, each is -. Without it, they are not counted, as stops wake threads that wait.

@@ -334,9 +334,6 @@ impl<'l> Latencies<'l> {
         let typed = pairs.fold(functions, u64::saturating_add);
         let pairs = self.pairs.iter().map(|it| it.untyped);
         let untyped = pairs.fold(untyped, u64::saturating_add);
-        if let Some(keyed) = &self.keyed {
-            return keyed.only_untyped();
-        }
         (untyped > 0 && typed == 0).then_some(untyped)
     }
 

@@ -426,10 +426,15 @@ impl ProfileReport {
         let in_collection = |is_running: bool| -> (f64, f64) {
             let stacks = stacks.iter().filter(|it| it.in_collection == Some(true));
             let stacks = stacks.filter(|it| (it.state == "running") == is_running);
-            let sum = |of: fn(&StackTimes) -> f64| stacks.clone().map(of).sum::<f64>();
             // The sum of nothing is -0.
-            let (seconds, variance) = (sum(|it| it.seconds).abs(), sum(|it| it.variance).abs());
-            (seconds, 2.0 * variance.sqrt())
+            let seconds = stacks.clone().map(|it| it.seconds).sum::<f64>().abs();
+            // A collection is found at the same moments for all threads: their errors are not independent, and add up.
+            let mut variances: HashMap<i32, f64> = HashMap::new();
+            for stack in stacks {
+                *variances.entry(stack.tid).or_default() += stack.variance;
+            }
+            let deviation: f64 = variances.into_values().map(f64::sqrt).sum();
+            (seconds, 2.0 * deviation.abs())
         };
         let seconds =
             |of: fn(&ThreadTimes) -> Duration| move |it: &ThreadTimes| of(it).as_secs_f64();
@@ -648,7 +653,7 @@ mod tests {
         let plain = text(ProfileBy::Thread, Format::Plain);
         assert_eq!(plain.lines().last(), Some("1.000 0.200 1 main"));
         let table = text(ProfileBy::Function, Format::Table);
-        let row = " 100.0 % | 1.000 s | 0.200 s | 100.0 % | 20.0 % | [not read]\n";
+        let row = " 100.0 % | 1.000 s | 0.200 s | 100.0 % | 20.0 % | [not read]";
         assert!(table.contains(row), "{table}");
     }
 

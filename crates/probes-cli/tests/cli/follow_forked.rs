@@ -114,6 +114,11 @@ fn later_children_are_restored_in_the_end() {
             let child = fork(&mut target);
             target.ask("run", "hits ");
             assert!(is_observed(child));
+            // Its observer is that of its parent.
+            let doctor = run(&format!("doctor -pid {child}")).stdout;
+            let mut checks = doctor.lines();
+            let is_passed = |it: &str| it.starts_with("check stale_observation pass ");
+            assert!(checks.any(is_passed), "{doctor}");
             let (printed, said) = answer(tool);
             assert!(!is_observed(child) && !is_observed(target.pid()), "{flags}");
             assert!(!said.contains("warning"), "{said}");

@@ -100,7 +100,9 @@ fn descriptor(thread: &Value) -> Option<i64> {
 fn read_named(pid: i32, flags: &str, named: &BTreeMap<i64, (String, u64)>) -> Vec<Value> {
     read_when(pid, flags, |threads| {
         let waiting: Vec<_> = threads.iter().filter_map(descriptor).collect();
-        named.keys().all(|named| waiting.contains(named))
+        // One that runs at this moment has no frames, and so no role.
+        let have_roles = threads.iter().all(|it| it["role"] != "other");
+        have_roles && named.keys().all(|named| waiting.contains(named))
     })
 }
 

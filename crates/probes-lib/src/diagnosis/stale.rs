@@ -5,6 +5,8 @@ use nix::fcntl::OFlag;
 use super::{Check, CheckKind};
 use crate::error::Result;
 use crate::observe::installed::find;
+use crate::observe::layout::arena::Arena;
+use crate::observe::observer_lock::is_held_anywhere;
 use crate::process::Process;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
@@ -29,13 +31,17 @@ pub(super) fn of_machine() -> Check {
         Ok(pids) => pids,
         Err(why) => return Check::unknown(KIND, format!("/proc cannot be read: {why}")),
     };
-    // Those that have exited meanwhile, and those that may not be read, have other checks.
-    let left = pids.into_iter().filter_map(|pid| {
-        let left = may_be_observed(pid).then(|| left_in(pid).ok())???;
-        Some(format!("process {pid}: {left}"))
-    });
-    let left: Vec<String> = left.collect();
+    let (mut left, mut unknown) = (Vec::new(), Vec::new());
+    // Nothing is said of those that may not be read, or have exited meanwhile.
+    for pid in pids.into_iter().filter(|&pid| may_be_stale(pid)) {
+        match left_in(pid) {
+            Ok(found) => left.extend(found.map(|found| format!("process {pid}: {found}"))),
+            Err(error) if error.is_gone() => {}
+            Err(error) => unknown.push(error.to_string()),
+        }
+    }
     match &left[..] {
+        [] if !unknown.is_empty() => Check::unknown(KIND, unknown.join("; ")),
         [] => Check::pass(
             KIND,
             "no killed observer has left anything in a process that may be read",
@@ -51,11 +57,13 @@ pub(super) fn of_machine() -> Check {
 
 /// What `info` says of it.
 fn left_in(pid: i32) -> Result<Option<String>> {
-    Ok(Target::open_any(pid)?.states()?.stale_observation())
+    let left = Target::open_any(pid)?.states()?.stale_observation();
+    Ok(left.filter(|_| may_be_stale(pid)))
 }
 
-/// Returns whether something of an observer is mapped into a process. Of nearly all processes, no more is looked at.
-fn may_be_observed(pid: i32) -> bool {
+/// Returns whether something of an observer is mapped into a process, and that observer is not known to be alive: of a
+/// forked process, it may be the one of its parent. Of nearly all processes, no more is looked at.
+fn may_be_stale(pid: i32) -> bool {
     let Ok(process) = Process::open(pid) else {
         return false;
     };
@@ -63,5 +71,6 @@ fn may_be_observed(pid: i32) -> bool {
     let (Ok(memory), Ok(maps)) = (memory, read_maps(&process)) else {
         return false;
     };
-    !find(&memory, &maps).is_empty()
+    let is_alive = |arena: &Arena| arena.observer().is_some_and(is_held_anywhere);
+    find(&memory, &maps).iter().any(|arena| !is_alive(arena))
 }

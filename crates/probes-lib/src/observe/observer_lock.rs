@@ -97,11 +97,17 @@ pub(crate) fn is_held(process: &Process, record: &ObserverRecord) -> bool {
     match is_locked_here(process, record) {
         Ok((true, _)) | Err(_) => true,
         Ok((false, device)) if device == record.proc_device => false,
-        Ok((false, _)) => (0..LISTINGS).any(|_| {
-            let locks = fs::read_to_string("/proc/locks");
-            locks.map_or(true, |locks| is_listed(&locks, record.lock))
-        }),
+        Ok((false, _)) => is_held_anywhere(record),
     }
+}
+
+/// Returns whether the lock that a record names is held for any process: each observer has another one, and a forked process has a
+/// copy of the record of its parent. True if that cannot be found out.
+pub(crate) fn is_held_anywhere(record: &ObserverRecord) -> bool {
+    (0..LISTINGS).any(|_| {
+        let locks = fs::read_to_string("/proc/locks");
+        locks.map_or(true, |locks| is_listed(&locks, record.lock))
+    })
 }
 
 /// Returns whether the byte is locked in our /proc, and the device of that.

@@ -107,15 +107,14 @@ fn regex_of(glob: &str) -> Result<String, BadGlob> {
                     regex.push('^');
                 }
                 // A `]` that comes first is one of the characters.
-                let mut is_first = true;
+                let mut members = Vec::new();
                 loop {
                     match rest.next().ok_or(BadGlob::Unclosed)? {
-                        ']' if !is_first => break,
-                        '-' => regex.push('-'),
-                        member => push_literally(member, &mut regex),
+                        ']' if !members.is_empty() => break,
+                        member => members.push(member),
                     }
-                    is_first = false;
                 }
+                push_members(&members, &mut regex);
                 regex.push(']');
             }
             '\\' => push_literally(rest.next().ok_or(BadGlob::NothingEscaped)?, &mut regex),
@@ -123,6 +122,21 @@ fn regex_of(glob: &str) -> Result<String, BadGlob> {
         }
     }
     Ok(regex + r"\z")
+}
+
+/// Adds the characters of a class: single ones, and ranges such as `a-z`.
+fn push_members(mut members: &[char], regex: &mut String) {
+    while let [first, rest @ ..] = members {
+        push_literally(*first, regex);
+        members = match rest {
+            ['-', last, rest @ ..] => {
+                regex.push('-');
+                push_literally(*last, regex);
+                rest
+            }
+            rest => rest,
+        };
+    }
 }
 
 fn push_literally(character: char, regex: &mut String) {
@@ -174,6 +188,8 @@ mod tests {
             (r"Stdlib.\*", &["Stdlib.*"], &["Stdlib.+", "Stdlib.**"]),
             ("Stdlib.[*]", &["Stdlib.*"], &["Stdlib.+"]),
             ("f(int)|.", &["f(int)|."], &["f(int)", "x"]),
+            ("x[+--]y", &["x,y", "x+y", "x-y"], &["x.y"]),
+            ("x[a&&b~~-]", &["x&", "x~", "x-", "xa"], &["xc"]),
             ("*", &["", "a b\nc"], &[]),
         ] {
             let glob: Glob = glob.parse().unwrap();
@@ -195,6 +211,7 @@ mod tests {
             ("a[!", BadGlob::Unclosed),
             (r"a\", BadGlob::NothingEscaped),
             ("[b-a]", BadGlob::BadRange),
+            ("[z--]", BadGlob::BadRange),
             (&long, BadGlob::TooLong),
         ] {
             assert_eq!(text.parse::<Glob>().unwrap_err(), why);

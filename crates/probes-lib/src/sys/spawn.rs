@@ -138,7 +138,7 @@ fn wait_to_be_traced(
             TracedBy::SameProcess(tracers_end) => libc::close(tracers_end),
             // Yama may allow only our ancestors to trace us. Without Yama, the call fails; its
             // result is not needed.
-            TracedBy::Other { pid } => libc::prctl(libc::PR_SET_PTRACER, pid),
+            TracedBy::Other { pid } => libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong),
         };
         Errno::result(libc::write(pid_fd, pid.as_ptr().cast(), pid.len()))?;
         if libc::read(go_fd, (&raw mut go).cast(), 1) != 1 {

@@ -158,8 +158,12 @@ impl<'t> TraceeSet<'t> {
     /// Gives up a process that could not be changed: each of its threads is detached when it stops.
     pub(crate) fn give_up(&mut self, pid: i32) {
         self.forget(pid);
-        // Without it, it is not noticed that it has exited, and that another process has its pid.
-        self.given_up.insert(pid, Process::open(pid).ok());
+        match Process::open(pid) {
+            // Nothing is left to detach.
+            Err(error) if error.is_gone() => {}
+            // Without it, it is not noticed that it has exited, and that another process has its pid.
+            process => drop(self.given_up.insert(pid, process.ok())),
+        }
     }
 
     /// Resumes at once the threads of a process that have nothing to report; [`TraceeSet::next`]

@@ -110,7 +110,8 @@ impl Updater<'_> {
             match self.try_repeatedly(choose) {
                 // A tool in a container, whose lock we cannot see, updates the process.
                 Err(error) if error.is_being_updated() && Instant::now() < deadline => {
-                    lock::pause()
+                    self.not_carried_out();
+                    lock::pause();
                 }
                 done => {
                     return done.map(|report| Report {
@@ -182,9 +183,13 @@ impl Updater<'_> {
         for _ in 0..ATTEMPTS {
             match opened.while_nothing_unloads(|| self.try_once(choose, &memory)) {
                 Ok(Some(report)) => return Ok(report),
-                Ok(None) => {}
+                Ok(None) => self.not_carried_out(),
                 // An object has just been unloaded.
-                Err(error) if opened.is_unloaded(&error) => {}
+                Err(error) if opened.is_unloaded(&error) => {
+                    if let Some((hold, change)) = self.hold {
+                        hold.conclude(opened.process(), change, Err(&error));
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -225,6 +230,13 @@ impl Updater<'_> {
             holds::forget(self.opened.process(), |name| names.contains(name));
         }
         Ok(prepared)
+    }
+
+    /// Records that what was about to be written was not, because the process had changed.
+    fn not_carried_out(&self) {
+        if let Some((hold, _)) = self.hold {
+            hold.not_carried_out();
+        }
     }
 
     /// Records what is about to be written, if it is part of a hold.

@@ -542,12 +542,15 @@ impl HoldRecord {
         } else {
             outcomes_now(process, &state.record)
         };
-        let part = record::settled(&outcomes);
-        state.record.outcomes = Some(outcomes);
-        if !state.record.holds_anything() {
-            state.remove();
-        } else if let Err(error) = state.append(&part) {
-            state.give_up(error);
+        state.settle(outcomes);
+    }
+
+    /// Records that the announced change was not carried out, before it is tried again: nothing was written.
+    pub(crate) fn not_carried_out(&self) {
+        let mut state = self.state();
+        if state.record.outcomes.is_none() {
+            let outcomes = vec![EntryOutcome::Before; state.record.entries.len()];
+            state.settle(outcomes);
         }
     }
 
@@ -573,6 +576,17 @@ impl HoldState {
         self.file = Some(file);
         self.record.complete = text.len();
         Ok(())
+    }
+
+    /// Records what became of the announced change; a record of nothing is deleted.
+    fn settle(&mut self, outcomes: Vec<EntryOutcome>) {
+        let part = record::settled(&outcomes);
+        self.record.outcomes = Some(outcomes);
+        if !self.record.holds_anything() {
+            self.remove();
+        } else if let Err(error) = self.append(&part) {
+            self.give_up(error);
+        }
     }
 
     fn append(&mut self, part: &str) -> io::Result<()> {
@@ -674,5 +688,49 @@ fn is_stale(of_now: &ProcessKey, named: (i32, u64, u64), file: &RecordFile) -> b
     }) {
         Ok((_, found, _)) => found != start,
         Err(error) => error.is_gone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::select::{Action, Actions, Selector};
+    use crate::testing::SimulatedProcess;
+
+    #[test]
+    fn change_tried_again_keeps_what_was_held() {
+        let process = Process::own().unwrap();
+        let hold = HoldRecord::new(&process);
+        let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
+        let enable = Actions::of(Action::Enable, Selector::name("many"));
+        let (_, on) = simulated.plan(&enable).unwrap();
+        let (pid, done) = (process.pid(), Report::of_nothing(process.pid()));
+        let announce = |plan: &UpdatePlan, program: &Program, change| {
+            hold.announce(plan, program, change, pid).unwrap();
+        };
+        let held = |program: &Program| -> i32 {
+            let applied = hold.applied(program);
+            let added = applied.iter().flat_map(|it| it.added.iter());
+            added.map(|(_, amount)| amount).sum()
+        };
+        announce(&on, &simulated.program, HoldChange::Take);
+        hold.not_carried_out();
+        assert_eq!((hold.failure(), held(&simulated.program)), (None, 0));
+        // Nothing was to be done the next time: nothing is held.
+        hold.conclude(&process, HoldChange::Take, Ok(&done));
+        assert_eq!(held(&simulated.program), 0);
+        announce(&on, &simulated.program, HoldChange::Take);
+        simulated.update(&enable).unwrap();
+        hold.conclude(&process, HoldChange::Take, Ok(&done));
+        assert_eq!(held(&simulated.program), 3);
+
+        let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
+        announce(&off, &simulated.program, HoldChange::GiveBack);
+        hold.not_carried_out();
+        assert_eq!(held(&simulated.program), 3);
+        announce(&off, &simulated.program, HoldChange::GiveBack);
+        hold.conclude(&process, HoldChange::GiveBack, Ok(&done));
+        assert_eq!(held(&simulated.program), 0);
+        assert!(hold.state().file.is_none());
     }
 }

@@ -301,6 +301,9 @@ impl<'s> Scanner<'s> {
         let (events, no_events) = if wanted.events {
             match RuntimeEvents::of_process(pid).map_err(Failure::of_process(pid)) {
                 Ok(events) => (Some(events), None),
+                Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_given => {
+                    return Ok(None);
+                }
                 // Nothing else is asked for.
                 Err(failure) if wanted.observation.is_none() => return Err(failure),
                 Err(failure) => (None, Some(failure)),

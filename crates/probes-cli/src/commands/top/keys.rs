@@ -90,6 +90,9 @@ impl Decoded {
         match bytes {
             [] | [ESCAPE] | [ESCAPE, b'[' | b'O'] => Decoded::Incomplete,
             [ESCAPE, ESCAPE] => Decoded::EscapeTwice,
+            // The function keys of the Linux console have one more.
+            [ESCAPE, b'[', b'['] => Decoded::Incomplete,
+            [ESCAPE, b'[', b'[', ..] => Decoded::Ignored,
             // ECMA-48, 5.4: parameters and intermediate bytes, then a final one.
             [ESCAPE, b'[', .., 0x20..=0x3f] => Decoded::Incomplete,
             [ESCAPE, b'[', parameters @ .., end @ 0x40..=0x7e] => {
@@ -187,6 +190,8 @@ mod tests {
     fn unknown_sequences_are_skipped_and_do_not_accumulate() {
         assert_eq!(keys(b"\x1bx\x1b[200~\x1b[Zq"), [Key::Character('q')]);
         assert_eq!(keys(b"\xff\xc3(\x00q"), [Key::Character('q')]);
+        // F1 of the Linux console.
+        assert_eq!(keys(b"\x1b[[Aq"), [Key::Character('q')]);
         let mut keys = Keys::default();
         for byte in 0..=255u8 {
             keys.feed(&[byte]);

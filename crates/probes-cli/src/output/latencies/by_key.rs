@@ -91,14 +91,7 @@ impl<'l> TimesByKey<'l> {
         }
     }
 
-    /// How many times there are, if all are untyped.
-    pub(super) fn only_untyped(&self) -> Option<u64> {
-        let untyped = self.untyped.summary.count;
-        let are_typed = !self.keys.is_empty() || self.other.summary.count > 0;
-        (untyped > 0 && !are_typed).then_some(untyped)
-    }
-
-    /// `12 keys, 3 of other keys, 0 without`.
+    /// `12 keys, 3 other, 0 untyped`.
     pub(super) fn sum(&self) -> String {
         let keys = number_of(self.keys.len(), "key");
         let (other, untyped) = (self.other.summary.count, self.untyped.summary.count);

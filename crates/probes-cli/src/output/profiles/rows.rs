@@ -9,7 +9,7 @@ use probes_lib::WaitTimes;
 use super::super::latencies::with_unit;
 use super::super::table::table;
 use super::{Distribution, FunctionTimes, ProfileBy, ProfileReport, StackTimes, TotalTimes};
-use crate::text::Escaped;
+use crate::text::{Escaped, number_of};
 
 /// How many rows a table has at most.
 const FEW: usize = 30;
@@ -248,8 +248,10 @@ impl ProfileReport {
         });
         let _ = write!(
             text,
-            "\n{:.1} s, {} samples, {} threads",
-            self.seconds, self.samples, self.threads
+            "\n{:.1} s, {}, {}",
+            self.seconds,
+            number_of(self.samples, "sample"),
+            number_of(self.threads, "thread")
         );
         if let Some(times) = &self.times {
             let _ = write!(

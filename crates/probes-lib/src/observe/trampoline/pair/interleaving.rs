@@ -49,9 +49,12 @@ pub(super) fn mark_start(
     let place = number_place();
     select_number(a, r8d)?;
     a.mov(r9d, place)?;
+    a.mov(place, r8d)?;
+    // Without a number there: it is none, and not that of OCaml's 0.
+    a.test(r9d, r9d)?;
+    a.je(is_new)?;
     a.or(r9d, 1)?;
     a.cmp(r9d, r8d)?;
-    a.mov(place, r8d)?;
     a.jne(is_new)?;
     a.inc(word_at(rcx, slot::REPEATED_NUMBER))?;
     a.set_label(&mut is_new)?;
