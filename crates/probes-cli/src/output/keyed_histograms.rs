@@ -18,7 +18,7 @@ use super::table;
 use crate::flags::{CountedBy, Histogrammed};
 use crate::text::{Escaped, number_of};
 
-/// What an observer has recorded so far.
+/// The histograms that one observer or several have recorded, and the functions that are not observed.
 pub(crate) struct KeyedHistogramReading {
     histograms: KeyedHistograms,
     refused: Vec<RefusedFunction>,
@@ -32,7 +32,7 @@ impl KeyedHistogramReading {
         ))
     }
 
-    /// The values of several processes, by their pids.
+    /// The histograms of several processes together. If these are `distinguished`, the pid is the first part of a key.
     pub(crate) fn of_processes(
         each: &[(i32, KeyedHistogramReading)],
         distinguished: bool,
@@ -44,7 +44,7 @@ impl KeyedHistogramReading {
         }
     }
 
-    /// What it had recorded when it ended.
+    /// Of histograms that were already read; `None` if there are none by key.
     pub(crate) fn last(
         histograms: Option<KeyedHistograms>,
         refused: &[RefusedFunction],
@@ -218,7 +218,7 @@ impl<'h> KeyedHistogramReport<'h> {
         text + &format!("{at}untyped {}\n", self.untyped)
     }
 
-    /// A table of their figures.
+    /// A table of the figures of each key that is shown, and of what is left.
     pub(crate) fn table(&self) -> String {
         let by = self.by.iter().map(|it| Escaped(it).to_string());
         let head = by.chain(["count".to_owned()]);
@@ -247,7 +247,7 @@ impl<'h> KeyedHistogramReport<'h> {
         table::table(&head, shown.chain(hidden).chain([other, untyped]))
     }
 
-    /// A table of their figures, and a chart of each that is shown.
+    /// The table, and a chart of each key that is shown.
     pub(super) fn charts(&self) -> String {
         let mut text = self.table();
         for (title, values) in self.charted() {
@@ -258,7 +258,7 @@ impl<'h> KeyedHistogramReport<'h> {
         text
     }
 
-    /// A picture of each that is shown.
+    /// A picture with a chart of each key that is shown.
     pub(crate) fn picture(&self) -> String {
         let charts = self.charted().map(|(title, values)| Chart {
             title: format!("{title}, {}", self.of),
@@ -269,6 +269,7 @@ impl<'h> KeyedHistogramReport<'h> {
         svg::picture(&charts.collect::<Vec<_>>())
     }
 
+    /// What has a chart: the keys that are shown, and the other ones together, if they have values.
     fn charted(&self) -> impl Iterator<Item = (String, &Values)> {
         let shown = self.shown().0.iter().map(|it| (it.title(), &it.values));
         let other = (self.other.count > 0).then(|| ("other".to_owned(), &self.other));

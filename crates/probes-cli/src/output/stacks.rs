@@ -143,7 +143,7 @@ fn note(state: &str, cut: Option<&str>, text: &mut String) {
 }
 
 impl FoundStack {
-    /// Of the stack of a hit, the innermost frames, `most` of them.
+    /// The innermost frames of the stack of a hit, at most `most`.
     pub(crate) fn of(stack: &HitStack, most: usize) -> FoundStack {
         let frames = stack.frames.iter().take(most);
         let frames: Vec<Frame> = frames.map(|it| Frame::of(it)).collect();

@@ -144,7 +144,7 @@ fn own_filter() -> Check {
 /// A byte on a page that may not be written.
 static READ_ONLY: u8 = 0x5a;
 
-/// Tries it: the kernel shows this setting nowhere. Writes a byte of our own as it is.
+/// Tries to write a byte of our own, with the value that it has: the kernel shows this setting nowhere.
 fn force_override() -> Check {
     let kind = CheckKind::ForceOverride;
     let at = crate::address::LiveAddr(&raw const READ_ONLY as u64);
@@ -182,7 +182,7 @@ fn perf_events() -> [Check; 2] {
     }
 }
 
-/// Tries, for a moment, what `profile` does: the setting alone does not decide it.
+/// Tries, for a moment, what `profile` does: `kernel.perf_event_paranoid` alone does not decide it.
 pub(super) fn perf_events_of(process: &Process) -> [Check; 2] {
     [waits(process), samples(process)]
 }

@@ -35,7 +35,7 @@ const FILE_CHECKS: [CheckKind; 6] = [
     CheckKind::OcamlVersion,
 ];
 
-/// The other checks that read the process.
+/// The other checks of a program that are always made.
 const PROCESS_CHECKS: [CheckKind; 5] = [
     CheckKind::Observer,
     CheckKind::StaleObservation,
@@ -44,7 +44,7 @@ const PROCESS_CHECKS: [CheckKind; 5] = [
     CheckKind::RuntimeEvents,
 ];
 
-/// Checks the program of a process. If the kernel does not permit us to read it (`may_read`), all results are unknown.
+/// Checks the program of a process. Unless the kernel permits us to read it (`may_read`), all results are unknown.
 pub(super) fn checks(process: &Process, may_read: bool) -> Vec<Check> {
     if !may_read {
         let unread = |kind| Check::unknown(kind, "the process may not be read");

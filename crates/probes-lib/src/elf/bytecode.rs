@@ -1,4 +1,4 @@
-//! OCaml bytecode: in it, the handlers of probes never run, whatever the counters and sites of its C code say.
+//! Programs of OCaml bytecode: handlers of probes never run in them, whatever counters and sites their C code has.
 
 use crate::elf::ElfFile;
 

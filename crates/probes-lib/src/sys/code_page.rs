@@ -35,8 +35,8 @@ pub(crate) struct FilePage<'f> {
     pub(crate) offset: u64,
 }
 
-/// Replaces the page of our own code at `start`, which is mapped from `page`, by `code`: what
-/// the page holds now, with the bytes to change already changed.
+/// Replaces the page of our own code at `start`, which is mapped from `page`, by `code`: the bytes
+/// that the page holds now, with the change made.
 pub(crate) fn replace(
     page: FilePage<'_>,
     start: LiveAddr,

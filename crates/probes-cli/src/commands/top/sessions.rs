@@ -22,30 +22,30 @@ pub(super) struct Sessions {
     begun: Instant,
     /// The functions, in the order of their figures in samples.
     functions: Vec<(String, LiveAddr)>,
-    /// By its name and which of those of its process with this name it is, the index of a function in `functions`.
+    /// The index in `functions` of the n-th function of a process with a name, by that name and n.
     function_indices: HashMap<(String, usize), usize>,
     following: Option<Following>,
 }
 
-/// How processes are observed that the observed ones have forked.
+/// How the processes that the observed ones fork are observed.
 struct Following {
     forked: ForkedProcesses,
     observation: Observation,
     options: Options,
     /// Those that could not be observed.
     failed: Vec<(i32, Failure)>,
-    /// Those whose times are missing until they were found, each with the process that has forked it.
+    /// Those whose hits and times until they were found are missing, each with the process that has forked it.
     late: Vec<(i32, i32)>,
-    /// How many were found while the screen shows rows of each process by itself.
+    /// How many have no row: each process has rows of its own, and these were found after the screen was set up.
     without_row: usize,
 }
 
-/// A process.
+/// The session of a process, and what was read in it.
 struct ProcessSession {
     session: Session,
     /// What was read last.
     last: Option<Reading>,
-    /// Of each of its functions, in the order of its readings, the index in [`Sessions::functions`]; `None` before its first reading.
+    /// The indices in [`Sessions::functions`] of its functions, in the order of its readings; `None` before the first.
     function_rows: Option<Vec<usize>>,
     /// Whether it can be read no more.
     has_ended: bool,
@@ -147,8 +147,8 @@ impl Sessions {
             .extend(joining.into_iter().map(ProcessSession::of));
     }
 
-    /// Warns of what is missing of forked processes, and restores those that were recorded with a process that has exited. Returns why
-    /// some could not be observed, or restored.
+    /// Warns of what is missing of forked processes, and restores those whose hits were recorded with a process that
+    /// has exited. Returns why some could not be observed, or restored.
     pub(super) fn end_following(
         &mut self,
         messages: impl Fn(i32) -> Messages,
@@ -183,8 +183,8 @@ impl Sessions {
         each.map(|one| (one.session.pid(), one.has_ended)).collect()
     }
 
-    /// Returns the names of the rows of probes, and of functions with their addresses: those of a process that is not the first one
-    /// have none, if the first one does not have the function.
+    /// Returns the names of the rows of probes, and those of functions with their addresses in the first process; the
+    /// address is 0 if that has no such function.
     pub(super) fn rows(&mut self) -> (Vec<String>, Vec<(String, LiveAddr)>) {
         self.read();
         let mut probes = Vec::new();
@@ -288,7 +288,7 @@ impl Sessions {
         sample
     }
 
-    /// What they miss, as far as is known.
+    /// What the observations miss, as far as is known.
     pub(super) fn gaps(&self) -> Gaps {
         let each = self.each.iter().filter(|one| !one.has_ended);
         let observers = each.filter_map(|one| one.session.observer());
@@ -314,8 +314,8 @@ impl Sessions {
         cautions.reduce(|all, next| format!("{all}; {next}"))
     }
 
-    /// Returns which probes are enabled, as far as that can be read now, by their rows. If it differs between processes, they are
-    /// inconsistent.
+    /// Returns the states of the probes, by their rows, as far as they can be read now. A probe whose state differs
+    /// between processes is inconsistent.
     pub(super) fn states(&self, rows: &[String]) -> BTreeMap<String, State> {
         let each = self.each.iter().filter(|one| !one.has_ended);
         let each = each.filter_map(|one| Some((one.session.pid(), one.session.states()?)));
@@ -375,7 +375,7 @@ impl Sessions {
         said.join("; ")
     }
 
-    /// Returns the process and the name that a row is about; without a process, that of all of them.
+    /// Returns the process and the name that a row is about; no process means all of them.
     fn meant<'r>(&self, row: &'r str) -> (Option<i32>, &'r str) {
         let split = row.split_once(' ').filter(|_| self.by_pid);
         let split = split.and_then(|(pid, name)| Some((pid.parse().ok()?, name)));

@@ -80,12 +80,12 @@ struct HitFields<'h> {
     function: Option<&'h str>,
     file: Option<&'h str>,
     line: Option<u32>,
-    /// Of a function where that is all that is known of its source.
+    /// The first call of the function, where that is all that is known of its source.
     #[serde(skip_serializing_if = "Option::is_none")]
     first_call: Option<&'h FirstCallView>,
 }
 
-/// An argument, as an object whose key is its kind.
+/// A value, as an object whose key is its kind; one that is not known is a string.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::output) enum Argument<'a> {

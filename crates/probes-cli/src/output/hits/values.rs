@@ -66,7 +66,7 @@ pub(super) fn float_in_ocaml(number: f64) -> String {
     }
 }
 
-/// A block whose tag says what it is, or with its fields, as a tuple with that tag.
+/// A block: what its tag says that it is; otherwise its tag with a tuple of its fields, or its size if it has none.
 fn block(tag: u8, size: u64, fields: &[Value]) -> String {
     let is_whole = fields.len() as u64 == size;
     let all = || joined(", ", fields.iter().map(in_ocaml), is_whole);
@@ -96,7 +96,7 @@ fn exception(name: &[u8], arguments: &[Value], is_whole: bool) -> String {
     }
 }
 
-/// Parts, and `...` if these are not all.
+/// Joins parts, and adds `...` if these are not all.
 fn joined(between: &str, parts: impl Iterator<Item = String>, is_whole: bool) -> String {
     let more = iter::once("...".to_owned()).take(usize::from(!is_whole));
     parts.chain(more).collect::<Vec<_>>().join(between)

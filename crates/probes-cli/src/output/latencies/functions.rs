@@ -90,7 +90,7 @@ struct SelfTimes {
     stack: StackKind,
 }
 
-/// The stack that a function is called on: its children are on the same one.
+/// The kind of stack that a function is called on; only calls on the same stack are subtracted from its times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum StackKind {
@@ -112,7 +112,7 @@ impl<'l> TimedFunctionsView<'l> {
             ..TimedFunctionRow::of(function, sources)
         });
         let mut rows: Vec<TimedFunctionRow<'l>> = rows.collect();
-        // Stable: of equal ones the first by address.
+        // Stable: equal ones stay in the order in which they were read.
         rows.sort_by_key(|row| std::cmp::Reverse((row.time(), row.unwound, row.running)));
         let functions_timed = rows.len();
         if functions_timed > TERMINAL_LINES {
@@ -146,7 +146,7 @@ impl<'l> TimedFunctionsView<'l> {
         (saturating_sum(typed), saturating_sum(untyped))
     }
 
-    /// The names of the functions of which calls were lost, how many calls were, and how many there were of these functions.
+    /// The names of the functions that have lost calls, how many calls they have lost, and how many they had.
     pub(super) fn lost(&self) -> (Vec<&str>, u64, u64) {
         let rows = self.rows.iter().filter(|row| row.lost > 0);
         let rows: Vec<&TimedFunctionRow<'_>> = rows.collect();
@@ -157,7 +157,7 @@ impl<'l> TimedFunctionsView<'l> {
         (names, lost, saturating_sum(others.chain([lost])))
     }
 
-    /// A line for each function, with the time `at` which it was.
+    /// A line for each function, and below it one for each of its callers; all begin with the time `at`, if given.
     pub(super) fn plain(&self, at: Option<Duration>) -> String {
         let mut text = String::new();
         for row in &self.rows {
@@ -262,7 +262,8 @@ impl<'l> TimedFunctionsView<'l> {
         Some(table::table(&head, rows))
     }
 
-    /// Whether the times are self times and calls of some functions are on fibers, so that others are not among their children.
+    /// Whether the times are self times, of some functions on fibers and of others on stacks of threads: calls of the
+    /// one kind are not subtracted from the other.
     fn has_separate_stacks(&self) -> bool {
         let is_on = |kind| {
             let mut own = self.rows.iter().filter_map(|row| row.own.as_ref());
@@ -326,7 +327,7 @@ impl<'l> TimedFunctionRow<'l> {
         }
     }
 
-    /// Says of how many calls the time is not known.
+    /// Says how many calls have no time, and how many self times may be wrong.
     fn caution(&self) -> Option<String> {
         let unknown = [(self.unwound, "unwound"), (self.lost, "lost")];
         let unknown: Vec<String> = unknown
@@ -347,7 +348,7 @@ impl<'l> TimedFunctionRow<'l> {
         self.summary.count > 0 || self.untyped > 0 || self.others().any(|it| it > 0)
     }
 
-    /// How long its calls lasted together.
+    /// How long its calls lasted together; of self times, their sum.
     fn time(&self) -> u128 {
         match &self.own {
             Some(own) => own.sum.as_nanos(),

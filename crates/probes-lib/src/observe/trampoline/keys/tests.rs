@@ -1,5 +1,5 @@
-//! The compiled code finds the keys of a model, and counts each in a slot of its own: a stopped process executes it, with random arguments
-//! and memory.
+//! The compiled code finds the same keys as a model, and counts each in a slot of its own: a traced process executes
+//! it, with random arguments and memory.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,7 +77,8 @@ fn number(expression: &Expression, hit: &RecordedHit) -> Option<u64> {
     expression.integer(&scope()).unwrap().value(hit)
 }
 
-/// Returns how many words a string has, and the first of them. All that a key may need have to be readable.
+/// Returns how many words a string has, and the first of them. `None` if it is no string, or a word that a key may need
+/// is not readable.
 fn string(word: &Word, hit: &RecordedHit) -> Option<Vec<u64>> {
     let at = address(word, hit)?;
     let (tag, size) = header(at, hit)?;
@@ -97,7 +98,7 @@ fn string(word: &Word, hit: &RecordedHit) -> Option<Vec<u64>> {
     Some(all)
 }
 
-/// Returns how many bytes a string of C has, and the first of them. All that a key may need have to be readable.
+/// Returns how many bytes a string of C has, and the first of them. `None` if a byte that a key needs is not readable.
 fn string_of_c(at: u64, hit: &RecordedHit) -> Option<Vec<u64>> {
     let bytes = (0..=text::MOST_READ).map(|index| {
         let at = at.wrapping_add(index);
@@ -330,7 +331,7 @@ fn compiled_keys_are_those_of_a_model() {
             Ok(())
         })
         .unwrap();
-    // Some 1,400 of the hits are typed, and as many are not; which they are depends on a few lists with many hits.
+    // Some 1,400 hits are typed, and as many are not; the numbers vary, because a few lists have many of the hits.
     let seen = [typed.get(), untyped.get()];
     assert!(seen.iter().all(|many| *many > cases / 4), "{seen:?}");
     // Different hits with the same key.
