@@ -43,6 +43,9 @@
 //! | read the events that the runtime of OCaml 5 writes itself | [`RuntimeEvents`] |
 //! | start a program with its probes set | [`Launch`] |
 //! | set the probes of everything that processes fork, execute and load | [`Follow`]; [`Launch::split`] from the start of a program |
+//! | list the functions of a file or a process | [`Functions`] |
+//! | read the stacks of the threads of a process, or profile them | [`Stacks`], [`Profiler`] |
+//! | find where code can be patched with a jump to a trampoline | [`PatchPlanner`] |
 //! | know beforehand what a machine and a process allow | [`Diagnosis`] |
 //! | know why something failed, and what the process is left with | [`Error::kind`], [`Error::effect`] |
 //!
@@ -122,7 +125,7 @@ pub use usdt::{PlacedUsdtSite, UsdtObject, UsdtProbe, UsdtProbes};
 // Diagnoses: what this machine and a process allow.
 pub use diagnosis::{Check, CheckKind, CheckResult, Diagnosis};
 
-// This process: for commands.
+// The memory of the tool itself: for commands.
 pub use sys::heap::keep_one_heap;
 
 // Updates: what to do, with which probes, and what was done.
@@ -187,6 +190,7 @@ pub use job::ReceivedSignal;
 pub use launch::split::{Follower, Split, Starter};
 pub use launch::{Launch, Launched};
 
+// Errors: what was tried, on what, why it failed, and what it left behind.
 pub use error::{
     Denial, Effect, ElfDefect, Error, ErrorKind, FileError, FunctionError, LaunchError,
     MalformedNote, MemoryError, MemoryLimit, MemoryPart, NoteDefect, ObserveError, Operation,

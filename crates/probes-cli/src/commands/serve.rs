@@ -1,6 +1,7 @@
-//! `serve`: an exporter of what processes record, for Prometheus. Three threads: this one reads the processes, one finds them
-//! and begins to observe them ([`scan`]), and one serves clients ([`http`]). A client waits for the next reading of the processes, but
-//! never for a process that is about to be observed; and no client delays the other two threads.
+//! `serve`: an exporter of what processes record, for Prometheus. Three threads: the main one reads the processes, one
+//! finds them and begins to observe them ([`scan`]), and one serves clients ([`http`]). A client waits for the next
+//! reading of the processes, but never for a process that is about to be observed; and no client delays the other two
+//! threads.
 
 mod exposition;
 mod figures;
@@ -92,7 +93,7 @@ const RUNTIME_EVENTS_INTERVAL: Duration = Duration::from_millis(20);
 /// The shortest time from the beginning of one reading to the beginning of the next, however many clients there are.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Enough descriptors for the most processes, and for clients.
+/// Enough descriptors for as many processes as are observed at a time, and for clients.
 const DESCRIPTORS: u64 = 8192;
 
 /// Looking for processes more often than this costs time and finds nothing more.
@@ -167,7 +168,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(_) => exporter.run(),
             Err(source) => Err(Failure::System("start a thread", source)),
         };
-        // The scanner may be about to observe a process: the scope waits until it has ended, before the instrumentation is removed.
+        // The scanner may be about to observe a process: the scope waits until it has ended, before the instrumentation
+        // is removed.
         is_ending.store(true, Ordering::Relaxed);
         exporter.processes.end_scan();
         ended
@@ -185,7 +187,7 @@ struct Exporter<'e> {
     signals: &'e TerminationSignals,
     receiver: NotificationReceiver,
     processes: Processes,
-    /// `None` once it is started, which is after the first scan.
+    /// What is to serve clients after the first scan; `None` once it does.
     server: Option<Server>,
     server_figures: Arc<ServerFigures>,
     /// The clients that wait for a page.
@@ -194,7 +196,8 @@ struct Exporter<'e> {
 }
 
 impl Exporter<'_> {
-    /// Serves until a signal comes or, if all processes were given by pid, until all have exited and their last figures have expired.
+    /// Serves until a signal comes or, if all processes were given by pid, until all have exited and their last figures
+    /// have expired.
     fn run(&mut self) -> Result<(), Failure> {
         let mut read_at = Instant::now();
         loop {
@@ -230,7 +233,7 @@ impl Exporter<'_> {
         }
     }
 
-    /// Waits for a notification or this long; returns whether a signal has come.
+    /// Waits for a notification or a signal, at most this long; returns whether a signal has come.
     fn wait(&self, left: Duration) -> Result<bool, Failure> {
         let mut fds = [self.signals.as_fd(), self.receiver.as_fd()]
             .map(|fd| PollFd::new(fd, PollFlags::POLLIN));

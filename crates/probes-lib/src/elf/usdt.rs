@@ -1,5 +1,5 @@
-//! [`UsdtSite`]: the sites of USDT probes of any provider, from the notes of a file. A site of another provider than OCaml's is
-//! one byte of code, a `nop`.
+//! [`UsdtSite`]: the sites of USDT probes of any provider, from the notes of a file. A site of another provider than
+//! OCaml's is one byte of code, a `nop`.
 
 use std::str;
 use std::sync::Arc;
@@ -9,20 +9,21 @@ use super::{ElfFile, Segment};
 use crate::address::FileAddr;
 use crate::error::{ElfDefect, Error, FileError, Result};
 
-/// A site of a USDT probe, as a note of a file describes it. Addresses are those in the file, corrected if it was prelinked.
+/// A site of a USDT probe, as a note of a file describes it. Addresses are those in the file, corrected if it was
+/// prelinked.
 ///
 /// The format of the note is that of [`Note`](crate::Note).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsdtSite {
-    /// The provider of the probe: `postgresql`. It can be printed.
+    /// The provider of the probe: `postgresql`. It has no control characters.
     pub provider: Arc<str>,
-    /// Its name: `query__start`. It can be printed.
+    /// The name of the probe: `query__start`. It has no control characters.
     pub name: Arc<str>,
     /// The address of the site; `None` if the note has only a semaphore, as some of OCaml's have.
     pub address: Option<FileAddr>,
-    /// The address of the semaphore, two bytes that count who observes the probe; `None` if it has none. The program may come
-    /// to the site only while they are not 0. OCaml's own counter is in the two bytes behind it, except for the provider
-    /// `ocaml`: see [`Semaphore`](crate::Semaphore).
+    /// The address of the semaphore, two bytes that count the tools that observe the probe; `None` if it has none. The
+    /// program may execute the site only while they are not 0. OCaml's own counter is in the two bytes after it, except
+    /// for the provider `ocaml`: see [`Semaphore`](crate::Semaphore).
     pub semaphore: Option<FileAddr>,
     /// The argument string as it is in the note, without its NUL; any bytes.
     pub arguments: Box<[u8]>,
@@ -39,12 +40,13 @@ impl UsdtSite {
 #[derive(Debug, Default)]
 pub(crate) struct UsdtSites {
     pub(crate) sites: Vec<UsdtSite>,
-    /// How many notes are left out, because their addresses are outside of the file's segments or their names cannot be printed.
+    /// How many notes are left out, because their addresses are outside of the file's segments, or their providers or
+    /// names are not UTF-8 or have control characters.
     pub(crate) left_out: usize,
 }
 
-/// Returns the sites in a file whose providers are `wanted`; none if it has no notes. A note of another provider than OCaml's
-/// that has no site is none.
+/// Returns the sites in a file whose providers are `wanted`; none if it has no notes. A note without a site is ignored,
+/// unless its provider is OCaml's.
 ///
 /// # Errors
 ///

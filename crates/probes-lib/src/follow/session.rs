@@ -157,8 +157,8 @@ impl<'f> FollowSession<'f> {
         self.processes.insert(followed.pid(), followed);
     }
 
-    /// Waits for the update lock of a process; `None` if the tool to which the process is lent holds it. That may
-    /// wait for us, and changes the process only while it is served, which it is not now.
+    /// Waits for the update lock of a process; `None` if the tool to which the process is lent holds it: that tool may
+    /// be waiting for us, and changes the process only while this thread serves it, which it does not now.
     fn lock(&mut self, process: &Process) -> Result<Option<UpdateLock>> {
         let deadline = Instant::now() + self.options.deadline;
         loop {
@@ -192,7 +192,7 @@ impl<'f> FollowSession<'f> {
                 self.tracees.set_hook(pid, Some(hook.range()));
                 return Some(hook);
             }
-            // It loads nothing.
+            // Without a loader, it loads nothing.
             Err(NoLoaderHook::NoLoader) => {}
             Err(NoLoaderHook::Impossible(reason)) => {
                 self.send(FollowEvent::LoaderNotHooked { pid, reason })
@@ -225,7 +225,7 @@ impl<'f> FollowSession<'f> {
             }
             if end.is_none() && self.events.end_is_requested() {
                 end = Some(Instant::now() + DETACH_LIMIT);
-                // Tools wait until the processes are detached.
+                // From now on, other tools wait until the processes are detached, instead of borrowing them.
                 self.lender.close();
                 self.processes
                     .values_mut()
@@ -275,8 +275,8 @@ impl<'f> FollowSession<'f> {
         self.processes.insert(pid, followed);
     }
 
-    /// Marks a process to be detached from, so that it can run on, and those that it was forked from,
-    /// whose memory it may share.
+    /// Marks a process to be detached from, so that it can run on. Also marks those that it was forked
+    /// from, as it may share their memory.
     fn starved(&mut self, mut pid: i32) {
         while let Some(followed) = self.processes.get_mut(&pid) {
             if followed.is_to_be_detached {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// A set of addresses of code.
+/// Ranges of code, each with a bit for every address in it.
 #[derive(Clone, Debug)]
 pub(super) struct AddressSet(Vec<(Range<u64>, Vec<u64>)>);
 

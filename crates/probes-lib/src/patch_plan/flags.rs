@@ -4,7 +4,7 @@ use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits}
 
 use crate::patch_plan::code::is_straight;
 
-/// Those that arithmetic changes.
+/// The status flags: those that arithmetic changes.
 const STATUS: u32 = RflagsBits::OF
     | RflagsBits::SF
     | RflagsBits::ZF
@@ -12,12 +12,12 @@ const STATUS: u32 = RflagsBits::OF
     | RflagsBits::PF
     | RflagsBits::CF;
 
-/// How many instructions are looked at.
+/// How many instructions are looked at, on all paths together.
 const MOST: usize = 64;
 
-/// Returns whether all status flags are written before any of them is read, on each path from the instruction with this
-/// index, or the function returns or calls another one before: by the x86-64 psABI (3.2.1), flags are not preserved across
-/// calls and returns. Where a path leaves the instructions of the function otherwise, or is long, they count as read.
+/// Returns whether, on each path from the instruction with this index, every status flag is written before it is read,
+/// or the function first returns or calls another one: by the x86-64 psABI (3.2.1), flags are not preserved across
+/// calls and returns. If a path leaves the function in another way, or is long, the flags count as read.
 pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
     let mut paths = vec![(index, STATUS)];
     let mut left = MOST;
@@ -57,7 +57,7 @@ pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
     true
 }
 
-/// Returns whether it is a jump to a place that is known.
+/// Returns whether it is a jump whose target is in its bytes, conditional or not.
 fn is_jump(instruction: &Instruction) -> bool {
     matches!(
         instruction.flow_control(),
@@ -69,7 +69,7 @@ fn is_near_return(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Ret
 }
 
-/// Returns whether it is a call, and not one of what follows it: that is how old code finds its own address.
+/// Returns whether it calls a function. A call to the next instruction does not: old code finds its own address so.
 fn calls_function(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Call
         && (!instruction.is_call_near()

@@ -12,8 +12,8 @@ use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::targets::{Ranges, Targets, has_near_target};
 use crate::patch_plan::{flags, padding};
 
-/// How many bytes of a punned jump are its own, if there are other jumps: with fewer, the addresses that it reaches are so
-/// few that seldom one is free.
+/// How many bytes of its own a punned jump has at least, if there are other candidates: with fewer, it reaches so few
+/// addresses that one is seldom free.
 const LEAST_PUNNED: u64 = 3;
 
 /// The code of an object, and the addresses in it that can be reached.
@@ -21,17 +21,17 @@ const LEAST_PUNNED: u64 = 3;
 pub(super) struct Swept {
     pub(super) code: Code,
     pub(super) targets: Targets,
-    /// The bytes that others change.
+    /// The bytes that other tools change: probe sites.
     foreign: AddressSet,
-    /// Those of restartable sequences.
+    /// The bytes of restartable sequences.
     restartable: AddressSet,
-    /// The longest function that is planned.
+    /// The length of the longest functions that are planned.
     max_len: u64,
     /// The parts of functions that are elsewhere, in order.
     parts: Vec<CodeRange>,
     /// The functions and their parts, in order.
     ranges: Vec<CodeRange>,
-    /// Of the ranges up to each of them, the highest end.
+    /// For each of `ranges`, the highest end of it and those before it.
     ends: Vec<u64>,
 }
 
@@ -40,7 +40,7 @@ struct Movable {
     count: usize,
     /// How many bytes they have.
     len: u64,
-    /// The index of the last call among them, if that is not the first instruction.
+    /// The index of the call among them, unless that is the first instruction: what follows a call is a branch target.
     call: Option<usize>,
     /// Why there are no more.
     stop: Stop,
@@ -168,7 +168,7 @@ impl Swept {
         })
     }
 
-    /// Returns what an instruction is that cannot be moved.
+    /// Returns what an instruction is, if it cannot be moved.
     pub(super) fn immovable(&self, instruction: &Instruction) -> Option<&'static str> {
         let mut bytes = instruction.ip()..instruction.next_ip();
         if bytes.any(|it| self.foreign.contains(it)) {
@@ -178,7 +178,7 @@ impl Swept {
         }
     }
 
-    /// The same, whether it is a probe site or not.
+    /// The same, without regard to probe sites.
     fn immovable_code(&self, instruction: &Instruction) -> Option<&'static str> {
         if self.restartable.contains(instruction.ip()) {
             Some("an instruction of a restartable sequence")
@@ -274,7 +274,8 @@ impl Swept {
         Ok(candidates)
     }
 
-    /// Returns how many of these instructions can be displaced together, as far as a jump needs them; `is_site`: the first is a probe site.
+    /// Returns how many of these instructions can be displaced together: no more than a jump needs. `is_site`: the
+    /// first is a probe site.
     fn movable(&self, instructions: &[Instruction], is_site: bool) -> Movable {
         let start = instructions.first().map_or(0, Instruction::ip);
         let (mut count, mut len, mut call) = (0, 0, None);
@@ -314,13 +315,14 @@ impl Swept {
         }
     }
 
-    /// Returns why there is no room for a jump at the instruction at `offset` in its function, with so many bytes of padding `behind` it.
+    /// Returns why there is no room for a jump at the instruction at `offset` in its function; `behind` is how many
+    /// bytes of padding follow the displaced instructions.
     fn refusal(&self, body: &Body, offset: u64, movable: &Movable, behind: u64) -> Refusal {
         let offset = offset + movable.len;
         match movable.stop {
             Stop::Unmovable(what) => Refusal::Unmovable { offset, what },
             Stop::Target => {
-                // Of this instruction if it is not the first, or inside it.
+                // The target is the next instruction, or inside it; if that would be the first one, only inside it.
                 let from = offset + u64::from(movable.count == 0);
                 let is_target = |it: &u64| self.targets.contains(body.range.start.0 + it);
                 let offset = (from..offset + 16).find(is_target).unwrap_or(offset);
@@ -333,7 +335,7 @@ impl Swept {
         }
     }
 
-    /// Returns the jump at `start` of whose five bytes the first `own` can be written.
+    /// Returns the jump at `start` of whose five bytes only the first `own` are written.
     fn punned(&self, start: u64, own: u64) -> Option<Jump> {
         let chosen = own.checked_sub(1)? as usize;
         let bytes = self.code.bytes(start, JUMP_LEN);
@@ -349,9 +351,10 @@ impl Swept {
         })
     }
 
-    /// Returns where padding is that a short jump at `start` reaches, the place itself, up to `end`, left out.
+    /// Returns the places for islands that a short jump at `start` reaches, except in the patched place, which ends at
+    /// `end`.
     fn islands(&self, start: u64, end: u64) -> impl Iterator<Item = FileAddr> {
-        /// How far before the site an island can be, padding included.
+        /// How far before the site the padding with an island can begin.
         const BEFORE: u64 = 256;
         let origin = start.saturating_add(SHORT_LEN);
         let is_reached =
@@ -370,9 +373,9 @@ impl Swept {
 }
 
 /// Returns the length of the longest functions that are planned: if ranges overlap so much that together they are
-/// many times the code, the longest ones are left out.
+/// many times as long as the code, the longest ones are not planned.
 fn max_len(code: &Code, ranges: &[CodeRange]) -> u64 {
-    /// The code is decoded so many times at most.
+    /// How many times the code is decoded at most.
     const TIMES: u64 = 8;
     let mut lens: Vec<u64> = ranges.iter().map(|it| it.len).collect();
     lens.sort_unstable();

@@ -77,7 +77,7 @@ impl PatchSite {
         self.moves_call
     }
 
-    /// Whether the trampoline may change the status flags before all displaced instructions.
+    /// Whether the trampoline may change the status flags before it executes the displaced instructions.
     pub fn flags_are_dead(&self) -> bool {
         self.flags_are_dead
     }
@@ -87,7 +87,7 @@ impl PatchSite {
         &self.exits
     }
 
-    /// Leaves out the exits that are no returns.
+    /// Leaves out the exits that are not returns.
     pub(crate) fn keep_returns(&mut self) {
         let instructions = decode(&self.displaced, self.address.0);
         let returns = instructions.filter(|it| it.flow_control() == FlowControl::Return);
@@ -96,7 +96,8 @@ impl PatchSite {
             .retain(|exit| returns.contains(&(exit.offset as u64)));
     }
 
-    /// Returns whether the bytes that are written are on one page, so that they can be written at once.
+    /// Returns whether the bytes that are written are on one page, so that they can be written at once. Five bytes
+    /// count at the site, even if fewer are written.
     pub(crate) fn is_on_one_page(&self) -> bool {
         let page = |at: FileAddr| at.0 / PAGE;
         let is_whole = |at: FileAddr| page(at) == page(FileAddr(at.0.wrapping_add(JUMP_LEN - 1)));
@@ -113,8 +114,8 @@ impl PatchSite {
         self.mmx_is_free
     }
 
-    /// The bytes that are overwritten or, if the jump is punned, have to stay as they are: at the site, and of its
-    /// island. No other patch may overwrite them.
+    /// The bytes that no other patch may overwrite: those at the site that are displaced, overwritten or, if the jump
+    /// is punned, have to stay as they are; and those of its island.
     pub fn reserved(&self) -> impl Iterator<Item = Range<FileAddr>> + use<> {
         let len = match self.jump {
             Jump::Short { .. } => SHORT_LEN,
@@ -139,7 +140,8 @@ impl PatchSite {
         clip(origin + window.start)..clip(origin + window.end)
     }
 
-    /// Returns the file address from which the displacement of the jump to the trampoline counts: that behind it.
+    /// Returns the file address to which the displacement of the jump to the trampoline is added: the one after that
+    /// jump.
     fn origin(&self) -> FileAddr {
         let jump = match self.jump {
             Jump::Short { island } => island,
@@ -204,7 +206,8 @@ impl PatchSite {
     }
 
     /// The same with more code at each exit, which is executed when the function is about to be left there: what
-    /// `at_exit` returns for its address and kind. It may change the status flags; see [`DisplacedExit::flags_are_dead`].
+    /// `at_exit` returns for its address and kind. It may change the status flags; see
+    /// [`DisplacedExit::flags_are_dead`].
     pub(crate) fn copy_with_exits(
         &self,
         bias: LoadBias,

@@ -12,14 +12,14 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LostWords(BTreeMap<u32, u64>);
 
-/// The same of one domain, as JSON.
+/// How many words were lost in one domain.
 #[derive(Debug, Serialize)]
 pub(crate) struct LostOfDomain {
     pub(crate) domain: u32,
     pub(crate) words: u64,
 }
 
-/// A line of its own, among events.
+/// What was lost in one domain, as a JSON line among those of events.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "runtime_events_lost")]
 struct LostLine {
@@ -57,14 +57,14 @@ impl LostWords {
     }
 }
 
-/// The array of JSON answers.
+/// What was lost, as answers have it: a value for each domain, in the order of the domains.
 pub(crate) fn lost_of_domains(lost: &LostWords) -> Vec<LostOfDomain> {
     let lost = lost.each();
     lost.map(|(domain, words)| LostOfDomain { domain, words })
         .collect()
 }
 
-/// The lines below an answer; in plain format, each begins with `prefix`.
+/// The lines below an answer in the table or the plain format; in the latter, each begins with `prefix`.
 pub(in crate::output) fn lost_lines(lost: &[LostOfDomain], format: Format, prefix: &str) -> String {
     let mut text = String::new();
     for it in lost {
@@ -78,7 +78,7 @@ pub(in crate::output) fn lost_lines(lost: &[LostOfDomain], format: Format, prefi
     text
 }
 
-/// The line of a domain among events.
+/// The JSON line of a domain among those of events.
 pub(super) fn json_line(domain: u32, words: u64) -> Result<String, Failure> {
     json(&LostLine {
         version: VERSION,

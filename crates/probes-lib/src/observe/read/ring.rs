@@ -2,8 +2,9 @@
 //!
 //! A trampoline claims a record by adding one to the head of its ring, and completes the record by
 //! writing the record's number into it. The record may be overwritten as soon as the ring has
-//! wrapped around. So what was read is valid if the record was complete before it was read, and the
-//! ring had not wrapped around to it after it was read.
+//! wrapped around. So it is read twice: what was read the second time is valid if the record was
+//! complete both times, and the ring had not wrapped around to it afterwards. A thread that is so
+//! late that it still writes a record of an earlier round is noticed only once it writes the number.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -78,7 +79,7 @@ impl Rings {
         let len = self.layout.record_len as usize;
         let is_complete = |(record, number): &(&[u8], u64)| word(record, record::NUMBER) == *number;
         let bytes = self.copy(memory, group, first, head)?;
-        // The head may be the largest number: the range must not end one beyond it.
+        // The head may be u64::MAX, so one more than it cannot be the end of a range.
         let numbers = |from: u64, to: u64| (from..to).map(|position| position + 1);
         let numbered = || bytes.chunks_exact(len).zip(numbers(first, head));
         let end = if is_over {
@@ -172,7 +173,7 @@ impl Records {
     }
 }
 
-/// Returns eight bytes of what was recorded as a number; 0 behind the end.
+/// Returns the eight bytes at offset `at` of a record as a number; 0 if the record does not have them all.
 pub(crate) fn word(record: &[u8], at: u64) -> u64 {
     let bytes = record.get(at as usize..).unwrap_or_default();
     let word = bytes.first_chunk().copied();

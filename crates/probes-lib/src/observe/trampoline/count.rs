@@ -6,8 +6,9 @@
 //! of OCaml     if this is the first domain, increment the counter in its row, whose address is fixed; else,
 //!              if the claim that the domain's state selects is of this domain,
 //!              increment the counter in its row; else → routine
-//! routine      find the claim of the thread or domain nearby, or make one; increment the counter in its row; or, if there is
-//!              no row left, increment the counter in a shared row, locked; → trampoline
+//! routine      for the first domain to come here, take its row; else find the claim of the thread or domain nearby, or
+//!              make one; increment the counter in the row; or, if there is no row left, or no room for a claim nearby,
+//!              increment the counter in a shared row, locked; → trampoline
 //! ```
 //!
 //! It accesses no memory through the `fs` base, which is 0 or invalid in some threads, as in every program before its
@@ -75,8 +76,8 @@ pub(super) struct SlowPath {
     counted: CodeLabel,
 }
 
-/// Emits the code that adds one to the counter of the point with this index, and uses rcx and rdx. [`emit_slow_path`] must
-/// emit the code that it jumps to, somewhere after it.
+/// Emits the code that adds one to the counter of the point with this index, and uses rcx and rdx. [`emit_slow_path`]
+/// must emit the code that it jumps to, somewhere after it.
 pub(super) fn lookup(
     a: &mut CodeAssembler,
     pointers: CountPointers,
@@ -114,9 +115,10 @@ pub(super) fn emit_slow_path(
     a.jmp(pointers.routine.0)
 }
 
-/// Returns the routine of an arena, [`ROUTINE_LEN`] bytes long. The routine expects in rdx the address where the trampoline
-/// continues, which directly follows the displacement of the counter, and the saved rcx and rdx in [`SAVED_IF_COUNTED`]; it
-/// restores all registers except rcx. If it `claims` no rows for threads, their hits are counted in shared rows.
+/// Returns the routine of an arena, [`ROUTINE_LEN`] bytes long. The routine expects in rdx the address where the
+/// trampoline continues, which directly follows the displacement of the counter, and the saved rcx and rdx in
+/// [`SAVED_IF_COUNTED`]; it restores all registers except rcx. If it does not make `claims` for threads, their hits are
+/// counted in shared rows.
 pub(super) fn routine(arena: &Arena, claims: bool) -> Result<Vec<u8>, DoesNotFit> {
     let mut routine = Routine::of(arena)?;
     let mut of_ocaml = routine.a.create_label();
@@ -183,7 +185,8 @@ impl Routine<'_> {
         LiveAddr(row.0.wrapping_sub(rows::ROW_BIAS))
     }
 
-    /// Emits the entry for OCaml code: the owner is the domain. The first one has a row of its own, for which it makes no claim.
+    /// Emits the entry for OCaml code: the owner is the domain. The first domain has a row of its own, for which it
+    /// makes no claim.
     fn of_ocaml(&mut self) -> Result<(), IcedError> {
         let has_domain = at_address(self.at_header(header::HAS_DOMAIN));
         let first_row = self.row_at(self.arena.rows().first_domain_row());
@@ -213,7 +216,7 @@ impl Routine<'_> {
         a.jmp(self.add_one)
     }
 
-    /// Emits the entry for other code: the owner is the thread, if it `claims` rows.
+    /// Emits the entry for other code: the owner is the thread, if it makes `claims` for threads.
     fn of_thread(&mut self, claims: bool) -> Result<(), IcedError> {
         let a = &mut self.a;
         save_registers(a)?;
@@ -227,7 +230,7 @@ impl Routine<'_> {
         }
     }
 
-    /// Emits the code that finds or makes a claim, and counts the hit in its row. Without one, it goes on behind its end.
+    /// Emits the code that finds or makes a claim, and counts the hit in its row. If there is none, it falls through.
     fn find_claim(&mut self) -> Result<(), IcedError> {
         let claimed = self.at_header(header::CLAIMED);
         let a = &mut self.a;
@@ -292,7 +295,7 @@ impl Routine<'_> {
         a.mov(word_at(rbx, claim::STACK_PART), rsi)
     }
 
-    /// Emits the code that counts the hit in a shared row, and marks that as used.
+    /// Emits the code that counts the hit in a shared row, and marks the row as used.
     fn count_in_shared_row(&mut self) -> Result<(), IcedError> {
         let used = self.at_header(header::USED);
         let first_row = self.row_at(self.arena.rows().shared_row(0));
@@ -342,14 +345,15 @@ fn address_of(a: &mut CodeAssembler, to: Register, at: LiveAddr) -> Result<(), I
     by_address(a, Code::Lea_r64_m, to, at)
 }
 
-/// The registers that the routine uses, except rcx and rdx. In a trampoline with time stamps, their copies already hold the same
-/// values.
+/// The registers that the routine uses, except rcx and rdx. In a trampoline with time stamps, their copies already hold
+/// the same values.
 fn saved_by_routine() -> impl Iterator<Item = SavedRegister> {
     let is_saved = |saved: &SavedRegister| !SAVED_IF_COUNTED.contains(saved);
     SAVED_IF_TIMED.into_iter().filter(is_saved)
 }
 
-/// Returns the instruction that adds one to the counter of the point with this index in the first shared row.
+/// Returns the locked instruction at `at` that adds one to the counter of the point with this index in the first shared
+/// row.
 pub(super) fn count_locked(
     at: LiveAddr,
     arena: &Arena,

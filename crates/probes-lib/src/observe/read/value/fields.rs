@@ -1,4 +1,5 @@
-//! What was copied of the fields of a block, as [`fields`] says, decoded. It may be anything: the program can overwrite it. Pure.
+//! Decodes what was copied of the fields of a block; [`fields`] has the format. It may be anything: the program can
+//! overwrite it. Pure.
 
 use super::{CustomKind, Value, of_custom, size_of, word};
 use crate::observe::layout::shared::fields;
@@ -46,7 +47,8 @@ pub(super) fn block(
     }
 }
 
-/// Returns the value whose first cell is followed by so many others: a list, or, if the last one does not end it, blocks in blocks.
+/// Returns the value whose first cell is followed by `cells` others: a list or, if the second field of the last cell is
+/// not the empty list, pairs in pairs.
 fn cells_of(mut values: Vec<Value>, cells: u64) -> Value {
     let elements = usize::try_from(cells).map_or(usize::MAX, |cells| cells.saturating_add(1));
     let end = (values.len() > elements).then(|| values.swap_remove(elements));
@@ -108,7 +110,8 @@ impl<'r> Fields<'r> {
         }))
     }
 
-    /// Returns an exception without arguments, or the constructor of one with arguments; nothing if it is another object.
+    /// Decodes an object: an exception without arguments, or the constructor of one with arguments. Returns
+    /// `Some(None)` if it is another object, `None` if the words end before.
     fn exception(&mut self) -> Option<Option<Value>> {
         let header = self.word()?;
         if header as u8 != fields::STRING_TAG {
@@ -132,14 +135,14 @@ impl<'r> Fields<'r> {
         Some(word)
     }
 
-    /// Returns the words of a field of this tag that were copied.
+    /// Returns the words that were copied of a field that is a block of this tag and size.
     fn opaque(&mut self, tag: u8, size: u64) -> Option<&'r [u8]> {
         let limits = fields::OPAQUE_WORDS.into_iter();
         let mut of_tag = limits.filter(|(other, _)| *other == tag);
         self.take(of_tag.next().map_or(0, |(_, words)| words), size)
     }
 
-    /// Returns the first words of a block of this size: at most so many, and as many as there is room for.
+    /// Returns the first words of a block of this size: at most `most`, and as many as there was room for.
     fn take(&mut self, most: u64, size: u64) -> Option<&'r [u8]> {
         let room = fields::WORDS.checked_sub(self.at)?;
         let many = most.min(size).min(room);
@@ -150,7 +153,7 @@ impl<'r> Fields<'r> {
     }
 }
 
-/// Returns a string of a block of this size, from its first words.
+/// Decodes the string in a block of this size, from the first words of the block.
 fn string(words: &[u8], size: u64) -> Option<Value> {
     let is_whole = words.len() as u64 == size.checked_mul(8)?;
     let len = if is_whole {
@@ -165,7 +168,7 @@ fn string(words: &[u8], size: u64) -> Option<Value> {
     })
 }
 
-/// Returns how many bytes at the end are the beginning of a character of UTF-8.
+/// Returns how many bytes at the end are the beginning of a character of UTF-8 that is cut off.
 fn split_at_end(bytes: &[u8]) -> usize {
     let lens = 1..=3.min(bytes.len());
     let is_split = |len: &usize| {

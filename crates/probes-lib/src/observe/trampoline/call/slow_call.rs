@@ -1,5 +1,5 @@
-//! The code that records slow calls in the ring, each by itself, if they are reported: at the entry, it keeps the arguments; at an
-//! exit, it compares the time, and if that is long, it writes the record.
+//! The code that records each slow call in the ring, if slow calls are reported. At the entry, it keeps the arguments
+//! in the slot of the stack; at an exit, if the call lasted long, it writes a record of the ring.
 
 use iced_x86::code_asm::{
     CodeAssembler, dword_ptr, eax, edi, edx, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
@@ -18,7 +18,7 @@ use crate::observe::role::{ArgumentSource, WatchRole};
 use crate::observe::trampoline::offset;
 use crate::patch_plan::displaced::ExitKind;
 
-/// Emits the code that keeps the arguments in the record of the call, which is at rcx. Uses rdi.
+/// Emits the code that keeps the arguments with the call in the slot; rcx has the address of the call. Uses rdi.
 pub(super) fn keep(
     a: &mut CodeAssembler,
     reported: &WatchRole,
@@ -41,8 +41,9 @@ pub(super) struct ExitReport<'r> {
 }
 
 impl ExitReport<'_> {
-    /// Emits the code that records the call, if it was slow. Expects, and leaves, the address of the shared data in rbx, the slot in
-    /// rcx, the depth in rdx, the call located by rax, and the time in r8; of a fiber, its owner in r9.
+    /// Emits the code that records the call, if it was slow. Expects, and leaves, the address of the shared data in
+    /// rbx, the slot in rcx, the depth in rdx, the call located by rax, and the time in r8; on a fiber, the owner in
+    /// r9.
     pub(super) fn if_slow(
         self,
         a: &mut CodeAssembler,
@@ -61,7 +62,7 @@ impl ExitReport<'_> {
         }
         a.mov(rdi, r8)?;
         a.sub(rdi, last_call(calls, call_slot::TIME))?;
-        // A negative time is taken for a long one. The reader knows better.
+        // A negative time is taken for a long one here. For the reader it is zero, and so the call is left out.
         a.cmp(rdi, qword_ptr(rbx + offset(SLOW_FROM)))?;
         a.jb(over)?;
         a.mov(rdi, rdx)?;
@@ -76,7 +77,7 @@ impl ExitReport<'_> {
         };
         let point = self.reported.point | layout_of::SLOW | returns;
         record::begin(a, point, role.is_from_start, layout)?;
-        // The thread is in eax.
+        // The thread's id is in eax.
         let start = u64::from(layout.kept_len);
         a.mov(dword_ptr(rcx + (start + layout_of::TID)), eax)?;
         a.mov(
