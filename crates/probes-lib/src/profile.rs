@@ -499,15 +499,10 @@ impl Profiler {
             return Ok(());
         }
         let in_collection = seen.iter().any(|(key, _)| self.is_of_collector(key));
-        // Whether it was in a collection is known of this moment only.
-        let may_be_exact = self.collector.is_empty();
         for (mut key, since) in seen {
             key.in_collection = in_collection;
             match &mut self.recorded {
-                None => {
-                    let is_exact = may_be_exact && since.is_some();
-                    self.found.add_sample(key, elapsed, is_exact);
-                }
+                None => self.found.add_sample(key, elapsed, since.is_some()),
                 Some(_) if is_sampled_by_kernel => {}
                 // It has waited all the time since before the sample was due.
                 Some(_) if since.is_some_and(|since| since <= due_at) => {}
@@ -566,15 +561,6 @@ impl Profiler {
         let times = slices.times().map(|times| (now, times));
         thread.first = thread.first.or(times);
         thread.last = times;
-        if let Some((before, key, since)) = &thread.blocked {
-            if *before == slices {
-                if let Some(recorded) = &mut self.recorded {
-                    recorded.waits.waits_still(tid, looked_at);
-                }
-                return Ok(Some((key.clone(), Some(*since))));
-            }
-        }
-        thread.blocked = None;
         if let Some((_, pause)) = thread.domain_attempt.filter(|(next, _)| *next <= now) {
             thread.domain_attempt = Some((now + pause, pause.saturating_mul(2)));
             if let Some(domain) = self.stacks.domain(tid) {
@@ -584,6 +570,15 @@ impl Profiler {
                 }
             }
         }
+        if let Some((before, key, since)) = &thread.blocked {
+            if *before == slices {
+                if let Some(recorded) = &mut self.recorded {
+                    recorded.waits.waits_still(tid, looked_at);
+                }
+                return Ok(Some((key.clone(), Some(*since))));
+            }
+        }
+        thread.blocked = None;
         let mut key = ProfileKey {
             tid,
             name: thread.name.clone(),
@@ -689,6 +684,7 @@ impl Profiler {
                 time: sum.time,
                 samples: sum.samples,
                 variance: sum.variance,
+                split_variance: sum.split_variance,
                 waits: sum.waits.clone(),
             });
         }

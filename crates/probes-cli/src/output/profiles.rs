@@ -321,6 +321,8 @@ struct StackTimes {
     #[serde(skip)]
     variance: f64,
     #[serde(skip)]
+    split_variance: f64,
+    #[serde(skip)]
     lengths: Option<WaitTimes>,
 }
 
@@ -356,7 +358,12 @@ impl StackTimes {
             system_call: system_call.map(|name| name.trim_matches(['[', ']']).to_owned()),
             seconds: stack.time.as_secs_f64(),
             samples: stack.samples,
-            error_seconds: 2.0 * stack.variance.sqrt(),
+            error_seconds: 2.0
+                * if how.tells_collections {
+                    stack.split_variance.sqrt()
+                } else {
+                    stack.variance.sqrt()
+                },
             waits: lengths.map(Distribution::of),
             stack: match stack.end {
                 None => "unread",
@@ -372,6 +379,7 @@ impl StackTimes {
             in_collection: how.tells_collections.then_some(stack.in_collection),
             time: stack.time,
             variance: stack.variance,
+            split_variance: stack.split_variance,
             lengths: lengths.cloned(),
         }
     }
@@ -431,7 +439,7 @@ impl ProfileReport {
             // A collection is found at the same moments for all threads: their errors are not independent, and add up.
             let mut variances: HashMap<i32, f64> = HashMap::new();
             for stack in stacks {
-                *variances.entry(stack.tid).or_default() += stack.variance;
+                *variances.entry(stack.tid).or_default() += stack.split_variance;
             }
             let deviation: f64 = variances.into_values().map(f64::sqrt).sum();
             (seconds, 2.0 * deviation.abs())
@@ -603,6 +611,7 @@ mod tests {
             time,
             samples: 1,
             variance,
+            split_variance: variance,
             waits: None,
         }
     }

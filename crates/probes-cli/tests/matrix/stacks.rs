@@ -100,7 +100,14 @@ fn descriptor(thread: &Value) -> Option<i64> {
 fn read_named(pid: i32, flags: &str, named: &BTreeMap<i64, (String, u64)>) -> Vec<Value> {
     read_when(pid, flags, |threads| {
         let waiting: Vec<_> = threads.iter().filter_map(descriptor).collect();
-        // One that runs at this moment has no frames, and so no role.
+        named.keys().all(|named| waiting.contains(named))
+    })
+}
+
+/// The threads, once each waits that the program has named, and none of the others runs: it would have no frames, and so no role.
+fn read_with_roles(pid: i32, flags: &str, named: &BTreeMap<i64, (String, u64)>) -> Vec<Value> {
+    read_when(pid, flags, |threads| {
+        let waiting: Vec<_> = threads.iter().filter_map(descriptor).collect();
         let have_roles = threads.iter().all(|it| it["role"] != "other");
         have_roles && named.keys().all(|named| waiting.contains(named))
     })
@@ -116,7 +123,7 @@ fn threads_are_said_with_their_domains() {
         assert_eq!(named.len(), 10, "{named:?}");
         let pid = program.pid;
         for flags in [" -live", ""] {
-            let threads = read_named(pid, flags, &named);
+            let threads = read_with_roles(pid, flags, &named);
             let mut of_runtime: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
             for thread in &threads {
                 let role = thread["role"].as_str().unwrap();

@@ -5,8 +5,6 @@ use nix::fcntl::OFlag;
 use super::{Check, CheckKind};
 use crate::error::Result;
 use crate::observe::installed::find;
-use crate::observe::layout::arena::Arena;
-use crate::observe::observer_lock::is_held_anywhere;
 use crate::process::Process;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
@@ -33,10 +31,10 @@ pub(super) fn of_machine() -> Check {
     };
     let (mut left, mut unknown) = (Vec::new(), Vec::new());
     // Nothing is said of those that may not be read, or have exited meanwhile.
-    for pid in pids.into_iter().filter(|&pid| may_be_stale(pid)) {
+    for pid in pids.into_iter().filter(|&pid| may_be_observed(pid)) {
         match left_in(pid) {
             Ok(found) => left.extend(found.map(|found| format!("process {pid}: {found}"))),
-            Err(error) if error.is_gone() => {}
+            Err(error) if error.is_gone() || error.is_exec() => {}
             Err(error) => unknown.push(error.to_string()),
         }
     }
@@ -57,13 +55,11 @@ pub(super) fn of_machine() -> Check {
 
 /// What `info` says of it.
 fn left_in(pid: i32) -> Result<Option<String>> {
-    let left = Target::open_any(pid)?.states()?.stale_observation();
-    Ok(left.filter(|_| may_be_stale(pid)))
+    Ok(Target::open_any(pid)?.states()?.stale_observation())
 }
 
-/// Returns whether something of an observer is mapped into a process, and that observer is not known to be alive: of a
-/// forked process, it may be the one of its parent. Of nearly all processes, no more is looked at.
-fn may_be_stale(pid: i32) -> bool {
+/// Returns whether something of an observer is mapped into a process. Of nearly all processes, no more is looked at.
+fn may_be_observed(pid: i32) -> bool {
     let Ok(process) = Process::open(pid) else {
         return false;
     };
@@ -71,6 +67,5 @@ fn may_be_stale(pid: i32) -> bool {
     let (Ok(memory), Ok(maps)) = (memory, read_maps(&process)) else {
         return false;
     };
-    let is_alive = |arena: &Arena| arena.observer().is_some_and(is_held_anywhere);
-    find(&memory, &maps).iter().any(|arena| !is_alive(arena))
+    !find(&memory, &maps).is_empty()
 }

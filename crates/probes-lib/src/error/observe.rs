@@ -34,6 +34,8 @@ pub struct ToolProcess {
     /// [`Observer`](crate::Observer) or [`Hold`](crate::Hold), or it observes the process that this one was
     /// forked from.
     pub is_alive: bool,
+    /// Whether it is not alive for this process, but observes another: the one that this process was forked from.
+    pub observes_another: bool,
 }
 
 /// A limit of the memory that a process maps (setrlimit(2)).
@@ -372,6 +374,7 @@ mod tests {
             command: "ocaml-probes count -pid 4242".to_owned(),
             age: Duration::from_secs(100),
             is_alive: true,
+            observes_another: false,
         };
         let text = |kind| Error::of_process(4242, kind).to_string();
         let already = |observer| text(ObserveError::AlreadyObserved { observer });

@@ -83,12 +83,14 @@ impl ObserverLock {
 
 /// Returns the observer of a process, as an arena has recorded it, and whether it is still there.
 pub(crate) fn observer_of(process: &Process, record: &ObserverRecord) -> ToolProcess {
+    let is_alive = is_held(process, record);
     ToolProcess {
         pid: record.pid,
         is_in_our_namespace: record.namespace == own_namespace(),
         command: record.command.clone(),
         age: since_boot().saturating_sub(Duration::from_nanos(record.begun)),
-        is_alive: is_held(process, record),
+        is_alive,
+        observes_another: !is_alive && is_held_anywhere(record),
     }
 }
 
@@ -103,7 +105,7 @@ pub(crate) fn is_held(process: &Process, record: &ObserverRecord) -> bool {
 
 /// Returns whether the lock that a record names is held for any process: each observer has another one, and a forked process has a
 /// copy of the record of its parent. True if that cannot be found out.
-pub(crate) fn is_held_anywhere(record: &ObserverRecord) -> bool {
+fn is_held_anywhere(record: &ObserverRecord) -> bool {
     (0..LISTINGS).any(|_| {
         let locks = fs::read_to_string("/proc/locks");
         locks.map_or(true, |locks| is_listed(&locks, record.lock))

@@ -121,6 +121,9 @@ pub struct ProfiledStack {
     /// several stacks add up like their times, and the square root of the sum is the standard deviation: 95 % of all
     /// times are within two of them.
     pub variance: f64,
+    /// The same of the time as one in or out of collections ([`ProfiledStack::in_collection`]), which is known of the moments of samples
+    /// only, and of all threads at once: the standard deviations of several threads add up.
+    pub split_variance: f64,
     /// How long each wait was, if they were recorded.
     pub waits: Option<WaitTimes>,
 }

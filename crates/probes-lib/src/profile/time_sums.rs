@@ -35,6 +35,8 @@ pub(super) struct Sum {
     pub(super) samples: u64,
     /// In seconds squared.
     pub(super) variance: f64,
+    /// The same, as if none of the samples were exact.
+    pub(super) split_variance: f64,
     /// Of waits that were recorded.
     pub(super) waits: Option<WaitTimes>,
 }
@@ -104,8 +106,10 @@ impl TimeSums {
         let sum = self.sum(key);
         sum.time = sum.time.saturating_add(time);
         sum.samples += 1;
+        let variance = time.as_secs_f64().powi(2);
+        sum.split_variance += variance;
         if !is_exact {
-            sum.variance += time.as_secs_f64().powi(2);
+            sum.variance += variance;
         }
     }
 

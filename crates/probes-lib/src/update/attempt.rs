@@ -292,6 +292,7 @@ impl Updater<'_> {
             if !context.image.still_matches(&read_maps(process)?) {
                 return Ok(None);
             }
+            self.not_carried_out();
             // The states have changed since they were read; now that the process is stopped, they cannot.
             let prepared = self.prepare(context, request)?;
             self.announce(&prepared)?;

@@ -171,6 +171,7 @@ impl FoundRecord {
                 command: command.clone(),
                 age: since_boot().saturating_sub(Duration::from_nanos(begun)),
                 is_alive: self.is_alive,
+                observes_another: false,
             },
             user: directory.owner,
             can_be_released: directory.can_write(),
@@ -542,7 +543,7 @@ impl HoldRecord {
         } else {
             outcomes_now(process, &state.record)
         };
-        state.settle(outcomes);
+        state.settle(outcomes, self.is_required && done.is_err());
     }
 
     /// Records that the announced change was not carried out, before it is tried again: nothing was written.
@@ -550,7 +551,7 @@ impl HoldRecord {
         let mut state = self.state();
         if state.record.outcomes.is_none() {
             let outcomes = vec![EntryOutcome::Before; state.record.entries.len()];
-            state.settle(outcomes);
+            state.settle(outcomes, self.is_required);
         }
     }
 
@@ -578,11 +579,15 @@ impl HoldState {
         Ok(())
     }
 
-    /// Records what became of the announced change; a record of nothing is deleted.
-    fn settle(&mut self, outcomes: Vec<EntryOutcome>) {
+    /// Records what became of the announced change. A record of nothing is deleted, unless it `stays`: that of a dead holder says which sites
+    /// may be half switched.
+    fn settle(&mut self, outcomes: Vec<EntryOutcome>, stays: bool) {
         let part = record::settled(&outcomes);
         self.record.outcomes = Some(outcomes);
-        if !self.record.holds_anything() {
+        if stays {
+            // If that fails, what is announced stays, and the counters tell what became of it.
+            let _ = self.append(&part);
+        } else if !self.record.holds_anything() {
             self.remove();
         } else if let Err(error) = self.append(&part) {
             self.give_up(error);
@@ -612,7 +617,7 @@ impl HoldState {
 
 /// Returns the entries for a plan that takes a hold.
 fn taken(plan: &UpdatePlan, program: &Program) -> Vec<CounterEntry> {
-    entries(plan, program, |_, _, added| (0, added))
+    entries(plan, program, |_, _, added| (0, added, None))
 }
 
 /// Returns the entries for a plan that gives back what is held according to `record`.
@@ -622,8 +627,11 @@ fn given_back(record: &ParsedRecord, plan: &UpdatePlan, program: &Program) -> Ve
         held.insert(one.entry.at, (one.entry, one.amount));
     }
     let mut entries = entries(plan, program, |at, _, _| {
-        let amount = held.remove(&at).map_or(0, |(_, amount)| amount);
-        (amount, 0)
+        let (amount, stage) = held
+            .remove(&at)
+            .map_or((0, None), |(entry, amount)| (amount, Some(entry.stage)));
+        // That of the change that is given back, from which each attempt concludes its own.
+        (amount, 0, stage)
     });
     // Nothing is left of these, or they cannot be given back now and stay held.
     let is_kept = |name: &str| {
@@ -641,21 +649,21 @@ fn given_back(record: &ParsedRecord, plan: &UpdatePlan, program: &Program) -> Ve
 }
 
 /// Returns an entry for each counter of the probes that a plan changes; `held(address, name, added)` returns what
-/// is held of it before and after.
+/// is held of it before and after, and maybe the stage, if that is not the plan's.
 fn entries(
     plan: &UpdatePlan,
     program: &Program,
-    mut held: impl FnMut(LiveAddr, &str, i32) -> (i32, i32),
+    mut held: impl FnMut(LiveAddr, &str, i32) -> (i32, i32, Option<u8>),
 ) -> Vec<CounterEntry> {
     let mut entries = Vec::new();
     for change in &plan.changes {
         let probe = program.by_id(change.probe);
         for (index, &(at, added)) in probe.semaphores().zip(&change.added) {
             let before = plan.before.counters[index];
-            let (held_before, held_after) = held(at, probe.name(), added);
+            let (held_before, held_after, stage) = held(at, probe.name(), added);
             entries.push(CounterEntry {
                 name: probe.name().to_owned(),
-                stage: change.stage,
+                stage: stage.unwrap_or(change.stage),
                 at,
                 before,
                 after: (i32::from(before) + added) as u16,
@@ -693,6 +701,8 @@ fn is_stale(of_now: &ProcessKey, named: (i32, u64, u64), file: &RecordFile) -> b
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::select::{Action, Actions, Selector};
     use crate::testing::SimulatedProcess;
@@ -702,7 +712,8 @@ mod tests {
         let process = Process::own().unwrap();
         let hold = HoldRecord::new(&process);
         let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
-        let enable = Actions::of(Action::Enable, Selector::name("many"));
+        let (start, stop) = ("single".to_owned(), "many".to_owned());
+        let enable = Actions::of(Action::Enable, Selector::Pair { start, stop });
         let (_, on) = simulated.plan(&enable).unwrap();
         let (pid, done) = (process.pid(), Report::of_nothing(process.pid()));
         let announce = |plan: &UpdatePlan, program: &Program, change| {
@@ -722,12 +733,18 @@ mod tests {
         announce(&on, &simulated.program, HoldChange::Take);
         simulated.update(&enable).unwrap();
         hold.conclude(&process, HoldChange::Take, Ok(&done));
-        assert_eq!(held(&simulated.program), 3);
+        assert_eq!(held(&simulated.program), 4);
 
         let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
+        let stages = |program: &Program| -> BTreeMap<String, u8> {
+            let applied = hold.applied(program).into_iter();
+            applied.map(|it| (it.name, it.stage)).collect()
+        };
+        let before = stages(&simulated.program);
         announce(&off, &simulated.program, HoldChange::GiveBack);
         hold.not_carried_out();
-        assert_eq!(held(&simulated.program), 3);
+        assert_eq!(held(&simulated.program), 4);
+        assert_eq!(stages(&simulated.program), before);
         announce(&off, &simulated.program, HoldChange::GiveBack);
         hold.conclude(&process, HoldChange::GiveBack, Ok(&done));
         assert_eq!(held(&simulated.program), 0);

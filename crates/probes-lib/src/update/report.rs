@@ -118,7 +118,7 @@ impl ProbeStates {
     pub fn stale_observation(&self) -> Option<String> {
         let are = self.observed_in_words()?;
         match self.observer() {
-            Some(observer) if observer.is_alive => None,
+            Some(observer) if observer.is_alive || observer.observes_another => None,
             Some(observer) => Some(format!(
                 "{are} instrumented, but no observer reads them: installed by {observer}"
             )),

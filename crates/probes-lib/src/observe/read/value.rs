@@ -730,6 +730,8 @@ mod tests {
         assert_eq!(block(0, 2, &bytes(&words)), with_three);
         let cut = exception("Failure", &[Value::Int(3)], false);
         assert_eq!(block(0, 3, &bytes(&words)), cut);
+        // A block without fields has none, whatever was written to the ring.
+        assert_eq!(block(0, 0, &bytes(&words)), described(0, 0));
         let alone = exception("Failure", &[], true);
         assert_eq!(block(248, 2, &bytes(&words[..5])), alone);
         // An object, whose first field is no string.

@@ -30,7 +30,7 @@ pub(super) fn block(
     }
     values.truncate(usize::try_from(size).unwrap_or(usize::MAX));
     let has_all = values.len() as u64 == size;
-    if is_exception && tag == 0 {
+    if is_exception && tag == 0 && !values.is_empty() {
         let rest = values.split_off(1);
         if let Some(Value::Exception { name, is_whole, .. }) = values.pop() {
             return Value::Exception {

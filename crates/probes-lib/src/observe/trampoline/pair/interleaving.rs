@@ -45,16 +45,16 @@ pub(super) fn mark_start(
     let mut is_new = a.create_label();
     load_at_point(a, r8, register, saved)?;
     a.mov(argument, r8d)?;
-    // A number is odd; once a stop had it, its place holds one less.
+    // Once a stop had it, the highest bit of its place is flipped: a repeat differs in no other bit.
     let place = number_place();
     select_number(a, r8d)?;
     a.mov(r9d, place)?;
     a.mov(place, r8d)?;
-    // Without a number there: it is none, and not that of OCaml's 0.
+    // There was no number.
     a.test(r9d, r9d)?;
     a.je(is_new)?;
-    a.or(r9d, 1)?;
-    a.cmp(r9d, r8d)?;
+    a.xor(r9d, r8d)?;
+    a.add(r9d, r9d)?;
     a.jne(is_new)?;
     a.inc(word_at(rcx, slot::REPEATED_NUMBER))?;
     a.set_label(&mut is_new)?;
@@ -119,7 +119,7 @@ pub(super) fn check_stop(
         select_number(a, r8d)?;
         a.cmp(number_place(), r8d)?;
         a.jne(is_unknown)?;
-        a.dec(number_place())?;
+        a.xor(number_place(), i32::MIN)?;
         a.inc(word_at(rcx, slot::OTHER_NUMBER))?;
         a.mov(r9d, slot::SAME_FRAME_OTHER as u32)?;
         a.jmp(doubt)?;
