@@ -140,11 +140,7 @@ pub(crate) fn place<'c>(root: &'c Command, words: &[OsString]) -> (Place<'c>, Ve
         }
         let value = match (flag.value, before.peek()) {
             (Some(value), _) => value.to_vec(),
-            (None, Some(next))
-                if needs_no_value(arg) && (*next == "--" || is_flag(next, command)) =>
-            {
-                continue;
-            }
+            (None, Some(next)) if needs_no_value(arg) && !may_be_value(next, command) => continue,
             (None, Some(_)) => before
                 .next()
                 .map_or(Vec::new(), |next| next.as_bytes().to_vec()),
@@ -196,13 +192,14 @@ pub(crate) fn asks_for_json(root: &Command, argv: &[OsString]) -> bool {
             continue;
         };
         let found = flag.find(command);
-        let next_is_value = |arg: &Arg, next: Option<&&OsString>| {
-            let may_lack = |next: &&&OsString| **next == "--" || is_flag(next, command);
-            let lacks = needs_no_value(arg) && next.as_ref().is_some_and(may_lack);
-            arg.get_action().takes_values() && !lacks
+        let mut next_is_value = |arg| {
+            !needs_no_value(arg) || words.peek().is_some_and(|next| may_be_value(next, command))
         };
         let (name, takes_value) = match found.as_slice() {
-            [arg] => (long(arg), next_is_value(arg, words.peek())),
+            [arg] => (
+                long(arg),
+                arg.get_action().takes_values() && next_is_value(arg),
+            ),
             // Not a flag of this command: meant for a subcommand that is missing or misspelled.
             _ => (&*flag.name, flag.name == "format"),
         };
@@ -479,7 +476,12 @@ fn needs_no_value(flag: &Arg) -> bool {
 /// Whether a value may be the next of these words.
 fn has_value(rest: &std::vec::IntoIter<OsString>, command: &Command) -> bool {
     let next = rest.as_slice().first();
-    next.is_some_and(|word| word != "--" && !is_flag(word, command))
+    next.is_some_and(|word| may_be_value(word, command))
+}
+
+/// Whether a word may be the value of a flag that needs none.
+fn may_be_value(word: &OsStr, command: &Command) -> bool {
+    word != "--" && !is_flag(word, command)
 }
 
 /// Whether a word is a flag of `command`, or the beginning of one.

@@ -328,6 +328,11 @@ struct StackTimes {
 
 impl StackTimes {
     fn of(stack: &ProfiledStack, how: ProfileOptions) -> StackTimes {
+        let variance = if how.tells_collections {
+            stack.split_variance
+        } else {
+            stack.variance
+        };
         let lengths = stack.waits.as_ref().filter(|_| how.is_off_cpu);
         let (state, system_call) = match stack.activity {
             Activity::Running => ("running", None),
@@ -358,12 +363,7 @@ impl StackTimes {
             system_call: system_call.map(|name| name.trim_matches(['[', ']']).to_owned()),
             seconds: stack.time.as_secs_f64(),
             samples: stack.samples,
-            error_seconds: 2.0
-                * if how.tells_collections {
-                    stack.split_variance.sqrt()
-                } else {
-                    stack.variance.sqrt()
-                },
+            error_seconds: 2.0 * variance.sqrt(),
             waits: lengths.map(Distribution::of),
             stack: match stack.end {
                 None => "unread",

@@ -98,19 +98,20 @@ fn descriptor(thread: &Value) -> Option<i64> {
 
 /// The threads, once each waits that the program has named.
 fn read_named(pid: i32, flags: &str, named: &BTreeMap<i64, (String, u64)>) -> Vec<Value> {
-    read_when(pid, flags, |threads| {
-        let waiting: Vec<_> = threads.iter().filter_map(descriptor).collect();
-        named.keys().all(|named| waiting.contains(named))
-    })
+    read_when(pid, flags, |threads| all_wait(threads, named))
 }
 
 /// The threads, once each waits that the program has named, and none of the others runs: it would have no frames, and so no role.
 fn read_with_roles(pid: i32, flags: &str, named: &BTreeMap<i64, (String, u64)>) -> Vec<Value> {
     read_when(pid, flags, |threads| {
-        let waiting: Vec<_> = threads.iter().filter_map(descriptor).collect();
         let have_roles = threads.iter().all(|it| it["role"] != "other");
-        have_roles && named.keys().all(|named| waiting.contains(named))
+        have_roles && all_wait(threads, named)
     })
+}
+
+fn all_wait(threads: &[Value], named: &BTreeMap<i64, (String, u64)>) -> bool {
+    let waiting: Vec<_> = threads.iter().filter_map(descriptor).collect();
+    named.keys().all(|named| waiting.contains(named))
 }
 
 // promise: Stacks: Each thread of OCaml 5 is said with the domain that the program says, tick and backup threads too, and nothing is stopped

@@ -35,9 +35,8 @@ struct ChannelState<E> {
     is_readable: bool,
     is_closed: bool,
     end_is_requested: bool,
-    /// How many events were sent, and how many `next` has returned.
+    /// How many events were sent.
     sent: u64,
-    returned: u64,
     /// With how many the user is done: those that had been returned when `next` was called last.
     done: u64,
 }
@@ -83,7 +82,6 @@ pub(super) fn channel<E>() -> Result<(EventSender<E>, EventReceiver<E>)> {
             is_closed: false,
             end_is_requested: false,
             sent: 0,
-            returned: 0,
             done: 0,
         }),
         changed: Condvar::new(),
@@ -129,7 +127,7 @@ impl<E> EventReceiver<E> {
     /// closed and empty.
     pub(super) fn next(&self, timeout: Duration) -> Option<E> {
         self.0.change(|state| {
-            state.done = state.returned;
+            state.done = state.sent - state.events.len() as u64;
             if state.events.is_empty() && !state.is_closed {
                 self.0.set_readable(state, false);
             }
@@ -138,9 +136,7 @@ impl<E> EventReceiver<E> {
         let changed = &self.0.changed;
         let waited = changed.wait_timeout_while(self.0.lock(), timeout, waits);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let event = state.events.pop_front();
-        state.returned += u64::from(event.is_some());
-        event
+        state.events.pop_front()
     }
 
     /// Returns whether no event is left, and none will come.

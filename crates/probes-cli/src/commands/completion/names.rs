@@ -82,15 +82,7 @@ pub(super) fn of_process(pid: i32, names: Names, typed: &str) -> FoundNames {
             }
             Names::Functions => functions(&program, &start, found)?,
             Names::Usdt => usdt(&UsdtProbes::of_process(pid).ok()?, &start, found)?,
-            Names::Events => {
-                let selected = RuntimeEvents::of_process(pid).ok()?.select(&[]).ok()?;
-                for event in selected.names() {
-                    if event.name.starts_with(&start) {
-                        let group: &str = event.group.into();
-                        found.send((event.name.clone(), group.to_owned())).ok()?;
-                    }
-                }
-            }
+            Names::Events => events(RuntimeEvents::of_process(pid).ok()?, &start, found)?,
         }
         Some(())
     })
@@ -165,6 +157,16 @@ fn usdt(probes: &UsdtProbes, start: &str, found: &SyncSender<Name>) -> Option<()
         let name = format!("{}:{}", probe.provider(), probe.name());
         if name.starts_with(start) {
             found.send((name, String::new())).ok()?;
+        }
+    }
+    Some(())
+}
+
+fn events(mut events: RuntimeEvents, start: &str, found: &SyncSender<Name>) -> Option<()> {
+    for event in events.select(&[]).ok()?.names() {
+        if event.name.starts_with(start) {
+            let group: &str = event.group.into();
+            found.send((event.name.clone(), group.to_owned())).ok()?;
         }
     }
     Some(())
