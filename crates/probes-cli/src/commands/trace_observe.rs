@@ -2,7 +2,7 @@
 
 use std::mem::take;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
@@ -20,7 +20,7 @@ use super::slow_pairs::PendingSlowPairs;
 use super::step_failures::{StepFailures, report_failures};
 use super::trace_collector::CollectorReader;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
-use super::until_exit::wait_and_record;
+use super::until_exit::{Waiter, wait_and_record};
 use super::wait::Wait;
 use super::watch::{self, Watching, note_unknown_arguments};
 use crate::destination::Output;
@@ -382,13 +382,17 @@ pub(super) fn run(
             }
             let functions = observer.functions().map(FunctionSources::of);
             let recorder = ObservationPrinter::new(&target, wanted, functions, output, begun);
-            wait_and_record(launched, wait, |exited| match collector {
-                Some(collector) => collector.run_beside(exited, || recorder.run(observer, exited)),
-                None => recorder.run(observer, exited),
+            wait_and_record(launched, wait, |waiter| match collector {
+                Some(collector) => {
+                    collector.run_beside(&waiter.exited, || recorder.run(observer, waiter))
+                }
+                None => recorder.run(observer, waiter),
             })
         }
         None => match collector {
-            Some(collector) => wait_and_record(launched, wait, |exited| collector.run(exited)),
+            Some(collector) => {
+                wait_and_record(launched, wait, |waiter| collector.run(&waiter.exited))
+            }
             None => (wait.until_exit(launched), Ok(())),
         },
     };
@@ -438,12 +442,12 @@ impl<'l> ObservationPrinter<'l> {
     }
 
     /// Whatever fails, what was observed is printed.
-    fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
+    fn run(mut self, mut observer: Observer, waiter: &Waiter) -> Result<(), Failure> {
         let mut failures = StepFailures::default();
-        let replaced = self.show_until_end(&mut observer, exited, &mut failures);
+        let replaced = self.show_until_end(&mut observer, waiter, &mut failures);
         let lasted = self.begun.elapsed();
         let (pid, messages) = (self.target.pid(), self.output.messages);
-        let removed = replaced.map_or_else(|| observer.remove(), Err);
+        let removed = replaced.map_or_else(|| waiter.trace(|| observer.remove()), Err);
         let (observed, replaced) = match removed {
             Ok(observed) => (Ok(observed), None),
             Err(error) if is_replaced(&error) => (recorded(&mut observer), Some(error)),
@@ -526,12 +530,12 @@ impl<'l> ObservationPrinter<'l> {
     fn show_until_end(
         &mut self,
         observer: &mut Observer,
-        exited: &Receiver<()>,
+        waiter: &Waiter,
         failures: &mut StepFailures,
     ) -> Option<probes_lib::Error> {
         let mut checked = Instant::now();
         let mut shows_hits = self.wanted.shows_records();
-        while exited.recv_timeout(self.read_interval()) == Err(RecvTimeoutError::Timeout) {
+        while waiter.exited.recv_timeout(self.read_interval()) == Err(RecvTimeoutError::Timeout) {
             if shows_hits {
                 let shown = self.show_hits(observer);
                 shows_hits = shown.is_ok();
@@ -541,7 +545,7 @@ impl<'l> ObservationPrinter<'l> {
                 continue;
             }
             checked = Instant::now();
-            let check = observer.check();
+            let check = waiter.trace(|| observer.check());
             self.warn(observer);
             if let Some(error) = check.err().filter(is_replaced) {
                 return Some(error);

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use nix::sys::signal::{Signal, kill};
@@ -13,24 +13,38 @@ use probes_lib::Launched;
 use super::wait::Wait;
 use crate::failure::Failure;
 
-/// Waits for the program in this thread, and calls `record` in another, or after the wait if there can be no other. The
-/// channel that `record` is passed is disconnected once the program has exited. Returns the program's status, and what
-/// `record` has returned.
+/// What `record` is passed of the thread that waits for the program.
+pub(super) struct Waiter {
+    /// Disconnected once the program has exited.
+    pub exited: Receiver<()>,
+    stopping: Arc<Mutex<()>>,
+}
+
+impl Waiter {
+    /// Does what may trace the program. If the program stops meanwhile, we stop, too, but only when this is done: stopped
+    /// earlier, we would leave it in a ptrace-stop, from which SIGCONT does not wake it.
+    pub(super) fn trace<T>(&self, work: impl FnOnce() -> T) -> T {
+        let not_stopping = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = work();
+        drop(not_stopping);
+        // Meanwhile the waiting thread learned nothing of the program's stops: now it looks again.
+        let _ = kill(getpid(), Signal::SIGCHLD);
+        done
+    }
+}
+
+/// Waits for the program in this thread, and calls `record` in another, or after the wait if there can be no other.
+/// Returns the program's status, and what `record` has returned.
 pub(super) fn wait_and_record(
     launched: Launched,
     wait: Wait,
-    record: impl FnOnce(&Receiver<()>) -> Result<(), Failure> + Send,
+    record: impl FnOnce(&Waiter) -> Result<(), Failure> + Send,
 ) -> (io::Result<u8>, Result<(), Failure>) {
     let (exit_sender, exited) = channel::<()>();
-    let parts = Mutex::new(Some((record, exited)));
+    let stopping = wait.stopping();
+    let parts = Mutex::new(Some((record, Waiter { exited, stopping })));
     let record = || match parts.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        Some((record, exited)) => {
-            let recorded = record(&exited);
-            // While the removal traced the program, the waiting thread learned nothing of its stops: now it looks
-            // again.
-            let _ = kill(getpid(), Signal::SIGCHLD);
-            recorded
-        }
+        Some((record, waiter)) => record(&waiter),
         None => Ok(()),
     };
     std::thread::scope(|scope| {

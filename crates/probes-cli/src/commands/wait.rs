@@ -18,6 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -34,6 +35,7 @@ pub(super) struct Wait {
     signals: SignalFd,
     /// Reads the signal that `Program::take` asks for, if it is pending.
     pending: SignalFd,
+    stopping: Arc<Mutex<()>>,
 }
 
 /// What the meaning of a signal depends on.
@@ -75,7 +77,13 @@ impl Wait {
         Ok(Wait {
             signals: SignalFd::with_flags(&SigSet::all(), flags)?,
             pending: SignalFd::with_flags(&SigSet::empty(), flags | SfdFlags::SFD_NONBLOCK)?,
+            stopping: Arc::default(),
         })
+    }
+
+    /// Returns what is locked while we stop. Another thread holds it while we must not.
+    pub(super) fn stopping(&self) -> Arc<Mutex<()>> {
+        self.stopping.clone()
     }
 
     /// Waits for the program; returns the status to exit with: the program's own, or 128 plus the number of
@@ -84,7 +92,7 @@ impl Wait {
         // Blocks the signals of faults, too: sent by kill(2), they are meant for the program. A fault of
         // our own ends us even though they are blocked.
         SigSet::all().thread_block()?;
-        let mut program = Program::new(launched, self.pending)?;
+        let mut program = Program::new(launched, self.pending, self.stopping)?;
         let mut signal: Option<ReceivedSignal> = None;
         loop {
             let change = program.change_after_signal(&mut signal)?;
@@ -146,10 +154,11 @@ struct Program {
     pidfd: OwnedFd,
     state: JobState,
     pending: SignalFd,
+    stopping: Arc<Mutex<()>>,
 }
 
 impl Program {
-    fn new(launched: Launched, pending: SignalFd) -> io::Result<Program> {
+    fn new(launched: Launched, pending: SignalFd, stopping: Arc<Mutex<()>>) -> io::Result<Program> {
         let state = JobState {
             own: getpid().as_raw(),
             program: launched.report().pid,
@@ -162,6 +171,7 @@ impl Program {
             launched,
             state,
             pending,
+            stopping,
         })
     }
 
@@ -242,14 +252,21 @@ impl Program {
     /// Stops us by the signal that has stopped it, so that a shell that waits for us sees what it would
     /// have seen of the program. Returns, when we are continued, what has happened to the program.
     fn stop(&mut self, by: Signal) -> io::Result<ProgramChange> {
+        let stopping = self.stopping.clone();
         if by == Signal::SIGSTOP {
             // What stops and continues the program alone (a throttle, a debugger) would leave us stopped
             // for ever. So we stop only where there is a shell to see it, and to continue us.
             if has_shell() {
+                let _stopping = lock(&stopping);
+                let change = self.read_change()?;
+                if !self.is_still_stopped(&change) {
+                    return Ok(change);
+                }
                 raise(by)?;
             }
             return self.read_change();
         }
+        let _stopping = lock(&stopping);
         // The signal is raised while it is blocked, before we look at the program. If a SIGCONT comes after
         // that, the kernel discards the pending stop signal; if one came before, it has reached the program
         // before it reached us. So we are never stopped while the program runs, though the shell may have
@@ -258,7 +275,7 @@ impl Program {
         let mut only = SigSet::empty();
         only.add(by);
         let change = self.read_change()?;
-        if self.state.program_is_stopped && matches!(change, ProgramChange::Nothing) {
+        if self.is_still_stopped(&change) {
             // In an orphaned process group, where no shell could continue us, the kernel ignores it.
             only.thread_unblock()?;
             only.thread_block()?;
@@ -266,6 +283,11 @@ impl Program {
         }
         self.take(by)?;
         Ok(change)
+    }
+
+    /// Whether it is stopped, and was not continued and stopped again, as `change` would say.
+    fn is_still_stopped(&self, change: &ProgramChange) -> bool {
+        self.state.program_is_stopped && matches!(change, ProgramChange::Nothing)
     }
 
     /// Sends it a signal that we have received.
@@ -283,6 +305,11 @@ impl Program {
         self.pending.set_mask(&only)?;
         Ok(self.pending.read_signal()?.as_ref().map(received))
     }
+}
+
+/// Waits until no other thread traces the program.
+fn lock(stopping: &Mutex<()>) -> MutexGuard<'_, ()> {
+    stopping.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn received(info: &siginfo) -> ReceivedSignal {

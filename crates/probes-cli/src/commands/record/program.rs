@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use probes_lib::{Launch, ObservationReport, Observer, Options, Target};
@@ -22,7 +22,7 @@ use crate::commands::opened_events::OpenedEvents;
 use crate::commands::program_with_events::{AwaitedEvents, EventsDirectory, ProgramWithEvents};
 use crate::commands::step_failures::{StepFailures, report_failures};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
-use crate::commands::until_exit::wait_and_record;
+use crate::commands::until_exit::{Waiter, wait_and_record};
 use crate::commands::wait::Wait;
 use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
 use crate::destination::Output;
@@ -131,7 +131,7 @@ fn observed(
                 warning: GapWarning::default(),
                 begun: Instant::now(),
             };
-            wait_and_record(launched, wait, |exited| recorder.run(observer, exited))
+            wait_and_record(launched, wait, |waiter| recorder.run(observer, waiter))
         }
         None => (wait.until_exit(launched), Ok(())),
     };
@@ -155,10 +155,10 @@ struct ProgramRecorder<'r> {
 
 impl ProgramRecorder<'_> {
     /// Whatever fails, what was recorded until then is written.
-    fn run(mut self, mut observer: Observer, exited: &Receiver<()>) -> Result<(), Failure> {
+    fn run(mut self, mut observer: Observer, waiter: &Waiter) -> Result<(), Failure> {
         let mut failures = StepFailures::default();
-        let read = self.read_until_end(&mut observer, exited, &mut failures);
-        let removed = read.and_then(|()| remove(&mut observer, exited));
+        let read = self.read_until_end(&mut observer, waiter, &mut failures);
+        let removed = read.and_then(|()| remove(&mut observer, waiter));
         match removed {
             Ok(observed) => {
                 warn_of_still_mapped(&self.output.messages, self.pid, observed.still_mapped);
@@ -184,14 +184,14 @@ impl ProgramRecorder<'_> {
     fn read_until_end(
         &mut self,
         observer: &mut Observer,
-        exited: &Receiver<()>,
+        waiter: &Waiter,
         failures: &mut StepFailures,
     ) -> Result<(), probes_lib::Error> {
         let end = self.args.until.duration.unwrap_or(Duration::MAX);
         let mut checked = Duration::ZERO;
         loop {
             let left = end.saturating_sub(self.begun.elapsed());
-            let waited = exited.recv_timeout(HITS_INTERVAL.min(left));
+            let waited = waiter.exited.recv_timeout(HITS_INTERVAL.min(left));
             let at = self.begun.elapsed();
             if waited != Err(RecvTimeoutError::Timeout) || at >= end {
                 return Ok(());
@@ -210,7 +210,7 @@ impl ProgramRecorder<'_> {
             }
             if at >= checked + observe_loop::COUNTS_INTERVAL {
                 checked = at;
-                let check = observer.check();
+                let check = waiter.trace(|| observer.check());
                 self.warn(observer);
                 if let Some(error) = check.err().filter(is_replaced) {
                     return Err(error);
@@ -247,18 +247,18 @@ impl ProgramRecorder<'_> {
 /// traces it, for example) are retried for [`REMOVAL_TIMEOUT`].
 fn remove(
     observer: &mut Observer,
-    exited: &Receiver<()>,
+    waiter: &Waiter,
 ) -> Result<ObservationReport, probes_lib::Error> {
     let begun = Instant::now();
     loop {
-        let removed = observer.remove();
+        let removed = waiter.trace(|| observer.remove());
         let is_to_be_tried_again = removed.as_ref().is_err_and(probes_lib::Error::is_transient);
         if !is_to_be_tried_again || begun.elapsed() >= REMOVAL_TIMEOUT {
             return removed;
         }
-        if exited.recv_timeout(REMOVAL_RETRY_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+        if waiter.exited.recv_timeout(REMOVAL_RETRY_INTERVAL) != Err(RecvTimeoutError::Timeout) {
             // It has exited meanwhile.
-            return observer.remove();
+            return waiter.trace(|| observer.remove());
         }
     }
 }
