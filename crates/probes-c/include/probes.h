@@ -157,7 +157,7 @@ bool probes_disable_regexp(const struct Probes *probes, const char *regexp, char
  *
  * # Safety
  *
- * `probes` is from probes_current(), and `error` is NULL or can be written.
+ * `probes` is NULL or from probes_current(), and `error` is NULL or can be written.
  */
 bool probes_enable_all(const struct Probes *probes, char **error);
 

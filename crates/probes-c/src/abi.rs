@@ -128,7 +128,7 @@ pub unsafe extern "C" fn probes_disable_regexp(
 ///
 /// # Safety
 ///
-/// `probes` is from probes_current(), and `error` is NULL or can be written.
+/// `probes` is NULL or from probes_current(), and `error` is NULL or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_enable_all(probes: *const Probes, error: *mut *mut c_char) -> bool {
     // SAFETY: the same as for this function; the literal is a string.

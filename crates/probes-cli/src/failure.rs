@@ -52,7 +52,7 @@ pub(crate) enum Failure {
     CutFile(PathBuf, u64, io::Error),
     /// A program that was to be profiled cannot be started.
     StartProgram(PathBuf, io::Error),
-    /// More processes are to be observed than is possible: how many are.
+    /// More processes are to be observed than is possible: how many are observed already.
     TooManyProcesses(usize),
     /// No client can be served at this address.
     Listen(SocketAddr, io::Error),
@@ -280,7 +280,8 @@ pub(crate) fn is_replaced(error: &Error) -> bool {
     matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
 }
 
-/// Whether a process is refused only because it has no probes, or the notes of its probes cannot be used: it may have functions.
+/// Whether a process is refused only because it has no probes, or the notes of its probes cannot be used: it may have
+/// functions.
 pub(crate) fn may_have_functions(error: &Error) -> bool {
     let is_about_probes = matches!(
         error.kind(),

@@ -166,7 +166,7 @@ pub struct Talker {
 }
 
 impl Talker {
-    /// Starts a program and waits for its first line, which has to begin with `ready`.
+    /// Starts a program and waits for a line that begins with `ready`.
     pub fn start(program: &Path) -> Talker {
         Talker::start_with(program, [] as [&str; 0])
     }
@@ -253,7 +253,7 @@ impl Talker {
         }
     }
 
-    /// The next line, if it comes within `limit`, while the output goes on.
+    /// The next line, if it comes within `limit`; panics if the output has ended.
     pub fn line_within(&mut self, limit: Duration) -> Option<String> {
         match self.lines.recv_timeout(limit) {
             Ok(line) => Some(line),

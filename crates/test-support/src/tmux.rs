@@ -93,7 +93,7 @@ impl Terminal {
         }
     }
 
-    /// Returns the value for the window of a tmux format, for example of `#{alternate_on}`.
+    /// Returns the value that a tmux format, such as `#{alternate_on}`, has for the window.
     pub fn format(&self, format: &str) -> String {
         let text = self.tmux(&["display-message", "-p", format]);
         text.trim_end().to_owned()

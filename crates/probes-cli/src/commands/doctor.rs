@@ -1,4 +1,4 @@
-//! `doctor`: what this machine and a process allow, and which commands work on it therefore.
+//! `doctor`: what this machine and a process allow, and so which commands work.
 
 mod requirements;
 

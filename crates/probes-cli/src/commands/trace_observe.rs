@@ -116,7 +116,7 @@ fn names(values: &[WatchArgument]) -> Vec<String> {
     names.flatten().cloned().collect()
 }
 
-/// Returns what hits are counted by.
+/// Checks what hits are counted by.
 fn by(is_counted: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, String> {
     let why = match given {
         Some(_) if !is_counted => "-by needs -count or -hist: it says what hits are counted by",
@@ -441,7 +441,7 @@ impl<'l> ObservationPrinter<'l> {
         }
     }
 
-    /// Whatever fails, what was observed is printed.
+    /// Shows hits until the program has exited, then prints what was observed, even if showing hits has failed.
     fn run(mut self, mut observer: Observer, waiter: &Waiter) -> Result<(), Failure> {
         let mut failures = StepFailures::default();
         let replaced = self.show_until_end(&mut observer, waiter, &mut failures);
@@ -465,7 +465,7 @@ impl<'l> ObservationPrinter<'l> {
         failures.finish(&messages)
     }
 
-    /// Prints what was observed, and not shown so far.
+    /// Prints what was observed and has not been shown yet.
     fn print_all(
         &mut self,
         observed: ObservationReport,
@@ -526,7 +526,7 @@ impl<'l> ObservationPrinter<'l> {
         }
     }
 
-    /// Shows hits until the program has exited; returns the error if another tool takes it over.
+    /// Shows hits until the program has exited; returns the error if another tool takes over.
     fn show_until_end(
         &mut self,
         observer: &mut Observer,

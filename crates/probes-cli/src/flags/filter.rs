@@ -2,7 +2,6 @@
 
 use probes_lib::{BadExpression, Expression, Observation};
 
-// Which hits.
 #[derive(Debug, clap::Args)]
 pub(crate) struct FilterFlags {
     /// Only the hits for which EXPR is true, such as 'arg0 > 5'

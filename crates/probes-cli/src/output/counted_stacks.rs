@@ -1,4 +1,4 @@
-//! How often hits have which stack, in one shape for all formats, and as a picture.
+//! How many hits have each stack, in one shape for all formats, and as a picture.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -24,8 +24,9 @@ pub(crate) struct CountedStacks {
     pid: i32,
     program: String,
     hits: HashMap<StackPath, u64>,
-    /// Of all stacks.
+    /// How many frames the stacks have together.
     frames: usize,
+    /// Hits that have none of these stacks.
     others: u64,
     /// Those of `others` that have a stack for which there was no room.
     without_room: u64,
@@ -97,7 +98,7 @@ struct StackRow<'r> {
 }
 
 impl CountedStacks {
-    /// None yet.
+    /// Counts of no hits yet.
     pub(crate) fn new(pid: i32, program: &Path) -> CountedStacks {
         CountedStacks {
             pid,
@@ -138,22 +139,22 @@ impl CountedStacks {
         self.untyped = self.untyped.saturating_add(many);
     }
 
-    /// Says how long they were counted.
+    /// Sets how long hits were counted.
     pub(crate) fn finish(&mut self, lasted: Duration) {
         self.lasted = lasted;
     }
 
-    /// How many have a stack that is not known, because it was not copied.
+    /// How many hits have a stack that is not known: it was not copied, or overwritten before it was read.
     pub(crate) fn without_stack(&self) -> u64 {
         self.others.saturating_sub(self.without_room)
     }
 
-    /// How many have a stack for which there was no room.
+    /// How many hits have a stack for which there was no room.
     pub(crate) fn without_room(&self) -> u64 {
         self.without_room
     }
 
-    /// How many there are.
+    /// How many hits there are, except those for which a filter has no answer.
     pub(crate) fn all(&self) -> u64 {
         let known: u64 = self.hits.values().sum();
         known.saturating_add(self.others)
@@ -217,7 +218,8 @@ impl CountedStacks {
         Ok(text)
     }
 
-    /// The lines of other tools, functions with ; between them and the hits; or a flame graph of them.
+    /// Folded stacks, which other tools read: in each line, functions with ; between them, and the hits; or a flame
+    /// graph of these.
     pub(crate) fn picture(&self, is_folded: bool) -> Result<Vec<u8>, Failure> {
         let mut lines: Vec<String> = Vec::new();
         for (path, hits) in self.sorted() {

@@ -1,4 +1,5 @@
-//! What the garbage collector of a process does, in one shape for all formats. The field names are those of the JSON output.
+//! What the garbage collector of a process does, in one shape for all formats. The field names are those of the JSON
+//! output.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -25,7 +26,7 @@ pub(crate) struct GcReport<'g> {
     ocaml: Option<&'g str>,
     /// What the figures are of.
     from: FiguresOf,
-    /// The time since the beginning; `None` once it has ended.
+    /// The time since the beginning of the observation; `None` in its last report.
     #[serde(serialize_with = "seconds_or_null")]
     at: Option<Duration>,
     #[serde(serialize_with = "seconds")]
@@ -68,7 +69,7 @@ struct DomainView {
     domain: u32,
     #[serde(flatten)]
     pauses: PauseTimes,
-    /// Of the time, from 0 to 1.
+    /// Its pauses as a share of the time, from 0 to 1.
     share: f64,
     allocated_bytes: Option<u64>,
     promoted_bytes: Option<u64>,
@@ -247,7 +248,7 @@ impl<'g> GcReport<'g> {
         }
     }
 
-    /// The same, while it goes on.
+    /// The same as a report while the observation goes on.
     pub(crate) fn so_far(mut self) -> GcReport<'g> {
         self.at = Some(self.seconds);
         self

@@ -1,5 +1,5 @@
-//! What an expression asks of a point, in terms of words and memory: each part says how it is read, so that nothing is left to
-//! choose when it is evaluated or compiled.
+//! What an expression asks of a point, in terms of words and memory: each part says how it is read, so that nothing is
+//! left to choose when it is evaluated or compiled.
 
 /// Something that is true or false.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +27,7 @@ pub(crate) enum Relation {
 }
 
 impl Relation {
-    /// Returns whether two things are in this relation, of which `order` is the order; `None`: they have none.
+    /// Returns whether two things that have this order are in this relation; `None`: they have none, as one is a NaN.
     pub(crate) fn holds(self, order: Option<std::cmp::Ordering>) -> bool {
         let Some(order) = order else {
             return self == Relation::NotEqual;
@@ -104,7 +104,7 @@ impl Test {
         }
     }
 
-    /// Returns whether it asks for this argument.
+    /// Returns whether it asks for an argument for which `is_it` is true.
     pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
         match self {
             Test::Constant(_) => false,
@@ -156,7 +156,7 @@ impl Number {
         }
     }
 
-    /// Returns whether it asks for this argument.
+    /// Returns whether it asks for an argument for which `is_it` is true.
     pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
         match self {
             Number::Literal(_) | Number::Thread | Number::Caller => false,
@@ -172,7 +172,8 @@ impl Number {
         }
     }
 
-    /// Returns how many registers it takes to calculate it, if of two parts the one that takes more is calculated first.
+    /// Returns how many registers it takes to calculate it, if of two parts, the one that takes more is calculated
+    /// first.
     pub(crate) fn registers(&self) -> usize {
         match self {
             // With one to calculate an address.
@@ -190,7 +191,7 @@ impl Number {
     }
 }
 
-/// As many as there are.
+/// How many registers a trampoline has to calculate in.
 pub(crate) const MAX_REGISTERS: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -214,7 +215,7 @@ impl Calculation {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Float {
-    /// Its bits. It is a number.
+    /// Its bits. It is not a NaN.
     Literal(u64),
     /// Of an argument in a vector register.
     Word(Word),
@@ -264,7 +265,7 @@ impl KeyPart {
         }
     }
 
-    /// Returns whether it asks for this argument.
+    /// Returns whether it asks for an argument for which `is_it` is true.
     pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
         match self {
             KeyPart::Number(number, _) => number.has_argument(is_it),
@@ -296,7 +297,8 @@ impl Text {
     }
 }
 
-/// Returns which byte of a string of C is the last one that is compared: `None` is none.
+/// Returns which byte of a string of C is the last one that is read to compare it; the first one, even if none is
+/// compared.
 pub(crate) fn last_compared(text: &[u8], is_whole: bool) -> usize {
     (text.len() + usize::from(is_whole)).saturating_sub(1)
 }
@@ -324,7 +326,7 @@ impl Word {
     }
 }
 
-/// The tag of blocks whose words are not values, and all higher ones (caml/mlvalues.h): `No_scan_tag`.
+/// The least tag of blocks whose words are not values (caml/mlvalues.h): `No_scan_tag`.
 pub(crate) const LEAST_OPAQUE_TAG: u64 = 251;
 pub(crate) const STRING_TAG: u64 = 252;
 pub(crate) const DOUBLE_TAG: u64 = 253;
@@ -335,8 +337,8 @@ pub(crate) const INT_TAG: u64 = 1000;
 /// The longest string that is compared, in bytes.
 pub(crate) const MAX_COMPARED: usize = 64;
 
-/// Returns the words of a string as they are in its block, up to and including the one that holds what follows its last byte;
-/// the last of them with zeros there.
+/// Returns the words of a string as they are in its block, up to and including the one that holds what follows its last
+/// byte; that one has zeros there.
 pub(crate) fn words_of(text: &[u8]) -> Vec<u64> {
     let mut bytes = text.to_vec();
     bytes.resize((text.len() / 8 + 1) * 8, 0);

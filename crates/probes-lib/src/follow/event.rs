@@ -1,11 +1,11 @@
-//! What happens to processes that are followed.
+//! [`FollowEvent`]: what a follower reports.
 
 use std::path::PathBuf;
 
 use crate::error::Error;
 use crate::update::report::Report;
 
-/// What has happened to a process that is followed. [`Follow`](crate::Follow) returns them.
+/// Something that has happened to a followed process, as [`Follow`](crate::Follow) returns it.
 ///
 /// ```
 /// use probes_lib::FollowEvent;
@@ -48,7 +48,7 @@ pub enum FollowEvent {
         /// The program that it runs now.
         program: PathBuf,
     },
-    /// A process has executed a program without probes, also in its libraries, and was detached.
+    /// A process has executed a program that has no probes, not even in its libraries, and was detached.
     /// Nothing was changed in that program.
     Detached {
         /// The process.
@@ -67,9 +67,9 @@ pub enum FollowEvent {
         /// Why.
         reason: &'static str,
     },
-    /// Processes cannot be lent to other tools, which cannot stop them while they are followed.
+    /// Processes cannot be lent to other tools, so these cannot stop them while they are followed.
     NotLent {
-        /// Why: another process has taken the address of this follower, or no socket can be had.
+        /// Why: another process has taken the address of this follower, or no socket can be made.
         reason: String,
     },
     /// Probes of a process could not be set; [`Error::effect`] says what it is left with.

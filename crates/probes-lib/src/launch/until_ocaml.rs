@@ -95,10 +95,10 @@ impl<'s> Patched<'s> {
         Ok(installed)
     }
 
-    /// Runs the program until its first OCaml code, stops it there, and writes the digests. Returns
-    /// it stopped, and the state of the digests; not stopped, if it has exited or executed another
-    /// program. If `main` is not the runtime's (the program may start OCaml later or never), it is
-    /// not run, and nothing is written. `patched`: the sites of probes, and what is observed.
+    /// Runs the program until its first OCaml code, stops it there, and writes the digests. Returns the stopped
+    /// program, `None` if it has exited or executed another one, and the state of the digests. If `main` is not the
+    /// runtime's (the program may start OCaml later or never), the program is not run, and nothing is written.
+    /// `patched`: the sites of probes, and what is observed.
     ///
     /// # Errors
     ///

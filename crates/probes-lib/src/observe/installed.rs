@@ -63,7 +63,7 @@ pub(crate) fn refuse_observed(process: &Process, memory: &ProcessMemory) -> Resu
     }
 }
 
-/// Checks that arenas are still mapped: tools that see another /proc have another update lock.
+/// Checks that arenas are still mapped: the update lock does not exclude tools that see another /proc.
 ///
 /// # Errors
 ///
@@ -148,14 +148,15 @@ fn other_observer(process: &Process, memory: &ProcessMemory, arena: &Arena) -> O
 /// What is found at the points of an arena.
 #[derive(Debug, Default)]
 pub(crate) struct FoundPoints {
-    /// The places that are patched, or half patched or half restored.
+    /// The places that are patched, wholly or in part.
     pub(crate) patched: Vec<FoundPlace>,
-    /// The points whose patch is gone, wholly or in part.
+    /// The points whose patch is gone, wholly or in part, or has another tool's breakpoint in it.
     pub(crate) discarded: Vec<LiveAddr>,
 }
 
 impl FoundPoints {
-    /// Returns of how many sites, and of how many functions, there are patches. A function counts once, whatever its exits.
+    /// Returns of how many sites, and of how many functions or other instructions, there are patches. A function counts
+    /// once, however many exits it has.
     pub(crate) fn sites_and_functions(&self, arena: &Arena) -> (usize, usize) {
         let points = self.patched.iter().map(|place| place.point);
         let points: BTreeSet<usize> = points.collect();

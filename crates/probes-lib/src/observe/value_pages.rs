@@ -1,11 +1,14 @@
-//! [`ValuePages`]: by which table trampolines know whether memory that a value of OCaml points to can be read. Only reads files.
+//! [`ValuePages`]: by which table trampolines know whether memory that a value of OCaml points to can be read. Only
+//! reads files.
 //!
-//! A value of OCaml 4 may be an address outside of its heap (a *naked pointer*), of memory that is unmapped at any moment. Its runtime has
-//! a hash table of the pages of its values, which says so at any moment: it only changes while a thread has the lock of the runtime, and
-//! a thread that executes OCaml code has that lock. It is found in the code of the function that looks pages up:
+//! A value of OCaml 4 may be an address outside of its heap (a *naked pointer*), of memory that may be unmapped at any
+//! moment. Its runtime has a hash table of the pages of its values, which a trampoline in OCaml code can rely on: it
+//! only changes while a thread has the lock of the runtime, and a thread that executes OCaml code has that lock. The
+//! table is found in the code of the function that looks pages up, which a runtime has unless it was configured without
+//! naked pointers:
 //!
 //! ```text
-//! caml_page_table_lookup   mov  shift(%rip), %ecx       runtime/memory.c of OCaml 4, unless it was configured without naked pointers
+//! caml_page_table_lookup   mov  shift(%rip), %ecx       runtime/memory.c of OCaml 4
 //!                          mov  $0x9e3779b97f4a7c16, %rax
 //!                          mov  entries(%rip), %rsi
 //!                          mov  mask(%rip), %r8
@@ -20,7 +23,8 @@ use crate::elf::symbols::SymbolTable;
 /// The table that says which memory of values can be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum ValuePages {
-    /// The table of readable pages, which the observer writes ([`ReadablePages`](super::layout::readable_pages::ReadablePages)).
+    /// The table of readable pages, which the observer writes
+    /// ([`ReadablePages`](super::layout::readable_pages::ReadablePages)).
     #[default]
     Observers,
     /// The one of the OCaml runtime, [`runtime_pages`], at this address.
@@ -29,17 +33,17 @@ pub(crate) enum ValuePages {
     Unknown,
 }
 
-/// The table of the runtime, `struct page_table`: offsets in bytes. An entry has the address of a page, and in its low bits what it is of;
-/// 0 ends a search. The entry of a page is the one at its hash, or behind it.
+/// The table of the runtime, `struct page_table`: offsets in bytes. An entry has the address of a page, and in its low
+/// bits what the page holds; 0 ends a search. The entry of a page is the one at its hash, or after it.
 pub(crate) mod runtime_pages {
-    /// By how many bits the product of the number of a page and [`HASH_FACTOR`] is shifted, four bytes.
+    /// Four bytes: by how many bits the product of the number of a page and [`HASH_FACTOR`] is shifted.
     pub(crate) const SHIFT: u64 = 8;
     /// The number of entries minus one.
     pub(crate) const MASK: u64 = 16;
     /// The address of the entries.
     pub(crate) const ENTRIES: u64 = 32;
     pub(crate) const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c16;
-    /// The bits of an entry of values: on the heap, in the minor heap, or static (caml/address_class.h).
+    /// The bits of a page of values: on the heap, in the minor heap, or static (caml/address_class.h).
     pub(crate) const OF_VALUES: u32 = 1 | 2 | 4;
 }
 
@@ -56,7 +60,7 @@ impl ValuePages {
         match (found.next(), found.next()) {
             (None, _) => ValuePages::Observers,
             (Some(only), None) => only,
-            // Which runtime a value is of is not known.
+            // It is not known which runtime a value belongs to.
             (Some(_), Some(_)) => ValuePages::Unknown,
         }
     }
@@ -86,7 +90,8 @@ fn code_at(elf: &ElfFile, address: FileAddr) -> Option<Vec<u8>> {
     Some(code)
 }
 
-/// Returns the address of the table, from the code of the function: it multiplies by the factor of the hash, and reads the three fields.
+/// Returns the address of the table, from the code of the function: it multiplies by the factor of the hash, and reads
+/// the three fields.
 fn table_in(code: &[u8], at: FileAddr) -> Option<FileAddr> {
     let decoder = Decoder::with_ip(64, code, at.0, DecoderOptions::NONE);
     let instructions: Vec<Instruction> = decoder

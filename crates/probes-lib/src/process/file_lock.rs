@@ -28,7 +28,7 @@ pub(crate) fn lock(file: &File, kind: LockKind, bytes: Range<u64>) -> nix::Resul
     fcntl(file, FcntlArg::F_OFD_SETLK(&flock(kind, bytes))).map(drop)
 }
 
-/// Releases a lock, also one that a child which was forked has a copy of.
+/// Releases a lock, even if a forked child has the same open file.
 pub(crate) fn unlock(file: &File, bytes: Range<u64>) {
     let mut lock = flock(LockKind::Shared, bytes);
     lock.l_type = libc::F_UNLCK as i16;

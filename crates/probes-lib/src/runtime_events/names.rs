@@ -1,9 +1,9 @@
-//! Which phases and counters the runtime of each version of OCaml has, by the numbers that its events have: `ev_runtime_phase`
-//! and `ev_runtime_counter` of runtime/caml/runtime_events.h.
+//! Which phases and counters the runtime of each version of OCaml has, by the numbers that its events have:
+//! `ev_runtime_phase` and `ev_runtime_counter` of runtime/caml/runtime_events.h.
 
 use std::str;
 
-/// The last OCaml 5 whose numbers are known.
+/// The y of the last OCaml 5.y whose numbers are known.
 const LAST_MINOR: u32 = 4;
 
 /// All phases, in the order of their numbers in the last version.
@@ -115,8 +115,8 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Returns the names of a version, which is written as `Sys.ocaml_version` has it; `None` if the numbers of its events are
-    /// not known: OxCaml, which calls itself `5.2.0+ox`, has numbers of its own.
+    /// Returns the names of a version, which is written as `Sys.ocaml_version` has it; `None` if the numbers of its
+    /// events are not known: OxCaml, which calls itself `5.2.0+ox`, has numbers of its own.
     pub(super) fn of(version: &str) -> Option<Names> {
         let stock = version.strip_suffix("+options").unwrap_or(version);
         let is_stock = stock.bytes().all(|it| it == b'.' || it.is_ascii_digit());
@@ -154,7 +154,7 @@ impl Names {
     }
 }
 
-/// Returns the y of the OCaml 5.y that a phase has come with.
+/// Returns the y of the first OCaml 5.y that has a phase.
 fn since(phase: &str) -> u32 {
     match phase {
         "empty_minor" | "minor_ephe_clean" => 4,
@@ -164,18 +164,20 @@ fn since(phase: &str) -> u32 {
     }
 }
 
-/// The header of a block of static data is its length in words from this bit on, and below a colour and a tag.
+/// The header of a block has its length in words from this bit on, and a colour and a tag below.
 const LEN_SHIFT: u32 = 10;
 const STRING_TAG: u64 = 252;
 
 /// The header of `Sys.ocaml_release`: four fields, tag 0, and the colour of what is never collected.
 const RELEASE_HEADER: u64 = 4 << LEN_SHIFT | 3 << 8;
 
-/// How far in bytes the string of a version is from the record of the same version, at most: the compiler puts one behind the other.
+/// How far in bytes the string of a version is from the record of the same version, at most: the compiler puts one
+/// after the other.
 const NEAR: usize = 512;
 
-/// Returns the version that a program was compiled by, from its static data: `Sys.ocaml_version`, a string that begins with the numbers that
-/// the record `Sys.ocaml_release` near it has. Another string of the program that looks like a version has no such record.
+/// Returns the version of the compiler that a program was compiled by, from its static data: `Sys.ocaml_version`, a
+/// string that begins with the numbers of the record `Sys.ocaml_release` near it. Other strings of the program that
+/// look like a version have no such record near.
 pub(super) fn version(data: &[u8]) -> Option<String> {
     let words: Vec<u64> = data
         .chunks_exact(8)

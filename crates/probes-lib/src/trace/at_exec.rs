@@ -10,8 +10,8 @@
 //!
 //! If we die here, or this thread ends, the kernel kills the program, which does not run.
 //! `Command::spawn` returns the exact error of a failed execve, but blocks until the execve has
-//! succeeded or failed. So it is called in a thread besides the tracer's, the spawner. The tracer
-//! never reaps: the child is the spawner's.
+//! succeeded or failed. So it is called in a thread of its own, the spawner. The tracer never reaps: the child
+//! is the spawner's.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -113,7 +113,7 @@ impl AtExec {
 pub(crate) struct SpawnedChild(Option<Child>);
 
 impl SpawnedChild {
-    /// Returns the child, which is not killed any more when it is dropped.
+    /// Takes the child out: dropping this no longer kills it.
     ///
     /// # Errors
     ///

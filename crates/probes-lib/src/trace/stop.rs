@@ -35,7 +35,7 @@ const MIN_THREAD_STOP: Duration = Duration::from_micros(4);
 /// How many unexplained refusals of the kernel are retried.
 const MAX_REFUSALS: usize = 10;
 
-/// How often a process is tried to stop, one of whose threads has not been given a processor within the limit.
+/// How many attempts are made to stop a process while one of its threads is given no processor within the limit.
 const TRIES: u32 = 3;
 
 impl Tracer<'_> {
@@ -78,8 +78,8 @@ impl Tracer<'_> {
     ///
     /// # Errors
     ///
-    /// Same as [`Tracer::stop`], [`ProcessError::FollowerLost`], and [`ProcessError::FollowerSilent`]. Once the lease is
-    /// lost while the process was stopped, this tracer stops it no more.
+    /// Same as [`Tracer::stop`], [`ProcessError::FollowerLost`], and [`ProcessError::FollowerSilent`]. If the lease was
+    /// lost while the process was stopped, this tracer never stops it again.
     fn stop_leased<'p>(&self, process: &'p Process, limit: Duration) -> Result<LeaseOutcome<'p>> {
         let pid = process.pid();
         let failed = |errno: Errno| denial::error(process, Operation::StopByFollower, errno);
@@ -205,9 +205,9 @@ fn tracer_of(process: &Process) -> i32 {
 /// What comes of asking the follower of a process to stop it.
 enum LeaseOutcome<'p> {
     Stopped(Stopped<'p>),
-    /// It has none, or that does not lend it.
+    /// Its tracer is no follower, or one that does not lend it.
     Refused,
-    /// It is ending, or has ended.
+    /// The follower is ending, or has ended; or the process has no tracer.
     FollowerEnds,
 }
 
@@ -550,7 +550,8 @@ mod tests {
         Error::new(Subject::Thread { pid: 1, tid: 2 }, kind)
     }
 
-    /// How often a process was tried to stop that is stopped at try number `succeeds`, with this error before; and whether it was.
+    /// Returns how many attempts were made to stop a process, and whether one succeeded: that with the number
+    /// `succeeds` does, and those before it fail with a thread in this state.
     fn tries(state: char, succeeds: u32) -> (u32, bool) {
         let mut tries = 0;
         let stopped = with_retries(Duration::ZERO, || {

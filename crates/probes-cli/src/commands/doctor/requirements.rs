@@ -107,7 +107,7 @@ impl Findings<'_> {
         }
     }
 
-    /// To switch them on, the process is observed; so it is where there are none, and functions are timed instead.
+    /// The process is observed to switch them on, and where there are none, to time functions instead.
     fn events(&self) -> Vec<Ability> {
         let error = self.check(CheckKind::RuntimeEvents).and_then(Check::cause);
         let is_timed = error.is_some_and(is_without_events);
@@ -144,7 +144,7 @@ impl Findings<'_> {
         }
     }
 
-    /// A check without which some of it works; which, `how` says.
+    /// A check without which it works in part; `how` says how.
     fn limited(&self, kind: CheckKind, how: &str) -> Ability {
         match self.check(kind) {
             None => Ability::Works,
@@ -153,7 +153,8 @@ impl Findings<'_> {
         }
     }
 
-    /// The memory of a process. Of a machine, what denies that of all processes but root's own.
+    /// Whether the memory of the process may be read and written; without a process, whether Yama or a missing
+    /// CAP_SYS_PTRACE denies that in general.
     fn memory(&self) -> Ability {
         if self.0.pid().is_some() {
             return self.needed(CheckKind::Memory);

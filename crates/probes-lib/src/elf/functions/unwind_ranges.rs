@@ -1,5 +1,5 @@
-//! Where functions are according to `.eh_frame`, the tables with which debuggers and C++ unwind the stack. They have
-//! no names, but strip(1) keeps them, and compilers write an entry (FDE) for each function.
+//! Where functions are according to `.eh_frame`, the table with which debuggers and C++ unwind the stack. It has no
+//! names, but strip(1) keeps it, and compilers write an entry (FDE) for each function.
 
 use gimli::{
     BaseAddresses, CfaRule, CieOrFde, EhFrame, LittleEndian, Register, UnwindContext, UnwindSection,
@@ -22,8 +22,8 @@ pub(super) struct UnwindRange {
     pub(super) is_entry: bool,
 }
 
-/// Returns the ranges in the file's order, without those at known addresses; none, if it has no such tables, and only those
-/// before the first one that is damaged.
+/// Returns the ranges in the file's order, without those at known addresses; none if the file has no such table, and
+/// only those before the first damaged entry.
 pub(super) fn unwind_ranges(
     elf: &ElfFile,
     is_known: impl Fn(FileAddr) -> bool,

@@ -1,4 +1,5 @@
-//! The layout of the starts of a pair by key, as offsets: those that wait for a stop of the same key, in any thread. Pure.
+//! The layout of the starts of a pair by key, as offsets: those that wait for a stop of the same key, in any thread.
+//! Pure.
 //!
 //! ```text
 //! table    one for each pair: buckets; a key has one, by its hash
@@ -6,10 +7,10 @@
 //! slot     the hash of the key, and the time of the start; both are written by one instruction
 //! ```
 //!
-//! Nothing is ever half written, so a thread may be interrupted, or end, at any place. A table is full
-//! where all slots of a bucket are taken: such starts are counted.
+//! Nothing is ever half written, so a thread may be interrupted, or end, at any place. A start for which all slots of
+//! its bucket are taken is only counted.
 
-/// Buckets of a table.
+/// Binary logarithm of the buckets of a table.
 pub(crate) const BUCKETS_BITS: u32 = 13;
 /// Binary logarithm of the bytes of a bucket.
 pub(crate) const BUCKET_LEN_BITS: u32 = 7;
@@ -19,19 +20,19 @@ pub(crate) const SLOTS: u64 = (1 << BUCKET_LEN_BITS) / slot::LEN;
 /// The fields of a slot, eight bytes each.
 pub(crate) mod slot {
     pub(crate) const LEN: u64 = 16;
-    /// The hash of the key: for a single integer, another for each.
+    /// The hash of the key: different single integers have different ones.
     pub(crate) const KEY: u64 = 0;
-    /// The time of the start, with [`LEFT_OUT`]; 0: the slot is free.
+    /// The time of the start, with [`LEFT_OUT_BIT`]; 0: the slot is free.
     pub(crate) const TIME: u64 = 8;
-    /// Set in the time of a start that a filter leaves out: so its stop is not one without a start. The time stamp counter does not
-    /// get there.
+    /// Set in the time of a start that a filter leaves out: so its stop is not one without a start. The time stamp
+    /// counter does not get there.
     pub(crate) const LEFT_OUT_BIT: u32 = 63;
 }
 
 /// The length of a table in bytes.
 pub(crate) const TABLE_LEN: u64 = 1 << (BUCKETS_BITS + BUCKET_LEN_BITS);
 
-/// Returns how many starts wait in a table, but for those that a filter leaves out.
+/// Returns how many starts wait in a table, except those that a filter leaves out.
 pub(crate) fn waiting(table: &[u8]) -> u64 {
     let slots = table.chunks_exact(slot::LEN as usize);
     let times = slots.filter_map(|slot| {

@@ -5,8 +5,8 @@ use iced_x86::Register;
 use crate::patch_plan::tables::{JumpSource, Origin};
 use crate::patch_plan::targets::{Group, Ranges, Sweep, Targets};
 
-/// Entries of jump tables that are read of one object, and pieces of functions that are searched for labels; real objects
-/// have far fewer. Without a limit, a file could make each function read the same data.
+/// How many entries of jump tables are read in one object, plus pieces of functions searched for labels, at most; real
+/// objects have far fewer. Without a limit, a file could make each function read the same data.
 pub(super) const MAX_ENTRIES: usize = 1 << 24;
 
 /// Where an indirect jump leads.
@@ -22,7 +22,7 @@ pub(in crate::patch_plan) enum JumpTargets {
     Inside,
 }
 
-/// Returns where a jump leads that may use either of two tables; `None` is what is no table.
+/// Returns where a jump leads that may use either of two tables; `None` stands for data that is no table.
 fn together(one: Option<JumpTargets>, other: Option<JumpTargets>) -> Option<JumpTargets> {
     match (one, other) {
         (Some(one), Some(other)) if one != other => Some(JumpTargets::Unclear),
@@ -31,8 +31,8 @@ fn together(one: Option<JumpTargets>, other: Option<JumpTargets>) -> Option<Jump
 }
 
 impl Targets {
-    /// Returns whether the table of some jump is in none of the data that its function refers to: that of a part of a function may
-    /// be loaded in another part.
+    /// Returns whether the tables of all code have to be read: the table of some jump is in none of the data that its
+    /// function refers to, as another part of the function may load it, or its target is computed in an unknown way.
     pub(super) fn reads_all(&mut self, sweep: &Sweep<'_>) -> bool {
         let mut is_elsewhere = |group: &Group, source: JumpSource| match source {
             JumpSource::Relative { table, .. } => {
@@ -51,9 +51,9 @@ impl Targets {
 
     /// Adds what jump tables of offsets can yield, then finds out where each indirect jump leads.
     ///
-    /// All data that a function with such a jump refers to are read like tables whose offsets count from their own
-    /// start: of strings and numbers, the first entry leads out of the code. So are those of all other functions if
-    /// it `reads_all`.
+    /// All data that a function with such a jump refers to are read as if they were tables whose offsets count from
+    /// their own start; strings and numbers add nothing, as their first entry leads out of the code. If `reads_all`, so
+    /// are the data that all other functions refer to.
     pub(super) fn read_tables(&mut self, sweep: &mut Sweep<'_>, reads_all: bool) {
         let mut references = std::mem::take(&mut sweep.references);
         let mut all = [&references[..], &sweep.other_references[..]].concat();
@@ -194,8 +194,8 @@ impl Targets {
         }
     }
 
-    /// Returns where a jump through a pointer leads: out of a function of which no data hold the address of a label, as those of an
-    /// interpreter do whose instructions are addresses of its labels.
+    /// Returns where a jump through a pointer leads: out of its function, unless data hold the address of a label in
+    /// it, as in an interpreter whose instructions are addresses of its labels.
     fn of_pointer(&mut self, group: &Group) -> JumpTargets {
         match self.has_label(group, |targets, it| !targets.table_labels.contains(it)) {
             None => JumpTargets::Unknown,
@@ -204,8 +204,8 @@ impl Targets {
         }
     }
 
-    /// Returns where a jump leads whose target is unknown: out of a function that has no parts, and of which neither tables
-    /// nor other data hold a label.
+    /// Returns where a jump leads whose target is unknown: out of its function, if that has no parts, and neither
+    /// tables nor other data hold a label in it.
     fn unless_labels(&mut self, sweep: &Sweep<'_>, group: &Group) -> JumpTargets {
         let Some(has_label) = self.has_label(group, |_, _| true) else {
             return JumpTargets::Unknown;
@@ -218,9 +218,10 @@ impl Targets {
         }
     }
 
-    /// Returns whether there is a label for which `counts` within a group, not at its beginning; `None` if too many entries have been read.
+    /// Returns whether a group has a label for which `counts` is true, other than its start; `None` if too many entries
+    /// have been read.
     fn has_label(&mut self, group: &Group, counts: impl Fn(&Targets, u64) -> bool) -> Option<bool> {
-        // As many steps as are taken for an entry.
+        // 64 addresses count as one entry.
         let steps = (group.range.end - group.range.start) as usize / 64;
         self.take(1 + steps)?;
         let is_label =
@@ -228,8 +229,7 @@ impl Targets {
         Some((group.range.start.saturating_add(1)..group.range.end).any(is_label))
     }
 
-    /// Returns the addresses that a group may mean by an origin, those that are possible; `None` if too many have been
-    /// read.
+    /// Returns the possible addresses that an origin may stand for in a group; `None` if too many have been read.
     fn meant(
         &mut self,
         group: &Group,
@@ -267,8 +267,8 @@ impl Targets {
         })
     }
 
-    /// Reads a table of addresses, up to an entry that is not in code, or to data that other code refers to. All addresses
-    /// in data are known to be targets, whether they are read here or not.
+    /// Reads a table of addresses, up to an entry that is not in code, or to data that other code refers to. All
+    /// addresses in data are known to be targets, whether they are read here or not.
     fn addresses(&mut self, sweep: &Sweep<'_>, table: u64) -> Option<Vec<u64>> {
         let after = sweep.references.partition_point(|it| *it <= table);
         let end = sweep.references.get(after).copied().unwrap_or(u64::MAX);

@@ -124,7 +124,7 @@ fn check(options: &str) {
         }
         count += 1;
         planned += usize::from(plan.entry.is_ok());
-        // Not for their length.
+        // Exits that are refused for other reasons, such as their length, do not count.
         if let Err(Refusal::UnknownTargets { .. } | Refusal::UnknownCode { .. }) = plan.exits {
             unknown += 1;
         }

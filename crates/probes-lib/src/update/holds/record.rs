@@ -3,7 +3,7 @@
 //! ```text
 //! ocaml-probes hold 1
 //! process PID START NAMESPACE RANDOM      whose probes; see ProcessKey
-//! holder PID NAMESPACE BEGUN COMMAND      who
+//! holder PID NAMESPACE BEGUN COMMAND      the tool that holds them
 //! intent N                                what is about to be written, a line for each counter
 //! NAME STAGE ADDRESS BEFORE AFTER HELD_BEFORE HELD_AFTER
 //! end
@@ -25,7 +25,7 @@ const MAGIC: &str = "ocaml-probes hold 1";
 /// How many characters of a command are recorded.
 const MAX_COMMAND: usize = 200;
 
-/// Which process a record is about, and which of the programs that it executes, one after the other.
+/// Which process a record is about, and which of the programs that it executes one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProcessKey {
     /// Its pid in the pid namespace of the holder.
@@ -38,7 +38,7 @@ pub(crate) struct ProcessKey {
     pub(crate) random: u128,
 }
 
-/// Who holds.
+/// The tool that holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HolderRecord {
     pub(crate) pid: i32,
@@ -65,6 +65,7 @@ impl HolderRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CounterEntry {
     pub(crate) name: String,
+    /// The stage of the choice that took the hold: lower ones were written first.
     pub(crate) stage: u8,
     pub(crate) at: LiveAddr,
     pub(crate) before: u16,
@@ -146,8 +147,8 @@ impl ParsedRecord {
         Some(())
     }
 
-    /// Returns what became of the entries, if `counter` returns the present value of a counter, or `None` if
-    /// it cannot be read, and nothing but the holder has written them since its intent.
+    /// Returns what became of the entries, provided that nothing but the holder has written the counters since its
+    /// intent. `counter` returns the present value of a counter; `None` if it cannot be read.
     pub(crate) fn outcomes_by(
         &self,
         counter: impl Fn(LiveAddr) -> Option<u16>,
