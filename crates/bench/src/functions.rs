@@ -1,4 +1,5 @@
-//! What observing functions costs: a call, the stops, planning, and how much longer a compiler takes that is counted.
+//! What observing functions costs: a call, the stops, planning, and how much longer a compiler takes whose functions
+//! are counted.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -242,7 +243,7 @@ impl Compiler {
         command.args(["-w", "-a", "-c", "-pp"]);
         command.arg(format!("sh '{}'", script.display())).arg(first);
         for (number, source) in sources.iter().enumerate() {
-            // Of a name of its own, and without the interface beside it.
+            // Under a name of its own, and without the interface beside it.
             let name = source.file_name().unwrap_or_default().to_string_lossy();
             let copy = scratch.path().join(format!("m{number}_{name}"));
             fs::copy(source, &copy).map_err(Failure::of("cannot copy a source"))?;

@@ -29,7 +29,8 @@ pub(crate) enum MessageForm {
     Json,
 }
 
-/// Writes messages to standard error, one line each, and another one for a hint.
+/// Writes messages to standard error: in JSON, an object each; in text, a line each, and others for a place in what was
+/// typed and for a hint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Messages {
     level: Level,
@@ -66,7 +67,7 @@ impl Messages {
         }
     }
 
-    /// Whether people read them, who like to see how far it is.
+    /// Whether progress may be shown: people read the messages, and want more than errors.
     pub(crate) fn may_show_progress(&self) -> bool {
         self.level > Level::Errors && self.form == MessageForm::Text
     }
@@ -88,7 +89,7 @@ impl Messages {
         self.write(MessageKind::Warning(kind), message, Some(hint));
     }
 
-    /// Reports what was done, where it does not belong into the result on standard output.
+    /// What was done that is not a part of the answer on standard output.
     pub(crate) fn note(&self, message: &str) {
         self.write(MessageKind::Note, message, None);
     }
@@ -104,7 +105,7 @@ impl Messages {
         self.write_marked(kind, message, "", hint);
     }
 
-    /// The same with lines after the message that show a place in what was typed.
+    /// The same; in text, the lines `marked` follow the message, which show a place in what was typed.
     fn write_marked(&self, kind: MessageKind<'_>, message: &str, marked: &str, hint: Option<&str>) {
         let (level, start) = match kind {
             MessageKind::Error(_) => (Level::Errors, "ocaml-probes: "),

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! sweep       all functions → every address that something may jump to       targets.rs, tables.rs
-//!             (for the entries of few functions, only what can matter        sweep_filter.rs)
+//!             (for the entries of few functions, only what can matter        targets/sweep_filter.rs)
 //! place       an instruction → the jumps that can replace it                  place.rs, padding.rs
 //! exits       a function → its returns and tail jumps, without overlap        exits.rs, parts.rs
 //! displaced   the instructions that a jump replaces, at another address      displaced.rs
@@ -80,7 +80,7 @@ pub struct FunctionPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExitPlan {
-    /// That of the entry. It may displace more than its jump takes: exits that follow it closely.
+    /// That of the entry. If exits follow closely, it displaces these, too, beyond what its jump overwrites.
     pub entry: PatchSite,
     /// Those of the exits that the entry does not displace.
     pub sites: Vec<PatchSite>,
@@ -103,9 +103,9 @@ impl ExitPlan {
 }
 
 impl PatchPlanner {
-    /// Sweeps the code of an object. `functions` are all of its functions, `parts` those of functions that the compiler has
-    /// moved away (`.cold`); `extra` are further addresses that something may jump to: what relocations point to, and
-    /// symbols.
+    /// Sweeps the code of an object. `functions` are all of its functions, `parts` the parts of functions that the
+    /// compiler has moved away (`.cold`); `extra` are further addresses that something may jump to: what relocations
+    /// point to, and symbols.
     ///
     /// Takes time in proportion to the code, whatever the ranges are.
     pub fn new(
@@ -191,7 +191,7 @@ impl PatchPlanner {
         Err(why.unwrap_or(Refusal::NotCode))
     }
 
-    /// Plans the patches of the exits, if `entry` is that of the entry.
+    /// Plans the patches of the exits, given the patch of the entry.
     fn exits_with(&self, body: &Body, entry: &PatchSite) -> Result<ExitPlan, Refusal> {
         let parts = &self.swept.parts_of(body)?;
         let mut all = vec![body.range];
@@ -222,7 +222,8 @@ impl PatchPlanner {
         self.swept.candidates(&body, index)
     }
 
-    /// The same for the site of a USDT probe, a `nop` that is not moved otherwise, because other tools may set a breakpoint there.
+    /// The same for the site of a USDT probe: a `nop` that no other patch displaces, because other tools may set a
+    /// breakpoint there.
     pub(crate) fn usdt_site(
         &self,
         function: CodeRange,
@@ -241,8 +242,8 @@ impl PatchPlanner {
         Ok((body, index))
     }
 
-    /// Returns some addresses of instructions of a function that are executed whenever that at `address` is: those near it
-    /// in the same basic block, first those behind it.
+    /// Returns the addresses of some instructions of a function that are executed whenever the one at `address` is:
+    /// those near it in the same basic block, first those after it.
     pub(crate) fn executed_with(&self, function: CodeRange, address: FileAddr) -> Vec<FileAddr> {
         const MOST: usize = 8;
         let Ok(body) = self.body(function) else {
@@ -273,8 +274,8 @@ impl PatchPlanner {
     }
 }
 
-/// Plans patches of entries and instructions of some functions of an object, as a [`PatchPlanner`] does. If they are few, it
-/// takes less time: most code is not decoded.
+/// Plans patches of entries and instructions of some functions of an object, as a [`PatchPlanner`] does. If they are
+/// few, it takes less time: most code is not decoded.
 pub(crate) struct EntryPlanner<'p> {
     planner: Cow<'p, PatchPlanner>,
 }

@@ -1,5 +1,5 @@
-//! The only modules of this crate with `unsafe` code: raw system calls and instructions behind safe functions. None of them
-//! depends on probes.
+//! The only modules of this crate with `unsafe` code: raw system calls and instructions behind safe functions. None of
+//! them depends on probes.
 
 #![allow(unsafe_code)]
 

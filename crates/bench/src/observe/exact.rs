@@ -30,11 +30,11 @@ pub(crate) enum What {
 pub(crate) struct Exact {
     pub(crate) what: What,
     pub(crate) threads: u64,
-    /// How many hits the program was asked for, in all rounds but the first.
+    /// How many hits or pairs the program was asked for, in all rounds but the first.
     executed: u64,
     /// How many the [`ObservationReport`]s say, in all rounds but the first.
     observed: u64,
-    /// The number executed in a second, of each round.
+    /// How many were executed in a second, for each round but the first.
     rates: Samples,
 }
 

@@ -294,7 +294,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
         ),
         Some(slow_pairs) => {
             let slow_pairs = RefCell::new(slow_pairs);
-            // All processes or none, so that none is shown by an older reading than its pairs.
+            // All processes are read, or none: pairs are not shown with a reading that is older than they are.
             let are_read = Cell::new(true);
             active.run(
                 display,
@@ -417,7 +417,7 @@ impl TimingSeveral<'_> {
         table.redraw(&so_far.table(), &shown.gaps, interruptible)
     }
 
-    /// Shows slow pairs, and if an interval is over the readings, too.
+    /// Shows slow pairs and, each time that an interval is over, the readings.
     fn show_slow(
         &mut self,
         targets: &[Target],
@@ -511,7 +511,7 @@ impl<'t> Timing<'t> {
         next
     }
 
-    /// Shows slow pairs if there is a reading, and if an interval is over the reading, too; keeps it.
+    /// If there is a reading, shows slow pairs and, each time that an interval is over, the reading; keeps the reading.
     fn show_slow(
         &mut self,
         shown: ShownReading<'_, Option<LatencyReading>>,

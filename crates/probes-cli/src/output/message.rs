@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::format::{VERSION, json};
 
-/// What a message is about.
+/// What a message reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MessageKind<'m> {
     /// Why a command failed: [`Failure::kind`](crate::failure::Failure::kind).
@@ -27,7 +27,8 @@ pub(crate) enum WarningKind {
     StillMapped,
     /// Figures are too low, because the process has discarded pages with observed sites.
     Discarded,
-    /// Hits, or times, in processes that the observed one has forked are missing, or one of these could not be restored.
+    /// Hits, or times, in processes that the observed one has forked are missing, or such a process could not be
+    /// restored.
     Forked,
     /// The process has loaded a file with functions that were asked for: they are not observed.
     LoadedLater,
@@ -39,7 +40,7 @@ pub(crate) enum WarningKind {
     Unfollowed,
     /// Probes that were disabled stay on, because others have enabled them too.
     StillEnabled,
-    /// A mapped file cannot be read; it may have probes as well.
+    /// A file cannot be read: its probes, or what can be observed of its functions, are missing.
     UnreadableFile,
     /// Counters and sites of probes disagree.
     Inconsistent,
@@ -47,15 +48,15 @@ pub(crate) enum WarningKind {
     NoObserver,
     /// The answer is cut off, because its reader did not read it when the command was asked to end.
     UnreadAnswer,
-    /// Hits came faster than they could be read.
+    /// Hits came faster than they could be read, or had more stacks than are kept.
     LostHits,
-    /// A recording has less of the last time than was asked for.
+    /// A recording reaches back less far than was asked for.
     ShortRecording,
     /// Runtime events were overwritten before they were read: the figures are those of the others.
     LostEvents,
     /// The file of runtime events that were switched on is left.
     LeftFile,
-    /// Functions that were selected cannot be counted.
+    /// Functions that were selected cannot be counted or timed, or their results cannot be recorded.
     Uncounted,
     /// Calls of functions that are timed were not recorded: their figures are those of the others.
     LostCalls,
@@ -71,13 +72,14 @@ pub(crate) enum WarningKind {
     UnrecordedHold,
     /// Stacks of threads were not read.
     UnreadStacks,
-    /// Others than this machine can read what is served.
+    /// Other machines can read what is served.
     NotLoopback,
     /// Probes, pairs or functions are not served, because there are too many.
     LeftOut,
     /// Stacks end before their outermost frames, or frames were guessed.
     CutStacks,
-    /// The kernel has lost records of switches, or has none of a processor that came online meanwhile, so that waits are missing.
+    /// The kernel has lost records of switches, or has none of a processor that came online meanwhile, so that waits
+    /// are missing.
     LostSwitches,
     /// Threads have waited for a processor, and the stacks of a profile do not distinguish that from running.
     ProcessorsBusy,

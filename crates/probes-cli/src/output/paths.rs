@@ -5,7 +5,7 @@ use std::collections::HashMap;
 /// How paths are shown to people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PathForm {
-    /// By the shortest end that no other path shown has.
+    /// By its shortest end that no other of the shown paths has.
     #[default]
     Short,
     /// As they are in the file or in the process.

@@ -1,5 +1,4 @@
-//! Why a process cannot be worked on. Each message is the rest of a sentence that begins with the
-//! process.
+//! [`ProcessError`], and [`Denial`]: why a process cannot be worked on.
 
 use super::{Operation, Subject};
 
@@ -43,8 +42,8 @@ pub enum ProcessError {
     /// It interprets OCaml bytecode.
     #[error("runs OCaml bytecode, in which the handlers of probes never run")]
     Bytecode,
-    /// It is the calling process itself or an ancestor, which may be waiting for the caller: stopping it would deadlock.
-    /// A program changes its own probes with [`Target::current`](crate::Target::current).
+    /// It is the calling process itself or an ancestor, which may be waiting for the caller: stopping it would
+    /// deadlock. A program changes its own probes with [`Target::current`](crate::Target::current).
     #[error("cannot be stopped from here: it is {}", if *.own { "the calling process itself" } else { "an ancestor of the calling process" })]
     SelfOrAncestor {
         /// Whether it is this process, and not an ancestor.
@@ -89,14 +88,15 @@ pub enum ProcessError {
         /// The deadline, in milliseconds.
         deadline_ms: u64,
     },
-    /// The tool that follows it ([`Follow`](crate::Follow)) stopped it for this tool, and then exited, or resumed it because this tool
-    /// sent nothing for two seconds or kept it stopped for more than five. The process is running again.
+    /// The tool that follows it ([`Follow`](crate::Follow)) stopped it for this tool, and then exited, or resumed it
+    /// because this tool sent nothing for two seconds or kept it stopped for more than five. The process is running
+    /// again.
     #[error(
         "was taken back by the tool that follows it: that has ended, or this one has kept it stopped for too long"
     )]
     FollowerLost,
-    /// The tool that follows it ([`Follow`](crate::Follow)) was asked to stop it for this tool, and does not answer. The process may
-    /// stay stopped until the follower runs again.
+    /// The tool that follows it ([`Follow`](crate::Follow)) was asked to stop it for this tool, and does not answer.
+    /// The process may stay stopped until the follower runs again.
     #[error("is followed by a tool that does not answer, and may be stopped until that does")]
     FollowerSilent,
     /// It executed a new program meanwhile.
@@ -210,8 +210,8 @@ impl ProcessError {
 }
 
 impl Denial {
-    /// Returns whether the message continues a sentence that begins with what was tried (`cannot attach to process 1: …`), and not
-    /// one that begins with the process.
+    /// Returns whether the message continues a sentence that begins with what was tried, as in
+    /// `cannot attach to process 1: …`, and not one that begins with the process.
     fn is_about_the_attempt(&self) -> bool {
         match self {
             Denial::Yama { .. } | Denial::Seccomp | Denial::Policy | Denial::Unexplained => true,
@@ -221,8 +221,8 @@ impl Denial {
     }
 }
 
-/// The functions of the kernel in which a thread is that a cgroup freezer keeps from running: of version 1, and of version 2, where
-/// the compiler may have made the one part of the other.
+/// The functions of the kernel in which threads wait that a cgroup freezer keeps from running: the first of version 1;
+/// the others of version 2, where the compiler may have inlined `do_freezer_trap` into `get_signal`.
 pub(crate) const FREEZERS: [&str; 3] = ["__refrigerator", "do_freezer_trap", "get_signal"];
 
 fn state_text(state: char, wchan: &str) -> String {

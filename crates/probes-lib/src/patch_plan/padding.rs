@@ -9,8 +9,7 @@ use crate::patch_plan::targets::Targets;
 const MAX_LEN: u64 = 64;
 
 /// Returns how many bytes from `address` on are padding, provided that the instruction before it does not fall
-/// through: nops, and the `int3` of some linkers, up to what can be reached. What follows as zeros is left alone, as it
-/// may be data.
+/// through: nops, and the `int3` of some linkers, up to the first branch target. Zeros do not count: they may be data.
 pub(super) fn len_at(code: &Code, targets: &Targets, address: u64) -> u64 {
     let mut end = address;
     for instruction in decode(code.bytes(address, MAX_LEN), address) {

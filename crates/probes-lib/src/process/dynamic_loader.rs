@@ -18,7 +18,8 @@ use crate::process::objects;
 /// The name of the function in glibc and in musl.
 pub(crate) const DEBUG_FUNCTION: &str = "_dl_debug_state";
 
-/// How many bytes are read at the function's address: room for an `endbr64` and a near jump, and the end of a long nop that it overwrites.
+/// How many bytes are read at the function's address: an `endbr64`, room for a near jump, and the rest of a long nop
+/// that the jump overwrites.
 pub(crate) const DEBUG_FUNCTION_LEN: u64 = 24;
 
 /// The dynamic loader of a process.

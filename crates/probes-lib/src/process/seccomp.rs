@@ -38,7 +38,8 @@ impl OwnFilters<'_> {
         }
     }
 
-    /// Returns whether a thread has set itself a filter.
+    /// Returns whether a thread has set itself a filter; also true if it has one, and it is not known whether that was
+    /// inherited.
     pub(crate) fn has(&self, tid: i32) -> io::Result<bool> {
         let status = self.process.thread_status(tid)?;
         if status.seccomp == 0 {
@@ -118,8 +119,8 @@ impl FilterWatch {
     }
 }
 
-/// Returns the mode and number of filters that the program of a process was executed with: those of its
-/// parent.
+/// Returns the mode and number of filters that the program of a process was executed with: those of the
+/// parent of the process that executed it.
 fn executed_with(process: &Process) -> Option<(u32, u32)> {
     let parent_of = |process: &Process| Process::open(process.status().ok()?.ppid).ok();
     let mut parent = parent_of(process)?;

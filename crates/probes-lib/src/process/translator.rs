@@ -1,8 +1,8 @@
-//! Binary translators: programs that map another program and execute a translation of its code, as
+//! Binary translators: programs that map another program and execute a translation of its code, such as
 //! valgrind and qemu-user. What is written to the code itself has no effect, or leads to code that
 //! the translator does not know.
 //!
-//! They are recognized by file names: their other mappings look like those of any program.
+//! They are recognized by file names: otherwise, their mappings look like those of any program.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -7,8 +7,8 @@
 //! ────▼────────────────────▼───────────────────▼────▶ words since the beginning; in the ring, modulo its length
 //! ```
 //!
-//! The runtime advances the head, from item to item, before it overwrites what was there, and the tail after it has written an item.
-//! So whatever is copied between reading the tail and reading the head is valid from that head on.
+//! The runtime advances the head, from item to item, before it overwrites what was there, and the tail after it has
+//! written an item. So whatever is copied between reading the tail and reading the head is valid from that head on.
 
 use std::io;
 
@@ -25,7 +25,7 @@ pub(super) trait RingBytes {
 #[derive(Debug)]
 pub(super) enum RingError {
     Read(io::Error),
-    /// What is wrong with it, as the end of a sentence.
+    /// What is wrong with it, as what follows a colon.
     Malformed(String),
 }
 
@@ -63,7 +63,8 @@ pub(super) struct CopyBuffer {
 }
 
 impl RingReader {
-    /// Calls `visit` with each event up to `tail`, which was read before, and with what was lost where it was.
+    /// Calls `visit` with each event up to `tail`, which the caller has read, and with how much was lost
+    /// before an event.
     pub(super) fn read(
         &mut self,
         ring: &impl RingBytes,
@@ -118,7 +119,7 @@ impl RingReader {
         Ok(())
     }
 
-    /// Goes on from `head`, if that is not behind; says how many words are skipped.
+    /// Goes on from `head`, if that is ahead; reports how many words are skipped.
     fn skip_to(&mut self, head: u64, visit: &mut impl FnMut(InRing<'_>)) {
         let skipped = head.saturating_sub(self.position);
         if skipped > 0 {

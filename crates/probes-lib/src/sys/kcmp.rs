@@ -1,4 +1,4 @@
-//! Compares what processes use.
+//! Compares what the kernel has for two processes.
 
 use std::io;
 

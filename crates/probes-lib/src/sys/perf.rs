@@ -1,4 +1,5 @@
-//! Events of the threads of other processes (perf_event_open(2)), and the rings that the kernel writes their records to.
+//! Events of the threads of other processes (perf_event_open(2)), and the rings to which the kernel writes their
+//! records.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -20,7 +21,8 @@ use perf_event_open_sys::{ioctls, perf_event_open};
 
 use crate::address::PAGE;
 
-/// The registers of a sample, a bit for each: the general ones and the program counter, in the kernel's order (asm/perf_regs.h).
+/// The registers of a sample, a bit for each: the general ones and the program counter, in the kernel's order
+/// (asm/perf_regs.h).
 pub(crate) const SAMPLED_REGISTERS: u64 =
     bits(PERF_REG_X86_AX, PERF_REG_X86_IP) | bits(PERF_REG_X86_R8, PERF_REG_X86_R15);
 
@@ -39,18 +41,18 @@ pub(crate) struct ClockSamples {
     pub(crate) in_kernel: bool,
 }
 
-/// An event of a thread on one processor. Threads that it creates later have the same.
+/// An event of a thread on one processor. Threads that it creates later inherit it.
 #[derive(Debug)]
 pub(crate) struct PerfEvent(OwnedFd);
 
 impl PerfEvent {
-    /// Opens an event that records when the thread is switched to and from, and the end of it and of the threads that it
-    /// creates, with times of `CLOCK_MONOTONIC`; and samples of it, if any.
+    /// Opens an event that records when the thread is switched to and from, when it ends, and when threads that it
+    /// creates begin and end, with times of `CLOCK_MONOTONIC`; and takes `samples`, if there are any.
     ///
     /// # Errors
     ///
-    /// ESRCH if there is no such thread, ENODEV if the processor is offline, EINVAL if there is none with this number; and what
-    /// forbids the event.
+    /// ESRCH if there is no such thread, ENODEV if the processor is offline, EINVAL if there is none with this number,
+    /// EACCES or EPERM if the event is not permitted; and others of perf_event_open(2).
     pub(crate) fn of_switches(
         tid: i32,
         processor: i32,
@@ -80,9 +82,9 @@ impl PerfEvent {
         }
         attributes.set_exclude_hv(1);
         attributes.set_inherit(1);
-        // Without it, child processes have the event, too; before Linux 5.13 it is not known.
+        // Without it, child processes inherit the event, too; Linux before 5.13 does not know it.
         attributes.set_inherit_thread(1);
-        // Nobody is woken: the rings are read from time to time.
+        // No reader is woken: the rings are read from time to time.
         attributes.set_watermark(1);
         attributes.__bindgen_anon_2.wakeup_watermark = u32::MAX;
         match open(&mut attributes, tid, processor) {
@@ -94,7 +96,8 @@ impl PerfEvent {
         }
     }
 
-    /// Returns its number, which its records have, and those of the events that other threads have from it.
+    /// Returns its number, which is in its records and in those of the events that other threads have inherited
+    /// from it.
     ///
     /// # Errors
     ///
@@ -132,8 +135,8 @@ fn open(attributes: &mut perf_event_attr, tid: i32, processor: i32) -> io::Resul
     Ok(PerfEvent(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// The ring that the kernel writes the records of events of one processor to: a page that says where it writes and we read, and
-/// behind it the records.
+/// The ring to which the kernel writes the records of events of one processor: a page that says where the kernel writes
+/// and we read, and after it the records.
 #[derive(Debug)]
 pub(crate) struct Ring {
     event: PerfEvent,
@@ -176,7 +179,8 @@ impl Ring {
 
     fn head(&self) -> &AtomicU64 {
         let page = self.start.cast::<perf_event_mmap_page>();
-        // SAFETY: the page is mapped as long as `self` is; the field is aligned, and is accessed atomically by us and the kernel.
+        // SAFETY: the page is mapped as long as `self` is; the field is aligned, and is accessed atomically by us and
+        // the kernel.
         unsafe { AtomicU64::from_ptr(&raw mut (*page.as_ptr()).data_head) }
     }
 
@@ -186,7 +190,7 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(&raw mut (*page.as_ptr()).data_tail) }
     }
 
-    /// Appends what the kernel has written since the last call, and gives it the room.
+    /// Appends what the kernel has written since the last call, and lets it write there again.
     pub(crate) fn read(&mut self, records: &mut Vec<u8>) {
         // What is before the head was written before the head was: linux/perf_event.h asks for this order.
         let head = self.head().load(Ordering::Acquire);
@@ -196,8 +200,8 @@ impl Ring {
         let from = (tail % self.len as u64) as usize;
         let to_end = unread.min(self.len - from);
         for (at, len) in [(from, to_end), (0, unread - to_end)] {
-            // SAFETY: `at + len` is at most the length of the records, which are mapped behind the first page, and the kernel does not
-            // write between tail and head.
+            // SAFETY: `at + len` is at most the length of the records, which are mapped after the first page, and the
+            // kernel does not write between tail and head.
             let part = unsafe {
                 let start = self.start.cast::<u8>().add(PAGE as usize + at);
                 std::slice::from_raw_parts(start.as_ptr(), len)

@@ -1,4 +1,4 @@
-//! The fibers of OCaml 5, where the unwind tables do not lead to the parent of one.
+//! Finds the parent of a fiber of OCaml 5, where the unwind tables do not lead to it.
 
 use std::ops::Range;
 
@@ -10,10 +10,11 @@ const CONTINUATION_TAG: u64 = 245;
 /// The most bytes of the frames of C code that are searched.
 const MOST_SEARCHED: u64 = 1 << 20;
 
-/// The stack pointers below and above each frame that has changed the stack.
+/// The stack pointers below and above the last two frames that have changed the stack, as far as they are needed.
 #[derive(Debug)]
 pub(super) struct StackSwitches {
-    /// Where the frames are that lie between the last two changes: those of C code, if there is a fiber on each side.
+    /// From here to `below_last` are the frames between the last two changes: those of C code, if there is a fiber on
+    /// each side.
     above_last_but_one: u64,
     below_last: u64,
     above_last: u64,

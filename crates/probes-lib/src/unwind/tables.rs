@@ -1,5 +1,5 @@
-//! [`UnwindTables`]: what `.eh_frame` of one file says of each address, read by gimli (DWARF 5, section 6.4; Linux Standard
-//! Base Core, 10.6).
+//! [`UnwindTables`]: what `.eh_frame` of one file says of each address, read by gimli (DWARF 5, section 6.4; Linux
+//! Standard Base Core, 10.6).
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -18,7 +18,7 @@ use crate::elf::{DwarfBytes, ElfFile};
 pub(super) struct Rule {
     /// Where the frame ends (canonical frame address).
     pub(super) cfa: Cfa,
-    /// The registers of the caller that are not as they are now.
+    /// The registers whose values in the caller are not those that they have now.
     pub(super) registers: Vec<(usize, CallerValue)>,
     /// `None` if nothing has called this code.
     pub(super) return_address: Option<CallerValue>,
@@ -75,13 +75,14 @@ impl Rule {
 /// The unwind table of one file.
 #[derive(Debug)]
 pub(super) struct UnwindTables {
+    /// The bytes of `.eh_frame`.
     frames: Vec<u8>,
-    /// Where they are loaded, in the file.
+    /// The address of `.eh_frame` in the file.
     start: u64,
     /// `.eh_frame_hdr`, which leads from addresses to entries.
     index: Option<Vec<u8>>,
     bases: BaseAddresses,
-    /// Made by reading all entries, if the file has no index.
+    /// Where each entry begins, and its offset: made by reading all entries, if the file has no index or a damaged one.
     own_index: OnceLock<Vec<(u64, usize)>>,
 }
 
@@ -203,7 +204,8 @@ impl UnwindTables {
     }
 }
 
-/// Returns where each entry begins, and its offset in the table, by address; only those before the first one that is damaged.
+/// Returns where each entry begins, and its offset in the table, by address; only of those before the first one that is
+/// damaged.
 fn own_index(frames: &EhFrame<DwarfBytes<'_>>, bases: &BaseAddresses) -> Vec<(u64, usize)> {
     let mut own = Vec::new();
     let mut entries = frames.entries(bases);

@@ -232,7 +232,8 @@ fn read_run(
 /// no counter, differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// The runs of code that hold the sites, by address, the bytes between them included.
+    /// The runs of code that hold the sites, by address, the bytes between them included; none if only states were
+    /// read.
     pub(crate) code: Vec<CodeRun>,
     /// By index in the program.
     pub(crate) sites: Vec<SiteCode>,
@@ -244,7 +245,7 @@ pub(crate) struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CodeRun {
     pub(crate) start: LiveAddr,
-    /// Number of the object whose code it is.
+    /// Index of the object whose code it is.
     pub(crate) object: usize,
     pub(crate) bytes: Vec<u8>,
 }

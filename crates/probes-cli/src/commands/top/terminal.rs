@@ -21,7 +21,7 @@ use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
 use crate::interruptible_output::open_terminal;
 
-/// How long restoring a terminal may take: a terminal whose output is not read accepts no bytes.
+/// How long a terminal that is being restored may accept no bytes, as one whose output is not read.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The size that is used if a terminal does not know its own: that of the VT100.

@@ -1,4 +1,4 @@
-//! Installs an observation in a program before its first instruction.
+//! Installs an observation in a program that is started, before any of its own code runs.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -49,7 +49,8 @@ impl AtLaunch {
         })
     }
 
-    /// Installs the observation in the program, which is stopped before its first instruction.
+    /// Installs the observation in the program, which is stopped at its exec or, if it has libraries, where its loader
+    /// has mapped them.
     ///
     /// # Errors
     ///
