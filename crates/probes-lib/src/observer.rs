@@ -134,6 +134,7 @@ impl Target {
     /// - Another observer observes the process ([`ObserveError::AlreadyObserved`]), unless
     ///   [`Options::take_over`] ends its observation.
     /// - A probe is missing, or no probe that is selected has a site.
+    /// - A translator such as valgrind executes the program ([`ProcessError::Translated`](crate::ProcessError::Translated)).
     /// - A site does not hold what its file says, or its code cannot be changed
     ///   ([`MemoryError::Shared`], [`MemoryError::GigaText`]).
     /// - The process cannot be stopped, or the kernel refuses to map memory into it.
@@ -156,6 +157,7 @@ impl Target {
     fn try_observe(&self, observation: &Observation, options: Options) -> Result<Observer> {
         let process = self.opened.process();
         process.refuse_self_and_ancestors()?;
+        self.opened.current_image()?.refuse_translated(process)?;
         let mut functions = self.find_functions(observation)?;
         // What is wrong with the question is found before anything that another tool has left is removed.
         let mut planned = Some(self.plan(observation, &functions)?);

@@ -46,6 +46,8 @@ pub(crate) struct Image {
     loaded: Option<Vec<LoadBias>>,
     /// What the symbols of its objects say of OCaml's code.
     pub(crate) ocaml_code: OcamlCode,
+    /// What executes a translation of its code, if anything does.
+    translator: Option<&'static str>,
 }
 
 impl Image {
@@ -96,6 +98,19 @@ impl Image {
         Image::even_without_probes(child, self.files.clone())
     }
 
+    /// Refuses a process whose code is executed in translation: a change of it has no effect, or sends the translator to
+    /// code that it does not know.
+    ///
+    /// # Errors
+    ///
+    /// [`ProcessError::Translated`].
+    pub(crate) fn refuse_translated(&self, process: &Process) -> Result<()> {
+        match self.translator {
+            Some(translator) => Err(error_translated(process, translator)),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the image, and the error to report if it has no probes, or they have no effect.
     fn read(process: &Process, files: Arc<Files>) -> Result<(Image, Option<Error>)> {
         let denied = |source: io::Error| denial::denied_or_exited(process, Operation::Read, source);
@@ -138,8 +153,7 @@ impl Image {
         let translator = translator::translator(&path, &maps);
         let program = Program::of(path, objects);
         let (program, error) = if let Some(translator) = translator {
-            let kind = ProcessError::Translated { translator };
-            (program, Some(Error::of_process(process.pid(), kind)))
+            (program, Some(error_translated(process, translator)))
         } else if interprets_bytecode {
             let error = Error::of_process(process.pid(), ProcessError::Bytecode);
             (program, Some(error))
@@ -156,6 +170,7 @@ impl Image {
             code_lines: code_lines(&maps),
             loaded: None,
             ocaml_code: OcamlCode::default(),
+            translator,
         };
         Ok((image, error))
     }
@@ -190,6 +205,7 @@ impl Image {
             code_lines: code_lines(maps),
             loaded,
             ocaml_code: OcamlCode::default(),
+            translator: self.translator,
         })
     }
 
@@ -203,6 +219,7 @@ impl Image {
             code_lines: self.code_lines.clone(),
             loaded: self.loaded.clone(),
             ocaml_code: OcamlCode::default(),
+            translator: self.translator,
         }
     }
 
@@ -428,6 +445,10 @@ pub(super) fn id_of_executable(name: &Path, inode: u64, maps: &[Mapping]) -> Fil
         device: maps.iter().find(is_it).map(|mapping| mapping.device),
         inode,
     }
+}
+
+fn error_translated(process: &Process, translator: &'static str) -> Error {
+    Error::of_process(process.pid(), ProcessError::Translated { translator })
 }
 
 /// Returns the error for a process in which no probe was found, in view of the files that could not be

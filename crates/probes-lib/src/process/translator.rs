@@ -17,6 +17,31 @@ const LIBRARIES: [(&str, &str); 3] = [
     ("libpinbin.so", "Pin"),
 ];
 
+/// How the names of qemu-user's files go on after `qemu-`: `qemu-x86_64-static`. There are other programs of qemu, which
+/// translate nothing (`qemu-img`), or run a whole kernel (`qemu-system-x86_64`), whose processes are not processes here.
+const QEMU_PROCESSORS: [&[u8]; 20] = [
+    b"aarch64",
+    b"alpha",
+    b"arm",
+    b"cris",
+    b"hexagon",
+    b"hppa",
+    b"i386",
+    b"loongarch",
+    b"m68k",
+    b"microblaze",
+    b"mips",
+    b"nios2",
+    b"or1k",
+    b"ppc",
+    b"riscv",
+    b"s390x",
+    b"sh4",
+    b"sparc",
+    b"x86_64",
+    b"xtensa",
+];
+
 /// Returns the name of the translator that executes the program of a process, given its executable
 /// and its mappings.
 pub(crate) fn translator(executable: &Path, maps: &[Mapping]) -> Option<&'static str> {
@@ -38,8 +63,8 @@ pub(crate) fn translator(executable: &Path, maps: &[Mapping]) -> Option<&'static
 fn of_executable(name: &[u8]) -> Option<&'static str> {
     // valgrind executes one of its tools: memcheck-amd64-linux.
     let is_valgrind = name.ends_with(b"-amd64-linux") || name.ends_with(b"-x86-linux");
-    // qemu-system-x86_64 runs a kernel, whose processes are not processes here.
-    let is_qemu = name.starts_with(b"qemu-") && !name.starts_with(b"qemu-system-");
+    let of_qemu = name.strip_prefix(b"qemu-");
+    let is_qemu = of_qemu.is_some_and(|rest| QEMU_PROCESSORS.iter().any(|it| rest.starts_with(it)));
     match name {
         _ if is_valgrind => Some("valgrind"),
         _ if is_qemu => Some("qemu-user"),
@@ -69,7 +94,10 @@ mod tests {
                 Some("valgrind"),
             ),
             ("/usr/bin/qemu-x86_64-static", &none, Some("qemu-user")),
+            ("/usr/bin/qemu-aarch64", &none, Some("qemu-user")),
             ("/usr/bin/qemu-system-x86_64", &none, None),
+            ("/usr/sbin/qemu-ga", &none, None),
+            ("/usr/bin/qemu-storage-daemon", &none, None),
             ("/usr/bin/box64", &none, Some("box64")),
             ("/app/server", &none, None),
             (

@@ -48,7 +48,9 @@ impl Updater<'_> {
     pub(crate) fn update(&self, choose: Choose<'_>, queue: &Mutex<()>) -> Result<Report> {
         let process = self.opened.process();
         // Wrong names are reported without waiting for the lock.
-        choose(&self.opened.current_image()?.program)?;
+        let image = self.opened.current_image()?;
+        choose(&image.program)?;
+        image.refuse_translated(process)?;
         if self.stop_mode() == StopMode::Stopped {
             process.refuse_self_and_ancestors()?;
         }
@@ -147,6 +149,7 @@ impl Updater<'_> {
         }
         let image = self.opened.current_image()?;
         let choices = choose(&image.program)?;
+        image.refuse_translated(self.opened.process())?;
         let memory = self.memory()?;
         let context = UpdateContext {
             process: self.opened.process(),

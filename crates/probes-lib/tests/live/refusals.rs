@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::geteuid;
 use probes_lib::{
-    Action, Denial, Effect, Error, ErrorKind, Launch, ProbeError, ProbeTable, ProcessError,
-    Selector, Target,
+    Action, Denial, Effect, Error, ErrorKind, FunctionSelector, Launch, Observation, Options,
+    ProbeError, ProbeTable, ProcessError, Selector, Target,
 };
 use test_support::process::{self, Image, settle};
 use test_support::{
@@ -57,6 +57,40 @@ fn translated_process_is_refused_naming_the_translator() {
         assert!(error.to_string().starts_with(&message), "{error}");
         talker.hits();
     }
+}
+
+// promise: Bad input: A process under valgrind is not changed, also if it was opened as one without probes
+#[test]
+fn translated_process_is_not_changed() {
+    let message = |pid| format!("process {pid} runs under valgrind, which");
+    let (mut talker, target) = open_under_valgrind(&program("calls"));
+    let leaf = FunctionSelector::Glob("Calls.leaf".parse().unwrap());
+    let observation = Observation::new().count_functions(leaf);
+    let observed = target.observe(&observation, Options::default()).map(drop);
+    let error = observed.unwrap_err();
+    assert!(
+        error.to_string().starts_with(&message(talker.pid())),
+        "{error}"
+    );
+    assert_eq!(error.effect(), Effect::NothingChanged);
+    talker.ask("run 1 10", "calls");
+    let (mut talker, target) = open_under_valgrind(&fixture("gen_ocaml_2.pie"));
+    let error = target.update(&all(Action::Enable)).map(drop).unwrap_err();
+    assert!(
+        error.to_string().starts_with(&message(talker.pid())),
+        "{error}"
+    );
+    assert_eq!(error.effect(), Effect::NothingChanged);
+    talker.hits();
+}
+
+fn open_under_valgrind(program: &Path) -> (Talker, Target) {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=none", "--quiet", "--vgdb=no"]);
+    let mut talker = Talker::spawn(valgrind.arg(program));
+    talker.expect("ready");
+    let target = Target::open_any(talker.pid()).unwrap();
+    (talker, target)
 }
 
 // promise: Bad input: A process that runs OCaml bytecode, where probes have no effect, is refused (2)
