@@ -45,7 +45,11 @@ pub(super) fn release_dead(
                 continue;
             };
             let mut given_back = names(holder);
-            given_back.retain(|&it| !report.not_undone.iter().any(|left| left == it));
+            let is_left = |name: &str| {
+                let mut left = report.not_undone.iter().chain(&report.skipped);
+                left.any(|left| left == name)
+            };
+            given_back.retain(|&it| !is_left(it));
             match join_first_few(&given_back) {
                 Some(names) => {
                     messages.note(&format!("given back for {}: {names}", holder.tool));
@@ -57,11 +61,13 @@ pub(super) fn release_dead(
             }
             say_remarks(&messages, &report);
             if let Some(names) = join_first_few(&report.not_undone) {
-                let why = format!("something else is in the code of {names}, which stay held");
+                let why = format!(
+                    "these stay held, because something else is in their code, or another command has disabled them: {names}"
+                );
                 messages.warning(
                     WarningKind::DeadHolder,
                     &why,
-                    "remove the breakpoint or uprobe, and release them again",
+                    "remove the breakpoint or uprobe, or wait until that command has ended, and release them again",
                 );
             }
         }

@@ -21,7 +21,7 @@ pub(crate) struct Released<'r> {
     changed: Vec<ChangeView<'r>>,
     /// Probes of which nothing was left to give back.
     passed_over: &'r [String],
-    /// Probes that stay held: something else is in their code.
+    /// Probes that stay held: something else is in their code, or another holder has disabled them.
     not_undone: &'r [String],
     stopped_us: u128,
 }

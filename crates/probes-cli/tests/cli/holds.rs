@@ -504,3 +504,44 @@ fn releasing_several_dead_leaves_nothing_on() {
         assert!(!stderr.contains("still on"), "{stderr}");
     }
 }
+
+// promise: Updates for a time: Two killed commands, one of which disabled what the other had enabled, leave nothing
+//    enabled (2 × 4)
+#[test]
+fn later_holds_are_given_back_first() {
+    for target in both_forms("gen_ocaml_2") {
+        let pid = target.pid();
+        for _ in 0..4 {
+            hold_and_die(&target, "-enable plain");
+            hold_and_die(&target, "-disable plain");
+            let changes = "plain 0 -> 1, 1 site\nplain 1 -> 0, 1 site\n";
+            assert_eq!(release(pid), changes);
+            assert_eq!(records(pid).len(), 0);
+        }
+    }
+}
+
+// promise: Updates for a time: What a killed command has enabled, and a living one disabled, stays held until that ends (2)
+#[test]
+fn hold_of_what_another_disabled_is_kept() {
+    for target in both_forms("gen_ocaml_2") {
+        let pid = target.pid();
+        hold_and_die(&target, "-enable plain,flag");
+        let alive = start(&target, "-disable plain");
+        let released = run(&format!("attach -pid {pid} -release-dead -format plain"));
+        assert_eq!(released.stdout, "flag 1 -> 0, 0 sites\n");
+        let stderr = &released.stderr;
+        assert!(
+            stderr.contains("another command has disabled them: plain\n"),
+            "{stderr}"
+        );
+        assert!(stderr.contains(": flag\n"), "{stderr}");
+        // There is nothing else to give back now.
+        assert_eq!(release(pid), "");
+        assert_eq!(holders(pid, "plain").len(), 2);
+        alive.send(Signal::SIGINT);
+        assert_eq!(alive.wait_for_exit().0, Some(0));
+        assert_eq!(release(pid), "plain 1 -> 0, 1 site\n");
+        assert_eq!(records(pid).len(), 0);
+    }
+}

@@ -1,5 +1,6 @@
 //! [`Updater`]: attempts an update until an attempt finds the process in the state that it was planned for.
 
+use std::cmp::Reverse;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -80,12 +81,17 @@ impl Updater<'_> {
             return Ok(Vec::new());
         };
         let mut released = Vec::new();
-        for found in records.read().0 {
+        let mut all = records.read().0;
+        // The latest first: no counter goes below zero, so that an earlier enabling, given back before a later disabling,
+        // would subtract nothing, and what that adds would be left.
+        all.sort_by_key(|found| Reverse(found.record.holder.begun));
+        let held_by_keepers = ProcessRecords::held_by_keepers(&all);
+        for found in all {
             let holder = found.holder();
             let Some((file, record)) = records.lock(found) else {
                 continue;
             };
-            let hold = HoldRecord::of_dead(file, record);
+            let hold = HoldRecord::of_dead(file, record, held_by_keepers.clone());
             let updater = Updater {
                 hold: Some((&hold, HoldChange::GiveBack)),
                 ..*self
@@ -93,9 +99,10 @@ impl Updater<'_> {
             let choose = |program: &Program| choose_undo(program, &hold.applied(program));
             let done = updater.update_locked(&choose, Instant::now() + self.options.deadline);
             hold.conclude(process, HoldChange::GiveBack, done.as_ref());
+            let left = hold.names();
             released.push(ReleasedHold {
                 holder,
-                report: done.map_err(|error| {
+                report: done.map(|report| report.with_held(&left)).map_err(|error| {
                     let error = self.opened.executed_or(error);
                     error.with_effect_if_none(Effect::NothingChanged)
                 }),
@@ -250,6 +257,14 @@ impl Updater<'_> {
         }
     }
 
+    /// Records what stays held after an update that has nothing to write, if it gives back a hold.
+    fn announce_without_writes(&self, prepared: &PreparedUpdate<'_>) -> Result<()> {
+        match self.hold {
+            Some((hold, change)) => prepared.announce_without_writes(hold, change),
+            None => Ok(()),
+        }
+    }
+
     /// Stops the process and updates it; returns `None` if its objects have changed since it was read.
     fn update_stopped(
         &self,
@@ -273,6 +288,7 @@ impl Updater<'_> {
         };
         match prepared {
             Some(prepared) if prepared.has_nothing_to_do() => {
+                self.announce_without_writes(&prepared)?;
                 return Ok(Some(prepared.report(Duration::ZERO)));
             }
             Some(ref prepared) => {
@@ -317,6 +333,7 @@ impl Updater<'_> {
     ) -> Result<Option<Report>> {
         let prepared = self.prepare(context, request)?;
         if prepared.has_nothing_to_do() {
+            self.announce_without_writes(&prepared)?;
             return Ok(Some(prepared.report(Duration::ZERO)));
         }
         self.announce(&prepared)?;

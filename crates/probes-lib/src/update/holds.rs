@@ -16,7 +16,7 @@
 pub(crate) mod files;
 pub(crate) mod record;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -259,6 +259,19 @@ impl ProcessRecords {
         Ok((record.process == self.key).then_some(record))
     }
 
+    /// Returns what is held of each counter by those of these holders who keep it: they are alive, or another user's.
+    pub(crate) fn held_by_keepers(found: &[FoundRecord]) -> HashMap<LiveAddr, i32> {
+        let mut amounts: HashMap<LiveAddr, i32> = HashMap::new();
+        let keepers = found
+            .iter()
+            .filter(|one| one.is_alive || !one.file.directory().can_write());
+        for held in keepers.flat_map(|one| one.record.held()) {
+            let amount = amounts.entry(held.entry.at).or_default();
+            *amount = amount.saturating_add(held.amount);
+        }
+        amounts
+    }
+
     /// Locks the record of a dead holder, and reads it again; returns `None` if another tool has it now, or it
     /// is another user's.
     pub(crate) fn lock(&self, found: FoundRecord) -> Option<(LockedRecord, ParsedRecord)> {
@@ -397,6 +410,17 @@ pub(crate) struct HoldRecord {
     state: Mutex<HoldState>,
     /// Whether a change that cannot be recorded is not made.
     is_required: bool,
+    /// What other holders, who keep it, hold of each counter.
+    held_by_others: HashMap<LiveAddr, i32>,
+}
+
+/// What to do if it cannot be recorded what became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnFailure {
+    /// Go on without a record, which the holder says ([`HoldRecord::failure`]).
+    GiveUp,
+    /// Keep the record as it is: something is still held that nobody else knows of.
+    KeepAnnounced,
 }
 
 #[derive(Debug)]
@@ -429,11 +453,16 @@ impl HoldRecord {
                 failure,
             }),
             is_required: false,
+            held_by_others: HashMap::new(),
         }
     }
 
-    /// Returns the record of a dead holder.
-    pub(crate) fn of_dead(file: LockedRecord, record: ParsedRecord) -> HoldRecord {
+    /// Returns the record of a dead holder; `held_by_others` is what those hold of each counter who keep it.
+    pub(crate) fn of_dead(
+        file: LockedRecord,
+        record: ParsedRecord,
+        held_by_others: HashMap<LiveAddr, i32>,
+    ) -> HoldRecord {
         HoldRecord {
             state: Mutex::new(HoldState {
                 file: Some(file),
@@ -441,6 +470,7 @@ impl HoldRecord {
                 failure: None,
             }),
             is_required: true,
+            held_by_others,
         }
     }
 
@@ -477,6 +507,36 @@ impl HoldRecord {
         applied.into_iter().map(change).collect()
     }
 
+    /// Returns the names of the probes of which something is held; none once the record is deleted.
+    pub(crate) fn names(&self) -> HashSet<String> {
+        let state = self.state();
+        if state.file.is_none() {
+            return HashSet::new();
+        }
+        let held = state.record.held().filter(|held| held.amount != 0);
+        held.map(|held| held.entry.name.clone()).collect()
+    }
+
+    /// Records that a plan gives back what it can, without a write. Nothing is recorded if nothing stays held: the
+    /// record is deleted then ([`HoldRecord::conclude`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`HoldRecord::announce`].
+    pub(crate) fn announce_without_writes(
+        &self,
+        plan: &UpdatePlan,
+        program: &Program,
+        change: HoldChange,
+        pid: i32,
+    ) -> Result<()> {
+        let left = || given_back(&self.state().record, plan, program, &self.held_by_others);
+        if change == HoldChange::GiveBack && left().iter().any(|entry| entry.held_after != 0) {
+            self.announce(plan, program, change, pid)?;
+        }
+        Ok(())
+    }
+
     /// Records what a plan is about to write.
     ///
     /// # Errors
@@ -497,7 +557,7 @@ impl HoldRecord {
         }
         let entries = match change {
             HoldChange::Take => taken(plan, program),
-            HoldChange::GiveBack => given_back(&state.record, plan, program),
+            HoldChange::GiveBack => given_back(&state.record, plan, program, &self.held_by_others),
         };
         let part = record::intent(&entries);
         let written = if is_first {
@@ -543,7 +603,11 @@ impl HoldRecord {
         } else {
             outcomes_now(process, &state.record)
         };
-        state.settle(outcomes, self.is_required && done.is_err());
+        let on_failure = match change {
+            HoldChange::Take => OnFailure::GiveUp,
+            HoldChange::GiveBack => OnFailure::KeepAnnounced,
+        };
+        state.settle(outcomes, self.is_required && done.is_err(), on_failure);
     }
 
     /// Records that the announced change was not carried out, before it is tried again: nothing was written.
@@ -551,7 +615,7 @@ impl HoldRecord {
         let mut state = self.state();
         if state.record.outcomes.is_none() {
             let outcomes = vec![EntryOutcome::Before; state.record.entries.len()];
-            state.settle(outcomes, self.is_required);
+            state.settle(outcomes, self.is_required, OnFailure::GiveUp);
         }
     }
 
@@ -581,16 +645,17 @@ impl HoldState {
 
     /// Records what became of the announced change. A record of nothing is deleted, unless it `stays`: that of a dead holder says which sites
     /// may be half switched.
-    fn settle(&mut self, outcomes: Vec<EntryOutcome>, stays: bool) {
+    fn settle(&mut self, outcomes: Vec<EntryOutcome>, stays: bool, on_failure: OnFailure) {
         let part = record::settled(&outcomes);
         self.record.outcomes = Some(outcomes);
-        if stays {
-            // If that fails, what is announced stays, and the counters tell what became of it.
-            let _ = self.append(&part);
-        } else if !self.record.holds_anything() {
+        if !stays && !self.record.holds_anything() {
             self.remove();
-        } else if let Err(error) = self.append(&part) {
-            self.give_up(error);
+            return;
+        }
+        match (self.append(&part), on_failure) {
+            (Err(error), OnFailure::GiveUp) if !stays => self.give_up(error),
+            // What is announced stays, and the counters tell what became of it.
+            _ => {}
         }
     }
 
@@ -620,32 +685,61 @@ fn taken(plan: &UpdatePlan, program: &Program) -> Vec<CounterEntry> {
     entries(plan, program, |_, _, added| (0, added, None))
 }
 
-/// Returns the entries for a plan that gives back what is held according to `record`.
-fn given_back(record: &ParsedRecord, plan: &UpdatePlan, program: &Program) -> Vec<CounterEntry> {
+/// Returns the entries for a plan that gives back what is held according to `record`, as far as nobody else has taken
+/// it away: see [`kept_below_zero`].
+fn given_back(
+    record: &ParsedRecord,
+    plan: &UpdatePlan,
+    program: &Program,
+    held_by_others: &HashMap<LiveAddr, i32>,
+) -> Vec<CounterEntry> {
     let mut held: HashMap<LiveAddr, (&CounterEntry, i32)> = HashMap::new();
     for one in record.held() {
         held.insert(one.entry.at, (one.entry, one.amount));
     }
+    let planned = plan.changes.iter().map(|change| change.probe);
+    let probes = planned.chain(plan.skipped.iter().copied());
+    let indices = probes.flat_map(|probe| program.by_id(probe).semaphores());
+    let counters: HashMap<LiveAddr, u16> = indices
+        .map(|index| (program.counter(index), plan.before.counters[index]))
+        .collect();
+    let kept = |at: LiveAddr, amount: i32| {
+        let others = held_by_others.get(&at).copied().unwrap_or(0);
+        let counter = counters.get(&at);
+        counter.map_or(0, |&counter| kept_below_zero(counter, amount, others))
+    };
     let mut entries = entries(plan, program, |at, _, _| {
         let (amount, stage) = held
             .remove(&at)
             .map_or((0, None), |(entry, amount)| (amount, Some(entry.stage)));
         // That of the change that is given back, from which each attempt concludes its own.
-        (amount, 0, stage)
+        (amount, kept(at, amount), stage)
     });
     // Nothing is left of these, or they cannot be given back now and stay held.
     let is_kept = |name: &str| {
         let mut kept = plan.not_undone.iter();
         kept.any(|&probe| program.by_id(probe).name() == name)
     };
-    entries.extend(held.into_values().map(|(entry, amount)| CounterEntry {
+    entries.extend(held.into_iter().map(|(at, (entry, amount))| CounterEntry {
         before: 0,
         after: 0,
         held_before: amount,
-        held_after: if is_kept(&entry.name) { amount } else { 0 },
+        held_after: if is_kept(&entry.name) {
+            amount
+        } else {
+            kept(at, amount)
+        },
         ..entry.clone()
     }));
     entries
+}
+
+/// Returns what stays held of a counter of which `amount` is given back, because it does not go below zero. Others who
+/// hold a negative amount of it will add that later: what they have subtracted was this holder's, and would be left over.
+fn kept_below_zero(counter: u16, amount: i32, held_by_others: i32) -> i32 {
+    let missing = amount.saturating_sub(i32::from(counter)).max(0);
+    let taken_away = held_by_others.saturating_neg().max(0);
+    missing.min(taken_away)
 }
 
 /// Returns an entry for each counter of the probes that a plan changes; `held(address, name, added)` returns what
@@ -749,5 +843,63 @@ mod tests {
         hold.conclude(&process, HoldChange::GiveBack, Ok(&done));
         assert_eq!(held(&simulated.program), 0);
         assert!(hold.state().file.is_none());
+    }
+
+    #[test]
+    fn failed_write_keeps_what_was_recorded_first() {
+        let process = Process::own().unwrap();
+        let hold = HoldRecord::new(&process);
+        let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
+        let enable = Actions::of(Action::Enable, Selector::All);
+        let (_, on) = simulated.plan(&enable).unwrap();
+        let (pid, done) = (process.pid(), Report::of_nothing(process.pid()));
+        hold.announce(&on, &simulated.program, HoldChange::Take, pid)
+            .unwrap();
+        simulated.update(&enable).unwrap();
+        hold.conclude(&process, HoldChange::Take, Ok(&done));
+
+        // Something else is in the code of one probe, which stays held.
+        let choices = simulated.undo(&on);
+        let nop = LiveAddr(simulated.opcodes("single")[0].0 - 1);
+        simulated.memory.poke(nop, &[0xcc]);
+        let (_, off) = simulated.plan_for(&choices, false).unwrap();
+        assert_eq!(off.not_undone.len(), 1);
+        hold.announce(&off, &simulated.program, HoldChange::GiveBack, pid)
+            .unwrap();
+        // No record is so long.
+        hold.state().record.complete = files::MAX_RECORD as usize;
+        hold.conclude(&process, HoldChange::GiveBack, Ok(&done));
+        assert_eq!(hold.failure(), None);
+        let bytes = hold.state().file.as_ref().unwrap().file().read().unwrap();
+        let record = ParsedRecord::parse(&bytes).unwrap();
+        assert_eq!(record.outcomes, None);
+        let counters = |at: LiveAddr| {
+            record
+                .entries
+                .iter()
+                .find(|it| it.at == at)
+                .map(|it| it.after)
+        };
+        let settled = ParsedRecord {
+            outcomes: Some(record.outcomes_by(counters)),
+            ..record.clone()
+        };
+        let held = settled.held().filter(|held| held.amount != 0);
+        let names: HashSet<&str> = held.map(|held| held.entry.name.as_str()).collect();
+        assert_eq!(names, HashSet::from(["single"]));
+        hold.remove();
+    }
+
+    #[test]
+    fn only_what_others_took_away_stays_held() {
+        // The counter is 0 because another holder has disabled the probe.
+        assert_eq!(kept_below_zero(0, 1, -1), 1);
+        assert_eq!(kept_below_zero(0, 3, -2), 2);
+        // Because a tool that holds nothing has.
+        assert_eq!(kept_below_zero(0, 1, 0), 0);
+        assert_eq!(kept_below_zero(0, 1, 1), 0);
+        // It can be given back.
+        assert_eq!(kept_below_zero(1, 1, -1), 0);
+        assert_eq!(kept_below_zero(0, -1, -1), 0);
     }
 }

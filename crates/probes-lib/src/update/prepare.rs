@@ -171,6 +171,20 @@ impl PreparedUpdate<'_> {
         hold.announce(&self.plan, &image.program, change, process.pid())
     }
 
+    /// Records what stays held after the plan, which has nothing to write.
+    ///
+    /// # Errors
+    ///
+    /// See [`HoldRecord::announce`].
+    pub(crate) fn announce_without_writes(
+        &self,
+        hold: &HoldRecord,
+        change: HoldChange,
+    ) -> Result<()> {
+        let UpdateContext { process, image, .. } = self.context;
+        hold.announce_without_writes(&self.plan, &image.program, change, process.pid())
+    }
+
     /// Returns the names of the probes whose counters are set, whatever they were.
     pub(crate) fn forced_names(&self, choices: &[Choice]) -> HashSet<&str> {
         let program = &self.context.image.program;

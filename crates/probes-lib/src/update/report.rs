@@ -1,5 +1,6 @@
 //! The state of the probes of a process ([`ProbeStates`]), and what an update did ([`Report`]).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -302,7 +303,8 @@ pub struct Report {
     /// which nothing was left.
     pub skipped: Vec<String>,
     /// Probes that [`Target::undo`](crate::Target::undo) has not undone, because one of their sites holds
-    /// foreign bytes: a breakpoint, perhaps.
+    /// foreign bytes: a breakpoint, perhaps. Of what a dead holder holds, also those that another holder, who keeps
+    /// them, has disabled: their counters would go below zero.
     pub not_undone: Vec<String>,
     /// What can be undone, in the order in which it was done.
     pub(crate) applied: Vec<AppliedChange>,
@@ -326,6 +328,18 @@ impl Report {
             stopped: Duration::ZERO,
             code_digest: CodeDigest::Unaffected,
         }
+    }
+
+    /// Returns it with these probes, which are still held, as not undone.
+    pub(crate) fn with_held(mut self, held: &HashSet<String>) -> Report {
+        let changed = self.changed.iter().map(|change| &change.name);
+        let left = changed
+            .chain(&self.skipped)
+            .filter(|&name| held.contains(name));
+        let left: Vec<String> = left.cloned().collect();
+        self.skipped.retain(|name| !held.contains(name));
+        self.not_undone.extend(left);
+        self
     }
 }
 
