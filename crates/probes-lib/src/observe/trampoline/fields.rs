@@ -220,10 +220,47 @@ impl FieldCode<'_> {
         let mut is_no_cell = self.a.create_label();
         let mut is_limited = self.a.create_label();
         let mut whole = self.a.create_label();
-        let mut copy = self.a.create_label();
         let mut unread = self.a.create_label();
         self.unless_readable(rax, -8, unread)?;
         self.a.mov(rdi, qword_ptr(rax - 8))?;
+        self.next_cell(next, is_no_cell, finish)?;
+
+        self.a.set_label(&mut is_no_cell)?;
+        self.header()?;
+        self.a.cmp(dil, u32::from(fields::OBJECT_TAG))?;
+        self.a.je(is_exception)?;
+        for (tag, words) in fields::OPAQUE_WORDS {
+            self.a.mov(r9d, words as u32)?;
+            self.a.cmp(dil, u32::from(tag))?;
+            self.a.je(is_limited)?;
+        }
+        self.a.jmp(whole)?;
+        self.a.set_label(&mut is_limited)?;
+        self.first_words(whole, unread)?;
+        self.a.set_label(&mut whole)?;
+        self.a.add(esi, 2)?;
+        self.a.jmp(advance)?;
+
+        self.a.set_label(&mut is_exception)?;
+        self.exception_name(finish, unread)?;
+        self.a.jmp(is_limited)?;
+
+        self.a.set_label(&mut unread)?;
+        self.a.xor(edi, edi)?;
+        self.header()?;
+        self.a.mov(esi, esi)?;
+        self.a.add(esi, 2)?;
+        self.a.jmp(advance)
+    }
+
+    /// Emits the code that goes on with the next cell of a list, if the field is that: the last one of a cell, with
+    /// the header of a cell in rdi.
+    fn next_cell(
+        &mut self,
+        next: CodeLabel,
+        is_no_cell: CodeLabel,
+        finish: CodeLabel,
+    ) -> Result<(), IcedError> {
         self.a.test(esi, IS_CELL as i32)?;
         self.a.je(is_no_cell)?;
         self.a.mov(r9d, esi)?;
@@ -243,19 +280,13 @@ impl FieldCode<'_> {
             .inc(dword_ptr(rcx + r9 * 8 - 8 * fields::WORDS as i32))?;
         self.a.mov(rdx, rax)?;
         self.a.add(esi, 1 << LEFT)?;
-        self.a.jmp(next)?;
+        self.a.jmp(next)
+    }
 
-        self.a.set_label(&mut is_no_cell)?;
-        self.header()?;
-        self.a.cmp(dil, u32::from(fields::OBJECT_TAG))?;
-        self.a.je(is_exception)?;
-        for (tag, words) in fields::OPAQUE_WORDS {
-            self.a.mov(r9d, words as u32)?;
-            self.a.cmp(dil, u32::from(tag))?;
-            self.a.je(is_limited)?;
-        }
-        self.a.jmp(whole)?;
-        self.a.set_label(&mut is_limited)?;
+    /// Emits the code that copies the first words of the block in rax, at most as many as are in r9 and as there is
+    /// room for. The header of the block is in rdi.
+    fn first_words(&mut self, whole: CodeLabel, unread: CodeLabel) -> Result<(), IcedError> {
+        let mut copy = self.a.create_label();
         self.a.shl(rdi, 8)?;
         self.a.shr(rdi, 18)?;
         self.a.cmp(r9, rdi)?;
@@ -285,13 +316,12 @@ impl FieldCode<'_> {
         self.a.mov(r9, rsi)?;
         self.a.shr(r9, COPIED)?;
         self.a.mov(esi, esi)?;
-        self.a.add(esi, r9d)?;
-        self.a.set_label(&mut whole)?;
-        self.a.add(esi, 2)?;
-        self.a.jmp(advance)?;
+        self.a.add(esi, r9d)
+    }
 
-        // Its name is the first field.
-        self.a.set_label(&mut is_exception)?;
+    /// Emits the code that finds the name of an exception: the first field of the block in rax. Leaves the name there,
+    /// its header in rdi, and in r9 how many words of it are copied at most.
+    fn exception_name(&mut self, finish: CodeLabel, unread: CodeLabel) -> Result<(), IcedError> {
         self.room()?;
         self.a.cmp(dil, 3)?;
         self.a.jb(finish)?;
@@ -305,15 +335,7 @@ impl FieldCode<'_> {
         self.a.cmp(dil, u32::from(fields::STRING_TAG))?;
         self.a.jne(unread)?;
         self.header()?;
-        self.a.mov(r9d, fields::NAME_WORDS as u32)?;
-        self.a.jmp(is_limited)?;
-
-        self.a.set_label(&mut unread)?;
-        self.a.xor(edi, edi)?;
-        self.header()?;
-        self.a.mov(esi, esi)?;
-        self.a.add(esi, 2)?;
-        self.a.jmp(advance)
+        self.a.mov(r9d, fields::NAME_WORDS as u32)
     }
 
     /// Emits the code that writes that no cells follow. Leaves the index of the next word in rdi.

@@ -1,0 +1,291 @@
+//! Finds the functions that an observation selects, and what is wanted of each.
+
+use std::cell::LazyCell;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::elf::functions::FunctionName;
+use crate::elf::mangling::Language;
+use crate::error::{Error, FunctionError, Result};
+use crate::functions::{FunctionObject, FunctionPlace, Functions};
+use crate::observe::fibers::ProcessStacks;
+use crate::observe::frame_id::has_runtime;
+use crate::observe::functions::patches::Patching;
+use crate::observe::functions::wanted::{
+    EndsByPlace, KnownPlace, PlaceKey, PlaceKinds, QuestionsByKind, Wanted,
+};
+use crate::observe::functions::{ObservedFunction, ObservedFunctions, WantedFunction};
+use crate::observe::layout::calls::MAX_TIMED;
+use crate::observe::layout::semaphores::{ChangedWord, WordChange};
+use crate::observe::observation::{CallOnce, Observation};
+use crate::observe::role::PairEnd;
+use crate::observe::watching::WatchedWords;
+use crate::patch_plan::EntryPlanner;
+use crate::select::function::FunctionSelector;
+
+impl ObservedFunctions {
+    /// Finds the functions that are selected, and plans their patches. Reads files only.
+    ///
+    /// # Errors
+    ///
+    /// If a selector matches none, more are to be timed or watched than is possible, an expression does not suit a
+    /// function, or a file cannot be read.
+    pub(crate) fn find(pid: i32, observation: &Observation) -> Result<ObservedFunctions> {
+        if !observation.has_functions() {
+            return Ok(ObservedFunctions::default());
+        }
+        let all = Functions::to_select_of(pid)?;
+        let Selection {
+            places,
+            selectors,
+            kinds,
+        } = Selection::of(&all, observation)?;
+        let [_, timed, watched, counted] = &places;
+        let asked = asked_places(observation, timed, counted);
+        let words = WatchedWords::of(pid, observation, &all, watched, &asked);
+        let (start_filter, _) = observation.asked_of_times()?;
+        let questions = QuestionsByKind::of(observation, start_filter.as_ref(), &words);
+        let wanted = |place: &FunctionPlace<'_>| questions.wanted(place, &kinds);
+        let stacks = ProcessStacks::of(all.objects().iter().map(FunctionObject::elf));
+        let mut observed = ObservedFunctions {
+            unreadable: [all.unreadable(), &all.unreadable_notes()].concat(),
+            mapped: all.mapped().clone(),
+            ..ObservedFunctions::default()
+        };
+        let places = merged(&all, places.into_iter().zip(&selectors));
+        let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
+            std::ptr::eq(one.function.object, other.function.object)
+        };
+        for places in places.chunk_by(is_same) {
+            observed.add(places[0].function.object, places, stacks, wanted)?;
+        }
+        let has_runtime = LazyCell::new(|| all.objects().iter().any(|it| has_runtime(it.elf())));
+        for function in &mut observed.functions {
+            function.is_ocaml = function.is_ocaml && *has_runtime;
+        }
+        observed
+            .functions
+            .sort_unstable_by_key(|function| function.wanted.address);
+        if let Some(once) = observation.calls_once {
+            observed.call_once(once);
+        }
+        let selectors = selectors.into_iter().flatten();
+        observed.selectors = selectors
+            .filter(|it| !matches!(it, FunctionSelector::Address(_)))
+            .collect();
+        let records_calls = !observation.watched_functions.is_empty();
+        observed.all = records_calls.then(|| Arc::new(all));
+        Ok(observed)
+    }
+
+    fn call_once(&mut self, once: CallOnce) {
+        self.calls_once = Some(once);
+        let all = self.functions.iter_mut();
+        for function in all.filter(|it| it.wanted.address == once.before) {
+            function.changed_word = Some(once.word);
+        }
+    }
+
+    /// Adds places in functions of an object.
+    fn add<'w>(
+        &mut self,
+        object: &FunctionObject,
+        places: &[FunctionPlace<'_>],
+        stacks: ProcessStacks,
+        wanted: impl Fn(&FunctionPlace<'_>) -> Wanted<'w>,
+    ) -> Result<()> {
+        let Some(bias) = object.load_bias() else {
+            return Ok(());
+        };
+        let has_ocaml = LazyCell::new(|| {
+            let mut functions = object.table().functions();
+            let is_ocaml = |name: FunctionName<'_>| name.language == Some(Language::Ocaml);
+            functions.any(|it| it.first_call().is_some() || it.names().any(is_ocaml))
+        });
+        let known = |place| KnownPlace::of(place, bias, wanted(place), || *has_ocaml);
+        let known: Vec<KnownPlace<'_>> = places.iter().map(known).collect();
+        let exit_planner = known.iter().any(KnownPlace::needs_exits);
+        let exit_planner = exit_planner.then(|| object.patch_planner()).transpose()?;
+        let planner = match &exit_planner {
+            Some(planner) => EntryPlanner::of(planner),
+            None => {
+                let ranges = places.iter().map(|it| it.function.function.range());
+                object.entry_planner(&ranges.collect::<Vec<_>>())?
+            }
+        };
+        let path: Arc<Path> = object.table().path().into();
+        for place in known {
+            let patching = Patching {
+                planner: &planner,
+                exit_planner: exit_planner.as_ref(),
+                bias,
+                stacks,
+                keeps_faults: place.may_be_ocaml && stacks == ProcessStacks::OfThreads,
+            };
+            self.add_place(place, &path, &patching)?;
+        }
+        Ok(())
+    }
+
+    fn add_place(
+        &mut self,
+        known: KnownPlace<'_>,
+        path: &Arc<Path>,
+        patching: &Patching<'_>,
+    ) -> Result<()> {
+        let asked = known.asked()?;
+        let paired = known.paired()?;
+        let planned = patching.of_place(&known, asked.as_ref(), paired.as_ref());
+        let place = known.place;
+        let is_ocaml = known.is_ocaml();
+        let is_asked_at_exits = known.is_asked_at_exits();
+        let wanted = WantedFunction {
+            name: known.shown,
+            object: path.clone(),
+            address: known.address,
+            named_by: place.named_by,
+        };
+        let planned = match planned {
+            Ok(planned) => planned,
+            Err(why) => {
+                self.refused.push(wanted.refused(why));
+                return Ok(());
+            }
+        };
+        let without = planned.without_results.map(|why| wanted.refused(why));
+        self.without_results.extend(without);
+        let (filter, integer, keys) = asked.unwrap_or_default();
+        self.functions.push(ObservedFunction {
+            wanted,
+            is_ocaml,
+            is_named_ocaml: is_ocaml,
+            bias: patching.bias,
+            changed_word: place.selected_by.semaphore().map(|at| ChangedWord {
+                at: patching.bias.live(at),
+                change: WordChange::Count,
+            }),
+            is_in_executable: place.function.object.is_executable(),
+            best: planned.best,
+            others: planned.others,
+            timing: planned.timing,
+            watching: planned.watching,
+            filter,
+            integer,
+            keys,
+            is_asked_at_exits,
+            ends: planned.ends,
+            paired: paired.map(Arc::new),
+        });
+        Ok(())
+    }
+}
+
+/// The places that an observation selects.
+struct Selection<'f> {
+    /// Ends of pairs, timed, watched, and counted ones.
+    places: [Vec<FunctionPlace<'f>>; 4],
+    /// What selects them, in the same order.
+    selectors: [Vec<FunctionSelector>; 4],
+    kinds: PlaceKinds,
+}
+
+impl<'f> Selection<'f> {
+    fn of(all: &'f Functions, observation: &Observation) -> Result<Selection<'f>> {
+        let timed = limited(all, &observation.timed_functions)?;
+        let watched = limited(all, &observation.watched_functions)?;
+        let counted = all.places(&observation.counted_functions)?;
+        let (usdt_pairs, pair_ends): (Vec<FunctionSelector>, Vec<PairEnd>) =
+            observation.usdt_ends().into_iter().unzip();
+        let (paired, ends) = places_of_pairs(all, usdt_pairs.iter().zip(pair_ends))?;
+        let [timed_keys, watched_keys] =
+            [&timed, &watched].map(|places| places.iter().map(PlaceKey::of).collect());
+        Ok(Selection {
+            places: [paired, timed, watched, counted],
+            selectors: [
+                usdt_pairs,
+                observation.timed_functions.clone(),
+                observation.watched_functions.clone(),
+                observation.counted_functions.clone(),
+            ],
+            kinds: PlaceKinds {
+                timed: timed_keys,
+                watched: watched_keys,
+                ends,
+            },
+        })
+    }
+}
+
+/// Returns the places whose arguments are asked for, other than those that are watched.
+fn asked_places<'f>(
+    observation: &Observation,
+    timed: &[FunctionPlace<'f>],
+    counted: &[FunctionPlace<'f>],
+) -> Vec<FunctionPlace<'f>> {
+    let asks = observation.filter.is_some()
+        || observation.histogram.is_some()
+        || observation.keys.is_some();
+    let asks_of_calls = observation.start_filter.is_some()
+        || observation.time_keys.is_some()
+        || observation.slow_from.is_some();
+    let asked = [(asks, counted), (asks_of_calls, timed)];
+    let asked = asked.into_iter().filter(|(asks, _)| *asks);
+    asked.flat_map(|(_, places)| places.to_vec()).collect()
+}
+
+/// Returns the places that these select; fails if they are more than can be timed, or watched.
+fn limited<'f>(
+    all: &'f Functions,
+    selectors: &[FunctionSelector],
+) -> Result<Vec<FunctionPlace<'f>>> {
+    let places = all.places(selectors)?;
+    let given = places.len();
+    if given > MAX_TIMED {
+        let kind = FunctionError::TooManyTimed {
+            given,
+            most: MAX_TIMED,
+        };
+        return Err(Error::of_file(all.program(), kind));
+    }
+    Ok(places)
+}
+
+/// Returns the places that are ends of pairs, and which ends each of them is.
+fn places_of_pairs<'f, 's>(
+    all: &'f Functions,
+    ends: impl Iterator<Item = (&'s FunctionSelector, PairEnd)>,
+) -> Result<(Vec<FunctionPlace<'f>>, EndsByPlace)> {
+    let mut places = Vec::new();
+    let mut by_place = EndsByPlace::new();
+    for (index, (selector, end)) in ends.enumerate() {
+        for mut place in all.places(std::slice::from_ref(selector))? {
+            by_place.entry(PlaceKey::of(&place)).or_default().push(end);
+            place.named_by = Some(index);
+            places.push(place);
+        }
+    }
+    Ok((all.merged(places), by_place))
+}
+
+/// Returns the places of all lists, each of which comes with its selectors: the index of the one that names a place is
+/// then that among the selectors of all lists.
+fn merged<'f, 's>(
+    all: &'f Functions,
+    lists: impl Iterator<Item = (Vec<FunctionPlace<'f>>, &'s Vec<FunctionSelector>)>,
+) -> Vec<FunctionPlace<'f>> {
+    let mut selectors = 0;
+    let renamed = lists.flat_map(|(mut places, list)| {
+        for place in &mut places {
+            place.named_by = place.named_by.map(|index| selectors + index);
+        }
+        selectors += list.len();
+        places
+    });
+    let mut places = all.merged(renamed.collect());
+    let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
+    if !places.iter().all(is_kernels) {
+        // A pattern that matches others as well is not meant for code that never can be patched.
+        places.retain(|place| !is_kernels(place) || place.named_by.is_some());
+    }
+    places
+}
