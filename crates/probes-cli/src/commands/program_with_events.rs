@@ -3,7 +3,9 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io;
 use std::iter;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,9 +19,13 @@ use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::search_path::{look_up, path_of};
 use crate::signals::{TerminationSignals, WaitEnd};
+use crate::text::join_first_few;
 
 /// How often it is checked whether a program has begun to write events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The environment variable that names the directory.
+const DIRECTORY_VARIABLE: &str = "OCAML_RUNTIME_EVENTS_DIR";
 
 /// A program that was started, and the directory of its events.
 pub(super) struct ProgramWithEvents {
@@ -29,21 +35,69 @@ pub(super) struct ProgramWithEvents {
     directory: EventsDirectory,
 }
 
-/// A directory for files of events, which is removed with them when the program has exited; but it stays if processes
-/// that the program has forked still write there: the runtime would end their children, whose files it could not
-/// create.
-pub(super) struct EventsDirectory(PathBuf);
+/// A directory for files of events. It is removed with them when the program has exited, unless a process that it has
+/// started still uses it: the runtime would end its children, whose files it could not create.
+pub(super) struct EventsDirectory {
+    path: PathBuf,
+    messages: Messages,
+}
 
 impl Drop for EventsDirectory {
     fn drop(&mut self) {
-        let is_running = |pid: &str| Path::new("/proc").join(pid).exists();
-        let files = fs::read_dir(&self.0).into_iter().flatten().flatten();
-        let mut names = files.filter_map(|file| file.file_name().into_string().ok());
-        if !names.any(|name| name.strip_suffix(".events").is_some_and(is_running)) {
+        // Twice, because a process may fork and exit after /proc was listed and before it was looked at.
+        let users = processes_using(&self.path);
+        let users = if users.is_empty() {
+            processes_using(&self.path)
+        } else {
+            users
+        };
+        let Some(named) = join_first_few(&users) else {
             // What cannot be removed stays in the directory for temporary files.
-            let _ = fs::remove_dir_all(&self.0);
-        }
+            let _ = fs::remove_dir_all(&self.path);
+            return;
+        };
+        let (process, use_it) = match users.len() {
+            1 => ("process", "uses it and runs"),
+            _ => ("processes", "use it and run"),
+        };
+        self.messages.note(&format!(
+            "{} stays, with files of runtime events: {process} {named} {use_it}; remove it later",
+            self.path.display()
+        ));
     }
+}
+
+/// The pids of the processes that write events to this directory, or will: they have a file in it mapped, or name it in
+/// their environment. Of a process that must not be read, it is enough that the directory has a file of its pid.
+fn processes_using(directory: &Path) -> Vec<String> {
+    let name = directory.as_os_str().as_bytes();
+    let variable = [DIRECTORY_VARIABLE.as_bytes(), b"=", name].concat();
+    let real = fs::canonicalize(directory);
+    let real = real.as_deref().unwrap_or(directory).as_os_str();
+    let mapped = [real.as_bytes(), b"/"].concat();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut pids: Vec<i32> = names.filter_map(|name| name.parse().ok()).collect();
+    pids.sort_unstable();
+    let uses = |pid: &i32| {
+        let process = Path::new("/proc").join(pid.to_string());
+        match fs::read(process.join("environ")) {
+            Ok(environment) => {
+                let mut variables = environment.split(|&byte| byte == 0);
+                // A program may have overwritten its environment, to show another name.
+                variables.any(|it| it == variable)
+                    || fs::read(process.join("maps"))
+                        .is_ok_and(|maps| maps.windows(mapped.len()).any(|it| it == mapped))
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                directory.join(format!("{pid}.events")).exists()
+            }
+            // It has exited.
+            Err(_) => false,
+        }
+    };
+    let using = pids.iter().filter(|pid| uses(pid));
+    using.map(i32::to_string).collect()
 }
 
 impl EventsDirectory {
@@ -65,16 +119,17 @@ impl EventsDirectory {
         }
         let directory = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
         let failed = |source| Failure::System("make a directory for runtime events", source);
-        Ok(EventsDirectory(
-            directory.map_err(|errno| failed(errno.into()))?,
-        ))
+        Ok(EventsDirectory {
+            path: directory.map_err(|errno| failed(errno.into()))?,
+            messages: *messages,
+        })
     }
 
     /// The environment of a program that writes its events there.
     pub(super) fn variables(&self) -> [(&'static str, &OsStr); 3] {
         [
             ("OCAML_RUNTIME_EVENTS_START", OsStr::new("1")),
-            ("OCAML_RUNTIME_EVENTS_DIR", self.0.as_os_str()),
+            (DIRECTORY_VARIABLE, self.path.as_os_str()),
             // It may exit before we have opened it.
             ("OCAML_RUNTIME_EVENTS_PRESERVE", OsStr::new("1")),
         ]
@@ -82,7 +137,7 @@ impl EventsDirectory {
 
     /// The file of a process, if there is one.
     fn file(&self, pid: i32) -> Option<PathBuf> {
-        let file = self.0.join(format!("{pid}.events"));
+        let file = self.path.join(format!("{pid}.events"));
         file.exists().then_some(file)
     }
 

@@ -1,9 +1,11 @@
 //! `gc` with programs that write no runtime events; the matrix has those that do.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
-use nix::unistd::geteuid;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
 use serde_json::Value;
 use test_support::{Scratch, Talker, fixture, program, program_forms};
 
@@ -120,6 +122,35 @@ fn status_of_a_started_program_is_ours() {
         missing.contains("cannot start /none: No such file"),
         "{missing}"
     );
+}
+
+// promise: Runtime events: The directory for the files of events stays as long as a process that the program has started uses
+//    it, and a message says where it is
+#[test]
+fn directory_of_events_stays_while_used() {
+    let scratch = Scratch::new();
+    let of = |script: &str| {
+        let mut command = command(["gc", "-prog", "sh", "--", "-c", script]);
+        run_command(command.env("TMPDIR", scratch.path()))
+    };
+    let left = || {
+        let entries = fs::read_dir(scratch.path()).unwrap();
+        entries.map(|it| it.unwrap().path()).collect::<Vec<_>>()
+    };
+    let said = of("sleep 1000 > /dev/null 2>&1 & echo $!");
+    let pid = said.stdout.trim();
+    let [directory] = &left()[..] else {
+        panic!("{said:?}, {:?}", left());
+    };
+    kill(Pid::from_raw(pid.parse().unwrap()), Signal::SIGKILL).unwrap();
+    let expected = format!(
+        "{} stays, with files of runtime events: process {pid} uses it and runs; remove it later\n",
+        directory.display()
+    );
+    assert!(said.stderr.contains(&expected), "{said:?}");
+    fs::remove_dir_all(directory).unwrap();
+    of("sleep 1000 > /dev/null 2>&1 & kill $!; wait");
+    assert_eq!(left(), [PathBuf::new(); 0]);
 }
 
 // promise: Runtime events: The collector of a program of OCaml 4 that is started is shown by the calls of its functions, from the first
