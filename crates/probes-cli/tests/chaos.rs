@@ -68,6 +68,10 @@ mod observers;
 #[path = "chaos/top.rs"]
 mod top;
 
+// The exporter.
+#[path = "chaos/serve.rs"]
+mod serve;
+
 // Programs that the tool starts with probes enabled or disabled.
 #[path = "chaos/launches.rs"]
 mod launches;

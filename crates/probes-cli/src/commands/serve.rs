@@ -14,6 +14,7 @@ mod scan;
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -136,6 +137,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         messages: output.messages,
     };
     let scanner = Scanner::new(wanted, sender.clone(), received_ends, is_ending.clone());
+    let scanner_sender = sender.clone();
+    let scan = || {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scanner.run())) {
+            scanner_sender.send(Notification::ScannerPanicked(panic));
+        }
+    };
     let processes = Processes::new(
         ends,
         args.served.buckets.clone(),
@@ -163,10 +170,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         shown: ShownExporter::default(),
     };
     let ended = thread::scope(|scope| {
-        let scanning = thread::Builder::new().spawn_scoped(scope, || scanner.run());
-        let ended = match scanning {
-            Ok(_) => exporter.run(),
-            Err(source) => Err(Failure::System("start a thread", source)),
+        let ended = match thread::Builder::new().spawn_scoped(scope, scan) {
+            // If it panics, the instrumentation is removed as well.
+            Ok(_) => catch_unwind(AssertUnwindSafe(|| exporter.run())),
+            Err(source) => Ok(Err(Failure::System("start a thread", source))),
         };
         // The scanner may be about to observe a process: the scope waits until it has ended, before the instrumentation
         // is removed.
@@ -176,7 +183,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     });
     let removed = exporter.remove_instrumentation();
     signals.unblock();
-    ended.and(removed)
+    match ended {
+        Ok(ended) => ended.and(removed),
+        Err(panic) => resume_unwind(panic),
+    }
 }
 
 /// The thread that reads the processes.
@@ -246,6 +256,7 @@ impl Exporter<'_> {
     fn handle(&mut self, notification: Notification) -> Result<(), Failure> {
         match notification {
             Notification::Scrape { format, reply } => self.scrapes.push((format, reply)),
+            Notification::ScannerPanicked(panic) => resume_unwind(panic),
             Notification::ServerEnded(source) => {
                 return Err(Failure::System("serve clients", source));
             }

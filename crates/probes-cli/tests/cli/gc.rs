@@ -150,7 +150,7 @@ fn directory_of_events_stays_while_used() {
     assert!(said.stderr.contains(&expected), "{said:?}");
     fs::remove_dir_all(directory).unwrap();
     of("sleep 1000 > /dev/null 2>&1 & kill $!; wait");
-    assert_eq!(left(), [PathBuf::new(); 0]);
+    assert_eq!(left(), Vec::<PathBuf>::new());
 }
 
 // promise: Runtime events: The collector of a program of OCaml 4 that is started is shown by the calls of its functions, from the first

@@ -1,5 +1,6 @@
 //! What the two other threads of `serve` (the scanner and the HTTP server) tell the main thread, and how they wake it.
 
+use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -33,6 +34,8 @@ pub(super) enum Notification {
     Gone(i32),
     /// All processes that there are have been looked at; how long it took.
     Scanned(Duration),
+    /// The scanner has panicked with this.
+    ScannerPanicked(Box<dyn Any + Send>),
     /// A client asks for the page.
     Scrape {
         format: TextFormat,

@@ -1,5 +1,6 @@
 //! [`Observed`]: one process that `serve` observes.
 
+use std::thread;
 use std::time::Duration;
 
 use probes_lib::{GcPauses, Observation, Observer, Options, RuntimeEvents, Target};
@@ -59,17 +60,19 @@ impl Observed {
             .map(|observation| target.observe(observation, options))
             .transpose()
             .map_err(Failure::of_process(pid))?;
-        if let Some(observer) = &observer {
-            warn_of_refused_closures(messages, pid, observer.code_digest());
-            warn_of_uncounted(messages, observer, "observed");
-        }
-        Ok(Observed {
+        // Made at once: if what follows panics, the instrumentation is removed.
+        let observed = Observed {
             id,
             target,
             observer,
             collector: events.map(CollectorReading::of),
             warning: GapWarning::default(),
-        })
+        };
+        if let Some(observer) = &observed.observer {
+            warn_of_refused_closures(messages, pid, observer.code_digest());
+            warn_of_uncounted(messages, observer, "observed");
+        }
+        Ok(observed)
     }
 
     /// How long it was stopped when its observation began.
@@ -176,6 +179,15 @@ impl Observed {
             }
             Err(error) if exit_or_exec(&error).is_some() => Ok(()),
             Err(error) => Err(Failure::of_removal(pid, error)),
+        }
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        // A panic is no time to report errors.
+        if let (true, Some(observer)) = (thread::panicking(), &mut self.observer) {
+            let _ = observer.remove();
         }
     }
 }
