@@ -170,10 +170,17 @@ fn several_processes_have_rows_by_pid() {
     top.terminal.wait_for("shared 0 -> 1");
     assert!(states(pids[1]).contains("shared enabled"));
     assert!(states(pids[0]).contains("shared disabled"));
+    top.terminal.press(&["e"]);
+    top.terminal.wait_for("shared 1 -> 0");
+    drop(other);
+    let ended = pids[1];
+    top.terminal.wait_for(&format!("{ended} not read any more"));
+    top.terminal.press(&["e"]);
+    let not_switched = format!("process {ended} is not read any more: shared was not switched");
+    top.terminal.wait_for(&not_switched);
     top.terminal.press(&["q"]);
     top.wait_for_exit();
     top.wait_until_gone();
-    assert!(states(pids[1]).contains("shared disabled"));
 }
 
 #[test]

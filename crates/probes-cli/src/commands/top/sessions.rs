@@ -12,7 +12,7 @@ use crate::commands::forked_processes::{
 use crate::commands::gaps::Gaps;
 use crate::failure::{Failure, exit_or_exec};
 use crate::messages::Messages;
-use crate::text::number_of;
+use crate::text::{join_first_few, number_of};
 
 /// The sessions of all processes.
 pub(super) struct Sessions {
@@ -340,13 +340,18 @@ impl Sessions {
         let (of, name) = (of, name.to_owned());
         let is_one = self.each.len() == 1;
         let mut said = Vec::new();
+        let mut ended = Vec::new();
         let mut switched: Vec<((u16, u16), usize)> = Vec::new();
         for one in &mut self.each {
             let session = &mut one.session;
             let is_meant = of.is_none_or(|of| of == session.pid());
             let counts = one.last.as_ref().map(|last| &last.counts);
             let has_it = is_one || counts.is_some_and(|counts| counts.hits(&name).is_some());
-            if one.has_ended || !is_meant || !has_it {
+            if !is_meant || !has_it {
+                continue;
+            }
+            if one.has_ended {
+                ended.push(session.pid().to_string());
                 continue;
             }
             match session.switch(&name, on) {
@@ -372,7 +377,15 @@ impl Sessions {
             format!("{name} {before} -> {after}{processes}{others}")
         });
         let said: Vec<String> = changes.chain(said).collect();
-        said.join("; ")
+        match (join_first_few(&ended), &ended[..]) {
+            (Some(pid), [_]) if said.is_empty() => {
+                format!("process {pid} is not read any more: {name} was not switched")
+            }
+            (Some(pids), _) if said.is_empty() => {
+                format!("processes {pids} are not read any more: {name} was not switched")
+            }
+            _ => said.join("; "),
+        }
     }
 
     /// Returns the process and the name that a row is about; no process means all of them.

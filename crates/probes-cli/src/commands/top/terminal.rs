@@ -43,8 +43,9 @@ impl Screen {
     pub(super) fn take(interrupt: BorrowedFd<'_>) -> io::Result<Screen> {
         restore_on_panic();
         let output = TerminalWriter::open(Some(interrupt.try_clone_to_owned()?))?;
-        take()?;
+        // Before the terminal is changed: if this fails, there is nothing to restore.
         let viewport = Viewport::Fixed(area()?);
+        take()?;
         // A viewport that is fixed, because asking for the size again, as ratatui does otherwise, may
         // start tput.
         let options = TerminalOptions { viewport };
