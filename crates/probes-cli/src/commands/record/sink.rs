@@ -1,7 +1,8 @@
 //! [`Sink`]: where the events of a time line go: into a file, block by block, or with `-last` into memory, from where
 //! the latest are written in the end.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::size_of;
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,8 @@ struct LastEvents {
     /// The begins of the slices that were open when the first of `events` came, the outermost first.
     open: BTreeMap<TrackId, Vec<TrackEvent>>,
     open_with_arguments: usize,
+    /// What the tracks are of, and their names: of those of these events, and of those that may get others.
+    tracks: BTreeMap<TrackId, (TrackOf, String)>,
     /// The time of the latest event for which there was no room.
     left_out: Option<u64>,
 }
@@ -89,7 +92,24 @@ impl Sink {
     }
 
     pub(super) fn track(&mut self, id: TrackId, of: &TrackOf, name: &str) {
-        self.encoder.track(id, of, name, &mut self.block);
+        match &mut self.last {
+            Some(last) => drop(last.tracks.insert(id, (of.clone(), name.to_owned()))),
+            None => self.encoder.track(id, of, name, &mut self.block),
+        }
+    }
+
+    /// Forgets the tracks that get no more events, which are all but those `used`, and of which no event is kept.
+    pub(super) fn forget_tracks(&mut self, used: &BTreeSet<TrackId>) {
+        if let Some(last) = &mut self.last {
+            let mut needed = last.shown_tracks();
+            needed.extend(used);
+            last.retain_tracks(needed);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn known_tracks(&self) -> usize {
+        self.last.as_ref().map_or(0, |last| last.tracks.len())
     }
 
     pub(super) fn name(&mut self, id: NameId, name: &str) {
@@ -141,7 +161,11 @@ impl Sink {
         Ok(())
     }
 
-    fn write_last(&mut self, last: LastEvents) {
+    fn write_last(&mut self, mut last: LastEvents) {
+        last.retain_tracks(last.shown_tracks());
+        for (id, (of, name)) in &last.tracks {
+            self.encoder.track(*id, of, name, &mut self.block);
+        }
         let from = last.events.front().map_or(last.newest, |it| it.time);
         let mut written = LastWritten {
             time: Duration::from_nanos(if last.is_short() {
@@ -221,6 +245,27 @@ impl LastEvents {
         }
     }
 
+    /// The tracks of the events that are kept.
+    fn shown_tracks(&self) -> BTreeSet<TrackId> {
+        let events = self.events.iter().map(|event| event.track);
+        events.chain(self.open.keys().copied()).collect()
+    }
+
+    /// Forgets all tracks but these and those that they are below.
+    fn retain_tracks(&mut self, mut needed: BTreeSet<TrackId>) {
+        let mut below: Vec<TrackId> = needed.iter().copied().collect();
+        while let Some(track) = below.pop() {
+            if let Some((TrackOf::Lane(parent) | TrackOf::Counter(parent), _)) =
+                self.tracks.get(&track)
+            {
+                if needed.insert(*parent) {
+                    below.push(*parent);
+                }
+            }
+        }
+        self.tracks.retain(|track, _| needed.contains(track));
+    }
+
     /// Drops an event, except for what later events need: the begin of an open slice.
     fn forget(&mut self, mut event: TrackEvent) {
         match event.kind {
@@ -232,7 +277,13 @@ impl LastEvents {
                 self.open.entry(event.track).or_default().push(event);
             }
             TrackEventKind::End => {
-                let begin = self.open.get_mut(&event.track).and_then(Vec::pop);
+                let Entry::Occupied(mut open) = self.open.entry(event.track) else {
+                    return;
+                };
+                let begin = open.get_mut().pop();
+                if open.get().is_empty() {
+                    open.remove();
+                }
                 let had_arguments = begin.is_some_and(|it| !it.arguments.is_empty());
                 self.open_with_arguments -= usize::from(had_arguments);
             }
@@ -298,6 +349,21 @@ mod tests {
         assert!(last.is_short());
         last.add(event(16, TrackEventKind::Value(1)));
         assert!(!last.is_short());
+    }
+
+    #[test]
+    fn tracks_of_ended_slices_are_not_kept() {
+        let mut last = LastEvents::of(Duration::from_nanos(10));
+        for time in 0..100 {
+            for kind in [TrackEventKind::Begin(NameId(1)), TrackEventKind::End] {
+                let track = TrackId(time);
+                last.add(TrackEvent {
+                    track,
+                    ..event(time.into(), kind)
+                });
+            }
+        }
+        assert!(last.open.is_empty());
     }
 
     #[test]

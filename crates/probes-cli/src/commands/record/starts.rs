@@ -108,6 +108,11 @@ impl OpenStarts {
         forgotten
     }
 
+    /// The tracks of all of them.
+    pub(super) fn tracks(&self) -> impl Iterator<Item = TrackId> {
+        self.0.values().map(|starts| starts.track)
+    }
+
     /// Takes all of them.
     pub(super) fn take_all(&mut self) -> Vec<StartsInThread> {
         self.0.drain().map(|(_, starts)| starts).collect()

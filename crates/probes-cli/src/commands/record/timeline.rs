@@ -11,7 +11,8 @@
 //! The calls of a thread are on its track. Those of a fiber of OCaml 5 are on a lane below the thread in which the
 //! outermost one began: a fiber may be suspended while its thread goes on, and then be resumed in another one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::iter;
 use std::mem::take;
 
 use probes_lib::{CallFrame, Event, EventKind, Events, LiveAddr, RingEntry, RuntimeEventKind};
@@ -33,6 +34,9 @@ const MOST_STACKS: usize = 16_384;
 /// The tracks of how many threads are known at once.
 const MOST_THREADS: usize = 65_536;
 
+/// How many tracks are known before those that get no more events are forgotten.
+const MOST_TRACKS: usize = 131_072;
+
 /// More phases than any runtime nests.
 const MOST_PHASES: usize = 64;
 
@@ -44,8 +48,11 @@ pub(super) struct Timeline {
     /// The probe whose hit ends the recording, and whether it was hit.
     until: Option<String>,
     is_hit: bool,
-    /// Of each track, the latest time: none goes back.
-    tracks: Vec<u64>,
+    /// Of each track that may still get events, the latest time: none goes back.
+    tracks: BTreeMap<TrackId, u64>,
+    next_track: u32,
+    /// With how many tracks those are forgotten that get no more events.
+    most_tracks: usize,
     names: HashMap<String, NameId>,
     threads: HashMap<i32, ThreadTracks>,
     stacks: HashMap<StackId, OpenCalls>,
@@ -161,7 +168,9 @@ impl Timeline {
             pairs,
             until,
             is_hit: false,
-            tracks: vec![0],
+            tracks: BTreeMap::from([(TrackId::PROCESS, 0)]),
+            next_track: TrackId::PROCESS.0 + 1,
+            most_tracks: MOST_TRACKS,
             names: HashMap::new(),
             threads: HashMap::new(),
             stacks: HashMap::new(),
@@ -512,7 +521,7 @@ impl Timeline {
                 self.counts.lost_words = self.counts.lost_words.saturating_add(words);
                 self.lost_words.add(domain, words);
                 let track = self.domain(domain);
-                match self.tracks.get(track.0 as usize) {
+                match self.tracks.get(&track) {
                     Some(&time) if time > 0 => self.lost_words(domain, time, words),
                     // When they were lost is only known once there is an event.
                     _ => {
@@ -665,7 +674,7 @@ impl Timeline {
         kind: TrackEventKind,
         arguments: Vec<Annotation>,
     ) {
-        let Some(latest) = self.tracks.get_mut(track.0 as usize) else {
+        let Some(latest) = self.tracks.get_mut(&track) else {
             return;
         };
         // Times of two readings may overlap a little.
@@ -689,10 +698,32 @@ impl Timeline {
     }
 
     fn track(&mut self, of: &TrackOf, name: &str) -> TrackId {
-        let id = TrackId(self.tracks.len() as u32);
-        self.tracks.push(0);
+        if self.tracks.len() >= self.most_tracks {
+            self.forget_tracks();
+        }
+        let id = TrackId(self.next_track);
+        self.next_track = self.next_track.saturating_add(1);
+        self.tracks.insert(id, 0);
         self.sink.track(id, of, name);
         id
+    }
+
+    /// Forgets the tracks that get no more events: threads come and go.
+    fn forget_tracks(&mut self) {
+        let threads = self.threads.values();
+        let threads = threads
+            .flat_map(|it| iter::once(&it.track).chain(it.lanes.iter().map(|(track, _)| track)));
+        let domains = self.domains.values();
+        let domains = domains.flat_map(|it| iter::once(&it.track).chain(it.counters.values()));
+        let stacks = self.stacks.values().map(|it| &it.track);
+        let used = threads.chain(domains).chain(stacks).copied();
+        let used: BTreeSet<TrackId> = used
+            .chain(self.starts.tracks())
+            .chain([TrackId::PROCESS])
+            .collect();
+        self.tracks.retain(|track, _| used.contains(track));
+        self.sink.forget_tracks(&used);
+        self.most_tracks = MOST_TRACKS.max(2 * self.tracks.len());
     }
 
     /// Returns the track of a thread; 0 stands for those that are not known.
@@ -772,10 +803,7 @@ mod tests {
         assert!(!left_out.leave(10) && !left_out.leave(9));
     }
 
-    /// The events in the file of a timeline with these entries of rings.
-    fn drawn(entries: &[RingEntry<'_>], end: u64) -> Vec<serde_json::Value> {
-        let scratch = test_support::Scratch::new();
-        let path = scratch.file("timeline.json");
+    fn sink(path: &std::path::Path, last: Option<Duration>) -> Sink {
         let process = TracedProcess {
             pid: 1,
             name: "p".to_owned(),
@@ -783,21 +811,66 @@ mod tests {
             boottime: 0,
             realtime: 0,
         };
-        let file = TimelineFile::create(&path).unwrap();
-        let format = TimelineFormat::of(&path).unwrap();
-        let sink = Sink::new(format, &process, file, None::<Duration>);
-        let mut timeline = Timeline::new(1, Vec::new(), None, sink);
+        let file = TimelineFile::create(path).unwrap();
+        let format = TimelineFormat::of(path).unwrap();
+        Sink::new(format, &process, file, last)
+    }
+
+    fn written(mut timeline: Timeline, path: &std::path::Path) -> Vec<serde_json::Value> {
+        timeline.sink().flush(true).unwrap();
+        let written = std::fs::read_to_string(path).unwrap();
+        serde_json::from_str(&written).unwrap()
+    }
+
+    /// The events in the file of a timeline with these entries of rings.
+    fn drawn(entries: &[RingEntry<'_>], end: u64) -> Vec<serde_json::Value> {
+        let scratch = test_support::Scratch::new();
+        let path = scratch.file("timeline.json");
+        let mut timeline = Timeline::new(1, Vec::new(), None, sink(&path, None));
         for entry in entries {
             timeline.add_runtime_event(entry);
         }
         timeline.finish(end);
-        timeline.sink().flush(true).unwrap();
-        let written = std::fs::read_to_string(&path).unwrap();
-        serde_json::from_str(&written).unwrap()
+        written(timeline, &path)
     }
 
     fn event(domain: u32, time: u64, kind: RuntimeEventKind<'_>) -> RingEntry<'_> {
         RingEntry::Event { domain, time, kind }
+    }
+
+    #[test]
+    fn tracks_of_many_threads_are_forgotten() {
+        let scratch = test_support::Scratch::new();
+        let path = scratch.file("timeline.json");
+        let mut timeline = Timeline::new(
+            1,
+            Vec::new(),
+            None,
+            sink(&path, Some(Duration::from_nanos(9))),
+        );
+        let most = MOST_TRACKS as i32;
+        for thread in 1..=2 * most {
+            let track = timeline.thread(thread);
+            timeline.instant(track, thread as u64, "hit", Vec::new());
+            assert!(timeline.tracks.len() <= MOST_TRACKS);
+        }
+        assert!(timeline.sink().known_tracks() <= MOST_TRACKS);
+        timeline.finish(2 * most as u64);
+        let events = written(timeline, &path);
+        let of = |kind: &str| {
+            let events = events.iter().filter(|it| it["ph"] == kind);
+            events
+                .map(|it| it["tid"].as_i64().unwrap())
+                .collect::<Vec<_>>()
+        };
+        let latest: Vec<i64> = (2 * i64::from(most) - 9..=2 * i64::from(most)).collect();
+        assert_eq!(of("i"), latest);
+        let named = of("M");
+        assert!(latest.iter().all(|thread| named.contains(thread)));
+        assert!(
+            named.len() < 20,
+            "only the threads of these events are named"
+        );
     }
 
     #[test]

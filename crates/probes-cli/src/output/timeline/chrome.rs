@@ -1,6 +1,8 @@
 //! Chrome's Trace Event Format: a JSON array of objects, one a line. Lanes and counters have thread ids of their own,
 //! above those of Linux.
 
+use std::collections::HashMap;
+
 use std::io::Write;
 
 use serde::Serialize;
@@ -17,7 +19,7 @@ pub(super) struct Chrome {
     pid: i32,
     process: String,
     /// Of each track, by its number, the thread id, and the name if it is a counter: a JSON string.
-    tracks: Vec<(i64, String)>,
+    tracks: HashMap<TrackId, (i64, String)>,
     /// Of each name, by its number, the JSON string.
     names: Vec<String>,
     has_objects: bool,
@@ -43,7 +45,7 @@ impl Chrome {
         Chrome {
             pid: process.pid,
             process: process.name.clone(),
-            tracks: Vec::new(),
+            tracks: HashMap::new(),
             names: Vec::new(),
             has_objects: false,
         }
@@ -104,7 +106,7 @@ impl Encoder for Chrome {
             TrackOf::Counter(_) => text(name),
             _ => String::new(),
         };
-        at(&mut self.tracks, id.0, (tid, counter), Default::default);
+        self.tracks.insert(id, (tid, counter));
     }
 
     fn name(&mut self, id: NameId, name: &str, _: &mut Vec<u8>) {
@@ -114,7 +116,7 @@ impl Encoder for Chrome {
     fn event(&mut self, event: &TrackEvent, to: &mut Vec<u8>) {
         self.separate(to);
         let empty = (0, String::new());
-        let (tid, counter) = self.tracks.get(event.track.0 as usize).unwrap_or(&empty);
+        let (tid, counter) = self.tracks.get(&event.track).unwrap_or(&empty);
         let name = |id: NameId| self.names.get(id.0 as usize).map_or("\"\"", |it| it);
         let (phase, name) = match event.kind {
             TrackEventKind::Begin(id) => ("B", name(id)),

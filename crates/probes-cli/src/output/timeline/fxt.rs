@@ -1,6 +1,8 @@
 //! Fuchsia's trace format (fuchsia.dev, "Fuchsia trace format"): records of 64-bit words, little-endian. Threads and
 //! tracks are kernel objects, each with an id (koid); their names are in kernel object records.
 
+use std::collections::HashMap;
+
 use super::{
     Annotation, AnnotationValue, Encoder, NameId, TracedProcess, TrackEvent, TrackEventKind,
     TrackId, TrackOf,
@@ -56,7 +58,7 @@ pub(super) struct Fxt {
     pid: u64,
     process: String,
     /// Of each track, by its number: its koid, 0 for a counter; and the name of a counter, empty for others.
-    tracks: Vec<(u64, String)>,
+    tracks: HashMap<TrackId, (u64, String)>,
     /// The names that have no index, by their number.
     others: std::collections::HashMap<u32, String>,
 }
@@ -113,7 +115,7 @@ impl Fxt {
         Fxt {
             pid: process.pid as u64,
             process: process.name.clone(),
-            tracks: Vec::new(),
+            tracks: HashMap::new(),
             others: std::collections::HashMap::new(),
         }
     }
@@ -187,15 +189,11 @@ impl Encoder for Fxt {
         if koid > 0 {
             self.object(THREAD, koid, name, to);
         }
-        let index = id.0 as usize;
-        if self.tracks.len() <= index {
-            self.tracks.resize_with(index + 1, Default::default);
-        }
         let counter = match of {
             TrackOf::Counter(_) => name.to_owned(),
             _ => String::new(),
         };
-        self.tracks[index] = (koid, counter);
+        self.tracks.insert(id, (koid, counter));
     }
 
     fn name(&mut self, id: NameId, name: &str, to: &mut Vec<u8>) {
@@ -209,7 +207,7 @@ impl Encoder for Fxt {
 
     fn event(&mut self, event: &TrackEvent, to: &mut Vec<u8>) {
         let empty = (0, String::new());
-        let (koid, counter) = self.tracks.get(event.track.0 as usize).unwrap_or(&empty);
+        let (koid, counter) = self.tracks.get(&event.track).unwrap_or(&empty);
         let name = |id: NameId| match id.0.checked_add(FIRST_NAME) {
             Some(index @ ..=LAST_INDEX) => StringRef::indexed(index.into()),
             _ => StringRef::inline(self.others.get(&id.0).map_or("", |it| it)),
