@@ -158,9 +158,9 @@ pub use observer::{ObservationReport, Observer};
 
 // The events that the runtime of OCaml 5 writes itself.
 pub use runtime_events::{
-    CustomBytes, DomainPauses, DomainRequests, EventDurations, GcPause, GcPauses, GcTimes,
-    PausePhase, RingEntry, RuntimeEventGroup, RuntimeEventKind, RuntimeEventName, RuntimeEvents,
-    SelectedEntry, SelectedEvents, UserValue,
+    CustomBytes, DomainPauses, DomainRequests, EventDurations, EventGaps, GcPause, GcPauses,
+    GcTimes, PausePhase, RingEntry, RuntimeEventGroup, RuntimeEventKind, RuntimeEventName,
+    RuntimeEvents, SelectedEntry, SelectedEvents, UserValue,
 };
 pub use switched_events::SwitchedEvents;
 

@@ -7,6 +7,7 @@
 //! ```
 
 mod durations;
+mod gaps;
 mod gc_times;
 mod header;
 mod item;
@@ -40,6 +41,7 @@ use self::source::Source;
 use self::user_names::UserNames;
 
 pub use self::durations::EventDurations;
+pub use self::gaps::EventGaps;
 pub use self::gc_times::GcTimes;
 pub use self::item::{CustomBytes, RuntimeEventKind, UserValue};
 pub use self::pauses::{DomainPauses, GcPause, GcPauses, PausePhase};

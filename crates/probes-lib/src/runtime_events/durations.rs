@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::gaps::EventGaps;
+
 /// Pairs the begins of phases and spans with their ends: in each domain, an end belongs to the last begin of its name
 /// that has no end yet.
 ///
@@ -19,8 +21,7 @@ use std::collections::HashMap;
 pub struct EventDurations {
     /// The times of the begins that have no end yet, by domain and name.
     open: HashMap<u32, HashMap<usize, Vec<u64>>>,
-    /// When events were last paused or resumed.
-    resumed: u64,
+    gaps: EventGaps,
 }
 
 /// No program nests so many phases or spans of one name: if there are more, their ends were not written.
@@ -46,7 +47,7 @@ impl EventDurations {
     pub fn end(&mut self, domain: u32, name: usize, time: u64) -> Option<u64> {
         let open = self.open.get_mut(&domain)?.get_mut(&name)?;
         let began = open.pop()?;
-        if began < self.resumed && time >= self.resumed {
+        if self.gaps.last_in(began, time).is_some() {
             return None;
         }
         time.checked_sub(began)
@@ -61,7 +62,7 @@ impl EventDurations {
     /// Rings are read one after the other, so begins and ends from before that time may still be added, of other
     /// domains.
     pub fn paused_or_resumed(&mut self, time: u64) {
-        self.resumed = self.resumed.max(time);
+        self.gaps.add(time);
     }
 }
 
@@ -105,6 +106,21 @@ mod tests {
         durations.begin(2, 0, 52);
         durations.paused_or_resumed(50);
         assert_eq!(durations.end(2, 0, 54), Some(2));
+    }
+
+    #[test]
+    fn nothing_is_paired_across_an_earlier_pause() {
+        let mut durations = EventDurations::default();
+        // Paused twice before the ring of domain 2 is read.
+        for time in [100, 110, 200, 210] {
+            durations.paused_or_resumed(time);
+        }
+        durations.begin(2, 0, 50);
+        assert_eq!(durations.end(2, 0, 150), None);
+        durations.begin(2, 0, 160);
+        assert_eq!(durations.end(2, 0, 170), Some(10));
+        durations.begin(2, 0, 180);
+        assert_eq!(durations.end(2, 0, 220), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::gaps::EventGaps;
 use super::gc_times::GcTimes;
 use super::requests::{DomainRequests, StwRequests};
 use super::{RingEntry, RuntimeEventKind};
@@ -13,8 +14,8 @@ pub struct GcPauses {
     domains: BTreeMap<u32, DomainPauses>,
     phases: BTreeMap<&'static str, GcTimes>,
     requests: StwRequests,
-    /// When events were last paused or resumed: of phases that began before, the ends may not have been written, in any domain.
-    resumed: u64,
+    /// Of phases that began before one, the ends may not have been written, in any domain.
+    gaps: EventGaps,
 }
 
 /// The same of one domain, or of those that have had its number one after another.
@@ -108,10 +109,10 @@ impl GcPauses {
     }
 
     fn add_event(&mut self, number: u32, time: u64, kind: RuntimeEventKind<'_>) -> Option<GcPause> {
-        let resumed = self.resumed;
         let domain = self.domains.entry(number).or_default();
         // Rings are read one after the other: what this one has from before that time may come after it.
-        if time >= resumed && domain.open.first().is_some_and(|it| it.began < resumed) {
+        let outermost = domain.open.first();
+        if outermost.is_some_and(|it| self.gaps.last_in(it.began, time).is_some()) {
             domain.forget_open();
         }
         match kind {
@@ -162,7 +163,7 @@ impl GcPauses {
                 (domain.pool_words, domain.large_words) = (None, None);
             }
             RuntimeEventKind::Lifecycle("ring_pause" | "ring_resume", _) => {
-                self.resumed = self.resumed.max(time);
+                self.gaps.add(time);
                 self.requests.forget();
             }
             _ => {}
@@ -173,12 +174,12 @@ impl GcPauses {
     /// To be called when all rings were read once more: matches the stop-the-world requests with the domains that
     /// joined them.
     pub fn match_requests(&mut self) {
-        self.requests.match_joins();
+        self.requests.match_joins(&self.gaps);
     }
 
     /// To be called when no more is read.
     pub fn finish(&mut self) {
-        self.requests.finish();
+        self.requests.finish(&self.gaps);
     }
 
     /// Returns what a domain had to do with stop-the-world requests, as far as these are matched
@@ -206,7 +207,7 @@ impl GcPauses {
         let domains = self.domains.iter();
         let began =
             domains.filter_map(|(number, domain)| Some((*number, domain.open.first()?.began)));
-        began.filter(|(_, began)| *began >= self.resumed)
+        began.filter(|(_, began)| *began >= self.gaps.latest())
     }
 
     /// Returns the times of each phase in all domains, with the phases in it.
@@ -355,6 +356,31 @@ mod tests {
         // What was written before is no less for it.
         add(&mut pauses, 2, 60, BEGIN("minor"));
         assert_eq!(add(&mut pauses, 2, 90, END("minor")).unwrap().time, ns(30));
+    }
+
+    #[test]
+    fn each_of_several_pauses_of_events_counts() {
+        let mut pauses = GcPauses::default();
+        for time in [100, 110, 200, 210] {
+            let what = if time % 100 == 0 {
+                "ring_pause"
+            } else {
+                "ring_resume"
+            };
+            let kind = RuntimeEventKind::Lifecycle(what, None);
+            add(&mut pauses, 0, time, kind);
+        }
+        // The end of the first, and the begin of the second, were not written.
+        add(&mut pauses, 1, 50, BEGIN("minor"));
+        assert_eq!(add(&mut pauses, 1, 120, END("minor")), None);
+        // Nor was the end of this one.
+        add(&mut pauses, 1, 130, BEGIN("major"));
+        add(&mut pauses, 2, 50, BEGIN("major"));
+        add(&mut pauses, 2, 150, BEGIN("minor"));
+        let pause = add(&mut pauses, 2, 160, END("minor")).unwrap();
+        assert_eq!((pause.began, pause.time), (150, ns(10)));
+        add(&mut pauses, 1, 220, BEGIN("minor"));
+        assert_eq!(add(&mut pauses, 1, 230, END("minor")).unwrap().time, ns(10));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::mem::take;
 use std::time::Duration;
 
+use super::gaps::EventGaps;
 use super::gc_times::GcTimes;
 
 /// How many requests, and how many joins, are kept that are not yet matched.
@@ -83,13 +84,17 @@ impl StwRequests {
     }
 
     /// All rings were read once more: matches the joins of the read before with their requests.
-    pub(super) fn match_joins(&mut self) {
+    pub(super) fn match_joins(&mut self, gaps: &EventGaps) {
         let [these, before] = &mut self.joins;
         let ready = std::mem::replace(before, take(these));
         for (time, domain) in ready {
             let Some((began, request)) = self.open.range_mut(..=time).next_back() else {
                 continue;
             };
+            // Its own request was not written.
+            if gaps.last_in(*began, time).is_some() {
+                continue;
+            }
             // The leader went on without waiting for this domain.
             if request.ended.is_some_and(|ended| ended < time) {
                 continue;
@@ -108,9 +113,9 @@ impl StwRequests {
     }
 
     /// No more is read.
-    pub(super) fn finish(&mut self) {
-        self.match_joins();
-        self.match_joins();
+    pub(super) fn finish(&mut self, gaps: &EventGaps) {
+        self.match_joins(gaps);
+        self.match_joins(gaps);
         let closed = take(&mut self.open);
         self.close(closed);
     }
@@ -146,10 +151,10 @@ mod tests {
         requests.ended(100, 150);
         requests.joined(1, 110);
         requests.led(1, 200);
-        requests.match_joins();
+        requests.match_joins(&EventGaps::default());
         requests.joined(2, 130);
         requests.joined(2, 205);
-        requests.finish();
+        requests.finish(&EventGaps::default());
         assert_eq!(counts(&requests, 0), (1, 1, 1, 15));
         assert_eq!(counts(&requests, 1), (1, 1, 0, 10));
         assert_eq!(counts(&requests, 2), (0, 2, 1, 35));
@@ -162,14 +167,29 @@ mod tests {
         requests.led(0, 100);
         requests.ended(100, 120);
         requests.joined(1, 121);
-        requests.finish();
+        requests.finish(&EventGaps::default());
         assert_eq!(counts(&requests, 1), (0, 0, 0, 0));
         requests.led(0, 200);
         requests.joined(1, 201);
         requests.forget();
-        requests.finish();
+        requests.finish(&EventGaps::default());
         assert_eq!(counts(&requests, 1), (0, 0, 0, 0));
         assert_eq!(counts(&requests, 0), (2, 0, 0, 0));
+    }
+
+    #[test]
+    fn joins_across_a_pause_are_dropped() {
+        let mut requests = StwRequests::default();
+        let mut gaps = EventGaps::default();
+        gaps.add(100);
+        gaps.add(110);
+        requests.led(0, 50);
+        requests.joined(1, 60);
+        // Of a request that was made meanwhile.
+        requests.joined(2, 115);
+        requests.finish(&gaps);
+        assert_eq!(counts(&requests, 1), (0, 1, 1, 10));
+        assert_eq!(counts(&requests, 2), (0, 0, 0, 0));
     }
 
     #[test]
@@ -178,10 +198,10 @@ mod tests {
         for round in 0..100_u64 {
             requests.led(0, 10 * round + 1);
             requests.joined(1, 10 * round + 2);
-            requests.match_joins();
+            requests.match_joins(&EventGaps::default());
             assert!(requests.open.len() <= 4 && requests.joins[1].len() <= 1);
         }
-        requests.finish();
+        requests.finish(&EventGaps::default());
         assert_eq!(counts(&requests, 1), (0, 100, 100, 100));
         for time in 0..200_000 {
             requests.led(0, time);

@@ -15,7 +15,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::iter;
 use std::mem::take;
 
-use probes_lib::{CallFrame, Event, EventKind, Events, LiveAddr, RingEntry, RuntimeEventKind};
+use probes_lib::{
+    CallFrame, Event, EventGaps, EventKind, Events, LiveAddr, RingEntry, RuntimeEventKind,
+};
 
 use super::sink::Sink;
 use super::starts::{OpenStarts, StartsInThread};
@@ -60,8 +62,8 @@ pub(super) struct Timeline {
     open: usize,
     starts: OpenStarts,
     domains: HashMap<u32, DomainTracks>,
-    /// When runtime events were last paused or resumed.
-    resumed: u64,
+    /// When runtime events were paused and resumed.
+    gaps: EventGaps,
     latest: u64,
     pub(super) counts: RecordCounts,
     /// The same words as in `counts`, by domain.
@@ -177,7 +179,7 @@ impl Timeline {
             open: 0,
             starts: OpenStarts::default(),
             domains: HashMap::new(),
-            resumed: 0,
+            gaps: EventGaps::default(),
             latest: 0,
             counts: RecordCounts::default(),
             lost_words: LostWords::default(),
@@ -558,9 +560,7 @@ impl Timeline {
 
     fn runtime_event(&mut self, domain: u32, time: u64, kind: RuntimeEventKind<'_>) {
         let track = self.domain(domain);
-        if time >= self.resumed {
-            self.end_cut_phases(domain);
-        }
+        self.end_cut_phases(domain, time);
         match kind {
             RuntimeEventKind::Begin(phase) => {
                 let id = self.name(phase);
@@ -594,10 +594,7 @@ impl Timeline {
             }
             RuntimeEventKind::Lifecycle(what, number) => {
                 match what {
-                    "ring_pause" | "ring_resume" => {
-                        self.resumed = self.resumed.max(time);
-                        self.end_all_cut_phases();
-                    }
+                    "ring_pause" | "ring_resume" => self.gaps.add(time),
                     "domain_terminate" => self.end_phases(domain, 0, time, LOST),
                     _ => {}
                 }
@@ -608,19 +605,13 @@ impl Timeline {
         }
     }
 
-    /// Ends the phases of a domain that were open when events were paused or resumed: their ends may not have been written. Rings are
-    /// read one after the other, so a domain may have begun others since.
-    fn end_cut_phases(&mut self, domain: u32) {
+    /// Ends the phases of a domain that were open when events were paused or resumed before `now`: their ends may not have been
+    /// written. Rings are read one after the other, so a domain may have begun others since.
+    fn end_cut_phases(&mut self, domain: u32, now: u64) {
         let outermost = self.domains.get(&domain).and_then(|it| it.open.first());
-        if outermost.is_some_and(|it| it.began < self.resumed) {
-            self.end_phases(domain, 0, self.resumed, LOST);
-        }
-    }
-
-    fn end_all_cut_phases(&mut self) {
-        let domains: Vec<u32> = self.domains.keys().copied().collect();
-        for domain in domains {
-            self.end_cut_phases(domain);
+        let cut = outermost.and_then(|it| self.gaps.last_in(it.began, now));
+        if let Some(time) = cut {
+            self.end_phases(domain, 0, time, LOST);
         }
     }
 
@@ -648,8 +639,8 @@ impl Timeline {
         let domains: Vec<u32> = self.domains.keys().copied().collect();
         for domain in domains {
             self.lost_first_words(domain, time);
+            self.end_cut_phases(domain, u64::MAX);
         }
-        self.end_all_cut_phases();
         let phases = self.domains.values();
         let phases = phases.flat_map(|it| it.open.iter().map(|_| (it.track, RUNNING)));
         ends.extend(phases);
@@ -925,5 +916,31 @@ mod tests {
                 (8000, None)
             ]
         );
+    }
+
+    #[test]
+    fn each_pause_of_events_ends_phases() {
+        let begin = RuntimeEventKind::Begin("minor");
+        let end = RuntimeEventKind::End("minor");
+        let paused = RuntimeEventKind::Lifecycle("ring_pause", None);
+        let resumed = RuntimeEventKind::Lifecycle("ring_resume", None);
+        let entries = [
+            event(1, 2_000_000, paused),
+            event(1, 3_000_000, resumed),
+            event(1, 6_000_000, paused),
+            event(1, 7_000_000, resumed),
+            event(2, 1_000_000, begin),
+            event(2, 4_000_000, end),
+            event(2, 5_000_000, begin),
+        ];
+        let events = drawn(&entries, 9_000_000);
+        let ends = events.iter().filter(|it| it["ph"] == "E");
+        let ends: Vec<(u64, Option<&str>)> = ends
+            .map(|it| {
+                let time = it["ts"].as_f64().unwrap() as u64;
+                (time, it["args"][ENDED].as_str())
+            })
+            .collect();
+        assert_eq!(ends, [(3000, Some(LOST)), (7000, Some(LOST))]);
     }
 }
