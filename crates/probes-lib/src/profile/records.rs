@@ -44,6 +44,19 @@ pub(super) enum RecordKind {
     Sample(Option<Arc<CopiedStack>>),
     /// So many records before this one were not written, because there was no room.
     Lost(u64),
+    /// The ring was full, or nearly: records may have been lost from then until this time. How many is recorded later, with
+    /// the next record that is written there.
+    Full(Duration),
+}
+
+impl PerfRecord {
+    /// Returns what follows the records of a ring that was found full, if it was; `until` is when it was read.
+    pub(super) fn of_full_ring(last: &PerfRecord, until: Duration) -> PerfRecord {
+        PerfRecord {
+            kind: RecordKind::Full(until),
+            ..last.clone()
+        }
+    }
 }
 
 /// Appends the records that `bytes` hold. What cannot be understood ends it.

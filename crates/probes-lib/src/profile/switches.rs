@@ -39,6 +39,10 @@ const MOST_BYTES: usize = 64 << 20;
 /// virtual one that is suspended in between.
 const LATE: Duration = Duration::from_micros(500);
 
+/// A ring with less room than that may have had none for a switch: larger than any record that is no sample, so that this is also
+/// true of what the kernel writes while the ring is read.
+const NEARLY_FULL: usize = 1024;
+
 /// How many bytes of a stack are copied for a sample: those of nearly all stacks of programs that are not recursive.
 pub(super) const SAMPLED_STACK: u32 = 32 << 10;
 
@@ -267,11 +271,17 @@ impl SwitchRecorder {
         for (_, ring) in &mut self.rings {
             self.bytes.clear();
             ring.read(&mut self.bytes);
+            let earlier = self.held_back.len();
             if !self.bytes.is_empty() {
                 let fills_up = ring.len() as f64 / self.bytes.len() as f64;
                 self.fills_up_in = self.fills_up_in.min(since.mul_f64(fills_up));
             }
             records::parse(&self.bytes, &mut self.held_back);
+            if ring.len() - self.bytes.len() < NEARLY_FULL {
+                let last = self.held_back.get(earlier..).and_then(<[_]>::last);
+                let full = last.map(|last| PerfRecord::of_full_ring(last, monotonic_now()));
+                self.held_back.extend(full);
+            }
         }
         self.held_back.sort_by_key(|record| record.at);
         let many = self.held_back.partition_point(|record| record.at <= until);

@@ -22,6 +22,8 @@ pub(super) struct Waits<L> {
     threads: HashMap<i32, Thread<L>>,
     /// How many records were lost.
     pub(super) lost: u64,
+    /// Until then, more may have been lost at any time.
+    doubtful_until: Duration,
 }
 
 /// A time that a thread was off the processor.
@@ -116,6 +118,7 @@ impl<L: Clone> Waits<L> {
             begun,
             threads: HashMap::new(),
             lost: 0,
+            doubtful_until: Duration::ZERO,
         }
     }
 
@@ -174,8 +177,18 @@ impl<L: Clone> Waits<L> {
         record: PerfRecord,
         stops: &[Range<Duration>],
     ) -> Option<ThreadWait<L>> {
-        if let RecordKind::Lost(many) = record.kind {
-            self.lost = self.lost.saturating_add(many);
+        let may_be_lost = match record.kind {
+            RecordKind::Lost(many) => {
+                self.lost = self.lost.saturating_add(many);
+                true
+            }
+            RecordKind::Full(until) => {
+                self.doubtful_until = self.doubtful_until.max(until);
+                true
+            }
+            _ => false,
+        };
+        if may_be_lost {
             for thread in self.threads.values_mut() {
                 thread.is_doubtful = true;
             }
@@ -211,7 +224,7 @@ impl<L: Clone> Waits<L> {
             entry.cause = Cause::of(at, entry.on_since, stops);
         }
         entry.state = state;
-        entry.is_doubtful = false;
+        entry.is_doubtful = at < self.doubtful_until;
         if record.kind == RecordKind::In {
             entry.on_since = Some(at);
         }
@@ -293,7 +306,7 @@ impl<L: Clone> Thread<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use RecordKind::{Exited, In, Lost, Out, Preempted};
+    use RecordKind::{Exited, Full, In, Lost, Out, Preempted};
 
     const PID: i32 = 1;
 
@@ -451,6 +464,26 @@ mod tests {
         assert_eq!(waits.lasting(at(80))[0].time, at(7));
         waits.waits_still(PID, at(90));
         assert_eq!(waits.lasting(at(95))[0].time, at(10));
+    }
+
+    #[test]
+    fn waits_are_not_joined_across_a_full_ring() {
+        let mut waits = Waits::of_process(PID, at(0));
+        // It ran meanwhile on another processor, whose ring was full; that records were lost is recorded later.
+        let records = [(10, Out), (15, Full(at(70))), (60, In)];
+        assert_eq!(add(&mut waits, &records), []);
+        // Still full.
+        assert_eq!(add(&mut waits, &[(62, Out), (68, In)]), []);
+        assert_eq!(add(&mut waits, &[(71, Out), (80, In)]), [(9, None)]);
+        assert_eq!(waits.lost, 0);
+        assert_eq!(add(&mut waits, &[(90, Lost(4))]), []);
+        assert_eq!(waits.lost, 4);
+        // What was seen is known.
+        add(&mut waits, &[(100, Out)]);
+        waits.looked(PID, at(105), "read");
+        waits.waits_still(PID, at(125));
+        let records = [(110, Full(at(140))), (130, In)];
+        assert_eq!(add(&mut waits, &records), [(20, Some("read"))]);
     }
 
     #[test]
