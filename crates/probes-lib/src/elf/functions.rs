@@ -118,7 +118,8 @@ pub struct FirstCall<'t> {
 
 /// Returns how many calls the frametables of a file describe, with their source lines.
 pub(crate) fn frametable_calls(elf: &ElfFile) -> usize {
-    frametables(elf).calls.len()
+    let calls = frametables(elf).calls;
+    calls.iter().filter(|call| call.line.is_some()).count()
 }
 
 /// What the names are in, by [`NameSource`].
@@ -396,7 +397,9 @@ impl FunctionTable {
             if address - function.address.0 >= function.len {
                 continue;
             }
-            function.call.get_or_insert((place(call.file), call.line));
+            if let Some(line) = call.line {
+                function.call.get_or_insert((place(call.file), line));
+            }
             if function.first_name == function.last_name {
                 function.first_name = self.names.len();
                 self.names.push(place(call.function));

@@ -17,7 +17,17 @@
 //! A debuginfo is two words of 4 bytes (runtime/backtrace_nat.c). If bit 0 of the first is set, another one follows,
 //! for the function that this one was inlined into: the last is for the function that exists. Bits 2 to 25 of its first
 //! word are the distance to 4 bytes, the distance from there to the file's name, which the function's name follows. The
-//! second word has the line.
+//! second word, and the last six bits of the first one, have the line and columns, in one of two formats (asmcomp/emitaux.ml), from the
+//! highest bit to the lowest:
+//!
+//! ```text
+//! one line     OCaml 4   line 20   column 8   end's column 10
+//! both lines   OCaml 5   0    line 12   lines more 3   column 6   end's column 7   from the first line to the end's 9
+//!                        1    line 19   lines more 18            the columns are before the name
+//! ```
+//!
+//! No field says which it is. Most words make sense in one of them only: an end is not before its beginning, and on the
+//! same line the distance is 0. If the words of a file do not tell, it has names and no lines.
 
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::relocations::Relocation;
@@ -39,8 +49,8 @@ pub(super) struct CallSite {
     /// The function that makes the call, as it exists in the code.
     pub(super) function: TextPlace,
     pub(super) file: TextPlace,
-    /// From 1.
-    pub(super) line: u32,
+    /// From 1; `None` if it is not known in which format it is.
+    pub(super) line: Option<u32>,
 }
 
 /// A text in the data of the file.
@@ -120,10 +130,8 @@ fn calls_in(data: &[u8], code: &CodeSegments) -> Vec<CallSite> {
     let places = find_debuginfos(data, code);
     let raw: Vec<RawCall> = places.iter().filter_map(|place| place.call(data)).collect();
     // A program has one runtime, and so one format.
-    let is_of_ocaml_5 = raw.iter().any(|call| call.location.is_partly_packed());
-    let calls = raw
-        .iter()
-        .filter_map(|call| call.resolve(data, is_of_ocaml_5));
+    let format = LineFormat::of(raw.iter().map(|call| call.location));
+    let calls = raw.iter().filter_map(|call| call.resolve(data, format));
     let mut calls: Vec<CallSite> = calls.collect();
     calls.sort_by_key(|call| call.return_address);
     calls
@@ -317,7 +325,60 @@ impl DebuginfoPlace {
     }
 }
 
+/// How lines and columns are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LineFormat {
+    OneLine,
+    BothLines,
+    Unknown,
+}
+
+impl LineFormat {
+    /// Finds out in which format these are: nearly all of them make sense in it, and some do not in the other one.
+    fn of(locations: impl Iterator<Item = Location>) -> LineFormat {
+        /// Locations that a preprocessor has made need not make sense.
+        const MOST_OF: usize = 8;
+        let (mut against_one, mut against_both) = (0_usize, 0_usize);
+        for location in locations {
+            if location.is_partly_packed() {
+                return LineFormat::BothLines;
+            }
+            against_one += usize::from(!location.makes_sense_with_one_line());
+            against_both += usize::from(!location.makes_sense_with_both_lines());
+        }
+        if against_both > against_one * MOST_OF {
+            LineFormat::OneLine
+        } else if against_one > against_both * MOST_OF {
+            LineFormat::BothLines
+        } else {
+            LineFormat::Unknown
+        }
+    }
+}
+
 impl Location {
+    /// Whether the end is not before its beginning, in the format with one line.
+    fn makes_sense_with_one_line(self) -> bool {
+        let [low, high] = self.words;
+        let (line, column) = (high >> 12, high >> 4 & 0xff);
+        let end = (high & 0xf) << 6 | low >> 26;
+        line > 0 && column <= end
+    }
+
+    /// Whether the end is not before its beginning, in the format with both lines, if it is not partly packed.
+    fn makes_sense_with_both_lines(self) -> bool {
+        let [low, high] = self.words;
+        let (line, more) = (high >> 19, high >> 16 & 7);
+        let (column, end) = (high >> 10 & 0x3f, high >> 3 & 0x7f);
+        let distance = (high & 7) << 6 | low >> 26;
+        // Each line has an end of its own.
+        line > 0
+            && match more {
+                0 => distance == 0 && column <= end,
+                _ => distance >= more,
+            }
+    }
+
     /// Whether the columns did not fit into the two words, which OCaml 5 marks in the last bit. In OCaml 4 it is
     /// the first bit of the line, and no file has so many lines.
     fn is_partly_packed(self) -> bool {
@@ -326,24 +387,32 @@ impl Location {
 }
 
 impl RawCall {
-    fn resolve(&self, data: &[u8], is_of_ocaml_5: bool) -> Option<CallSite> {
+    fn resolve(&self, data: &[u8], format: LineFormat) -> Option<CallSite> {
         let Location { offset, words } = self.location;
         let info = offset.checked_add((words[0] & 0x03ff_fffc) as usize)?;
-        let (name, line) = if !is_of_ocaml_5 {
-            (info + 4, words[1] >> 12)
-        } else if self.location.is_partly_packed() {
-            // The columns, 8 bytes, come before the name.
-            (info + 12, words[1] >> 12 & 0x7_ffff)
+        // The columns, 8 bytes, come before the name if they are not in the words.
+        let columns = if self.location.is_partly_packed() {
+            8
         } else {
-            (info + 4, words[1] >> 19)
+            0
         };
+        let name = info.checked_add(4 + columns)?;
+        let line = match format {
+            LineFormat::OneLine => Some(words[1] >> 12),
+            LineFormat::BothLines if columns > 0 => Some(words[1] >> 12 & 0x7_ffff),
+            LineFormat::BothLines => Some(words[1] >> 19),
+            LineFormat::Unknown => None,
+        };
+        if line == Some(0) {
+            return None;
+        }
         let distance = u32_at(data, info)? as i32;
         let file = info.checked_add_signed(distance as isize)?;
         Some(CallSite {
             return_address: FileAddr(self.return_address),
             function: text_at(data, name)?,
             file: text_at(data, file)?,
-            line: (line > 0).then_some(line)?,
+            line,
         })
     }
 }

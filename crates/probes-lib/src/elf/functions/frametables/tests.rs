@@ -89,7 +89,7 @@ fn calls(data: &[u8]) -> Vec<(u64, String, String, u32)> {
             call.return_address.0,
             text(call.function),
             text(call.file),
-            call.line,
+            call.line.unwrap_or(0),
         )
     };
     calls.into_iter().map(view).collect()
@@ -126,6 +126,35 @@ fn lines_of_both_formats_are_read() {
     );
     let (address, function, _, line) = found.remove(0);
     assert_eq!((address, &*function, line), (CODE + 24, "C", 300_000));
+}
+
+/// The lines of two calls with these second words; 0 where they are not known.
+fn lines(words: [u32; 2]) -> Vec<u32> {
+    let mut data = table();
+    let [one, other] = words;
+    data.halves(&[0x68 - 0x58, one, 0x68 - 0x60, other]);
+    data.halves(&[10]).bytes(b"A.go\0\0a.ml\0");
+    let calls = calls(&data.0);
+    assert!(
+        calls
+            .iter()
+            .all(|(_, function, file, _)| function == "A.go" && file == "a.ml")
+    );
+    calls.into_iter().map(|(.., line)| line).collect()
+}
+
+#[test]
+fn few_lines_tell_their_format() {
+    let one_line = |line: u32, column: u32, end: u32| line << 12 | column << 4 | end >> 6;
+    let both_lines = |line: u32, column: u32, end: u32| line << 19 | column << 10 | end << 3;
+    assert_eq!(lines([one_line(9, 2, 64), one_line(300, 7, 640)]), [9, 300]);
+    assert_eq!(
+        lines([both_lines(9, 5, 12), both_lines(300, 4, 11)]),
+        [9, 300]
+    );
+    // It could be either: line 9, or line 1153.
+    assert_eq!(lines([both_lines(9, 4, 11), both_lines(9, 4, 11)]), [0, 0]);
+    assert!(lines([0, 0]).iter().all(|line| *line == 0));
 }
 
 #[test]
