@@ -164,7 +164,8 @@ impl CountedStacks {
     fn sorted(&self) -> Vec<(&StackPath, u64)> {
         let mut sorted: Vec<_> = self.hits.iter().map(|(path, hits)| (path, *hits)).collect();
         sorted.sort_by(|(one, ones), (other, others)| {
-            others.cmp(ones).then_with(|| one.frames.cmp(&other.frames))
+            let order = others.cmp(ones).then_with(|| one.frames.cmp(&other.frames));
+            order.then_with(|| one.state.cmp(other.state))
         });
         sorted
     }
@@ -243,5 +244,27 @@ impl CountedStacks {
         let lines = lines.iter().map(|line| &**line);
         let drawn = flamegraph::from_lines(&mut options, lines, &mut svg);
         drawn.map(|()| svg).map_err(Failure::Output)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_of_one_shape_have_one_order() {
+        let path = |state| StackPath {
+            state,
+            frames: vec!["f".to_owned()],
+        };
+        // The order of a HashMap is another one each time.
+        for _ in 0..50 {
+            let mut stacks = CountedStacks::new(1, Path::new("/bin/x"));
+            let states = ["guessed", "cut", "complete"];
+            stacks.hits = states.into_iter().map(|state| (path(state), 7)).collect();
+            let sorted = stacks.sorted();
+            let sorted: Vec<_> = sorted.iter().map(|(path, _)| path.state).collect();
+            assert_eq!(sorted, ["complete", "cut", "guessed"]);
+        }
     }
 }
