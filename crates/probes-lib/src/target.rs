@@ -14,6 +14,7 @@ use crate::process::memory::ProcessMemory;
 use crate::process::object::{Object, UnreadableObject};
 use crate::process::objects::Files;
 use crate::process::opened::OpenedProcess;
+use crate::process::status::Status;
 use crate::select::{Actions, choose, choose_undo};
 use crate::sys::pidfd;
 use crate::update::attempt::{Choose, Updater};
@@ -154,9 +155,13 @@ impl Target {
     /// If the process has exited.
     pub fn is_stopped(&self) -> Result<bool> {
         let process = self.opened.process();
-        let status = process.status();
-        let status = status.map_err(|source| process.exited_or(source))?;
-        Ok(status.state == 'T')
+        // The first thread may have exited: the others are stopped.
+        let state = process.with_thread_directory(|directory| {
+            let state = Status::parse(&process.read(&format!("{directory}/status"))?).state;
+            Ok((!matches!(state, 'Z' | 'X')).then_some(state))
+        });
+        let state = state.map_err(|source| process.exited_or(source))?;
+        Ok(state == 'T')
     }
 
     /// Returns the pids of the processes that this one, or one of these, has forked, and that have executed no program

@@ -35,6 +35,23 @@ fn process_without_first_thread_is_changed() {
     }
 }
 
+#[test]
+fn job_control_stop_is_seen_without_first_thread() {
+    for file in fixture_forms("zombie_leader") {
+        let session = Session::start(&file);
+        assert!(!session.target.is_stopped().unwrap());
+        let pid = Pid::from_raw(session.pid());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        let is_stopped = || session.target.is_stopped().unwrap().then_some(());
+        eventually("it is seen to be stopped", is_stopped);
+        kill(pid, Signal::SIGCONT).unwrap();
+        eventually("it is seen to run", || {
+            (!session.target.is_stopped().unwrap()).then_some(())
+        });
+        session.end();
+    }
+}
+
 // promise: Stopping and resuming: A process that was stopped before an update stays stopped after
 //    it (2 × 2 signals × 41 updates)
 #[test]
