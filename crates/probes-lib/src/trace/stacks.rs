@@ -7,10 +7,11 @@ use crate::address::{LiveAddr, PAGE};
 use crate::memory::ReadMemory;
 use crate::process::maps::Mapping;
 
-/// How many bytes of a stack are searched for addresses of code.
+/// How many bytes of a stack are searched for addresses of code. What is further up may be no stack any more: memory that
+/// is mapped right after one.
 const MAX_SEARCHED: u64 = 1 << 20;
 
-/// How many bytes of a stack are searched for all its signal frames; to search so many takes about 3 ms.
+/// How many bytes of a stack are searched for signal frames; to search so many takes about 3 ms.
 const MAX_SEARCHED_FOR_FRAMES: u64 = 64 << 20;
 
 /// How many bytes of a stack are read at once.
@@ -25,6 +26,16 @@ const MOST_STACKS: usize = 16;
 /// In a signal frame, what follows the stack pointer, the program counter and the flags of a
 /// 64-bit program: its segments `cs`, `gs`, `fs` and `ss` (struct sigcontext of asm/sigcontext.h).
 const SEGMENTS: u64 = 0x002b_0000_0000_0033;
+
+/// A word on a stack.
+struct StackWord {
+    at: u64,
+    /// How many bytes there are between the stack pointer and it.
+    above: u64,
+    word: u64,
+    /// The three words before it.
+    before: [u64; 3],
+}
 
 /// Where the stacks of a process may be: memory that can be written, in order.
 #[derive(Debug)]
@@ -64,7 +75,8 @@ impl StackRanges {
         (start & !7)..end
     }
 
-    /// Returns the first word on the stack above `top` that is an address of one of these ranges of code. If that stack
+    /// Returns the first word on the stack above `top` that is an address of one of these ranges of code; further up, the first
+    /// that a signal frame returns to: a handler may use more than [`MAX_SEARCHED`]. If that stack
     /// has a signal frame, the stack that the signal has interrupted is searched too: a signal handler
     /// may have a stack of its own (sigaltstack(2)).
     pub(crate) fn lead_into(
@@ -74,9 +86,16 @@ impl StackRanges {
         code: &[Range<u64>],
     ) -> Option<LiveAddr> {
         let mut found = None;
-        self.search(memory, top, MAX_SEARCHED, |_, word, _| {
-            let leads = code.iter().any(|code| code.contains(&word));
-            found = leads.then_some(LiveAddr(word));
+        self.search(memory, top, MAX_SEARCHED_FOR_FRAMES, |word| {
+            let to = if word.above < MAX_SEARCHED {
+                word.word
+            } else if word.word == SEGMENTS {
+                word.before[1]
+            } else {
+                return true;
+            };
+            let leads = code.iter().any(|code| code.contains(&to));
+            found = leads.then_some(LiveAddr(to));
             !leads
         });
         found
@@ -86,9 +105,9 @@ impl StackRanges {
     /// have interrupted: the address of each, and its value.
     pub(crate) fn contexts(&self, memory: &impl ReadMemory, top: LiveAddr) -> Vec<(LiveAddr, u64)> {
         let mut contexts = Vec::new();
-        self.search(memory, top, MAX_SEARCHED_FOR_FRAMES, |at, word, before| {
-            if word == SEGMENTS {
-                contexts.push((LiveAddr(at.wrapping_sub(16)), before[1]));
+        self.search(memory, top, MAX_SEARCHED_FOR_FRAMES, |word| {
+            if word.word == SEGMENTS {
+                contexts.push((LiveAddr(word.at.wrapping_sub(16)), word.before[1]));
             }
             true
         });
@@ -96,14 +115,13 @@ impl StackRanges {
     }
 
     /// Calls `visit` for each word on the stack above `top`, and on the stacks that signal frames there lead to, at
-    /// most `most` bytes of each, until it returns false. Passes the address of the word, the word, and the three
-    /// before it.
+    /// most `most` bytes of each, until it returns false.
     fn search(
         &self,
         memory: &impl ReadMemory,
         top: LiveAddr,
         most: u64,
-        mut visit: impl FnMut(u64, u64, [u64; 3]) -> bool,
+        mut visit: impl FnMut(StackWord) -> bool,
     ) {
         let mut tops = vec![top.0];
         let mut searched: Vec<Range<u64>> = Vec::new();
@@ -115,9 +133,16 @@ impl StackRanges {
             let mut before = [0; 3];
             let mut goes_on = true;
             let range = self.above(top, most);
-            let mut at = range.start;
+            let start = range.start;
+            let mut at = start;
             let stack = each_word(memory, range, |word| {
-                goes_on = visit(at, word, before);
+                let above = at.wrapping_sub(start);
+                goes_on = visit(StackWord {
+                    at,
+                    above,
+                    word,
+                    before,
+                });
                 if word == SEGMENTS {
                     tops.push(before[0]);
                 }
@@ -282,6 +307,35 @@ mod tests {
             words.for_each(|word| word.copy_from_slice(&self.word.to_le_bytes()));
             Ok(())
         }
+    }
+
+    /// Memory of zeros, but for some words at one place.
+    struct FrameFarUp(u64, [u64; 4]);
+
+    impl ReadMemory for FrameFarUp {
+        fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+            bytes.fill(0);
+            let words = (self.0..).step_by(8).zip(self.1);
+            for (place, word) in words {
+                let index = place.wrapping_sub(at.0) as usize;
+                if let Some(bytes) = bytes.get_mut(index..).and_then(|it| it.get_mut(..8)) {
+                    bytes.copy_from_slice(&word.to_le_bytes());
+                }
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn signal_frames_far_up_are_found() {
+        let stacks = many_stacks();
+        let top = end_of(3) - LEN;
+        let far = top + 5 * MAX_SEARCHED;
+        let found = |words| stacks.lead_into(&FrameFarUp(far, words), LiveAddr(top), &[CODE]);
+        assert_eq!(found([0, 0x5008, 0x246, SEGMENTS]), Some(LiveAddr(0x5008)));
+        // What looks like an address of code need not be on a stack there.
+        assert_eq!(found([0x5008, 0x1234, 0x246, SEGMENTS]), None);
+        assert_eq!(found([0, 0x5008, 0x246, 0]), None);
     }
 
     // promise: Observations: Of each thread's stack, only the used part is searched (1,000 stacks)
