@@ -407,16 +407,22 @@ impl EventReader {
             let (pid, at) = (process.pid(), self.rings.shared);
             Error::of_read(pid, MemoryPart::ObservationData, at, source)
         })?;
+        // If the process has just exited, the records that were read still count; the next call fails.
+        let is_optional = !is_over && !records.bytes.is_empty();
+        let or_later = |read: Result<u64>| match read {
+            Err(_) if is_optional => Ok(0),
+            read => read,
+        };
         let untyped = self.untyped.as_mut();
-        let untyped = untyped.map(|it| it.read(process.pid(), source));
+        let untyped = untyped.map(|it| or_later(it.read(process.pid(), source)));
         let mut events = Events {
             events: Vec::new(),
             dropped: records.dropped,
-            skipped: self.skipped.read(process.pid(), source)?,
+            skipped: or_later(self.skipped.read(process.pid(), source))?,
             untyped: untyped.transpose()?,
             slow_pairs: Vec::new(),
         };
-        let lost = self.lost.read(process.pid(), source)?;
+        let lost = or_later(self.lost.read(process.pid(), source))?;
         events.dropped = events.dropped.saturating_add(lost);
         let len = self.layout.record_len.max(1) as usize;
         for record in records.bytes.chunks_exact(len) {

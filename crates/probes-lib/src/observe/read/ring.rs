@@ -49,13 +49,22 @@ impl Rings {
 
     /// Reads the new records, in the order of their times. `is_over` says that no trampoline writes any
     /// more.
+    ///
+    /// # Errors
+    ///
+    /// If a ring cannot be read; but if others had new records, these are returned, and the next call fails, unless it
+    /// `is_over`.
     pub(crate) fn read(&mut self, memory: &impl ReadMemory, is_over: bool) -> io::Result<Records> {
         let mut records = Records::default();
         if self.layout.record_len == 0 {
             return Ok(records);
         }
         for group in 0..GROUPS {
-            self.read_ring(memory, group, is_over, &mut records)?;
+            match self.read_ring(memory, group, is_over, &mut records) {
+                Err(error) if is_over || records.bytes.is_empty() => return Err(error),
+                Err(_) => break,
+                Ok(()) => {}
+            }
         }
         records.sort(self.layout.record_len as usize);
         Ok(records)
@@ -273,6 +282,32 @@ mod tests {
         assert!(times(&rings.read(&memory, false).unwrap()).is_empty());
         hit(&mut memory.bytes.borrow_mut(), 3, 30);
         assert_eq!(times(&rings.read(&memory, false).unwrap()), [30]);
+    }
+
+    #[test]
+    fn records_before_an_error_are_returned() {
+        /// Memory of which the rings from this group on cannot be read.
+        struct CutMemory(Memory, usize);
+
+        impl ReadMemory for CutMemory {
+            fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+                if at.0 >= BASE.0 + LAYOUT.ring(self.1) {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                self.0.read(at, bytes)
+            }
+        }
+
+        let memory = CutMemory(memory(), 5);
+        let mut rings = Rings::at(BASE, LAYOUT);
+        for (group, time) in [(3, 10), (5, 20), (0, 15)] {
+            hit(&mut memory.0.bytes.borrow_mut(), group, time);
+        }
+        let mut again = Rings::at(BASE, LAYOUT);
+        assert!(again.read(&memory, true).is_err());
+        assert_eq!(times(&rings.read(&memory, false).unwrap()), [10, 15]);
+        assert!(rings.read(&memory, false).is_err());
+        assert_eq!(times(&rings.read(&memory.0, false).unwrap()), [20]);
     }
 
     #[test]
