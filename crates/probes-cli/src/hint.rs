@@ -443,7 +443,9 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
         ObserveError::AlreadyObserved { .. } => {
             "wait until that observer exits, or use -force, which ends its observation with an error"
         }
-        ObserveError::StillInside { .. } | ObserveError::NoThreadToRedirect => "try again",
+        ObserveError::StillInside { .. }
+        | ObserveError::NoThreadToRedirect
+        | ObserveError::CallUnfinished => "try again",
         ObserveError::SeccompRefuses { call, .. } => {
             return Some(format!(
                 "its filter would have to allow {call}; `attach` and `info` inject no system calls, and work"

@@ -311,8 +311,8 @@ impl Error {
     }
 
     /// Whether the same call may succeed in a moment: a [stop timeout](Error::is_stop_timeout),
-    /// [`ProcessError::KeepsChanging`], [`SystemError::NoThread`], [`Denial::BeingChanged`],
-    /// [`Denial::Traced`], or [`Denial::FollowedByOtherUser`].
+    /// [`ProcessError::KeepsChanging`], [`ObserveError::CallUnfinished`], [`SystemError::NoThread`],
+    /// [`Denial::BeingChanged`], [`Denial::Traced`], or [`Denial::FollowedByOtherUser`].
     pub fn is_transient(&self) -> bool {
         self.is_stop_timeout()
             || self.is_being_updated()
@@ -323,6 +323,7 @@ impl Error {
             || matches!(
                 self.kind(),
                 ErrorKind::Process(ProcessError::KeepsChanging)
+                    | ErrorKind::Observe(ObserveError::CallUnfinished)
                     | ErrorKind::System(SystemError::NoThread { .. })
             )
     }

@@ -107,6 +107,12 @@ pub enum ObserveError {
         "has executed nothing when it was resumed to map or unmap memory: it is frozen (cgroup freezer), or gets no processor"
     )]
     NotRunning,
+    /// A thread that was resumed to execute an injected call has not finished it: it gets too little time on a processor.
+    /// It goes on from there by itself, and then returns to where it was.
+    #[error(
+        "has not finished in time what it was resumed for, to map or unmap memory: it gets too little time on a processor"
+    )]
+    CallUnfinished,
     /// A thread, which is the subject, is in code that an earlier observation has added to the process, or may return
     /// to it. So that code stays mapped.
     #[error(

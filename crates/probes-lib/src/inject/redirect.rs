@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, ObserveError, Operation, ProcessError, Result};
+use crate::error::{Error, ObserveError, Operation, Result};
 use crate::inject::injected_call::{CallRegisters, NO_CALL, PlacedCall};
 use crate::inject::permissions::Permissions;
 use crate::memory::ReadMemory;
@@ -83,7 +83,7 @@ impl Tracer<'_> {
     ///
     /// # Errors
     ///
-    /// See [`Tracer::stop`]; [`ProcessError::KeepsChanging`] if the thread is still in the code after `limit`. Then it
+    /// See [`Tracer::stop`]; [`ObserveError::CallUnfinished`] if the thread is still in the code after `limit`. Then it
     /// returns from there by itself. [`ObserveError::NotRunning`] if it has executed nothing; then it is where it was.
     pub(crate) fn run_at<'p>(
         &self,
@@ -131,7 +131,7 @@ impl Tracer<'_> {
                     let _ = set_registers(calls, tid, &before);
                     return Err(Error::of_process(pid, ObserveError::NotRunning));
                 }
-                return Err(Error::of_process(pid, ProcessError::KeepsChanging));
+                return Err(Error::of_process(pid, ObserveError::CallUnfinished));
             }
             // The pause grows: if the thread were stopped too early each time, it might never
             // execute an instruction.

@@ -12,7 +12,7 @@ use test_support::{Guard, Talker, eventually, fixture};
 
 use super::*;
 use crate::address::LiveAddr;
-use crate::error::{FOLLOWER_LOST, Result};
+use crate::error::{ErrorKind, FOLLOWER_LOST, ObserveError, Result};
 use crate::inject::permissions::Permissions;
 use crate::inject::redirect::{Left, redirectable};
 use crate::memory::{ReadMemory, WriteMemory};
@@ -703,6 +703,39 @@ fn slow_stops_do_not_use_up_the_limit() {
             Ok(left)
         });
         assert_eq!(ran.unwrap(), Left::AtEnd);
+    });
+}
+
+#[test]
+fn unfinished_call_is_reported_as_such() {
+    let talker = Talker::start(&fixture("idle_threads.pie"));
+    let process = &Process::open(talker.pid()).unwrap();
+    let memory = &ProcessMemory::open(process, OFlag::O_RDONLY).unwrap();
+    let code = 0x1000..0x1010;
+    // It has executed something, and is still there.
+    let inside = code.start + 1;
+    let limit = Duration::from_millis(5);
+    let (started, is_started) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            serve_with_thread_at(inside, usize::MAX, Duration::ZERO, process, started);
+        });
+        is_started.recv().unwrap();
+        let ran = with_tracer(&[process], |tracer| {
+            let stopped = tracer.stop(process, limit)?;
+            let before = redirectable(stopped.calls(), process.pid(), memory).unwrap();
+            let places = (LiveAddr(code.start), None);
+            let thread = (process.pid(), before);
+            let (stopped, _) = tracer.run_at(process, stopped, thread, places, &code, limit)?;
+            stopped.release();
+            Ok(())
+        });
+        let error = ran.unwrap_err();
+        let is_said = matches!(
+            error.kind(),
+            ErrorKind::Observe(ObserveError::CallUnfinished)
+        );
+        assert!(is_said && error.is_transient(), "{error}");
     });
 }
 
