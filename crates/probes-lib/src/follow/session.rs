@@ -146,12 +146,12 @@ impl<'f> FollowSession<'f> {
         Ok((resolved.image.program.objects().to_vec(), report))
     }
 
-    /// Follows a process whose probes were set, and which is stopped, traced by this thread.
-    pub(crate) fn adopt(&mut self, process: Process, stopped: Stopped<'_>) {
+    /// Follows a process which is stopped, traced by this thread; the probes of the objects in `known` were set.
+    pub(crate) fn adopt(&mut self, process: Process, known: Vec<Object>, stopped: Stopped<'_>) {
         let mut followed = FollowedProcess::of(process);
-        if let Ok(image) = followed.image() {
-            followed.known = image.program.objects().to_vec();
-        }
+        followed.known = known;
+        // Its files are read here, so that they need not be later; if that fails, they are.
+        let _ = followed.image();
         followed.hook = self.hook_loader(&followed, &stopped);
         self.tracees.adopt(&followed.process, stopped);
         self.processes.insert(followed.pid(), followed);
@@ -194,6 +194,8 @@ impl<'f> FollowSession<'f> {
             }
             // Without a loader, it loads nothing.
             Err(NoLoaderHook::NoLoader) => {}
+            // One that was killed loads nothing either.
+            Err(NoLoaderHook::Impossible(_)) if followed.process.has_exited() => {}
             Err(NoLoaderHook::Impossible(reason)) => {
                 self.send(FollowEvent::LoaderNotHooked { pid, reason })
             }
@@ -314,7 +316,8 @@ impl<'f> FollowSession<'f> {
         drop(stopped);
         followed.is_starting = followed.hook.is_some();
         self.set_new_objects(&mut followed, LoadMoment::Exec);
-        if followed.known.is_empty() && !followed.is_starting {
+        let is_unprobed = followed.known.is_empty() && !followed.is_starting;
+        if is_unprobed && !followed.process.has_exited() {
             self.send(FollowEvent::Detached { pid });
             return self.detach_at_exec(&followed.process);
         }
@@ -338,7 +341,7 @@ impl<'f> FollowSession<'f> {
         }
         if followed.is_starting && followed.has_loaded() {
             followed.is_starting = false;
-            if followed.known.is_empty() {
+            if followed.known.is_empty() && !followed.process.has_exited() {
                 followed.prepare_to_detach();
                 self.send(FollowEvent::Detached { pid });
             }
@@ -368,6 +371,8 @@ impl<'f> FollowSession<'f> {
         match set {
             Ok(report) if report.changed.is_empty() => {}
             Ok(report) => self.send(FollowEvent::Set(report)),
+            // Its exit, or its execve, is an event of its own.
+            Err(error) if error.is_gone() || error.is_exec() => {}
             Err(error) => self.failed(followed.pid(), error),
         }
     }

@@ -22,6 +22,7 @@ use crate::process::denial;
 use crate::process::dynamic_loader;
 use crate::process::load_bias;
 use crate::process::memory::ProcessMemory;
+use crate::process::object::Object;
 use crate::select::Actions;
 use crate::trace::at_exec::AtExec;
 use crate::trace::run_to::NotReached;
@@ -48,6 +49,8 @@ pub(super) struct SetUp<'s> {
 pub(super) struct Ready<'s> {
     pub(super) stopped: Stopped<'s>,
     pub(super) report: Report,
+    /// The objects whose probes are set.
+    pub(super) objects: Vec<Object>,
     /// What the actions name that the program lacks.
     pub(super) missing: Option<Error>,
 }
@@ -70,7 +73,8 @@ impl<'s> SetUp<'s> {
                 .run_until_loaded(stopped, &memory, entry)
                 .map_err(|reason| self.not_reached(reason))?;
         }
-        let (report, missing) = self.set_probes(memory, &stopped)?;
+        let resolved = self.resolve()?;
+        let report = self.set_probes(&resolved, memory, &stopped)?;
         if self.tracer.is_interrupted() {
             // A Ctrl-C that came before the child existed has interrupted only this process.
             let program = self.program.to_owned();
@@ -79,7 +83,8 @@ impl<'s> SetUp<'s> {
         Ok(Ready {
             stopped,
             report,
-            missing,
+            objects: resolved.image.program.objects().to_vec(),
+            missing: resolved.missing,
         })
     }
 
@@ -136,17 +141,22 @@ impl<'s> SetUp<'s> {
         }
     }
 
+    fn resolve(&self) -> Result<ResolvedActions> {
+        let mut resolved = ResolvedActions::of(self.process(), Arc::default(), self.actions)?;
+        match resolved.missing.take() {
+            Some(error) if !self.allow_missing_names => return Err(error),
+            missing => resolved.missing = missing,
+        }
+        Ok(resolved)
+    }
+
     fn set_probes(
         &self,
+        resolved: &ResolvedActions,
         memory: ProcessMemory,
         stopped: &Stopped<'_>,
-    ) -> Result<(Report, Option<Error>)> {
+    ) -> Result<Report> {
         let process = self.process();
-        let resolved = ResolvedActions::of(process, Arc::default(), self.actions)?;
-        let missing = match resolved.missing {
-            Some(error) if !self.allow_missing_names => return Err(error),
-            missing => missing,
-        };
         // A program that has not run is not observed.
         let memory = Shadowed::new(memory, Shadow::default());
         let context = UpdateContext {
@@ -175,7 +185,7 @@ impl<'s> SetUp<'s> {
             code_digest: digest,
             ..prepared.report(Duration::ZERO)
         };
-        Ok((report, missing))
+        Ok(report)
     }
 }
 

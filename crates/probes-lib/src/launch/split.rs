@@ -276,6 +276,7 @@ impl Tracing {
         let Ready {
             stopped,
             report,
+            objects,
             missing,
         } = set_up.run()?;
         tracer_side.report_begun();
@@ -287,7 +288,7 @@ impl Tracing {
         self.status.send(RUNS);
         let mut session =
             FollowSession::new(tracer, &self.actions, self.options, &tracer_side.events);
-        session.adopt(process, stopped);
+        session.adopt(process, objects, stopped);
         session.run();
         Ok(())
     }

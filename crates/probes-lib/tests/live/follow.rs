@@ -2,12 +2,12 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{Action, Actions, Follow, Options, Selector, Target};
+use probes_lib::{Action, Actions, Follow, FollowEvent, Options, Selector, Target};
 use test_support::{DEADLINE, Talker, fixture_forms};
 
 /// Follows a process, and enables all its probes.
@@ -95,5 +95,36 @@ fn descriptor_is_readable_while_events_wait_and_afterwards() {
         while next(&follow).is_some() {}
         assert!(is_readable(&follow, Duration::ZERO));
         assert_eq!(talker.guard().wait().code(), Some(0));
+    }
+}
+
+// promise: Following: A process that is killed while its probes are set has exited; that is no failure (2 × 100)
+#[test]
+fn kill_while_probes_are_set_is_no_failure() {
+    for file in fixture_forms("exec_self") {
+        for round in 0..100 {
+            let mut talker = Talker::start(&file);
+            let follow = follow(&talker);
+            assert_eq!(next(&follow).as_deref(), Some("Set"));
+            talker.send("exec");
+            assert_eq!(next(&follow).as_deref(), Some("Executed"));
+            // At another moment each time.
+            let begun = Instant::now();
+            while begun.elapsed() < round * Duration::from_micros(20) {}
+            kill(Pid::from_raw(talker.pid()), Signal::SIGKILL).unwrap();
+            let mut events = Vec::new();
+            while let Some(event) = follow.next(DEADLINE) {
+                events.push(event);
+            }
+            assert!(follow.is_over());
+            let failed = |event: &FollowEvent| matches!(event, FollowEvent::Failed { .. });
+            assert!(!events.iter().any(failed), "{round}: {events:?}");
+            let exited = |event: &FollowEvent| matches!(event, FollowEvent::Exited { .. });
+            assert_eq!(
+                events.iter().filter(|it| exited(it)).count(),
+                1,
+                "{round}: {events:?}"
+            );
+        }
     }
 }
