@@ -629,6 +629,16 @@ impl Observer {
         forked.is_recorded(pid, process, &self.active.arenas)
     }
 
+    /// Returns the pids of all these processes. Looks at all processes of the machine, since the parent of one may have exited, as a
+    /// daemon's has.
+    pub fn recorded_forked(&self) -> Vec<i32> {
+        let arena = self.active.arenas.first();
+        let arena = arena.filter(|_| self.active.plan.records_forked);
+        arena.map_or_else(Vec::new, |arena| {
+            with_copies(self.target.opened.process(), arena)
+        })
+    }
+
     fn lock_forked(&self) -> MutexGuard<'_, ForkCheck> {
         self.active
             .forked
@@ -746,11 +756,7 @@ impl Observer {
 
     /// Restores the processes that were forked meanwhile, if their hits were to be recorded, too. Returns why some could not be.
     fn restore_all_forked(&self) -> Vec<(i32, Arc<Error>)> {
-        let arena = self.active.arenas.first();
-        let Some(arena) = arena.filter(|_| self.active.plan.records_forked) else {
-            return Vec::new();
-        };
-        let pids = with_copies(self.target.opened.process(), arena).into_iter();
+        let pids = self.recorded_forked().into_iter();
         let failed = pids.filter_map(|pid| Some((pid, Arc::new(self.restore_forked(pid).err()?))));
         failed.collect()
     }

@@ -28,6 +28,8 @@ pub(super) struct ForkedProcesses {
     by_themselves: HashSet<i32>,
     /// Those whose hits the observation of another one records.
     recorded: Vec<ForkedProcess>,
+    /// The observed ones that have exited, and were looked at since: their pids.
+    exited: HashSet<i32>,
     /// When they are looked for again; `None` before the first time.
     next: Option<Instant>,
 }
@@ -97,10 +99,15 @@ impl ForkedProcesses {
         }
         let mut seen = are_known;
         for (index, process) in observed.iter().enumerate() {
-            if process.has_ended {
+            let pid = process.target.pid();
+            let forked = if !process.has_ended {
+                process.target.forked_descendants()
+            } else if process.has_exited() && self.exited.insert(pid) {
+                process.observer.recorded_forked()
+            } else {
                 continue;
-            }
-            for pid in process.target.forked_descendants() {
+            };
+            for pid in forked {
                 if skipped.contains(&pid) || !seen.insert(pid) {
                     continue;
                 }
@@ -112,7 +119,7 @@ impl ForkedProcesses {
                     pid,
                     parent: recorder.map_or(index, |(recorder, _)| recorder),
                     was_there: is_first,
-                    is_late: recorder.is_none() && !is_first,
+                    is_late: recorder.is_none() && !is_first && !process.has_ended,
                 };
                 if recorder.is_some() {
                     self.recorded.push(forked);

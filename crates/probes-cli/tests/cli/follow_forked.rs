@@ -163,6 +163,38 @@ fn children_of_a_killed_parent_are_observed() {
     }
 }
 
+// promise: Observations: With -follow, a daemon, whose parent has exited, is counted and restored like a child (2 × 2)
+#[test]
+fn daemons_are_counted_and_restored() {
+    for file in fixture_forms("forker") {
+        for first_process_leaves in [false, true] {
+            let mut target = Talker::start(&file);
+            let flags = "-follow -probe ping -interval 20ms";
+            let mut tool = observing("count", flags, target.pid());
+            target.ask("run", "hits ");
+            // What is not read before a process exits is lost, and said to be.
+            while !tool.line().unwrap().contains(" 3 ") {}
+            let line = if first_process_leaves {
+                "leave"
+            } else {
+                "daemon"
+            };
+            let said = target.ask(line, "daemon ");
+            let daemon: i32 = said.trim_start_matches("daemon ").parse().unwrap();
+            if first_process_leaves {
+                tool.expect_said(&format!("{daemon}: stopped "));
+            }
+            target.ask("run", "hits ");
+            let (counted, said) = answer(tool);
+            let total = counted.lines().filter(|line| line.split(' ').count() == 3);
+            let total: Vec<&str> = total.collect();
+            assert_eq!(hits(&total.join("\n"), "ping"), 6, "{counted}{said}");
+            assert!(!is_observed(daemon) && !said.contains("warning"), "{said}");
+            target.send("quit");
+        }
+    }
+}
+
 // promise: Observations: With -follow, a child that is forked meanwhile is timed by itself once it is found, and a warning says what is
 //    missing (2)
 #[test]

@@ -151,23 +151,14 @@ impl ForkCheck {
 pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
     let uptime = uptime();
     let program = process.identity_of("exe").ok();
-    descendants(process, |child| {
+    let is_meant = |child: &Process| {
         let age = forked(child, uptime).map(|(_, age)| age);
         let stays = age.is_some_and(|age| age.is_none_or(|age| age >= EXECUTES_WITHIN));
         let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
         // Where that cannot be known, it may be like a thread: what is done to its memory is done to that of the process.
         let has_own_memory = || matches!(kcmp::share_memory(process.pid(), child.pid()), Ok(false));
         stays && !program.is_some_and(is_other) && has_own_memory()
-    })
-}
-
-/// Returns the pids of the processes that a process, or one of these, has forked with copies of an arena.
-pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
-    descendants(process, |child| has_copy(child, process, arena, false))
-}
-
-/// Returns the pids of the children of a process, and of theirs, for which `is_meant` is true.
-fn descendants(process: &Process, is_meant: impl Fn(&Process) -> bool) -> Vec<i32> {
+    };
     let mut found = Vec::new();
     let mut pids = children(process);
     while let Some(pid) = pids.pop() {
@@ -177,6 +168,16 @@ fn descendants(process: &Process, is_meant: impl Fn(&Process) -> bool) -> Vec<i3
         }
     }
     found
+}
+
+/// Returns the pids of the processes that a process, or one of these, has forked with copies of an arena. Looks at all processes:
+/// the parent of one may have exited, as a daemon's has.
+pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
+    let is_forked = |pid: &i32| {
+        Process::open(*pid)
+            .is_ok_and(|child| child.was_only_forked() && has_copy(&child, process, arena, false))
+    };
+    all_pids().filter(is_forked).collect()
 }
 
 /// Returns when a process was started, in clock ticks since boot, and for how long it has run; `None` if it has
@@ -236,14 +237,17 @@ fn numbers(text: &str) -> impl Iterator<Item = i32> {
 
 /// Returns the same by a look at all processes.
 fn children_among_all(parent: i32) -> Vec<i32> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_child = |pid: &i32| {
         let status =
             Process::open(*pid).and_then(|it| it.status().map_err(|error| it.exited_or(error)));
         status.is_ok_and(|status| status.ppid == parent)
     };
-    pids.filter(is_child).collect()
+    all_pids().filter(is_child).collect()
+}
+
+fn all_pids() -> impl Iterator<Item = i32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 #[cfg(test)]
