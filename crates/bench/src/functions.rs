@@ -51,9 +51,9 @@ const SOURCES: [&str; 8] = [
 const TIMES: usize = 2;
 
 fn function(glob: &str) -> Result<FunctionSelector> {
-    let glob = glob.parse();
-    let glob = glob.map_err(|_| Failure::new("this is no glob"))?;
-    Ok(FunctionSelector::Glob(glob))
+    let parsed = glob.parse();
+    let parsed = parsed.map_err(|_| Failure::new(format!("not a glob: {glob}")))?;
+    Ok(FunctionSelector::Glob(parsed))
 }
 
 fn selected(glob: &str) -> Result<Observation> {
@@ -110,20 +110,20 @@ impl Recorded {
         Ok(match self {
             Recorded::Counts => counted,
             Recorded::CountsWhere(which) => {
-                let which = which.parse();
-                counted.only_where(which.map_err(|_| Failure::new("this is no expression"))?)
+                let parsed = which.parse();
+                let not = |_| Failure::new(format!("not an expression: {which}"));
+                counted.only_where(parsed.map_err(not)?)
             }
             Recorded::Histogram(of, range) => {
-                let of = of.parse();
-                let histogram =
-                    counted.histogram_of(of.map_err(|_| Failure::new("this is no expression"))?);
-                match range.map(str::parse) {
-                    None => histogram,
-                    Some(range) => {
-                        let range = range.map_err(|_| Failure::new("this is no range"))?;
-                        histogram.linear(range)
-                    }
-                }
+                let parsed = of.parse();
+                let not = |_| Failure::new(format!("not an expression: {of}"));
+                let histogram = counted.histogram_of(parsed.map_err(not)?);
+                let Some(range) = range else {
+                    return Ok(histogram);
+                };
+                let parsed = range.parse();
+                let not = |_| Failure::new(format!("not a range: {range}"));
+                histogram.linear(parsed.map_err(not)?)
             }
             Recorded::Times => timed,
             Recorded::SelfTimes => timed.self_times(),

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use probes_lib::{Effect, Error, ErrorKind, FileError, ObserveError, ProcessError};
 
 use crate::hint::{self, Operand};
+use crate::text::{number_of, number_that_were};
 use crate::usage::UsageError;
 
 /// Why a command failed. Each variant is a `kind` in JSON, except those of the library's errors.
@@ -161,8 +162,7 @@ impl Failure {
             Failure::NoMemory { .. } => Some(hint::LIMITED.to_owned()),
             Failure::NoRuntimeEvents(path) => Some(hint::without_events(path)),
             Failure::TooManyProcesses(_) => Some(
-                "a longer -name, or several `serve` at ports of their own, observe fewer each"
-                    .to_owned(),
+                "narrow -name, or run several `serve`, each with its own -name and port".to_owned(),
             ),
             Failure::Listen(address, error) => hint::of_listen(*address, error),
             Failure::Several { .. }
@@ -193,7 +193,7 @@ impl fmt::Display for Failure {
                 total,
                 outcome,
             } => {
-                write!(f, "failed for {failed} of {total} processes")?;
+                write!(f, "failed for {failed} of {}", number_of(*total, "process"))?;
                 let separator = if outcome.is_empty() { "" } else { "; " };
                 write!(f, "{separator}{outcome}")
             }
@@ -231,7 +231,11 @@ impl fmt::Display for Failure {
                 if *len == 0 {
                     return Ok(());
                 }
-                write!(f, "; the {len} bytes that were written can be read")
+                write!(
+                    f,
+                    "; {} written and can be read",
+                    number_that_were(*len, "byte")
+                )
             }
             Failure::StartProgram(path, error) => {
                 write!(f, "cannot start {}: {}", path.display(), reason(error))
@@ -245,7 +249,7 @@ impl fmt::Display for Failure {
             Failure::TooManyProcesses(most) => {
                 write!(
                     f,
-                    "not observed: {most} processes are observed already, and no more are possible"
+                    "cannot observe more processes: {most} are observed already, which is the limit"
                 )
             }
             Failure::Listen(address, error) => {

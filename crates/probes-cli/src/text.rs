@@ -111,9 +111,23 @@ pub(crate) fn number_of(count: impl Display + PartialEq + From<u8>, noun: &str) 
     format!("{count} {noun}{plural}")
 }
 
+/// `1 hit was`, `2 hits were`: the same, with a verb.
+pub(crate) fn number_that_were(count: impl Display + PartialEq + From<u8>, noun: &str) -> String {
+    let were = if count == 1.into() { "was" } else { "were" };
+    format!("{} {were}", number_of(count, noun))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nouns_and_verbs_agree_with_numbers() {
+        let said = [0, 1, 2].map(|many: u64| number_that_were(many, "hit"));
+        assert_eq!(said, ["0 hits were", "1 hit was", "2 hits were"]);
+        assert_eq!(number_of(1_usize, "process"), "1 process");
+        assert_eq!(number_of(2_usize, "more process"), "2 more processes");
+    }
 
     #[test]
     fn control_characters_are_escaped_and_letters_are_not() {

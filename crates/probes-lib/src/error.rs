@@ -36,6 +36,16 @@ pub use runtime_events::RuntimeEventsError;
 pub use subject::Subject;
 pub use system::{Operation, SystemError};
 
+/// `1 site`, `2 sites`.
+pub(crate) fn number_of(many: usize, noun: &str) -> String {
+    let plural = match noun {
+        _ if many == 1 => "",
+        noun if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{many} {noun}{plural}")
+}
+
 /// A ptrace call or write that the follower was to make fails with this if the follower does not lend the process any
 /// more ([`ProcessError::FollowerLost`]). It fails with it for no other reason.
 pub(crate) const FOLLOWER_LOST: Errno = Errno::ENOTCONN;

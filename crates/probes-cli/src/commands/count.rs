@@ -252,9 +252,7 @@ fn run_of_several(
         );
     }
     if by.has_caller() {
-        return one(
-            "-by caller is for one process, because addresses differ between processes: give one -pid, without -follow",
-        );
+        return one(several::why_not_by_caller(by.has_pid()));
     }
     let needs_probes = counted.needs_probes();
     let (targets, failures) =

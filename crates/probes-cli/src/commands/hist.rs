@@ -222,9 +222,8 @@ fn run_of_several(
     pids: &[i32],
     output: &Output,
 ) -> Result<(), Failure> {
-    if args.by.as_ref().is_some_and(CountedBy::has_caller) {
-        let message = "-by caller is for one process, because addresses differ between processes: give one -pid, without -follow";
-        return Err(refused(message));
+    if let Some(by) = args.by.as_ref().filter(|by| by.has_caller()) {
+        return Err(refused(several::why_not_by_caller(by.has_pid())));
     }
     let needs_probes = hits.counted.needs_probes();
     let (targets, failures) =

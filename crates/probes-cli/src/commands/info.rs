@@ -185,7 +185,8 @@ fn warn_of_one(messages: &Messages, pid: i32, probe: &ProbeState<'_>) {
     messages.warning(
         WarningKind::Inconsistent,
         &format!(
-            "{on} of {sites} sites of \"{name}\" are enabled{foreign} and its counter is {counter}"
+            "{on} of {} of \"{name}\" are enabled{foreign} and its counter is {counter}",
+            number_of(sites, "site")
         ),
         &hint::repair(pid, name),
     );

@@ -235,7 +235,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// Times pairs and functions of several processes.
 fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
     if args.timed.has_caller() {
-        let why = "-by caller is for one process, because addresses differ between processes: give one -pid, without -follow";
+        let why = several::why_not_by_caller(args.timed.by_pid());
         return Err(Failure::Usage(UsageError::new(Some("latency"), why)));
     }
     let needs_probes = args.timed.needs_probes();

@@ -24,6 +24,15 @@ use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::signals::{TerminationSignals, WaitEnd};
 
+/// Why callers are not distinguished if there may be several processes, or they are distinguished `by_pid`.
+pub(super) fn why_not_by_caller(by_pid: bool) -> &'static str {
+    if by_pid {
+        "-by caller is for one process, because addresses differ between processes: give one -pid, without -follow, and -by without pid"
+    } else {
+        "-by caller is for one process, because addresses differ between processes: give one -pid, without -follow"
+    }
+}
+
 /// The end of the error message if only some processes failed.
 pub(super) const OTHERS_WERE_OBSERVED: &str = "the others were observed";
 

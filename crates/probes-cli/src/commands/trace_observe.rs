@@ -59,13 +59,13 @@ pub(super) struct ObserveFlags {
     #[command(flatten)]
     over: OverFlag,
     /// Show hits of these probes, a comma list, or calls of -fn; may be repeated
-    #[arg(long, value_name = "NAMES", value_parser = watched, num_args = 0..=1, default_missing_value = "")]
-    watch: Vec<WatchArgument>,
+    #[arg(long, value_name = "NAMES", value_parser = names_or_functions, num_args = 0..=1, default_missing_value = "")]
+    watch: Vec<NamesArgument>,
     #[command(flatten)]
     calls: CallFlags,
     /// Histograms of -of at these probes, a comma list, or at calls of -fn
-    #[arg(long, value_name = "NAMES", value_parser = watched, num_args = 0..=1, default_missing_value = "")]
-    hist: Vec<WatchArgument>,
+    #[arg(long, value_name = "NAMES", value_parser = names_or_functions, num_args = 0..=1, default_missing_value = "")]
+    hist: Vec<NamesArgument>,
     #[command(flatten)]
     histogram: HistogramFlags,
     #[command(flatten)]
@@ -93,25 +93,25 @@ fn timed(typed: &str) -> Result<LatencyArgument, String> {
 
 /// A value of `-watch` and of `-hist`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum WatchArgument {
+enum NamesArgument {
     Probes(Vec<String>),
     /// The functions that `-fn` selects.
     Functions,
 }
 
-fn watched(typed: &str) -> Result<WatchArgument, String> {
+fn names_or_functions(typed: &str) -> Result<NamesArgument, String> {
     if typed.is_empty() {
-        return Ok(WatchArgument::Functions);
+        return Ok(NamesArgument::Functions);
     }
     let names = typed.split(',').map(probe_name);
-    names.collect::<Result<_, _>>().map(WatchArgument::Probes)
+    names.collect::<Result<_, _>>().map(NamesArgument::Probes)
 }
 
 /// The names in several values.
-fn names(values: &[WatchArgument]) -> Vec<String> {
-    let names = values.iter().filter_map(|watched| match watched {
-        WatchArgument::Probes(names) => Some(names),
-        WatchArgument::Functions => None,
+fn names(values: &[NamesArgument]) -> Vec<String> {
+    let names = values.iter().filter_map(|given| match given {
+        NamesArgument::Probes(names) => Some(names),
+        NamesArgument::Functions => None,
     });
     names.flatten().cloned().collect()
 }
@@ -125,7 +125,7 @@ fn by(is_counted: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, 
             "-by pid is for `count` and `hist`: the hits of one program are counted"
         }
         Some(by) if by.has_caller() => {
-            "-by caller is for `count` and `hist`: when the program has ended, it is not known any more what is at an address"
+            "-by caller is for `count` and `hist`: once the program has exited, its return addresses cannot be named"
         }
         _ => return Ok(given.clone()),
     };
@@ -204,7 +204,7 @@ impl Flags for ObserveFlags {
         self.histogram
             .refuse_times("`trace -latency START,STOP` (or `-latency -fn GLOBS`)")?;
         if !self.hist.is_empty() && self.count {
-            return Err("-hist and -count exclude each other: histograms have counts".to_owned());
+            return Err("-hist and -count cannot be combined: histograms have counts".to_owned());
         }
         self.calls
             .refuse_results_of_some(&self.filter, self.sample)?;
@@ -215,8 +215,8 @@ impl Flags for ObserveFlags {
             return Err("-usdt needs -count, -watch or -hist: its probes are not timed".to_owned());
         }
         functions.extend(usdt);
-        let watches_functions = self.watch.contains(&WatchArgument::Functions);
-        let has_histograms_of_functions = self.hist.contains(&WatchArgument::Functions);
+        let watches_functions = self.watch.contains(&NamesArgument::Functions);
+        let has_histograms_of_functions = self.hist.contains(&NamesArgument::Functions);
         if functions.is_empty() {
             if times_functions {
                 let why = "-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it";
@@ -242,12 +242,12 @@ impl Flags for ObserveFlags {
         ];
         match uses.into_iter().filter(|is_given| *is_given).count() {
             0 if !functions.is_empty() => {
-                let why = "-fn, -usdt and -gc WORK need -count, -latency, -watch or -hist: they select what is counted, timed or shown";
+                let why = "-fn, -usdt and -gc WORK need -count, or -latency, -watch or -hist without a value: they select what is counted, timed or shown";
                 return Err(why.to_owned());
             }
             0 | 1 => {}
             _ => {
-                let why = "-fn chooses what is counted, timed or shown: give one of -count, -latency without START,STOP, \
+                let why = "-fn, -usdt and -gc WORK choose what is counted, timed or shown: give one of -count, -latency without START,STOP, \
                            -watch without NAMES, and -hist without NAMES";
                 return Err(why.to_owned());
             }
@@ -396,8 +396,9 @@ pub(super) fn run(
             None => (wait.until_exit(launched), Ok(())),
         },
     };
-    let status = status.map_err(|source| Failure::System("wait for the program", source))?;
+    // Reported also if waiting has failed.
     let is_complete = report_failures([recorded, printed], &output.messages);
+    let status = status.map_err(|source| Failure::System("wait for the program", source))?;
     Ok(status.max((!is_complete).into()))
 }
 

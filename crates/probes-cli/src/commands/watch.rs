@@ -25,7 +25,7 @@ use crate::flags::{
 use crate::interruptible_output::Next;
 use crate::messages::Messages;
 use crate::output::{self, Format, FunctionSources, Hits, Missing, ProcessHit, WarningKind};
-use crate::text::number_of;
+use crate::text::{number_of, number_that_were};
 use reservoir::Reservoir;
 
 /// How often hits are read: fewer hits come in this time than the ring in the process holds, up to
@@ -422,18 +422,26 @@ impl Watching {
         }
         let messages = self.output.messages;
         if missing.skipped > 0 {
-            messages.note(&format!("{} hits were skipped", missing.skipped));
+            messages.note(&format!(
+                "{} skipped",
+                number_that_were(missing.skipped, "hit")
+            ));
         }
         if let Some(untyped @ 1..) = missing.untyped {
-            let note = "hits were untyped: -where is neither true nor false of them";
-            messages.note(&format!("{untyped} {note}"));
+            let untyped = number_that_were(untyped, "hit");
+            messages.note(&format!(
+                "{untyped} untyped: -where is neither true nor false of them"
+            ));
         }
         let lost = missing.lost;
         if lost > 0 {
             let hint = "watch fewer probes, or count them, which loses none";
             messages.warning(
                 WarningKind::LostHits,
-                &format!("{lost} hits were dropped: they came faster than they could be read"),
+                &format!(
+                    "{} dropped: they came faster than they could be read",
+                    number_that_were(lost, "hit")
+                ),
                 hint,
             );
         }

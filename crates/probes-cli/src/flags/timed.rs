@@ -88,11 +88,11 @@ impl Flags for TimedFlags {
             by.refuse_top()?;
         }
         if timed.keys().is_some() && timed.of_self {
-            let why = "-self and -by EXPR exclude each other: the times of keys are whole times";
+            let why = "-self and -by EXPR cannot be combined: the times of keys are whole times";
             return Err(why.to_owned());
         }
         if timed.keys().is_some() && timed.over.is_given() {
-            let why = "-over and -by EXPR exclude each other: slow pairs and calls are shown with their arguments, without keys";
+            let why = "-over and -by EXPR cannot be combined: slow pairs and calls are shown with their arguments, without keys";
             return Err(why.to_owned());
         }
         Ok(timed)

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::format::{Format, VERSION, json};
 use super::table::table;
 use crate::failure::Failure;
-use crate::text::Escaped;
+use crate::text::{Escaped, number_of};
 
 /// The most different stacks, and frames of them, that are distinguished.
 const MOST_STACKS: usize = 1 << 16;
@@ -201,7 +201,7 @@ impl CountedStacks {
             .collect();
         if !rest.is_empty() {
             let hits = rest.iter().map(|(_, hits)| hits).sum();
-            rows.push((hits, format!("of {} stacks more", rest.len())));
+            rows.push((hits, format!("of {}", number_of(rest.len(), "more stack"))));
         }
         rows.push((self.others, "other".to_owned()));
         rows.push((self.untyped, "untyped".to_owned()));

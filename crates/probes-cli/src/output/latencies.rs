@@ -322,8 +322,10 @@ impl<'l> Latencies<'l> {
     pub(crate) fn lost_calls(&self) -> Option<String> {
         let (names, lost, calls) = self.functions.lost();
         let names = join_first_few(&names)?;
+        let calls = number_of(calls, "call");
+        let were = if lost == 1 { "was" } else { "were" };
         Some(format!(
-            "{lost} of {calls} calls of {names} were not recorded: the figures are those of the others"
+            "{lost} of {calls} of {names} {were} not recorded: the figures are those of the others"
         ))
     }
 

@@ -222,7 +222,11 @@ impl Waits {
             let _ = write!(text, "; {excess}");
         }
         if self.lost_records > 0 {
-            let _ = write!(text, "; {} records of switches lost", self.lost_records);
+            let _ = write!(
+                text,
+                "; {} of switches lost",
+                number_of(self.lost_records, "record")
+            );
         }
         if self.unrecorded_processors > 0 {
             let processors = number_of(self.unrecorded_processors, "processor");

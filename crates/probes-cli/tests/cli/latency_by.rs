@@ -266,11 +266,11 @@ fn what_cannot_be_is_refused_before() {
         ),
         (
             "-fn Requests.* -by tid -self",
-            "-self and -by EXPR exclude each other",
+            "-self and -by EXPR cannot be combined",
         ),
         (
             "-pair start,stop -by tid -over 1ms",
-            "-over and -by EXPR exclude each other",
+            "-over and -by EXPR cannot be combined",
         ),
         ("-pair start,stop -by caller", "-by caller is for functions"),
         ("-pair start,stop -top 3", "-top needs -by"),

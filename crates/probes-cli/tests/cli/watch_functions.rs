@@ -175,7 +175,8 @@ fn each_call_is_shown_or_dropped() {
         let tool = observing("watch", &flags, target.pid());
         target.ask(&format!("pass 4 {ROUNDS}"), "done");
         let run = tool.end();
-        let before = run.stderr.split(" hits were dropped");
+        let stderr = run.stderr.replace(" hit was ", " hits were ");
+        let before = stderr.split(" hits were dropped");
         let dropped = before.filter_map(|text| text.rsplit(' ').next()?.parse::<usize>().ok());
         let dropped: usize = dropped.sum();
         let mut threads: HashMap<&str, usize> = HashMap::new();

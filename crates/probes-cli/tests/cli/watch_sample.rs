@@ -18,7 +18,8 @@ fn told<'l>(lines: impl Iterator<Item = &'l str>, names: &[&str]) -> (Vec<usize>
 /// How many hits notes say were skipped.
 fn skipped(run: &Run) -> usize {
     let notes = run.stderr.lines().map(|line| {
-        let number = line.strip_prefix("ocaml-probes: ").unwrap_or(line);
+        let line = line.replace(" hit was ", " hits were ");
+        let number = line.strip_prefix("ocaml-probes: ").unwrap_or(&line);
         let number = number.strip_suffix(" hits were skipped");
         number
             .unwrap_or_else(|| panic!("{line}"))

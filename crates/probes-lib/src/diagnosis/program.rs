@@ -9,6 +9,7 @@ use crate::elf::ElfFile;
 use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
 use crate::error::{
     Error, ErrorKind, MemoryPart, Operation, ProbeError, ProcessError, Result, RuntimeEventsError,
+    number_of,
 };
 use crate::observe::installed::refuse_observed;
 use crate::process::Process;
@@ -145,7 +146,10 @@ fn frametables(elf: &ElfFile) -> Check {
     if calls > 0 {
         Check::pass(
             kind,
-            format!("{calls} calls of OCaml code with their source lines"),
+            format!(
+                "{} of OCaml code with source lines",
+                number_of(calls, "call")
+            ),
         )
     } else if elf.data_symbol(OCAML_SYMBOL).is_some() {
         Check::fail(kind, "the frametables of the program have no source lines")
@@ -204,7 +208,10 @@ fn probes(target: &Target) -> Check {
                 .iter()
                 .map(|it| it.table().probes().len())
                 .sum::<usize>();
-            return Check::unknown(kind, format!("{count} probes, whose states cannot be read"));
+            return Check::unknown(
+                kind,
+                format!("{}, whose states cannot be read", number_of(count, "probe")),
+            );
         }
         Err(error) => return Check::error(kind, error),
     };

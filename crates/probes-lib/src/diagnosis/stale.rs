@@ -3,7 +3,7 @@
 use nix::fcntl::OFlag;
 
 use super::{Check, CheckKind};
-use crate::error::Result;
+use crate::error::{Result, number_of};
 use crate::observe::installed::find;
 use crate::process::Process;
 use crate::process::maps::read_maps;
@@ -48,7 +48,10 @@ pub(super) fn of_machine() -> Check {
         many => {
             let (named, more) = many.split_at(FEW);
             let (named, more) = (named.join("; "), more.len());
-            Check::fail(KIND, format!("{named}; and {more} more processes"))
+            Check::fail(
+                KIND,
+                format!("{named}; and {}", number_of(more, "more process")),
+            )
         }
     }
 }

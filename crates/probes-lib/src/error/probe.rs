@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::address::LiveAddr;
 use crate::build_id::BuildId;
+use crate::error::number_of;
 use crate::site::SiteCode;
 
 /// Why probes are not found, or cannot be changed as asked. The subject of the error is the file if
@@ -86,7 +87,8 @@ pub enum ProbeError {
     },
     /// A probe's counters and sites disagree.
     #[error(
-        "{enabled} of {sites} sites of \"{name}\" are enabled and its counter is {counter} (an interrupted update?)"
+        "{enabled} of {} of \"{name}\" are enabled and its counter is {counter} (an interrupted update?)",
+        number_of_sites(.sites)
     )]
     Inconsistent {
         /// The probe.
@@ -121,6 +123,10 @@ pub enum ProbeError {
         /// The object.
         object: PathBuf,
     },
+}
+
+fn number_of_sites(sites: &usize) -> String {
+    number_of(*sites, "site")
 }
 
 impl ProbeError {

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 use probes_lib::{FunctionTable, Glob, ProbeTable, RuntimeEvents, Target, UsdtProbes};
 
+use crate::text::number_of;
+
 /// How many names are shown at most.
 pub(super) const MOST: usize = 200;
 
@@ -129,11 +131,7 @@ fn in_time(find: impl FnOnce(&SyncSender<Name>) -> Option<()> + Send + 'static) 
 fn probes(table: &ProbeTable, start: &str, found: &SyncSender<Name>) {
     for probe in table.probes().filter(|it| it.name().starts_with(start)) {
         let sites = probe.sites().len();
-        let meaning = if sites == 1 {
-            "1 site".to_owned()
-        } else {
-            format!("{sites} sites")
-        };
+        let meaning = number_of(sites, "site");
         // The reader has gone once the time is over.
         let _ = found.send((probe.name().to_owned(), meaning));
     }

@@ -14,6 +14,7 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::Next;
 use crate::output::{CountedStacks, WarningKind};
+use crate::text::number_of;
 
 /// The checked arguments of `count -by stack`.
 pub(super) struct StackCountRequest<'a> {
@@ -94,8 +95,8 @@ fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output:
     let without_room = counted.without_room();
     if without_room > 0 {
         let text = format!(
-            "{without_room} of {} hits are shown as other: there are more stacks than are kept",
-            counted.all()
+            "{without_room} of {} are shown as other: there are more stacks than are kept",
+            number_of(counted.all(), "hit")
         );
         warning(
             &text,
@@ -107,8 +108,8 @@ fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output:
         return;
     }
     let text = format!(
-        "{without_stack} of {} hits in {:.1} s have no stack: they came faster than they could be read",
-        counted.all(),
+        "{without_stack} of {} in {:.1} s have no stack: they came faster than they could be read",
+        number_of(counted.all(), "hit"),
         lasted.as_secs_f64()
     );
     let remedy = "select fewer hits with -where, or use `profile -on-cpu`, which shows the callers of a function that is called often";

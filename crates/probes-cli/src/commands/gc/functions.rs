@@ -21,6 +21,7 @@ use crate::hint::Operand;
 use crate::messages::Messages;
 use crate::output::{GcReport, WarningKind};
 use crate::search_path::path_of;
+use crate::text::number_that_were;
 use crate::usage::UsageError;
 
 /// The work that is timed; each is a phase of the report.
@@ -197,7 +198,10 @@ impl CollectorFunctions {
             if lost > 0 && outcome.output_was_read {
                 output.messages.warning(
                     WarningKind::LostCalls,
-                    &format!("{lost} calls were not recorded: the figures are those of the others"),
+                    &format!(
+                        "{} not recorded: the figures are those of the others",
+                        number_that_were(lost, "call")
+                    ),
                     "`latency -gc minor,slice,major` says of which functions",
                 );
             }

@@ -135,8 +135,9 @@ fn observed(
         }
         None => (wait.until_exit(launched), Ok(())),
     };
-    let status = status.map_err(wait_failure)?;
+    // Reported also if waiting has failed.
     let is_complete = report_failures([recorded], messages);
+    let status = status.map_err(wait_failure)?;
     Ok(ExitCode::from(status.max((!is_complete).into())))
 }
 

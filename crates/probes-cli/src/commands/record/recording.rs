@@ -27,7 +27,7 @@ use crate::output::{
     TracedProcess, WarningKind,
 };
 use crate::signals::TerminationSignals;
-use crate::text::Escaped;
+use crate::text::{Escaped, number_that_were};
 
 /// What is read of a process, and the time line that is made of it.
 pub(super) struct Recording<'r> {
@@ -126,7 +126,7 @@ impl<'r> Recording<'r> {
         self.add_rest(&rest.unwrap_or_default());
         if are_awaited.get() {
             output.messages.warning(
-                WarningKind::LostEvents,
+                WarningKind::EventsPaused,
                 "the file has no runtime events: the process has not allocated or collected meanwhile",
                 "they are switched on when it does",
             );
@@ -312,8 +312,8 @@ fn warn(counts: RecordCounts, frequent: &[FrequentName], lost_words: &LostWords,
         messages.warning(
             WarningKind::LostHits,
             &format!(
-                "{} hits were lost: they came faster than they could be read{}",
-                counts.lost_hits,
+                "{} lost: they came faster than they could be read{}",
+                number_that_were(counts.lost_hits, "hit"),
                 most_frequent(frequent)
             ),
             "record fewer functions or probes; the time line has instants where they are missing",
@@ -324,8 +324,8 @@ fn warn(counts: RecordCounts, frequent: &[FrequentName], lost_words: &LostWords,
         messages.warning(
             WarningKind::LostCalls,
             &format!(
-                "{} calls within too many others were left out",
-                counts.too_deep
+                "{} left out, within too many others",
+                number_that_were(counts.too_deep, "call")
             ),
             "record functions that are not recursive",
         );

@@ -218,7 +218,8 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
         let functions = number_of(model.function_count(), "function");
         second += &format!("{functions}, {} called; ", model.called_count());
     }
-    second += &format!("{} hits, {}/s; ", grouped(hits), rate_text(rate));
+    let noun = if hits == 1 { "hit" } else { "hits" };
+    second += &format!("{} {noun}, {}/s; ", grouped(hits), rate_text(rate));
     if let Some(untyped) = model.untyped() {
         second += &format!("{} untyped; ", grouped(untyped));
     }
@@ -251,7 +252,12 @@ fn collector_line(figures: &CollectorFigures) -> Line<'static> {
     }
     if figures.lost_words > 0 {
         let lost = grouped(figures.lost_words);
-        line.push_span(format!("; {lost} words of events lost").red());
+        let noun = if figures.lost_words == 1 {
+            "word"
+        } else {
+            "words"
+        };
+        line.push_span(format!("; {lost} {noun} of events lost").red());
     }
     line
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::super::format::{Format, VERSION, json};
 use crate::failure::Failure;
+use crate::text::number_of;
 
 /// How many words were lost in which domains.
 #[derive(Clone, Debug, Default)]
@@ -71,7 +72,11 @@ pub(in crate::output) fn lost_lines(lost: &[LostOfDomain], format: Format, prefi
         let (domain, words) = (it.domain, it.words);
         // Writing to a string does not fail.
         let _ = match format {
-            Format::Table => writeln!(text, "lost: {words} words of domain {domain}"),
+            Format::Table => writeln!(
+                text,
+                "lost: {} of domain {domain}",
+                number_of(words, "word")
+            ),
             _ => writeln!(text, "{prefix}lost {words} domain {domain}"),
         };
     }
