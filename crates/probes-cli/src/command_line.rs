@@ -23,17 +23,17 @@ Examples:
     ocaml-probes latency -pid 4242 -fn 'Http.*' -for 10s
 
 -pid 7, --pid 7, -pid=7 and --pid=7 are the same. Subcommands and flags may be cut to a unique
-prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value; a FILE
-or RE may begin with a dash, too. `--` ends the flags.
+prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value; a
+FILE or RE may begin with a dash, too. `--` ends the flags.
 
-The answer is on standard output or, with -o, in a file; with trace, on standard error. Errors, warnings
-and notes are on standard error; with -json they are objects, too, one on each line.
+The answer is on standard output or, with -o, in a file; with trace, on standard error. Errors,
+warnings and notes are on standard error; with -json they are objects, too, one on each line.
 
-Exit status: 0 success, 1 failure, 2 usage error; with trace -wait, -count, -hist, -latency or
--watch, that of the program. If that is 0, trace -count, -hist, -latency and -watch exit with 1 if
-the observation failed, ended before the program did, or could not be written.";
+Exit status: 0 success, 1 failure, 2 usage error; with trace -wait, -count, -hist, -latency
+or -watch, that of the program. If that is 0, trace -count, -hist, -latency and -watch exit with 1
+if the observation failed, ended before the program did, or could not be written.";
 
-/// Count and time functions of native programs; list, enable, disable and observe probes of OCaml programs.
+/// Count and time functions of native programs; list, enable, disable and observe OCaml probes.
 #[derive(Debug, Parser)]
 #[command(
     name = "ocaml-probes",

@@ -77,35 +77,35 @@ pub(crate) enum Command {
     Attach(attach::Args),
     /// Show the state of every probe of a running process, without stopping it
     Info(info::Args),
-    /// Show the probes of a file that is not running, or the functions or USDT probes of a file or process
+    /// Show the probes of a file, or the functions or USDT probes of a file or process
     List(list::Args),
     /// Count hits of probes, or calls of functions, of a running process
     Count(count::Args),
     /// Show which values a running process passes to its probes and functions, as histograms
     Hist(hist::Args),
-    /// Show how long a running process takes from one probe to another, or for calls of functions
+    /// Show how long a running process takes from probe to probe, or for calls of functions
     Latency(latency::Args),
     /// Show the hits of a running process one by one, with their arguments
     Watch(watch::Args),
     /// Show the pauses of the garbage collector of a running process, and what it allocates
     Gc(gc::Args),
-    /// Show what all threads of a running process do now: their stacks, and what they wait for
+    /// Show what all threads of a running process do now: stacks, and what they wait for
     Stack(stack::Args),
     /// Show where the time of a running process goes: on the processor, and waiting
     Profile(profile::Args),
     /// Serve the figures of running processes to Prometheus, until Ctrl-C
     Serve(Box<serve::Args>),
-    /// Write what happens in a running process to a file, as a time line for Perfetto and other viewers
+    /// Write a time line of a running process to a file, for Perfetto and other viewers
     Record(record::Args),
     /// Remove instrumentation left behind by a killed observer
     Observe(observe::Args),
-    /// Show how often probes are hit or functions called, updated continuously; enable and disable probes by key
+    /// Show continuously how often probes are hit or functions called; switch probes by key
     Top(top::Args),
     /// Show the running processes that have OCaml probes
     Ps(ps::Args),
     /// Show what this machine and a process allow, and which commands work on it
     Doctor(doctor::Args),
-    /// Print the script with which a shell completes subcommands, flags, pids, probes and functions
+    /// Print the script with which a shell completes subcommands, flags, pids and names
     Completion(completion::Args),
     /// Print the manual page of a subcommand, or write those of all
     Man(manual::Args),

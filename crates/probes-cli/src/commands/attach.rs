@@ -22,26 +22,28 @@ const HELP: &str = "\
 Prints what was changed; in plain format as a line for each probe, in the order of the changes:
     NAME BEFORE -> AFTER, N sites
 with its counter before and after, and how many of its sites were changed. -force repairs probes
-that `info` calls inconsistent. Of several processes, all are checked before the first is changed, and
-each line begins with the PID. With -quiet this is printed only if -format, -json or -o asks for it.
+that `info` calls inconsistent. Of several processes, all are checked before the first is changed,
+and each line begins with the PID. With -quiet this is printed only if -format, -json or -o asks for
+it.
 
 With -live one byte of code is changed at a time while the process runs, which also works where it
 cannot be stopped: under a debugger, or busy in the kernel. With -for it waits that long, or until
 Ctrl-C, SIGTERM or SIGHUP (unless they were ignored from the start, as by nohup), and then subtracts
-from each counter what it has added; what others have changed meanwhile stays. It also prints what was
-undone. If it is killed before, `info` says so, and -release-dead gives back what it had added, for the
-same user or root; it prints these changes in the same way, and leaves alone what living commands hold.
+from each counter what it has added; what others have changed meanwhile stays. It also prints what
+was undone. If it is killed before, `info` says so, and -release-dead gives back what it had added,
+for the same user or root; it prints these changes in the same way, and leaves alone what living
+commands hold.
 
 With -follow it stays, tracing the processes, what they start, and the programs that these execute,
-until all have exited, or Ctrl-C or SIGTERM; probes then stay as they are. Names that another program
-or a library does not have are skipped there; processes without probes (a shell) are detached, and what
-they start is not followed. A name that an attached process itself does not have gives a
-warning. -v reports what happens.
+until all have exited, or Ctrl-C or SIGTERM; probes then stay as they are. Names that another
+program or a library does not have are skipped there; processes without probes (a shell) are
+detached, and what they start is not followed. A name that an attached process itself does not have
+gives a warning. -v reports what happens.
 
 Give one kind of action; only -enable and -disable can be combined. Enabling adds one to a probe's
-counter and disabling subtracts one; its sites change when the counter leaves or reaches 0. Disabling
-a named probe that is disabled is an error and changes nothing; the other kinds skip such probes and
-report it.";
+counter and disabling subtracts one; its sites change when the counter leaves or reaches 0.
+Disabling a named probe that is disabled is an error and changes nothing; the other kinds skip such
+probes and report it.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes attach -pid N ACTIONS [FLAGS]")]

@@ -10,8 +10,9 @@ use crate::destination::print;
 use crate::failure::Failure;
 
 const HELP: &str = "\
-The script has the shell ask ocaml-probes itself what can come next: subcommands, flags, values, pids with the names of their
-programs, and the probes and functions of the process (-pid) or file (-prog) that is on the line. For this shell alone:
+The script has the shell ask ocaml-probes itself what can come next: subcommands, flags, values,
+pids with the names of their programs, and the probes and functions of the process (-pid) or file
+(-prog) that is on the line. For this shell alone:
     source <(ocaml-probes completion bash)
     source <(ocaml-probes completion zsh)
     ocaml-probes completion fish | source

@@ -28,18 +28,19 @@ use crate::usage::UsageError;
 
 const HELP: &str = "\
 Counts inside the process, at a few nanoseconds a hit, whether a probe is enabled or not. When the
-duration is over, on Ctrl-C, or when the process exits, it removes the instrumentation and prints, in
-plain format,
+duration is over, on Ctrl-C, or when the process exits, it removes the instrumentation and prints,
+in plain format,
     HITS RATE NAME
 most hits first, with hits a second; with -sites,
     HITS RATE NAME ADDRESS FUNCTION FILE:LINE
 
 With -fn it counts calls of functions of any native program, with or without probes; probes are then
-counted only if -probe or -regexp selects some. A glob is for a whole name as `list -functions` shows it,
-such as 'Stdlib.List.*'; beside ( or <, a comma with a space behind it belongs to a name. 0xADDRESS is a function, or an
-instruction within one. FILE:LINE is where a source line begins; the end of the path is enough. What is
-named and cannot be counted is an error; what a glob with *, ? or [ matches and cannot be counted is left
-out, with a warning. Of more than 24 functions, those without hits are left out. With -sites a function is
+counted only if -probe or -regexp selects some. A glob is for a whole name as `list -functions`
+shows it, such as 'Stdlib.List.*'; beside ( or <, a comma with a space behind it belongs to a name.
+0xADDRESS is a function, or an instruction within one. FILE:LINE is where a source line begins; the
+end of the path is enough. What is named and cannot be counted is an error; what a glob with *, ? or
+[ matches and cannot be counted is left out, with a warning. Of more than 24 functions, those
+without hits are left out. With -sites a function is
     HITS RATE NAME ADDRESS OBJECT FILE:LINE
 Calls that the compiler has inlined are not counted, nor are functions of libraries that are loaded
 later. A function that calls itself in tail position may be counted in each round.
@@ -49,40 +50,42 @@ With -usdt it counts the sites of USDT probes that C and other languages have, s
 
 With -where it counts only the hits for which an expression is true, such as
     arg0 > 5 && arg1 == \"GET\"
-Lines end with `untyped N` then: N hits for which it is neither true nor false, because an argument does not
-have the type that the expression needs. docs/ask.md describes all expressions.
+Lines end with `untyped N` then: N hits for which it is neither true nor false, because an argument
+does not have the type that the expression needs. docs/ask.md describes all expressions.
 
 With -by it counts hits by what one or several expressions are at each of them: integers, strings as
 str(arg0), and by themselves probe, caller (where a function is called) and tid. It prints
     HITS RATE KEY...
-most hits first, -top N of them, then lines for the keys that are not shown, for `other` hits, whose keys
-found no room (about 4,096 are distinguished), and for `untyped` ones. All lines add up to all hits. Of a string
-that is longer than 64 bytes, the first 64 are the key.
+most hits first, -top N of them, then lines for the keys that are not shown, for `other` hits, whose
+keys found no room (about 4,096 are distinguished), and for `untyped` ones. All lines add up to all
+hits. Of a string that is longer than 64 bytes, the first 64 are the key.
 
 With -by stack it counts hits by their stacks, of one process, and prints
     HITS RATE FUNCTION;FUNCTION;...
-the outermost function first, after [cut] or [guessed] if the stack is not complete (docs/profile.md says when). Each hit
-is recorded with its stack; those that come faster than they can be read, some ten thousand a second, and those of more than
-65,536 stacks, are `other`. -svg FILE draws a flame graph of the hits; FILE.folded gets lines for other tools.
+the outermost function first, after [cut] or [guessed] if the stack is not complete (docs/profile.md
+says when). Each hit is recorded with its stack; those that come faster than they can be read, some
+ten thousand a second, and those of more than 65,536 stacks, are `other`. -svg FILE draws a flame
+graph of the hits; FILE.folded gets lines for other tools.
 
-With -events it counts runtime events of OCaml 5 by their names, globs such as minor,'major_*', or all, as
+With -events it counts runtime events of OCaml 5 by their names, globs such as minor,'major_*', or
+all, as
     EVENTS RATE WHAT NAME
-where WHAT is phase, counter, lifecycle, alloc, or user for the program's own; phases and spans count when they
-begin. Of more than 24 names, those without events are left out. Lines `lost WORDS domain D` say what was
-overwritten before it was read. Nothing is stopped or changed; the events have to be on:
-OCAML_RUNTIME_EVENTS_START=1 in its environment.
+where WHAT is phase, counter, lifecycle, alloc, or user for the program's own; phases and spans
+count when they begin. Of more than 24 names, those without events are left out. Lines `lost WORDS
+domain D` say what was overwritten before it was read. Nothing is stopped or changed; the events
+have to be on: OCAML_RUNTIME_EVENTS_START=1 in its environment.
 
-With several processes, of -pid and -name, the hits of all of them are counted by name, in one answer; those of each
-by itself with -by pid or -by pid,EXPR,... A process that exits keeps its hits, and the others go on.
-With -follow, the processes that they have forked are counted, too, and those that they fork meanwhile: the
-hits of these are hits of the process that has forked them.
+With several processes, of -pid and -name, the hits of all of them are counted by name, in one
+answer; those of each by itself with -by pid or -by pid,EXPR,... A process that exits keeps its
+hits, and the others go on. With -follow, the processes that they have forked are counted, too, and
+those that they fork meanwhile: the hits of these are hits of the process that has forked them.
 
 With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
-far; on a terminal, it redraws a table. With -json there is one line for each interval. The last interval
-may be shorter.
+far; on a terminal, it redraws a table. With -json there is one line for each interval. The last
+interval may be shorter.
 
-If it is killed, the process goes on counting, which does no harm: `info` reports it, and the next count,
-or `observe -clean`, removes the instrumentation.";
+If it is killed, the process goes on counting, which does no harm: `info` reports it, and the next
+count, or `observe -clean`, removes the instrumentation.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\

@@ -14,13 +14,15 @@ use crate::hint::{self, Operand};
 use crate::output::DiagnosisReport;
 
 const HELP: &str = "\
-Checks everything that decides whether the commands work: on this machine, and with -pid on a process. It stops nothing,
-and changes nothing. In plain format, it prints for each check, and then for each command
+Checks everything that decides whether the commands work: on this machine, and with -pid on a
+process. It stops nothing, and changes nothing. In plain format, it prints for each check, and then
+for each command
     check NAME pass|fail|unknown WHAT WAS FOUND
     hint NAME WHAT TO DO
     command NAME works|limited|fails WHY
-The hint of a failed check is that of a command that fails because of it. A check is unknown if the process may not be
-read, or would have to be stopped for it. docs/doctor.md says what each check is about.
+The hint of a failed check is that of a command that fails because of it. A check is unknown if the
+process may not be read, or would have to be stopped for it. docs/doctor.md says what each check is
+about.
 
 Exit status: 0 if all commands work, also with limits; 1 if one does not.";
 

@@ -25,31 +25,36 @@ use crate::search_path::look_up;
 use crate::signals::TerminationSignals;
 
 const HELP: &str = "\
-Reads the events that the runtime of OCaml 5 writes itself. If they are not on, it switches them on once the process
-allocates or collects, which stops it for a moment, and off again in the end. docs/gc.md says what they mean.
+Reads the events that the runtime of OCaml 5 writes itself. If they are not on, it switches them on
+once the process allocates or collects, which stops it for a moment, and off again in the end.
+docs/gc.md says what they mean.
 
-When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in nanoseconds:
-    all count N total N p50 N p90 N p99 N p99.9 N max N seconds S allocated N promoted N heap N lost N compactions N
+When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in
+nanoseconds:
+    all count N total N p50 N ... max N seconds S allocated N promoted N heap N lost N compactions N
     domain D count N ... max N share S allocated N promoted N lost N
     stw domain D led N last N joined count N ... max N waits count N ... max N
     phase NAME count N ... max N
-A pause is the time from when a domain begins work of the collector until it goes on with its own; share is that of
-all pauses in the time. Times of phases include those of phases in them. allocated, promoted and heap are bytes; heap
-is - until a major collection has ended. lost are words of events that were overwritten before they were read: the
-figures are those of the others. Quantiles are at most 0.2 % too low, max and total exact.
-stw: how many stop-the-world requests the domain has made, of how many others it was the last to join, how late it joined
-these, and how long it waited for other domains.
+A pause is the time from when a domain begins work of the collector until it goes on with its own;
+share is that of all pauses in the time. Times of phases include those of phases in them. allocated,
+promoted and heap are bytes; heap is - until a major collection has ended. lost are words of events
+that were overwritten before they were read: the figures are those of the others. Quantiles (p50,
+p90, p99, p99.9) are at most 0.2 % too low, max and total exact. stw: how many stop-the-world
+requests the domain has made, of how many others it was the last to join, how late it joined these,
+and how long it waited for other domains.
 
-With -over it also prints each pause that is longer, with its phases, those inside others after more >:
+With -over it also prints each pause that is longer, with its phases, those inside others after more
+>:
     pause NS domain D began NS stw_leader NS >minor NS
-Of OCaml 4, and where the events of a process cannot be had, the calls of the collector's functions are timed instead, each
-without those in it: minor, slice, major, compact. What is not known is - then, and
-all times but max are within 0.2 %.
+Of OCaml 4, and where the events of a process cannot be had, the calls of the collector's functions
+are timed instead, each without those in it: minor, slice, major, compact. What is not known is -
+then, and all times but max are within 0.2 %.
 
 With -interval it also prints the figures so far, each line after the seconds so far.
 
-With -prog FILE it starts the program, with its events on if it is of OCaml 5, and exits with its status, or 128 plus the number of the
-signal that ended it. The answer is on standard error then, unless -o names a file.";
+With -prog FILE it starts the program, with its events on if it is of OCaml 5, and exits with its
+status, or 128 plus the number of the signal that ended it. The answer is on standard error then,
+unless -o names a file.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\

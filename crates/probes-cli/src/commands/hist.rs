@@ -28,44 +28,47 @@ use crate::output::{self, HistogramReading, Histograms, KeyedQuestion};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
-Makes a histogram of what EXPR is at each hit, inside the process, at some ten nanoseconds a hit: one
-for each probe, by its name, and one for each function. EXPR is an integer, such as
+Makes a histogram of what EXPR is at each hit, inside the process, at some ten nanoseconds a hit:
+one for each probe, by its name, and one for each function. EXPR is an integer, such as
     arg0        request + 1        len(page)        arg1 & 0xff        int(arg0.1)
-docs/ask.md describes all expressions. When the duration is over, on Ctrl-C, or when the process exits, it
-removes the instrumentation and prints, in plain format,
+docs/ask.md describes all expressions. When the duration is over, on Ctrl-C, or when the process
+exits, it removes the instrumentation and prints, in plain format,
     count N untyped N sum N mean N min N max N p50 N p90 N p99 N p99.9 N NAME
-and below it a line with a bar for each power of two, [1K, 2K) being from 1,024 to 2,047. Counts, minimum,
-maximum and sum are exact; a sum that is too large to be known is shown as -. Quantiles from -1,024 to 1,024
-are exact, too; others are followed by +- and their maximum error, at most 0.1 %. untyped are hits for which
-EXPR has no value, because an argument does not have the type that EXPR needs. Of more than 24 histograms,
-those without hits are left out; at most 1,024 can be made.
+and below it a line with a bar for each power of two, [1K, 2K) being from 1,024 to 2,047. Counts,
+minimum, maximum and sum are exact; a sum that is too large to be known is shown as -. Quantiles
+from -1,024 to 1,024 are exact, too; others are followed by +- and their maximum error, at most 0.1
+%; with more than 128 histograms, these are -256 to 256 and 0.4 %, and with more than 512, -64 to 64
+and 1.6 %. untyped are hits for which EXPR has no value, because an argument does not have the type
+that EXPR needs. Of more than 24 histograms, those without hits are left out; at most 1,024 can be
+made.
 
-With -linear LO,HI,STEP there is a bar for each STEP from LO to HI, one for what is below, and one for
-what is not below HI. Quantiles are as precise as the steps then.
+With -linear LO,HI,STEP there is a bar for each STEP from LO to HI, one for what is below, and one
+for what is not below HI. Quantiles are as precise as the steps then.
 
 Hits are selected by -probe, -regexp, -fn and -usdt, as for `count`, and by -where.
 
-With -events it makes one of each runtime event of OCaml 5 whose name matches a glob, such as minor_promoted, or all:
-of the values of counters and of the program's own ints, and of how long phases and the program's spans take, in
-nanoseconds. An end is paired with the last begin of the same name and domain; an end without a recorded begin is
-left out. untyped are events that have no value. Each name is preceded by its kind, as in phase minor. Lines
-`lost WORDS domain D` say what was overwritten before it was read. Nothing is stopped or changed; the process
-must write events: start it with OCAML_RUNTIME_EVENTS_START=1 in its environment.
+With -events it makes one of each runtime event of OCaml 5 whose name matches a glob, such as
+minor_promoted, or all: of the values of counters and of the program's own ints, and of how long
+phases and the program's spans take, in nanoseconds. An end is paired with the last begin of the
+same name and domain; an end without a recorded begin is left out. untyped are events that have no
+value. Each name is preceded by its kind, as in phase minor. Lines `lost WORDS domain D` say what
+was overwritten before it was read. Nothing is stopped or changed; the process must write events:
+start it with OCAML_RUNTIME_EVENTS_START=1 in its environment.
 
-With -by EXPR,... there is a histogram for each key instead of one for each name: of what an expression is
-at the hit, as for `count -by`, such as arg0, str(page), probe, tid, caller; up to 4. The 20 keys with most
-values are shown (-top), then the number of values of the remaining keys, and other: the histogram of the keys
-for which there was no room, as some 1,000 are distinguished. Together, they have all values. Buckets are
-wider: exact up to 64, then at most 3 % wide.
+With -by EXPR,... there is a histogram for each key instead of one for each name: of what an
+expression is at the hit, as for `count -by`, such as arg0, str(page), probe, tid, caller; up to 4.
+The 20 keys with most values are shown (-top), then the number of values of the remaining keys, and
+other: the histogram of the keys for which there was no room, as some 1,000 are distinguished.
+Together, they have all values. Buckets are wider: exact up to 64, then at most 3 % wide.
 
-With several processes, of -pid and -name, there is one histogram for each name, with the values of all
-processes; with -by pid one for each process and name, whose line ends with PID NAME; with -by pid,EXPR one for
-each process and key. If a process exits, its values are kept, and the others are observed further.
-With -follow, the processes that they have forked are observed, too, and those that they fork meanwhile: the
-values of these are values of the process that has forked them.
+With several processes, of -pid and -name, there is one histogram for each name, with the values of
+all processes; with -by pid one for each process and name, whose line ends with PID NAME; with -by
+pid,EXPR one for each process and key. If a process exits, its values are kept, and the others are
+observed further. With -follow, the processes that they have forked are observed, too, and those
+that they fork meanwhile: the values of these are values of the process that has forked them.
 
-With -interval it also prints the current histograms, whose first lines begin with the seconds since the
-start; on a terminal, it redraws a table of the figures. JSON has every bucket that has values.";
+With -interval it also prints the current histograms, whose first lines begin with the seconds since
+the start; on a terminal, it redraws a table of the figures. JSON has every bucket that has values.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\

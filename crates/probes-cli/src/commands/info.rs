@@ -15,19 +15,21 @@ use crate::output::{self, Listing, WarningKind};
 use crate::text::{join_first_few, number_of};
 
 const HELP: &str = "\
-In plain format, it prints a line for each probe, sorted by name: NAME enabled, NAME disabled, or, where
-counters and sites disagree, NAME inconsistent. With -sites, below each name
+In plain format, it prints a line for each probe, sorted by name: NAME enabled, NAME disabled, or,
+where counters and sites disagree, NAME inconsistent. With -sites, below each name
     site ADDRESS enabled|disabled|foreign FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS VALUE
 with addresses in the process; `-` if the file does not say. If a site holds bytes that are neither
-its enabled nor its disabled form, they follow the state: foreign(90cc00000000). Each command
-that holds the probe (`attach -for`, `top`) has a line; `attach -release-dead` gives back what the dead hold:
+its enabled nor its disabled form, they follow the state: foreign(90cc00000000). Each command that
+holds the probe (`attach -for`, `top`) has a line; `attach -release-dead` gives back what the dead
+hold:
     holder PID alive|dead AMOUNT COMMAND
 What belongs to a library or plugin comes after a line
     in OBJECT
 
 If sites are observed, it names the observer, or warns that it was killed; so it does of functions
-(`count -fn`), also if the program has no probes. `observe -clean` removes what a killed observer left.
+(`count -fn`), also if the program has no probes. `observe -clean` removes what a killed observer
+left.
 
 With several processes, each line begins with the PID, and -json prints a line for each process. A
 process that cannot be read is an error; the others are shown.";

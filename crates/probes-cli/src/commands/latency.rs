@@ -32,75 +32,86 @@ START of its thread that has not ended yet, so that pairs may be nested. When th
 on Ctrl-C, or when the process exits, it removes the instrumentation and prints, in plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX UNMATCHED_STARTS UNMATCHED_STOPS LOST START,STOP
 in nanoseconds. UNMATCHED_STARTS and UNMATCHED_STOPS are the hits of START and of STOP that have no
-match. LOST are times that could not be measured, because more than 64 starts of a thread had not ended
-yet, with -key more than about 10,000 of all, or because there were more than a thousand threads. The table format also shows a histogram of the times, with a
-bucket for each power of two. With -interval each line begins with the seconds so far.
+match. LOST are times that could not be measured, because more than 64 starts of a thread had not
+ended yet, with -key more than about 10,000 of all, or because there were more than a thousand
+threads. The table format also shows a histogram of the times, with a bucket for each power of two.
+With -interval each line begins with the seconds so far.
 
-Requests that overlap in one thread, as with Lwt, Async or Eio, or move between threads or domains, need -key EXPR: a
-STOP then ends the START with the same EXPR, such as arg0, request, or str(arg1), in whichever thread that was. It
-must differ between all requests that are under way at a time. If a START has that of an earlier one without
-STOP, it replaces it, and the line ends with `doubtful N`. Without -key, their times are wrong. If that is noticed, by N stops, the line ends with `interleaved N untrusted`: no time can be trusted. It ends with
-`doubtful N` if either requests overlap, or exceptions skip stops, and some times may be wrong: at N stops,
-an earlier start of their stack frame waited. A warning says the same.
+Requests that overlap in one thread, as with Lwt, Async or Eio, or move between threads or domains,
+need -key EXPR: a STOP then ends the START with the same EXPR, such as arg0, request, or str(arg1),
+in whichever thread that was. It must differ between all requests that are under way at a time. If a
+START has that of an earlier one without STOP, it replaces it, and the line ends with `doubtful N`.
+Without -key, the times of such requests are wrong. If that is noticed, by N stops, the line ends
+with `interleaved N untrusted`: no time can be trusted. It ends with `doubtful N` if either requests
+overlap, or exceptions skip stops, and some times may be wrong: at N stops, an earlier start of
+their stack frame waited. A warning says the same.
 
-With -where, only the pairs are timed for whose START EXPR is true, and the calls for whose entry it is; 'elapsed > 10ms',
-by itself or beside &&, is about the time that they take: only those that take so long are counted. The line ends with
-`untyped N` if there were N hits or calls for which -where or -key has no answer: these are left out.
+With -where, only the pairs are timed for whose START EXPR is true, and the calls for whose entry it
+is; 'elapsed > 10ms', by itself or beside &&, is about the time that they take: only those that take
+so long are counted. The line ends with `untyped N` if there were N hits or calls for which -where
+or -key has no answer: these are left out.
 
 START and STOP may be the same: the times are then from each hit to the next.
 
 With -usdt, START and STOP are USDT probes of other providers than OCaml's, such as
-postgresql:query__start,postgresql:query__done: of C and C++ programs, of Julia or Python. Their semaphores are raised
-meanwhile. All of the above holds for them, but for -over.
+postgresql:query__start,postgresql:query__done: of C and C++ programs, of Julia or Python. Their
+semaphores are raised meanwhile. All flags but -over apply to them.
 
-With -over, each pair that takes DURATION or longer is shown by itself, too, within 0.2 seconds after it has ended:
+With -over, each pair that takes DURATION or longer is shown by itself, too, within 0.2 seconds
+after it has ended:
     slow TIME THREAD NANOSECONDS START,STOP ARGUMENTS -> ARGUMENTS
-with the time of day in UTC when it ended, and the arguments of its START and of its STOP, as `watch` shows them;
-START's are `unknown` if more than 16 starts of the thread waited at once. After the names comes `untrusted` or
-`doubtful` if that is known so far of the pair. -over 0 shows every pair. If they come faster than they can
-be read, some are not shown; a warning says how many. With -fn, so is each call, as
+with the time of day in UTC when it ended, and the arguments of its START and of its STOP, as
+`watch` shows them; START's are `unknown` if more than 16 starts of the thread waited at once. After
+the names comes `untrusted` or `doubtful` if that is known so far of the pair. -over 0 shows every
+pair. If they come faster than they can be read, some are not shown; a warning says how many.
+With -fn, so is each call, as
     slow TIME THREAD NANOSECONDS NAME ARGUMENTS -> RESULT
-with the arguments as far as their number is known: ints, and of anything else its address at that time. If it ends
-with a jump to another function in tail position, there is no RESULT. With -self, too, it is the whole call that takes so long.
-With -stack, the stack follows, as it was at the STOP, or when the function was left, in the format of the command `stack`: N frames
-at most.
+with the arguments as far as their number is known: ints, and of anything else its address at that
+time. If it ends with a jump to another function in tail position, there is no RESULT. With -self,
+too, it is the whole call that takes so long. With -stack, the stack follows, as it was at the STOP,
+or when the function was left, in the format of the command `stack`: N frames at most.
 
-With several processes, of -pid and -name, the times of each pair in all of them are together; with -by pid,
-those of each process by itself, in lines that end with PID START,STOP. So are the calls of each function, by its
-name. -over shows the PID before THREAD. A process that exits keeps its times, and the others go on. With
-several processes, callers are not distinguished. With -follow, the processes that they have forked are timed,
-too, and those that they fork meanwhile, once they are found, some 200 ms later.
+With several processes, of -pid and -name, the times of each pair in all of them are together;
+with -by pid, those of each process by itself, in lines that end with PID START,STOP. So are the
+calls of each function, by its name. -over shows the PID before THREAD. A process that exits keeps
+its times, and the others go on. With several processes, callers are not distinguished.
+With -follow, the processes that they have forked are timed, too, and those that they fork
+meanwhile, once they are found, some 200 ms later.
 
-With -fn it times the calls of functions of any native program, with or without probes, from entry to
-exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those without
-calls are left out. In plain format,
+With -fn it times the calls of functions of any native program, with or without probes, from entry
+to exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those
+without calls are left out. In plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING UNMATCHED_EXITS LOST UNWOUND NAME
-COUNT are the calls that ended with an exit: a return, or a jump to another function in tail position. RUNNING
-have not ended yet. UNMATCHED_EXITS are those of calls that had begun before. LOST were not recorded: 500 other timed
-calls of their stack had not ended yet; there were more than about a thousand stacks; or, rarely, registers
-could not be saved at an exit of a function that is not OCaml's. UNWOUND ended without an exit: by an
-exception, by longjmp(3), or with their thread. -gc selects the functions of OCaml's
-garbage collector: minor and slice are its usual pauses.
+COUNT are the calls that ended with an exit: a return, or a jump to another function in tail
+position. RUNNING have not ended yet. UNMATCHED_EXITS are those of calls that had begun before. LOST
+were not recorded: 500 other timed calls of their stack had not ended yet; there were more than
+about a thousand stacks; or, rarely, registers could not be saved at an exit of a function that is
+not OCaml's. UNWOUND ended without an exit: by an exception, by longjmp(3), or with their
+thread. -gc selects the functions of OCaml's garbage collector: minor and slice are its usual
+pauses.
 
-With -self the times are those of a function's own code: the time of each call that it makes of another timed
-function is subtracted. In plain format,
+With -self the times are those of a function's own code: the time of each call that it makes of
+another timed function is subtracted. In plain format,
     COUNT MEAN P50 P90 P99 P99.9 MAX RUNNING UNMATCHED_EXITS LOST UNWOUND DOUBTFUL SELF TOTAL NAME
-SELF is the sum of the self times, TOTAL that of the times from entry to exit. DOUBTFUL self times may be too
-long: a call was unwound or lost, and is not subtracted. In OCaml 5, calls of C functions are not subtracted from
-OCaml functions: they are on another stack. If both are timed, each line ends with `on fiber` or `on thread`.
+SELF is the sum of the self times, TOTAL that of the times from entry to exit. DOUBTFUL self times
+may be too long: a call was unwound or lost, and is not subtracted. In OCaml 5, calls of C functions
+are not subtracted from OCaml functions: they are on another stack. If both are timed, each line
+ends with `on fiber` or `on thread`.
 
 With -by caller, each function's line is followed by one for each place that calls it,
     by COUNT MEAN MAX SUM CALLER
-which is where the calls return to, with the name of its function and, if known, its source line. SUM is that of the
-times of these calls, in nanoseconds; with -self, that of the self times, and TOTAL follows it. Calls of callers for
-which there was no room are those of `other`. After a tail call, CALLER is that of the function that has made it.
+which is where the calls return to, with the name of its function and, if known, its source line.
+SUM is that of the times of these calls, in nanoseconds; with -self, that of the self times, and
+TOTAL follows it. Calls of callers for which there was no room are those of `other`. After a tail
+call, CALLER is that of the function that has made it.
 
-With -by EXPR,... the times are distinguished by what EXPR is at the STOP of a pair, or at the entry of a function:
-an argument, str(page), tid, caller; up to 4, of which at a STOP arguments make one. Below all other lines is one for
-each of the 20 keys (-top) with the most time,
+With -by EXPR,... the times are distinguished by what EXPR is at the STOP of a pair, or at the entry
+of a function: an argument, str(page), tid, caller; up to 4, of which at a STOP arguments make one.
+Below all other lines is one for each of the 20 keys (-top) with the most time,
     by COUNT MEAN P50 P90 P99 P99.9 MAX SUM NAME KEY
-then the times of the other keys, those of some 1,000 keys being distinguished, and those without a key (`untyped`). All of
-them add up to those of the pairs and functions; quantiles are known to 3 %. With -by pid,EXPR, processes are distinguished, too.";
+then the times of the other keys, those of some 1,000 keys being distinguished, and those without a
+key (`untyped`). All of them add up to those of the pairs and functions; quantiles are known to 3 %.
+With -by pid,EXPR, processes are distinguished, too.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\

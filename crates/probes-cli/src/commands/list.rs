@@ -28,21 +28,24 @@ with addresses in the file; `-` stands for what the file does not tell.
 
 With -functions, it prints a line for each function, by its address:
     ADDRESS SIZE OBJECT FILE:LINE CAN NAME
-with the size in bytes, and with -pid addresses in the process, also of the libraries that it has loaded.
-CAN is `count,time` if a jump can be put at its entry and at all its exits, `count(REASON)` if only at its
-entry, and `no(REASON)` if not there either. `count -fn` counts; `latency -fn` times them.
-GLOBS are separated by commas; if there are ( or <, a comma that a space follows belongs to a name. Each is for the whole name as it
-is shown here, such as 'Stdlib.List.*': * stands for any characters, ? for one, [ab] for one of these, [!ab] for
-another. A function with several names is shown by the one that is asked for, or the first that matches; -json has
-them all. 0xADDRESS is the function whose code is there, in the process or in the file. FILE:LINE(call) is the first
-call of a function whose own line is not known. Calls that the compiler has inlined are not calls of a function.
+with the size in bytes, and with -pid addresses in the process, also of the libraries that it has
+loaded. CAN is `count,time` if a jump can be put at its entry and at all its exits, `count(REASON)`
+if only at its entry, and `no(REASON)` if not there either. `count -fn` counts; `latency -fn` times
+them. GLOBS are separated by commas; if there are ( or <, a comma that a space follows belongs to a
+name. Each is for the whole name as it is shown here, such as 'Stdlib.List.*': * stands for any
+characters, ? for one, [ab] for one of these, [!ab] for another. A function with several names is
+shown by the one that is asked for, or the first that matches; -json has them all. 0xADDRESS is the
+function whose code is there, in the process or in the file. FILE:LINE(call) is the first call of a
+function whose own line is not known. Calls that the compiler has inlined are not calls of a
+function.
 
-With -provider, it prints the USDT probes of all providers (any), or of those that the glob matches, also of
-OCaml: one PROVIDER:NAME on each line, sorted. `count -usdt` counts those that are not of OCaml. GLOBS are
-for NAME alone: -provider postgresql 'query__*'. With -sites, below each name
+With -provider, it prints the USDT probes of all providers (any), or of those that the glob matches,
+also of OCaml: one PROVIDER:NAME on each line, sorted. `count -usdt` counts those that are not of
+OCaml. GLOBS are for NAME alone: -provider postgresql 'query__*'. With -sites, below each name
     site ADDRESS OBJECT FUNCTION FILE:LINE ARGUMENTS
     semaphore ADDRESS
-with -pid addresses in the process, also of the libraries that it has loaded. FUNCTION may have spaces.";
+with -pid addresses in the process, also of the libraries that it has loaded. FUNCTION may have
+spaces.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes list -prog FILE [FLAGS]
@@ -69,7 +72,7 @@ pub(crate) struct Args {
     paths: PathFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
-    /// Globs for functions, 0xADDRESS or FILE:LINE, or for names of USDT probes; all, if there is none
+    /// Globs for functions or USDT probes, 0xADDRESS or FILE:LINE; all without any
     #[arg(value_name = "GLOBS", value_parser = functions)]
     wanted: Vec<FunctionList>,
 }

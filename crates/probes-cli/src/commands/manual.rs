@@ -15,7 +15,8 @@ use crate::usage::UsageError;
 const HELP: &str = "\
 To read the page of a subcommand:
     ocaml-probes man latency | man -l -
-With -all it writes a page for ocaml-probes, and one for each subcommand, into a directory, which is created if it is missing.";
+With -all it writes a page for ocaml-probes, and one for each subcommand, into a directory, which is
+created if it is missing.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes man [SUBCOMMAND | -all DIRECTORY]", after_help = HELP)]

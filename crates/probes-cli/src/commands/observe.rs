@@ -8,9 +8,9 @@ use crate::output;
 use crate::usage::UsageError;
 
 const HELP: &str = "\
-If count, latency, watch or top is killed, its instrumentation stays in the process, which does no harm.
-`info` reports it. This command removes it, and so does the next count, latency, watch or top. In plain
-format, this command prints how many sites and functions were observed:
+If count, latency, watch or top is killed, its instrumentation stays in the process, which does no
+harm. `info` reports it. This command removes it, and so does the next count, latency, watch or top.
+In plain format, this command prints how many sites and functions were observed:
     PID OBSERVED
 With -quiet this is printed only if -format, -json or -o asks for it.
 The instrumentation of a command that still runs is removed only with -force.";

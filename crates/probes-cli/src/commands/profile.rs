@@ -35,35 +35,39 @@ const LEAST_SAID: Duration = Duration::from_millis(50);
 const FEW_SAMPLES: u32 = 10;
 
 const HELP: &str = "\
-Where the kernel permits it (perf_event_open, as root or with kernel.perf_event_paranoid of 1 or less), it samples
-threads 99 times in each second that they run, and nothing is stopped. Elsewhere, in OCaml 5, and with -gc, all threads
-are looked at 99 times a second, and for those that run the process is stopped for some 50 us each time. With -live it
-is not: stacks of OCaml 5 are cut then, and without samples of the kernel, it is not known where threads run. Waits
-are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts for a millisecond or
-two. Shorter ones are [unseen waits] of what the thread was last seen to wait in. Elsewhere, and with -gc, waits are
-sampled. When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in seconds:
+Where the kernel permits it (perf_event_open, as root or with kernel.perf_event_paranoid of 1 or
+less), it samples threads 99 times in each second that they run, and nothing is stopped. Elsewhere,
+in OCaml 5, and with -gc, all threads are looked at 99 times a second, and for those that run the
+process is stopped for some 50 us each time. With -live it is not: stacks of OCaml 5 are cut then,
+and without samples of the kernel, it is not known where threads run. Waits are recorded by the
+kernel where it permits that: each, exactly; its stack is read if it lasts for a millisecond or two.
+Shorter ones are [unseen waits] of what the thread was last seen to wait in. Elsewhere, and
+with -gc, waits are sampled. When the duration is over, on Ctrl-C, or when the process exits, it
+prints in plain format, times in seconds:
     all SECONDS samples N threads N running S runnable S off S stopped S
     waits recorded N unseen S lost N excess S, or: waits sampled error S WHY
     waits unrecorded processors N (if any came online meanwhile)
     SELF ERROR TOTAL ERROR FUNCTION
-running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel counts them. SELF is
-the time in the function itself, TOTAL also that in what it calls; the most SELF first. A system call that waits is a
-function in brackets: [read]. ERROR is twice the standard deviation of the time before it, as far as that is sampled:
-95 % of such profiles are as near as that; 0 is exact, unless records were lost. With -by stack, each line is TIME ERROR and the functions from
-the outermost to the innermost, with ; between them; with -by thread, TIME ERROR TID NAME (WHAT IT IS); with -by
-syscall, TIME ERROR and the system call. With -off-cpu, the number of waits and their p50, p90, p99 and longest follow
-the times; if waits are sampled, each is -. Without it, they are not counted, as stops wake threads that wait.
-`excess` is by how much `unseen` may be too long, at most, because of stops; 0 with -off-cpu.
-`error` is that of the time of all waits.
+running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel
+counts them. SELF is the time in the function itself, TOTAL also that in what it calls; the most
+SELF first. A system call that waits is a function in brackets: [read]. ERROR is twice the standard
+deviation of the time before it, as far as that is sampled: 95 % of such profiles are as near as
+that; 0 is exact, unless records were lost. With -by stack, each line is TIME ERROR and the
+functions from the outermost to the innermost, with ; between them; with -by thread, TIME ERROR TID
+NAME (WHAT IT IS); with -by syscall, TIME ERROR and the system call. With -off-cpu, the number of
+waits and their p50, p90, p99 and longest follow the times; if waits are sampled, each is -. Without
+it, they are not counted, as stops wake threads that wait. `excess` is by how much `unseen` may be
+too long, at most, because of stops; 0 with -off-cpu. `error` is that of the time of all waits.
 
-Threads that only work for the runtime (tick, backup) count as idle; they are left out, except in the totals.
-With -gc, `collection running S error S off S error S` says how much of the time some thread worked for the garbage
-collector, and stacks begin with [collection] or [no collection].
-With -o FILE, what is written depends on the name: a flame graph (.svg), folded stacks (.folded), a file for
-speedscope.app (.json) or pprof (.pb.gz); anything else gets the answer.
+Threads that only work for the runtime (tick, backup) count as idle; they are left out, except in
+the totals. With -gc, `collection running S error S off S error S` says how much of the time some
+thread worked for the garbage collector, and stacks begin with [collection] or [no collection].
+With -o FILE, what is written depends on the name: a flame graph (.svg), folded stacks (.folded), a
+file for speedscope.app (.json) or pprof (.pb.gz); anything else gets the answer.
 
-With -prog FILE it starts the program, and exits with its status, or 128 plus the number of the signal that ended it. The
-answer is on standard error then, unless -o names a file. docs/profile.md says more.";
+With -prog FILE it starts the program, and exits with its status, or 128 plus the number of the
+signal that ended it. The answer is on standard error then, unless -o names a file. docs/profile.md
+says more.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\

@@ -14,9 +14,10 @@ use crate::text::{join_first_few, number_of};
 const HELP: &str = "\
 In plain format, it prints a line for each process, sorted by pid:
     PID USER PROVIDERS PROBES ENABLED PROGRAM
-PROVIDERS are the providers named in the probe notes of the program, and show which compiler built it; PROBES is
-the number of its probes, and ENABLED how many of them are enabled. Processes that you have no permission to
-read are left out; -v says how many. A warning names those whose notes of probes are damaged.";
+PROVIDERS are the providers named in the probe notes of the program, and show which compiler built
+it; PROBES is the number of its probes, and ENABLED how many of them are enabled. Processes that you
+have no permission to read are left out; -v says how many. A warning names those whose notes of
+probes are damaged.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]

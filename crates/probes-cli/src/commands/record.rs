@@ -22,32 +22,36 @@ use crate::output::{SUFFIXES, TimelineFile, TimelineFormat};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
-Writes a time line to FILE while it records, in the format that the name says: .perfetto-trace (ui.perfetto.dev),
-.json (Chrome's trace events: ui.perfetto.dev, chrome://tracing, speedscope), .fxt (Fuchsia: ui.perfetto.dev,
-magic-trace). All times are of one clock, CLOCK_MONOTONIC.
+Writes a time line to FILE while it records, in the format that the name says: .perfetto-trace
+(ui.perfetto.dev), .json (Chrome's trace events: ui.perfetto.dev, chrome://tracing, speedscope),
+.fxt (Fuchsia: ui.perfetto.dev, magic-trace). All times are of one clock, CLOCK_MONOTONIC.
 
-Calls of the functions of -fn are slices of their thread, from entry to exit, with their arguments and with -results
-their results; so are the pairs of -pair. Hits of -probe and -usdt are instants with their arguments. With -gc, what
-the collector of OCaml 5 does are slices and counters, by domain; runtime events that are off are switched on, and off again
-in the end, as by `gc`.
+Calls of the functions of -fn are slices of their thread, from entry to exit, with their arguments
+and with -results their results; so are the pairs of -pair. Hits of -probe and -usdt are instants
+with their arguments. With -gc, what the collector of OCaml 5 does are slices and counters, by
+domain; runtime events that are off are switched on, and off again in the end, as by `gc`.
 
-A slice whose end was not seen is ended, and says why: the call was unwound by an exception, or was still running. What came
-faster than it could be read is lost: an instant says where and how much, and so do a warning and the summary. If the disk
-is full, or the tool is killed, what was written can be read. docs/record.md says more.
+A slice whose end was not seen is ended, and says why: the call was unwound by an exception, or was
+still running. What came faster than it could be read is lost: an instant says where and how much,
+and so do a warning and the summary. If the disk is full, or the tool is killed, what was written
+can be read. docs/record.md says more.
 
-With -until NAME it ends when that probe is hit, with -over when a pair or a call has taken so long. With -last 10s only the
-last 10 seconds are kept, in memory, and written in the end: a flight recorder.
+With -until NAME it ends when that probe is hit, with -over when a pair or a call has taken so long.
+With -last 10s only the last 10 seconds are kept, in memory, and written in the end: a flight
+recorder.
 
 When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format:
-    slices N instants N values N unwound N running N without_stop N unmatched_exits N unmatched_stops N too_deep N
-    lost_hits N lost_words N bytes N seconds S
-on one line. If hits were lost, lines follow for the names, up to three, that most hits had that were read meanwhile:
+    slices N instants N values N unwound N running N without_stop N
+        unmatched_exits N unmatched_stops N too_deep N lost_hits N lost_words N bytes N seconds S
+on one line. If hits were lost, lines follow for the names, up to three, that most hits had that
+were read meanwhile:
     frequent SHARE NAME
 They are probably the ones to leave out.
 
-With -prog FILE it starts the program, with -gc with its runtime events on, and records it from its first instruction to its last; it
-exits with its status, or 128 plus the number of the signal that ended it. The lines above are on standard error then. Signals
-sent to ocaml-probes are passed on to the program if it is observed.";
+With -prog FILE it starts the program, with -gc with its runtime events on, and records it from its
+first instruction to its last; it exits with its status, or 128 plus the number of the signal that
+ended it. The lines above are on standard error then. Signals sent to ocaml-probes are passed on to
+the program if it is observed.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\

@@ -43,23 +43,24 @@ use crate::output::{self, WarningKind};
 use crate::signals::{TerminationSignals, poll_timeout};
 
 const HELP: &str = "\
-Observes processes as `count`, `latency` and `gc` do, and serves their figures to Prometheus and others, as OpenMetrics or
-as Prometheus' text, at /metrics. docs/serve.md names the metrics, and has rules for alerts and a unit for systemd.
-It prints the address once the processes that run have been found, and then serves until Ctrl-C.
+Observes processes as `count`, `latency` and `gc` do, and serves their figures to Prometheus and
+others, as OpenMetrics or as Prometheus' text, at /metrics. docs/serve.md names the metrics, and has
+rules for alerts and a unit for systemd. It prints the address once the processes that run have been
+found, and then serves until Ctrl-C.
 
-With -name, processes that are started later are found within the time of -scan. One that exits keeps its last figures for
-a minute. One that cannot be observed is reported once, as an error and as a metric, and is tried again; the
-others are served. What is exported:
+With -name, processes that are started later are found within the time of -scan. One that exits
+keeps its last figures for a minute. One that cannot be observed is reported once, as an error and
+as a metric, and is tried again; the others are served. What is exported:
     -probe, -regexp, -usdt    ocaml_probes_hits_total; all probes, if nothing else is selected
     -pair START,STOP          ocaml_probes_pair_duration_seconds, a histogram; see `help latency`
     -fn GLOBS                 ocaml_probes_call_duration_seconds, a histogram
     -gc                       ocaml_probes_gc_pause_seconds, a histogram, and allocated bytes, from
                               the events that the runtime of OCaml 5 writes itself; see `help gc`
 
-All who can connect can read all figures, and can do nothing else. If the address is not one of this machine alone, a
-warning says so. When serve ends, by SIGINT, SIGTERM, SIGHUP or SIGQUIT, it removes the
-instrumentation. If it is killed by SIGKILL, the
-processes go on recording, which does no harm; the next serve removes that.";
+All who can connect can read all figures, and can do nothing else. If the address is not one of this
+machine alone, a warning says so. When serve ends, by SIGINT, SIGTERM, SIGHUP or SIGQUIT, it removes
+the instrumentation. If it is killed by SIGKILL, the processes go on recording, which does no harm;
+the next serve removes that.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\

@@ -10,19 +10,22 @@ use crate::output::{ThreadStacks, WarningKind};
 use crate::text::number_of;
 
 const HELP: &str = "\
-Reads the stacks of blocked threads while they are blocked, and stops the process once if any run, or wait where a
-stack needs a register: for about 50 us a thread, not at all with -live. Nothing has to be compiled in: no frame pointers, no debugging information.
-In plain format, it prints for each thread
-    thread TID ROLE running|blocked|waiting|stopped SYSTEM_CALL KERNEL_FUNCTION complete|guessed|cut|unread NAME
+Reads the stacks of blocked threads while they are blocked, and stops the process once if any run,
+or wait where a stack needs a register: for about 50 us a thread, not at all with -live. Nothing has
+to be compiled in: no frame pointers, no debugging information. In plain format, it prints for each
+thread
+    thread TID ROLE STATE SYSTEM_CALL KERNEL_FUNCTION STACK NAME
 and then its frames, the innermost first, `-` for what is not known:
     frame ADDRESS FUNCTION OBJECT FILE:LINE
-ROLE is main, domain, systhread, tick (has systhreads take turns), backup (of a domain) or other. In OCaml 5
+ROLE is main, domain, systhread, tick (has systhreads take turns), backup (of a domain) or other,
+STATE running, blocked, waiting or stopped, STACK complete, guessed, cut or unread. In OCaml 5
     domain 3
-follows if it can be told which domain a thread belongs to (0 is that of the main thread), and of a blocked thread
+follows if it can be told which domain a thread belongs to (0 is that of the main thread), and of a
+blocked thread
     waits for file descriptor 5 (/tmp/fifo)
-if the system call says. A stack is complete if it reaches to the code that the thread began with; if it is cut, its
-last line says why; if it is guessed, a frame was found by searching the stack, because a register was not known.
-docs/profile.md says more.";
+if the system call says. A stack is complete if it reaches to the code that the thread began with;
+if it is cut, its last line says why; if it is guessed, a frame was found by searching the stack,
+because a register was not known. docs/profile.md says more.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes stack -pid N [FLAGS]", after_help = HELP)]

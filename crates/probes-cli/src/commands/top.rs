@@ -49,16 +49,18 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 const EVENTS_INTERVAL: Duration = Duration::from_millis(20);
 
 const HELP: &str = "\
-Counts as `count` does, and shows for each probe whether it is enabled, its hits, hits a second, its share of
-all hits, and its latest rates; with -fn the same of functions, with their source lines, and of more than
-24 only those that have been called; below, for each pair the number of times, their mean, median, 99th
-percentile and maximum. With -where, as in `count`, only hits for which it is true are counted, and it is shown
-how many were untyped; times of pairs are those of all hits. Of a program of OCaml 5 whose runtime events are on, a line
-says what the collector does: the share of the time in pauses, of the domain with the most, the longest pause and
-what is allocated a second, all since the last redraw. With several processes, of -pid and -name, each row has the
-sum of all of them, a key switches a probe in all of them, and nothing is said of collectors; with -by pid, each process
-has rows of its own, which begin with its pid. One that exits keeps its last hits, and the others go on.
-With -follow, it shows the processes that they have forked, too, and those that they fork meanwhile. Keys:
+Counts as `count` does, and shows for each probe whether it is enabled, its hits, hits a second, its
+share of all hits, and its latest rates; with -fn the same of functions, with their source lines,
+and of more than 24 only those that have been called; below, for each pair the number of times,
+their mean, median, 99th percentile and maximum. With -where, as in `count`, only hits for which it
+is true are counted, and it is shown how many were untyped; times of pairs are those of all hits. Of
+a program of OCaml 5 whose runtime events are on, a line says what the collector does: the share of
+the time in pauses, of the domain with the most, the longest pause and what is allocated a second,
+all since the last redraw. With several processes, of -pid and -name, each row has the sum of all of
+them, a key switches a probe in all of them, and nothing is said of collectors; with -by pid, each
+process has rows of its own, which begin with its pid. One that exits keeps its last hits, and the
+others go on. With -follow, it shows the processes that they have forked, too, and those that they
+fork meanwhile. Keys:
     arrows j k PgUp PgDn Home End   select a probe
     e Enter space                   enable the selected probe, or the only one, or disable it
     s, r                            sort by rate, hits or name; reverse the order
@@ -70,8 +72,8 @@ With -follow, it shows the processes that they have forked, too, and those that 
     q Ctrl-C                        quit
 
 When top ends (by a key, SIGINT, SIGTERM, SIGHUP, SIGQUIT, or because its terminal is gone), it
-undoes everything: it removes the instrumentation, and restores the probes that it has
-enabled or disabled, and names them. Unless you quit with a key, the figures read last stay on the terminal,
+undoes everything: it removes the instrumentation, and restores the probes that it has enabled or
+disabled, and names them. Unless you quit with a key, the figures read last stay on the terminal,
 also when the process exits. If top is killed by SIGKILL, the process goes on counting, which does
 no harm, and probes stay as they are; the next count or top removes the instrumentation.";
 

@@ -17,38 +17,41 @@ use crate::flags::{ActionFlags, Checked, OutputFlags, refuse_fields_in_json, wit
 use crate::hint::Operand;
 
 const HELP: &str = "\
-Without actions all probes are enabled. Returns as soon as the program runs; the program runs on in the
-background: on the same streams, but it cannot read from a terminal, and Ctrl-C does not reach it.
-Standard output has only what the program writes. With -json, an object on a line of standard error
-says what was done to its probes, when the program starts; -o FILE keeps such lines apart from what the
-program writes there, and has them in every format, as `attach` prints them. -v prints the pid on
-standard error.
+Without actions all probes are enabled. Returns as soon as the program runs; the program runs on in
+the background: on the same streams, but it cannot read from a terminal, and Ctrl-C does not reach
+it. Standard output has only what the program writes. With -json, an object on a line of standard
+error says what was done to its probes, when the program starts; -o FILE keeps such lines apart from
+what the program writes there, and has them in every format, as `attach` prints them. -v prints the
+pid on standard error.
 
 With -wait the program is in the foreground, and a job of the shell as if it had been started
-directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are passed on; a signal that
-`kill %1` sends to the whole job reaches the program twice, unless it is one that stops or continues a
-process. The exit status is the program's, or 128 plus the number of the signal that ended it.
+directly: Ctrl-C and Ctrl-Z, fg and bg work. Signals sent to ocaml-probes are passed on; a signal
+that `kill %1` sends to the whole job reaches the program twice, unless it is one that stops or
+continues a process. The exit status is the program's, or 128 plus the number of the signal that
+ended it.
 
-With -follow a second process of ocaml-probes traces the program, the processes that it starts, and the
-programs that these execute, until all have exited or that second process is sent SIGTERM. Names that
-another program or a library does not have are skipped there; processes without probes (a shell) are
-detached, and what they start is not followed. A name that the program itself does not have gives a
-warning. -v reports what happens.
+With -follow a second process of ocaml-probes traces the program, the processes that it starts, and
+the programs that these execute, until all have exited or that second process is sent SIGTERM. Names
+that another program or a library does not have are skipped there; processes without probes (a
+shell) are detached, and what they start is not followed. A name that the program itself does not
+have gives a warning. -v reports what happens.
 
-With -count, -hist, -latency, -watch or -gc, ocaml-probes waits as with -wait, observes the program from its
-first instruction to its last, and prints what `count`, `hist`, `latency`, `watch` and `gc` print, on standard error
-or with -o in a file; without actions no probe is then enabled. Hits in processes that the program forks
-are included in the counts, and make the times unreliable. -count -fn GLOBS counts functions of any
-native program, and of the libraries that it is linked with; not of those that it loads later.
-With -latency -fn GLOBS they are timed: calls in processes that the program forks are left out, and
-those of a thread that has no thread-local storage (yet) are LOST. With -watch -fn GLOBS they are shown,
-as by `watch -fn`, with -args and -results. -usdt GLOBS counts or shows USDT probes of other providers. -sample 1/N shows every Nth hit, as in `watch`.
-With -gc the program is started with the runtime events of OCaml 5 on, and what `gc` prints is printed when it has exited, after the
-rest; -gc WORK chooses functions of the collector instead, of any OCaml, which -count, -latency, -watch or -hist observe.
-With -by EXPR,... hits are counted (-count), or each key has a histogram (-hist), as by `count -by` and `hist -by`.
+With -count, -hist, -latency, -watch or -gc, ocaml-probes waits as with -wait, observes the program
+from its first instruction to its last, and prints what `count`, `hist`, `latency`, `watch` and `gc`
+print, on standard error or with -o in a file; without actions no probe is then enabled. Hits in
+processes that the program forks are included in the counts, and make the times
+unreliable. -count -fn GLOBS counts functions of any native program, and of the libraries that it is
+linked with; not of those that it loads later. With -latency -fn GLOBS they are timed: calls in
+processes that the program forks are left out, and those of a thread that has no thread-local
+storage (yet) are LOST. With -watch -fn GLOBS they are shown, as by `watch -fn`, with -args
+and -results. -usdt GLOBS counts or shows USDT probes of other providers. -sample 1/N shows every
+Nth hit, as in `watch`. With -gc the program is started with the runtime events of OCaml 5 on, and
+what `gc` prints is printed when it has exited, after the rest; -gc WORK chooses functions of the
+collector instead, of any OCaml, which -count, -latency, -watch or -hist observe. With -by EXPR,...
+hits are counted (-count), or each key has a histogram (-hist), as by `count -by` and `hist -by`.
 
-Give one kind of action; only -enable and -disable can be combined. If an action fails, the program is
-not started.";
+Give one kind of action; only -enable and -disable can be combined. If an action fails, the program
+is not started.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes trace -prog FILE [ACTIONS] [FLAGS] [-- ARGS]")]

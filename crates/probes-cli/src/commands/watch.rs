@@ -41,61 +41,66 @@ const SECOND: Duration = Duration::from_secs(1);
 const HELP: &str = "\
 Prints a line for each hit, whether its probe is enabled or not:
     TIME THREAD NAME ADDRESS FUNCTION FILE:LINE ARGUMENTS
-with the time of day in UTC. The arguments are those in the note of the site, six at most: ints, strings
-(their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n), the fields of tuples,
-records and arrays, (3, \"abc\"), lists, [1; 2; ...], exceptions, Failure \"boom\", constructors by their tag,
-<1>(3); of blocks within blocks the tag and the number of words, <0:3>. A value in memory that cannot be read
-is shown as its address, and an unsupported argument as ?. -fields time,name,args prints only these, in this order. The table
-format has the same in columns. With -json each hit is an object on a line, with all fields.
+with the time of day in UTC. The arguments are those in the note of the site, six at most: ints,
+strings (their first 64 bytes, and ... if there are more), floats, boxed integers (7l 7L 7n), the
+fields of tuples, records and arrays, (3, \"abc\"), lists, [1; 2; ...], exceptions, Failure \"boom\",
+constructors by their tag, <1>(3); of blocks within blocks the tag and the number of words, <0:3>. A
+value in memory that cannot be read is shown as its address, and an unsupported argument as
+?. -fields time,name,args prints only these, in this order. The table format has the same in
+columns. With -json each hit is an object on a line, with all fields.
 
 With -fn it shows the calls of functions of any native program, as
     TIME THREAD NAME ADDRESS FILE:LINE ARGUMENTS
-Functions are given as for `count -fn`; what is named and cannot be watched is an error, and what a pattern with
-* or ? matches and cannot be watched is left out, with a warning. How many arguments an OCaml function has
-is known, unless it uses variables of an outer function; how many one of C has, if debugging information
-tells and no structure is among them; of all others, -args N shows N words. Arguments of C are integers,
-text if a word points to some, or addresses: what is not passed in a general register (floats, structures)
-is not shown, and a word that is no argument may be anything. With -probe as well, lines have the field
-FUNCTION before FILE:LINE. With -results there is a line for each return, too, with `returns RESULT` instead
-of the arguments; a call that ends with an exception, or with a jump to another function in tail position,
-has none.
+Functions are given as for `count -fn`; what is named and cannot be watched is an error, and what a
+pattern with * or ? matches and cannot be watched is left out, with a warning. How many arguments an
+OCaml function has is known, unless it uses variables of an outer function; how many one of C has,
+if debugging information tells and no structure is among them; of all others, -args N shows N words.
+Arguments of C are integers, text if a word points to some, or addresses: what is not passed in a
+general register (floats, structures) is not shown, and a word that is no argument may be anything.
+With -probe as well, lines have the field FUNCTION before FILE:LINE. With -results there is a line
+for each return, too, with `returns RESULT` instead of the arguments; a call that ends with an
+exception, or with a jump to another function in tail position, has none.
 
-With -usdt it shows the hits of USDT probes that C and other languages have, such as 'postgresql:query__*', with
-the arguments that the note of the site tells of. While they are watched, their semaphores are raised by one.
+With -usdt it shows the hits of USDT probes that C and other languages have, such as
+'postgresql:query__*', with the arguments that the note of the site tells of. While they are
+watched, their semaphores are raised by one.
 
 With -rate, hits are shown once a second: R of those that came in it, chosen at random, so that each
 had the same chance, and all if they are no more.
 
 With -where it shows only the hits for which an expression is true, such as
     arg0 > 5 && arg1 == \"GET\"
-The others are not even copied. It is reported how many were untyped: neither true nor false, because an
-argument does not have the type that the expression needs. docs/ask.md describes all expressions.
+The others are not even copied. It is reported how many were untyped: neither true nor false,
+because an argument does not have the type that the expression needs. docs/ask.md describes all
+expressions.
 
-With -sample 1/1000, the program records only every 1000th hit of each site and function, as counted by all
-its threads: so many can be watched that are hit more often than can be printed. It chooses after -where, and
-before -rate.
+With -sample 1/1000, the program records only every 1000th hit of each site and function, as counted
+by all its threads: so many can be watched that are hit more often than can be printed. It chooses
+after -where, and before -rate.
 
-With -stack, the stack of each hit follows its line, as it was then, the innermost frame first, in the format of the
-command `stack`; -stack 5 shows five frames. 80 KiB of the stack are copied: if there are more, it is cut, and its
-last line says so. It costs the process a microsecond for each hit, or more. docs/profile.md has more.
+With -stack, the stack of each hit follows its line, as it was then, the innermost frame first, in
+the format of the command `stack`; -stack 5 shows five frames. 80 KiB of the stack are copied: if
+there are more, it is cut, and its last line says so. It costs the process a microsecond for each
+hit, or more. docs/profile.md has more.
 
-With -events it shows the runtime events of OCaml 5: what its garbage collector does, and what the program itself
-writes with Runtime_events, as
+With -events it shows the runtime events of OCaml 5: what its garbage collector does, and what the
+program itself writes with Runtime_events, as
     TIME DOMAIN EVENT NAME VALUE
-where EVENT is begin or end of a phase, counter, lifecycle, alloc, or of the program's own unit, int, span_begin,
-span_end or custom (the first 64 bytes). NAMES are globs such as minor,'major_*', or all. Nothing is stopped or
-changed; the events have to be on: OCAML_RUNTIME_EVENTS_START=1 in its environment. What was overwritten before it
-was read is the line `- DOMAIN lost - WORDS`, before what came after it. Lines are in the order of their times as far as they were read together.
+where EVENT is begin or end of a phase, counter, lifecycle, alloc, or of the program's own unit,
+int, span_begin, span_end or custom (the first 64 bytes). NAMES are globs such as minor,'major_*',
+or all. Nothing is stopped or changed; the events have to be on: OCAML_RUNTIME_EVENTS_START=1 in its
+environment. What was overwritten before it was read is the line `- DOMAIN lost - WORDS`, before
+what came after it. Lines are in the order of their times as far as they were read together.
 
-With several processes, of -pid and -name, the hits of all are shown in the order of their times, as far as they are
-read together, and each with the PID before THREAD; -limit and -rate are about all of them. A process that exits
-shows the hits that were read of it, and the others go on.
-With -follow, the hits of the processes that they have forked are shown, too, and of those that they fork
-meanwhile, with the PID of the process that has forked them.
+With several processes, of -pid and -name, the hits of all are shown in the order of their times, as
+far as they are read together, and each with the PID before THREAD; -limit and -rate are about all
+of them. A process that exits shows the hits that were read of it, and the others go on.
+With -follow, the hits of the processes that they have forked are shown, too, and of those that they
+fork meanwhile, with the PID of the process that has forked them.
 
-Hits that come faster than they can be read are dropped. Their number, and that of the hits that -sample
-and -rate skip, is reported on standard error (with -json, on a line of its own). The instrumentation is removed
-when the command ends.";
+Hits that come faster than they can be read are dropped. Their number, and that of the hits
+that -sample and -rate skip, is reported on standard error (with -json, on a line of its own). The
+instrumentation is removed when the command ends.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\

@@ -6,8 +6,9 @@ use super::checked::{Flags, each_once};
 
 /// What a regular expression is, for the end of the help of each command that reads one.
 const REGEXP_HELP: &str = "\
-RE is a regular expression in the syntax of Rust's regex crate (https://docs.rs/regex). It is anchored
-at the start of the name, and not at its end: `req` matches req_start, `_start` does not, `.*_start` does.";
+RE is a regular expression in the syntax of Rust's regex crate (https://docs.rs/regex). It is
+anchored at the start of the name, and not at its end: `req` matches req_start, `_start` does not,
+`.*_start` does.";
 
 /// The help of a command, with what a regular expression is.
 pub(crate) fn with_regexp_help(help: &str) -> String {
