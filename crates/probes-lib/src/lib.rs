@@ -159,8 +159,8 @@ pub use observer::{ObservationReport, Observer};
 // The events that the runtime of OCaml 5 writes itself.
 pub use runtime_events::{
     CustomBytes, DomainPauses, DomainRequests, EventDurations, EventGaps, GcPause, GcPauses,
-    GcTimes, PausePhase, RingEntry, RuntimeEventGroup, RuntimeEventKind, RuntimeEventName,
-    RuntimeEvents, SelectedEntry, SelectedEvents, UserValue,
+    GcTimes, PausePhase, PhaseUnderWay, RingEntry, RuntimeEventGroup, RuntimeEventKind,
+    RuntimeEventName, RuntimeEvents, SelectedEntry, SelectedEvents, UserValue,
 };
 pub use switched_events::SwitchedEvents;
 

@@ -20,6 +20,7 @@ mod selected;
 mod source;
 mod user_names;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -33,9 +34,11 @@ use crate::process::image::open_executable;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::objects::elf_of;
 use crate::select::glob::Glob;
+use crate::sys::ticks;
 
 use self::header::{HEADER_LEN, Header};
 use self::names::Names;
+use self::pauses::MOST_OPEN;
 use self::ring::{CopyBuffer, InRing, RingBytes, RingError, RingReader, tails};
 use self::source::Source;
 use self::user_names::UserNames;
@@ -77,6 +80,20 @@ pub struct RuntimeEvents {
     names: Names,
     rings: EventRings,
     user_names: UserNames,
+    under_way: Vec<PhaseUnderWay>,
+}
+
+/// A phase of the collector's work that had begun, and not ended, when the events of a process were opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhaseUnderWay {
+    /// The number of the ring.
+    pub domain: u32,
+    /// Its name.
+    pub name: &'static str,
+    /// When it began, in nanoseconds of CLOCK_MONOTONIC.
+    pub began: u64,
+    /// When the events were opened.
+    pub seen: u64,
 }
 
 /// The rings, each with how far it was read.
@@ -219,6 +236,7 @@ impl RuntimeEvents {
                 copied: CopyBuffer::default(),
             },
             user_names: UserNames::at(header.names_at),
+            under_way: Vec::new(),
         })
     }
 
@@ -229,6 +247,12 @@ impl RuntimeEvents {
             reader.position = 0;
         }
         self
+    }
+
+    /// Returns the phases that were under way when the events of a process were opened, the outermost of each domain first, as
+    /// far as the rings still had their beginnings. Those of a file are all read.
+    pub fn under_way(&self) -> &[PhaseUnderWay] {
+        &self.under_way
     }
 
     /// Returns the version of OCaml that the program was compiled by, as `Sys.ocaml_version` has it.
@@ -328,8 +352,44 @@ impl RuntimeEvents {
         }
     }
 
-    /// Goes to the end of each ring.
+    /// Goes to the end of each ring, and keeps which phases are under way there.
     fn skip(&mut self) -> Result<()> {
+        let mut under_way: BTreeMap<u32, Vec<PhaseUnderWay>> = BTreeMap::new();
+        let seen = ticks::monotonic();
+        let read = self.read(|entry| match entry {
+            RingEntry::Event { domain, time, kind } => {
+                let phases = under_way.entry(domain).or_default();
+                match kind {
+                    RuntimeEventKind::Begin(name) if phases.len() < MOST_OPEN => {
+                        phases.push(PhaseUnderWay {
+                            domain,
+                            name,
+                            began: time,
+                            seen,
+                        });
+                    }
+                    RuntimeEventKind::End(name)
+                        if phases.last().is_some_and(|it| it.name == name) =>
+                    {
+                        phases.pop();
+                    }
+                    RuntimeEventKind::Begin(_) | RuntimeEventKind::End(_) => phases.clear(),
+                    RuntimeEventKind::Lifecycle(
+                        "domain_terminate" | "ring_pause" | "ring_resume",
+                        _,
+                    ) => {
+                        phases.clear();
+                    }
+                    _ => {}
+                }
+            }
+            RingEntry::Lost { domain, .. } => drop(under_way.remove(&domain)),
+        });
+        if read.is_ok() {
+            self.under_way = under_way.into_values().flatten().collect();
+            return Ok(());
+        }
+        // What is wrong with old events does not matter.
         let tails = tails(&self.source, &self.header);
         let tails = tails.map_err(|error| error_of(&self.subject, error.into()))?;
         for (reader, tail) in self.rings.readers.iter_mut().zip(tails) {

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
@@ -20,7 +21,8 @@ use crate::flags::{
     Checked, DurationFlag, FORCE_HELP, LookedAt, OutputFlags, ProcessOrProgram, TakeOver, duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
-use crate::output::{GcReport, LongPause};
+use crate::messages::Messages;
+use crate::output::{GcReport, LongPause, WarningKind};
 use crate::search_path::look_up;
 use crate::signals::TerminationSignals;
 
@@ -164,8 +166,8 @@ fn read(
         output,
         pid,
         program: target.program(),
+        pauses: GcPauses::within(events.events.under_way()),
         events,
-        pauses: GcPauses::default(),
         long: String::new(),
         next: args.interval.unwrap_or(Duration::MAX),
     };
@@ -174,6 +176,7 @@ fn read(
     let ended = read_until_end(&mut reading, target, begun, end, &mut interruptible);
     failures.add(ended.map(|end| end.note(started.is_some(), &output.messages)));
     let seconds = begun.elapsed();
+    let until = now();
     // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
     failures.add(reading.events.close(pid));
     let (output_was_read, rest_printed) = interruptible.end();
@@ -184,7 +187,32 @@ fn read(
     let text = report.text(output.format).map(|text| long + &text);
     failures.add(text.and_then(|text| output.print_last(&text, output_was_read)));
     warn_of_lost_words(&report.lost(), &output.messages);
+    warn_of_left_out(&reading.pauses, until, seconds, &output.messages);
     failures.finish(&output.messages)
+}
+
+/// Names the domains that were in pauses which are left out for a hundredth of the time or more.
+fn warn_of_left_out(pauses: &GcPauses, until: u64, seconds: Duration, messages: &Messages) {
+    for (domain, left_out) in pauses
+        .left_out(until)
+        .filter(|(_, it)| *it >= seconds / 100)
+    {
+        messages.warning(
+            WarningKind::PauseLeftOut,
+            &format!(
+                "for {:.3} of {:.3} s, domain {domain} was in a pause that had begun before, or has not ended: it is left out",
+                left_out.as_secs_f64(),
+                seconds.as_secs_f64(),
+            ),
+            "look for longer, so that the whole pause is seen; `gc -over` and `record -gc` show it then",
+        );
+    }
+}
+
+/// The time on CLOCK_MONOTONIC, in nanoseconds.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    now.as_nanos() as u64
 }
 
 /// Reads the events of a program that has exited before they could be opened, and prints what they add up to.

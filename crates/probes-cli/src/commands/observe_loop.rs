@@ -230,10 +230,8 @@ impl<'t> ActiveObservation<'t> {
             }
             Err(error) => {
                 if let Some(exit_or_exec) = exit_or_exec(&error) {
-                    self.output.messages.note(&format!(
-                        "the process {exit_or_exec}: {}",
-                        last_reading(self.read_at, lasted)
-                    ));
+                    let subject = format!("the process {exit_or_exec}");
+                    warn_of_unread_end(&self.output.messages, &subject, self.read_at, lasted);
                 } else {
                     self.output.messages.note(&format!(
                         "process {pid} cannot be read any more: the results are those of the last reading"
@@ -333,15 +331,26 @@ pub(super) fn observe_by(
     Ok(observer)
 }
 
-/// Says what is missing if a process that was observed for `lasted` cannot be read any more.
-pub(super) fn last_reading(read_at: Option<Duration>, lasted: Duration) -> String {
-    match read_at {
+/// Says what is missing of a process that was observed for `lasted`, and then has exited or executed a program. `subject` says
+/// which.
+pub(super) fn warn_of_unread_end(
+    messages: &Messages,
+    subject: &str,
+    read_at: Option<Duration>,
+    lasted: Duration,
+) {
+    let missing = match read_at {
         None => "it was not read before that, so it has no results".to_owned(),
         Some(at) => format!(
             "the last reading is {} ms old, and hits since then are missing",
             lasted.saturating_sub(at).as_millis()
         ),
-    }
+    };
+    messages.warning(
+        WarningKind::UnreadEnd,
+        &format!("{subject}: {missing}"),
+        "what is recorded is in memory of the process; a program that `trace` starts is counted to its last hit",
+    );
 }
 
 /// Says that memory stays mapped in a process that is not observed any more.

@@ -10,7 +10,8 @@ use super::forked_processes::{
 };
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{
-    Display, ShownReading, last_reading, next_time, observe_by, reading_after, warn_of_still_mapped,
+    Display, ShownReading, next_time, observe_by, reading_after, warn_of_still_mapped,
+    warn_of_unread_end,
 };
 use super::open_target::{describe, open_to_observe};
 use super::process_failures::ProcessFailures;
@@ -216,10 +217,8 @@ impl<'o> SeveralObservations<'o> {
                 }
                 Err(error) => match exit_or_exec(&error) {
                     Some(exit_or_exec) => {
-                        messages.note(&format!(
-                            "process {pid} {exit_or_exec}: {}",
-                            last_reading(one.read_at, lasted)
-                        ));
+                        let subject = format!("process {pid} {exit_or_exec}");
+                        warn_of_unread_end(&messages, &subject, one.read_at, lasted);
                         let gaps = gaps_but(&self.forked, &one.observer);
                         one.warning.update(&messages, &gaps);
                     }

@@ -48,12 +48,16 @@ pub(crate) enum WarningKind {
     NoObserver,
     /// The answer is cut off, because its reader did not read it when the command was asked to end.
     UnreadAnswer,
+    /// The process has exited, or executed a program, and hits since it was read last are missing.
+    UnreadEnd,
     /// Hits came faster than they could be read, or had more stacks than are kept.
     LostHits,
     /// A recording reaches back less far than was asked for.
     ShortRecording,
     /// Runtime events were overwritten before they were read: the figures are those of the others.
     LostEvents,
+    /// A domain was in a pause that had begun before the events were read, or had not ended: it is left out.
+    PauseLeftOut,
     /// The file of runtime events that were switched on is left.
     LeftFile,
     /// Functions that were selected cannot be counted or timed, or their results cannot be recorded.

@@ -396,6 +396,26 @@ fn stopped_process_is_noted() {
     kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
 }
 
+// promise: Observations: Copying stacks of hits kills no program: threads that wait for a processor meanwhile (2 × 3 commands), and
+//    a stack of the program's own above which memory is unmapped (2 × 3)
+#[test]
+fn copying_stacks_kills_no_program() {
+    for file in fixture_forms("calls") {
+        for (name, flags) in [
+            ("count", "-fn burst -by stack"),
+            ("watch", "-fn burst -stack -rate 1"),
+            ("latency", "-fn burst -over 0 -stack"),
+        ] {
+            for line in ["bursts 40 400", "coroutine 500"] {
+                let mut target = Talker::start(&file);
+                let tool = observing(name, flags, target.pid());
+                target.ask(line, "done");
+                tool.kill();
+            }
+        }
+    }
+}
+
 #[test]
 fn age_of_the_last_reading_is_noted() {
     let mut target = Talker::start(&fixture("calls.pie"));
@@ -405,10 +425,12 @@ fn age_of_the_last_reading_is_noted() {
     target.guard().child().kill().unwrap();
     target.guard().wait();
     let stderr = tool.end().stderr;
-    let age = stderr.strip_prefix("the process has exited: the last reading is ");
+    let warning = stderr.lines().next().unwrap();
+    let age =
+        warning.strip_prefix("ocaml-probes: warning: the process has exited: the last reading is ");
     let (age, rest) = age.unwrap().split_once(' ').unwrap();
     assert!(age.parse::<u64>().is_ok(), "{stderr}");
-    assert_eq!(rest, "ms old, and hits since then are missing\n");
+    assert_eq!(rest, "ms old, and hits since then are missing");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::gaps::EventGaps;
 use super::gc_times::GcTimes;
 use super::requests::{DomainRequests, StwRequests};
-use super::{RingEntry, RuntimeEventKind};
+use super::{PhaseUnderWay, RingEntry, RuntimeEventKind};
 
 /// How long the collector has worked, by domain and by phase, and how much was allocated.
 #[derive(Debug, Default)]
@@ -33,6 +33,8 @@ pub struct DomainPauses {
     pub promoted: u64,
     /// How many words of events were lost.
     pub lost_words: u64,
+    /// How long it was in a pause that was under way when the events were opened, and is none of the pauses.
+    left_out: Duration,
     /// The words of its pools and of its large blocks in the major heap, when it said so last.
     pool_words: Option<u64>,
     large_words: Option<u64>,
@@ -72,6 +74,15 @@ struct OpenPhase {
     began: u64,
     /// Its index in the phases of the pause; `None` if there are too many.
     index: Option<usize>,
+    /// When the events were opened, if it was under way then.
+    seen: Option<u64>,
+}
+
+/// A phase that has ended.
+enum EndedPhase {
+    Seen(PausePhase),
+    /// It was under way when the events were opened.
+    LeftOut,
 }
 
 /// In this phase, a domain waits to be used; no OCaml code waits for the collector.
@@ -88,12 +99,29 @@ const BARRIER: &str = "_barrier";
 const COMPACTION: &str = "compact";
 
 /// More nested phases than any runtime has: if there are more, ends of some were not written.
-const MOST_OPEN: usize = 64;
+pub(super) const MOST_OPEN: usize = 64;
 
 /// How many phases of a pause are kept.
 const MOST_KEPT: usize = 1024;
 
 impl GcPauses {
+    /// Begins within these phases ([`RuntimeEvents::under_way`](super::RuntimeEvents::under_way)): the phases in them are no pauses, nor are
+    /// they themselves, because only a part of each is seen.
+    #[must_use]
+    pub fn within(phases: &[PhaseUnderWay]) -> GcPauses {
+        let mut pauses = GcPauses::default();
+        for phase in phases.iter().filter(|phase| phase.name != IDLE) {
+            let domain = pauses.domains.entry(phase.domain).or_default();
+            domain.open.push(OpenPhase {
+                name: phase.name,
+                began: phase.began,
+                index: None,
+                seen: Some(phase.seen),
+            });
+        }
+        pauses
+    }
+
     /// Adds what a ring has next; returns the pause that ends with it.
     pub fn add(&mut self, entry: &RingEntry<'_>) -> Option<GcPause> {
         match *entry {
@@ -125,7 +153,10 @@ impl GcPauses {
                 domain.begin(name, time);
             }
             RuntimeEventKind::End(name) if name != IDLE => {
-                let phase = domain.end(name, time)?;
+                let phase = match domain.end(name, time)? {
+                    EndedPhase::Seen(phase) => phase,
+                    EndedPhase::LeftOut => return None,
+                };
                 self.phases.entry(name).or_default().add(phase.time);
                 if name == LEADER {
                     let began = time.saturating_sub(phase.time.as_nanos() as u64);
@@ -210,6 +241,20 @@ impl GcPauses {
         began.filter(|(_, began)| *began >= self.gaps.latest())
     }
 
+    /// Returns for how long domains were in pauses that are left out, because these were under way when the events were opened, or still
+    /// are at the time `now`, in nanoseconds of CLOCK_MONOTONIC.
+    pub fn left_out(&self, now: u64) -> impl Iterator<Item = (u32, Duration)> {
+        let domains = self.domains.iter();
+        let left_out = domains.map(move |(number, domain)| {
+            let outermost = domain.open.first();
+            let outermost = outermost.filter(|it| it.began >= self.gaps.latest());
+            let since = outermost.map_or(now, |it| it.seen.unwrap_or(it.began));
+            let under_way = Duration::from_nanos(now.saturating_sub(since));
+            (*number, domain.left_out + under_way)
+        });
+        left_out.filter(|(_, left_out)| !left_out.is_zero())
+    }
+
     /// Returns the times of each phase in all domains, with the phases in it.
     pub fn phases(&self) -> impl ExactSizeIterator<Item = (&'static str, &GcTimes)> {
         self.phases.iter().map(|(name, times)| (*name, times))
@@ -252,22 +297,30 @@ impl DomainPauses {
             name,
             began: time,
             index,
+            seen: None,
         });
     }
 
     /// Ends a phase; `None` if its beginning, or the end of one in it, was not read, or the times make no sense.
-    fn end(&mut self, name: &'static str, time: u64) -> Option<PausePhase> {
+    fn end(&mut self, name: &'static str, time: u64) -> Option<EndedPhase> {
         let phase = self.open.pop()?;
         if phase.name != name || time < phase.began {
             self.forget_open();
             return None;
+        }
+        if let Some(seen) = phase.seen {
+            if self.open.is_empty() {
+                self.left_out += Duration::from_nanos(time.saturating_sub(seen));
+                self.inner.clear();
+            }
+            return Some(EndedPhase::LeftOut);
         }
         let time = Duration::from_nanos(time - phase.began);
         let depth = self.open.len();
         if let Some(kept) = phase.index.and_then(|index| self.inner.get_mut(index)) {
             kept.time = time;
         }
-        Some(PausePhase { name, depth, time })
+        Some(EndedPhase::Seen(PausePhase { name, depth, time }))
     }
 
     fn forget_open(&mut self) {
@@ -294,6 +347,41 @@ mod tests {
 
     fn ns(time: u64) -> Duration {
         Duration::from_nanos(time)
+    }
+
+    #[test]
+    fn pause_under_way_is_left_out() {
+        let under_way = |name, began| PhaseUnderWay {
+            domain: 0,
+            name,
+            began,
+            seen: 1000,
+        };
+        let mut pauses = GcPauses::within(&[
+            under_way("explicit_gc_full_major", 100),
+            under_way("major", 150),
+        ]);
+        assert_eq!(pauses.left_out(1200).collect::<Vec<_>>(), [(0, ns(200))]);
+        assert_eq!(add(&mut pauses, 0, 1100, BEGIN("major_slice")), None);
+        assert_eq!(add(&mut pauses, 0, 1300, END("major_slice")), None);
+        assert_eq!(add(&mut pauses, 0, 1400, END("major")), None);
+        assert_eq!(
+            add(&mut pauses, 0, 1500, END("explicit_gc_full_major")),
+            None
+        );
+        assert_eq!((pauses.all().count(), pauses.under_way().count()), (0, 0));
+        assert_eq!(pauses.left_out(9999).collect::<Vec<_>>(), [(0, ns(500))]);
+        assert_eq!(
+            pauses.phases().map(|it| it.0).collect::<Vec<_>>(),
+            ["major_slice"]
+        );
+        add(&mut pauses, 0, 2000, BEGIN("minor"));
+        assert_eq!(pauses.left_out(2100).collect::<Vec<_>>(), [(0, ns(600))]);
+        assert_eq!(
+            add(&mut pauses, 0, 2200, END("minor")).unwrap().time,
+            ns(200)
+        );
+        assert_eq!((pauses.all().count(), pauses.all().total()), (1, ns(200)));
     }
 
     #[test]

@@ -195,8 +195,8 @@ impl Drop for Observed {
 impl CollectorReading {
     fn of(events: RuntimeEvents) -> CollectorReading {
         CollectorReading {
+            pauses: GcPauses::within(events.under_way()),
             events,
-            pauses: GcPauses::default(),
         }
     }
 }

@@ -86,6 +86,8 @@ pub(crate) struct Prepared {
     times: Option<(u64, u64)>,
     /// Where the stack of the main thread ends; 0 if that is not known.
     main_stack_end: u64,
+    /// The id of its main thread in its own pid namespace.
+    main_tid: i32,
     /// The mappings of the points, which have to be there still when these are patched.
     mappings: Vec<Mapping>,
     /// Whether its pid namespace is ours.
@@ -241,6 +243,9 @@ impl Prepared {
         Ok(Prepared {
             times,
             main_stack_end: main_stack_end(&maps),
+            main_tid: process
+                .status()
+                .map_or(process.pid(), |status| status.innermost),
             slow_from,
             plan,
             arenas,
@@ -509,9 +514,11 @@ impl Prepared {
         let copies_stacks = sharing.shared.stacks != StackCopies::None;
         let main_stack_end = self.main_stack_end.to_le_bytes().to_vec();
         let main_stack_end = (shared::MAIN_STACK_END, main_stack_end);
+        let main_tid = (shared::MAIN_TID, self.main_tid.to_le_bytes().to_vec());
         let writes: Vec<_> = tid_offset
             .into_iter()
             .chain(copies_stacks.then_some(main_stack_end))
+            .chain(copies_stacks.then_some(main_tid))
             .chain((self.slow_from > 0).then_some(slow_from))
             .chain(times)
             .chain(pages)

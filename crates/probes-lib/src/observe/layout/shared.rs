@@ -42,6 +42,9 @@ pub(crate) const HEADER_LEN: u64 = 64;
 /// In the header, four bytes: the offset from `fs` of the thread's id.
 pub(crate) const TID_AT: u64 = 0;
 
+/// In the header, four bytes: the id of the main thread, if stacks are copied.
+pub(crate) const MAIN_TID: u64 = 4;
+
 /// In the header, eight bytes: from how many ticks on a pair or call is reported, if slow ones are.
 pub(crate) const SLOW_FROM: u64 = 8;
 

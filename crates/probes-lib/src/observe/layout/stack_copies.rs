@@ -42,8 +42,12 @@ pub(crate) const KEPT: u64 = FIBER + 32;
 pub(crate) const LINK: u64 = FIBER + 48;
 pub(crate) const FIRST_END: u64 = FIBER + 56;
 
+/// Four bytes: 1 while a thread uses all this. A thread that is preempted meanwhile may find that others have gone once around the
+/// ring when it goes on.
+pub(crate) const IS_TAKEN: u64 = FIBER + 64;
+
 /// The bytes of the parts.
-pub(crate) const BYTES: u64 = FIBER + 64;
+pub(crate) const BYTES: u64 = FIBER + 128;
 
 /// How many there are at most: more than the 64 KiB that functions of OCaml's library unix have as a buffer on the
 /// stack.

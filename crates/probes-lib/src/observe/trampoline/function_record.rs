@@ -24,7 +24,7 @@ use super::readable::{unless_kernel_reads, unless_readable};
 use super::record;
 use super::sampling;
 use super::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
-use super::stack_copy::StackCopy;
+use super::stack_copy::{self, StackCopy};
 use super::stack_info;
 use super::word_at;
 use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
@@ -110,7 +110,9 @@ pub(super) fn code(
         words,
     };
     arguments.emit(&mut a, place, &mut saving, pointers, &mut fields)?;
+    let mut taken = a.create_label();
     if pointers.layout.stacks != StackCopies::None {
+        stack_copy::take(&mut a, pointers.layout, taken)?;
         saving.load(&mut a, rax, Register::RBX)?;
         let copy = StackCopy {
             layout: pointers.layout,
@@ -122,6 +124,7 @@ pub(super) fn code(
         copy.emit(&mut a)?;
     }
     record::end(&mut a)?;
+    stack_copy::give_back(&mut a, pointers.layout, &mut taken)?;
     if filter.is_some() {
         a.jmp(skipped)?;
         a.set_label(&mut untyped)?;

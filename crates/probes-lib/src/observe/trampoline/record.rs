@@ -9,7 +9,7 @@ use iced_x86::{IcedError, Register};
 
 use super::fields::FieldCopies;
 use super::readable::{unless_readable, unless_readable_value};
-use super::stack_copy::StackCopy;
+use super::stack_copy::{self, StackCopy};
 use super::word_at;
 use super::{PUSHED, SavedRegister, load_at_point, offset, spread};
 use crate::address::LiveAddr;
@@ -34,15 +34,14 @@ pub(super) fn record(
     let mut fields = FieldCopies::default();
     begin(a, watched.point, false, layout)?;
     arguments(a, watched, saved, layout, &mut fields)?;
-    stack(a, watched, saved, layout, shared)?;
-    end(a)?;
+    end_with_stack(a, watched, saved, layout, shared)?;
     Ok(fields)
 }
 
 /// Emits the code that copies the stack of a hit of a site into the record at rcx, which has its time, if stacks are
-/// copied. The address of the shared data is in rbx, and in memory at `shared`. The code uses the same registers as
+/// copied, and completes the record. The address of the shared data is in rbx, and in memory at `shared`. The code uses the same registers as
 /// [`arguments`].
-pub(super) fn stack(
+pub(super) fn end_with_stack(
     a: &mut CodeAssembler,
     watched: &WatchRole,
     saved: &[SavedRegister],
@@ -50,8 +49,10 @@ pub(super) fn stack(
     shared: LiveAddr,
 ) -> Result<(), IcedError> {
     if layout.stacks == StackCopies::None {
-        return Ok(());
+        return end(a);
     }
+    let mut taken = a.create_label();
+    stack_copy::take(a, layout, taken)?;
     load_at_point(a, rax, Register::RBX, saved)?;
     let copy = StackCopy {
         layout,
@@ -60,7 +61,9 @@ pub(super) fn stack(
         is_from_start: false,
         shared,
     };
-    copy.emit(a)
+    copy.emit(a)?;
+    end(a)?;
+    stack_copy::give_back(a, layout, &mut taken)
 }
 
 /// Emits the code that records the arguments of a hit in the record at rcx, which has its time. The code uses rax, rdx,

@@ -13,7 +13,8 @@
 //!
 //! - The main thread's ends where the kernel has put its end, and nothing else is mapped near it.
 //! - That of another thread ends below its control block, to which `fs` points. That stack is the one in use if all
-//!   pages in between can be read: at the lower end of each stack is a guard page, which cannot.
+//!   pages in between can be read: at the lower end of each stack is a guard page, which cannot. The control block of the
+//!   main thread is not on its stack: if it uses another one, no end is known.
 //! - That of a fiber ends with its handler. Descriptions of fibers are read if the table of readable pages has them, or
 //!   the kernel says that they can be read.
 //!
@@ -31,11 +32,11 @@ use super::offset;
 use super::readable::{unless_kernel_reads, unless_readable};
 use super::word_at;
 use crate::address::{LiveAddr, PAGE};
-use crate::observe::layout::shared::{MAIN_STACK_END, SharedLayout};
+use crate::observe::layout::shared::{MAIN_STACK_END, MAIN_TID, SharedLayout, TID_AT};
 use crate::observe::layout::stack_copies::{
     BYTES, COUNT, END, ENTRY_BITS, FIBER, FIBER_FIELDS_LEN, FIBER_HANDLER, FIBER_POINTER,
-    FIRST_END, FROM, FiberFields, HANDLER_LEN, HANDLER_PARENT, LINK, MOST_BYTES, OF_THREAD,
-    PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
+    FIRST_END, FROM, FiberFields, HANDLER_LEN, HANDLER_PARENT, IS_TAKEN, LINK, MOST_BYTES,
+    OF_THREAD, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
 };
 
 /// How far below the end of its stack the stack pointer of the main thread is at most. The kernel maps nothing else
@@ -71,8 +72,42 @@ pub(super) struct StackCopy {
     pub(super) is_from_start: bool,
 }
 
+/// Emits the code that takes the place for stacks of the record at rcx, if stacks are copied, and goes to `taken` if another thread
+/// still uses it: that one was preempted there, and threads of its group have gone once around the ring. It goes on by what it
+/// has stored there. Uses rax and rdx.
+pub(super) fn take(
+    a: &mut CodeAssembler,
+    layout: SharedLayout,
+    taken: CodeLabel,
+) -> Result<(), IcedError> {
+    if layout.stacks == StackCopies::None {
+        return Ok(());
+    }
+    a.xor(eax, eax)?;
+    a.mov(edx, 1)?;
+    a.lock()
+        .cmpxchg(dword_ptr(rcx + offset(layout.stack_at() + IS_TAKEN)), edx)?;
+    a.jne(taken)
+}
+
+/// Emits the code that gives it back, once the record has its number, and sets the label `taken` behind it: a record whose place
+/// for stacks is taken gets no number, and counts as dropped.
+pub(super) fn give_back(
+    a: &mut CodeAssembler,
+    layout: SharedLayout,
+    taken: &mut CodeLabel,
+) -> Result<(), IcedError> {
+    if layout.stacks == StackCopies::None {
+        return Ok(());
+    }
+    a.mov(dword_ptr(rcx + offset(layout.stack_at() + IS_TAKEN)), 0)?;
+    a.set_label(taken)?;
+    // A label needs an instruction, and may be followed by another one.
+    a.nop()
+}
+
 impl StackCopy {
-    /// Emits the code. Expects the address of the shared data in rbx, that of the record in rcx, and what rbx held at
+    /// Emits the code, for a place that is taken. Expects the address of the shared data in rbx, that of the record in rcx, and what rbx held at
     /// the point in rax. Preserves rbx, rcx and r8; uses rax, rdx, rsi, rdi and r9.
     pub(super) fn emit(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         if self.layout.stacks == StackCopies::None {
@@ -354,6 +389,10 @@ impl StackCopy {
         a.sub(rax, rsi)?;
         a.cmp(rax, MOST_OF_THREAD)?;
         a.jae(of_page)?;
+        a.mov(eax, dword_ptr(rbx + offset(TID_AT)))?;
+        a.mov(eax, dword_ptr(rax).fs())?;
+        a.cmp(eax, dword_ptr(rbx + offset(MAIN_TID)))?;
+        a.je(of_page)?;
         a.mov(self.field(END), rdx)?;
         a.mov(self.field(FROM), rsi)?;
         a.mov(rdx, rsi)?;

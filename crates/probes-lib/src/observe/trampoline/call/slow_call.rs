@@ -8,7 +8,7 @@ use iced_x86::{IcedError, Register};
 
 use super::super::record;
 use super::super::saved::Saving;
-use super::super::stack_copy::StackCopy;
+use super::super::stack_copy::{self, StackCopy};
 use super::super::word_at;
 use super::{Calls, DEPTH_AT, before, is_on_fiber, last_call, last_flags};
 use crate::observe::layout::calls::call_slot;
@@ -98,7 +98,9 @@ impl ExitReport<'_> {
             qword_ptr(rcx + (layout_of::argument_at(0) + layout_of::VALUE)),
             rax,
         )?;
+        let mut taken = a.create_label();
         if layout.stacks != StackCopies::None {
+            stack_copy::take(a, layout, taken)?;
             let kept = |at: u64| qword_ptr(rcx + offset(layout.stack_at() + KEPT + at));
             a.mov(kept(0), rdi)?;
             a.mov(kept(8), r9)?;
@@ -115,6 +117,7 @@ impl ExitReport<'_> {
             a.mov(r9, kept(8))?;
         }
         record::end(a)?;
+        stack_copy::give_back(a, layout, &mut taken)?;
 
         a.mov(rcx, rdi)?;
         a.shl(rcx, 64 - DEPTH_AT)?;

@@ -151,8 +151,7 @@ pub(super) fn report(
     a.mov(point, layout_of::UNKNOWN_POINT)?;
     a.set_label(&mut known)?;
     arguments(a, reported, saved, pointers)?;
-    record::stack(a, reported, saved, layout, pointers.shared)?;
-    record::end(a)
+    record::end_with_stack(a, reported, saved, layout, pointers.shared)
 }
 
 fn arguments(
