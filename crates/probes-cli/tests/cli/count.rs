@@ -386,7 +386,8 @@ fn last_message_stays_on_the_terminal() {
             let screen = terminal.wait_until("the end", is_over);
             let lines: Vec<&str> = screen.lines().collect();
             assert!(lines[0].starts_with("stopped "), "{screen}");
-            assert!(lines[1].starts_with("the process has exited: "), "{screen}");
+            let warning = "ocaml-probes: warning: the process has exited: ";
+            assert!(lines[1].starts_with(warning), "{screen}");
             assert_eq!(screen.matches("only_alpha | ").count(), 1, "{screen}");
         }
     }

@@ -32,9 +32,9 @@ fn executions_of_source_lines_are_counted_exactly() {
             fixture_forms("calls"),
             ["calls 1 0", "calls 4 20000"],
             [
-                ("calls.c:21", "outer", "calls.c:21 in outer"),
-                ("calls.c:36", "outer", "calls.c:36 in work"),
-                ("calls.c:26", "indirect", "calls.c:26 in indirect"),
+                ("calls.c:30", "outer", "calls.c:30 in outer"),
+                ("calls.c:45", "outer", "calls.c:45 in work"),
+                ("calls.c:35", "indirect", "calls.c:35 in indirect"),
             ],
         ),
     ] {
@@ -86,20 +86,20 @@ fn passed_on_results_are_kept() {
 #[test]
 fn each_stretch_of_a_line_is_counted() {
     let mut target = Talker::start(&fixture("calls.pie"));
-    let tool = counting("-sites -fn calls.c:35,work", target.pid());
+    let tool = counting("-sites -fn calls.c:44,work", target.pid());
     target.ask("calls 2 100", "called");
     let answer = tool.end().answer();
     let mut rows: Vec<Vec<&str>> = answer
         .lines()
         .map(|line| line.split(' ').collect())
         .collect();
-    rows.retain(|row| row[2] == "calls.c:35");
+    rows.retain(|row| row[2] == "calls.c:44");
     // The loop's beginning, and its rounds.
     let hits: Vec<&str> = rows.iter().map(|row| row[0]).collect();
     assert_eq!(hits, ["200", "2"], "{answer}");
     for row in rows {
         assert_eq!(row[3..5], ["in", "work"], "{answer}");
-        assert_eq!(row[7], "calls.c:35", "{answer}");
+        assert_eq!(row[7], "calls.c:44", "{answer}");
     }
 }
 

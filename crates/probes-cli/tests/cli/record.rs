@@ -300,11 +300,10 @@ fn file_that_was_cut_can_be_read() {
             (!tool.tool.guard().is_running()).then_some(())
         });
         let cut = tool.until_end();
-        let expected = format!(
-            "cannot write more to {}: File too large; the ",
-            file.display()
-        );
+        let expected = format!("cannot write more to {}: File too large; ", file.display());
         assert!(cut.stderr.contains(&expected), "{}", cut.stderr);
+        let expected = " bytes were written and can be read";
+        assert!(cut.stderr.contains(expected), "{}", cut.stderr);
         assert_eq!(cut.code, Some(1));
         assert!(!is_observed(target.pid()));
         let timeline = read_cut(&file);
