@@ -176,7 +176,8 @@ fn read(
     let ended = read_until_end(&mut reading, target, begun, end, &mut interruptible);
     failures.add(ended.map(|end| end.note(started.is_some(), &output.messages)));
     let seconds = begun.elapsed();
-    let until = now();
+    // What was under way when a process exits never ends.
+    let until = if target.has_exited() { 0 } else { now() };
     // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
     failures.add(reading.events.close(pid));
     let (output_was_read, rest_printed) = interruptible.end();
