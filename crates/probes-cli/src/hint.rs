@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 
 use probes_lib::{
     Check, CheckKind, CheckResult, CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind,
-    ExpressionProblem, FileError, FunctionError, LaunchError, MemoryError, ObserveError,
-    ProbeError, ProcessError, Refusal, RuntimeEventsError, SystemError, UnreadableFilter,
+    ExpressionProblem, FileError, FunctionError, LaunchError, MemoryError, MemoryLimitKind,
+    ObserveError, ProbeError, ProcessError, Refusal, RuntimeEventsError, SystemError,
+    UnreadableFilter,
 };
 
 use crate::text::join_first_few;
@@ -421,9 +422,15 @@ fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -> Option<St
 }
 
 /// The hint about a process or program that cannot be observed because its memory is limited.
-fn of_limit(resource: &str, pid: Option<i32>, operand: &Operand) -> Option<String> {
-    let (option, flag) = match resource {
-        "RLIMIT_DATA" => ("--data", "-d"),
+fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &Operand) -> Option<String> {
+    let (option, flag) = match kind {
+        MemoryLimitKind::Data => ("--data", "-d"),
+        MemoryLimitKind::Cgroup => {
+            return Some(
+                "raise the limit (systemd: MemoryMax=, Docker: --memory), or ask for what needs less: `count`, then `latency`"
+                    .to_owned(),
+            );
+        }
         _ => ("--as", "-v"),
     };
     if let Operand::Program(_) = operand {
@@ -452,7 +459,10 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
             ));
         }
         ObserveError::MemoryLimited { limit, .. } => {
-            return of_limit(limit.resource, pid, operand);
+            return of_limit(limit.kind, pid, operand);
+        }
+        ObserveError::MemoryLocked { .. } => {
+            "ask for what needs less memory: `count`, then `latency`"
         }
         ObserveError::SemaphoreFull { .. } => {
             "the program, or a tool that was killed, has set it so; a restart of the program resets it"

@@ -26,7 +26,8 @@ pub use function::FunctionError;
 pub use launch::LaunchError;
 pub use memory::{MemoryError, MemoryPart};
 pub use observe::{
-    MemoryLimit, ObserveError, SeccompAction, ToolProcess, TscDenial, UnreadableFilter,
+    MemoryLimit, MemoryLimitKind, ObserveError, SeccompAction, ToolProcess, TscDenial,
+    UnreadableFilter,
 };
 pub use probe::ProbeError;
 pub(crate) use process::FREEZERS;

@@ -193,7 +193,7 @@ pub use launch::{Launch, Launched};
 // Errors: what was tried, on what, why it failed, and what it left behind.
 pub use error::{
     Denial, Effect, ElfDefect, Error, ErrorKind, FileError, FunctionError, LaunchError,
-    MalformedNote, MemoryError, MemoryLimit, MemoryPart, NoteDefect, ObserveError, Operation,
-    ProbeDefect, ProbeError, ProcessError, Result, RuntimeEventsError, SeccompAction, Subject,
-    SystemError, ToolProcess, TscDenial, UnreadableFilter,
+    MalformedNote, MemoryError, MemoryLimit, MemoryLimitKind, MemoryPart, NoteDefect, ObserveError,
+    Operation, ProbeDefect, ProbeError, ProcessError, Result, RuntimeEventsError, SeccompAction,
+    Subject, SystemError, ToolProcess, TscDenial, UnreadableFilter,
 };

@@ -5,6 +5,7 @@
 //! (The procfs crate is not used: it fails on names that are not UTF-8, cannot open for writing,
 //! and its version 0.18 panics on a mapped file called `/SYSV`.)
 
+mod cgroup;
 pub(crate) mod code_files;
 pub(crate) mod code_fragments;
 pub(crate) mod denial;

@@ -461,7 +461,7 @@ impl TimingSeveral<'_> {
 /// Warns of calls that were not timed, which may be most of them.
 pub(super) fn warn_of_lost_calls(messages: &Messages, latencies: &Latencies<'_>) {
     if let Some(caution) = latencies.lost_calls() {
-        let hint = "of calls that are nested in each other, the outermost 500 of each stack are timed; docs/functions.md has other reasons";
+        let hint = "the outermost 500 calls of each stack are timed, on a thousand stacks, those of OCaml 5's fibers among them; docs/functions.md has other reasons";
         messages.warning(WarningKind::LostCalls, &caution, hint);
     }
 }

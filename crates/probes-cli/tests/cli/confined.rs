@@ -119,6 +119,128 @@ fn limit_memory(pid: i32, limit: &str) {
     assert!(prlimit.status().unwrap().success());
 }
 
+// promise: Observations: A process is not observed if its cgroup has less memory left than observing may use (4)
+#[test]
+fn memory_of_cgroup_is_left_to_the_process() {
+    let Some(cgroup) = Cgroup::of_memory() else {
+        // Only root may make one, and only where the file system of cgroups is writable.
+        assert!(!geteuid().is_root() || Cgroup::is_unavailable());
+        return;
+    };
+    let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    cgroup.take(pid);
+    let before = image(pid);
+    let watch = format!("watch -probe plain -for 1ms -pid {pid}");
+    cgroup.limit(24 << 20);
+    let said = run(&watch).failure();
+    let why =
+        " KiB of memory are needed, but the memory limit of its cgroup allows 24576 KiB, of which ";
+    assert!(said.contains(why), "{said}");
+    assert!(
+        said.contains("; nothing was changed\nhint: raise the limit (systemd: MemoryMax=,"),
+        "{said}"
+    );
+    assert!(image(pid) == before);
+    let count = run(&format!("count -for 1ms -pid {pid}"));
+    assert_eq!(count.code, Some(0), "{count:?}");
+    let doctor = run(&format!("doctor -pid {pid}"));
+    assert!(
+        doctor
+            .stdout
+            .contains("the memory limit of its cgroup is 25165824 bytes"),
+        "{doctor:?}"
+    );
+    cgroup.limit(256 << 20);
+    let watched = run(&watch);
+    assert_eq!(watched.code, Some(0), "{watched:?}");
+    target.hits();
+}
+
+/// A cgroup with a limit of memory. It is removed once its process has exited.
+struct Cgroup {
+    path: PathBuf,
+    limit: &'static str,
+}
+
+impl Cgroup {
+    const V1: &str = "/sys/fs/cgroup/memory";
+    const V2: &str = "/sys/fs/cgroup";
+
+    /// Makes one; `None` if that is not possible here.
+    fn of_memory() -> Option<Cgroup> {
+        let name = format!("ocaml-probes-test-{}", std::process::id());
+        [
+            (Cgroup::V1, "memory.limit_in_bytes"),
+            (Cgroup::V2, "memory.max"),
+        ]
+        .into_iter()
+        .find_map(|(root, limit)| {
+            let path = Path::new(root).join(&name);
+            fs::create_dir(&path).ok()?;
+            let cgroup = Cgroup { path, limit };
+            cgroup.path.join(limit).exists().then_some(cgroup)
+        })
+    }
+
+    fn is_unavailable() -> bool {
+        let processes = Path::new(Cgroup::V1).join("cgroup.procs");
+        fs::OpenOptions::new().write(true).open(processes).is_err()
+    }
+
+    fn take(&self, pid: i32) {
+        fs::write(self.path.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+
+    fn limit(&self, bytes: u64) {
+        fs::write(self.path.join(self.limit), bytes.to_string()).unwrap();
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let processes = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        for pid in processes.lines() {
+            let parent = self.path.parent().unwrap().join("cgroup.procs");
+            let _ = fs::write(parent, pid);
+        }
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+// promise: Observations: A process that has locked its memory is not observed by what reserves much (2)
+#[test]
+fn locked_memory_is_not_filled() {
+    let mut target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    let mut gdb = Command::new("gdb");
+    gdb.args([
+        "-batch",
+        "-p",
+        &pid.to_string(),
+        "-ex",
+        "print (int)mlockall(3)",
+    ]);
+    let locked = gdb.output().unwrap();
+    let is_locked = String::from_utf8_lossy(&locked.stdout).contains("$1 = 0\n");
+    assert!(is_locked || !geteuid().is_root(), "{locked:?}");
+    let before = image(pid);
+    let watched = run(&format!("watch -probe plain -for 1ms -pid {pid}"));
+    if is_locked {
+        let said = watched.failure();
+        let why = "cannot be observed: it has locked its memory (mlockall), so that all of the ";
+        assert!(said.contains(why), "{said}");
+        let hint = "; nothing was changed\nhint: ask for what needs less memory: `count`, then `latency`\n";
+        assert!(said.ends_with(hint), "{said}");
+        assert!(image(pid) == before);
+    } else {
+        assert_eq!(watched.code, Some(0), "{watched:?}");
+    }
+    let count = run(&format!("count -for 1ms -pid {pid}"));
+    assert_eq!(count.code, Some(0), "{count:?}");
+    target.hits();
+}
+
 // promise: Observations: A process is not observed if a limit of its memory would leave it less than observing takes, and
 //    the error says how much that is (2 × 2 limits × 3)
 #[test]

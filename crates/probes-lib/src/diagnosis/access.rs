@@ -8,7 +8,8 @@ use nix::unistd::geteuid;
 use super::machine::perf_events_of;
 use super::{Check, CheckKind};
 use crate::error::{
-    Denial, Error, ErrorKind, ObserveError, Operation, ProcessError, UnreadableFilter,
+    Denial, Error, ErrorKind, MemoryLimitKind, ObserveError, Operation, ProcessError,
+    UnreadableFilter,
 };
 use crate::inject::permissions::{Permissions, why_unreadable};
 use crate::process::Process;
@@ -184,13 +185,23 @@ fn seccomp(process: &Process) -> Check {
 fn memory_limit(process: &Process) -> Check {
     let kind = CheckKind::MemoryLimit;
     match limits::tightest(process) {
+        Some(limit) if limits::is_ample(&limit) => Check::pass(
+            kind,
+            format!("{} leaves more than any observation needs", limit.kind),
+        ),
         Some(limit) => Check::unknown(
             kind,
             format!(
-                "{} is {} bytes, of which it has mapped {}: an observation that needs more than half of the rest is refused",
-                limit.resource, limit.limit, limit.used
+                "{} is {} bytes, of which {} are in use: an observation that needs more than {} is refused",
+                limit.kind,
+                limit.limit,
+                limit.used,
+                match limit.kind {
+                    MemoryLimitKind::Cgroup => "the rest",
+                    _ => "half of the rest",
+                }
             ),
         ),
-        None => Check::pass(kind, "the memory that it may map is not limited"),
+        None => Check::pass(kind, "its memory is not limited"),
     }
 }

@@ -38,15 +38,37 @@ pub struct ToolProcess {
     pub observes_another: bool,
 }
 
-/// A limit of the memory that a process maps (setrlimit(2)).
+/// A limit of the memory of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// `RLIMIT_AS` or `RLIMIT_DATA`.
-    pub resource: &'static str,
-    /// How much the process may map, in bytes.
+    /// What is limited.
+    pub kind: MemoryLimitKind,
+    /// How much the process may use, in bytes.
     pub limit: u64,
-    /// How much it has mapped, in bytes.
+    /// How much it uses, in bytes.
     pub used: u64,
+}
+
+/// What a limit of memory limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryLimitKind {
+    /// What a process maps: `RLIMIT_AS` of setrlimit(2).
+    AddressSpace,
+    /// What it maps private and writable: `RLIMIT_DATA`.
+    Data,
+    /// The memory of all processes of a cgroup, without copies of files that the kernel can drop. Beyond the limit, the kernel kills a process.
+    Cgroup,
+}
+
+impl fmt::Display for MemoryLimitKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MemoryLimitKind::AddressSpace => "RLIMIT_AS",
+            MemoryLimitKind::Data => "RLIMIT_DATA",
+            MemoryLimitKind::Cgroup => "the memory limit of its cgroup",
+        })
+    }
 }
 
 impl ToolProcess {
@@ -162,10 +184,21 @@ pub enum ObserveError {
     /// A limit of the process leaves too little memory: the program could fail for lack of it while it is observed.
     #[error("{}", memory_limited(*needed, limit))]
     MemoryLimited {
-        /// How many bytes observing takes; as many have to be left to the program.
+        /// How many bytes observing takes; as many have to be left to the program, but for the limit of a cgroup: there,
+        /// memory counts only once it is used.
         needed: u64,
         /// The limit.
         limit: MemoryLimit,
+    },
+    /// The process keeps all its memory in RAM, also what is mapped later.
+    #[error(
+        "cannot be observed: it has locked its memory (mlockall), so that all of the {} KiB which are reserved could be \
+         filled at once, while it is stopped",
+        kib(*needed)
+    )]
+    MemoryLocked {
+        /// How many bytes are to be reserved.
+        needed: u64,
     },
     /// Another process observes it ([`Options::take_over`](crate::Options::take_over)).
     #[error("is already observed by {observer}, for {}", observer.age_in_words())]
@@ -339,10 +372,13 @@ fn map_refused(call: &str, errno: Option<i32>, needed: u64) -> String {
 
 fn memory_limited(needed: u64, limit: &MemoryLimit) -> String {
     let needed = kib(needed);
+    let left = match limit.kind {
+        MemoryLimitKind::Cgroup => String::new(),
+        _ => format!(", and {needed} KiB more have to be left to the program"),
+    };
     format!(
-        "cannot be observed: {needed} KiB of memory are needed, and {needed} KiB more have to be left to the program, \
-         but {} allows {} KiB, of which {} KiB are in use",
-        limit.resource,
+        "cannot be observed: {needed} KiB of memory are needed{left}, but {} allows {} KiB, of which {} KiB are in use",
+        limit.kind,
         kib(limit.limit),
         kib(limit.used)
     )

@@ -17,8 +17,11 @@ const MOST: usize = 64;
 
 /// Returns whether, on each path from the instruction with this index, every status flag is written before it is read,
 /// or the function first returns or calls another one: by the x86-64 psABI (3.2.1), flags are not preserved across
-/// calls and returns. If a path leaves the function in another way, or is long, the flags count as read.
+/// calls and returns. If a path leaves the function in another way, or is long, the flags count as read; and also at
+/// calls and returns if a comparison comes before the instruction whose result nothing else reads: code that is written
+/// by hand may return it in the flags.
 pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
+    let is_compared = follows_comparison(function, index);
     let mut paths = vec![(index, STATUS)];
     let mut left = MOST;
     while let Some((mut index, mut unwritten)) = paths.pop() {
@@ -31,6 +34,9 @@ pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
                 return false;
             }
             if is_near_return(instruction) || calls_function(instruction) {
+                if is_compared {
+                    return false;
+                }
                 break;
             }
             if writes_surely(instruction) {
@@ -55,6 +61,48 @@ pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
         }
     }
     true
+}
+
+/// Returns whether the flags are the result of an instruction that does nothing but set them, and nothing has read them
+/// before the instruction with this index. No compiler leaves such an instruction that has no purpose.
+fn follows_comparison(function: &[Instruction], index: usize) -> bool {
+    let before = function.get(..index).unwrap_or_default();
+    let before = before.iter().rev().take(MOST);
+    let mut next = function.get(index).map(Instruction::ip);
+    for instruction in before {
+        let goes_on = is_straight(instruction) && Some(instruction.next_ip()) == next;
+        if !goes_on || instruction.rflags_read() & STATUS != 0 {
+            return false;
+        }
+        if instruction.rflags_modified() & STATUS != 0 {
+            return only_sets_flags(instruction);
+        }
+        next = Some(instruction.ip());
+    }
+    false
+}
+
+fn only_sets_flags(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.mnemonic(),
+        Mnemonic::Cmp
+            | Mnemonic::Test
+            | Mnemonic::Bt
+            | Mnemonic::Stc
+            | Mnemonic::Clc
+            | Mnemonic::Sahf
+            | Mnemonic::Popfq
+            | Mnemonic::Comiss
+            | Mnemonic::Comisd
+            | Mnemonic::Ucomiss
+            | Mnemonic::Ucomisd
+            | Mnemonic::Vcomiss
+            | Mnemonic::Vcomisd
+            | Mnemonic::Vucomiss
+            | Mnemonic::Vucomisd
+            | Mnemonic::Ptest
+            | Mnemonic::Vptest
+    )
 }
 
 /// Returns whether it is a jump whose target is in its bytes, conditional or not.
@@ -131,6 +179,32 @@ mod tests {
         // ret; a call; an indirect call.
         for end in [&b"\xc3"[..], b"\xe8\0\x01\0\0", b"\xff\xd0"] {
             assert!(dead(&[b"\x48\x89\xc3", end].concat()), "{end:x?}");
+        }
+    }
+
+    #[test]
+    fn comparisons_may_be_what_is_returned() {
+        let dead_at_end = |bytes: &[u8]| {
+            let function: Vec<_> = decode(bytes, 0x1000).collect();
+            are_dead(&function, function.len() - 1)
+        };
+        // cmp; ret. stc; mov; ret. cmp; mov; call.
+        for live in [
+            &b"\x48\x39\xc8\xc3"[..],
+            b"\xf9\x48\x89\xc3\xc3",
+            b"\x48\x39\xc8\x48\x89\xc3\xe8\0\x01\0\0",
+        ] {
+            assert!(!dead_at_end(live), "{live:x?}");
+        }
+        // sub; ret. cmp; sete; ret. cmp; je; ret. cmp, which is not reached; ret. xor; cmp; add; ret.
+        for dead in [
+            &b"\x48\x29\xc8\xc3"[..],
+            b"\x48\x39\xc8\x0f\x94\xc0\xc3",
+            b"\x48\x39\xc8\x74\x00\xc3",
+            b"\x48\x39\xc8\xc3\xc3",
+            b"\x48\x39\xc8\x48\x01\xc0\xc3",
+        ] {
+            assert!(dead_at_end(dead), "{dead:x?}");
         }
     }
 

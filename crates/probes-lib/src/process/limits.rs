@@ -1,9 +1,15 @@
-//! The limits of a process (setrlimit(2)) for the memory that it maps.
+//! The limits of a process for the memory that it maps (setrlimit(2)), and that it and others use (cgroups(7)).
 
 use std::str;
 
-use crate::error::{Error, MemoryLimit, ObserveError, Result};
-use crate::process::Process;
+use crate::error::{Error, MemoryLimit, MemoryLimitKind, ObserveError, Result};
+use crate::process::{Process, cgroup};
+
+/// More than any observation reserves: the largest parts of one are the 264 MiB of `watch -stack`, and 90 MiB of slow calls.
+const MOST_NEEDED: u64 = 1 << 30;
+
+/// How many bytes are reserved at most in a process that has locked its memory: filling them takes some 50 ms.
+const MOST_LOCKED: u64 = 32 << 20;
 
 /// Memory that is to be mapped into a process, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -14,33 +20,37 @@ pub(crate) struct NeededMemory {
 }
 
 /// Refuses to map memory if a limit would then leave the process less than as much again: it may fail for lack of
-/// memory later.
+/// memory later. Refuses, too, if its cgroup has less than that left, which counts only what is used; and if much of it
+/// would be filled at once, because the process has locked its memory.
 ///
 /// # Errors
 ///
-/// [`ObserveError::MemoryLimited`]. Limits that cannot be read are left to the kernel.
+/// [`ObserveError::MemoryLimited`], [`ObserveError::MemoryLocked`]. Limits that cannot be read are left to the kernel.
 pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()> {
-    let (Ok(limits), Ok(status)) = (process.read_of_living_thread("limits"), process.status())
-    else {
-        return Ok(());
+    let refused = |kind| Err(Error::of_process(process.pid(), kind));
+    if needed.all > MOST_LOCKED && locks_all(process) {
+        return refused(ObserveError::MemoryLocked { needed: needed.all });
+    }
+    for limit in all(process) {
+        let (needed, is_tight) = match limit.kind {
+            MemoryLimitKind::AddressSpace => (needed.all, leaves_little(&limit, needed.all)),
+            MemoryLimitKind::Data => (needed.data, leaves_little(&limit, needed.data)),
+            MemoryLimitKind::Cgroup => (needed.all, left(&limit) < needed.all),
+        };
+        if is_tight {
+            return refused(ObserveError::MemoryLimited { needed, limit });
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a process has locked all its memory: that which is locked is all but the parts that nobody may
+/// access, and those of devices. So what is mapped later may be locked, too.
+fn locks_all(process: &Process) -> bool {
+    let Ok(status) = process.status() else {
+        return false;
     };
-    let check = |resource, name: &[u8], used, needed: u64| match soft_limit(&limits, name) {
-        Some(limit) if leaves_little(limit, used, needed) => Err(Error::of_process(
-            process.pid(),
-            ObserveError::MemoryLimited {
-                needed,
-                limit: MemoryLimit {
-                    resource,
-                    limit,
-                    used,
-                },
-            },
-        )),
-        _ => Ok(()),
-    };
-    let used = status.address_space;
-    check("RLIMIT_AS", b"Max address space", used, needed.all)?;
-    check("RLIMIT_DATA", b"Max data size", status.data, needed.data)
+    status.locked > 0 && status.locked >= status.resident / 10 * 9
 }
 
 /// Returns the soft limit that has this name in `/proc/PID/limits`; `None` if there is none, or it cannot be read.
@@ -49,28 +59,41 @@ pub(crate) fn limit_of(process: &Process, name: &str) -> Option<u64> {
     soft_limit(&limits, name.as_bytes())
 }
 
-/// Returns which limit leaves a process the least memory to map; `None` if there is none, or the limits cannot be read.
+/// Returns which limit leaves a process the least memory; `None` if there is none, or the limits cannot be read.
 pub(crate) fn tightest(process: &Process) -> Option<MemoryLimit> {
-    let limits = process.read_of_living_thread("limits").ok()?;
-    let status = process.status().ok()?;
-    let all = [
-        ("RLIMIT_AS", &b"Max address space"[..], status.address_space),
-        ("RLIMIT_DATA", b"Max data size", status.data),
-    ];
-    let found = all.into_iter().filter_map(|(resource, name, used)| {
-        let limit = soft_limit(&limits, name)?;
-        Some(MemoryLimit {
-            resource,
-            limit,
-            used,
-        })
+    all(process).into_iter().min_by_key(left)
+}
+
+/// Returns the limits that there are.
+fn all(process: &Process) -> Vec<MemoryLimit> {
+    let own = process.read_of_living_thread("limits").ok();
+    let own = own.zip(process.status().ok()).map(|(limits, status)| {
+        let of = |kind, name: &[u8], used| {
+            let limit = soft_limit(&limits, name)?;
+            Some(MemoryLimit { kind, limit, used })
+        };
+        let space = status.address_space;
+        [
+            of(MemoryLimitKind::AddressSpace, b"Max address space", space),
+            of(MemoryLimitKind::Data, b"Max data size", status.data),
+        ]
     });
-    found.min_by_key(|it| it.limit.saturating_sub(it.used))
+    let own = own.into_iter().flatten().flatten();
+    own.chain(cgroup::memory_limit(process)).collect()
+}
+
+/// Returns whether a limit leaves more than any observation needs.
+pub(crate) fn is_ample(limit: &MemoryLimit) -> bool {
+    left(limit) / 2 > MOST_NEEDED
+}
+
+fn left(limit: &MemoryLimit) -> u64 {
+    limit.limit.saturating_sub(limit.used)
 }
 
 /// Returns whether less than `needed` would be left of a limit once `needed` is mapped.
-fn leaves_little(limit: u64, used: u64, needed: u64) -> bool {
-    limit.saturating_sub(used) / 2 < needed
+fn leaves_little(limit: &MemoryLimit, needed: u64) -> bool {
+    left(limit) / 2 < needed
 }
 
 /// Returns a soft limit, in the unit of its line, of `/proc/PID/limits`; `None` if there is none.
@@ -99,6 +122,10 @@ Max address space         31457280             unlimited            bytes     \n
 
     #[test]
     fn as_much_again_has_to_be_left() {
+        let leaves_little = |limit, used, needed| {
+            let kind = MemoryLimitKind::AddressSpace;
+            leaves_little(&MemoryLimit { kind, limit, used }, needed)
+        };
         assert!(!leaves_little(300, 100, 100) && leaves_little(299, 100, 100));
         assert!(leaves_little(50, 100, 1) && !leaves_little(50, 100, 0));
         assert!(leaves_little(u64::MAX, 0, u64::MAX));

@@ -47,6 +47,9 @@ pub(crate) struct Status {
     /// How much is mapped, and how much of that is private and writable, without stacks; in bytes.
     pub(crate) address_space: u64,
     pub(crate) data: u64,
+    /// How much is in memory, and how much of what is mapped may not leave it; in bytes.
+    pub(crate) resident: u64,
+    pub(crate) locked: u64,
 }
 
 impl Status {
@@ -90,14 +93,21 @@ impl Status {
                 b"Seccomp_filters" => status.filters = first.parse().unwrap_or(0),
                 b"CapPrm" => status.permitted = u64::from_str_radix(first, 16).unwrap_or(0),
                 b"CapBnd" => status.bounding = u64::from_str_radix(first, 16).unwrap_or(0),
-                b"VmSize" => status.address_space = first.parse().map_or(0, |kib: u64| kib << 10),
-                b"VmData" => status.data = first.parse().map_or(0, |kib: u64| kib << 10),
+                b"VmSize" => status.address_space = bytes_of(first),
+                b"VmData" => status.data = bytes_of(first),
+                b"VmRSS" => status.resident = bytes_of(first),
+                b"VmLck" => status.locked = bytes_of(first),
                 b"CapEff" => status.effective = u64::from_str_radix(first, 16).unwrap_or(0),
                 _ => {}
             }
         }
         status
     }
+}
+
+/// The bytes of a number of KiB; 0 if it is none.
+fn bytes_of(kib: &str) -> u64 {
+    kib.parse().map_or(0, |kib: u64| kib.saturating_mul(1024))
 }
 
 /// The last of the four ids of a line: the filesystem id.

@@ -79,14 +79,14 @@ impl KeyedCounts {
     /// ```
     pub fn by_name(counts: &Counts) -> KeyedCounts {
         let functions = counts.functions().map(|it| (it.name, it.hits));
-        let mut hits: HashMap<Vec<Key>, u64> = HashMap::new();
-        for (name, many) in counts.probes().chain(functions) {
-            let sum = hits.entry(vec![Key::Probe(name.to_owned())]).or_default();
-            *sum = sum.saturating_add(many);
-        }
+        let named = counts.probes().chain(functions);
+        let keys = named.map(|(name, hits)| KeyedCount {
+            key: vec![Key::Probe(name.to_owned())],
+            hits,
+        });
         KeyedCounts {
             untyped: counts.total_untyped().unwrap_or(0),
-            ..KeyedCounts::of(hits)
+            ..KeyedCounts::of(keys)
         }
     }
 
@@ -102,32 +102,27 @@ impl KeyedCounts {
         each: impl IntoIterator<Item = (i32, &'c KeyedCounts)>,
         distinguished: bool,
     ) -> KeyedCounts {
-        let mut hits: HashMap<Vec<Key>, u64> = HashMap::new();
+        let mut keys = Vec::new();
         let (mut other, mut untyped) = (0_u64, 0_u64);
         for (pid, counts) in each {
             other = other.saturating_add(counts.other);
             untyped = untyped.saturating_add(counts.untyped);
-            for counted in &counts.keys {
-                let process = distinguished.then_some(Key::Process(pid));
-                let key = process.into_iter().chain(counted.key.iter().cloned());
-                let sum = hits.entry(key.collect()).or_default();
-                *sum = sum.saturating_add(counted.hits);
-            }
+            let process = distinguished.then_some(Key::Process(pid));
+            keys.extend(counts.keys.iter().map(|counted| KeyedCount {
+                key: process.iter().chain(&counted.key).cloned().collect(),
+                hits: counted.hits,
+            }));
         }
         KeyedCounts {
             other,
             untyped,
-            ..KeyedCounts::of(hits)
+            ..KeyedCounts::of(keys.into_iter())
         }
     }
 
-    fn of(hits: HashMap<Vec<Key>, u64>) -> KeyedCounts {
-        let keys = hits.into_iter().filter(|(_, hits)| *hits > 0);
-        let keys = keys.map(|(key, hits)| KeyedCount { key, hits });
-        let mut keys: Vec<KeyedCount> = keys.collect();
-        keys.sort_by(|one, other| {
-            (Reverse(one.hits), &one.key).cmp(&(Reverse(other.hits), &other.key))
-        });
+    fn of(keys: impl Iterator<Item = KeyedCount>) -> KeyedCounts {
+        let mut keys = equal_added(keys.filter(|it| it.hits > 0));
+        most_first(&mut keys);
         KeyedCounts {
             keys,
             ..KeyedCounts::default()
@@ -172,28 +167,84 @@ impl KeyedCounts {
         (counts.other, counts.untyped) = read_keyed_hits(pid, source, plan, arenas)?;
         let layout = sharing.shared.keys;
         let table = sharing.shared_at().plus(sharing.shared.keys());
-        let mut hits: HashMap<Vec<Key>, u64> = HashMap::new();
-        for group in 0..1 << layout.group_bits() {
-            let at = table.plus(layout.copy_len() * group);
-            let slots = data_source::read(pid, source, at, layout.copy_len())?;
-            for slot in slots.chunks_exact(layout.slot_len() as usize) {
-                if let Some(key) = key(slot, plan) {
-                    let sum = hits.entry(key).or_default();
-                    *sum = sum.saturating_add(word(slot, slot::HITS));
-                }
-            }
+        let slots = data_source::read(pid, source, table, layout.len())?;
+        let held = slots.chunks_exact(layout.slot_len() as usize);
+        let held = held.filter(|slot| holds_key(slot));
+        // There may be thousands, and this is done five times a second: keys are told apart by their bytes, and only then decoded.
+        let mut same: HashMap<KeyBytes<'_>, (&[u8], u64)> = HashMap::with_capacity(USUAL_KEYS);
+        for slot in held {
+            let (_, hits) = same.entry(KeyBytes::of(slot, plan)).or_insert((slot, 0));
+            *hits = hits.saturating_add(word(slot, slot::HITS));
         }
-        counts.keys = KeyedCounts::of(hits).keys;
+        let keys = same.into_values().filter(|(_, hits)| *hits > 0);
+        let keys = keys.filter_map(|(slot, hits)| {
+            let key = key(slot, plan)?;
+            Some(KeyedCount { key, hits })
+        });
+        let kinds = &plan.key_kinds;
+        counts.keys = if kinds.contains(&KeyKind::Text) || kinds.contains(&KeyKind::Probe) {
+            equal_added(keys)
+        } else {
+            keys.collect()
+        };
+        most_first(&mut counts.keys);
         Ok(Some(counts))
     }
 }
 
+/// For how many keys there is room without growth.
+const USUAL_KEYS: usize = 256;
+
+/// What tells a key from others: its parts as they are in a slot, and which of them are negative.
+#[derive(PartialEq, Eq, Hash)]
+struct KeyBytes<'s> {
+    parts: &'s [u8],
+    negative: u64,
+}
+
+impl<'s> KeyBytes<'s> {
+    fn of(slot: &'s [u8], plan: &ObservationPlan) -> KeyBytes<'s> {
+        let state = word(slot, slot::STATE);
+        let mut negative = 0;
+        for (index, place) in keys::parts(&plan.key_kinds).enumerate() {
+            let is_signed = state >> (slot::SIGNS_AT + index as u32) & 1;
+            negative |= (is_signed & word(slot, place.start) >> 63) << index;
+        }
+        KeyBytes {
+            parts: slot.get(slot::KEY as usize..).unwrap_or_default(),
+            negative,
+        }
+    }
+}
+
+/// Adds up the hits of equal keys: strings of OCaml and of C are in slots in two ways, and a probe and a function may have one name.
+fn equal_added(keys: impl Iterator<Item = KeyedCount>) -> Vec<KeyedCount> {
+    let mut sums: HashMap<Vec<Key>, u64> = HashMap::new();
+    for KeyedCount { key, hits } in keys {
+        let sum = sums.entry(key).or_default();
+        *sum = sum.saturating_add(hits);
+    }
+    let keys = sums.into_iter();
+    keys.map(|(key, hits)| KeyedCount { key, hits }).collect()
+}
+
+/// Sorts keys: those with most hits first, those with equally many by themselves.
+fn most_first(keys: &mut [KeyedCount]) {
+    keys.sort_unstable_by(|one, other| {
+        (Reverse(one.hits), &one.key).cmp(&(Reverse(other.hits), &other.key))
+    });
+}
+
+fn holds_key(slot: &[u8]) -> bool {
+    word(slot, slot::STATE) & 3 == slot::HELD
+}
+
 /// Returns the key in a slot, if it holds one.
 pub(super) fn key(slot: &[u8], plan: &ObservationPlan) -> Option<Vec<Key>> {
-    let state = word(slot, slot::STATE);
-    if state & 3 != slot::HELD {
+    if !holds_key(slot) {
         return None;
     }
+    let state = word(slot, slot::STATE);
     let parts = plan.key_kinds.iter().zip(keys::parts(&plan.key_kinds));
     let parts = parts.enumerate().map(|(index, (kind, place))| {
         let first = word(slot, place.start);
@@ -254,11 +305,10 @@ mod tests {
     fn hits_of_processes_add_up_or_are_distinguished() {
         let counts = |hits: &[(&str, u64)], other| KeyedCounts {
             other,
-            ..KeyedCounts::of(
-                hits.iter()
-                    .map(|(name, hits)| (vec![Key::Probe((*name).to_owned())], *hits))
-                    .collect(),
-            )
+            ..KeyedCounts::of(hits.iter().map(|(name, hits)| KeyedCount {
+                key: vec![Key::Probe((*name).to_owned())],
+                hits: *hits,
+            }))
         };
         let (one, two) = (counts(&[("a", 3), ("b", 1)], 5), counts(&[("b", 4)], 6));
         let both = [(7, &one), (8, &two)];
@@ -316,6 +366,26 @@ mod tests {
     fn plan(observation: &Observation) -> ObservationPlan {
         let program = program_with_arguments(&[("a", "8@%rdi"), ("b", "8@%rdi")]);
         ObservationPlan::of(observation, Arc::new(program), Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn strings_of_ocaml_and_c_are_equal_keys() {
+        let counted = Observation::new().count(Selector::All);
+        let mut plan = plan(&counted.by("arg0".parse().unwrap()));
+        plan.key_kinds = vec![KeyKind::Text];
+        plan.shared.keys = keys::KeysLayout::of(&plan.key_kinds);
+        let mut data = RecordedData::of(&plan);
+        let text = u64::from_le_bytes(*b"abc\0\0\0\0\x04");
+        data.put_key((0, 3), &[1, text], 0, 10);
+        data.put_key((1, 3), &[text::OF_C + 3, text & 0xff_ffff], 0, 5);
+        data.put_key((2, 3), &[1, text], 0, 1);
+        let arenas = [data.arena];
+        let counts = KeyedCounts::read(1, &data.memory, &plan, &arenas).unwrap();
+        let key = vec![Key::Text {
+            bytes: b"abc".to_vec(),
+            is_whole: true,
+        }];
+        assert_eq!(counts.unwrap().keys(), [KeyedCount { key, hits: 16 }]);
     }
 
     #[test]

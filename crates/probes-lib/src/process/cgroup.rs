@@ -1,0 +1,172 @@
+//! The memory limit of the cgroups that a process is in (cgroups(7)), of version 2 and 1.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{MemoryLimit, MemoryLimitKind};
+use crate::process::Process;
+
+/// The files of a cgroup with its limit and what is used, and the names that its `memory.stat` has for the copies of files.
+struct Version {
+    filesystem: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    files: [&'static str; 2],
+}
+
+const VERSIONS: [Version; 2] = [
+    Version {
+        filesystem: "cgroup2",
+        limit: "memory.max",
+        used: "memory.current",
+        files: ["active_file", "inactive_file"],
+    },
+    Version {
+        filesystem: "cgroup",
+        limit: "memory.limit_in_bytes",
+        used: "memory.usage_in_bytes",
+        files: ["total_active_file", "total_inactive_file"],
+    },
+];
+
+/// Version 1 has a limit in each cgroup, which is larger than any memory if nobody has set it.
+const NO_LIMIT: u64 = 1 << 62;
+
+/// A file system of cgroups that has those of memory.
+struct Hierarchy {
+    version: &'static Version,
+    /// Which cgroup is at its root, and where it is mounted.
+    root: PathBuf,
+    mounted_at: PathBuf,
+}
+
+/// Returns the limit of its cgroup, or one around that, that leaves a process the least memory; `None` if there is none, or it cannot
+/// be read.
+pub(super) fn memory_limit(process: &Process) -> Option<MemoryLimit> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let cgroups = String::from_utf8(process.read_of_living_thread("cgroup").ok()?).ok()?;
+    let limits = mounts.lines().filter_map(hierarchy).flat_map(|hierarchy| {
+        let directories = directories(&hierarchy, &cgroups);
+        let limits = directories.into_iter();
+        limits.filter_map(move |directory| limit_in(hierarchy.version, &directory))
+    });
+    limits.min_by_key(|it| it.limit.saturating_sub(it.used))
+}
+
+/// Parses a line of mountinfo: proc_pid_mountinfo(5).
+fn hierarchy(line: &str) -> Option<Hierarchy> {
+    let (mount, filesystem) = line.split_once(" - ")?;
+    let mut filesystem = filesystem.split(' ');
+    let name = filesystem.next()?;
+    let version = VERSIONS.iter().find(|it| it.filesystem == name)?;
+    let options = filesystem.nth(1)?;
+    if name == "cgroup" && !options.split(',').any(|it| it == "memory") {
+        return None;
+    }
+    let mut fields = mount.split(' ').skip(3);
+    let (root, mounted_at) = (fields.next()?.into(), fields.next()?.into());
+    Some(Hierarchy {
+        version,
+        root,
+        mounted_at,
+    })
+}
+
+/// Returns the directory of the cgroup of a process, and those around it. `cgroups` is its `/proc/PID/cgroup`.
+fn directories(hierarchy: &Hierarchy, cgroups: &str) -> Vec<PathBuf> {
+    let path = cgroups.lines().find_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let is_meant = match hierarchy.version.filesystem {
+            "cgroup2" => controllers.is_empty(),
+            _ => controllers.split(',').any(|it| it == "memory"),
+        };
+        is_meant.then_some(path)
+    });
+    let below = path.and_then(|path| Path::new(path).strip_prefix(&hierarchy.root).ok());
+    let directory = below.map(|below| hierarchy.mounted_at.join(below));
+    let all = directory.iter().flat_map(|it| it.ancestors());
+    let all = all.take_while(|it| it.starts_with(&hierarchy.mounted_at));
+    all.map(Path::to_owned).collect()
+}
+
+fn limit_in(version: &Version, directory: &Path) -> Option<MemoryLimit> {
+    let read = |name| fs::read_to_string(directory.join(name)).ok();
+    let number = |text: String| text.trim().parse::<u64>().ok();
+    let limit = read(version.limit).and_then(number);
+    let limit = limit.filter(|&limit| limit < NO_LIMIT)?;
+    let used = read(version.used).and_then(number)?;
+    let files = read("memory.stat").map_or(0, |stat| files(&stat, version.files));
+    Some(MemoryLimit {
+        kind: MemoryLimitKind::Cgroup,
+        limit,
+        used: used.saturating_sub(files),
+    })
+}
+
+/// Returns how many bytes are copies of files.
+fn files(stat: &str, names: [&str; 2]) -> u64 {
+    let lines = stat.lines().filter_map(|line| line.split_once(' '));
+    let files = lines.filter(|(name, _)| names.contains(name));
+    files
+        .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
+        .fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V2: &str =
+        "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+    const V1: &str = "35 30 0:31 /docker/1 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
+
+    fn of(mount: &str, cgroups: &str) -> Vec<String> {
+        let directories = directories(&hierarchy(mount).unwrap(), cgroups);
+        directories
+            .iter()
+            .map(|it| it.display().to_string())
+            .collect()
+    }
+
+    #[test]
+    fn cgroups_of_both_versions_are_found() {
+        let cgroups = "4:memory:/docker/1/a/b\n3:cpu,cpuacct:/x\n0::/a.slice/b.service\n";
+        let v2 = [
+            "/sys/fs/cgroup/a.slice/b.service",
+            "/sys/fs/cgroup/a.slice",
+            "/sys/fs/cgroup",
+        ];
+        assert_eq!(of(V2, cgroups), v2);
+        let v1 = [
+            "/sys/fs/cgroup/memory/a/b",
+            "/sys/fs/cgroup/memory/a",
+            "/sys/fs/cgroup/memory",
+        ];
+        assert_eq!(of(V1, cgroups), v1);
+    }
+
+    #[test]
+    fn other_mounts_and_cgroups_are_none() {
+        let others = [
+            "35 30 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu",
+            "35 30 0:31 / /proc rw - proc proc rw",
+            "35 30 0:31 / - cgroup2",
+            "",
+        ];
+        for other in others {
+            assert!(hierarchy(other).is_none(), "{other}");
+        }
+        // Outside of what is mounted; none; no lines of it.
+        for cgroups in ["4:memory:/docker/2", "4:cpu:/docker/1", "4:memory", ""] {
+            assert!(of(V1, cgroups).is_empty(), "{cgroups}");
+        }
+    }
+
+    #[test]
+    fn copies_of_files_do_not_count() {
+        let stat = "anon 1\nfile 100\ninactive_file 30\nactive_file 4\ntotal_active_file 900\nactive_file x\n";
+        assert_eq!(files(stat, VERSIONS[0].files), 34);
+        assert_eq!(files(stat, VERSIONS[1].files), 900);
+    }
+}
