@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A thread that has not run since the last sample has waited all the time: its stack need not be read again, and its time is
-//! exact. How long each thread has run, and waited for a processor, the kernel counts exactly. Where it permits, it records each wait, too:
+//! exact. How long the process has run, and each thread has waited for a processor, the kernel counts exactly. Where it permits, it
+//! records each wait, too:
 //!
 //! ```text
 //! records    bytes of the kernel's rings → switches in and out                                  pure
@@ -15,10 +16,12 @@
 //! waits      switches → waits, with the stack that was read while they lasted, if there was time   pure
 //! samples    samples until the records of their time are there: which threads were on a processor then   pure
 //! found      times and waits, added up by stack
+//! process    the clock of the process → for how much of the time that it has run samples stand, and what is in none     pure
 //! ```
 
 mod activity;
 mod answer;
+mod process_time;
 mod records;
 mod refusal;
 mod samples;
@@ -43,6 +46,7 @@ use crate::sys::perf::ClockSamples;
 use crate::unwind::{RawStack, StackEnd};
 pub use activity::Activity;
 pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
+use process_time::ProcessClock;
 use records::RecordKind;
 pub(crate) use refusal::paranoid;
 use samples::Samples;
@@ -109,7 +113,13 @@ pub struct Profiler {
     /// The domains of threads, also of those that have exited, by their numbers and names.
     domains: HashMap<(i32, Arc<str>), u32>,
     found: TimeSums,
-    begun: Instant,
+    /// `None` if the kernel has none.
+    clock: Option<ProcessClock>,
+    /// All figures are of the time from then, and until it was last known how long the process has run.
+    begun: Duration,
+    ended: Duration,
+    /// Whether the threads that were there from the beginning were looked at.
+    is_begun: bool,
     last: Instant,
     checked: Instant,
     reloaded: Instant,
@@ -119,7 +129,12 @@ pub struct Profiler {
     last_stop: Duration,
     last_look: Duration,
     not_stopped: Option<Error>,
-    ended: ThreadTimes,
+    /// The times of threads that have exited, and waits from before a thread was first looked at.
+    exited: ThreadTimes,
+    /// See [`Profile::off_variance`].
+    off_variance: f64,
+    /// Whether the kernel counts how long threads run, and wait for a processor.
+    is_counted: bool,
     recorded: Option<KernelRecords>,
     not_recorded: Option<String>,
 }
@@ -133,6 +148,8 @@ struct KernelRecords {
     stops: Vec<Range<Duration>>,
     /// See [`Profile::unseen_excess`].
     unseen_excess: Duration,
+    /// When threads that have exited were last looked at, until the end of each is recorded.
+    last_looks: HashMap<i32, Range<Duration>>,
     /// How long the profiler's thread had run when waits were last looked at; and how much of that since the look
     /// before.
     ran_until: Duration,
@@ -148,9 +165,21 @@ struct Watched {
     domain_attempt: Option<(Instant, Duration)>,
     /// What it does as long as its slices stay the same, and since when that is known.
     blocked: Option<(Slices, ProfileKey, Duration)>,
-    /// When it was first seen, and when last, and how long it had run and waited for a processor.
-    first: Option<(Instant, (Duration, Duration))>,
-    last: Option<(Instant, (Duration, Duration))>,
+    /// Whether it was not there from the beginning.
+    is_new: bool,
+    /// When it was first looked at, and when last, and how long it had run and waited for a processor.
+    first: Option<ThreadCounts>,
+    last: Option<ThreadCounts>,
+    /// How long it has waited since the last look.
+    waited_since: Duration,
+}
+
+/// What the kernel counts of a thread, at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ThreadCounts {
+    at: Duration,
+    running: Duration,
+    runnable: Duration,
 }
 
 impl Profiler {
@@ -167,6 +196,7 @@ impl Profiler {
         }
         let now = Instant::now();
         let mut profiler = Profiler {
+            clock: ProcessClock::of_process(stacks.process()),
             stacks,
             is_live,
             most_open: most_open(0),
@@ -174,7 +204,9 @@ impl Profiler {
             threads: HashMap::new(),
             domains: HashMap::new(),
             found: TimeSums::default(),
-            begun: now,
+            begun: Duration::ZERO,
+            ended: Duration::ZERO,
+            is_begun: false,
             last: now,
             checked: now,
             reloaded: now,
@@ -184,25 +216,47 @@ impl Profiler {
             last_stop: Duration::ZERO,
             last_look: Duration::ZERO,
             not_stopped: None,
-            ended: ThreadTimes::default(),
+            exited: ThreadTimes::default(),
+            off_variance: 0.0,
+            is_counted: false,
             recorded: None,
             not_recorded: None,
         };
-        // Threads that wait already are known to have waited until the first sample.
-        profiler.look_at_all(Duration::ZERO, now)?;
+        profiler.begin()?;
         Ok(profiler)
     }
 
-    /// From now on, distinguishes whether some thread works for the garbage collector: whether a function of it is on a stack.
+    /// Begins: from this moment on, all times are counted, and none from before.
+    fn begin(&mut self) -> Result<()> {
+        self.threads.clear();
+        (self.exited, self.off_variance) = (ThreadTimes::default(), 0.0);
+        (self.samples, self.stops, self.stopped) = (0, 0, Duration::ZERO);
+        self.is_begun = false;
+        let (now, at) = (Instant::now(), monotonic_now());
+        let clock = self.clock.as_ref();
+        let ran = clock.and_then(|clock| clock.read(self.stacks.process()));
+        self.found = TimeSums::begin(ran.unwrap_or_default());
+        self.last = now;
+        (self.begun, self.ended) = (at, at);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.waits.begin_at(at);
+        }
+        // Threads that wait already are known to have waited until the first sample.
+        self.look_at_all(Duration::ZERO, now)?;
+        self.is_begun = true;
+        Ok(())
+    }
+
+    /// Begins anew, and distinguishes whether some thread works for the garbage collector: whether a function of it is on a stack.
     /// Ends [`record`](Self::record).
     ///
     /// # Errors
     ///
-    /// If no function of the collector is known in the process: it has none of OCaml's, or no symbols.
+    /// If no function of the collector is known in the process: it has none of OCaml's, or no symbols; or if it has exited.
     pub fn distinguish_collections(&mut self) -> Result<()> {
         self.collector = self.stacks.code_of_collector()?;
         self.recorded = None;
-        Ok(())
+        self.begin()
     }
 
     /// Begins anew, and has the kernel record each wait, so that the times of waits are exact: with its stack if
@@ -222,7 +276,7 @@ impl Profiler {
             Ok(recorded) => recorded,
             Err(why) => {
                 self.not_recorded = Some(refusal::text(&why, false));
-                return Ok(());
+                return self.begin();
             }
         };
         let mut waits = Waits::of_process(self.stacks.pid(), monotonic_now());
@@ -237,14 +291,30 @@ impl Profiler {
             samples: Samples::default(),
             stops: Vec::new(),
             unseen_excess: Duration::ZERO,
+            last_looks: HashMap::new(),
             ran_until,
             ran: Duration::ZERO,
         });
-        self.threads.clear();
-        (self.found, self.ended) = (TimeSums::default(), ThreadTimes::default());
-        let now = Instant::now();
-        (self.begun, self.last) = (now, now);
-        self.look_at_all(Duration::ZERO, now)
+        self.begin()
+    }
+
+    /// Finds out how long the process has run until now.
+    fn read_clock(&mut self) {
+        let process = self.stacks.process();
+        let ran = match &self.clock {
+            Some(clock) => clock.read(process),
+            // Without threads that are too short to be seen.
+            None => {
+                let of_threads = self.threads.values().map(|it| it.times().running);
+                Some(of_threads.fold(self.exited.running, Duration::saturating_add))
+            }
+        };
+        let Some(ran) = ran else { return };
+        self.ended = monotonic_now();
+        self.found.process.set(ran);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.waits.read_clock(self.ended);
+        }
     }
 
     /// Begins to record switches, with the best samples of running threads that are permitted.
@@ -302,12 +372,17 @@ impl Profiler {
     /// Adds the waits that have ended; returns the threads that were switched since the last call.
     fn collect(&mut self, is_last: bool) -> HashSet<i32> {
         let mut tids = HashSet::new();
-        let Some(recorded) = &mut self.recorded else {
+        let recorded = self.recorded.as_mut();
+        let read = recorded.map(|recorded| recorded.switches.read(is_last));
+        // Later than the records, which are of no time that it has not counted.
+        self.read_clock();
+        let (Some((records, until)), Some(recorded)) = (read, &mut self.recorded) else {
             return tids;
         };
-        let threads = &self.threads;
-        let name = |tid: i32| name_in(threads, tid);
-        let (records, until) = recorded.switches.read(is_last);
+        let mut counts = WaitCounts {
+            threads: &mut self.threads,
+            exited: &mut self.exited,
+        };
         let mut samples = Vec::new();
         for record in records {
             if let RecordKind::Sample(copied) = &record.kind {
@@ -321,16 +396,23 @@ impl Profiler {
             }
             recorded.add_samples(record.at, &mut self.found);
             tids.insert(record.tid);
+            let (tid, is_exit) = (record.tid, record.kind == RecordKind::Exited);
             if let Some(wait) = recorded.waits.add(record, &recorded.stops) {
-                recorded.add_wait(wait, &mut self.found, name);
+                recorded.add_wait(wait, &mut self.found, &mut counts);
+            }
+            if is_exit {
+                recorded.last_looks.remove(&tid);
             }
         }
+        // Nothing, unless the process has exited since its clock was read.
+        self.found.process.set_after(recorded.waits.ran_since());
         recorded.add_samples(until, &mut self.found);
         recorded.stops.retain(|stop| stop.end >= until);
         if is_last {
-            self.last = Instant::now();
-            for wait in recorded.waits.lasting(monotonic_now()) {
-                recorded.add_wait(wait, &mut self.found, name);
+            let now = monotonic_now();
+            self.ended = now;
+            for wait in recorded.waits.lasting(now) {
+                recorded.add_wait(wait, &mut self.found, &mut counts);
             }
         }
         for (tid, copied) in samples {
@@ -357,7 +439,8 @@ impl Profiler {
             in_collection: false,
             stack: stack.map(shared),
         };
-        self.found.add_sample(key, samples.period, false);
+        let time = samples.period;
+        self.found.add_sample(key, (time, time), false);
     }
 
     /// How often it was looked at.
@@ -434,22 +517,34 @@ impl Profiler {
         Ok(())
     }
 
+    /// Forgets a thread that has exited; its times stay.
+    fn forget(&mut self, tid: i32) {
+        let Some(thread) = self.threads.remove(&tid) else {
+            return;
+        };
+        self.exited.add(thread.times());
+        if let (Some(recorded), Some(looks)) = (&mut self.recorded, thread.looks()) {
+            recorded.last_looks.insert(tid, looks);
+        }
+    }
+
     /// Forgets the threads that have exited; their times stay.
     fn forget_ended(&mut self, there: &HashSet<i32>) {
-        let ended = &mut self.ended;
-        self.threads.retain(|tid, thread| {
-            let is_there = there.contains(tid);
-            if !is_there {
-                ended.add(thread.times());
-            }
-            is_there
-        });
+        let tids = self.threads.keys().copied();
+        let ended: Vec<i32> = tids.filter(|tid| !there.contains(tid)).collect();
+        for tid in ended {
+            self.forget(tid);
+        }
         // The kernel records the end of a thread, but such records may be lost, too.
         if let Some(recorded) = &mut self.recorded {
             let known = recorded.waits.len().max(recorded.switches.len());
             if known > 2 * there.len() + MOST_ENDED {
                 recorded.waits.retain(|tid| there.contains(&tid));
                 recorded.switches.retain(|tid| there.contains(&tid));
+            }
+            if recorded.last_looks.len() > MOST_ENDED {
+                let recent = monotonic_now().saturating_sub(CHECK_INTERVAL);
+                recorded.last_looks.retain(|_, looks| looks.end > recent);
             }
         }
     }
@@ -464,16 +559,18 @@ impl Profiler {
         let mut running = HashSet::new();
         let mut seen = Vec::new();
         for tid in tids {
+            if let Some(recorded) = self.recorded.as_mut().filter(|_| !self.is_begun) {
+                recorded.waits.begin(tid);
+            }
             match self.look_at(tid, now)? {
                 Some((key, _)) if key.activity == Activity::Running => {
                     running.insert(tid);
                 }
-                Some(found) => seen.push(found),
-                None => {
-                    if let Some(thread) = self.threads.remove(&tid) {
-                        self.ended.add(thread.times());
-                    }
+                Some(found) => {
+                    self.estimate_off(tid, elapsed);
+                    seen.push(found);
                 }
+                None => self.forget(tid),
             }
         }
         if running.is_empty() && seen.is_empty() {
@@ -499,10 +596,15 @@ impl Profiler {
             return Ok(());
         }
         let in_collection = seen.iter().any(|(key, _)| self.is_of_collector(key));
+        // If switches are not recorded, threads that wait for a processor are among those that run.
+        let is_running = |key: &ProfileKey| key.activity == Activity::Running;
+        let many = seen.iter().filter(|(key, _)| is_running(key)).count();
+        let most =
+            self.found.process.not_sampled() / u32::try_from(many.max(1)).unwrap_or(u32::MAX);
         for (mut key, since) in seen {
             key.in_collection = in_collection;
             match &mut self.recorded {
-                None => self.found.add_sample(key, elapsed, since.is_some()),
+                None => self.found.add_sample(key, (elapsed, most), since.is_some()),
                 Some(_) if is_sampled_by_kernel => {}
                 // It has waited all the time since before the sample was due.
                 Some(_) if since.is_some_and(|since| since <= due_at) => {}
@@ -512,6 +614,18 @@ impl Profiler {
             }
         }
         Ok(())
+    }
+
+    /// If waits are not recorded, adds the time before the first look at a thread that waits, if it has begun since the sample before: this
+    /// sample stands for the time `elapsed` in which there were such threads, seen or not.
+    fn estimate_off(&mut self, tid: i32, elapsed: Duration) {
+        let thread = self.threads.get(&tid);
+        let is_first =
+            thread.is_some_and(|it| it.is_new && it.first.is_some() && it.first == it.last);
+        if is_first && self.recorded.is_none() {
+            self.exited.off = self.exited.off.saturating_add(elapsed);
+            self.off_variance += elapsed.as_secs_f64().powi(2);
+        }
     }
 
     /// Returns whether a thread works for the collector.
@@ -539,8 +653,10 @@ impl Profiler {
                 files: Some(files),
                 domain_attempt: self.stacks.knows_domains().then_some((now, FIRST_PAUSE)),
                 blocked: None,
+                is_new: self.is_begun,
                 first: None,
                 last: None,
+                waited_since: Duration::ZERO,
             };
             self.threads.insert(tid, watched);
         }
@@ -558,9 +674,15 @@ impl Profiler {
         let Some(slices) = files.slices()? else {
             return Ok(None);
         };
-        let times = slices.times().map(|times| (now, times));
-        thread.first = thread.first.or(times);
-        thread.last = times;
+        let counts = slices.times().map(|(running, runnable)| ThreadCounts {
+            at: looked_at,
+            running,
+            runnable,
+        });
+        self.is_counted |= counts.is_some();
+        thread.first = thread.first.or(counts);
+        thread.last = counts;
+        thread.waited_since = Duration::ZERO;
         if let Some((_, pause)) = thread.domain_attempt.filter(|(next, _)| *next <= now) {
             thread.domain_attempt = Some((now + pause, pause.saturating_mul(2)));
             if let Some(domain) = self.stacks.domain(tid) {
@@ -699,18 +821,22 @@ impl Profiler {
                 .then_with(|| one.activity.leaf().cmp(&other.activity.leaf()))
         });
         let tids: HashSet<i32> = self.found.sums.keys().map(|key| key.tid).collect();
-        let counts = self.threads.values().any(|thread| thread.first.is_some());
-        let mut times = self.ended;
+        let mut times = self.exited;
         for thread in self.threads.values() {
             times.add(thread.times());
         }
-        let is_counted = counts || times != ThreadTimes::default();
+        times.running = self.found.process.running();
         Profile {
             stacks,
-            seconds: self.last.saturating_duration_since(self.begun),
+            seconds: self.ended.saturating_sub(self.begun),
             samples: self.samples,
-            threads: tids.len(),
-            times: is_counted.then_some(times),
+            threads: self
+                .recorded
+                .as_ref()
+                .map_or(tids.len(), |it| it.waits.many),
+            times: self.is_counted.then_some(times),
+            off_variance: self.off_variance,
+            not_sampled: self.found.process.not_sampled(),
             stops: self.stops,
             stopped: self.stopped,
             not_stopped: self.not_stopped.as_ref().map(ToString::to_string),
@@ -744,16 +870,17 @@ impl KernelRecords {
         &mut self,
         wait: ThreadWait<ProfileKey>,
         found: &mut TimeSums,
-        name: impl FnOnce(i32) -> Arc<str>,
+        counts: &mut WaitCounts<'_>,
     ) {
-        if wait.cause == Cause::Stop {
+        if wait.cause == Cause::Stop || wait.time().is_zero() {
             return;
         }
         if wait.cause == Cause::PerhapsStop && wait.seen.is_none() {
-            self.unseen_excess = self.unseen_excess.saturating_add(wait.time);
+            self.unseen_excess = self.unseen_excess.saturating_add(wait.time());
         }
         let tid = wait.tid;
-        found.add_wait(wait, || name(tid));
+        counts.add(&wait, self.last_looks.get(&tid));
+        found.add_wait(wait, || name_in(counts.threads, tid));
     }
 
     /// Adds the samples up to `until` of the threads that were on a processor. Waiting for one after a wait is a part of the wait.
@@ -765,23 +892,66 @@ impl KernelRecords {
                 stack,
                 ..sample.key
             };
-            found.add_sample(key, sample.time, false);
+            found.add_sample(key, (sample.time, sample.time), false);
         });
     }
 }
 
-impl Watched {
-    fn times(&self) -> ThreadTimes {
-        let (Some((begun, first)), Some((ended, last))) = (self.first, self.last) else {
-            return ThreadTimes::default();
+/// The times of threads, to which waits are added that the kernel's counts lack: those before the first look at a thread, and after
+/// the last.
+struct WaitCounts<'p> {
+    threads: &'p mut HashMap<i32, Watched>,
+    exited: &'p mut ThreadTimes,
+}
+
+impl WaitCounts<'_> {
+    /// `last_looks` are those at the thread if it has exited.
+    fn add(&mut self, wait: &ThreadWait<ProfileKey>, last_looks: Option<&Range<Duration>>) {
+        let thread = self.threads.get_mut(&wait.tid);
+        let looks = thread.as_ref().and_then(|thread| thread.looks());
+        let Some(looks) = looks.or_else(|| last_looks.cloned()) else {
+            self.exited.off = self.exited.off.saturating_add(wait.time());
+            return;
         };
-        let running = last.0.saturating_sub(first.0);
-        let runnable = last.1.saturating_sub(first.1);
-        let present = ended.saturating_duration_since(begun);
+        let (before, after) = wait.outside(looks);
+        self.exited.off = self.exited.off.saturating_add(before);
+        // Until it is looked at again.
+        let since = match thread {
+            Some(thread) => &mut thread.waited_since,
+            None => &mut self.exited.off,
+        };
+        *since = since.saturating_add(after);
+    }
+}
+
+impl Watched {
+    /// From the first look at it to the last.
+    fn looks(&self) -> Option<Range<Duration>> {
+        Some(self.first?.at..self.last?.at)
+    }
+
+    fn times(&self) -> ThreadTimes {
+        let (Some(first), Some(last)) = (self.first, self.last) else {
+            return ThreadTimes {
+                off: self.waited_since,
+                ..ThreadTimes::default()
+            };
+        };
+        let running = last.running.saturating_sub(first.running);
+        let runnable = last.runnable.saturating_sub(first.runnable);
+        let looked = last.at.saturating_sub(first.at);
+        let off = looked.saturating_sub(running.saturating_add(runnable));
+        let off = off.saturating_add(self.waited_since);
+        // What the kernel has counted of a new thread was all since the beginning.
+        let (running, runnable) = if self.is_new {
+            (last.running, last.runnable)
+        } else {
+            (running, runnable)
+        };
         ThreadTimes {
             running,
             runnable,
-            off: present.saturating_sub(running.saturating_add(runnable)),
+            off,
         }
     }
 }

@@ -44,20 +44,24 @@ kernel where it permits that: each, exactly; its stack is read if it lasts for a
 Shorter ones are [unseen waits] of what the thread was last seen to wait in. Elsewhere, and
 with -gc, waits are sampled. When the duration is over, on Ctrl-C, or when the process exits, it
 prints in plain format, times in seconds:
-    all SECONDS samples N threads N running S runnable S off S stopped S
-    waits recorded N unseen S lost N excess S, or: waits sampled error S WHY
+    all SECONDS samples N threads N running S runnable S off S stopped S error S
+    waits recorded N unseen S lost N excess S parts N, or: waits sampled error S WHY
     waits unrecorded processors N (if any came online meanwhile)
     SELF ERROR TOTAL ERROR FUNCTION
-running, runnable (waiting for a processor) and off are those of all threads, exact, as the kernel
-counts them. SELF is the time in the function itself, TOTAL also that in what it calls; the most
-SELF first. A system call that waits is a function in brackets: [read]. ERROR is twice the standard
-deviation of the time before it, as far as that is sampled: 95 % of such profiles are as near as
-that; 0 is exact, unless records were lost. With -by stack, each line is TIME ERROR and the
-functions from the outermost to the innermost, with ; between them; with -by thread, TIME ERROR TID
-NAME (WHAT IT IS); with -by syscall, TIME ERROR and the system call. With -off-cpu, the number of
-waits and their p50, p90, p99 and longest follow the times; if waits are sampled, each is -. Without
-it, they are not counted, as stops wake threads that wait. `excess` is by how much `unseen` may be
-too long, at most, because of stops; 0 with -off-cpu. `error` is that of the time of all waits.
+running, runnable (waiting for a processor) and off are those of all threads, as the kernel counts
+them; running is exact, and off is if the first `error` is 0. All times are counted from one moment
+on, once the kernel records. What ran and is in no sample is [not sampled]: with it, and idle
+threads, the times that run add up to `running`. SELF is the time in the function itself, TOTAL also
+that in what it calls; the most SELF first. A system call that waits is a function in brackets:
+[read]. ERROR is twice the standard deviation of the time before it, as far as that is sampled: 95 %
+of such profiles are as near as that; 0 is exact, unless records were lost. With -by stack, each
+line is TIME ERROR and the functions from the outermost to the innermost, with ; between them; with
+`-by thread`, TIME ERROR TID NAME (WHAT IT IS); with -by syscall, TIME ERROR and the system call.
+With -off-cpu, the number of waits and their p50, p90, p99 and longest follow the times; if waits
+are sampled, each is -. Without it, they are not counted, as stops wake threads that wait. Of waits
+that had begun before, or last at the end, the time counts, but not the length: `parts` is how many
+there were beside the others. `excess` is by how much `unseen` may be too long, at most, because of
+stops; 0 with -off-cpu. The `error` of sampled waits is that of the time of all waits in the answer.
 
 Threads that only work for the runtime (tick, backup) count as idle; they are left out, except in
 the totals. With -gc, `collection running S error S off S error S` says how much of the time some
@@ -359,7 +363,7 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
     let is_running = |it: &ProfiledStack| it.activity == Activity::Running;
     let unread = time_of(profile, |it| is_running(it) && it.end.is_none());
     let sampled = time_of(profile, is_running);
-    let unsampled = times.running.saturating_sub(sampled);
+    let unsampled = profile.not_sampled;
     let of_few_samples = Duration::from_secs(1) * FEW_SAMPLES / args.hz;
     let is_empty = args.on_cpu && sampled.is_zero() && !unsampled.is_zero();
     let is_missing = unsampled * UNREAD > times.running && unsampled > of_few_samples || is_empty;

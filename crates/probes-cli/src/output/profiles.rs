@@ -24,6 +24,9 @@ use crate::text::number_of;
 /// A function with less than this share of the time is not drawn, in percent.
 const LEAST_DRAWN: f64 = 0.2;
 
+/// What stands for the functions of the time that threads ran, and no sample stands for.
+const NOT_SAMPLED: &str = "[not sampled]";
+
 /// What times are added up by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProfileBy {
@@ -127,6 +130,8 @@ struct Waits {
     /// How many processors came online while it was recorded.
     unrecorded_processors: usize,
     count: Option<u64>,
+    /// How many there were beside these of which only a part was seen.
+    parts: Option<u64>,
     seconds: f64,
     /// The sum of those that ended before they were looked at.
     unseen_seconds: f64,
@@ -137,7 +142,13 @@ struct Waits {
 }
 
 impl Waits {
-    fn of(profile: &Profile, stacks: &[&ProfiledStack], how: ProfileOptions) -> Waits {
+    /// `stacks` are those that are shown; `idle` are not.
+    fn of(
+        profile: &Profile,
+        stacks: &[&ProfiledStack],
+        how: ProfileOptions,
+        is_idle: impl Fn(&ProfiledStack) -> bool,
+    ) -> Waits {
         let waits = || stacks.iter().filter(|it| it.activity != Activity::Running);
         let unseen = waits().filter(|it| it.activity == Activity::Unseen);
         let (lost_records, unrecorded_processors) = match profile.waits {
@@ -156,17 +167,26 @@ impl Waits {
             WaitMethod::Sampled { because } => ("sampled", because.clone()),
             _ => ("unknown", None),
         };
-        let count = waits().filter_map(|it| it.waits.as_ref());
-        let variance = waits().map(|it| it.variance).sum::<f64>().abs();
+        // Otherwise the process may be stopped, which wakes the threads that wait, and so makes two waits of one.
+        let is_counted = method == "recorded" && how.is_off_cpu;
+        let sum = |number: fn(&WaitTimes) -> u64| {
+            let numbers = waits().filter_map(|it| it.waits.as_ref()).map(number);
+            is_counted.then(|| numbers.sum())
+        };
+        let variance = if method == "recorded" || how.is_on_cpu {
+            0.0
+        } else {
+            let all = profile.stacks.iter().filter(|it| !is_idle(it));
+            variance_of_waits(all, profile.seconds, profile.samples)
+        };
         let unseen: Duration = unseen.map(|it| it.time).sum();
         Waits {
             method,
             because,
             lost_records,
             unrecorded_processors,
-            // Otherwise the process may be stopped, which wakes the threads that wait, and so makes two waits of one.
-            count: (method == "recorded" && how.is_off_cpu)
-                .then(|| count.map(|it| it.times().count()).sum()),
+            count: sum(|it| it.times().count()),
+            parts: sum(WaitTimes::parts),
             seconds: waits().map(|it| it.time).sum::<Duration>().as_secs_f64(),
             unseen_seconds: unseen.as_secs_f64(),
             // The excess is that of all threads; `unseen` lacks those that only work for the runtime.
@@ -188,11 +208,13 @@ impl Waits {
             let why = self.because.as_deref().unwrap_or("-");
             return format!("waits sampled error {:.3} {why}\n", self.error_seconds);
         }
-        let count = self.count.map_or("-".to_owned(), |count| count.to_string());
+        let number = |it: Option<u64>| it.map_or("-".to_owned(), |it| it.to_string());
+        let [count, parts] = [self.count, self.parts].map(number);
         let (unseen, lost) = (self.unseen_seconds, self.lost_records);
         let excess = self.unseen_excess_seconds;
-        let mut text =
-            format!("waits recorded {count} unseen {unseen:.3} lost {lost} excess {excess:.6}\n");
+        let mut text = format!(
+            "waits recorded {count} unseen {unseen:.3} lost {lost} excess {excess:.6} parts {parts}\n"
+        );
         if self.unrecorded_processors > 0 {
             let _ = writeln!(
                 text,
@@ -215,6 +237,12 @@ impl Waits {
         let count = count.unwrap_or_default();
         let unseen = self.unseen_seconds;
         let mut text = format!("{count}waits, each recorded");
+        if let Some(parts @ 1..) = self.parts {
+            let _ = write!(
+                text,
+                "; of {parts} more (behind +) only a part was seen: its time counts, and its length does not"
+            );
+        }
         if unseen > 0.0 {
             let _ = write!(text, "; not looked at in time: {unseen:.3} s");
         }
@@ -236,10 +264,44 @@ impl Waits {
     }
 }
 
+/// Returns the variance of the time of all waits, in seconds squared, that is due to sampling.
+///
+/// In each sample that is not exact, a thread either waits or runs. If it waits in a share p of them, that of one that stands for
+/// a time t is t² p (1 - p). The share is estimated by the rule of succession, as if there were one more sample of both: a thread that
+/// was never seen to wait may have waited all the same.
+fn variance_of_waits<'s>(
+    stacks: impl Iterator<Item = &'s ProfiledStack>,
+    seconds: Duration,
+    samples: u64,
+) -> f64 {
+    // Of one sample.
+    let one = (seconds.as_secs_f64() / (samples.max(1) as f64)).powi(2);
+    let mut threads: HashMap<(i32, &str), [f64; 2]> = HashMap::new();
+    for stack in stacks {
+        let thread = threads.entry((stack.tid, &stack.thread_name)).or_default();
+        thread[usize::from(stack.activity == Activity::Running)] += stack.variance;
+    }
+    let of_thread = |[waits, runs]: [f64; 2]| {
+        let all = waits + runs;
+        let share = (waits + one) / (all + 2.0 * one).max(f64::MIN_POSITIVE);
+        all * share * (1.0 - share)
+    };
+    threads.into_values().map(of_thread).sum::<f64>().abs()
+}
+
 /// How long the waits of a function or a stack were.
 #[derive(Debug, Serialize)]
 struct Distribution {
+    /// Of those that were seen whole; the others are `parts`.
     count: u64,
+    parts: u64,
+    #[serde(flatten)]
+    lengths: Option<Lengths>,
+}
+
+/// How long waits were, of which there is one at least.
+#[derive(Debug, Serialize)]
+struct Lengths {
     p50_ns: u64,
     p90_ns: u64,
     p99_ns: u64,
@@ -251,13 +313,17 @@ impl Distribution {
     fn of(waits: &WaitTimes) -> Distribution {
         let times = waits.times();
         let part = |share| nanoseconds(times.quantile(share));
-        Distribution {
-            count: times.count(),
+        let lengths = || Lengths {
             p50_ns: part(0.5),
             p90_ns: part(0.9),
             p99_ns: part(0.99),
             p999_ns: part(0.999),
             max_ns: nanoseconds(times.max()),
+        };
+        Distribution {
+            count: times.count(),
+            parts: waits.parts(),
+            lengths: (times.count() > 0).then(lengths),
         }
     }
 }
@@ -271,6 +337,8 @@ struct TotalTimes {
     running_seconds: f64,
     runnable_seconds: f64,
     off_seconds: f64,
+    /// Two standard deviations of `off_seconds`.
+    off_error_seconds: f64,
 }
 
 /// Times as sampled, not as the kernel counts them.
@@ -298,7 +366,8 @@ struct FunctionTimes {
 
 #[derive(Debug, Serialize)]
 struct StackTimes {
-    tid: i32,
+    /// `None` of what is in no sample.
+    tid: Option<i32>,
     thread: String,
     role: &'static str,
     /// Of OCaml 5.
@@ -359,7 +428,7 @@ impl StackTimes {
             });
         let frames: Vec<String> = stack.activity.leaf().into_iter().chain(names).collect();
         StackTimes {
-            tid: stack.tid,
+            tid: Some(stack.tid),
             thread: stack.thread_name.clone(),
             role: stack.role.into(),
             domain: stack.domain,
@@ -388,6 +457,38 @@ impl StackTimes {
         }
     }
 
+    /// The time that threads ran, and no sample stands for. It is what is left of an exact time.
+    fn not_sampled(time: Duration) -> StackTimes {
+        StackTimes {
+            tid: None,
+            thread: String::new(),
+            role: ThreadRole::Other.into(),
+            domain: None,
+            state: "running",
+            system_call: None,
+            seconds: time.as_secs_f64(),
+            samples: 0,
+            error_seconds: 0.0,
+            waits: None,
+            stack: "unread",
+            frames: vec![NOT_SAMPLED.to_owned()],
+            in_collection: None,
+            time,
+            variance: 0.0,
+            split_variance: 0.0,
+            lengths: None,
+        }
+    }
+
+    /// The name of its thread in a row of it.
+    fn thread_name(&self) -> String {
+        let said = self.thread_in_words();
+        match self.tid {
+            Some(tid) => format!("{tid} {}{said}", self.thread),
+            None => NOT_SAMPLED.to_owned(),
+        }
+    }
+
     /// What its thread is, and of which domain, to follow its name; empty if it is not known.
     fn thread_in_words(&self) -> String {
         if self.role == "other" && self.domain.is_none() {
@@ -407,9 +508,9 @@ impl StackTimes {
             };
             root.to_owned()
         });
-        let thread = (by == ProfileBy::Thread).then(|| {
+        let thread = self.tid.filter(|_| by == ProfileBy::Thread).map(|tid| {
             let said = self.thread_in_words();
-            format!("{} {}{said}", self.thread, self.tid)
+            format!("{} {tid}{said}", self.thread)
         });
         let frames = self.frames.iter().rev().cloned();
         let roots = collection.into_iter().chain(thread);
@@ -425,15 +526,17 @@ impl ProfileReport {
         how: ProfileOptions,
         is_wanted: impl Fn(Activity) -> bool,
     ) -> ProfileReport {
-        let is_idle =
-            |it: &&ProfiledStack| matches!(it.role, ThreadRole::Tick | ThreadRole::Backup);
+        let is_idle = |it: &ProfiledStack| matches!(it.role, ThreadRole::Tick | ThreadRole::Backup);
         let wanted = profile.stacks.iter().filter(|it| is_wanted(it.activity));
-        let (idle, busy): (Vec<_>, Vec<_>) = wanted.partition(is_idle);
+        let (idle, busy): (Vec<_>, Vec<_>) = wanted.partition(|it| is_idle(it));
         let idle: Duration = idle.iter().map(|it| it.time).sum();
         let tells_collections = how.tells_collections;
-        let waits = Waits::of(profile, &busy, how);
-        let stacks = busy.into_iter();
-        let stacks: Vec<StackTimes> = stacks.map(|it| StackTimes::of(it, how)).collect();
+        let waits = Waits::of(profile, &busy, how, is_idle);
+        let mut stacks: Vec<StackTimes> = busy.iter().map(|it| StackTimes::of(it, how)).collect();
+        if is_wanted(Activity::Running) && !profile.not_sampled.is_zero() {
+            let at = stacks.partition_point(|it| it.time >= profile.not_sampled);
+            stacks.insert(at, StackTimes::not_sampled(profile.not_sampled));
+        }
         // The time, and two standard deviations of it.
         let in_collection = |is_running: bool| -> (f64, f64) {
             let stacks = stacks.iter().filter(|it| it.in_collection == Some(true));
@@ -441,7 +544,7 @@ impl ProfileReport {
             // The sum of nothing is -0.
             let seconds = stacks.clone().map(|it| it.seconds).sum::<f64>().abs();
             // A collection is found at the same moments for all threads: their errors are not independent, and add up.
-            let mut variances: HashMap<i32, f64> = HashMap::new();
+            let mut variances: HashMap<Option<i32>, f64> = HashMap::new();
             for stack in stacks {
                 *variances.entry(stack.tid).or_default() += stack.split_variance;
             }
@@ -461,6 +564,7 @@ impl ProfileReport {
                 running_seconds: seconds(|it| it.running)(times),
                 runnable_seconds: seconds(|it| it.runnable)(times),
                 off_seconds: seconds(|it| it.off)(times),
+                off_error_seconds: 2.0 * profile.off_variance.sqrt(),
             }),
             running_method: match profile.running {
                 RunningMethod::Stopped => "stopped",
@@ -621,26 +725,105 @@ mod tests {
     }
 
     fn report(stack: ProfiledStack, by: ProfileBy) -> ProfileReport {
-        let profile = Profile {
-            stacks: vec![stack],
+        report_of(&profile(vec![stack]), by)
+    }
+
+    fn profile(stacks: Vec<ProfiledStack>) -> Profile {
+        Profile {
+            stacks,
             seconds: Duration::from_millis(1),
             samples: 1,
             threads: 1,
             times: None,
+            off_variance: 0.0,
+            not_sampled: Duration::ZERO,
             stops: 0,
             stopped: Duration::ZERO,
             not_stopped: None,
             waits: WaitMethod::Sampled { because: None },
             running: RunningMethod::Stopped,
             unseen_excess: Duration::ZERO,
-        };
+        }
+    }
+
+    fn report_of(profile: &Profile, by: ProfileBy) -> ProfileReport {
         let how = ProfileOptions {
             by,
             tells_collections: false,
             is_off_cpu: false,
             is_on_cpu: false,
         };
-        ProfileReport::new(1, Path::new("/srv/server"), &profile, how, |_| true)
+        ProfileReport::new(1, Path::new("/srv/server"), profile, how, |_| true)
+    }
+
+    #[test]
+    fn unsampled_time_is_in_each_form() {
+        let mut found = profile(vec![stack(Duration::from_secs(1), 0.01)]);
+        found.not_sampled = Duration::from_secs(3);
+        let of = |by, format| report_of(&found, by).text(format).unwrap();
+        let row = |by| of(by, Format::Plain).lines().nth(2).unwrap().to_owned();
+        assert_eq!(
+            row(ProfileBy::Function),
+            "3.000 0.000 3.000 0.000 [not sampled]"
+        );
+        for by in [ProfileBy::Stack, ProfileBy::Thread, ProfileBy::Syscall] {
+            assert_eq!(row(by), "3.000 0.000 [not sampled]");
+        }
+        let table = of(ProfileBy::Thread, Format::Table);
+        assert!(
+            table.contains(" 75.0 % | 3.000 s | 0.000 s | [not sampled]"),
+            "{table}"
+        );
+        let json: serde_json::Value =
+            serde_json::from_str(&of(ProfileBy::Function, Format::Json)).unwrap();
+        let first = &json["stacks"][0];
+        assert!(first["tid"].is_null() && first["seconds"] == 3.0, "{json}");
+        for (by, path) in [
+            (ProfileBy::Function, "[not sampled] 3000000\n"),
+            (ProfileBy::Thread, "[not sampled] 3000000\n"),
+        ] {
+            let report = report_of(&found, by);
+            let text = |kind| {
+                let bytes = report.picture(kind, "server").unwrap();
+                String::from_utf8(bytes).unwrap()
+            };
+            assert!(text(PictureKind::Folded).contains(path));
+            for kind in [PictureKind::Svg, PictureKind::Speedscope] {
+                assert!(text(kind).contains("[not sampled]"));
+            }
+        }
+        let how = ProfileOptions {
+            is_off_cpu: true,
+            ..report_of(&found, ProfileBy::Stack).how
+        };
+        let off = ProfileReport::new(1, Path::new("/srv"), &found, how, |it| {
+            it != Activity::Running
+        });
+        assert_eq!(off.stacks.len(), 0);
+    }
+
+    #[test]
+    fn errors_of_waits_are_never_forgotten() {
+        let of = |waits: f64, runs: f64| {
+            let stack = |activity, variance| ProfiledStack {
+                activity,
+                ..stack(Duration::ZERO, variance)
+            };
+            let stacks = [
+                stack(Activity::Running, runs),
+                stack(Activity::Waiting, waits),
+            ];
+            // 100 samples of 10 ms.
+            variance_of_waits(stacks.iter(), Duration::from_secs(1), 100).sqrt()
+        };
+        assert_eq!(of(0.0, 0.0), 0.0, "each is exact");
+        // Never seen to wait, and never seen to run: as if it was once.
+        for never in [of(0.0, 100e-4), of(100e-4, 0.0)] {
+            assert!((0.009..0.011).contains(&never), "{never}");
+        }
+        // Half of 100 samples: 10 ms * sqrt(100 / 4).
+        let half = of(50e-4, 50e-4);
+        assert!((0.0499..0.0501).contains(&half), "{half}");
     }
 
     #[test]

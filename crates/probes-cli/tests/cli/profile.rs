@@ -112,13 +112,89 @@ fn times_are_those_of_the_program() {
     }
 }
 
+/// The sum of the times of stacks that run, and the time of those of which there is no sample.
+pub(crate) fn running(profile: &Value) -> (f64, f64) {
+    let stacks = profile["stacks"].as_array().unwrap().iter();
+    let running = stacks.filter(|it| it["state"] == "running");
+    let seconds = |it: &Value| it["seconds"].as_f64().unwrap();
+    let unsampled = running.clone().filter(|it| it["tid"].is_null());
+    (
+        running.clone().map(seconds).sum(),
+        unsampled.map(seconds).sum(),
+    )
+}
+
+/// Asserts that the times of what runs add up to the exact time, which is that of a program by its own clock.
+#[track_caller]
+pub(crate) fn assert_adds_up(profile: &Value, computed: f64) {
+    let time = |field: &str| profile["times"][field].as_f64().unwrap();
+    let exact = time("running_seconds");
+    let extra = exact - computed;
+    assert!(
+        (-0.001..0.01 + 0.05 * computed).contains(&extra),
+        "{exact}, and {computed} by the program: {profile}"
+    );
+    let (sum, _) = running(profile);
+    assert!((sum - exact).abs() < 1e-6, "{sum} of {exact}: {profile}");
+    let functions = profile["functions"].as_array().unwrap().iter();
+    let own = functions.map(|it| it["self_seconds"].as_f64().unwrap());
+    let all = sum + profile["waits"]["seconds"].as_f64().unwrap();
+    assert!((own.sum::<f64>() - all).abs() < 1e-6, "{all}: {profile}");
+}
+
+// promise: Profiles: The running time is that of the program's own clock, also of threads of 4 ms one after the other, and the rows add up to
+//    it, with what is in no sample (100 threads, 5 ways)
+#[test]
+fn times_of_short_threads_add_up() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    let ways: [&[&str]; 5] = [
+        &[],
+        &["-on-cpu"],
+        &["-live"],
+        &["-on-cpu", "-by", "thread"],
+        &["-hz", "997"],
+    ];
+    for flags in ways {
+        let flags: Vec<&str> = flags.iter().copied().chain(["-json"]).collect();
+        let tool = profiling(&flags, pid);
+        let answer = target.ask("bursts 100", "burst");
+        let profile = object(&lines(tool)[0]);
+        let computed: f64 = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_adds_up(&profile, computed / 1e9);
+        assert_eq!(profile["threads"], 101, "{profile}");
+        let (all, unsampled) = running(&profile);
+        if profile["running_method"] == "sampled" && !flags.contains(&"997") {
+            // A thread is sampled once it has run for 10 ms.
+            assert!(unsampled > 0.8 * all, "{unsampled} of {all}: {profile}");
+        }
+    }
+}
+
+// promise: Profiles: Times are counted from one moment on, once the kernel records: none of them is longer than the process was watched
+#[test]
+fn times_begin_at_one_moment() {
+    let target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    for flags in ["", " -off-cpu"] {
+        let profile = run(&format!("profile -json -for 300ms -pid {pid}{flags}")).json();
+        let seconds = profile["seconds"].as_f64().unwrap();
+        // It waits for a command, all the time.
+        let waited = profile["waits"]["seconds"].as_f64().unwrap();
+        assert!((waited - seconds).abs() < 0.001, "{profile}");
+        let off = profile["times"]["off_seconds"].as_f64().unwrap();
+        assert!((off - seconds).abs() < 0.001, "{profile}");
+        assert_eq!(profile["times"]["off_error_seconds"], 0.0);
+    }
+}
+
 // promise: Profiles: -off-cpu stops nothing, and has only the time off the processor; -on-cpu has only the other
 #[test]
 fn time_on_and_off_processor_is_told_apart() {
     let mut target = Talker::start(&fixture("turns.pie"));
     let (lines, [_, napped]) = profile_of_turns(&mut target, &["-off-cpu", "-by", "syscall"], 20);
     let (head, rest) = lines.split_first().unwrap();
-    assert!(head.ends_with(" stopped 0.000000"), "{head}");
+    assert!(head.contains(" stopped 0.000000 "), "{head}");
     // Those that were not looked at are naps, too.
     let is_nap = |call: &str| ["clock_nanosleep", "restart_syscall", "unseen"].contains(&call);
     let words = rest.iter().skip(1).map(|line| line.split(' '));

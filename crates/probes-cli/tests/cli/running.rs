@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use test_support::{Guard, Scratch, Talker, fixture, fixture_forms, program};
 
-use crate::profile::{function, lines, profiling};
+use crate::profile::{assert_adds_up, function, lines, profiling, running};
 use crate::support::{Run, object, run, run_command};
 use crate::waits::{EACCES, PERF_EVENT_OPEN, TOOL, filter_against};
 
@@ -23,6 +23,30 @@ fn profile_without_perf(pid: i32, flags: &[&str]) -> Run {
     tool.arg(&filter)
         .args(["--", TOOL, "profile", "-pid", &pid.to_string()]);
     run_command(tool.args(["-for", "500ms"]).args(flags))
+}
+
+// promise: Profiles: Where threads are stopped or not read, rows add up to the exact running time, too, and errors of waits are said
+#[test]
+fn times_add_up_without_the_kernel() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    for flags in [&["-json"][..], &["-json", "-on-cpu"], &["-json", "-live"]] {
+        target.send("bursts 1000");
+        let said = profile_without_perf(pid, flags);
+        let profile = object(&said.stdout);
+        let exact = profile["times"]["running_seconds"].as_f64().unwrap();
+        assert_adds_up(&profile, exact);
+        // Nothing else runs there, and one thread at a time.
+        let seconds = profile["seconds"].as_f64().unwrap();
+        assert!(exact > 0.2 * seconds && exact <= seconds, "{profile}");
+        let (all, unsampled) = running(&profile);
+        assert!(unsampled < 0.8 * all, "stops find them: {profile}");
+        if !flags.contains(&"-on-cpu") {
+            let error = profile["waits"]["error_seconds"].as_f64().unwrap();
+            assert!(error > 0.0, "{profile}");
+        }
+        target.expect("burst");
+    }
 }
 
 /// Has a program share one processor with another one, which is returned; of those that this process may use, the first.
@@ -95,7 +119,7 @@ fn live_profile_says_what_it_lacks() {
         said.stderr
     );
     assert!(
-        said.stdout.contains(" stopped 0.000000\n"),
+        said.stdout.contains(" stopped 0.000000 "),
         "{}",
         said.stdout
     );

@@ -110,6 +110,57 @@ fn waits_of_new_threads_are_recorded() {
     assert!(of_program.contains(&seconds), "{napped}: {profile}");
 }
 
+// promise: Profiles: Of a wait that had begun before, or lasts at the end, the time counts, and the length does not
+#[test]
+fn waits_seen_in_part_have_no_length() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    // It waits for a command, before and after.
+    let waiting = run(&format!("profile -off-cpu -json -for 300ms -pid {pid}")).json();
+    let [stack] = &waiting["stacks"].as_array().unwrap()[..] else {
+        panic!("{waiting}");
+    };
+    assert_eq!(stack["system_call"], "read");
+    assert_eq!(
+        (&stack["waits"]["count"], &stack["waits"]["parts"]),
+        (&0.into(), &1.into())
+    );
+    assert!(stack["waits"].get("max_ns").is_none(), "{waiting}");
+    assert!(number(stack, "seconds") > 0.29, "{waiting}");
+    assert_eq!(waiting["waits"]["parts"], 1);
+    let table = run(&format!(
+        "profile -off-cpu -format table -for 300ms -pid {pid}"
+    ))
+    .answer();
+    assert!(
+        table.contains(" | 0+1   |     |     |     |     | [read]"),
+        "{table}"
+    );
+    assert!(
+        table.contains("0 waits, each recorded; of 1 more (behind +) only a part"),
+        "{table}"
+    );
+    let plain = run(&format!(
+        "profile -off-cpu -by syscall -for 300ms -pid {pid}"
+    ))
+    .answer();
+    assert!(
+        plain.contains(" parts 1\n") && plain.contains(" 0 - - - - read\n"),
+        "{plain}"
+    );
+    // The naps are whole, and all lengths are theirs.
+    let (profile, _) = profile_of(&mut target, "turns 10", "turned");
+    // The first, and the last, if it has begun by the end.
+    let parts = number(&profile["waits"], "parts");
+    assert!((1.0..=2.0).contains(&parts), "{profile}");
+    let (count, _) = waits(&profile, is_nap);
+    assert!((10.0..14.0).contains(&count), "{profile}");
+    let stacks = profile["stacks"].as_array().unwrap().iter();
+    let reads = stacks.filter(|it| it["system_call"] == "read");
+    let whole = reads.map(|it| number(&it["waits"], "count"));
+    assert_eq!(whole.sum::<f64>(), 0.0, "{profile}");
+}
+
 /// Writes a seccomp filter that refuses a system call with an error.
 pub(crate) fn filter_against(call: u32, error: u32, path: &Path) {
     // struct sock_filter: load the number; is it this one? then the error, else go on.

@@ -12,11 +12,12 @@ use super::time_sums::WaitTimes;
 /// The times of a process or thread, as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadTimes {
-    /// How long it was on a processor.
+    /// How long it was on a processor. That of a process is of all its threads, however short they were.
     pub running: Duration,
-    /// How long it waited for one.
+    /// How long it waited for one, as far as it was looked at.
     pub runnable: Duration,
-    /// How long it was off the processor for other reasons.
+    /// How long it was off the processor for other reasons. Before the first look at a thread, and after the last, these are its
+    /// waits, if they were recorded; if not, that is estimated ([`Profile::off_variance`]).
     pub off: Duration,
 }
 
@@ -37,10 +38,16 @@ pub struct Profile {
     pub seconds: Duration,
     /// How many samples were taken of it.
     pub samples: u64,
-    /// How many threads there were.
+    /// How many threads there were; of those that were seen, if waits were not recorded.
     pub threads: usize,
     /// The times of all threads, as the kernel counts them; `None` if it does not.
     pub times: Option<ThreadTimes>,
+    /// The variance of [`ThreadTimes::off`], in seconds squared; zero if it is exact: if waits were recorded, or if no thread began
+    /// meanwhile.
+    pub off_variance: f64,
+    /// How long threads ran of which there is no sample. The times of [`Activity::Running`] in `stacks` and this time add up to how long
+    /// the process ran.
+    pub not_sampled: Duration,
     /// How often, and how long in all, the process was stopped.
     pub stops: u64,
     /// See `stops`.

@@ -9,6 +9,7 @@ use crate::observe::layout::histogram;
 use crate::unwind::{RawFrame, RawStack, StackEnd};
 
 use super::activity::Activity;
+use super::process_time::ProcessTime;
 use super::waits::ThreadWait;
 
 /// How many sums there are, and how many frames their stacks have in all, until new stacks are no longer distinguished.
@@ -41,13 +42,14 @@ pub(super) struct Sum {
     pub(super) waits: Option<WaitTimes>,
 }
 
-/// How long each of some waits was.
+/// How long each of some waits was, of those that began and ended while the process was watched.
 #[derive(Clone, Debug, Default)]
 pub struct WaitTimes {
     /// By the bucket of the nanoseconds. A map, because the waits of one stack are in few buckets.
     counts: BTreeMap<u64, u64>,
     sum: Duration,
     longest: Duration,
+    parts: u64,
 }
 
 impl WaitTimes {
@@ -65,6 +67,13 @@ impl WaitTimes {
         }
         self.sum = self.sum.saturating_add(other.sum);
         self.longest = self.longest.max(other.longest);
+        self.parts += other.parts;
+    }
+
+    /// Returns how many waits there were beside these, of which only a part was seen: they had begun before, or last, or records of
+    /// switches were lost meanwhile. How long they are is not known.
+    pub fn parts(&self) -> u64 {
+        self.parts
     }
 
     /// Returns their number, sum, longest and quantiles. Quantiles are accurate to 2 %.
@@ -96,15 +105,34 @@ pub(super) fn shared(stack: RawStack) -> Arc<(Vec<RawFrame>, StackEnd, bool)> {
 #[derive(Default)]
 pub(super) struct TimeSums {
     pub(super) sums: HashMap<ProfileKey, Sum>,
+    pub(super) process: ProcessTime,
     /// How many frames all stacks have.
     frames: usize,
 }
 
 impl TimeSums {
-    /// Adds the time since the last sample; if the thread has run meanwhile, it may have done something else for a part of it.
-    pub(super) fn add_sample(&mut self, key: ProfileKey, time: Duration, is_exact: bool) {
+    /// Of a process whose clock shows that it has run so much before.
+    pub(super) fn begin(ran: Duration) -> TimeSums {
+        TimeSums {
+            process: ProcessTime::begin(ran),
+            ..TimeSums::default()
+        }
+    }
+
+    /// Adds the time since the last sample; if the thread has run meanwhile, it may have done something else for a part of it. Of a thread
+    /// that runs, it adds no more than the process has run and no other sample stands for, and no more than `most`.
+    pub(super) fn add_sample(
+        &mut self,
+        key: ProfileKey,
+        (time, most): (Duration, Duration),
+        is_exact: bool,
+    ) {
+        let counted = match key.activity {
+            Activity::Running => self.process.take(time.min(most)),
+            _ => time,
+        };
         let sum = self.sum(key);
-        sum.time = sum.time.saturating_add(time);
+        sum.time = sum.time.saturating_add(counted);
         sum.samples += 1;
         let variance = time.as_secs_f64().powi(2);
         sum.split_variance += variance;
@@ -119,6 +147,7 @@ impl TimeSums {
         wait: ThreadWait<ProfileKey>,
         name: impl FnOnce() -> Arc<str>,
     ) {
+        let time = wait.time();
         let key = match (wait.seen, wait.before) {
             (Some(seen), _) => seen,
             (None, Some(before)) => ProfileKey {
@@ -134,8 +163,13 @@ impl TimeSums {
             },
         };
         let sum = self.sum(key);
-        sum.time = sum.time.saturating_add(wait.time);
-        sum.waits.get_or_insert_default().add(wait.time);
+        sum.time = sum.time.saturating_add(time);
+        let waits = sum.waits.get_or_insert_default();
+        if wait.is_whole {
+            waits.add(time);
+        } else {
+            waits.parts += 1;
+        }
     }
 
     /// Returns the names of the threads that have one: a thread may have been sampled, or have waited, before its name

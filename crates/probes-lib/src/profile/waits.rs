@@ -20,22 +20,45 @@ pub(super) struct Waits<L> {
     /// What was recorded before this time is ignored.
     begun: Duration,
     threads: HashMap<i32, Thread<L>>,
+    /// How many threads there were.
+    pub(super) many: usize,
     /// How many records were lost.
     pub(super) lost: u64,
     /// Until then, more may have been lost at any time.
     doubtful_until: Duration,
+    /// Until then, it is known how long the process has run.
+    clock_read: Duration,
+    /// How long it has run since, by these records.
+    ran_since: Duration,
 }
 
 /// A time that a thread was off the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadWait<L> {
     pub(super) tid: i32,
-    pub(super) time: Duration,
+    pub(super) since: Duration,
+    pub(super) until: Duration,
+    /// Whether it began and ended then. Otherwise it is a part of one: that had begun before recording did, that lasts, or in which
+    /// records were lost. How long that is, is not known.
+    pub(super) is_whole: bool,
     pub(super) cause: Cause,
     /// What the thread was seen to do meanwhile.
     pub(super) seen: Option<L>,
     /// If it was not seen, what it was last seen to do.
     pub(super) before: Option<L>,
+}
+
+impl<L> ThreadWait<L> {
+    pub(super) fn time(&self) -> Duration {
+        self.until.saturating_sub(self.since)
+    }
+
+    /// Returns the time before and after the time in which its thread was looked at, the first and the last time.
+    pub(super) fn outside(&self, looks: Range<Duration>) -> (Duration, Duration) {
+        let before = self.until.min(looks.start).saturating_sub(self.since);
+        let after = self.until.saturating_sub(self.since.max(looks.end));
+        (before, after)
+    }
 }
 
 /// Why a thread was off the processor.
@@ -82,6 +105,8 @@ struct Thread<L> {
     begun: u64,
     /// Whether records were lost since its last one.
     is_doubtful: bool,
+    /// Whether it waits, and a part of the wait was returned already.
+    is_cut: bool,
 }
 
 /// What a thread was seen to do when it waited.
@@ -117,16 +142,39 @@ impl<L: Clone> Waits<L> {
             pid,
             begun,
             threads: HashMap::new(),
+            many: 0,
             lost: 0,
             doubtful_until: Duration::ZERO,
+            clock_read: begun,
+            ran_since: Duration::ZERO,
+        }
+    }
+
+    /// From this time on, waits are counted. Nothing was added yet.
+    pub(super) fn begin_at(&mut self, at: Duration) {
+        (self.begun, self.clock_read) = (at, at);
+        for thread in self.threads.values_mut() {
+            thread.state = SwitchState::Unknown(at);
         }
     }
 
     /// Adds a thread that existed before its switches were recorded.
     pub(super) fn begin(&mut self, tid: i32) {
         let at = self.begun;
-        let begun = || Thread::in_state(SwitchState::Unknown(at));
-        self.threads.entry(tid).or_insert_with(begun);
+        if let Entry::Vacant(entry) = self.threads.entry(tid) {
+            entry.insert(Thread::in_state(SwitchState::Unknown(at)));
+            self.many += 1;
+        }
+    }
+
+    /// How long the process has run was read from its clock at this time.
+    pub(super) fn read_clock(&mut self, at: Duration) {
+        (self.clock_read, self.ran_since) = (at, Duration::ZERO);
+    }
+
+    /// Returns how long it has run since that, as far as it was recorded when threads left their processors.
+    pub(super) fn ran_since(&self) -> Duration {
+        self.ran_since
     }
 
     /// Keeps what a thread was seen to do at this time, when it waited.
@@ -200,6 +248,12 @@ impl<L: Clone> Waits<L> {
             return None;
         }
         let (tid, at) = (record.tid, record.at);
+        if at > self.clock_read && record.kind != RecordKind::In {
+            let thread = self.threads.get(&tid);
+            let since = thread.and_then(|thread| thread.ran_from(self.begun));
+            let ran = since.map(|since| at.saturating_sub(since.max(self.clock_read)));
+            self.ran_since = self.ran_since.saturating_add(ran.unwrap_or_default());
+        }
         let entry = match self.threads.entry(tid) {
             Entry::Occupied(entry) if is_exit => {
                 entry.remove();
@@ -207,7 +261,10 @@ impl<L: Clone> Waits<L> {
             }
             Entry::Vacant(_) if is_exit => return None,
             // It was created by a thread whose switches are recorded.
-            entry => entry.or_insert_with(|| Thread::in_state(SwitchState::On)),
+            entry => entry.or_insert_with(|| {
+                self.many += 1;
+                Thread::in_state(SwitchState::On)
+            }),
         };
         // A thread may have an event twice: of the process, and of the thread that has created it.
         let state = match (&record.kind, entry.state) {
@@ -221,6 +278,7 @@ impl<L: Clone> Waits<L> {
         let wait = wait.map(|(since, until)| entry.wait(tid, since, until));
         if matches!(state, SwitchState::Off(_)) && state != entry.state {
             entry.begun += 1;
+            entry.is_cut = false;
             entry.cause = Cause::of(at, entry.on_since, stops);
         }
         entry.state = state;
@@ -251,8 +309,12 @@ impl<L: Clone> Waits<L> {
             let Some((since, until)) = thread.waited(now) else {
                 continue;
             };
-            waits.push(thread.wait(tid, since, until));
+            waits.push(ThreadWait {
+                is_whole: false,
+                ..thread.wait(tid, since, until)
+            });
             thread.state = SwitchState::Off(now);
+            thread.is_cut = true;
         }
         waits
     }
@@ -267,6 +329,15 @@ impl<L: Clone> Thread<L> {
             cause: Cause::Wait,
             begun: 0,
             is_doubtful: false,
+            is_cut: false,
+        }
+    }
+
+    /// Since when it is on a processor, if it is; at least since recording has `begun`.
+    fn ran_from(&self, begun: Duration) -> Option<Duration> {
+        match self.state {
+            SwitchState::On | SwitchState::Unknown(_) => Some(self.on_since.unwrap_or(begun)),
+            SwitchState::Ready | SwitchState::Off(_) => None,
         }
     }
 
@@ -295,7 +366,11 @@ impl<L: Clone> Thread<L> {
         };
         ThreadWait {
             tid,
-            time: until.saturating_sub(since),
+            since,
+            until,
+            is_whole: matches!(self.state, SwitchState::Off(_))
+                && !self.is_doubtful
+                && !self.is_cut,
             cause: self.cause,
             seen,
             before,
@@ -332,7 +407,7 @@ mod tests {
         let found = records
             .iter()
             .filter_map(|(time, kind)| waits.add(record(*time, kind.clone()), &[]));
-        let found = found.map(|wait| (wait.time.as_micros() as u64, wait.seen));
+        let found = found.map(|wait| (wait.time().as_micros() as u64, wait.seen));
         found.collect()
     }
 
@@ -352,7 +427,7 @@ mod tests {
         add(&mut waits, &[(40, Out)]);
         waits.looked(PID, at(44), "poll");
         let lasting = waits.lasting(at(45));
-        assert_eq!((lasting[0].time, lasting[0].seen), (at(5), Some("poll")));
+        assert_eq!((lasting[0].time(), lasting[0].seen), (at(5), Some("poll")));
         assert_eq!(add(&mut waits, &[(50, In)])[0].0, 5);
     }
 
@@ -380,8 +455,81 @@ mod tests {
         assert_eq!(waits.add(out, &[]), None);
         let mut lasting = waits.lasting(at(160));
         lasting.sort_by_key(|wait| wait.tid);
-        let times = lasting.iter().map(|wait| (wait.tid, wait.time));
+        let times = lasting.iter().map(|wait| (wait.tid, wait.time()));
         assert_eq!(times.collect::<Vec<_>>(), [(1, at(60)), (3, at(30))]);
+    }
+
+    #[test]
+    fn parts_of_waits_are_not_whole() {
+        let mut waits = Waits::of_process(PID, at(100));
+        let whole = |waits: &mut Waits<&str>, time: u64, kind| {
+            let wait = waits.add(record(time, kind), &[]);
+            wait.map(|wait| (wait.time(), wait.is_whole))
+        };
+        waits.begin(PID);
+        waits.looked(PID, at(101), "read");
+        // It had begun before.
+        assert_eq!(whole(&mut waits, 150, In), Some((at(50), false)));
+        assert_eq!(whole(&mut waits, 160, Out), None);
+        assert_eq!(whole(&mut waits, 170, In), Some((at(10), true)));
+        // It lasts, and then ends.
+        whole(&mut waits, 180, Out);
+        let lasting = waits.lasting(at(190));
+        assert_eq!((lasting[0].time(), lasting[0].is_whole), (at(10), false));
+        assert_eq!(whole(&mut waits, 200, In), Some((at(10), false)));
+        whole(&mut waits, 210, Out);
+        assert_eq!(whole(&mut waits, 220, In), Some((at(10), true)));
+        // Records were lost meanwhile.
+        whole(&mut waits, 230, Out);
+        waits.looked(PID, at(231), "read");
+        whole(&mut waits, 232, Lost(1));
+        waits.waits_still(PID, at(238));
+        assert_eq!(whole(&mut waits, 240, In), Some((at(7), false)));
+    }
+
+    #[test]
+    fn time_after_the_clock_was_read_is_recorded() {
+        let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
+        waits.begin(PID);
+        // It ran from the beginning, and the clock was read meanwhile.
+        waits.read_clock(at(110));
+        add(
+            &mut waits,
+            &[(105, Preempted), (107, In), (130, Out), (131, Out)],
+        );
+        assert_eq!(waits.ran_since(), at(20));
+        add(&mut waits, &[(140, In), (145, Exited)]);
+        assert_eq!(waits.ran_since(), at(25));
+        waits.read_clock(at(150));
+        assert_eq!(waits.ran_since(), at(0));
+        let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
+        waits.begin(PID);
+        waits.read_clock(at(110));
+        add(&mut waits, &[(112, Out)]);
+        assert_eq!(waits.ran_since(), at(2), "it ran at first");
+    }
+
+    #[test]
+    fn waits_outside_of_looks_are_told() {
+        let wait = |since, until| ThreadWait::<()> {
+            tid: PID,
+            since: at(since),
+            until: at(until),
+            is_whole: true,
+            cause: Cause::Wait,
+            seen: None,
+            before: None,
+        };
+        let outside = |since, until| {
+            let (before, after) = wait(since, until).outside(at(100)..at(200));
+            (before.as_micros(), after.as_micros())
+        };
+        assert_eq!(outside(10, 30), (20, 0));
+        assert_eq!(outside(90, 130), (10, 0));
+        assert_eq!(outside(110, 190), (0, 0));
+        assert_eq!(outside(150, 230), (0, 30));
+        assert_eq!(outside(210, 230), (0, 20));
+        assert_eq!(outside(90, 230), (10, 30));
     }
 
     #[test]
@@ -461,9 +609,9 @@ mod tests {
         waits.looked(PID, at(71), "read");
         add(&mut waits, &[(75, Lost(1))]);
         waits.waits_still(PID, at(78));
-        assert_eq!(waits.lasting(at(80))[0].time, at(7));
+        assert_eq!(waits.lasting(at(80))[0].time(), at(7));
         waits.waits_still(PID, at(90));
-        assert_eq!(waits.lasting(at(95))[0].time, at(10));
+        assert_eq!(waits.lasting(at(95))[0].time(), at(10));
     }
 
     #[test]
@@ -506,6 +654,7 @@ mod tests {
         let records = [(10, Out), (20, In), (30, Exited), (40, In), (50, Exited)];
         assert_eq!(add(&mut waits, &records), [(10, None)]);
         assert!(waits.threads.is_empty());
+        assert_eq!(waits.many, 2, "another one has its number");
         let other = PerfRecord {
             pid: 2,
             ..record(60, Out)

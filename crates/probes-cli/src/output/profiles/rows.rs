@@ -8,7 +8,9 @@ use probes_lib::WaitTimes;
 
 use super::super::latencies::with_unit;
 use super::super::table::table;
-use super::{Distribution, FunctionTimes, ProfileBy, ProfileReport, StackTimes, TotalTimes};
+use super::{
+    Distribution, FunctionTimes, NOT_SAMPLED, ProfileBy, ProfileReport, StackTimes, TotalTimes,
+};
 use crate::text::{Escaped, number_of};
 
 /// How many rows a table has at most.
@@ -111,12 +113,10 @@ impl ProfileReport {
                 return each(rows.collect());
             }
             ProfileBy::Stack => &|stack| stack.path(self.how.by).join(";"),
-            ProfileBy::Thread => &|stack| {
-                let said = stack.thread_in_words();
-                format!("{} {}{said}", stack.tid, stack.thread)
-            },
+            ProfileBy::Thread => &StackTimes::thread_name,
             ProfileBy::Syscall => &|stack| match &stack.system_call {
                 Some(call) => call.clone(),
+                None if stack.tid.is_none() => NOT_SAMPLED.to_owned(),
                 None => stack.state.to_owned(),
             },
         };
@@ -149,7 +149,7 @@ impl ProfileReport {
             time.map_or("-".to_owned(), |time| format!("{time:.3}"))
         };
         let mut text = format!(
-            "all {:.3} samples {} threads {} running {} runnable {} off {} stopped {:.6}\n",
+            "all {:.3} samples {} threads {} running {} runnable {} off {} stopped {:.6} error {}\n",
             self.seconds,
             self.samples,
             self.threads,
@@ -157,6 +157,7 @@ impl ProfileReport {
             or_not(|it| it.runnable_seconds),
             or_not(|it| it.off_seconds),
             self.stopped_seconds,
+            or_not(|it| it.off_error_seconds),
         );
         if let Some(split) = &self.in_collection {
             // Writing to a String does not fail.
@@ -259,6 +260,9 @@ impl ProfileReport {
                 ": {:.2} s on the processor, {:.2} s waiting for one, {:.2} s off it",
                 times.running_seconds, times.runnable_seconds, times.off_seconds
             );
+            if times.off_error_seconds > 0.0 {
+                let _ = write!(text, " +- {:.2} s", times.off_error_seconds);
+            }
         }
         if let Some(split) = &self.in_collection {
             let _ = write!(
@@ -288,20 +292,26 @@ impl ProfileReport {
 impl Distribution {
     /// Their number, and in seconds p50, p90, p99 and the longest.
     fn plain(&self) -> String {
-        let seconds = |time: u64| time as f64 / 1e9;
-        format!(
-            "{} {:.6} {:.6} {:.6} {:.6}",
-            self.count,
-            seconds(self.p50_ns),
-            seconds(self.p90_ns),
-            seconds(self.p99_ns),
-            seconds(self.max_ns)
-        )
+        let seconds = |time: u64| format!("{:.6}", time as f64 / 1e9);
+        format!("{} {}", self.count, self.lengths(seconds, "-").join(" "))
     }
 
+    /// The number of those that were seen whole, and behind + that of the others; and the lengths.
     fn cells(&self) -> Vec<String> {
-        let times = [self.p50_ns, self.p90_ns, self.p99_ns, self.max_ns];
-        let times = times.map(|time| with_unit(Duration::from_nanos(time)));
-        [self.count.to_string()].into_iter().chain(times).collect()
+        let count = match self.parts {
+            0 => self.count.to_string(),
+            parts => format!("{}+{parts}", self.count),
+        };
+        let time = |time| with_unit(Duration::from_nanos(time));
+        let times = self.lengths(time, "");
+        [count].into_iter().chain(times).collect()
+    }
+
+    /// p50, p90, p99 and the longest, each in words; or what stands for it if there is none.
+    fn lengths(&self, in_words: impl Fn(u64) -> String, none: &str) -> [String; 4] {
+        match &self.lengths {
+            Some(it) => [it.p50_ns, it.p90_ns, it.p99_ns, it.max_ns].map(in_words),
+            None => std::array::from_fn(|_| none.to_owned()),
+        }
     }
 }
