@@ -125,8 +125,17 @@ impl PatchPlanner {
     ///
     /// If no patch of it is possible.
     pub fn entry(&self, function: CodeRange) -> Result<Vec<PatchSite>, Refusal> {
-        let body = self.body(function)?;
-        self.swept.candidates(&body, entry_index(&body))
+        self.candidates(&self.body(function)?)
+    }
+
+    /// Returns the candidates for the patch of the entry, unless the function reads flags of its caller, as code that is
+    /// written by hand may.
+    fn candidates(&self, body: &Body) -> Result<Vec<PatchSite>, Refusal> {
+        let index = entry_index(body);
+        if flags::are_read_first(&body.instructions, index) {
+            return Err(Refusal::LiveFlags { offset: 0 });
+        }
+        self.swept.candidates(body, index)
     }
 
     /// Returns the code from `address` on, `len` bytes at most; fewer at the end of a segment.
@@ -145,7 +154,7 @@ impl PatchPlanner {
                 };
             }
         };
-        let entry = self.swept.candidates(&body, entry_index(&body));
+        let entry = self.candidates(&body);
         let exits = match &entry {
             Ok(candidates) => self.timed(&body, candidates, |_| Ok(())),
             Err(refusal) => Err(refusal.clone()),
@@ -165,7 +174,7 @@ impl PatchPlanner {
         accept: impl Fn(&PatchSite) -> Result<(), Refusal>,
     ) -> Result<ExitPlan, Refusal> {
         let body = self.body(function)?;
-        let candidates = self.swept.candidates(&body, entry_index(&body))?;
+        let candidates = self.candidates(&body)?;
         self.timed(&body, &candidates, accept)
     }
 

@@ -157,7 +157,7 @@ impl Exits<'_> {
             }
             let displaced = self.entry.address.0..self.displaced_end();
             if displaced.contains(&exit.ip()) {
-                let found = self.displaced_exit(exit, self.entry.address.0);
+                let found = self.displaced_exit(body, index, self.entry.address.0);
                 self.entry.exits.push(found);
             } else if let Some(site) = self.site(body, index) {
                 self.taken
@@ -213,7 +213,7 @@ impl Exits<'_> {
         let candidates = self.swept.candidates(body, index).unwrap_or_default();
         let mut candidates: Vec<_> = candidates.into_iter().filter(fits).collect();
         for candidate in &mut candidates {
-            candidate.exits = vec![self.displaced_exit(exit, exit.ip())];
+            candidate.exits = vec![self.displaced_exit(body, index, exit.ip())];
         }
         let shorts = self.short_with_before(body, index);
         candidates.extend(shorts.into_iter().flatten().filter(fits));
@@ -295,21 +295,22 @@ impl Exits<'_> {
             jump,
             moves_call: has_call(displaced),
             flags_are_dead: flags::are_dead(&body.instructions, first),
-            exits: vec![self.displaced_exit(exit, start)],
+            exits: vec![self.displaced_exit(body, last, start)],
             mmx_is_free: !body.uses_mmx && !body.may_pass_on_result(first),
         }
     }
 
     /// Returns an exit among instructions that are displaced from `start` on.
-    fn displaced_exit(&self, exit: &Instruction, start: u64) -> DisplacedExit {
-        // The flags are dead where a function is entered or returned to.
+    fn displaced_exit(&self, body: &Body, index: usize, start: u64) -> DisplacedExit {
+        let exit = &body.instructions[index];
+        // The flags are dead where a function is entered or returned to, unless they are what is returned.
         let leads_to_function =
             || has_near_target(exit) && self.swept.begins_function(exit.near_branch_target());
         let flags_are_dead = match exit.flow_control() {
             FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
                 leads_to_function()
             }
-            _ => true,
+            _ => !flags::follows_comparison(&body.instructions, index),
         };
         DisplacedExit {
             offset: (exit.ip() - start) as usize,
@@ -350,7 +351,7 @@ impl Exits<'_> {
             .code
             .bytes(start, exit.next_ip() - start)
             .to_vec();
-        let found = self.displaced_exit(exit, start);
+        let found = self.displaced_exit(body, index, start);
         self.entry.exits.push(found);
         true
     }

@@ -63,9 +63,26 @@ pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
     true
 }
 
+/// Returns whether an instruction from the one with this index on reads a status flag that none of those before it has written,
+/// before the first jump. A system call, which copies the flags to `r11`, is none.
+pub(super) fn are_read_first(function: &[Instruction], index: usize) -> bool {
+    let mut unwritten = STATUS;
+    for instruction in function.get(index..).unwrap_or_default() {
+        let is_system_call = instruction.mnemonic() == Mnemonic::Syscall;
+        if instruction.rflags_read() & unwritten != 0 && !is_system_call {
+            return true;
+        }
+        unwritten &= !instruction.rflags_modified();
+        if unwritten == 0 || !is_straight(instruction) {
+            return false;
+        }
+    }
+    false
+}
+
 /// Returns whether the flags are the result of an instruction that does nothing but set them, and nothing has read them
 /// before the instruction with this index. No compiler leaves such an instruction that has no purpose.
-fn follows_comparison(function: &[Instruction], index: usize) -> bool {
+pub(super) fn follows_comparison(function: &[Instruction], index: usize) -> bool {
     let before = function.get(..index).unwrap_or_default();
     let before = before.iter().rev().take(MOST);
     let mut next = function.get(index).map(Instruction::ip);
@@ -205,6 +222,29 @@ mod tests {
             b"\x48\x39\xc8\x48\x01\xc0\xc3",
         ] {
             assert!(dead_at_end(dead), "{dead:x?}");
+        }
+    }
+
+    #[test]
+    fn flags_of_callers_may_be_read() {
+        let read = |bytes: &[u8]| are_read_first(&decode(bytes, 0x1000).collect::<Vec<_>>(), 0);
+        // setc; mov, adc; jc; inc, jc; pushf.
+        for first in [
+            &b"\x0f\x92\xc0"[..],
+            b"\x48\x89\xc3\x11\xc8",
+            b"\x72\x00",
+            b"\xff\xc0\x72\x00",
+            b"\x9c",
+        ] {
+            assert!(read(&[first, b"\xc3"].concat()), "{first:x?}");
+        }
+        // sub, jc; ret, setc; jmp, setc; syscall.
+        for other in [
+            &b"\x48\x83\xec\x08\x72\x00"[..],
+            b"\xc3\x0f\x92\xc0",
+            b"\xeb\x00\x0f\x92\xc0",
+        ] {
+            assert!(!read(&[other, b"\xc3"].concat()), "{other:x?}");
         }
     }
 

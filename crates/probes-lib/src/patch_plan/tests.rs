@@ -210,8 +210,8 @@ fn entries_are_extended_over_straight_code() {
 
 #[test]
 fn exits_have_the_jump_with_most_room() {
-    // mov $1,%eax; je to the next function; call *%rax; L: dec %rdi; jne L; mov $1,%eax; ret
-    let function = b"\xb8\x01\0\0\0\x74\x0d\xff\xd0\x48\xff\xcf\x75\xfb\xb8\x01\0\0\0\xc3";
+    // cmp $1,%eax; je to the next function; call *%rax; L: dec %rdi; jne L; mov $1,%eax; ret
+    let function = b"\x3d\x01\0\0\0\x74\x0d\xff\xd0\x48\xff\xcf\x75\xfb\xb8\x01\0\0\0\xc3";
     let (planner, ranges) = planner_of(&[function, b"\xb8\x02\0\0\0\xc3"]);
     let exits = planner.function(ranges[0]).exits.unwrap();
     let punned = Jump::Punned {
@@ -780,6 +780,22 @@ fn calls_below_the_stack_pointer_stay() {
     ] {
         let call = code::decode(call, AT).next().unwrap();
         assert_eq!(displaced::immovable(&call).is_none(), moves, "{call:?}");
+    }
+}
+
+#[test]
+fn flags_live_where_a_comparison_is_returned() {
+    // cmp %rsi,%rdi; xchg; ret; or sub instead of cmp. Displaced with the entry, or by an exit of its own.
+    for (compare, live) in [(&b"\x48\x39\xf7"[..], true), (b"\x48\x29\xf7", false)] {
+        for before in [&b""[..], &[0x90; 40]] {
+            let function = [before, compare, b"\x66\x90\xc3"].concat();
+            let (planner, ranges) = planner_of(&[&function, b"\x31\xc0\xc3"]);
+            let plan = planner.function(ranges[0]);
+            let offset = function.len() as u64 - 1;
+            let refusal = live.then_some(Refusal::LiveFlags { offset });
+            assert!(plan.entry.is_ok());
+            assert_eq!(plan.exits.err(), refusal, "{function:x?}");
+        }
     }
 }
 
