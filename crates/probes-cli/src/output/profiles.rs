@@ -264,28 +264,35 @@ impl Waits {
     }
 }
 
-/// Returns the variance of the time of all waits, in seconds squared, that is due to sampling.
+/// The variance of a time that one sample stands for, in seconds squared.
+fn variance_of_sample(seconds: Duration, samples: u64) -> f64 {
+    (seconds.as_secs_f64() / (samples.max(1) as f64)).powi(2)
+}
+
+/// Returns the variance of the time in which a thread did one thing, in seconds squared, from that of the samples that found it and that of
+/// all samples.
 ///
-/// In each sample that is not exact, a thread either waits or runs. If it waits in a share p of them, that of one that stands for
-/// a time t is t² p (1 - p). The share is estimated by the rule of succession, as if there were one more sample of both: a thread that
-/// was never seen to wait may have waited all the same.
+/// If it does it in a share p of them, that of a sample that stands for a time t is t² p (1 - p). The share is estimated by the rule
+/// of succession, as if there were `one` sample more of both: what was never seen may have happened all the same.
+fn variance_of_part(part: f64, all: f64, one: f64) -> f64 {
+    let share = (part + one) / (all + 2.0 * one).max(f64::MIN_POSITIVE);
+    all * share * (1.0 - share)
+}
+
+/// Returns the variance of the time of all waits, in seconds squared, that is due to sampling: in each sample that is not exact, a thread
+/// either waits or runs.
 fn variance_of_waits<'s>(
     stacks: impl Iterator<Item = &'s ProfiledStack>,
     seconds: Duration,
     samples: u64,
 ) -> f64 {
-    // Of one sample.
-    let one = (seconds.as_secs_f64() / (samples.max(1) as f64)).powi(2);
+    let one = variance_of_sample(seconds, samples);
     let mut threads: HashMap<(i32, &str), [f64; 2]> = HashMap::new();
     for stack in stacks {
         let thread = threads.entry((stack.tid, &stack.thread_name)).or_default();
         thread[usize::from(stack.activity == Activity::Running)] += stack.variance;
     }
-    let of_thread = |[waits, runs]: [f64; 2]| {
-        let all = waits + runs;
-        let share = (waits + one) / (all + 2.0 * one).max(f64::MIN_POSITIVE);
-        all * share * (1.0 - share)
-    };
+    let of_thread = |[waits, runs]: [f64; 2]| variance_of_part(waits, waits + runs, one);
     threads.into_values().map(of_thread).sum::<f64>().abs()
 }
 
@@ -539,16 +546,25 @@ impl ProfileReport {
         }
         // The time, and two standard deviations of it.
         let in_collection = |is_running: bool| -> (f64, f64) {
-            let stacks = stacks.iter().filter(|it| it.in_collection == Some(true));
-            let stacks = stacks.filter(|it| (it.state == "running") == is_running);
+            let is_meant = |it: &&StackTimes| {
+                it.in_collection == Some(true) && (it.state == "running") == is_running
+            };
             // The sum of nothing is -0.
-            let seconds = stacks.clone().map(|it| it.seconds).sum::<f64>().abs();
+            let seconds = stacks.iter().filter(is_meant).map(|it| it.seconds);
+            let seconds = seconds.sum::<f64>().abs();
             // A collection is found at the same moments for all threads: their errors are not independent, and add up.
-            let mut variances: HashMap<Option<i32>, f64> = HashMap::new();
-            for stack in stacks {
-                *variances.entry(stack.tid).or_default() += stack.split_variance;
+            let one = variance_of_sample(profile.seconds, profile.samples);
+            let mut threads: HashMap<i32, [f64; 2]> = HashMap::new();
+            for (stack, tid) in stacks.iter().filter_map(|it| Some((it, it.tid?))) {
+                let [part, all] = threads.entry(tid).or_default();
+                *all += stack.split_variance;
+                if is_meant(&stack) {
+                    *part += stack.split_variance;
+                }
             }
-            let deviation: f64 = variances.into_values().map(f64::sqrt).sum();
+            let variances = threads.into_values();
+            let variances = variances.map(|[part, all]| variance_of_part(part, all, one));
+            let deviation: f64 = variances.map(f64::sqrt).sum();
             (seconds, 2.0 * deviation.abs())
         };
         let seconds =
@@ -800,6 +816,27 @@ mod tests {
             it != Activity::Running
         });
         assert_eq!(off.stacks.len(), 0);
+    }
+
+    #[test]
+    fn collections_that_were_not_seen_have_an_error() {
+        let found = Profile {
+            seconds: Duration::from_secs(1),
+            samples: 100,
+            ..profile(vec![stack(Duration::from_secs(1), 100e-4)])
+        };
+        let how = ProfileOptions {
+            by: ProfileBy::Function,
+            tells_collections: true,
+            is_off_cpu: false,
+            is_on_cpu: false,
+        };
+        let report = ProfileReport::new(1, Path::new("/srv/server"), &found, how, |_| true);
+        let split = report.in_collection.unwrap();
+        assert_eq!((split.running_seconds, split.off_seconds), (0.0, 0.0));
+        for error in [split.running_error_seconds, split.off_error_seconds] {
+            assert!((0.018..0.022).contains(&error), "{error}");
+        }
     }
 
     #[test]

@@ -171,6 +171,20 @@ fn times_of_short_threads_add_up() {
     }
 }
 
+// promise: Profiles: The running time is whole when the process exits meanwhile (50 threads)
+#[test]
+fn times_add_up_when_the_process_exits() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let mut tool = profiling(&["-json"], target.pid());
+    let answer = target.ask("bursts 50", "burst");
+    target.close_input();
+    assert!(target.guard().wait().success());
+    let profile = object(&tool.line().unwrap());
+    assert_eq!(tool.guard().wait().code(), Some(0));
+    let computed: f64 = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    assert_adds_up(&profile, computed / 1e9);
+}
+
 // promise: Profiles: Times are counted from one moment on, once the kernel records: none of them is longer than the process was watched
 #[test]
 fn times_begin_at_one_moment() {
