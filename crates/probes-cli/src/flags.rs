@@ -9,7 +9,6 @@ mod fields;
 mod filter;
 mod forked;
 mod function_selection;
-mod histogrammed;
 mod keys;
 mod output_options;
 mod pairs;
@@ -25,6 +24,7 @@ mod take_over;
 mod target_selection;
 mod timed;
 mod usdt;
+mod wanted_histogram;
 mod watched;
 
 pub(crate) use actions::{ActionFlags, ChangeFlags, RequestedChange};
@@ -37,9 +37,6 @@ pub(crate) use filter::FilterFlags;
 pub(crate) use forked::ForkedFlag;
 pub(crate) use function_selection::{
     FunctionArgument, FunctionList, FunctionOrCollectorFlags, ends_part, functions,
-};
-pub(crate) use histogrammed::{
-    HistogramFlags, HistogramSource, HistogramSourceFlags, Histogrammed, LATENCY_COMMAND,
 };
 pub(crate) use keys::{CountedBy, KeyFlags};
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
@@ -55,4 +52,7 @@ pub(crate) use take_over::{FORCE_HELP, TakeOver};
 pub(crate) use target_selection::{OneProcess, TargetSelection, pid};
 pub(crate) use timed::TimedFlags;
 pub(crate) use usdt::{ProviderArgument, UsdtFlags, provider, usdt_name};
+pub(crate) use wanted_histogram::{
+    HistogramFlags, HistogramSource, HistogramSourceFlags, LATENCY_COMMAND, WantedHistogram,
+};
 pub(crate) use watched::{CallFlags, Watched, WatchedFlags};

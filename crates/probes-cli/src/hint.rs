@@ -808,7 +808,7 @@ mod tests {
             name: String::new(),
             state: 'D',
             wchan: String::new(),
-            deadline_ms: 500,
+            limit_ms: 500,
         };
         for (kind, hint) in [
             (
@@ -818,7 +818,7 @@ mod tests {
             (denied(Denial::Seccomp), ADD_CAPABILITY),
             (busy, "try again"),
             (
-                ProcessError::ThreadsKeepStarting { deadline_ms: 500 },
+                ProcessError::ThreadsKeepStarting { limit_ms: 500 },
                 "try again",
             ),
             (
@@ -973,7 +973,7 @@ mod tests {
                 name: "worker-3".to_owned(),
                 state: 'D',
                 wchan: String::new(),
-                deadline_ms: 500,
+                limit_ms: 500,
             },
         );
         for (error, hint) in [

@@ -35,6 +35,7 @@ use goblin::elf::{Header, ProgramHeader, SectionHeader};
 use crate::address::FileAddr;
 use crate::build_id::BuildId;
 use crate::error::{ElfDefect, Error, FileError, Result};
+use crate::numbers::u32_at;
 use crate::sys::fault_point;
 
 /// The largest table or section that is read. Nearly all real ones are smaller (a million notes take
@@ -454,7 +455,7 @@ impl ElfFile {
         }
         let bytes = self.section_bytes(section, "the build-id").ok()?;
         // namesz, descsz, type, "GNU\0", then the id.
-        let descsz = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?) as usize;
+        let descsz = u32_at(&bytes, 4)? as usize;
         let id = bytes.get(16..)?.get(..descsz)?;
         (!id.is_empty()).then(|| BuildId::new(id))
     }

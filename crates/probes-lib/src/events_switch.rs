@@ -337,10 +337,8 @@ fn cannot_switch_on(pid: i32, why: impl Into<String>) -> Error {
 }
 
 fn read_word(pid: i32, memory: &ProcessMemory, at: LiveAddr) -> Result<u64> {
-    let mut bytes = [0; 8];
-    let read = memory.read(at, &mut bytes);
-    read.map_err(|source| Error::of_call(pid, Operation::Read, source))?;
-    Ok(u64::from_le_bytes(bytes))
+    let word = memory.read_word(at);
+    word.map_err(|source| Error::of_call(pid, Operation::Read, source))
 }
 
 /// Reads a path that ends with a NUL; `None` if `at` is 0, the null pointer.

@@ -82,6 +82,7 @@ mod job;
 mod launch;
 mod memory;
 mod near;
+mod numbers;
 mod observe;
 mod observer;
 mod patch_plan;

@@ -10,6 +10,13 @@ pub(crate) trait ReadMemory {
     /// Fills `bytes` from `at`. An error of kind [`io::ErrorKind::UnexpectedEof`] means that the
     /// address space is gone: the process has exited or executed another program.
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()>;
+
+    /// Reads the eight bytes at `at` as a number.
+    fn read_word(&self, at: LiveAddr) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.read(at, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
 }
 
 /// Memory that can be written.

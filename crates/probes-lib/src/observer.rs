@@ -178,7 +178,7 @@ impl Target {
             // A thread may return from there into the middle of instructions that a jump replaces now.
             return Err(why.with_effect(cleaned.effect(Effect::Unspecified)));
         }
-        let mut budget = TimeBudget::new(options.deadline);
+        let mut budget = TimeBudget::new(options.time_limit);
         loop {
             let error = match self.install(observation, &functions, planned.take(), options) {
                 Ok(mut observer) => {
@@ -336,7 +336,8 @@ impl Target {
     fn lock_unobserved(&self, options: Options) -> Result<UpdateLock> {
         let begun = Instant::now();
         loop {
-            let lock = UpdateLock::wait(self.opened.process(), Instant::now() + options.deadline)?;
+            let lock =
+                UpdateLock::wait(self.opened.process(), Instant::now() + options.time_limit)?;
             let refused = self.refuse_observed(options);
             let is_refused = refused.as_ref().is_err_and(is_already_observed);
             if !is_refused || begun.elapsed() > DYING {
@@ -802,7 +803,7 @@ impl Observer {
         let mut maps = Vec::new();
         let mut before = None;
         let mut remove_all = || {
-            let _lock = UpdateLock::wait(process, Instant::now() + options.deadline)?;
+            let _lock = UpdateLock::wait(process, Instant::now() + options.time_limit)?;
             before.get_or_insert_with(|| process.stop_time().total());
             let memory = target.opened.unshadowed_memory()?;
             let source = match &active.data {

@@ -87,8 +87,8 @@ pub struct ExitPlan {
 }
 
 impl ExitPlan {
-    /// Refuses a plan with an exit at which a trampoline must not change the status flags.
-    pub(crate) fn with_dead_flags(self, function: CodeRange) -> Result<ExitPlan, Refusal> {
+    /// Refuses a plan with an exit at which the status flags are live: a trampoline must not change them there.
+    pub(crate) fn refuse_live_flags(&self, function: CodeRange) -> Result<(), Refusal> {
         for site in [&self.entry].into_iter().chain(&self.sites) {
             let mut exits = site.exits().iter();
             if let Some(exit) = exits.find(|exit| !exit.flags_are_dead) {
@@ -98,7 +98,7 @@ impl ExitPlan {
                 return Err(Refusal::LiveFlags { offset });
             }
         }
-        Ok(self)
+        Ok(())
     }
 }
 
@@ -156,10 +156,10 @@ impl PatchPlanner {
         };
         let entry = self.candidates(&body);
         let exits = match &entry {
-            Ok(candidates) => self.timed(&body, candidates, |_| Ok(())),
+            Ok(candidates) => self.plan_exits(&body, candidates, |_| Ok(())),
             Err(refusal) => Err(refusal.clone()),
         };
-        let exits = exits.and_then(|plan| plan.with_dead_flags(function));
+        let exits = exits.and_then(|plan| plan.refuse_live_flags(function).map(|()| plan));
         FunctionPlan { entry, exits }
     }
 
@@ -175,10 +175,10 @@ impl PatchPlanner {
     ) -> Result<ExitPlan, Refusal> {
         let body = self.body(function)?;
         let candidates = self.candidates(&body)?;
-        self.timed(&body, &candidates, accept)
+        self.plan_exits(&body, &candidates, accept)
     }
 
-    fn timed(
+    fn plan_exits(
         &self,
         body: &Body,
         candidates: &[PatchSite],
@@ -254,7 +254,7 @@ impl PatchPlanner {
     /// Returns the addresses of some instructions of a function that are executed whenever the one at `address` is:
     /// those near it in the same basic block, first those after it.
     pub(crate) fn executed_with(&self, function: CodeRange, address: FileAddr) -> Vec<FileAddr> {
-        const MOST: usize = 8;
+        const MAX_EACH_WAY: usize = 8;
         let Ok(body) = self.body(function) else {
             return Vec::new();
         };
@@ -269,7 +269,7 @@ impl PatchPlanner {
         };
         let behind = (index..).take_while(goes_on).map(|index| index + 1);
         let before = (0..index).rev().take_while(goes_on);
-        let both = behind.take(MOST).chain(before.take(MOST));
+        let both = behind.take(MAX_EACH_WAY).chain(before.take(MAX_EACH_WAY));
         both.map(|index| FileAddr(instructions[index].ip()))
             .collect()
     }

@@ -38,7 +38,7 @@ use crate::sys::ticks;
 
 use self::header::{HEADER_LEN, Header};
 use self::names::Names;
-use self::pauses::MOST_OPEN;
+use self::pauses::MAX_OPEN;
 use self::ring::{CopyBuffer, InRing, RingBytes, RingError, RingReader, tails};
 use self::source::Source;
 use self::user_names::UserNames;
@@ -360,7 +360,7 @@ impl RuntimeEvents {
             RingEntry::Event { domain, time, kind } => {
                 let phases = under_way.entry(domain).or_default();
                 match kind {
-                    RuntimeEventKind::Begin(name) if phases.len() < MOST_OPEN => {
+                    RuntimeEventKind::Begin(name) if phases.len() < MAX_OPEN => {
                         phases.push(PhaseUnderWay {
                             domain,
                             name,

@@ -82,7 +82,7 @@ impl Target {
     /// threads execute the sites meanwhile, as with [`Options::live`]; but objects that can be unloaded
     /// may be changed as well, as none is unloaded while we write (those of another namespace,
     /// dlmopen(3), are not seen). A thread that changes probes waits for other threads and
-    /// processes that change them, for at most [`Options::deadline`].
+    /// processes that change them, for at most [`Options::time_limit`].
     ///
     /// It needs the files in /proc/self to belong to the user that the process runs as: a program that is
     /// not dumpable, because it has changed its user or asked for it (prctl(2), `PR_SET_DUMPABLE`),

@@ -2,8 +2,8 @@
 //! debugging information.
 //!
 //! ```text
-//! tables  file → the rule for an address: where its frame's caller is found             pure
-//! step    rule + registers + memory → the registers of the caller                       pure
+//! tables  file → the row for an address: where its frame's caller is found             pure
+//! step    row + registers + memory → the registers of the caller                       pure
 //! fibers  OCaml 5: the parent of a fiber while C code has called back into OCaml        pure
 //! guess   a frame that is addressed by a register which nothing on the stack has saved  pure
 //! ```
@@ -30,13 +30,13 @@ use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use memory::StackMemory;
 use registers::{FrameRegisters, RBP, RSP};
-use tables::{Cfa, Rule, UnwindTables};
+use tables::{Cfa, UnwindRow, UnwindTables};
 
 /// The most frames of a stack that are looked at.
-const MOST_FRAMES: usize = 1 << 16;
+const MAX_FRAMES: usize = 1 << 16;
 
-/// How many rules are kept.
-const KEPT_RULES: usize = 1 << 15;
+/// How many rows are kept.
+const MAX_KEPT_ROWS: usize = 1 << 15;
 
 /// One frame of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,7 +75,7 @@ pub enum StackEnd {
     #[error("the frame of the code at {0} is its own caller")]
     Loop(LiveAddr),
     /// It has more than 65,536 frames.
-    #[error("it has more than {MOST_FRAMES} frames")]
+    #[error("it has more than {MAX_FRAMES} frames")]
     TooDeep,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct RawStack {
 pub(crate) struct Unwinder {
     /// In the order of their addresses.
     objects: Vec<UnwindObject>,
-    rules: HashMap<u64, Option<Arc<Rule>>>,
+    rows: HashMap<u64, Option<Arc<UnwindRow>>>,
 }
 
 struct UnwindObject {
@@ -133,7 +133,7 @@ impl Unwinder {
         objects.sort_by_key(|object| object.start);
         Unwinder {
             objects,
-            rules: HashMap::new(),
+            rows: HashMap::new(),
         }
     }
 
@@ -153,20 +153,20 @@ impl Unwinder {
         (address < object.end).then_some(object)
     }
 
-    /// Returns the rule for an address; an error if there is none.
-    fn rule(&mut self, within: LiveAddr) -> Result<Arc<Rule>, StackEnd> {
-        if let Some(rule) = self.rules.get(&within.0) {
-            return rule.clone().ok_or(StackEnd::NoUnwindInfo(within));
+    /// Returns the row for an address; an error if there is none.
+    fn row(&mut self, within: LiveAddr) -> Result<Arc<UnwindRow>, StackEnd> {
+        if let Some(row) = self.rows.get(&within.0) {
+            return row.clone().ok_or(StackEnd::NoUnwindInfo(within));
         }
         let object = self.object(within.0);
         let object = object.ok_or(StackEnd::UnknownCode(within))?;
-        let rule = object.tables.rule(object.bias.file(within));
-        let rule = rule.map(Arc::new);
-        if self.rules.len() >= KEPT_RULES {
-            self.rules.clear();
+        let row = object.tables.row(object.bias.file(within));
+        let row = row.map(Arc::new);
+        if self.rows.len() >= MAX_KEPT_ROWS {
+            self.rows.clear();
         }
-        self.rules.insert(within.0, rule.clone());
-        rule.ok_or(StackEnd::NoUnwindInfo(within))
+        self.rows.insert(within.0, row.clone());
+        row.ok_or(StackEnd::NoUnwindInfo(within))
     }
 
     /// Returns the frames of the stack of a thread that has these registers.
@@ -194,7 +194,7 @@ impl Unwinder {
         };
         let top = registers.get(RSP).unwrap_or(0);
         let mut switches = fibers::StackSwitches::beginning_at(top);
-        while stack.frames.len() < MOST_FRAMES {
+        while stack.frames.len() < MAX_FRAMES {
             let address = LiveAddr(registers.ip);
             let within = if is_exact {
                 address
@@ -234,20 +234,20 @@ impl Unwinder {
         stack
     }
 
-    /// Returns the registers of the caller if the frame is a word longer than its rule says.
+    /// Returns the registers of the caller if the frame is a word longer than its row says.
     fn above_pushed(
         &self,
-        rule: &Rule,
+        row: &UnwindRow,
         frame: FrameRegisters,
         within: LiveAddr,
         memory: &mut impl StackMemory,
     ) -> Option<FrameRegisters> {
-        let Cfa::Register(RSP, offset) = rule.cfa else {
+        let Cfa::Register(RSP, offset) = row.cfa else {
             return None;
         };
         let cfa = frame.get(RSP)?.checked_add_signed(offset)?.checked_add(8)?;
         let mut caller = frame;
-        step::step(rule, &mut caller, within, memory, Some(cfa)).ok()?;
+        step::step(row, &mut caller, within, memory, Some(cfa)).ok()?;
         let is_caller = guess::follows_call(caller.ip, None, memory);
         (is_caller && self.has_code(LiveAddr(caller.ip))).then_some(caller)
     }
@@ -262,38 +262,38 @@ impl Unwinder {
         switches: &mut fibers::StackSwitches,
         memory: &mut impl StackMemory,
     ) -> Next {
-        let rule = match self.rule(within) {
-            Ok(rule) => rule,
+        let row = match self.row(within) {
+            Ok(row) => row,
             Err(end) => return Next::End(end),
         };
         let stack_pointer = registers.get(RSP).unwrap_or(0);
         let before = *registers;
-        let mut stepped = step::step(&rule, registers, within, memory, None);
+        let mut stepped = step::step(&row, registers, within, memory, None);
         if registers.ip < ocaml::LOWEST_CODE && stepped.is_ok() {
             // Code of OCaml 5 has pushed a size, which the table does not know, to call `caml_call_realloc_stack`.
-            if let Some(caller) = self.above_pushed(&rule, before, within, memory) {
+            if let Some(caller) = self.above_pushed(&row, before, within, memory) {
                 *registers = caller;
             }
         }
         if stepped == Err(StackEnd::Unreadable(LiveAddr(0))) {
             if let Some(cfa) = switches.cleared_parent(memory) {
-                stepped = step::step(&rule, registers, within, memory, Some(cfa));
+                stepped = step::step(&row, registers, within, memory, Some(cfa));
             }
         }
-        if matches!(rule.cfa, Cfa::Expression(_)) {
+        if matches!(row.cfa, Cfa::Expression(_)) {
             switches.add(stack_pointer, registers.get(RSP).unwrap_or(0));
         }
         match stepped {
             Ok(()) => {
                 // OCaml 5 says of the functions that switch stacks that they are signal frames. Their callers have made
                 // ordinary calls; a real signal frame has its return address elsewhere.
-                *is_exact = rule.is_signal_frame && !rule.returns_to_the_word_below_cfa();
+                *is_exact = row.is_signal_frame && !row.has_return_address_below_cfa();
                 Next::Caller
             }
             Err(StackEnd::UnknownRegister(_))
-                if may_guess && rule.is_addressed_by(RBP) && registers.get(RBP).is_none() =>
+                if may_guess && row.has_cfa_from(RBP) && registers.get(RBP).is_none() =>
             {
-                match guess::caller(self, &rule, *registers, *is_exact, memory) {
+                match guess::caller(self, &row, *registers, *is_exact, memory) {
                     Some(rest) => Next::Guessed(rest),
                     None => Next::End(StackEnd::UnknownRegister(within)),
                 }

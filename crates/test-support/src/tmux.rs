@@ -58,7 +58,7 @@ impl Terminal {
     }
 
     /// Types a line.
-    pub fn line(&self, line: &str) {
+    pub fn type_line(&self, line: &str) {
         self.tmux(&["send-keys", "-l", &format!("{line}\r")]);
     }
 

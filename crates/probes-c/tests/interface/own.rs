@@ -83,7 +83,7 @@ impl SelfSwitching {
     /// Updates its probes from this process.
     pub(crate) fn change(&self, actions: &Actions, live: bool) {
         let options = Options {
-            deadline: DEADLINE,
+            time_limit: DEADLINE,
             live,
             ..Options::default()
         };

@@ -20,8 +20,8 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, Counted, CountedBy, DurationFlag, FilterFlags, ForkedFlag, HistogramSource,
-    HistogramSourceFlags, Histogrammed, KeyFlags, OutputFlags, SeccompFlag, TakeOver,
-    TargetSelection, duration, with_regexp_help,
+    HistogramSourceFlags, KeyFlags, OutputFlags, SeccompFlag, TakeOver, TargetSelection,
+    WantedHistogram, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, HistogramReading, Histograms, KeyedQuestion};
@@ -192,7 +192,7 @@ fn run_of_one(
 /// The hits that are observed, and what is measured of them.
 #[derive(Clone, Copy)]
 struct MeasuredHits<'a> {
-    histogram: &'a Histogrammed,
+    histogram: &'a WantedHistogram,
     counted: &'a Counted,
 }
 
@@ -295,7 +295,7 @@ fn write_so_far(
 struct Showing<'t> {
     target: &'t Target,
     output: &'t Output,
-    wanted: &'t Histogrammed,
+    wanted: &'t WantedHistogram,
     /// The last reading, and when it was.
     last: Option<(HistogramReading, Duration)>,
 }

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::{self, Format, LatencyReading, Missing, WarningKind};
 
 /// If this many wait, they are shown even if it is not time for that.
-const MOST_WAITING: usize = 10_000;
+const MAX_WAITING: usize = 10_000;
 
 /// Slow pairs that wait to be shown until all times have been read, which tell whether those of the slow pairs can be
 /// trusted.
@@ -67,7 +67,7 @@ impl PendingSlowPairs {
 
     /// Returns whether all times are to be read now, and the slow pairs that wait are to be shown.
     pub(super) fn are_due(&self) -> bool {
-        self.begun.elapsed() >= self.due || self.waiting.len() >= MOST_WAITING
+        self.begun.elapsed() >= self.due || self.waiting.len() >= MAX_WAITING
     }
 
     /// Adds the slow pairs among `events`. `pid` is `None` if there is only one process.

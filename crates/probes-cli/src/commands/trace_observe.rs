@@ -27,8 +27,8 @@ use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
     CallFlags, Checked, CountedBy, FieldFlags, FilterFlags, Flags, FunctionOrCollectorFlags,
-    HistogramFlags, Histogrammed, KeyFlags, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag,
-    UsdtFlags, by_name, each_once, pair, probe_name,
+    HistogramFlags, KeyFlags, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags,
+    WantedHistogram, by_name, each_once, pair, probe_name,
 };
 use crate::hint::Operand;
 use crate::output::{
@@ -152,7 +152,7 @@ pub(super) struct ProgramObservation {
     watched_functions: Vec<FunctionSelector>,
     calls: CallFlags,
     /// What histograms are made of, if any.
-    histogram: Option<Histogrammed>,
+    histogram: Option<WantedHistogram>,
     histogram_probes: Vec<Selector>,
     histogram_functions: Vec<FunctionSelector>,
     sample: SampleFlag,

@@ -32,7 +32,7 @@ const BUCKETS: [Duration; 16] = [
 ];
 
 /// The most bounds: each is a line of every histogram, at every scrape.
-const MOST_BUCKETS: usize = 64;
+const MAX_BUCKETS: usize = 64;
 
 // What is exported.
 #[derive(Debug, clap::Args)]
@@ -87,10 +87,10 @@ impl Flags for ServedFlags {
         if !buckets.is_sorted_by(|less, more| less < more) {
             return Err("-buckets: each bound has to be larger than the one before".to_owned());
         }
-        if buckets.len() > MOST_BUCKETS {
+        if buckets.len() > MAX_BUCKETS {
             let given = buckets.len();
             return Err(format!(
-                "-buckets: {given} bounds are given; at most {MOST_BUCKETS} are possible"
+                "-buckets: {given} bounds are given; at most {MAX_BUCKETS} are possible"
             ));
         }
         Ok(Served {

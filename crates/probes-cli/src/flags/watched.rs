@@ -11,7 +11,7 @@ use super::stack::{StackFlag, StackLimit};
 use super::usdt::UsdtFlags;
 
 /// The most arguments of a call that are shown.
-const MOST_ARGUMENTS: u8 = 6;
+const MAX_ARGUMENTS: u8 = 6;
 
 // What is watched.
 #[derive(Debug, clap::Args)]
@@ -146,8 +146,8 @@ impl CallFlags {
 
 /// Reads how many arguments are shown.
 fn arguments(typed: &str) -> Result<u8, String> {
-    let many = typed.parse().ok().filter(|many| *many <= MOST_ARGUMENTS);
-    many.ok_or_else(|| format!("\"{typed}\" is not a number from 0 to {MOST_ARGUMENTS}"))
+    let many = typed.parse().ok().filter(|many| *many <= MAX_ARGUMENTS);
+    many.ok_or_else(|| format!("\"{typed}\" is not a number from 0 to {MAX_ARGUMENTS}"))
 }
 
 impl Watched {

@@ -15,8 +15,8 @@ use crate::failure::Failure;
 use crate::text::{Escaped, number_of};
 
 /// The most different stacks, and frames of them, that are distinguished.
-const MOST_STACKS: usize = 1 << 16;
-const MOST_FRAMES: usize = 1 << 22;
+const MAX_STACKS: usize = 1 << 16;
+const MAX_FRAMES: usize = 1 << 22;
 
 /// The hits by their stacks.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl CountedStacks {
             return;
         }
         let frames = self.frames + path.frames.len();
-        if self.hits.len() >= MOST_STACKS || frames > MOST_FRAMES {
+        if self.hits.len() >= MAX_STACKS || frames > MAX_FRAMES {
             self.others += 1;
             self.without_room += 1;
             return;

@@ -18,7 +18,7 @@ use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
 use super::view::text;
-use crate::flags::Histogrammed;
+use crate::flags::WantedHistogram;
 use crate::text::{Escaped, TERMINAL_LINES, number_of};
 
 /// What an observer has recorded so far.
@@ -177,7 +177,7 @@ impl<'h> Histograms<'h> {
         targets: &'h [Target],
         reading: &'h HistogramReading,
         seconds: Duration,
-        wanted: &'h Histogrammed,
+        wanted: &'h WantedHistogram,
     ) -> Histograms<'h> {
         let rows = reading.histograms.iter();
         let rows = rows.map(|(pid, histogram)| HistogramRow::of(*pid, histogram));

@@ -15,7 +15,7 @@ use super::refused::RefusedView;
 use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
-use crate::flags::{CountedBy, Histogrammed};
+use crate::flags::{CountedBy, WantedHistogram};
 use crate::text::{Escaped, number_of};
 
 /// The histograms that one observer or several have recorded, and the functions that are not observed.
@@ -59,7 +59,7 @@ impl KeyedHistogramReading {
 /// What was asked: what the histograms are of, and by which keys.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyedQuestion<'q> {
-    pub(crate) of: &'q Histogrammed,
+    pub(crate) of: &'q WantedHistogram,
     pub(crate) by: &'q CountedBy,
 }
 

@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::text::{Escaped, ocaml_string};
 
 /// How many of the bytes of an event are shown at most.
-const MOST_BYTES: usize = 64;
+const MAX_BYTES: usize = 64;
 
 /// An event as it is shown.
 #[derive(Debug)]
@@ -84,8 +84,8 @@ fn shown(kind: RuntimeEventKind<'_>) -> (&'static str, Value) {
 
 fn first_of(bytes: CustomBytes<'_>) -> Value {
     let mut bytes = bytes.to_vec();
-    let is_whole = bytes.len() <= MOST_BYTES;
-    bytes.truncate(MOST_BYTES);
+    let is_whole = bytes.len() <= MAX_BYTES;
+    bytes.truncate(MAX_BYTES);
     Value::Bytes { bytes, is_whole }
 }
 

@@ -19,7 +19,7 @@ fn programs_behave_the_same_under_top() {
             let mut running = program.start(form + rounds);
             let (pid, probes) = (running.pid, program.probes());
             let terminal = Terminal::open(100, 30);
-            terminal.line(&format!(
+            terminal.type_line(&format!(
                 "clear; {} top -interval 20ms -pid {pid} -pair {},{}; echo \"status $?\"",
                 env!("CARGO_BIN_EXE_ocaml-probes"),
                 probes.last().unwrap(),

@@ -13,7 +13,7 @@ use test_support::process::Image;
 use test_support::{Guard, Talker, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, all, options_with_long_deadline};
+use crate::subject::{Subject, all, patient_options};
 use crate::tool;
 
 /// How many tools are killed at a random moment; a tenth of them in the short form.
@@ -44,7 +44,7 @@ fn clean(case: &mut Case, subject: &mut Subject, states: (u16, State), what: &st
         let is_cut_short = what.contains("page_borders") && state.1 == State::Inconsistent;
         assert!(state == states || is_cut_short, "{what}: {state:?}");
     }
-    let left = target.clean(options_with_long_deadline()).unwrap();
+    let left = target.clean(patient_options()).unwrap();
     case.count(match left.sites {
         0 => "killed: no site was observed",
         _ => "killed: sites were observed, and are removed",
@@ -137,7 +137,7 @@ fn semaphores_survive_kills_before_each_write() {
                 let count = tool::command(&format!("count -usdt demo:* -for 1ms -pid {pid}"));
                 let status = tool::start(count, &format!("kill-write:{nth}")).wait();
                 let target = Target::open_any(pid).unwrap();
-                target.clean(options_with_long_deadline()).unwrap();
+                target.clean(patient_options()).unwrap();
                 let what = format!("kill-write:{nth} in {}", file.display());
                 assert_eq!(talker.ask("counters", "sem"), semaphores, "{what}");
                 code.assert_same(&Image::of(pid).text(), &what);
@@ -183,7 +183,7 @@ fn counting_tool_killed_anytime_leaves_threads_running() {
                 subject.assert_released();
             }
             let target = Target::open(subject.pid()).unwrap();
-            target.clean(options_with_long_deadline()).unwrap();
+            target.clean(patient_options()).unwrap();
             assert_eq!(anonymous_code_mappings(subject.pid()), 0);
             subject.assert_all((0, State::Disabled), "in the end");
             subject.end();
@@ -212,7 +212,7 @@ fn counting_starts_and_ends_under_load() {
             for cycle in 0..each {
                 let options = Options {
                     live: cycle % 2 == 0,
-                    ..options_with_long_deadline()
+                    ..patient_options()
                 };
                 let mut observer = target
                     .observe(&Observation::new().count(Selector::All), options)
@@ -262,7 +262,7 @@ fn functions_are_patched_and_restored_under_load() {
             let (mut hits, mut calls) = (0, 0);
             for cycle in 0..each {
                 let is_timed = cycle % 2 == 1;
-                let options = options_with_long_deadline();
+                let options = patient_options();
                 let mut observer = target
                     .observe(&functions(globs, is_timed), options)
                     .unwrap();

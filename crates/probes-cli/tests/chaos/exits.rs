@@ -14,7 +14,7 @@ use test_support::process::{children, processes, stat, state};
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, all, options_with_long_deadline, state_after};
+use crate::subject::{Subject, all, patient_options, state_after};
 use crate::tool;
 
 /// What happens to the process.
@@ -36,7 +36,7 @@ fn assert_gone(pid: i32) {
 fn enable_all(pid: i32) -> probes_lib::Result<Report> {
     probes_lib::Target::open(pid)
         .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
-        .and_then(|target| target.update_with(&all(Action::Enable), options_with_long_deadline()))
+        .and_then(|target| target.update_with(&all(Action::Enable), patient_options()))
 }
 
 /// Whether an error says that the process has exited.

@@ -13,7 +13,7 @@ use test_support::{fixture_forms, program_forms};
 use crate::case::Case;
 use crate::subject::{Subject, all, state_after};
 
-/// The deadline of an update. It is short, because an update waits until then for a tracee that an
+/// The time limit of an update. It is short, because an update waits until then for a tracee that an
 /// injected error reports as gone.
 const DEADLINE: Duration = Duration::from_millis(200);
 
@@ -59,7 +59,7 @@ impl Round<'_> {
     fn run(mut self, case: &mut Case) -> FaultRecord {
         let before = self.image();
         let options = Options {
-            deadline: DEADLINE,
+            time_limit: DEADLINE,
             live: self.live,
             ..Options::default()
         };

@@ -7,7 +7,7 @@ use probes_lib::{Action, Options, Target};
 use test_support::{fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::subject::{Subject, all, options_with_long_deadline};
+use crate::subject::{Subject, all, patient_options};
 
 /// How often the probes of each program are switched in a round; the short form (without
 /// CHAOS_SECONDS) is one round.
@@ -18,7 +18,7 @@ fn update_repeatedly(case: &mut Case, file: &Path) {
     let target = Target::open(subject.pid()).unwrap();
     let options = Options {
         live: true,
-        ..options_with_long_deadline()
+        ..patient_options()
     };
     let actions = [Action::Enable, Action::Disable];
     for action in actions.into_iter().cycle().take(UPDATES) {

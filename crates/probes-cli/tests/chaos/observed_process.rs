@@ -16,7 +16,7 @@ use crate::case::Case;
 use crate::counting::anonymous_code_mappings;
 use crate::observations::{check, everything};
 use crate::observers::{end, start};
-use crate::subject::{Subject, options_with_long_deadline};
+use crate::subject::{Subject, patient_options};
 use crate::tool;
 
 /// Processes of each kind that exit or exec before a call of an observation; a tenth of them in the
@@ -38,7 +38,7 @@ enum Event {
 }
 
 fn observe(target: &Target, observation: &Observation) -> probes_lib::Result<ObservationReport> {
-    let mut observer = target.observe(observation, options_with_long_deadline())?;
+    let mut observer = target.observe(observation, patient_options())?;
     observer.events()?;
     observer.counts()?;
     observer.latencies()?;
@@ -210,9 +210,7 @@ fn process_stopped_and_continued_repeatedly_is_observed() {
             send(Signal::SIGSTOP);
             eventually("it is stopped", || is_stopped().then_some(()));
             for _ in 0..5 {
-                let mut observer = target
-                    .observe(&observation, options_with_long_deadline())
-                    .unwrap();
+                let mut observer = target.observe(&observation, patient_options()).unwrap();
                 eventually("it is stopped again", || is_stopped().then_some(()));
                 let counts = observer.counts().unwrap();
                 assert_eq!(counts.total(), 0);
@@ -242,7 +240,7 @@ fn process_stopped_and_continued_repeatedly_is_observed() {
                 }
                 is_over.store(true, Ordering::Relaxed);
             });
-            target.clean(options_with_long_deadline()).unwrap();
+            target.clean(patient_options()).unwrap();
             assert_eq!(anonymous_code_mappings(pid), 0);
             subject.assert_all((0, State::Disabled), "in the end");
             end(subject);
@@ -264,9 +262,7 @@ fn forking_process_is_observed_and_children_run_on() {
             let target = Target::open(subject.pid()).unwrap();
             let observation = everything(&target);
             for _ in 0..case.part_of(CYCLES) {
-                let mut observer = target
-                    .observe(&observation, options_with_long_deadline())
-                    .unwrap();
+                let mut observer = target.observe(&observation, patient_options()).unwrap();
                 subject.wait_for_round();
                 let events = observer.events().unwrap();
                 assert!(

@@ -16,7 +16,7 @@ use crate::case::Case;
 use crate::counting::anonymous_code_mappings;
 use crate::observations::{all_but_watch, check, check_times, everything};
 use crate::storm::Storm;
-use crate::subject::{Subject, all, is_traced, options_with_long_deadline, state_after};
+use crate::subject::{Subject, all, is_traced, patient_options, state_after};
 
 /// How many observers are killed at any moment, at least; a tenth of them in the short form.
 const KILLS: usize = 500;
@@ -68,7 +68,7 @@ fn observe(what: &str) {
     let observation = everything(&target);
     let options = Options {
         take_over: take_over.parse().unwrap(),
-        ..options_with_long_deadline()
+        ..patient_options()
     };
     for _ in 0..times.parse::<u32>().unwrap() {
         let mut observer = target.observe(&observation, options).unwrap();
@@ -154,7 +154,7 @@ fn observer_killed_at_any_moment_leaves_threads_running() {
                     }
                 }
                 let target = Target::open(pid).unwrap();
-                target.clean(options_with_long_deadline()).unwrap();
+                target.clean(patient_options()).unwrap();
                 let observed = target.states().unwrap().observed_sites();
                 assert_eq!((anonymous_code_mappings(pid), observed), (0, 0));
                 let states = if action == Action::Enable {
@@ -225,7 +225,7 @@ fn remains_of_killed_observers_are_removed_later() {
         subject.assert_released();
         assert_eq!(subject.run(), 2, "{what}");
         let target = Target::open(subject.pid()).unwrap();
-        let left = target.clean(options_with_long_deadline()).unwrap();
+        let left = target.clean(patient_options()).unwrap();
         let (fault, _) = what.split_once(':').unwrap();
         case.count(format!("{fault}: {} sites were observed", left.sites));
         status
@@ -245,9 +245,7 @@ fn take_over_killed_before_each_call_misses_nothing() {
     kill_before_each_call(&mut case, |case, subject, what| {
         let target = Target::open(subject.pid()).unwrap();
         let observation = everything(&target);
-        let mut first = target
-            .observe(&observation, options_with_long_deadline())
-            .unwrap();
+        let mut first = target.observe(&observation, patient_options()).unwrap();
         let mut second = observer_with(name, subject.pid(), 1, true);
         let status = Guard::spawn(second.env(faults::VARIABLE, what)).wait();
         subject.assert_released();
@@ -267,7 +265,7 @@ fn take_over_killed_before_each_call_misses_nothing() {
             }
         }
         drop(first);
-        target.clean(options_with_long_deadline()).unwrap();
+        target.clean(patient_options()).unwrap();
         status
     });
     assert!(case.counted("goes on") > 0 && case.counted("replaced") > 0);
@@ -296,7 +294,7 @@ fn observations_start_and_end_while_threads_run_handlers() {
                 };
                 let options = Options {
                     live: cycle % 2 == 0,
-                    ..options_with_long_deadline()
+                    ..patient_options()
                 };
                 let switch = |action| target.update_with(&all(action), options).unwrap();
                 // The probes are on from before the observation until after it; or they are
@@ -336,7 +334,7 @@ fn observations_start_and_end_while_threads_run_handlers() {
             assert!(hits > 0);
             case.add("cycles", each as u64);
             case.add("hits counted", hits);
-            target.clean(options_with_long_deadline()).unwrap();
+            target.clean(patient_options()).unwrap();
             assert_eq!(anonymous_code_mappings(subject.pid()), 0);
             subject.assert_all((0, State::Disabled), "in the end");
             end(subject);
@@ -359,15 +357,13 @@ fn observations_under_a_signal_storm_lose_no_signal() {
             let target = Target::open(subject.pid()).unwrap();
             let observation = everything(&target);
             for _ in 0..case.part_of(STORM_CYCLES).div_ceil(files.len()) {
-                let mut observer = target
-                    .observe(&observation, options_with_long_deadline())
-                    .unwrap();
+                let mut observer = target.observe(&observation, patient_options()).unwrap();
                 let observed = observer.remove().unwrap();
                 case.add("hits counted", observed.counts.total());
                 case.count("cycles");
             }
             storm.end(&mut case);
-            target.clean(options_with_long_deadline()).unwrap();
+            target.clean(patient_options()).unwrap();
             assert_eq!(anonymous_code_mappings(subject.pid()), 0);
             subject.assert_all((0, State::Disabled), "in the end");
             subject.end();

@@ -38,10 +38,10 @@ pub(crate) fn all(action: Action) -> Actions {
     Actions::of(action, Selector::All)
 }
 
-/// Options whose deadline is [`DEADLINE`], the longest time that a test waits for anything.
-pub(crate) fn options_with_long_deadline() -> Options {
+/// Options whose time limit is [`DEADLINE`], the longest time that a test waits for anything.
+pub(crate) fn patient_options() -> Options {
     Options {
-        deadline: DEADLINE,
+        time_limit: DEADLINE,
         ..Options::default()
     }
 }
@@ -88,12 +88,11 @@ impl Subject {
             .update_with(actions, options)
     }
 
-    /// Same as [`Subject::try_apply`], with [`options_with_long_deadline`]; asserts that it
+    /// Same as [`Subject::try_apply`], with [`patient_options`]; asserts that it
     /// succeeds.
     #[track_caller]
     pub(crate) fn apply(&self, actions: &Actions) -> Report {
-        self.try_apply(actions, options_with_long_deadline())
-            .unwrap()
+        self.try_apply(actions, patient_options()).unwrap()
     }
 
     /// Opens the process again, switches every probe, and compares with the states that the library
@@ -102,9 +101,7 @@ impl Subject {
     #[track_caller]
     pub(crate) fn switch(&self, action: Action, what: &str) -> Report {
         let target = Target::open(self.pid()).unwrap();
-        let report = target
-            .update_with(&all(action), options_with_long_deadline())
-            .unwrap();
+        let report = target.update_with(&all(action), patient_options()).unwrap();
         let states = states_of(&target);
         assert!(
             states.values().all(|&state| state == state_after(action)),

@@ -22,7 +22,7 @@ fn panic_of_the_screen_restores_terminal_and_process() {
             subject.apply(&all(Action::Enable));
             let pid = subject.pid();
             let terminal = Terminal::open(100, 30);
-            terminal.line(&format!(
+            terminal.type_line(&format!(
                 "clear; stty -g | md5sum; RUST_BACKTRACE=0 OCAML_PROBES_FAULT=panic:{CALLS} {} top -interval 10ms -pid {pid}; \
                  echo \"status $?\"; stty -g | md5sum",
                 env!("CARGO_BIN_EXE_ocaml-probes")

@@ -132,7 +132,7 @@ fn pids_have_the_names_of_their_programs() {
 fn shell(name: &str) -> Terminal {
     let terminal = Terminal::open(150, 40);
     let directory = Path::new(TOOL).parent().unwrap().display();
-    terminal.line(&format!("PATH='{directory}':$PATH; clear"));
+    terminal.type_line(&format!("PATH='{directory}':$PATH; clear"));
     let (start, script) = match name {
         "bash" => ("PS1='> '", "source <(ocaml-probes completion bash)"),
         "zsh" => (
@@ -144,8 +144,8 @@ fn shell(name: &str) -> Terminal {
             "function fish_prompt; echo '> '; end; ocaml-probes completion fish | source",
         ),
     };
-    terminal.line(start);
-    terminal.line(&format!("{script}; clear; echo rea''dy"));
+    terminal.type_line(start);
+    terminal.type_line(&format!("{script}; clear; echo rea''dy"));
     terminal.wait_for("ready");
     terminal
 }
@@ -161,7 +161,7 @@ fn completed(terminal: &Terminal, typed: &str, tabs: &[&str], shown: &str) {
     // In the list of fish, the first one chooses.
     terminal.press(&["Enter"]);
     terminal.press(&["Enter"]);
-    terminal.line("clear");
+    terminal.type_line("clear");
     terminal.wait_until("an empty line", |screen| screen.trim() == ">");
 }
 

@@ -356,7 +356,7 @@ fn table_on_a_terminal_is_refreshed() {
         let pid = target.pid();
         let terminal = Terminal::open(40, 12);
         let tool = env!("CARGO_BIN_EXE_ocaml-probes");
-        terminal.line(&format!(
+        terminal.type_line(&format!(
             "clear; {tool} count -quiet -interval 10ms -pid {pid}"
         ));
         terminal.wait_for(" shared     | 0    | 0");
@@ -379,7 +379,7 @@ fn last_message_stays_on_the_terminal() {
             let pid = target.pid();
             let terminal = Terminal::open(100, 30);
             let tool = env!("CARGO_BIN_EXE_ocaml-probes");
-            terminal.line(&format!("clear; {tool} {line} -interval 10ms -pid {pid}"));
+            terminal.type_line(&format!("clear; {tool} {line} -interval 10ms -pid {pid}"));
             terminal.wait_for("only_alpha | ");
             drop(target);
             let is_over = |screen: &str| screen.trim_end().ends_with('$');
@@ -401,13 +401,13 @@ fn resumed_count_overwrites_nothing_on_the_terminal() {
             let pid = target.pid();
             let terminal = Terminal::open(60, 30);
             let tool = env!("CARGO_BIN_EXE_ocaml-probes");
-            terminal.line(&format!("{tool} {line} -quiet -interval 10ms -pid {pid}"));
+            terminal.type_line(&format!("{tool} {line} -quiet -interval 10ms -pid {pid}"));
             terminal.wait_for(drawn);
             terminal.press(&["C-z"]);
             terminal.wait_for("Stopped");
-            terminal.line("seq 1001 1004");
+            terminal.type_line("seq 1001 1004");
             terminal.wait_for("1004\n$");
-            terminal.line("fg");
+            terminal.type_line("fg");
             let has_two = |screen: &str| screen.matches(drawn).count() == 2;
             terminal.wait_until("a second table", has_two);
             terminal.press(&["C-c"]);

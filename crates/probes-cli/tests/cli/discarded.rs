@@ -85,7 +85,7 @@ fn terminals_show_that_figures_are_too_low() {
         ] {
             let mut target = Talker::start(&file);
             let terminal = Terminal::open(160, 20);
-            terminal.line(&format!("clear; {tool} {line} -pid {}", target.pid()));
+            terminal.type_line(&format!("clear; {tool} {line} -pid {}", target.pid()));
             terminal.wait_for(shown);
             assert!(!terminal.screen().contains("too low"));
             target.ask("discard", "discarded");

@@ -341,7 +341,7 @@ fn end_lending_by(accident: Accident, talker: &mut Talker) -> bool {
     let lost = if accident == Accident::FollowerSilent {
         "is followed by a tool that does not answer, and may be stopped until that does"
     } else {
-        "was taken back by the tool that follows it"
+        "was resumed by the tool that follows it"
     };
     let pid = talker.pid();
     let begun = Instant::now();

@@ -235,7 +235,7 @@ fn top_shows_hits_of_children() {
             "clear; {tool} top -follow -interval 20ms -pid {}",
             target.pid()
         );
-        terminal.line(&line);
+        terminal.type_line(&line);
         terminal.wait_for("STATE");
         target.ask("run", "hits ");
         let child = fork(&mut target);

@@ -138,7 +138,7 @@ fn terminals_show_that_hits_are_missing() {
         ] {
             let mut target = Talker::start(&file);
             let terminal = Terminal::open(160, 20);
-            terminal.line(&format!("clear; {tool} {line} -pid {}", target.pid()));
+            terminal.type_line(&format!("clear; {tool} {line} -pid {}", target.pid()));
             terminal.wait_for(shown);
             target.ask("child", "child");
             terminal.wait_for("hits in forked processes are missing");

@@ -114,7 +114,7 @@ fn terminals_show_which_libraries_were_loaded_later() {
             let mut target = Talker::start(&file);
             let terminal = Terminal::open(240, 20);
             let pid = target.pid();
-            terminal.line(&format!("clear; {tool} {line} -fn 'fixture_*' -pid {pid}"));
+            terminal.type_line(&format!("clear; {tool} {line} -fn 'fixture_*' -pid {pid}"));
             terminal.wait_for(shown);
             assert!(!terminal.screen().contains("not observed"));
             target.ask(&load(), "loaded");

@@ -220,7 +220,7 @@ fn every_observing_command_takes_over_with_force() {
         assert_eq!(current.guard().wait().code(), Some(1), "record");
         current = next;
         let terminal = Terminal::open(100, 30);
-        terminal.line(&format!("clear; {TOOL} top -force -pid {pid}"));
+        terminal.type_line(&format!("clear; {TOOL} top -force -pid {pid}"));
         terminal.wait_for(&format!(", process {pid}"));
         assert_eq!(current.guard().wait().code(), Some(1));
         wait_for_observer(pid, terminal.child("ocaml-probes"));

@@ -48,7 +48,7 @@ impl Top {
     /// The same, once `shown` is on the terminal.
     fn start_shown(pid: i32, flags: &str, before: &str, shown: &str) -> Top {
         let terminal = Terminal::open(100, 30);
-        terminal.line(&format!(
+        terminal.type_line(&format!(
             "{before} clear; stty -g | md5sum; {TOOL} top -pid {pid} {flags}; echo \"status $?\"; \
              stty -g | md5sum"
         ));
@@ -329,7 +329,7 @@ fn times_of_pairs_are_shown_below() {
     }
     let target = Talker::start(&fixture("timed.pie"));
     let terminal = Terminal::open(100, 10);
-    terminal.line(&format!(
+    terminal.type_line(&format!(
         "{TOOL} top -pid {} -pair start,sotp; echo \"status $?\"",
         target.pid()
     ));
@@ -341,7 +341,7 @@ fn times_of_pairs_are_shown_below() {
 fn terminal_without_alternate_screen_is_cleared() {
     let target = Talker::start(&fixture("gen_ocaml.pie"));
     let terminal = Terminal::open(100, 30);
-    terminal.line(&format!(
+    terminal.type_line(&format!(
         "tmux set-option -g alternate-screen off; yes '########' | head -n 30; {TOOL} top -pid {}",
         target.pid()
     ));
@@ -674,7 +674,7 @@ fn top_is_suspended_and_resumed_in_the_foreground() {
                 assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "0 1");
             }
             target.hits();
-            top.terminal.line("fg");
+            top.terminal.type_line("fg");
             let hits = 4 * (round + 1);
             top.terminal.wait_for(&format!("; {hits} hits"));
             assert_eq!(top.terminal.format("#{alternate_on} #{cursor_flag}"), "1 0");
@@ -690,7 +690,7 @@ fn top_is_not_suspended_without_a_shell() {
     let mut target = Talker::start(&fixture("gen_ocaml.pie"));
     let terminal = Terminal::open(100, 30);
     let pid = target.pid();
-    terminal.line(&format!("exec {TOOL} top -interval 10ms -pid {pid}"));
+    terminal.type_line(&format!("exec {TOOL} top -interval 10ms -pid {pid}"));
     terminal.wait_for(", process");
     terminal.press(&["C-z"]);
     target.hits();

@@ -146,9 +146,9 @@ fn table_is_shown_where_results_go() {
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
     let file = fixture("timed.pie");
     let count = format!("echo quit | {tool} trace -count -prog {}", file.display());
-    terminal.line(&format!("clear; {count} > /dev/null"));
+    terminal.type_line(&format!("clear; {count} > /dev/null"));
     terminal.wait_for(" | hits/s");
-    terminal.line(&format!(
+    terminal.type_line(&format!(
         "clear; {count} 2> '{}'; echo do''ne",
         errors.display()
     ));

@@ -374,14 +374,14 @@ fn progress_is_shown_on_terminals_alone() {
     let target = Talker::start(&fixture("turns.pie"));
     let line = format!("profile -off-cpu -pid {}", target.pid());
     let terminal = Terminal::open(100, 24);
-    terminal.line(&format!("{TOOL} {line} >/dev/null"));
+    terminal.type_line(&format!("{TOOL} {line} >/dev/null"));
     terminal.wait_until("it shows its samples", |screen| {
         let mut shown = screen.lines().filter(|it| it.starts_with("profiling "));
         shown.any(|it| it.contains(" samples; Ctrl-C ends it"))
     });
     terminal.press(&["C-c"]);
     terminal.wait_until("it is gone", |screen| !screen.contains("samples; Ctrl-C"));
-    terminal.line(&format!("{TOOL} {line} -for 60s >/dev/null"));
+    terminal.type_line(&format!("{TOOL} {line} -for 60s >/dev/null"));
     terminal.wait_until("it shows how far it is", |screen| {
         let mut shown = screen.lines().filter(|it| it.starts_with("profiling "));
         shown.any(|it| it.contains(" of 60 s, "))
@@ -414,7 +414,7 @@ fn long_work_is_shown_on_terminals_alone() {
         let slow = format!(
             "strace -f -qq -o /dev/null -e trace=openat -e inject=openat:delay_enter=2s:{opened}"
         );
-        terminal.line(&format!("{slow} {TOOL} {command} >/dev/null"));
+        terminal.type_line(&format!("{slow} {TOOL} {command} >/dev/null"));
         terminal.wait_until("it goes on", |screen| {
             screen.lines().any(|line| line.starts_with(shown))
         });

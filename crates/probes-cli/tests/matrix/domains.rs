@@ -62,7 +62,7 @@ fn switch(file: &Path, args: &[&str], workers: usize, cycles: usize) {
     } = ChrootProgram::start(Isolation::Chroot, file, args);
     let target = Target::open(pid).unwrap();
     let options = Options {
-        deadline: DEADLINE,
+        time_limit: DEADLINE,
         ..Options::default()
     };
     let update = |action, live| {

@@ -35,7 +35,7 @@ const OCAMLRUNPARAM: &str = "v=0,s=4k";
 
 fn options() -> Options {
     Options {
-        deadline: DEADLINE,
+        time_limit: DEADLINE,
         ..Options::default()
     }
 }

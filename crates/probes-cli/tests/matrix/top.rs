@@ -26,7 +26,7 @@ fn top_shows_the_collector_if_events_are_on() {
             let pid = program.pid;
             let line = format!("{TOOL} top -pid {pid} -fn Events.round -interval 100ms");
             let terminal = Terminal::open(120, 20);
-            terminal.line(&line);
+            terminal.type_line(&line);
             terminal.wait_for(&format!(", process {pid}"));
             program.talker.ask("work 2 5", "worked");
             assert!(!terminal.screen().contains("GC: "));
@@ -37,7 +37,7 @@ fn top_shows_the_collector_if_events_are_on() {
             assert_eq!(writes_events(&mut program), (false, false));
 
             program.talker.ask("start", "started");
-            terminal.line(&line);
+            terminal.type_line(&line);
             terminal.wait_for("GC: no pauses; 0 B/s allocated");
             for text in [
                 "% in pauses, longest ",

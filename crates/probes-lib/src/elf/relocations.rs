@@ -4,6 +4,7 @@
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
+use crate::numbers::u64_at;
 
 /// The length of an entry: offset, type and symbol, addend.
 const RELA_LEN: usize = 24;
@@ -64,8 +65,7 @@ fn packed(entries: Vec<u8>) -> impl Iterator<Item = FileAddr> {
 }
 
 fn word_at(bytes: &[u8], at: usize) -> u64 {
-    let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    word.map_or(0, |word| u64::from_le_bytes(*word))
+    u64_at(bytes, at).unwrap_or(0)
 }
 
 #[cfg(test)]

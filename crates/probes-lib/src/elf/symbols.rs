@@ -9,6 +9,7 @@ use memchr::memmem::Finder;
 use crate::address::FileAddr;
 use crate::elf::{ElfFile, SectionContents};
 use crate::error::{ErrorKind, FileError, Result};
+use crate::numbers::u32_at;
 
 /// The two symbol tables of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,8 +267,7 @@ fn may_hold(name: &str, len: usize, read: impl Fn(usize, &mut [u8]) -> Option<()
     if len < HEADER_LEN || read(0, &mut header).is_none() {
         return true;
     }
-    let [_, _, words, shift] =
-        [0, 4, 8, 12].map(|at| header[at..][..4].try_into().map_or(0, u32::from_le_bytes));
+    let [words, shift] = [8, 12].map(|at| u32_at(&header, at).unwrap_or(0));
     let add = |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte));
     let hash = name.bytes().fold(5381, add);
     let Some(index) = (hash / 64).checked_rem(words) else {

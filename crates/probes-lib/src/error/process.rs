@@ -67,7 +67,7 @@ pub enum ProcessError {
     },
     /// A thread, which is the subject, did not stop in time.
     #[error(
-        "({name}) did not stop within {deadline_ms} ms: it is {}; the process was resumed, it is safe to retry",
+        "({name}) did not stop within {limit_ms} ms: it is {}; the process was resumed, it is safe to retry",
         state_text(*.state, .wchan)
     )]
     Busy {
@@ -77,22 +77,22 @@ pub enum ProcessError {
         state: char,
         /// The kernel function it waits in, where known.
         wchan: String,
-        /// The deadline, in milliseconds.
-        deadline_ms: u64,
+        /// The limit, in milliseconds.
+        limit_ms: u64,
     },
     /// Threads were started faster than they could be stopped.
     #[error(
-        "kept starting threads, and could not be stopped within {deadline_ms} ms; the process was resumed, it is safe to retry"
+        "kept starting threads, and could not be stopped within {limit_ms} ms; the process was resumed, it is safe to retry"
     )]
     ThreadsKeepStarting {
-        /// The deadline, in milliseconds.
-        deadline_ms: u64,
+        /// The limit, in milliseconds.
+        limit_ms: u64,
     },
     /// The tool that follows it ([`Follow`](crate::Follow)) stopped it for this tool, and then exited, or resumed it
     /// because this tool sent nothing for two seconds or kept it stopped for more than five. The process is running
     /// again.
     #[error(
-        "was taken back by the tool that follows it: that has ended, or this one has kept it stopped for too long"
+        "was resumed by the tool that follows it: that has exited, or this tool kept it stopped for too long"
     )]
     FollowerLost,
     /// The tool that follows it ([`Follow`](crate::Follow)) was asked to stop it for this tool, and does not answer.
@@ -235,7 +235,7 @@ fn state_text(state: char, wchan: &str) -> String {
     };
     match state {
         'D' => format!("in uninterruptible sleep (D{wchan})"),
-        'R' => "still running (R): more threads want to run than there are processors".to_owned(),
+        'R' => "runnable (R), but has had no processor: more threads want to run than there are processors".to_owned(),
         state => format!("busy in the kernel ({state}{wchan})"),
     }
 }

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::typed::{
-    DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, LEAST_OPAQUE_TAG, Number, STRING_TAG, Signedness,
+    DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, NO_SCAN_TAG, Number, STRING_TAG, Signedness,
     Test, Text, Word, block_of, last_compared, words_of,
 };
 
@@ -126,7 +126,7 @@ pub(super) fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
             let at = word(of, hit)?;
             let (tag, size) = header(at, hit)?;
             match tag {
-                tag if tag < LEAST_OPAQUE_TAG || tag == DOUBLE_ARRAY_TAG => size,
+                tag if tag < NO_SCAN_TAG || tag == DOUBLE_ARRAY_TAG => size,
                 STRING_TAG if size > 0 => {
                     let last = hit.word_at(at.wrapping_add(size * 8).wrapping_sub(8))?;
                     let unused = last >> 56;
@@ -149,7 +149,7 @@ pub(super) fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
         Number::Thread => hit.thread()?.into(),
         Number::Caller => hit.caller()?,
         Number::Calculated(calculation, one, other) => {
-            calculation.of(number(one, hit)?, number(other, hit)?)
+            calculation.apply(number(one, hit)?, number(other, hit)?)
         }
         Number::Shifted(of, by, Signedness::Signed) => (number(of, hit)? as i64 >> by) as u64,
         Number::Shifted(of, by, Signedness::Unsigned) => number(of, hit)? >> by,
@@ -178,7 +178,7 @@ fn word(of: &Word, hit: &impl Hit) -> Option<u64> {
             let at = word(of, hit)?;
             let (tag, size) = header(at, hit)?;
             let field = u64::from(*field);
-            if tag >= LEAST_OPAQUE_TAG || field >= size {
+            if tag >= NO_SCAN_TAG || field >= size {
                 return None;
             }
             hit.word_at(at.wrapping_add(8 * field))

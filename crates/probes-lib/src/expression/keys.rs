@@ -24,9 +24,9 @@ pub struct Keys(Vec<Expression>);
 
 impl Keys {
     /// The most keys.
-    pub(crate) const MOST: usize = 4;
+    pub(crate) const MAX: usize = 4;
     /// The most keys whose values are calculated from arguments: registers hold these.
-    pub(crate) const MOST_HELD: usize = 2;
+    pub(crate) const MAX_HELD: usize = 2;
 
     /// Splits a list at its commas, except those in quotes. A quote that a name ends with (`x'`) opens nothing.
     ///
@@ -110,7 +110,7 @@ impl Keys {
                     let text = expression.as_str();
                     Err(BadExpression::new(text, 0..text.len(), problem))
                 };
-                if held == Keys::MOST_HELD {
+                if held == Keys::MAX_HELD {
                     return bad(Problem::TooManyHeld);
                 }
                 if part.registers() > MAX_REGISTERS - held {
@@ -129,7 +129,7 @@ impl FromStr for Keys {
 
     fn from_str(text: &str) -> Result<Keys, BadExpression> {
         let parts = Keys::split(text);
-        if parts.len() > Keys::MOST {
+        if parts.len() > Keys::MAX {
             return Err(BadExpression::new(
                 text,
                 0..text.len(),

@@ -257,7 +257,7 @@ pub enum ExpressionProblem {
     #[error("too many numbers are calculated at a time")]
     TooManyNumbers,
     /// More keys than are possible.
-    #[error("at most {} keys are possible", Keys::MOST)]
+    #[error("at most {} keys are possible", Keys::MAX)]
     TooManyKeys,
     /// The key of pairs is something that is not the same at their two ends.
     #[error(
@@ -265,7 +265,7 @@ pub enum ExpressionProblem {
     )]
     DiffersAtEnds,
     /// More keys are calculated from arguments than registers can hold.
-    #[error("at most {} keys can be made of arguments", Keys::MOST_HELD)]
+    #[error("at most {} keys can be made of arguments", Keys::MAX_HELD)]
     TooManyHeld,
     /// More than one key of the times of a pair is calculated from arguments.
     #[error("only one key of the times of a pair can be made of arguments")]
@@ -304,10 +304,10 @@ fn known(has: usize) -> String {
         1 => ": it has arg0 only".to_owned(),
         2 => ": it has arg0 and arg1".to_owned(),
         // It may have more.
-        MOST_KNOWN.. => format!(" that is known: at most arg0 to arg{} are", MOST_KNOWN - 1),
+        MAX_KNOWN.. => format!(" that is known: at most arg0 to arg{} are", MAX_KNOWN - 1),
         has => format!(": it has arg0 to arg{}", has - 1),
     }
 }
 
 /// How many arguments of a point are known at most (`MAX_ARGUMENTS` of the records of hits).
-const MOST_KNOWN: usize = 6;
+const MAX_KNOWN: usize = 6;

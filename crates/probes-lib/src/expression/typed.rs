@@ -1,6 +1,8 @@
 //! What an expression asks of a point, in terms of words and memory: each part says how it is read, so that nothing is
 //! left to choose when it is evaluated or compiled.
 
+use crate::numbers::words;
+
 /// Something that is true or false.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Test {
@@ -203,7 +205,7 @@ pub(crate) enum Calculation {
 }
 
 impl Calculation {
-    pub(crate) fn of(self, one: u64, other: u64) -> u64 {
+    pub(crate) fn apply(self, one: u64, other: u64) -> u64 {
         match self {
             Calculation::Add => one.wrapping_add(other),
             Calculation::Subtract => one.wrapping_sub(other),
@@ -327,7 +329,7 @@ impl Word {
 }
 
 /// The least tag of blocks whose words are not values (caml/mlvalues.h): `No_scan_tag`.
-pub(crate) const LEAST_OPAQUE_TAG: u64 = 251;
+pub(crate) const NO_SCAN_TAG: u64 = 251;
 pub(crate) const STRING_TAG: u64 = 252;
 pub(crate) const DOUBLE_TAG: u64 = 253;
 pub(crate) const DOUBLE_ARRAY_TAG: u64 = 254;
@@ -342,10 +344,7 @@ pub(crate) const MAX_COMPARED: usize = 64;
 pub(crate) fn words_of(text: &[u8]) -> Vec<u64> {
     let mut bytes = text.to_vec();
     bytes.resize((text.len() / 8 + 1) * 8, 0);
-    let words = bytes.chunks_exact(8).map(|word| word.try_into());
-    words
-        .map(|word| u64::from_le_bytes(word.unwrap_or_default()))
-        .collect()
+    words(&bytes).collect()
 }
 
 /// Returns the words of the block of a whole string: its last byte says how many unused ones are before it.

@@ -108,14 +108,14 @@ impl<'f> FollowSession<'f> {
             let pid = followed.pid();
             self.send(FollowEvent::Missing { pid, error });
         }
-        let deadline = Instant::now() + self.options.deadline;
+        let deadline = Instant::now() + self.options.time_limit;
         loop {
             // Its files are read here, so that they need not be while it is stopped.
             followed.resolve(self.actions)?;
             let _lock = self.lock(&followed.process)?;
             let held = self
                 .tracees
-                .stop_and_keep(&followed.process, self.options.deadline)?;
+                .stop_and_keep(&followed.process, self.options.time_limit)?;
             match self.set_all(followed, &held) {
                 // The process was stopped while it loaded or unloaded an object: try once more.
                 Err(error) if target.opened.is_unloaded(&error) && Instant::now() < deadline => {
@@ -160,7 +160,7 @@ impl<'f> FollowSession<'f> {
     /// Waits for the update lock of a process; `None` if the tool to which the process is lent holds it: that tool may
     /// be waiting for us, and changes the process only while this thread serves it, which it does not now.
     fn lock(&mut self, process: &Process) -> Result<Option<UpdateLock>> {
-        let deadline = Instant::now() + self.options.deadline;
+        let deadline = Instant::now() + self.options.time_limit;
         loop {
             match settled_lock(process, Instant::now()) {
                 Err(error) if error.is_being_updated() && Instant::now() < deadline => {
@@ -393,7 +393,9 @@ impl<'f> FollowSession<'f> {
                 followed.set(image, &choices, self.options, &stopped)
             }
             LoadMoment::Loading => {
-                let held = self.tracees.stop_and_keep(process, self.options.deadline)?;
+                let held = self
+                    .tracees
+                    .stop_and_keep(process, self.options.time_limit)?;
                 let report = followed.set(image, &choices, self.options, &held);
                 self.tracees.resume(process, held);
                 report

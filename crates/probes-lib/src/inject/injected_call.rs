@@ -20,6 +20,7 @@ use iced_x86::code_asm::{
 };
 
 use crate::address::LiveAddr;
+use crate::numbers::u64_at;
 use crate::process::maps::Mapping;
 use crate::process::seccomp::filter::SeccompData;
 
@@ -265,10 +266,7 @@ pub(crate) fn is_free(bytes: &[u8]) -> bool {
 /// killed tool. If the code is still there, the tool that wrote it was killed.
 pub(crate) fn orphaned_mappings(bytes: &[u8]) -> Vec<InjectedCall> {
     let calls = bytes.strip_prefix(&MARK).unwrap_or_default();
-    let operand = |call: &[u8], index: usize| {
-        let operand = call[MOV_LEN * index + 2..][..8].try_into();
-        operand.map_or(0, u64::from_le_bytes)
-    };
+    let operand = |call: &[u8], index: usize| u64_at(call, MOV_LEN * index + 2).unwrap_or(0);
     let is_call = |call: &&[u8]| call.ends_with(&SYSCALL);
     let calls = calls.chunks_exact(CALL_LEN).take_while(is_call);
     let of_memory = [MAP, UNMAP].map(u64::from);

@@ -11,8 +11,9 @@ use crate::error::{Error, ObserveError, Operation, Result};
 use crate::inject::injected_call::{CallRegisters, NO_CALL, PlacedCall};
 use crate::inject::permissions::Permissions;
 use crate::memory::ReadMemory;
+use crate::numbers::u64_at;
 use crate::process::Process;
-use crate::sys::ptrace::Wait;
+use crate::sys::ptrace::TraceeState;
 use crate::trace::stopped::Stopped;
 use crate::trace::thread_calls::ThreadCalls;
 use crate::trace::tracer::Tracer;
@@ -112,7 +113,8 @@ impl Tracer<'_> {
                 return Ok((stopped, Left::Interrupted));
             };
             let is_there = code.contains(&now.rip);
-            let is_interrupted = is_there && matches!(calls.peek_wait(tid), Wait::Signal(_));
+            let is_interrupted =
+                is_there && matches!(calls.peek_state(tid), TraceeState::Signal(_));
             let lingers = lingers_at == Some(LiveAddr(now.rip));
             if is_interrupted || lingers || now.has_returned(&before) {
                 // A thread that has been killed needs no registers.
@@ -175,7 +177,8 @@ impl Tracer<'_> {
     ) -> Result<Stopped<'p>> {
         let calls = stopped.calls().clone();
         let can_run_alone = |tid: &i32| {
-            is_within(&calls, *tid, code) && !matches!(calls.peek_wait(*tid), Wait::Signal(_))
+            is_within(&calls, *tid, code)
+                && !matches!(calls.peek_state(*tid), TraceeState::Signal(_))
         };
         let others_too = tids.is_empty() || !tids.iter().all(can_run_alone);
         let kept = Instant::now();
@@ -195,8 +198,8 @@ impl Tracer<'_> {
             // repeatedly.
             for tid in &tids {
                 let is_reported = matches!(
-                    calls.peek_wait(*tid),
-                    Wait::EventStopped | Wait::GroupStopped
+                    calls.peek_state(*tid),
+                    TraceeState::EventStopped | TraceeState::GroupStopped
                 );
                 if is_reported && is_within(&calls, *tid, code) {
                     calls.resume(*tid);
@@ -218,8 +221,8 @@ pub(crate) fn redirectable(
 ) -> Option<CallRegisters> {
     // A thread with a pending signal has to receive it first.
     if !matches!(
-        calls.peek_wait(tid),
-        Wait::EventStopped | Wait::GroupStopped
+        calls.peek_state(tid),
+        TraceeState::EventStopped | TraceeState::GroupStopped
     ) {
         return None;
     }
@@ -238,21 +241,14 @@ fn is_within(calls: &ThreadCalls, tid: i32, code: &[Range<u64>]) -> bool {
 /// it has to restart the sequence; the kernel would not make it do so after injected code.
 fn is_in_sequence(calls: &ThreadCalls, tid: i32, at: u64, memory: &impl ReadMemory) -> bool {
     // struct rseq_cs: version and flags, start, length.
-    let mut sequence = [0; 24];
-    let mut place = [0; 8];
-    let is_read = calls.rseq_cs_address(tid).is_some_and(|pointer| {
-        let is_any = memory.read(pointer, &mut place).is_ok() && place != [0; 8];
-        is_any
-            && memory
-                .read(LiveAddr(u64::from_le_bytes(place)), &mut sequence)
-                .is_ok()
-    });
-    let number = |offset: usize| {
-        sequence[offset..][..8]
-            .try_into()
-            .map_or(0, u64::from_le_bytes)
+    let sequence = || {
+        let pointer = calls.rseq_cs_address(tid)?;
+        let sequence = memory.read_word(pointer).ok().filter(|place| *place != 0)?;
+        let mut bytes = [0; 24];
+        memory.read(LiveAddr(sequence), &mut bytes).ok()?;
+        Some((u64_at(&bytes, 8)?, u64_at(&bytes, 16)?))
     };
-    is_read && at.wrapping_sub(number(8)) < number(16)
+    sequence().is_some_and(|(start, len)| at.wrapping_sub(start) < len)
 }
 
 /// Returns what the last system call of a stopped thread has returned.

@@ -70,7 +70,7 @@ pub(super) fn refuse_privileged(file: &Path) -> Result<()> {
         let program = file.to_owned();
         return Err(Error::of_program(&program, LaunchError::Setuid));
     }
-    let capabilities = xattr::read(file, c"security.capability", MOST_CAPABILITIES);
+    let capabilities = xattr::read(file, c"security.capability", MAX_CAPABILITIES);
     let given = capabilities.map_or(0, |bytes| file_capabilities(&bytes));
     if given & status.bounding & !status.permitted != 0 {
         return Err(Error::of_program(file, LaunchError::FileCapabilities));
@@ -79,7 +79,7 @@ pub(super) fn refuse_privileged(file: &Path) -> Result<()> {
 }
 
 /// More bytes than `struct vfs_ns_cap_data` has.
-const MOST_CAPABILITIES: usize = 64;
+const MAX_CAPABILITIES: usize = 64;
 
 /// Returns the capabilities that a file permits to a process that executes it, by its attribute `security.capability`:
 /// `struct vfs_cap_data` of linux/capability.h. 0 if it has the form with a user namespace: the kernel returns that

@@ -101,7 +101,7 @@ impl<'s> SetUp<'s> {
         memory: &ProcessMemory,
         entry: LiveAddr,
     ) -> Result<Stopped<'s>, NotReached> {
-        let (process, limit) = (self.process(), self.options.deadline);
+        let (process, limit) = (self.process(), self.options.time_limit);
         let function = dynamic_loader::debug_function(process);
         let mut place = function;
         loop {

@@ -16,6 +16,7 @@ use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::functions::FunctionTable;
 use crate::memory::ReadMemory;
+use crate::numbers::words;
 
 /// How much is read at once, in bytes.
 const CHUNK: usize = 1 << 20;
@@ -23,7 +24,7 @@ const CHUNK: usize = 1 << 20;
 const WORD: usize = 8;
 
 /// No function has more arguments than this.
-const MOST: i64 = 126;
+const MAX_ARITY: i64 = 126;
 
 /// The functions `caml_curryN` and `caml_tuplifyN`, which are the code of closures with several arguments; and the
 /// arity that each is for, negative for a tuple.
@@ -81,10 +82,8 @@ impl Currying {
                 break;
             }
             memory.read(at, bytes)?;
-            let words = bytes.chunks_exact(WORD);
-            let words = words.filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
             let addresses = (at.0..).step_by(WORD).map(LiveAddr);
-            let words = addresses.zip(words);
+            let words = addresses.zip(words(bytes));
             let words: Vec<u64> = words
                 .map(|(at, word)| relocated.get(&at).map_or(word, |to| to.0))
                 .collect();
@@ -120,12 +119,12 @@ impl Currying {
 /// Returns the arity that the word after a code address says: negative if the arguments are a tuple.
 fn arity(info: u64) -> Option<i64> {
     let high = info as i64 >> 56;
-    let arity = if high == 0 || high == -1 && info as i64 >> 1 >= -MOST {
+    let arity = if high == 0 || high == -1 && info as i64 >> 1 >= -MAX_ARITY {
         info as i64 >> 1
     } else {
         high
     };
-    let is_possible = arity == 1 || (2..=MOST).contains(&arity.abs());
+    let is_possible = arity == 1 || (2..=MAX_ARITY).contains(&arity.abs());
     (info & 1 == 1 && is_possible).then_some(arity)
 }
 

@@ -55,7 +55,7 @@ pub enum BadLinear {
 
 impl Linear {
     /// The most steps.
-    pub(crate) const MOST_STEPS: u32 = 10_000;
+    pub(crate) const MAX_STEPS: u32 = 10_000;
 
     /// Returns the least value of the range.
     pub fn start(self) -> i64 {
@@ -76,7 +76,7 @@ impl Linear {
     pub fn steps(self) -> u32 {
         let steps = self.len().div_ceil(u128::from(self.width));
         // Checked when it was made.
-        u32::try_from(steps).unwrap_or(Linear::MOST_STEPS)
+        u32::try_from(steps).unwrap_or(Linear::MAX_STEPS)
     }
 
     /// Returns whether only one value is in the last step.
@@ -137,10 +137,10 @@ impl FromStr for Linear {
         };
         let linear = Linear { start, end, width };
         let steps = linear.len().div_ceil(u128::from(width));
-        if steps > u128::from(Linear::MOST_STEPS) {
+        if steps > u128::from(Linear::MAX_STEPS) {
             return Err(BadLinear::TooManySteps {
                 given: steps,
-                most: Linear::MOST_STEPS,
+                most: Linear::MAX_STEPS,
             });
         }
         Ok(linear)

@@ -156,7 +156,8 @@ pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
         let stays = age.is_some_and(|age| age.is_none_or(|age| age >= EXECUTES_WITHIN));
         let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
         // Where that cannot be known, it may be like a thread: what is done to its memory is done to that of the process.
-        let has_own_memory = || matches!(kcmp::share_memory(process.pid(), child.pid()), Ok(false));
+        let has_own_memory =
+            || matches!(kcmp::shares_memory(process.pid(), child.pid()), Ok(false));
         stays && !program.is_some_and(is_other) && has_own_memory()
     };
     let mut found = Vec::new();
@@ -191,7 +192,7 @@ fn forked(child: &Process, uptime: Option<f64>) -> Option<(u64, Option<Duration>
 
 /// Returns whether a child has copies of an arena of its parent. If its memory cannot be read, it `may_have` them.
 fn has_copy(child: &Process, parent: &Process, arena: &Arena, may_have: bool) -> bool {
-    let shares = kcmp::share_memory(parent.pid(), child.pid());
+    let shares = kcmp::shares_memory(parent.pid(), child.pid());
     if matches!(shares, Ok(true)) || child.has_exited() {
         return false;
     }

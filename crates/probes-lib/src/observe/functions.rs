@@ -143,7 +143,7 @@ impl ObservedFunctions {
     }
 
     /// Returns the indices of the functions that are timed.
-    pub(crate) fn timed(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn timed_indices(&self) -> impl Iterator<Item = usize> {
         let functions = self.functions.iter().enumerate();
         functions.filter_map(|(index, function)| function.timing.is_some().then_some(index))
     }

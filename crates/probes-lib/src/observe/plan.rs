@@ -143,12 +143,12 @@ impl ObservationPlan {
             layout_of_values(histograms.len() + of_functions, linear)
         })?;
         let pairs = observation.all_pairs();
-        let has_timed = functions.timed().next().is_some();
+        let has_timed = functions.timed_indices().next().is_some();
         let shared = SharedLayout {
             pairs: pairs.len() as u32,
             filters_memory: points.iter().any(|it| it.role.filters_memory()),
             calls: CallsLayout {
-                functions: functions.timed().count() as u32,
+                functions: functions.timed_indices().count() as u32,
                 of_self: observation.self_times && has_timed,
                 by_caller: observation.by_caller && has_timed,
                 keeps_arguments: observation.slow_from.is_some() && has_timed,
@@ -279,7 +279,7 @@ impl ObservationPlan {
 
     /// Returns whether pairs or calls are timed.
     pub(crate) fn has_times(&self) -> bool {
-        !self.pairs.is_empty() || self.functions.timed().next().is_some()
+        !self.pairs.is_empty() || self.functions.timed_indices().next().is_some()
     }
 
     /// Returns whether a running process is to share the recorded data with the children that it forks. Starts that wait for

@@ -26,11 +26,11 @@ pub(crate) enum ValuePages {
     /// The table of readable pages, which the observer writes
     /// ([`ReadablePages`](super::layout::readable_pages::ReadablePages)).
     #[default]
-    Observers,
+    TableOfObserver,
     /// The one of the OCaml runtime, [`runtime_pages`], at this address.
-    Runtimes(LiveAddr),
-    /// None: the runtime's was not found. Nothing is read.
-    Unknown,
+    TableOfRuntime(LiveAddr),
+    /// The runtime has one, which was not found: nothing is read.
+    NoTable,
 }
 
 /// The table of the runtime, `struct page_table`: offsets in bytes. An entry has the address of a page, and in its low
@@ -53,15 +53,15 @@ impl ValuePages {
         let mut found = files.filter_map(|(elf, bias)| {
             let lookup = lookup_function(elf)?;
             let table = code_at(elf, lookup).and_then(|code| table_in(&code, lookup));
-            Some(table.map_or(ValuePages::Unknown, |table| {
-                ValuePages::Runtimes(bias.live(table))
+            Some(table.map_or(ValuePages::NoTable, |table| {
+                ValuePages::TableOfRuntime(bias.live(table))
             }))
         });
         match (found.next(), found.next()) {
-            (None, _) => ValuePages::Observers,
+            (None, _) => ValuePages::TableOfObserver,
             (Some(only), None) => only,
             // It is not known which runtime a value belongs to.
-            (Some(_), Some(_)) => ValuePages::Unknown,
+            (Some(_), Some(_)) => ValuePages::NoTable,
         }
     }
 }

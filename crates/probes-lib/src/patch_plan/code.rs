@@ -7,6 +7,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::error::Refusal;
+use crate::numbers::words;
 use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::mmx;
 
@@ -192,8 +193,7 @@ impl Code {
         data.flat_map(|it| {
             let unaligned = (it.start.wrapping_neg() % 8) as usize;
             let bytes = it.bytes.get(unaligned..).unwrap_or_default();
-            let words = bytes.chunks_exact(8);
-            words.map(|word| FileAddr(word.try_into().map_or(0, u64::from_le_bytes)))
+            words(bytes).map(FileAddr)
         })
     }
 

@@ -94,7 +94,7 @@ impl DisplacedCopy {
         let mut conditional = Vec::new();
         for instruction in decode(bytes, from.0) {
             let offset = instruction.ip() - from.0;
-            if let Some(what) = immovable(&instruction) {
+            if let Some(what) = unmovable(&instruction) {
                 return Err(Refusal::Unmovable { offset, what });
             }
             moved.push((LiveAddr(instruction.ip()), copy.here()));
@@ -135,7 +135,7 @@ impl DisplacedCopy {
 }
 
 /// Returns what an instruction is, with its article, if it cannot be moved; `None` if it can.
-pub(super) fn immovable(instruction: &Instruction) -> Option<&'static str> {
+pub(super) fn unmovable(instruction: &Instruction) -> Option<&'static str> {
     if instruction.is_invalid() {
         return Some("no instruction");
     }

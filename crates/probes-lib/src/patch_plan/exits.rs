@@ -200,7 +200,7 @@ impl Exits<'_> {
                 && self.swept.code.may_have_room(&site.window())
         };
         let is_conditional = exit.flow_control() == FlowControl::ConditionalBranch;
-        if self.swept.immovable(exit).is_some() {
+        if self.swept.unmovable(exit).is_some() {
             return None;
         }
         let with_before = (!is_conditional)
@@ -274,7 +274,7 @@ impl Exits<'_> {
             }
             first = first.checked_sub(1)?;
             let before = &body.instructions[first];
-            if !is_straight(before) || self.swept.immovable(before).is_some() {
+            if !is_straight(before) || self.swept.unmovable(before).is_some() {
                 return None;
             }
         }
@@ -322,7 +322,7 @@ impl Exits<'_> {
     fn extend_entry(&mut self, body: &Body, index: usize) -> bool {
         let exit = &body.instructions[index];
         if exit.flow_control() == FlowControl::ConditionalBranch
-            || self.swept.immovable(exit).is_some()
+            || self.swept.unmovable(exit).is_some()
         {
             return false;
         }
@@ -337,7 +337,7 @@ impl Exits<'_> {
         let targets = &self.swept.targets;
         let is_reached = |it: &Instruction| targets.contains(it.ip()) || targets.are_inside(it);
         let (_, straight) = between.split_last().unwrap_or((exit, &[]));
-        let can_move = |it: &Instruction| is_straight(it) && self.swept.immovable(it).is_none();
+        let can_move = |it: &Instruction| is_straight(it) && self.swept.unmovable(it).is_none();
         if between.len() > NEAR
             || !is_followed
             || between.iter().any(is_reached)

@@ -13,7 +13,7 @@ const STATUS: u32 = RflagsBits::OF
     | RflagsBits::CF;
 
 /// How many instructions are looked at, on all paths together.
-const MOST: usize = 64;
+const MAX_INSTRUCTIONS: usize = 64;
 
 /// Returns whether, on each path from the instruction with this index, every status flag is written before it is read,
 /// or the function first returns or calls another one: by the x86-64 psABI (3.2.1), flags are not preserved across
@@ -23,7 +23,7 @@ const MOST: usize = 64;
 pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
     let is_compared = follows_comparison(function, index);
     let mut paths = vec![(index, STATUS)];
-    let mut left = MOST;
+    let mut left = MAX_INSTRUCTIONS;
     while let Some((mut index, mut unwritten)) = paths.pop() {
         loop {
             let Some(instruction) = function.get(index).filter(|_| left > 0) else {

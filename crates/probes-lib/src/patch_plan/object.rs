@@ -10,6 +10,7 @@ use crate::elf::symbols::SymbolTable;
 use crate::elf::table::noted_sites;
 use crate::elf::{ElfFile, Linking, MAX_LOADED, Segment};
 use crate::error::{ElfDefect, Error, FileError, Result};
+use crate::numbers::u64_at;
 use crate::patch_plan::code::{Code, Contents};
 use crate::patch_plan::place::Swept;
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
@@ -143,7 +144,7 @@ fn restartable_sequences(elf: &ElfFile, code: &Code) -> Vec<CodeRange> {
     };
     let bytes = code.bytes(start.0, len.min(MAX_COUNT * LEN));
     let sequence = |descriptor: &[u8]| {
-        let word = |at: usize| Some(u64::from_le_bytes(*descriptor.get(at..)?.first_chunk()?));
+        let word = |at: usize| u64_at(descriptor, at);
         let (start, len) = (FileAddr(word(8)?), word(16)?);
         (word(0)? as u32 == 0 && len <= MAX_LEN).then_some(CodeRange { start, len })
     };
@@ -172,7 +173,7 @@ fn words_of(
     places: impl Iterator<Item = FileAddr>,
     len: u64,
 ) -> impl Iterator<Item = FileAddr> {
-    let word = |at: FileAddr| Some(u64::from_le_bytes(*code.bytes(at.0, 8).first_chunk()?));
+    let word = |at: FileAddr| u64_at(code.bytes(at.0, 8), 0);
     let places = places.take(len as usize / 8);
     places.filter_map(word).map(FileAddr)
 }

@@ -14,7 +14,7 @@ use crate::patch_plan::{flags, padding};
 
 /// How many bytes of its own a punned jump has at least, if there are other candidates: with fewer, it reaches so few
 /// addresses that one is seldom free.
-const LEAST_PUNNED: u64 = 3;
+const MIN_PUNNED: u64 = 3;
 
 /// The code of an object, and the addresses in it that can be reached.
 #[derive(Clone, Debug)]
@@ -169,21 +169,21 @@ impl Swept {
     }
 
     /// Returns what an instruction is, if it cannot be moved.
-    pub(super) fn immovable(&self, instruction: &Instruction) -> Option<&'static str> {
+    pub(super) fn unmovable(&self, instruction: &Instruction) -> Option<&'static str> {
         let mut bytes = instruction.ip()..instruction.next_ip();
         if bytes.any(|it| self.foreign.contains(it)) {
             Some("a probe site")
         } else {
-            self.immovable_code(instruction)
+            self.unmovable_code(instruction)
         }
     }
 
     /// The same, without regard to probe sites.
-    fn immovable_code(&self, instruction: &Instruction) -> Option<&'static str> {
+    fn unmovable_code(&self, instruction: &Instruction) -> Option<&'static str> {
         if self.restartable.contains(instruction.ip()) {
             Some("an instruction of a restartable sequence")
         } else {
-            displaced::immovable(instruction)
+            displaced::unmovable(instruction)
         }
     }
 
@@ -252,7 +252,7 @@ impl Swept {
             let fewer = (1..count.min(call.unwrap_or(count))).rev();
             candidates.extend(fewer.filter_map(|fewer| {
                 let own = instructions[fewer].ip() - start;
-                let jump = self.punned(start, own).filter(|_| own >= LEAST_PUNNED)?;
+                let jump = self.punned(start, own).filter(|_| own >= MIN_PUNNED)?;
                 Some(site(fewer, jump))
             }));
         } else if count > 0 {
@@ -287,12 +287,12 @@ impl Swept {
             if is_target || self.targets.are_inside(next) {
                 break Stop::Target;
             }
-            let immovable = if count == 0 && is_site {
-                self.immovable_code(next)
+            let unmovable = if count == 0 && is_site {
+                self.unmovable_code(next)
             } else {
-                self.immovable(next)
+                self.unmovable(next)
             };
-            if let Some(what) = immovable {
+            if let Some(what) = unmovable {
                 break Stop::Unmovable(what);
             }
             if count > 0 && is_call(next) {

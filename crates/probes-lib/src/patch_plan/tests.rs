@@ -779,7 +779,7 @@ fn calls_below_the_stack_pointer_stay() {
         (b"\x67\xff\x54\x24\x08", false),
     ] {
         let call = code::decode(call, AT).next().unwrap();
-        assert_eq!(displaced::immovable(&call).is_none(), moves, "{call:?}");
+        assert_eq!(displaced::unmovable(&call).is_none(), moves, "{call:?}");
     }
 }
 

@@ -22,6 +22,7 @@ use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::symbols::{Symbol, SymbolTable};
 use crate::memory::ReadMemory;
+use crate::numbers::u64_at;
 
 /// More fragments than any process has: each plugin adds one.
 const MAX_FRAGMENTS: usize = 1 << 16;
@@ -305,8 +306,7 @@ struct FragmentPlace {
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {
-    let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
-    word.map_or(0, u64::from_le_bytes)
+    u64_at(bytes, at).unwrap_or(0)
 }
 
 fn words<const N: usize>(memory: &impl ReadMemory, at: u64) -> Result<[u64; N], UnknownTable> {

@@ -16,7 +16,7 @@ use crate::process::status::Status;
 use crate::process::{Process, is_gone};
 
 /// How many ancestors are looked at that have not executed a program since they were forked.
-const MOST_FORKS: usize = 64;
+const MAX_FORKS: usize = 64;
 
 /// The filters of a process's threads, compared with those that it was executed with.
 pub(crate) struct OwnFilters<'p> {
@@ -125,7 +125,7 @@ fn executed_with(process: &Process) -> Option<(u32, u32)> {
     let parent_of = |process: &Process| Process::open(process.status().ok()?.ppid).ok();
     let mut parent = parent_of(process)?;
     let mut was_forked = process.was_only_forked();
-    for _ in 0..MOST_FORKS {
+    for _ in 0..MAX_FORKS {
         if !was_forked {
             return Some(filters(&parent.status().ok()?));
         }

@@ -25,7 +25,7 @@ pub struct EventDurations {
 }
 
 /// No program nests so many phases or spans of one name: if there are more, their ends were not written.
-const MOST_OPEN: usize = 1024;
+const MAX_OPEN: usize = 1024;
 
 impl EventDurations {
     /// Adds a begin; times are in nanoseconds, names are numbers.
@@ -36,7 +36,7 @@ impl EventDurations {
             .or_default()
             .entry(name)
             .or_default();
-        if open.len() >= MOST_OPEN {
+        if open.len() >= MAX_OPEN {
             open.clear();
         }
         open.push(time);
@@ -129,6 +129,6 @@ mod tests {
         for time in 0..100_000 {
             durations.begin(0, 0, time);
         }
-        assert!(durations.open[&0][&0].len() <= MOST_OPEN);
+        assert!(durations.open[&0][&0].len() <= MAX_OPEN);
     }
 }

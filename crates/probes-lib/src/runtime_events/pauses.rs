@@ -99,10 +99,10 @@ const BARRIER: &str = "_barrier";
 const COMPACTION: &str = "compact";
 
 /// More nested phases than any runtime has: if there are more, ends of some were not written.
-pub(super) const MOST_OPEN: usize = 64;
+pub(super) const MAX_OPEN: usize = 64;
 
 /// How many phases of a pause are kept.
-const MOST_KEPT: usize = 1024;
+const MAX_KEPT: usize = 1024;
 
 impl GcPauses {
     /// Begins within these phases ([`RuntimeEvents::under_way`](super::RuntimeEvents::under_way)): the phases in them are no pauses, nor are
@@ -285,10 +285,10 @@ impl DomainPauses {
         if self.open.is_empty() {
             self.inner.clear();
         }
-        if self.open.len() >= MOST_OPEN {
+        if self.open.len() >= MAX_OPEN {
             self.forget_open();
         }
-        let index = (self.inner.len() < MOST_KEPT).then_some(self.inner.len());
+        let index = (self.inner.len() < MAX_KEPT).then_some(self.inner.len());
         if index.is_some() {
             let (depth, time) = (self.open.len(), Duration::ZERO);
             self.inner.push(PausePhase { name, depth, time });
@@ -533,7 +533,7 @@ mod tests {
             add(&mut pauses, 0, time, END("minor"));
         }
         let (_, domain) = pauses.domains().next().unwrap();
-        assert!(domain.open.len() <= MOST_OPEN && domain.inner.len() <= MOST_KEPT);
+        assert!(domain.open.len() <= MAX_OPEN && domain.inner.len() <= MAX_KEPT);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::io;
 use super::header::{Header, RING_HEADER_LEN};
 use super::item::{self, Item, RuntimeEventKind};
 use super::names::Names;
+use crate::numbers::words;
 
 /// The bytes of a file of runtime events, which change while they are read.
 pub(super) trait RingBytes {
@@ -159,9 +160,7 @@ impl CopyBuffer {
             ring.read(ring_at, after)?;
         }
         self.words.clear();
-        let words = self.bytes.chunks_exact(8);
-        let words = words.filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
-        self.words.extend(words);
+        self.words.extend(words(&self.bytes));
         Ok(())
     }
 }

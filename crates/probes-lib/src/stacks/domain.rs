@@ -12,13 +12,14 @@ use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::symbols::SymbolTable;
 use crate::elf::{ElfFile, ThreadLocals};
 use crate::memory::ReadMemory;
+use crate::numbers::u64_at;
 use crate::sys::robust_list::robust_list;
 
 /// More domains than OCaml permits: `Max_domains_max` of runtime/caml/config.h is 4096.
-const MOST_DOMAINS: u64 = 1 << 12;
+const MAX_DOMAINS: u64 = 1 << 12;
 
 /// `struct dom_internal` is larger than that.
-const LEAST_STRIDE: u64 = 64;
+const MIN_STRIDE: u64 = 64;
 
 /// How far before the list of robust locks the control block of a thread may begin: `struct pthread` of glibc's nptl/descr.h has
 /// 704 bytes before, and some words.
@@ -89,9 +90,9 @@ fn is_at(number: u64, offset: u64) -> bool {
     match number {
         0 => offset == 0,
         number => {
-            number < MOST_DOMAINS && offset % number == 0 && {
+            number < MAX_DOMAINS && offset % number == 0 && {
                 let stride = offset / number;
-                stride >= LEAST_STRIDE && stride % 8 == 0
+                stride >= MIN_STRIDE && stride % 8 == 0
             }
         }
     }
@@ -115,25 +116,16 @@ fn thread_pointer(list: u64, memory: &impl ReadMemory) -> Option<u64> {
     let start = end.checked_sub(CONTROL_BLOCK as u64)?;
     let mut bytes = [0; CONTROL_BLOCK];
     memory.read(LiveAddr(start), &mut bytes).ok()?;
-    let word = |at: usize| {
-        bytes
-            .get(at..)?
-            .first_chunk()
-            .copied()
-            .map(u64::from_le_bytes)
-    };
     let mut blocks = (0..CONTROL_BLOCK).step_by(ALIGNMENT).rev();
     blocks.find_map(|at| {
         let block = start + at as u64;
-        let is_block = [at, at + 16].map(word) == [Some(block); 2];
+        let is_block = [at, at + 16].map(|at| u64_at(&bytes, at)) == [Some(block); 2];
         is_block.then_some(block)
     })
 }
 
 fn word(memory: &impl ReadMemory, at: u64) -> Option<u64> {
-    let mut bytes = [0; 8];
-    memory.read(LiveAddr(at), &mut bytes).ok()?;
-    Some(u64::from_le_bytes(bytes))
+    memory.read_word(LiveAddr(at)).ok()
 }
 
 #[cfg(test)]
@@ -157,7 +149,7 @@ mod tests {
     #[test]
     fn entries_agree_with_their_numbers() {
         let stride = 312;
-        for number in 0..MOST_DOMAINS {
+        for number in 0..MAX_DOMAINS {
             assert!(is_at(number, number * stride));
         }
         for (number, offset) in [
@@ -165,7 +157,7 @@ mod tests {
             (1, 0),
             (2, 100),
             (7, 7 * 313),
-            (MOST_DOMAINS, 1 << 20),
+            (MAX_DOMAINS, 1 << 20),
         ] {
             assert!(!is_at(number, offset), "{number} {offset}");
         }

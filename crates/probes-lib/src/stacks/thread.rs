@@ -64,7 +64,7 @@ pub(crate) fn monotonic_now() -> Duration {
 }
 
 /// More bytes than `syscall` and `schedstat` have.
-const MOST_BYTES: usize = 256;
+const MAX_BYTES: usize = 256;
 
 impl ThreadFiles {
     /// Opens the files of a thread; `None` if it has exited.
@@ -158,7 +158,7 @@ fn unless_gone<T>(process: &Process, directory: &str, found: io::Result<T>) -> R
 }
 
 fn read(file: &File) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; MOST_BYTES];
+    let mut bytes = vec![0; MAX_BYTES];
     let len = file.read_at(&mut bytes, 0)?;
     bytes.truncate(len);
     Ok(bytes)

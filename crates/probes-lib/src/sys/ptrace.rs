@@ -24,7 +24,7 @@ const GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 
 /// The state of a tracee, as far as waitid(2) reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum TraceeState {
     /// It runs, or has not reported yet.
     Running,
     /// It is in signal-delivery-stop: this signal must be injected when it is resumed.
@@ -261,40 +261,42 @@ pub(crate) fn is_filtered() -> bool {
 ///
 /// WNOWAIT matters: a wait that consumes a signal-delivery-stop takes the signal off the tracee,
 /// and if we die before we inject it, it is lost.
-pub(crate) fn peek_wait(tid: i32) -> Wait {
+pub(crate) fn peek_state(tid: i32) -> TraceeState {
     match wait(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(info)) => decode(tid, &info),
-        Ok(None) => Wait::Running,
-        Err(Errno::ECHILD) => Wait::Gone,
-        Err(_) => Wait::Running,
+        Ok(None) => TraceeState::Running,
+        Err(Errno::ECHILD) => TraceeState::Gone,
+        Err(_) => TraceeState::Running,
     }
 }
 
-/// Same as `peek_wait`, but also finds a stop that another thread of this process has consumed, which waitid(2) reports
+/// Same as `peek_state`, but also finds a stop that another thread of this process has consumed, which waitid(2) reports
 /// no more: a thread that waits for its child, even if only for its exit, consumes the ptrace-stops of the child as
 /// well if another thread of the same process traces it. To be called by the thread that traces it.
-pub(crate) fn peek_stop(tid: i32) -> Wait {
-    match peek_wait(tid) {
+pub(crate) fn peek_state_even_if_consumed(tid: i32) -> TraceeState {
+    match peek_state(tid) {
         // ptrace(2): this fails while it runs.
-        Wait::Running => signal_info(tid).map_or(Wait::Running, |info| match peek_wait(tid) {
-            // It is stopped by now, and waitid(2) does not report it.
-            Wait::Running => of_signal_info(tid, &info),
-            wait => wait,
-        }),
-        wait => wait,
+        TraceeState::Running => {
+            signal_info(tid).map_or(TraceeState::Running, |info| match peek_state(tid) {
+                // It is stopped by now, and waitid(2) does not report it.
+                TraceeState::Running => of_signal_info(tid, &info),
+                state => state,
+            })
+        }
+        state => state,
     }
 }
 
 /// Returns why a tracee is stopped, from what `PTRACE_GETSIGINFO` returns: for a signal-delivery-stop, the signal; for
 /// any other stop, `si_code` holds its status, a value that no signal has there.
-fn of_signal_info(tid: i32, info: &libc::siginfo_t) -> Wait {
+fn of_signal_info(tid: i32, info: &libc::siginfo_t) -> TraceeState {
     match info.si_code {
         status if status > 0xff && status & 0x7f == info.si_signo => of_status(tid, status),
-        _ => Wait::Signal(info.si_signo),
+        _ => TraceeState::Signal(info.si_signo),
     }
 }
 
-/// Returns one of the tracees of this thread that do not run (see `peek_wait`); the same one until it is
+/// Returns one of the tracees of this thread that do not run (see `peek_state`); the same one until it is
 /// resumed or reaped.
 pub(crate) fn next_stopped() -> Option<i32> {
     // Not children of other threads of ours.
@@ -313,7 +315,7 @@ pub(crate) fn has_child_exited(pid: i32) -> Result<bool, Errno> {
     Ok(info.is_some_and(|info| !is_stop(&info)))
 }
 
-/// Consumes an exec stop that `peek_wait` has reported, which carries no signal that could be lost.
+/// Consumes an exec stop that `peek_state` has reported, which carries no signal that could be lost.
 /// Until then, the kernel refuses all requests if another thread than the leader has exec'd: they may
 /// have been meant for the former leader, which is gone (see `looks_like_a_spurious_pid` in the kernel).
 pub(crate) fn consume_exec(tid: i32) {
@@ -321,7 +323,7 @@ pub(crate) fn consume_exec(tid: i32) {
     let _ = wait(tid, libc::WSTOPPED);
 }
 
-/// Reaps a thread that `peek_wait` has reported as exited.
+/// Reaps a thread that `peek_state` has reported as exited.
 pub(crate) fn reap(tid: i32) {
     // It fails if there is nothing to reap any more.
     let _ = wait(tid, libc::WEXITED);
@@ -354,29 +356,29 @@ fn wait_for(
     Ok((unsafe { info.si_pid() } != 0).then_some(info))
 }
 
-fn decode(tid: i32, info: &libc::siginfo_t) -> Wait {
+fn decode(tid: i32, info: &libc::siginfo_t) -> TraceeState {
     if !matches!(info.si_code, libc::CLD_TRAPPED | libc::CLD_STOPPED) {
-        return Wait::Exited;
+        return TraceeState::Exited;
     }
     // SAFETY: waitid fills the fields of a SIGCHLD siginfo.
     of_status(tid, unsafe { info.si_status() })
 }
 
 /// Returns what the status of a stopped tracee means, as ptrace(2) has it.
-fn of_status(tid: i32, status: i32) -> Wait {
+fn of_status(tid: i32, status: i32) -> TraceeState {
     match status >> 8 {
-        0 => Wait::Signal(status & 0x7f),
+        0 => TraceeState::Signal(status & 0x7f),
         // ptrace(2): a group-stop has a stopping signal in the low byte.
-        EVENT_STOP if status & 0xff != libc::SIGTRAP => Wait::GroupStopped,
-        EVENT_STOP => Wait::EventStopped,
-        libc::PTRACE_EVENT_EXEC => Wait::Executed,
+        EVENT_STOP if status & 0xff != libc::SIGTRAP => TraceeState::GroupStopped,
+        EVENT_STOP => TraceeState::EventStopped,
+        libc::PTRACE_EVENT_EXEC => TraceeState::Executed,
         libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
             match event_message(tid) {
-                Ok(child) => Wait::Cloned(child as i32),
-                Err(_) => Wait::EventStopped,
+                Ok(child) => TraceeState::Cloned(child as i32),
+                Err(_) => TraceeState::EventStopped,
             }
         }
-        _ => Wait::EventStopped,
+        _ => TraceeState::EventStopped,
     }
 }
 

@@ -40,9 +40,7 @@ impl RecordedData {
     }
 
     pub(crate) fn get(&self, at: LiveAddr) -> u64 {
-        let mut bytes = [0; 8];
-        self.memory.read(at, &mut bytes).unwrap();
-        u64::from_le_bytes(bytes)
+        self.memory.read_word(at).unwrap()
     }
 
     pub(crate) fn put(&mut self, at: LiveAddr, word: u64) {

@@ -26,7 +26,7 @@ use crate::error::{Error, LaunchError, ProcessError, Result};
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::memory::ProcessMemory;
-use crate::sys::ptrace::{self, Wait};
+use crate::sys::ptrace::{self, TraceeState};
 use crate::sys::signals::InheritedSignals;
 use crate::sys::spawn::{self, TracerPipes};
 use crate::trace::run_to::{self, NotReached};
@@ -210,20 +210,20 @@ pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut pipes: TracerPipes) -> Resu
     }
     pipes.go().map_err(|_| Untraced::Exited)?;
     loop {
-        match ptrace::peek_stop(pid) {
-            Wait::Executed => return Ok(pid),
-            Wait::Exited | Wait::Gone => return Err(Untraced::Exited),
-            Wait::Running => {
+        match ptrace::peek_state_even_if_consumed(pid) {
+            TraceeState::Executed => return Ok(pid),
+            TraceeState::Exited | TraceeState::Gone => return Err(Untraced::Exited),
+            TraceeState::Running => {
                 tracer.wait_for_event();
             }
             // A signal on its way to the child: from the terminal, perhaps.
-            Wait::Signal(signal) => ptrace::resume(pid, signal),
+            TraceeState::Signal(signal) => ptrace::resume(pid, signal),
             // Stopped, from the terminal perhaps, until it receives SIGCONT.
-            Wait::GroupStopped => {
+            TraceeState::GroupStopped => {
                 ptrace::listen(pid);
                 tracer.wait_for_event();
             }
-            Wait::EventStopped | Wait::Cloned(_) => ptrace::resume(pid, 0),
+            TraceeState::EventStopped | TraceeState::Cloned(_) => ptrace::resume(pid, 0),
         }
     }
 }

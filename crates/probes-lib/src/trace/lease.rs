@@ -371,11 +371,11 @@ mod tests {
             lost: Cell::new(None),
             buffer: RefCell::new(vec![0; MAX_LEN]),
         };
-        let error = lease.ask(&Request::Wait(1), Duration::ZERO).unwrap_err();
+        let error = lease.ask(&Request::State(1), Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(lease.call(&Request::ResumeAll), Err(FOLLOWER_SILENT));
         assert!(lease.is_lost() && !lease.has_stopped());
-        let error = lease.ask(&Request::Wait(1), Duration::ZERO).unwrap_err();
+        let error = lease.ask(&Request::State(1), Duration::ZERO).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotConnected);
     }
 

@@ -24,7 +24,7 @@ use crate::process::memory::ProcessMemory;
 use crate::process::status::Status;
 use crate::process::{Process, is_gone};
 use crate::sys::packet_socket::PacketSocket;
-use crate::sys::ptrace::{self, Wait};
+use crate::sys::ptrace::{self, TraceeState};
 use crate::trace::lease::message::{
     Hello, MAX_LEN, MAX_THREADS, NotStopped, Reply, Request, Welcome,
 };
@@ -420,7 +420,7 @@ impl Lending<'_> {
         // A thread that runs may have executed another program, which the tool may not be permitted to change.
         let is_harmless = matches!(
             request,
-            Request::Wait(_) | Request::Registers(_) | Request::ResumeThread(_)
+            Request::State(_) | Request::Registers(_) | Request::ResumeThread(_)
         );
         if self.has_run.get() && !is_harmless {
             return Err(Errno::EBUSY);
@@ -430,17 +430,23 @@ impl Lending<'_> {
             let is_own = tracees.process_of(tid) == Some(pid);
             is_own.then_some(tid).ok_or(Errno::ESRCH)
         };
-        let stopped = |tid: i32| match ptrace::peek_wait(own(tid)?) {
-            Wait::Running | Wait::Executed | Wait::Exited | Wait::Gone => Err(Errno::ESRCH),
-            Wait::Signal(_) | Wait::EventStopped | Wait::GroupStopped | Wait::Cloned(_) => Ok(tid),
+        let stopped = |tid: i32| match ptrace::peek_state(own(tid)?) {
+            TraceeState::Running
+            | TraceeState::Executed
+            | TraceeState::Exited
+            | TraceeState::Gone => Err(Errno::ESRCH),
+            TraceeState::Signal(_)
+            | TraceeState::EventStopped
+            | TraceeState::GroupStopped
+            | TraceeState::Cloned(_) => Ok(tid),
         };
         match request {
-            Request::Wait(tid) => Ok(Reply::Wait(ptrace::peek_wait(own(tid)?))),
+            Request::State(tid) => Ok(Reply::State(ptrace::peek_state(own(tid)?))),
             Request::ResumeThread(tid) => {
                 // Whatever else it is stopped for is for the follower to handle.
                 if !matches!(
-                    ptrace::peek_wait(own(tid)?),
-                    Wait::EventStopped | Wait::GroupStopped
+                    ptrace::peek_state(own(tid)?),
+                    TraceeState::EventStopped | TraceeState::GroupStopped
                 ) {
                     return Err(Errno::EBUSY);
                 }

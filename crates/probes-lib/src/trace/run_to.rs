@@ -14,7 +14,7 @@ use crate::address::LiveAddr;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::memory::ProcessMemory;
 use crate::site::INT3;
-use crate::sys::ptrace::{self, Wait};
+use crate::sys::ptrace::{self, TraceeState};
 use crate::trace::memory::StoppedMemory;
 use crate::trace::thread_calls::ThreadCalls;
 use crate::trace::tracer::Tracer;
@@ -53,22 +53,22 @@ pub(crate) fn run_to(
     };
     ptrace::resume(pid, 0);
     let reached = loop {
-        match ptrace::peek_stop(pid) {
-            Wait::Signal(signal) => match trapped_at().filter(|_| signal == libc::SIGTRAP) {
+        match ptrace::peek_state_even_if_consumed(pid) {
+            TraceeState::Signal(signal) => match trapped_at().filter(|_| signal == libc::SIGTRAP) {
                 Some(place) => break place,
                 // Sent from outside, or raised by an initialiser.
                 None => ptrace::resume(pid, signal),
             },
-            Wait::GroupStopped => {
+            TraceeState::GroupStopped => {
                 ptrace::listen(pid);
                 tracer.wait_for_event();
             }
-            Wait::EventStopped | Wait::Cloned(_) => ptrace::resume(pid, 0),
-            Wait::Running => {
+            TraceeState::EventStopped | TraceeState::Cloned(_) => ptrace::resume(pid, 0),
+            TraceeState::Running => {
                 tracer.wait_for_event();
             }
-            Wait::Executed => return Err(NotReached::Executed),
-            Wait::Exited | Wait::Gone => return Err(NotReached::Exited),
+            TraceeState::Executed => return Err(NotReached::Executed),
+            TraceeState::Exited | TraceeState::Gone => return Err(NotReached::Exited),
         }
     };
     instructions
@@ -86,9 +86,6 @@ pub(crate) fn run_to(
 /// Returns the return address of the function that a thread has just entered.
 pub(crate) fn return_address(pid: i32, memory: &ProcessMemory) -> Result<LiveAddr, NotReached> {
     let stack = ptrace::stack_pointer(pid).map_err(|errno| NotReached::Failed(errno.into()))?;
-    let mut address = [0; 8];
-    memory
-        .read(LiveAddr(stack), &mut address)
-        .map_err(NotReached::Failed)?;
-    Ok(LiveAddr(u64::from_le_bytes(address)))
+    let address = memory.read_word(LiveAddr(stack));
+    address.map(LiveAddr).map_err(NotReached::Failed)
 }

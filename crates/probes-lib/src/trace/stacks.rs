@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::memory::ReadMemory;
+use crate::numbers::words;
 use crate::process::maps::Mapping;
 
 /// How many bytes of a stack are searched for addresses of code. What is further up may be no stack any more: memory that
@@ -21,7 +22,7 @@ const READ_AT_ONCE: u64 = 16 * PAGE;
 const ANYWHERE: Range<u64> = 0..u64::MAX;
 
 /// How many stacks of one thread are searched: more than nested signal handlers use.
-const MOST_STACKS: usize = 16;
+const MAX_STACKS: usize = 16;
 
 /// In a signal frame, what follows the stack pointer, the program counter and the flags of a
 /// 64-bit program: its segments `cs`, `gs`, `fs` and `ss` (struct sigcontext of asm/sigcontext.h).
@@ -127,7 +128,7 @@ impl StackRanges {
         let mut searched: Vec<Range<u64>> = Vec::new();
         while let Some(top) = tops.pop() {
             let is_known = searched.iter().any(|stack| stack.contains(&top));
-            if is_known || searched.len() >= MOST_STACKS {
+            if is_known || searched.len() >= MAX_STACKS {
                 continue;
             }
             let mut before = [0; 3];
@@ -183,9 +184,7 @@ fn each_word(
             is_by_pages = true;
             continue;
         }
-        let mut words = part.chunks_exact(8);
-        let word = |word: &[u8]| word.try_into().map_or(0, u64::from_le_bytes);
-        if !words.all(|bytes| visit(word(bytes))) {
+        if !words(part).all(&mut visit) {
             break;
         }
         at += part.len() as u64;

@@ -20,7 +20,7 @@ use crate::error::{
 };
 use crate::process::denial;
 use crate::process::{Process, ThreadList};
-use crate::sys::ptrace::{self, TraceScope, Wait};
+use crate::sys::ptrace::{self, TraceScope, TraceeState};
 use crate::sys::signals;
 use crate::trace::lease::message::NotStopped;
 use crate::trace::lease::{Lease, NoLease, PATIENCE, is_closed};
@@ -244,11 +244,16 @@ fn waits_for_processor(error: &Error) -> bool {
 /// be refused. The execve may be waiting for us to reap sibling threads: a deadlock that the
 /// watchdog does not break, as it knows only the processes that were there at the beginning.
 fn interrupt_if_traced(tid: i32) -> bool {
-    match ptrace::peek_wait(tid) {
-        Wait::Gone => false,
-        Wait::EventStopped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => true,
+    match ptrace::peek_state(tid) {
+        TraceeState::Gone => false,
+        TraceeState::EventStopped
+        | TraceeState::GroupStopped
+        | TraceeState::Cloned(_)
+        | TraceeState::Executed => true,
         // Or it is a child of our own that is not traced, which cannot be interrupted.
-        Wait::Running | Wait::Signal(_) | Wait::Exited => ptrace::interrupt(tid).is_ok(),
+        TraceeState::Running | TraceeState::Signal(_) | TraceeState::Exited => {
+            ptrace::interrupt(tid).is_ok()
+        }
     }
 }
 
@@ -354,7 +359,7 @@ impl Stopping<'_, '_> {
         if status.tracer == nix::unistd::gettid().as_raw() {
             // We have traced it before, or its creator, so that it was traced from its start.
             self.add(tid, Tracee::Running);
-            if ptrace::peek_wait(tid) == Wait::Running {
+            if ptrace::peek_state(tid) == TraceeState::Running {
                 // If it has just exited, the wait reports that.
                 let _ = ptrace::interrupt(tid);
             }
@@ -406,31 +411,33 @@ impl Stopping<'_, '_> {
 
     /// Records the new state of a running thread; returns false if it still runs.
     fn has_stopped(&mut self, tid: i32) -> Result<bool> {
-        let wait = match self.scope {
-            TraceScope::Threads => ptrace::peek_stop(tid),
-            TraceScope::Descendants => ptrace::peek_wait(tid),
+        let state = match self.scope {
+            TraceScope::Threads => ptrace::peek_state_even_if_consumed(tid),
+            TraceScope::Descendants => ptrace::peek_state(tid),
         };
-        let tracee = match wait {
-            Wait::Running => return Ok(false),
-            Wait::Signal(signal) => self.stopped_with(tid, signal),
-            Wait::EventStopped | Wait::GroupStopped => self.stopped_with(tid, 0),
-            Wait::Cloned(_) if self.scope == TraceScope::Descendants => self.stopped_with(tid, 0),
-            Wait::Cloned(child) => {
+        let tracee = match state {
+            TraceeState::Running => return Ok(false),
+            TraceeState::Signal(signal) => self.stopped_with(tid, signal),
+            TraceeState::EventStopped | TraceeState::GroupStopped => self.stopped_with(tid, 0),
+            TraceeState::Cloned(_) if self.scope == TraceScope::Descendants => {
+                self.stopped_with(tid, 0)
+            }
+            TraceeState::Cloned(child) => {
                 if !self.stopped.tracees.contains_key(&child) {
                     self.add(child, Tracee::Running);
                     self.born.insert(child);
                 }
                 self.stopped_with(tid, 0)
             }
-            Wait::Executed => {
+            TraceeState::Executed => {
                 self.stopped.tracees.insert(tid, Tracee::Stopped(0));
                 return Err(self.executed());
             }
-            Wait::Exited => {
+            TraceeState::Exited => {
                 reap(self.stopped.process(), tid);
                 Tracee::Gone
             }
-            Wait::Gone => Tracee::Gone,
+            TraceeState::Gone => Tracee::Gone,
         };
         self.stopped.tracees.insert(tid, tracee);
         Ok(true)
@@ -452,19 +459,19 @@ impl Stopping<'_, '_> {
         let process = self.stopped.process();
         let known = self.stopped.tracees.iter_mut();
         for (&tid, tracee) in known.filter(|(_, tracee)| **tracee != Tracee::Gone) {
-            let is_gone = match ptrace::peek_wait(tid) {
+            let is_gone = match ptrace::peek_state(tid) {
                 // waitid(2) does not report a leader that has exited before its other threads.
-                Wait::Running => tid == process.pid() && process.is_exiting(tid),
-                Wait::Exited => {
+                TraceeState::Running => tid == process.pid() && process.is_exiting(tid),
+                TraceeState::Exited => {
                     reap(process, tid);
                     true
                 }
-                Wait::Gone => true,
-                Wait::Signal(_)
-                | Wait::EventStopped
-                | Wait::GroupStopped
-                | Wait::Cloned(_)
-                | Wait::Executed => false,
+                TraceeState::Gone => true,
+                TraceeState::Signal(_)
+                | TraceeState::EventStopped
+                | TraceeState::GroupStopped
+                | TraceeState::Cloned(_)
+                | TraceeState::Executed => false,
             };
             if is_gone {
                 *tracee = Tracee::Gone;
@@ -511,7 +518,7 @@ fn threads_keep_starting(process: &Process, limit: Duration) -> Error {
     Error::of_process(
         process.pid(),
         ProcessError::ThreadsKeepStarting {
-            deadline_ms: limit.as_millis() as u64,
+            limit_ms: limit.as_millis() as u64,
         },
     )
 }
@@ -531,7 +538,7 @@ fn busy(process: &Process, tid: i32, limit: Duration) -> Error {
             name: status.name,
             state: status.state,
             wchan: String::from_utf8_lossy(&wchan).into_owned(),
-            deadline_ms: limit.as_millis() as u64,
+            limit_ms: limit.as_millis() as u64,
         },
     )
 }
@@ -545,7 +552,7 @@ mod tests {
             name: "spin".to_owned(),
             state,
             wchan: String::new(),
-            deadline_ms: 500,
+            limit_ms: 500,
         };
         Error::new(Subject::Thread { pid: 1, tid: 2 }, kind)
     }
@@ -565,7 +572,7 @@ mod tests {
         (tries, stopped.is_ok())
     }
 
-    // promise: Stopping and resuming: A process with a thread that had no processor for the whole deadline is resumed, and tried again twice
+    // promise: Stopping and resuming: A process with a thread that had no processor for the whole time limit is resumed, and tried again twice
     #[test]
     fn thread_without_processor_is_tried_again() {
         assert_eq!(tries('R', 1), (1, true));

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use crate::address::LiveAddr;
 use crate::process::memory::ProcessMemory;
-use crate::sys::ptrace::{self, Wait};
+use crate::sys::ptrace::{self, TraceeState};
 use crate::trace::lease::Lease;
 use crate::trace::lease::message::{Reply, Request};
 
@@ -49,16 +49,16 @@ impl ThreadCalls {
         }
     }
 
-    /// See [`ptrace::peek_stop`]; [`Wait::Gone`] also if the lease is lost.
-    pub(crate) fn peek_wait(&self, tid: i32) -> Wait {
+    /// See [`ptrace::peek_state_even_if_consumed`]; [`TraceeState::Gone`] also if the lease is lost.
+    pub(crate) fn peek_state(&self, tid: i32) -> TraceeState {
         match self {
-            ThreadCalls::Own => ptrace::peek_stop(tid),
+            ThreadCalls::Own => ptrace::peek_state_even_if_consumed(tid),
             ThreadCalls::Leased(lease) => {
-                let wait = lease.answer(&Request::Wait(tid), |reply| match reply {
-                    Reply::Wait(wait) => Some(wait),
+                let state = lease.answer(&Request::State(tid), |reply| match reply {
+                    Reply::State(state) => Some(state),
                     _ => None,
                 });
-                wait.unwrap_or(Wait::Gone)
+                state.unwrap_or(TraceeState::Gone)
             }
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!          next_stopped()                  stopped for                what becomes of the thread
-//! SIGCHLD ─▶ stopped tid ─▶ peek_wait() ─▶ a signal                   resumes with it; maybe Starved
+//! SIGCHLD ─▶ stopped tid ─▶ peek_state() ─▶ a signal                   resumes with it; maybe Starved
 //!                                          its start, our interrupt   resumes
 //!                                          a group-stop               stays stopped until SIGCONT
 //!                                          a clone, fork, vfork       resumes, and the new one too: Forked
@@ -25,7 +25,7 @@ use nix::sys::prctl;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::process::Process;
-use crate::sys::ptrace::{self, TraceScope, Wait};
+use crate::sys::ptrace::{self, TraceScope, TraceeState};
 use crate::trace::starvation::StarvedThreads;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
@@ -145,12 +145,16 @@ impl<'t> TraceeSet<'t> {
     /// has executed a program or exited, and the child may be one of those that we have stopped.
     pub(crate) fn resume_others(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
-            match ptrace::peek_wait(tid) {
-                Wait::Signal(signal) => ptrace::resume(tid, signal),
-                Wait::EventStopped => ptrace::resume(tid, 0),
-                Wait::GroupStopped => ptrace::listen(tid),
+            match ptrace::peek_state(tid) {
+                TraceeState::Signal(signal) => ptrace::resume(tid, signal),
+                TraceeState::EventStopped => ptrace::resume(tid, 0),
+                TraceeState::GroupStopped => ptrace::listen(tid),
                 // They have something to report, or are not stopped.
-                Wait::Cloned(_) | Wait::Executed | Wait::Running | Wait::Exited | Wait::Gone => {}
+                TraceeState::Cloned(_)
+                | TraceeState::Executed
+                | TraceeState::Running
+                | TraceeState::Exited
+                | TraceeState::Gone => {}
             }
         }
     }
@@ -172,11 +176,15 @@ impl<'t> TraceeSet<'t> {
     pub(crate) fn resume_now(&mut self, pid: i32) {
         self.starved = StarvedThreads::default();
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other == pid) {
-            match ptrace::peek_wait(tid) {
-                Wait::Signal(signal) => ptrace::resume(tid, signal),
-                Wait::EventStopped => ptrace::resume(tid, 0),
-                Wait::GroupStopped => ptrace::listen(tid),
-                Wait::Cloned(_) | Wait::Executed | Wait::Running | Wait::Exited | Wait::Gone => {}
+            match ptrace::peek_state(tid) {
+                TraceeState::Signal(signal) => ptrace::resume(tid, signal),
+                TraceeState::EventStopped => ptrace::resume(tid, 0),
+                TraceeState::GroupStopped => ptrace::listen(tid),
+                TraceeState::Cloned(_)
+                | TraceeState::Executed
+                | TraceeState::Running
+                | TraceeState::Exited
+                | TraceeState::Gone => {}
             }
         }
     }
@@ -185,7 +193,7 @@ impl<'t> TraceeSet<'t> {
     /// it that were resumed nevertheless enter the group-stop again.
     pub(crate) fn interrupt_running(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other == pid) {
-            if ptrace::peek_wait(tid) == Wait::Running {
+            if ptrace::peek_state(tid) == TraceeState::Running {
                 // It fails only if the thread has been killed.
                 let _ = ptrace::interrupt(tid);
             }
@@ -281,40 +289,40 @@ impl<'t> TraceeSet<'t> {
     /// Resumes a stopped thread, or reaps it; returns an event if its stop is one.
     fn handle(&mut self, tid: i32) -> Option<TraceEvent> {
         let pid = self.threads.get(&tid).copied();
-        let wait = ptrace::peek_wait(tid);
-        if pid.is_none() && self.is_given_up(tid) && wait != Wait::Exited {
-            detach(tid, wait);
+        let state = ptrace::peek_state(tid);
+        if pid.is_none() && self.is_given_up(tid) && state != TraceeState::Exited {
+            detach(tid, state);
             return None;
         }
-        match wait {
-            Wait::Signal(signal) => {
+        match state {
+            TraceeState::Signal(signal) => {
                 let is_starved = self.starved.is_starved(tid, signal);
                 ptrace::resume(tid, signal);
                 return pid
                     .filter(|_| is_starved)
                     .map(|pid| TraceEvent::Starved { pid });
             }
-            Wait::GroupStopped => ptrace::listen(tid),
-            Wait::EventStopped => {
+            TraceeState::GroupStopped => ptrace::listen(tid),
+            TraceeState::EventStopped => {
                 let event = self.register(tid);
                 ptrace::resume(tid, 0);
                 return event;
             }
-            Wait::Cloned(child) => return self.cloned(pid, tid, child),
-            Wait::Executed => {
+            TraceeState::Cloned(child) => return self.cloned(pid, tid, child),
+            TraceeState::Executed => {
                 // The other threads have exited, and the one that called execve has this tid now.
                 self.forget(tid);
                 self.threads.insert(tid, tid);
                 ptrace::consume_exec(tid);
                 return Some(TraceEvent::Executed { pid: tid });
             }
-            Wait::Exited => {
+            TraceeState::Exited => {
                 self.reap(tid);
                 return self.gone(pid, tid);
             }
-            Wait::Gone => return self.gone(pid, tid),
+            TraceeState::Gone => return self.gone(pid, tid),
             // Killed at this moment.
-            Wait::Running => {}
+            TraceeState::Running => {}
         }
         None
     }
@@ -328,7 +336,7 @@ impl<'t> TraceeSet<'t> {
         // A thread that had this tid earlier would hide the new one.
         self.threads.remove(&child);
         // The child may have been detached already, if thread `tid` was slow to stop.
-        let is_traced = ptrace::peek_wait(child) != Wait::Gone;
+        let is_traced = ptrace::peek_state(child) != TraceeState::Gone;
         let event = is_traced.then(|| self.register(child)).flatten();
         ptrace::resume(tid, 0);
         event
@@ -359,7 +367,7 @@ impl<'t> TraceeSet<'t> {
         if !self.unreaped.contains(&tid) {
             return Some(tid);
         }
-        if ptrace::peek_wait(tid) != Wait::Exited {
+        if ptrace::peek_state(tid) != TraceeState::Exited {
             // That child was waited for, and a new process has its pid.
             self.unreaped.remove(&tid);
             return Some(tid);
@@ -370,9 +378,11 @@ impl<'t> TraceeSet<'t> {
             given_up.filter_map(|process| process.threads().and_then(|mut it| it.read()).ok());
         let given_up = given_up
             .flatten()
-            .filter(|tid| ptrace::peek_wait(*tid) != Wait::Gone);
+            .filter(|tid| ptrace::peek_state(*tid) != TraceeState::Gone);
         let mut tids = self.threads.keys().copied().chain(given_up);
-        tids.find(|tid| !self.unreaped.contains(tid) && ptrace::peek_wait(*tid) != Wait::Running)
+        tids.find(|tid| {
+            !self.unreaped.contains(tid) && ptrace::peek_state(*tid) != TraceeState::Running
+        })
     }
 
     /// Adds a thread that is new; returns an event if its process is, too.
@@ -399,20 +409,22 @@ impl<'t> TraceeSet<'t> {
     fn reap_hook_thread(&mut self, tid: i32) {
         let begun = Instant::now();
         while begun.elapsed() < HOOK_THREAD_EXIT_LIMIT {
-            match ptrace::peek_wait(tid) {
-                wait @ (Wait::Exited | Wait::Gone) => {
-                    if wait == Wait::Exited {
+            match ptrace::peek_state(tid) {
+                state @ (TraceeState::Exited | TraceeState::Gone) => {
+                    if state == TraceeState::Exited {
                         ptrace::reap(tid);
                     }
                     // Its own stop may have been handled before its creator's.
                     self.threads.remove(&tid);
                     return;
                 }
-                Wait::Running | Wait::GroupStopped => {
+                TraceeState::Running | TraceeState::GroupStopped => {
                     self.tracer.wait_for_event();
                 }
-                Wait::Signal(signal) => ptrace::resume(tid, signal),
-                Wait::EventStopped | Wait::Cloned(_) | Wait::Executed => ptrace::resume(tid, 0),
+                TraceeState::Signal(signal) => ptrace::resume(tid, signal),
+                TraceeState::EventStopped | TraceeState::Cloned(_) | TraceeState::Executed => {
+                    ptrace::resume(tid, 0)
+                }
             }
         }
         // It may be in a group-stop.
@@ -435,12 +447,15 @@ impl<'t> TraceeSet<'t> {
     }
 }
 
-/// Detaches a thread that is stopped for `wait`.
-fn detach(tid: i32, wait: Wait) {
-    let signal = match wait {
-        Wait::Exited | Wait::Gone | Wait::Running => return,
-        Wait::Signal(signal) => signal,
-        Wait::EventStopped | Wait::GroupStopped | Wait::Cloned(_) | Wait::Executed => 0,
+/// Detaches a thread that is stopped in `state`.
+fn detach(tid: i32, state: TraceeState) {
+    let signal = match state {
+        TraceeState::Exited | TraceeState::Gone | TraceeState::Running => return,
+        TraceeState::Signal(signal) => signal,
+        TraceeState::EventStopped
+        | TraceeState::GroupStopped
+        | TraceeState::Cloned(_)
+        | TraceeState::Executed => 0,
     };
     // It fails only if the thread has been killed, which is reported next.
     let _ = ptrace::detach(tid, signal);

@@ -26,7 +26,7 @@ use nix::errno::Errno;
 use crate::error::{Result, SystemError};
 use crate::process::Process;
 use crate::process::denial::TRACER_NAME;
-use crate::sys::ptrace::{self, TraceScope, Wait};
+use crate::sys::ptrace::{self, TraceScope, TraceeState};
 use crate::sys::signals::{self, BlockedSignals};
 use crate::trace::lease::Lease;
 
@@ -126,7 +126,7 @@ fn reap_for_exec(target: &Process) {
 
 /// Reaps a tracee of `target` if it has exited.
 pub(crate) fn reap_if_exited(target: &Process, tid: i32) {
-    if ptrace::peek_wait(tid) == Wait::Exited {
+    if ptrace::peek_state(tid) == TraceeState::Exited {
         reap(target, tid);
     }
 }

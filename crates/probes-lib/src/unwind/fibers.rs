@@ -8,7 +8,7 @@ use super::memory::StackMemory;
 const CONTINUATION_TAG: u64 = 245;
 
 /// The most bytes of the frames of C code that are searched.
-const MOST_SEARCHED: u64 = 1 << 20;
+const MAX_SEARCHED: u64 = 1 << 20;
 
 /// The stack pointers below and above the last two frames that have changed the stack, as far as they are needed.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl StackSwitches {
 }
 
 fn cleared_parent(c_frames: Range<u64>, memory: &mut impl StackMemory) -> Option<u64> {
-    if c_frames.end.wrapping_sub(c_frames.start) > MOST_SEARCHED {
+    if c_frames.end.wrapping_sub(c_frames.start) > MAX_SEARCHED {
         return None;
     }
     c_frames.step_by(8).find_map(|at| {

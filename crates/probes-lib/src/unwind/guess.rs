@@ -1,9 +1,9 @@
-//! Guesses the caller of a frame that is addressed by rbp, where rbp is not known: of a blocked thread only the stack
-//! pointer is, and frames are addressed by rbp in functions that call alloca(3), for example.
+//! Guesses the caller of a frame whose CFA is relative to rbp, where rbp is not known: of a blocked thread, only the stack
+//! pointer is known, and functions that call alloca(3), for example, have their CFA relative to rbp.
 
 use super::memory::StackMemory;
 use super::registers::{FrameRegisters, RBP, RSP};
-use super::tables::{Cfa, Rule};
+use super::tables::{Cfa, UnwindRow};
 use super::{RawStack, StackEnd, Unwinder};
 use crate::address::{FileAddr, LiveAddr};
 use std::ops::Range;
@@ -12,25 +12,26 @@ use std::ops::Range;
 const SEARCHED: u64 = 64 << 10;
 
 /// The most return addresses that are tried.
-const MOST_TRIED: usize = 64;
+const MAX_TRIED: usize = 64;
 
-/// Returns the frames of the callers. The first word above the stack pointer is taken that is the address behind a
-/// direct call of this function, and from which the stack is complete; if there is none, the first behind any call.
+/// Returns the frames of the callers. The return address is taken to be the first word above the stack pointer that is the
+/// address after a direct call of this function, and from which the stack can be unwound to its end; if there is none,
+/// the first such word after any call.
 pub(super) fn caller(
     unwinder: &mut Unwinder,
-    rule: &Rule,
+    row: &UnwindRow,
     registers: FrameRegisters,
     is_exact: bool,
     memory: &mut impl StackMemory,
 ) -> Option<RawStack> {
-    let Cfa::Register(_, offset) = rule.cfa else {
+    let Cfa::Register(_, offset) = row.cfa else {
         return None;
     };
     let stack_pointer = registers.get(RSP)?;
     let end = stack_pointer.saturating_add(SEARCHED);
     let bias = unwinder.object(registers.ip)?.bias;
     let live = |address| bias.live(FileAddr(address)).0;
-    let function = live(rule.function.start)..live(rule.function.end);
+    let function = live(row.function.start)..live(row.function.end);
     for callee in [Some(&function), None] {
         let mut tried = 0;
         for at in (stack_pointer..end).step_by(8) {
@@ -40,7 +41,7 @@ pub(super) fn caller(
             if !unwinder.has_code(LiveAddr(word)) || !follows_call(word, callee, memory) {
                 continue;
             }
-            if tried == MOST_TRIED {
+            if tried == MAX_TRIED {
                 break;
             }
             tried += 1;

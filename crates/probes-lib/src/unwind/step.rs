@@ -5,29 +5,30 @@ use gimli::{EndianSlice, Evaluation, EvaluationResult, LittleEndian, Location, V
 use super::StackEnd;
 use super::memory::StackMemory;
 use super::registers::{CALLEE_SAVED, FrameRegisters, RSP};
-use super::tables::{CallerValue, Cfa, DwarfExpression, Rule};
+use super::tables::{CallerValue, Cfa, DwarfExpression, UnwindRow};
 use crate::address::LiveAddr;
 
-/// A register that was saved fewer than this many bytes below the stack pointer counts as restored already.
-const MOST_POPPED: u64 = 64;
+/// If the table says that a register is saved fewer than this many bytes below the stack pointer, it was popped already:
+/// the frame has the value of its caller.
+const MAX_POPPED: u64 = 64;
 
 /// The most operations of an expression that are executed.
-const MOST_OPERATIONS: u32 = 1000;
+const MAX_OPERATIONS: u32 = 1000;
 
 /// Replaces the registers of a frame by those of its caller. `within` is an address within the current instruction of
-/// the frame, which errors name; `cfa`, if given, is where the frame ends, instead of where the rule says.
+/// the frame, which errors name; `cfa`, if given, is the CFA, instead of what the row says.
 ///
 /// # Errors
 ///
 /// Why it has no caller, or none that can be found. The registers are as they were.
 pub(super) fn step(
-    rule: &Rule,
+    row: &UnwindRow,
     registers: &mut FrameRegisters,
     within: LiveAddr,
     memory: &mut impl StackMemory,
     cfa: Option<u64>,
 ) -> Result<(), StackEnd> {
-    let Some(return_address) = &rule.return_address else {
+    let Some(return_address) = &row.return_address else {
         return Err(StackEnd::Outermost);
     };
     let mut frame = Frame {
@@ -35,27 +36,26 @@ pub(super) fn step(
         within,
         memory,
     };
-    let cfa = match (&rule.cfa, cfa) {
+    let cfa = match (&row.cfa, cfa) {
         (_, Some(cfa)) => cfa,
         (Cfa::Register(register, offset), None) => {
             frame.register(*register)?.wrapping_add_signed(*offset)
         }
         (Cfa::Expression(expression), None) => frame.evaluate(expression, None)?,
     };
-    let ip = frame.saved(return_address, cfa)?;
+    let ip = frame.value_in_caller(return_address, cfa)?;
     let ip = ip.ok_or(StackEnd::UnknownRegister(within))?;
     let mut caller = FrameRegisters::new(ip, cfa);
     let stack_pointer = frame.registers.get(RSP).unwrap_or(0);
     for register in CALLEE_SAVED {
         caller.set(register, frame.registers.get(register));
     }
-    for (register, saved) in &rule.registers {
-        // A register that was saved below the stack pointer is restored already.
-        let is_popped = saved.is_below(cfa, stack_pointer, MOST_POPPED);
+    for (register, saved) in &row.registers {
+        let is_popped = saved.is_saved_below(cfa, stack_pointer, MAX_POPPED);
         let value = if is_popped {
             frame.registers.get(*register)
         } else {
-            frame.saved(saved, cfa).unwrap_or(None)
+            frame.value_in_caller(saved, cfa).unwrap_or(None)
         };
         caller.set(*register, value);
     }
@@ -86,13 +86,13 @@ impl<M: StackMemory> Frame<'_, M> {
         word.ok_or(StackEnd::Unreadable(LiveAddr(at)))
     }
 
-    fn saved(&mut self, saved: &CallerValue, cfa: u64) -> Result<Option<u64>, StackEnd> {
+    fn value_in_caller(&mut self, saved: &CallerValue, cfa: u64) -> Result<Option<u64>, StackEnd> {
         Ok(match saved {
             CallerValue::Unknown => None,
-            CallerValue::At(offset) => Some(self.word(cfa.wrapping_add_signed(*offset))?),
-            CallerValue::Value(offset) => Some(cfa.wrapping_add_signed(*offset)),
-            CallerValue::Register(register) => self.registers.get(*register),
-            CallerValue::AtExpression(expression) => {
+            CallerValue::SavedAt(offset) => Some(self.word(cfa.wrapping_add_signed(*offset))?),
+            CallerValue::CfaPlus(offset) => Some(cfa.wrapping_add_signed(*offset)),
+            CallerValue::InRegister(register) => self.registers.get(*register),
+            CallerValue::SavedAtExpression(expression) => {
                 let at = self.evaluate(expression, Some(cfa))?;
                 Some(self.word(at)?)
             }
@@ -107,7 +107,7 @@ impl<M: StackMemory> Frame<'_, M> {
     ) -> Result<u64, StackEnd> {
         let bytes = EndianSlice::new(&expression.bytes, LittleEndian);
         let mut evaluation = Evaluation::new(bytes, expression.encoding);
-        evaluation.set_max_iterations(MOST_OPERATIONS);
+        evaluation.set_max_iterations(MAX_OPERATIONS);
         if let Some(value) = initial {
             evaluation.set_initial_value(value);
         }

@@ -13,34 +13,40 @@ use gimli::{
 use crate::address::FileAddr;
 use crate::elf::{DwarfBytes, ElfFile};
 
-/// How the caller of a frame is found.
+/// The row of the table for an address: how the caller of a frame is found.
 #[derive(Debug)]
-pub(super) struct Rule {
-    /// Where the frame ends (canonical frame address).
+pub(super) struct UnwindRow {
+    /// The canonical frame address: the stack pointer of the caller.
     pub(super) cfa: Cfa,
     /// The registers whose values in the caller are not those that they have now.
     pub(super) registers: Vec<(usize, CallerValue)>,
-    /// `None` if nothing has called this code.
+    /// `None` in the outermost frame, which nothing has called.
     pub(super) return_address: Option<CallerValue>,
     pub(super) is_signal_frame: bool,
-    /// The function that the rule is for, in the file.
+    /// The code of the entry that has the row, as addresses of the file.
     pub(super) function: Range<u64>,
 }
 
 #[derive(Debug)]
 pub(super) enum Cfa {
+    /// A register plus an offset.
     Register(usize, i64),
     Expression(DwarfExpression),
 }
 
-/// Where the value is that a register has in the caller; offsets are from the CFA.
+/// Where the value is found that a register has in the caller (DWARF 5, section 6.4.1).
 #[derive(Debug)]
 pub(super) enum CallerValue {
     Unknown,
-    At(i64),
-    Value(i64),
-    Register(usize),
-    AtExpression(DwarfExpression),
+    /// In memory, at this offset from the CFA.
+    SavedAt(i64),
+    /// It is the CFA plus this offset.
+    CfaPlus(i64),
+    /// In this register of the frame.
+    InRegister(usize),
+    /// In memory, at the address that the expression gives.
+    SavedAtExpression(DwarfExpression),
+    /// It is what the expression gives.
     ValueExpression(DwarfExpression),
 }
 
@@ -52,38 +58,47 @@ pub(super) struct DwarfExpression {
 }
 
 impl CallerValue {
-    /// Returns whether it is in the memory below the stack pointer, and less than `most` bytes below.
-    pub(super) fn is_below(&self, cfa: u64, stack_pointer: u64, most: u64) -> bool {
-        let CallerValue::At(offset) = self else {
+    /// Returns whether it is in memory below the stack pointer, but fewer than `limit` bytes below.
+    pub(super) fn is_saved_below(&self, cfa: u64, stack_pointer: u64, limit: u64) -> bool {
+        let CallerValue::SavedAt(offset) = self else {
             return false;
         };
         let at = cfa.wrapping_add_signed(*offset);
-        at < stack_pointer && stack_pointer - at < most
+        at < stack_pointer && stack_pointer - at < limit
     }
 }
 
-impl Rule {
-    pub(super) fn is_addressed_by(&self, register: usize) -> bool {
+impl UnwindRow {
+    pub(super) fn has_cfa_from(&self, register: usize) -> bool {
         matches!(self.cfa, Cfa::Register(it, _) if it == register)
     }
 
-    pub(super) fn returns_to_the_word_below_cfa(&self) -> bool {
-        matches!(self.return_address, Some(CallerValue::At(-8)))
+    pub(super) fn has_return_address_below_cfa(&self) -> bool {
+        matches!(self.return_address, Some(CallerValue::SavedAt(-8)))
     }
+}
+
+/// An entry of the table (FDE).
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SortedEntry {
+    /// The address where its code begins.
+    start: u64,
+    /// Its offset in `.eh_frame`.
+    offset: usize,
 }
 
 /// The unwind table of one file.
 #[derive(Debug)]
 pub(super) struct UnwindTables {
     /// The bytes of `.eh_frame`.
-    frames: Vec<u8>,
+    eh_frame: Vec<u8>,
     /// The address of `.eh_frame` in the file.
-    start: u64,
-    /// `.eh_frame_hdr`, which leads from addresses to entries.
-    index: Option<Vec<u8>>,
+    eh_frame_start: u64,
+    /// The bytes of `.eh_frame_hdr`: the offsets of the entries in `.eh_frame`, sorted by the addresses that they are for.
+    eh_frame_hdr: Option<Vec<u8>>,
     bases: BaseAddresses,
-    /// Where each entry begins, and its offset: made by reading all entries, if the file has no index or a damaged one.
-    own_index: OnceLock<Vec<(u64, usize)>>,
+    /// The same, found by reading all entries, if the file has no `.eh_frame_hdr` or a damaged one.
+    sorted_entries: OnceLock<Vec<SortedEntry>>,
 }
 
 impl UnwindTables {
@@ -91,15 +106,15 @@ impl UnwindTables {
     pub(super) fn of(elf: &ElfFile) -> UnwindTables {
         let start = |name: &str| elf.section_range(name).map_or(0, |(start, _)| start.0);
         UnwindTables {
-            frames: elf.whole_section(".eh_frame").unwrap_or_default(),
-            start: start(".eh_frame"),
-            index: elf.whole_section(".eh_frame_hdr"),
+            eh_frame: elf.whole_section(".eh_frame").unwrap_or_default(),
+            eh_frame_start: start(".eh_frame"),
+            eh_frame_hdr: elf.whole_section(".eh_frame_hdr"),
             bases: BaseAddresses::default()
                 .set_eh_frame(start(".eh_frame"))
                 .set_eh_frame_hdr(start(".eh_frame_hdr"))
                 .set_text(start(".text"))
                 .set_got(start(".got")),
-            own_index: OnceLock::new(),
+            sorted_entries: OnceLock::new(),
         }
     }
 
@@ -107,20 +122,20 @@ impl UnwindTables {
     #[cfg(test)]
     pub(super) fn damaged(elf: &ElfFile, damage: impl Fn(&mut [u8])) -> UnwindTables {
         let mut tables = UnwindTables::of(elf);
-        damage(&mut tables.frames);
-        if let Some(index) = &mut tables.index {
-            damage(index);
+        damage(&mut tables.eh_frame);
+        if let Some(header) = &mut tables.eh_frame_hdr {
+            damage(header);
         }
         tables
     }
 
-    /// Returns the rule for an address; `None` if the table has none, or it makes no sense.
-    pub(super) fn rule(&self, address: FileAddr) -> Option<Rule> {
-        let mut frames = EhFrame::new(&self.frames, LittleEndian);
+    /// Returns the row for an address; `None` if the table has none, or it makes no sense.
+    pub(super) fn row(&self, address: FileAddr) -> Option<UnwindRow> {
+        let mut frames = EhFrame::new(&self.eh_frame, LittleEndian);
         frames.set_address_size(8);
         let fde = self.entry(&frames, address)?;
-        // The row for `caml_c_call_stack_args` of OCaml 5 is followed by a malformed one, which changes the offset of
-        // an expression: what was said before still holds.
+        // In OCaml 5, the row for `caml_c_call_stack_args` is followed by a malformed one: rows are read until the first
+        // malformed one, and the last row before it is used.
         let mut context = UnwindContext::new();
         let mut rows = fde.rows(&frames, &self.bases, &mut context).ok()?;
         let mut row = None;
@@ -136,12 +151,12 @@ impl UnwindTables {
             let bytes = expression.get(&frames).ok()?.0.slice().to_vec();
             Some(DwarfExpression { bytes, encoding })
         };
-        let saved = |rule: &RegisterRule<usize>| -> Option<CallerValue> {
+        let caller_value = |rule: &RegisterRule<usize>| -> Option<CallerValue> {
             Some(match rule {
-                RegisterRule::Offset(offset) => CallerValue::At(*offset),
-                RegisterRule::ValOffset(offset) => CallerValue::Value(*offset),
-                RegisterRule::Register(register) => CallerValue::Register(register.0.into()),
-                RegisterRule::Expression(it) => CallerValue::AtExpression(expression(*it)?),
+                RegisterRule::Offset(offset) => CallerValue::SavedAt(*offset),
+                RegisterRule::ValOffset(offset) => CallerValue::CfaPlus(*offset),
+                RegisterRule::Register(register) => CallerValue::InRegister(register.0.into()),
+                RegisterRule::Expression(it) => CallerValue::SavedAtExpression(expression(*it)?),
                 RegisterRule::ValExpression(it) => CallerValue::ValueExpression(expression(*it)?),
                 _ => CallerValue::Unknown,
             })
@@ -157,11 +172,11 @@ impl UnwindTables {
             match rule {
                 RegisterRule::SameValue => {}
                 RegisterRule::Undefined if *register == X86_64::RA => {}
-                rule if *register == X86_64::RA => return_address = Some(saved(rule)?),
-                rule => registers.push((register.0.into(), saved(rule)?)),
+                rule if *register == X86_64::RA => return_address = Some(caller_value(rule)?),
+                rule => registers.push((register.0.into(), caller_value(rule)?)),
             }
         }
-        Some(Rule {
+        Some(UnwindRow {
             cfa,
             registers,
             return_address,
@@ -170,19 +185,20 @@ impl UnwindTables {
         })
     }
 
+    /// Returns the entry (FDE) whose code has an address.
     fn entry<'b>(
         &self,
         frames: &EhFrame<DwarfBytes<'b>>,
         address: FileAddr,
     ) -> Option<FrameDescriptionEntry<DwarfBytes<'b>>> {
-        let offset = match self.by_index(address) {
+        let offset = match self.offset_by_header(address) {
             Some(offset) => offset,
             None => {
-                let own = self
-                    .own_index
-                    .get_or_init(|| own_index(frames, &self.bases));
-                let after = own.partition_point(|(start, _)| *start <= address.0);
-                EhFrameOffset(own.get(after.checked_sub(1)?)?.1)
+                let entries = self
+                    .sorted_entries
+                    .get_or_init(|| sorted_entries(frames, &self.bases));
+                let after = entries.partition_point(|entry| entry.start <= address.0);
+                EhFrameOffset(entries.get(after.checked_sub(1)?)?.offset)
             }
         };
         let fde = frames
@@ -191,23 +207,23 @@ impl UnwindTables {
         fde.contains(address.0).then_some(fde)
     }
 
-    fn by_index(&self, address: FileAddr) -> Option<EhFrameOffset> {
-        let index = EhFrameHdr::new(self.index.as_deref()?, LittleEndian);
-        let index = index.parse(&self.bases, 8).ok()?;
-        let table = index.table()?;
+    /// Returns the offset of the entry for an address, as `.eh_frame_hdr` has it.
+    fn offset_by_header(&self, address: FileAddr) -> Option<EhFrameOffset> {
+        let header = EhFrameHdr::new(self.eh_frame_hdr.as_deref()?, LittleEndian);
+        let header = header.parse(&self.bases, 8).ok()?;
+        let table = header.table()?;
         // gimli's own conversion of a pointer to an offset panics if the index is damaged.
         let Pointer::Direct(at) = table.lookup(address.0, &self.bases).ok()? else {
             return None;
         };
-        let offset = usize::try_from(at.checked_sub(self.start)?).ok()?;
-        (offset < self.frames.len()).then_some(EhFrameOffset(offset))
+        let offset = usize::try_from(at.checked_sub(self.eh_frame_start)?).ok()?;
+        (offset < self.eh_frame.len()).then_some(EhFrameOffset(offset))
     }
 }
 
-/// Returns where each entry begins, and its offset in the table, by address; only of those before the first one that is
-/// damaged.
-fn own_index(frames: &EhFrame<DwarfBytes<'_>>, bases: &BaseAddresses) -> Vec<(u64, usize)> {
-    let mut own = Vec::new();
+/// Returns the entries by address; only those before the first one that is damaged.
+fn sorted_entries(frames: &EhFrame<DwarfBytes<'_>>, bases: &BaseAddresses) -> Vec<SortedEntry> {
+    let mut sorted = Vec::new();
     let mut entries = frames.entries(bases);
     while let Ok(Some(entry)) = entries.next() {
         let CieOrFde::Fde(partial) = entry else {
@@ -217,8 +233,11 @@ fn own_index(frames: &EhFrame<DwarfBytes<'_>>, bases: &BaseAddresses) -> Vec<(u6
         let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else {
             break;
         };
-        own.push((fde.initial_address(), offset));
+        sorted.push(SortedEntry {
+            start: fde.initial_address(),
+            offset,
+        });
     }
-    own.sort_unstable();
-    own
+    sorted.sort_unstable();
+    sorted
 }

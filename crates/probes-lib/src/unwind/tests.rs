@@ -61,7 +61,7 @@ proptest::proptest! {
             let registers = FrameRegisters::new(code + u64::from(start) % 0x2000 + step, STACK);
             let stack = unwinder.unwind(registers, &mut memory);
             proptest::prop_assert!(!stack.frames.is_empty());
-            proptest::prop_assert!(stack.frames.len() <= MOST_FRAMES || stack.is_guessed);
+            proptest::prop_assert!(stack.frames.len() <= MAX_FRAMES || stack.is_guessed);
         }
     }
 }

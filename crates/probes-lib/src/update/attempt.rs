@@ -56,7 +56,7 @@ impl Updater<'_> {
             process.refuse_self_and_ancestors()?;
         }
         let _queue_guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let deadline = Instant::now() + self.options.deadline;
+        let deadline = Instant::now() + self.options.time_limit;
         let _lock = holds::settled_lock(process, deadline)?;
         let done = self.update_locked(choose, deadline);
         if let Some((hold, change)) = self.hold {
@@ -76,7 +76,7 @@ impl Updater<'_> {
             process.refuse_self_and_ancestors()?;
         }
         let _queue_guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let _lock = holds::settled_lock(process, Instant::now() + self.options.deadline)?;
+        let _lock = holds::settled_lock(process, Instant::now() + self.options.time_limit)?;
         let Some(records) = ProcessRecords::of(process) else {
             return Ok(Vec::new());
         };
@@ -97,7 +97,7 @@ impl Updater<'_> {
                 ..*self
             };
             let choose = |program: &Program| choose_undo(program, &hold.applied(program));
-            let done = updater.update_locked(&choose, Instant::now() + self.options.deadline);
+            let done = updater.update_locked(&choose, Instant::now() + self.options.time_limit);
             hold.conclude(process, HoldChange::GiveBack, done.as_ref());
             let left = hold.names();
             released.push(ReleasedHold {
@@ -138,7 +138,7 @@ impl Updater<'_> {
     ///
     /// See [`Target::check`](crate::Target::check).
     pub(crate) fn check(&self, choose: Choose<'_>) -> Result<()> {
-        let deadline = Instant::now() + self.options.deadline;
+        let deadline = Instant::now() + self.options.time_limit;
         loop {
             match self.check_once(choose) {
                 Err(error) if self.opened.is_unloaded(&error) && Instant::now() < deadline => {
@@ -271,7 +271,7 @@ impl Updater<'_> {
         context: UpdateContext<'_>,
         request: UpdateRequest<'_>,
     ) -> Result<Option<Report>> {
-        let limit = self.options.deadline;
+        let limit = self.options.time_limit;
         let process = context.process;
         // These errors also occur while another process writes, or while an object is being loaded.
         let is_transient = |kind: &ErrorKind| match kind {

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// use probes_lib::Options;
 ///
 /// let options = Options {
-///     deadline: Duration::from_secs(2),
+///     time_limit: Duration::from_secs(2),
 ///     ..Options::default()
 /// };
 /// assert!(!options.live);
@@ -20,7 +20,7 @@ pub struct Options {
     /// process that updates the same target; 500 ms by default. If a thread did not stop because it was given no
     /// processor, stopping is tried again after a pause of the same length, three times in all. Threads of the
     /// caller that use the same [`Target`](crate::Target) wait for each other without a limit.
-    pub deadline: Duration,
+    pub time_limit: Duration,
     /// Whether to update the process while it runs, without stopping any of its threads; off by
     /// default. An enabled site differs from a disabled one in one byte of an instruction, so that a
     /// thread executes either one or the other. The current process is always updated while it runs.
@@ -43,7 +43,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            deadline: Duration::from_millis(500),
+            time_limit: Duration::from_millis(500),
             live: false,
             gigatext: false,
             despite_seccomp: false,

@@ -237,7 +237,7 @@ fn digest_that_is_being_computed_is_left_alone() {
         talker.ask("compute", "computing");
         let target = Target::open(talker.pid()).unwrap();
         let impatient = Options {
-            deadline: Duration::from_secs(1),
+            time_limit: Duration::from_secs(1),
             ..Options::default()
         };
         let report = target.update_with(&all(Action::Enable), impatient).unwrap();

@@ -229,7 +229,7 @@ impl Drop for Hold {
 fn frozen_process_stays_frozen_or_is_reported_busy() {
     let _lock = heavy_test_lock();
     let options = Options {
-        deadline: Duration::from_millis(100),
+        time_limit: Duration::from_millis(100),
         ..Options::default()
     };
     for file in fixture_forms("threads_spin") {
@@ -271,7 +271,7 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                     // None of its threads can be made to map memory.
                     let observation = Observation::new().count(Selector::All);
                     let options = Options {
-                        deadline: Duration::from_secs(2),
+                        time_limit: Duration::from_secs(2),
                         ..Options::default()
                     };
                     let observed = session.target.observe(&observation, options);

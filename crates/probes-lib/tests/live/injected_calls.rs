@@ -52,7 +52,7 @@ const TIMES_UNOBSERVED: u64 = 20;
 /// How many signals may fail to interrupt a call. After every stop, the kernel restarts the call; a
 /// signal that arrives before it has started again does not interrupt it. The same happens with
 /// SIGSTOP and SIGCONT; programs that cannot allow it use sigsuspend(2) (signal(7)).
-const MOST_SWALLOWED: u64 = 3;
+const MAX_SWALLOWED: u64 = 3;
 
 /// Has the process make `times` calls that signals interrupt, and returns what it counted. With a
 /// `target`, the process is observed again and again meanwhile.
@@ -85,7 +85,7 @@ fn signals_interrupt_calls_during_an_injected_call() {
                 let counts = interrupt(&mut talker, (call, times), target);
                 let most = match (target, call) {
                     (None, _) | (_, "sigsuspend") => 0,
-                    _ => MOST_SWALLOWED,
+                    _ => MAX_SWALLOWED,
                 };
                 assert_eq!(
                     (counts["interrupted"], counts["other"]),

@@ -22,7 +22,7 @@ fn hits(counts: &Counts) -> BTreeMap<String, u64> {
 
 pub(crate) fn options() -> Options {
     Options {
-        deadline: test_support::DEADLINE,
+        time_limit: test_support::DEADLINE,
         ..Options::default()
     }
 }

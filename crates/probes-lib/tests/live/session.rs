@@ -32,7 +32,7 @@ pub(crate) fn named(action: Action, name: &str) -> Actions {
 /// it may take a while until the thread runs, and it stops only then.
 pub(crate) fn patient() -> Options {
     Options {
-        deadline: DEADLINE,
+        time_limit: DEADLINE,
         ..Options::default()
     }
 }
@@ -75,7 +75,7 @@ impl Session {
         self.target.objects().swap_remove(0)
     }
 
-    /// Applies `actions`, with a long deadline.
+    /// Applies `actions`, with a long time limit.
     pub(crate) fn apply(&self, actions: &Actions) -> probes_lib::Result<Report> {
         self.target.update_with(actions, self.options)
     }

@@ -271,9 +271,9 @@ fn child_inherits_the_probe_states_and_keeps_them() {
 //    the error names it and the reason (2 targets)
 #[test]
 fn process_in_vfork_is_busy_and_resumed_soon() {
-    let deadline = Duration::from_millis(100);
+    let time_limit = Duration::from_millis(100);
     let options = Options {
-        deadline,
+        time_limit,
         ..Options::default()
     };
     for file in fixture_forms("vforker") {
@@ -285,15 +285,19 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
         let enable = all(Action::Enable);
         let error = session.target.update_with(&enable, options).unwrap_err();
         // The limit is far below a test's deadline; it is above the update's, for busy machines.
-        assert!(started.elapsed() < deadline * 30, "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < time_limit * 30,
+            "{:?}",
+            started.elapsed()
+        );
         match error.kind() {
             ErrorKind::Process(ProcessError::Busy {
                 state,
-                deadline_ms,
+                limit_ms,
                 name,
                 ..
             }) => assert_eq!(
-                (error.subject(), *state, *deadline_ms, &name[..7]),
+                (error.subject(), *state, *limit_ms, &name[..7]),
                 (&Subject::Thread { pid, tid: pid }, 'D', 100, "vforker")
             ),
             _ => panic!("{error}"),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, Command};
 use probes_lib::CollectorWork;
 
-use super::names::{self, MOST, Names};
+use super::names::{self, MAX_SHOWN, Names};
 use crate::flags::ends_part;
 use crate::search_path::look_up;
 use crate::spelling::{Given, Place, completions_of_flag, long, place, value_name};
@@ -152,7 +152,7 @@ fn program(typed: &OsStr) -> Option<PathBuf> {
 
 /// If there are many names, each only up to the next dot: `Stdlib.`, instead of all that is in it.
 fn shortened(found: Completions, typed_len: usize) -> Completions {
-    if found.len() <= MOST {
+    if found.len() <= MAX_SHOWN {
         return found;
     }
     let parts = found.into_iter().map(|(name, meaning)| {
@@ -163,14 +163,14 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
         }
     });
     let parts: Completions = parts.collect();
-    if parts.len() <= MOST {
+    if parts.len() <= MAX_SHOWN {
         return parts;
     }
     // Still too many to read: of names that are no modules, as many letters as give no more than can be read. If some were left out, a
     // shell would insert what only the others have in common.
     let (modules, others): (Completions, Completions) =
         parts.into_iter().partition(|(name, _)| name.ends_with('.'));
-    let (mut shown, others) = if modules.len() < MOST / 2 {
+    let (mut shown, others) = if modules.len() < MAX_SHOWN / 2 {
         (modules, others)
     } else {
         (
@@ -178,7 +178,7 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
             modules.into_iter().chain(others).collect(),
         )
     };
-    let room = MOST - shown.len();
+    let room = MAX_SHOWN - shown.len();
     let (mut least, mut most) = (typed_len, longest(&others));
     while least + 1 < most {
         let middle = least.midpoint(most);
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn many_names_end_at_the_next_dot() {
-        let names = (0..MOST).map(|at| format!("Stdlib.List.f{at}"));
+        let names = (0..MAX_SHOWN).map(|at| format!("Stdlib.List.f{at}"));
         let names = names.chain(["Stdlib.exit".to_owned(), "Http.get".to_owned()]);
         let found: Completions = names.map(|name| (name, String::new())).collect();
         let keys = |found: Completions| found.into_keys().collect::<Vec<_>>();
@@ -236,7 +236,7 @@ mod tests {
             keys(shortened(in_stdlib, 7)),
             ["Stdlib.List.", "Stdlib.exit"]
         );
-        let many = (0..9 * MOST).map(|at| (format!("camlList__f{at}"), String::new()));
+        let many = (0..9 * MAX_SHOWN).map(|at| (format!("camlList__f{at}"), String::new()));
         let many = keys(shortened(many.collect(), 1));
         assert_eq!(
             many.len(),

@@ -15,10 +15,10 @@ use probes_lib::{FunctionTable, Glob, ProbeTable, RuntimeEvents, Target, UsdtPro
 use crate::text::number_of;
 
 /// How many names are shown at most.
-pub(super) const MOST: usize = 200;
+pub(super) const MAX_SHOWN: usize = 200;
 
 /// How many of those that fit are looked at, at most.
-const MOST_FOUND: usize = 100_000;
+const MAX_FOUND: usize = 100_000;
 
 /// How long names are looked for; without optimization, everything takes longer.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 10_000 } else { 40 });
@@ -56,7 +56,7 @@ pub(super) fn pids(typed: &str) -> FoundNames {
         if let Some(program) = program_of(&entry.path()) {
             found.insert(pid, program);
         }
-        if found.len() >= MOST || Instant::now() > until {
+        if found.len() >= MAX_SHOWN || Instant::now() > until {
             break;
         }
     }
@@ -121,7 +121,7 @@ fn in_time(find: impl FnOnce(&SyncSender<Name>) -> Option<()> + Send + 'static) 
     {
         found.insert(name, meaning);
         // What was sent is received, even when no time is left.
-        if found.len() >= MOST_FOUND || Instant::now() >= until {
+        if found.len() >= MAX_FOUND || Instant::now() >= until {
             break;
         }
     }

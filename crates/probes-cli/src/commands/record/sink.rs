@@ -19,10 +19,10 @@ const BLOCK: usize = 64 << 10;
 const WAIT: Duration = Duration::from_millis(200);
 
 /// How many bytes the events that are kept may take.
-const MOST_KEPT: usize = 20 << 20;
+const MAX_KEPT: usize = 20 << 20;
 
 /// How many of the open slices that began before the events that are kept have their arguments kept.
-const MOST_WITH_ARGUMENTS: usize = 10_000;
+const MAX_WITH_ARGUMENTS: usize = 10_000;
 
 /// Writes events.
 pub(super) struct Sink {
@@ -231,7 +231,7 @@ impl LastEvents {
         loop {
             let is_old = |it: &TrackEvent| it.time.saturating_add(self.lasting) < self.newest;
             let has_old = self.events.front().is_some_and(is_old);
-            if !has_old && self.bytes <= MOST_KEPT {
+            if !has_old && self.bytes <= MAX_KEPT {
                 return;
             }
             let Some(event) = self.events.pop_front() else {
@@ -270,7 +270,7 @@ impl LastEvents {
     fn forget(&mut self, mut event: TrackEvent) {
         match event.kind {
             TrackEventKind::Begin(_) => {
-                if self.open_with_arguments >= MOST_WITH_ARGUMENTS {
+                if self.open_with_arguments >= MAX_WITH_ARGUMENTS {
                     event.arguments = Vec::new();
                 }
                 self.open_with_arguments += usize::from(!event.arguments.is_empty());
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn early_burst_does_not_shorten_later_events() {
         let mut last = LastEvents::of(Duration::from_nanos(10));
-        for _ in 0..2 * (MOST_KEPT / size_of::<TrackEvent>()) {
+        for _ in 0..2 * (MAX_KEPT / size_of::<TrackEvent>()) {
             last.add(event(5, TrackEventKind::Value(1)));
         }
         assert!(last.is_short());
@@ -369,10 +369,10 @@ mod tests {
     #[test]
     fn memory_of_last_events_is_bounded() {
         let mut last = LastEvents::of(Duration::MAX);
-        for time in 0..2 * (MOST_KEPT / size_of::<TrackEvent>()) as u64 {
+        for time in 0..2 * (MAX_KEPT / size_of::<TrackEvent>()) as u64 {
             last.add(event(time, TrackEventKind::Value(1)));
         }
-        assert!(last.bytes <= MOST_KEPT && last.is_short());
-        assert!(last.events.capacity() * size_of::<TrackEvent>() <= 2 * MOST_KEPT);
+        assert!(last.bytes <= MAX_KEPT && last.is_short());
+        assert!(last.events.capacity() * size_of::<TrackEvent>() <= 2 * MAX_KEPT);
     }
 }

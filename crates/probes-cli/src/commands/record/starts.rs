@@ -14,10 +14,10 @@ use crate::output::TrackId;
 
 /// How many starts of a pair may wait in a thread, as many as trampolines keep that time pairs: the oldest is forgotten
 /// for the next one.
-const MOST_STARTS: usize = 64;
+const MAX_STARTS: usize = 64;
 
 /// Of how many pairs and threads the starts are known at once.
-const MOST_KNOWN: usize = 65_536;
+const MAX_KNOWN: usize = 65_536;
 
 /// A pair in a thread: the number of the pair, and the thread.
 pub(super) type PairInThread = (usize, i32);
@@ -57,10 +57,10 @@ impl StartsInThread {
     /// Adds a start.
     pub(super) fn start(&mut self, time: u64) -> TooMany {
         let mut too_many = TooMany::default();
-        if self.drawn >= MOST_STARTS {
+        if self.drawn >= MAX_STARTS {
             too_many.slices = std::mem::take(&mut self.drawn);
         }
-        if self.began.len() >= MOST_STARTS {
+        if self.began.len() >= MAX_STARTS {
             self.began.pop_front();
             too_many.forgotten = 1;
         }
@@ -93,14 +93,14 @@ impl OpenStarts {
     /// waits, and if most do, those whose last start is the oldest.
     pub(super) fn add(&mut self, of: PairInThread, track: TrackId) -> Vec<StartsInThread> {
         let mut forgotten = Vec::new();
-        if self.0.len() >= MOST_KNOWN {
+        if self.0.len() >= MAX_KNOWN {
             self.0.retain(|_, starts| !starts.began.is_empty());
-            if self.0.len() >= MOST_KNOWN / 2 {
+            if self.0.len() >= MAX_KNOWN / 2 {
                 let last = |starts: &StartsInThread| starts.began.back().copied();
                 let mut all: Vec<(Option<u64>, PairInThread)> =
                     self.0.iter().map(|(key, it)| (last(it), *key)).collect();
                 all.sort_unstable();
-                let oldest = all.iter().take(MOST_KNOWN / 4);
+                let oldest = all.iter().take(MAX_KNOWN / 4);
                 forgotten.extend(oldest.filter_map(|(_, key)| self.0.remove(key)));
             }
         }
@@ -126,16 +126,16 @@ mod tests {
     #[test]
     fn oldest_start_is_forgotten_for_the_next() {
         let mut starts = StartsInThread::new(TrackId(1));
-        let most = MOST_STARTS as u64;
+        let most = MAX_STARTS as u64;
         for time in 0..most {
             assert_eq!(starts.start(time), TooMany::default());
         }
         let expected = TooMany {
             forgotten: 1,
-            slices: MOST_STARTS,
+            slices: MAX_STARTS,
         };
         assert_eq!(starts.start(most), expected);
-        assert_eq!(starts.waiting(), (MOST_STARTS, 1));
+        assert_eq!(starts.waiting(), (MAX_STARTS, 1));
         // The slices of the others have ended, and the next starts end none.
         let one = TooMany {
             forgotten: 1,
@@ -152,25 +152,25 @@ mod tests {
     fn starts_of_many_threads_are_forgotten() {
         // A thread for each request: they stop what they start.
         let mut starts = OpenStarts::default();
-        for thread in 0..2 * MOST_KNOWN as i32 {
+        for thread in 0..2 * MAX_KNOWN as i32 {
             assert_eq!(starts.add((0, thread), TrackId(1)), []);
             let of_thread = starts.get_mut((0, thread)).unwrap();
             of_thread.start(1);
             of_thread.stop();
-            assert!(starts.0.len() <= MOST_KNOWN);
+            assert!(starts.0.len() <= MAX_KNOWN);
         }
         // They do not.
         let mut starts = OpenStarts::default();
         let mut forgotten = Vec::new();
-        for thread in 0..2 * MOST_KNOWN as i32 {
+        for thread in 0..2 * MAX_KNOWN as i32 {
             forgotten.extend(starts.add((0, thread), TrackId(thread as u32)));
             starts.get_mut((0, thread)).unwrap().start(thread as u64);
         }
-        assert!(starts.0.len() <= MOST_KNOWN);
+        assert!(starts.0.len() <= MAX_KNOWN);
         let all = forgotten.len() + starts.take_all().len();
-        assert_eq!(all, 2 * MOST_KNOWN);
-        let first = forgotten.iter().take(MOST_KNOWN / 4);
-        assert!(first.map(|it| it.track.0).eq(0..MOST_KNOWN as u32 / 4));
+        assert_eq!(all, 2 * MAX_KNOWN);
+        let first = forgotten.iter().take(MAX_KNOWN / 4);
+        assert!(first.map(|it| it.track.0).eq(0..MAX_KNOWN as u32 / 4));
         assert!(forgotten.iter().all(|it| it.waiting() == (1, 1)));
     }
 }

@@ -28,19 +28,19 @@ use crate::output::{
 };
 
 /// How many calls may be open at once, of all stacks; what is called within them is not recorded.
-const MOST_OPEN: usize = 500_000;
+const MAX_OPEN: usize = 500_000;
 
 /// How many stacks are known at once.
-const MOST_STACKS: usize = 16_384;
+const MAX_STACKS: usize = 16_384;
 
 /// The tracks of how many threads are known at once.
-const MOST_THREADS: usize = 65_536;
+const MAX_THREADS: usize = 65_536;
 
 /// How many tracks are known before those that get no more events are forgotten.
-const MOST_TRACKS: usize = 131_072;
+const MAX_TRACKS: usize = 131_072;
 
 /// More phases than any runtime nests.
-const MOST_PHASES: usize = 64;
+const MAX_PHASES: usize = 64;
 
 /// Makes the time line of a process.
 pub(super) struct Timeline {
@@ -54,7 +54,7 @@ pub(super) struct Timeline {
     tracks: BTreeMap<TrackId, u64>,
     next_track: u32,
     /// With how many tracks those are forgotten that get no more events.
-    most_tracks: usize,
+    max_tracks: usize,
     names: HashMap<String, NameId>,
     threads: HashMap<i32, ThreadTracks>,
     stacks: HashMap<StackId, OpenCalls>,
@@ -172,7 +172,7 @@ impl Timeline {
             is_hit: false,
             tracks: BTreeMap::from([(TrackId::PROCESS, 0)]),
             next_track: TrackId::PROCESS.0 + 1,
-            most_tracks: MOST_TRACKS,
+            max_tracks: MAX_TRACKS,
             names: HashMap::new(),
             threads: HashMap::new(),
             stacks: HashMap::new(),
@@ -231,17 +231,17 @@ impl Timeline {
     /// holds the last hits before a reading, and what floods it is most of these as well.
     pub(super) fn frequent(&self) -> Vec<FrequentName> {
         /// What has a smaller share does not flood the ring.
-        const LEAST_SHARE: f64 = 0.1;
-        const MOST: usize = 3;
+        const MIN_SHARE: f64 = 0.1;
+        const MAX_SHOWN: usize = 3;
         let all: u64 = self.read_beside_losses.values().sum();
         let names = self.read_beside_losses.iter();
         let names = names.map(|(name, &hits)| FrequentName {
             name: name.clone(),
             share: hits as f64 / all.max(1) as f64,
         });
-        let mut names: Vec<FrequentName> = names.filter(|it| it.share >= LEAST_SHARE).collect();
+        let mut names: Vec<FrequentName> = names.filter(|it| it.share >= MIN_SHARE).collect();
         names.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.name.cmp(&b.name)));
-        names.truncate(MOST);
+        names.truncate(MAX_SHOWN);
         names
     }
 
@@ -251,7 +251,7 @@ impl Timeline {
         if let Some(stack) = self.stacks.get_mut(&key) {
             stack.left_out.leave(frame.place);
         }
-        if self.open >= MOST_OPEN {
+        if self.open >= MAX_OPEN {
             self.counts.too_deep += 1;
             if let Some(stack) = self.stacks.get_mut(&key) {
                 stack.left_out.add(frame.place);
@@ -411,13 +411,13 @@ impl Timeline {
     }
 
     /// Makes room for another stack: those without calls are forgotten, and if more than half of the room is still
-    /// taken, the [`MOST_STACKS`] / 4 that have had no event for longest.
+    /// taken, the [`MAX_STACKS`] / 4 that have had no event for longest.
     fn forget_stacks(&mut self) {
-        if self.stacks.len() < MOST_STACKS {
+        if self.stacks.len() < MAX_STACKS {
             return;
         }
         self.stacks.retain(|_, stack| !stack.is_empty());
-        if self.stacks.len() < MOST_STACKS / 2 {
+        if self.stacks.len() < MAX_STACKS / 2 {
             return;
         }
         let mut used: Vec<(u64, StackId)> = self
@@ -426,7 +426,7 @@ impl Timeline {
             .map(|(key, it)| (it.used, *key))
             .collect();
         used.sort_unstable_by_key(|(used, _)| *used);
-        for (used, key) in used.drain(..MOST_STACKS / 4) {
+        for (used, key) in used.drain(..MAX_STACKS / 4) {
             self.leave_inner(key, i64::MAX, used);
             self.release_if_empty(key);
             self.stacks.remove(&key);
@@ -565,7 +565,7 @@ impl Timeline {
             RuntimeEventKind::Begin(phase) => {
                 let id = self.name(phase);
                 let open = self.domains.get_mut(&domain).map(|it| &mut it.open);
-                if let Some(open) = open.filter(|open| open.len() < MOST_PHASES) {
+                if let Some(open) = open.filter(|open| open.len() < MAX_PHASES) {
                     open.push(OpenPhase {
                         name: phase,
                         began: time,
@@ -689,7 +689,7 @@ impl Timeline {
     }
 
     fn track(&mut self, of: &TrackOf, name: &str) -> TrackId {
-        if self.tracks.len() >= self.most_tracks {
+        if self.tracks.len() >= self.max_tracks {
             self.forget_tracks();
         }
         let id = TrackId(self.next_track);
@@ -714,7 +714,7 @@ impl Timeline {
             .collect();
         self.tracks.retain(|track, _| used.contains(track));
         self.sink.forget_tracks(&used);
-        self.most_tracks = MOST_TRACKS.max(2 * self.tracks.len());
+        self.max_tracks = MAX_TRACKS.max(2 * self.tracks.len());
     }
 
     /// Returns the track of a thread; 0 stands for those that are not known.
@@ -733,7 +733,7 @@ impl Timeline {
             };
             self.track(&TrackOf::Thread(thread), &name)
         };
-        if self.threads.len() >= MOST_THREADS {
+        if self.threads.len() >= MAX_THREADS {
             // Those that are needed again get another track of the same name.
             self.threads
                 .retain(|_, it| it.lanes.iter().any(|(_, is_used)| *is_used));
@@ -839,13 +839,13 @@ mod tests {
             None,
             sink(&path, Some(Duration::from_nanos(9))),
         );
-        let most = MOST_TRACKS as i32;
+        let most = MAX_TRACKS as i32;
         for thread in 1..=2 * most {
             let track = timeline.thread(thread);
             timeline.instant(track, thread as u64, "hit", Vec::new());
-            assert!(timeline.tracks.len() <= MOST_TRACKS);
+            assert!(timeline.tracks.len() <= MAX_TRACKS);
         }
-        assert!(timeline.sink().known_tracks() <= MOST_TRACKS);
+        assert!(timeline.sink().known_tracks() <= MAX_TRACKS);
         timeline.finish(2 * most as u64);
         let events = written(timeline, &path);
         let of = |kind: &str| {

@@ -36,7 +36,7 @@ pub(super) struct Family {
 }
 
 /// The most bytes of a label's value.
-const MOST_BYTES: usize = 200;
+const MAX_BYTES: usize = 200;
 
 /// A text that grows family by family.
 #[derive(Debug)]
@@ -240,9 +240,9 @@ impl Display for LabelValue<'_> {
     }
 }
 
-/// A text of at most [`MOST_BYTES`]: a longer one ends with a hash of all of it, so that two of them stay apart.
+/// A text of at most [`MAX_BYTES`]: a longer one ends with a hash of all of it, so that two of them stay apart.
 pub(super) fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
-    if text.len() <= MOST_BYTES {
+    if text.len() <= MAX_BYTES {
         return text.into();
     }
     // FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/.
@@ -250,7 +250,7 @@ pub(super) fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     let end = format!("...{hash:016x}");
-    let most = MOST_BYTES - end.len();
+    let most = MAX_BYTES - end.len();
     let cut = (0..=most).rev().find(|&at| text.is_char_boundary(at));
     format!("{}{end}", &text[..cut.unwrap_or(0)]).into()
 }
@@ -356,7 +356,7 @@ x_build_info 1
     fn long_values_are_shortened_and_stay_apart() {
         let [one, other] = ["b", "c"].map(|end| "ä".repeat(150) + end);
         let [one, other] = [&one, &other].map(|it| shortened(it).into_owned());
-        assert!(one.len() <= MOST_BYTES && one.starts_with("ää") && one != other);
+        assert!(one.len() <= MAX_BYTES && one.starts_with("ää") && one != other);
         assert_eq!(shortened("short"), "short");
     }
 }

@@ -34,11 +34,11 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many connections there may be at a time.
-const MOST_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// The limits of a request.
-const MOST_HEADERS: usize = 64;
-const MOST_REQUEST_BYTES: usize = 16 << 10;
+const MAX_HEADERS: usize = 64;
+const MAX_REQUEST_BYTES: usize = 16 << 10;
 
 /// How long to wait if no descriptor is left for a connection.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -118,7 +118,7 @@ impl Server {
             };
             self.figures.connections.fetch_add(1, Ordering::Relaxed);
             connections.retain(|it| !it.task.is_finished());
-            if connections.len() >= MOST_CONNECTIONS {
+            if connections.len() >= MAX_CONNECTIONS {
                 self.figures.over_limit.fetch_add(1, Ordering::Relaxed);
                 let mut phases = [ConnectionPhase::Request, ConnectionPhase::Answer].into_iter();
                 let closed =
@@ -141,8 +141,8 @@ impl Server {
                     .timer(TokioTimer::new())
                     .header_read_timeout(REQUEST_TIMEOUT)
                     .keep_alive(false)
-                    .max_headers(MOST_HEADERS)
-                    .max_buf_size(MOST_REQUEST_BYTES)
+                    .max_headers(MAX_HEADERS)
+                    .max_buf_size(MAX_REQUEST_BYTES)
                     .serve_connection(
                         TokioIo::new(stream),
                         service_fn(|request| client.answer(request)),

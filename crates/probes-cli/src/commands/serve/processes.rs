@@ -20,11 +20,11 @@ use crate::signals::TerminationSignals;
 const SHOWN_AFTER_EXIT: Duration = Duration::from_secs(60);
 
 /// The most rows of a process, and of all of them: probes, pairs and functions.
-const MOST_ROWS_OF_ONE: usize = 1000;
-const MOST_ROWS: usize = 20_000;
+const MAX_ROWS_OF_PROCESS: usize = 1000;
+const MAX_ROWS: usize = 20_000;
 
 /// The most processes that are shown beside those that are observed.
-const MOST_OTHERS: usize = 256;
+const MAX_OTHERS: usize = 256;
 
 /// How often it is checked whether processes still write runtime events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -60,7 +60,7 @@ struct Process {
     current: ProcessFigures,
     stopped: Duration,
     /// How many rows it may have; `None` until its first reading.
-    most_rows: Option<usize>,
+    max_rows: Option<usize>,
     left_out: usize,
 }
 
@@ -76,7 +76,7 @@ impl Process {
         self.end_events(collector);
         self.current.close();
         self.earlier.add(&std::mem::take(&mut self.current));
-        self.most_rows = None;
+        self.max_rows = None;
     }
 
     /// Its runtime events are read no more; these are their last figures, if they were read until now.
@@ -89,7 +89,7 @@ impl Process {
 
     /// How many rows are shown of it.
     fn rows(&self) -> usize {
-        let current = self.most_rows.unwrap_or(0);
+        let current = self.max_rows.unwrap_or(0);
         current.max(self.earlier.rows())
     }
 }
@@ -311,7 +311,7 @@ impl Processes {
     }
 
     fn read_one(&mut self, pid: i32) {
-        let rows: usize = self.each.values().filter_map(|it| it.most_rows).sum();
+        let rows: usize = self.each.values().filter_map(|it| it.max_rows).sum();
         let messages = self.messages(pid);
         let Some(process) = self.each.get_mut(&pid) else {
             return;
@@ -322,9 +322,9 @@ impl Processes {
         match observed.read(&self.bounds) {
             Ok(mut figures) => {
                 let all = figures.rows();
-                let most = *process.most_rows.get_or_insert_with(|| {
-                    all.min(MOST_ROWS_OF_ONE)
-                        .min(MOST_ROWS.saturating_sub(rows))
+                let most = *process.max_rows.get_or_insert_with(|| {
+                    all.min(MAX_ROWS_OF_PROCESS)
+                        .min(MAX_ROWS.saturating_sub(rows))
                 });
                 if all > most && process.left_out == 0 {
                     messages.warning(
@@ -379,9 +379,9 @@ impl Processes {
     /// if none has, those that are refused.
     fn forget_some(&mut self) {
         loop {
-            let is_too_many = self.each.len() - self.observed() > MOST_OTHERS;
+            let is_too_many = self.each.len() - self.observed() > MAX_OTHERS;
             let rows: usize = self.each.values().map(Process::rows).sum();
-            if !is_too_many && rows <= MOST_ROWS {
+            if !is_too_many && rows <= MAX_ROWS {
                 return;
             }
             let others = self.each.iter().filter(|(_, it)| it.observed.is_none());
@@ -465,7 +465,7 @@ mod tests {
     #[test]
     fn rows_of_exited_processes_are_limited() {
         let mut processes = none();
-        let rows = (0..MOST_ROWS * 2 / 3).map(|row| (row.to_string(), 1));
+        let rows = (0..MAX_ROWS * 2 / 3).map(|row| (row.to_string(), 1));
         let figures = ProcessFigures {
             hits: rows.collect(),
             ..ProcessFigures::default()

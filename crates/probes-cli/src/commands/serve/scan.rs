@@ -20,7 +20,7 @@ use crate::flags::TargetSelection;
 use crate::messages::Messages;
 
 /// The most processes that are observed at a time.
-const MOST_PROCESSES: usize = 256;
+const MAX_PROCESSES: usize = 256;
 
 /// The longest time until a process that was refused is tried again, unless `-scan` is longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -285,8 +285,8 @@ impl<'s> Scanner<'s> {
         was_replaced: bool,
     ) -> Result<Option<(Observed, Option<Failure>)>, Failure> {
         let is_observed = |known: &&Known| matches!(known.state, KnownState::Observed(_));
-        if self.known.values().filter(is_observed).count() >= MOST_PROCESSES {
-            return Err(Failure::TooManyProcesses(MOST_PROCESSES));
+        if self.known.values().filter(is_observed).count() >= MAX_PROCESSES {
+            return Err(Failure::TooManyProcesses(MAX_PROCESSES));
         }
         let wanted = &self.wanted;
         let messages = wanted.messages.about(pid);

@@ -80,7 +80,7 @@ const COLUMNS: [(Column, u16, &str); 7] = [
     (Column::Hits, 13, "HITS"),
     (Column::Rate, 13, "HITS/S"),
     (Column::Share, 6, "SHARE"),
-    (Column::History, LEAST_HISTORY_WIDTH, "LATEST RATES"),
+    (Column::History, MIN_HISTORY_WIDTH, "LATEST RATES"),
 ];
 
 const LEAST_IMPORTANT_FIRST: [Column; 5] = [
@@ -95,10 +95,10 @@ const LEAST_IMPORTANT_FIRST: [Column; 5] = [
 const SOURCE_WIDTH: u16 = 20;
 
 /// The least width of a sparkline.
-const LEAST_HISTORY_WIDTH: u16 = 20;
+const MIN_HISTORY_WIDTH: u16 = 20;
 
 /// The lines of the table, on any screen that has as many: the titles of the columns and a row.
-const LEAST_TABLE_HEIGHT: u16 = 2;
+const MIN_TABLE_HEIGHT: u16 = 2;
 
 /// The height of the title, which has a line for the collector if that is known.
 fn title_height(model: &Model) -> u16 {
@@ -113,7 +113,7 @@ pub(super) fn draw(
     scroll: &mut Scroll,
 ) {
     let (width, height) = (frame.area().width, frame.area().height);
-    let mut left = height.saturating_sub(LEAST_TABLE_HEIGHT);
+    let mut left = height.saturating_sub(MIN_TABLE_HEIGHT);
     let foot = foot::foot(model, width, left.into());
     scroll.help_pages = foot.help_pages;
     let mut take = |lines: usize| {
@@ -270,7 +270,7 @@ fn draw_table(
     scroll: &mut Scroll,
 ) {
     // The first line has the titles of the columns, if there is room for more than a row.
-    let titles = usize::from(area.height >= LEAST_TABLE_HEIGHT);
+    let titles = usize::from(area.height >= MIN_TABLE_HEIGHT);
     scroll.page = usize::from(area.height) - titles;
     scroll.first = first_row(model, *scroll);
     let mut table = table(program, model, area.width, scroll.first, scroll.page);
@@ -421,7 +421,7 @@ fn rate_width(rates: impl Iterator<Item = f64>, title: &str) -> u16 {
 /// 100, but no more than [`HISTORY_LEN`].
 fn history_width(width: u16) -> u16 {
     let spare = width.saturating_sub(100) / 2;
-    LEAST_HISTORY_WIDTH
+    MIN_HISTORY_WIDTH
         .saturating_add(spare)
         .min(HISTORY_LEN as u16)
 }

@@ -52,7 +52,7 @@ const FIRST_NAME: u32 = CATEGORY_INDEX as u32 + 1;
 const FIRST_LANE: u64 = 1 << 23;
 
 /// A record has four bits for their number.
-const MOST_ARGUMENTS: usize = 15;
+const MAX_ARGUMENTS: usize = 15;
 
 pub(super) struct Fxt {
     pid: u64,
@@ -218,7 +218,7 @@ impl Encoder for Fxt {
             TrackEventKind::Instant(id) => (INSTANT, name(id)),
             TrackEventKind::Value(_) => (COUNTER, StringRef::inline(counter)),
         };
-        let arguments = event.arguments.len().min(MOST_ARGUMENTS);
+        let arguments = event.arguments.len().min(MAX_ARGUMENTS);
         let count = match event.kind {
             TrackEventKind::Value(_) => 1,
             _ => arguments as u64,

@@ -32,6 +32,7 @@
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::relocations::Relocation;
 use crate::elf::{ElfFile, Linking, Segment};
+use crate::numbers::{u16_at, u32_at, u64_at};
 
 /// The shortest descriptor.
 const SHORTEST: usize = 16;
@@ -84,7 +85,7 @@ pub(super) fn frametables(elf: &ElfFile) -> Frametables {
 /// some word of the data is the address after a call in one of them.
 pub(super) fn may_have_calls(elf: &ElfFile, functions: &[CodeRange]) -> bool {
     /// So many addresses are looked at, each in a read of its own; with more, the answer is yes.
-    const MOST: usize = 256;
+    const MAX_READS: usize = 256;
     let (Some(first), Some(last)) = (functions.first(), functions.last()) else {
         return false;
     };
@@ -95,7 +96,7 @@ pub(super) fn may_have_calls(elf: &ElfFile, functions: &[CodeRange]) -> bool {
         // The call may be the last instruction.
         before.is_some_and(|it| address <= it.end())
     };
-    let mut left = MOST;
+    let mut left = MAX_READS;
     let mut is_return = |address: FileAddr| {
         if address <= first || address.0 > last || !is_inside(address.0) {
             return false;
@@ -336,8 +337,9 @@ enum LineFormat {
 impl LineFormat {
     /// Finds out in which format these are: nearly all of them make sense in it, and some do not in the other one.
     fn of(locations: impl Iterator<Item = Location>) -> LineFormat {
-        /// Locations that a preprocessor has made need not make sense.
-        const MOST_OF: usize = 8;
+        /// How many times more locations must make no sense in the other format: those that a preprocessor has made may
+        /// make sense in neither.
+        const TIMES_WORSE: usize = 8;
         let (mut against_one, mut against_both) = (0_usize, 0_usize);
         for location in locations {
             if location.is_partly_packed() {
@@ -346,9 +348,9 @@ impl LineFormat {
             against_one += usize::from(!location.makes_sense_with_one_line());
             against_both += usize::from(!location.makes_sense_with_both_lines());
         }
-        if against_both > against_one * MOST_OF {
+        if against_both > against_one * TIMES_WORSE {
             LineFormat::OneLine
-        } else if against_one > against_both * MOST_OF {
+        } else if against_one > against_both * TIMES_WORSE {
             LineFormat::BothLines
         } else {
             LineFormat::Unknown
@@ -425,21 +427,6 @@ fn text_at(data: &[u8], offset: usize) -> Option<TextPlace> {
     let text = std::str::from_utf8(&rest[..len]).ok()?;
     let is_shown = !text.chars().any(char::is_control);
     is_shown.then_some(TextPlace { offset, len })
-}
-
-fn u64_at(data: &[u8], at: usize) -> Option<u64> {
-    let bytes = data.get(at..)?.first_chunk()?;
-    Some(u64::from_le_bytes(*bytes))
-}
-
-fn u32_at(data: &[u8], at: usize) -> Option<u32> {
-    let bytes = data.get(at..)?.first_chunk()?;
-    Some(u32::from_le_bytes(*bytes))
-}
-
-fn u16_at(data: &[u8], at: usize) -> Option<u16> {
-    let bytes = data.get(at..)?.first_chunk()?;
-    Some(u16::from_le_bytes(*bytes))
 }
 
 #[cfg(test)]

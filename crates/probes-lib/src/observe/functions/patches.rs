@@ -97,7 +97,7 @@ impl Patching<'_> {
             Wanted::Timed(_, words) => {
                 let reported = words.map(|words| known.watching(words));
                 let stack = known.stack(self.stacks)?;
-                self.timed(known.place, stack, known.is_ocaml(), reported)
+                self.plan_timed(known.place, stack, known.is_ocaml(), reported)
             }
             _ if known.is_asked_at_exits() => self.asked_at_exits(known),
             _ => self.counted_or_watched(known, asked, paired),
@@ -226,7 +226,7 @@ impl Patching<'_> {
     }
 
     /// Plans the patches of a function that is timed.
-    fn timed(
+    fn plan_timed(
         &self,
         place: &FunctionPlace<'_>,
         stack: StackKind,
@@ -264,7 +264,7 @@ impl Patching<'_> {
         for site in [&plan.entry].into_iter().chain(&plan.sites) {
             self.check(site)?;
         }
-        let plan = plan.with_dead_flags(range)?;
+        plan.refuse_live_flags(range)?;
         let candidate = |site| candidate(self.planner, site, self.bias).ok_or(Refusal::PageBorder);
         let exits = plan.sites.into_iter().map(candidate);
         let exits = exits.collect::<std::result::Result<_, _>>()?;

@@ -82,7 +82,7 @@ impl AtLaunch {
             process,
             memory,
             code_cave: prepared.code_cave,
-            limit: options.deadline,
+            limit: options.time_limit,
             despite_seccomp: options.despite_seccomp,
             mode: RedirectMode::BeforeStart(at_exec),
         };

@@ -58,7 +58,7 @@ use crate::update::code_digest::{CodeDigest, CodeDigests};
 use crate::update::options::Options;
 
 /// The longest trampoline that evaluates expressions, in bytes.
-const MOST_FILTER_CODE: u64 = 8 << 10;
+const MAX_FILTER_CODE: u64 = 8 << 10;
 
 /// As many bytes of code are written in less time than it takes to stop a process again.
 const WRITTEN_WHILE_STOPPED: usize = 128 << 10;
@@ -143,7 +143,7 @@ pub(crate) fn install(
     let code_digest = with_tracer(&[process], |tracer| {
         tracer.holds_update_lock.set(true);
         let injector = prepared.injector(tracer, process, memory, options);
-        let stopped = digests.stop(tracer, process, memory, options.deadline)?;
+        let stopped = digests.stop(tracer, process, memory, options.time_limit)?;
         // Before anything is written: nothing is to be left that could not be removed.
         injector.refuse_forbidden(&stopped, &prepared.calls())?;
         let code_digest = digests.write(&stopped, memory);
@@ -176,7 +176,7 @@ pub(crate) fn refuse_forbidden(
     let prepared = Prepared::of(process, memory, plan)?;
     with_tracer(&[process], |tracer| {
         let injector = prepared.injector(tracer, process, memory, options);
-        let stopped = tracer.stop(process, options.deadline)?;
+        let stopped = tracer.stop(process, options.time_limit)?;
         injector.refuse_forbidden(&stopped, &prepared.calls())
     })
 }
@@ -297,7 +297,7 @@ impl Prepared {
             process,
             memory,
             code_cave: self.code_cave,
-            limit: options.deadline,
+            limit: options.time_limit,
             despite_seccomp: options.despite_seccomp,
             mode: RedirectMode::RunningProcess,
         }
@@ -368,7 +368,7 @@ impl Prepared {
         // A program that has not run yet has no thread control blocks either: trampolines do without them if they may
         // read the base of `fs`.
         let needs_control_blocks = is_running || !self.claims_rows;
-        let has_timed = self.plan.functions.timed().next().is_some();
+        let has_timed = self.plan.functions.timed_indices().next().is_some();
         let asks_for_threads = self.plan.shared.asks_for_threads;
         let reads_them = self.plan.watches_functions() || has_timed || asks_for_threads;
         if reads_them && needs_control_blocks {
@@ -525,7 +525,9 @@ impl Prepared {
             .chain(validity)
             .collect();
         write_shared(process.pid(), memory, sharing, &writes)?;
-        if self.plan.functions.are_from_start && self.plan.functions.timed().next().is_some() {
+        if self.plan.functions.are_from_start
+            && self.plan.functions.timed_indices().next().is_some()
+        {
             for arena in &self.arenas {
                 let at = arena.data().plus(claim::IN_PROGRAM);
                 let written = memory.while_it_runs().write_code(at, &[1]);
@@ -693,10 +695,10 @@ fn place_all(
         }
         plan.refuse_empty()?;
         let trampoline_len = trampoline::longest(plan).map_err(no_room)?;
-        if plan.has_expressions() && trampoline_len > MOST_FILTER_CODE {
+        if plan.has_expressions() && trampoline_len > MAX_FILTER_CODE {
             return Err(ObserveError::LongExpression {
                 given: trampoline_len,
-                most: MOST_FILTER_CODE,
+                most: MAX_FILTER_CODE,
             }
             .into());
         }
@@ -737,9 +739,8 @@ fn refuse_without_control_block(
     let has_none = |tid: &i32| {
         let registers = stopped.calls().registers(*tid);
         registers.is_ok_and(|registers| {
-            let mut first = [0; 8];
-            let read = memory.read(LiveAddr(registers.fs_base), &mut first);
-            read.is_err() || u64::from_le_bytes(first) != registers.fs_base
+            let first = memory.read_word(LiveAddr(registers.fs_base));
+            first.ok() != Some(registers.fs_base)
         })
     };
     match stopped.tids().find(has_none) {

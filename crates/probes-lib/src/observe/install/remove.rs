@@ -162,7 +162,7 @@ pub(crate) fn remove_stale(
     successor: Option<&ObserverRecord>,
     name_of: NameOf<'_>,
 ) -> Result<Cleaned> {
-    let mut budget = TimeBudget::new(options.deadline);
+    let mut budget = TimeBudget::new(options.time_limit);
     let mut report = CleanReport::default();
     loop {
         let maps = read_maps(process)?;
@@ -281,11 +281,11 @@ fn remove_all<T: Send>(
             process,
             memory,
             code_cave,
-            limit: options.deadline,
+            limit: options.time_limit,
             despite_seccomp: options.despite_seccomp,
             mode: RedirectMode::RunningProcess,
         };
-        let stopped = tracer.stop(process, options.deadline)?;
+        let stopped = tracer.stop(process, options.time_limit)?;
         let removal = Removal {
             process,
             memory,
@@ -322,7 +322,7 @@ fn remove_all<T: Send>(
             let stopped = match stopped {
                 Some(stopped) => stopped,
                 None => {
-                    let stopped = tracer.stop(process, options.deadline)?;
+                    let stopped = tracer.stop(process, options.time_limit)?;
                     refuse_missing(process, memory, arenas)?;
                     stopped
                 }

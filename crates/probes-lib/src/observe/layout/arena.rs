@@ -27,6 +27,7 @@ use std::ops::{Range, RangeInclusive};
 
 use crate::address::{LiveAddr, PAGE};
 use crate::inject::code_cave::CodeCave;
+use crate::numbers::{u32_at, u64_at};
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::keys::KeysLayout;
@@ -554,9 +555,7 @@ fn entry_of(point: &Point) -> [u8; ENTRY_LEN] {
 
 /// Returns the point of an entry of the table.
 fn parse_entry(entry: &[u8]) -> Point {
-    let address = LiveAddr(u64::from_le_bytes(
-        entry[..8].try_into().unwrap_or_default(),
-    ));
+    let address = LiveAddr(u64_at(entry, 0).unwrap_or(0));
     let kind = match entry[13] {
         0 => PointKind::Site {
             operand: entry[8..12].try_into().unwrap_or_default(),
@@ -580,11 +579,11 @@ fn parse_entry(entry: &[u8]) -> Point {
 }
 
 fn number(header: &[u8; BASE_LEN], at: usize) -> u32 {
-    u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default())
+    u32_at(header, at).unwrap_or(0)
 }
 
 fn word(header: &[u8; BASE_LEN], at: usize) -> u64 {
-    u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default())
+    u64_at(header, at).unwrap_or(0)
 }
 
 #[cfg(test)]

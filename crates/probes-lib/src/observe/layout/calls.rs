@@ -93,7 +93,7 @@ pub(crate) mod call_slot {
     /// The calls, the innermost last.
     pub(crate) const CALLS: u64 = 64;
     /// How many calls of a stack are recorded. The slot has room for some more, which are not used.
-    pub(crate) const MOST_CALLS: u32 = 500;
+    pub(crate) const MAX_CALLS: u32 = 500;
 
     /// The fields of a call: its frame, when it began (in ticks), its function (four bytes); of a call on a
     /// fiber only, the [`OWNER`] of the slot when it began, as another fiber may have taken the slot since.
@@ -307,7 +307,7 @@ mod tests {
             assert!(calls.len() == by_caller.callers() && by_caller.len() >= end);
             assert!(calls.is_possible());
             assert_eq!(CallsLayout::of_number(calls.number()), calls);
-            let calls_of_stack = u64::from(call_slot::MOST_CALLS + 10) << calls.call_len_bits();
+            let calls_of_stack = u64::from(call_slot::MAX_CALLS + 10) << calls.call_len_bits();
             assert!(call_slot::CALLS + calls_of_stack <= calls.stack_len());
             assert!(calls.slots() >= calls.functions_len() && calls.slots() % PAGE == 0);
             let last = (1 << calls.group_bits()) - 1;

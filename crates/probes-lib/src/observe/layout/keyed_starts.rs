@@ -10,8 +10,10 @@
 //! Nothing is ever half written, so a thread may be interrupted, or end, at any place. A start for which all slots of
 //! its bucket are taken is only counted.
 
+use crate::numbers::u64_at;
+
 /// Binary logarithm of the buckets of a table.
-pub(crate) const BUCKETS_BITS: u32 = 13;
+pub(crate) const BUCKET_COUNT_BITS: u32 = 13;
 /// Binary logarithm of the bytes of a bucket.
 pub(crate) const BUCKET_LEN_BITS: u32 = 7;
 /// Slots of a bucket.
@@ -30,15 +32,12 @@ pub(crate) mod slot {
 }
 
 /// The length of a table in bytes.
-pub(crate) const TABLE_LEN: u64 = 1 << (BUCKETS_BITS + BUCKET_LEN_BITS);
+pub(crate) const TABLE_LEN: u64 = 1 << (BUCKET_COUNT_BITS + BUCKET_LEN_BITS);
 
 /// Returns how many starts wait in a table, except those that a filter leaves out.
 pub(crate) fn waiting(table: &[u8]) -> u64 {
     let slots = table.chunks_exact(slot::LEN as usize);
-    let times = slots.filter_map(|slot| {
-        let time = slot.get(slot::TIME as usize..)?;
-        Some(u64::from_le_bytes(time.try_into().ok()?))
-    });
+    let times = slots.filter_map(|slot| u64_at(slot, slot::TIME as usize));
     times.filter(|time| *time as i64 > 0).count() as u64
 }
 

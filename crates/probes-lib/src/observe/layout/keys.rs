@@ -66,7 +66,7 @@ pub(crate) mod text {
     /// to a whole word.
     pub(crate) const OF_C: u64 = 16;
     /// How many bytes of it a key has at most; one more is read.
-    pub(crate) const MOST_READ: u64 = 8 * WORDS;
+    pub(crate) const MAX_READ: u64 = 8 * WORDS;
 }
 
 /// How long the slots are, and whether each has a histogram.

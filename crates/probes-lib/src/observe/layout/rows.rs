@@ -24,6 +24,7 @@
 use std::ops::Range;
 
 use crate::address::PAGE;
+use crate::numbers::u32_at;
 
 /// Binary logarithm of the length of a part of a stack, in bytes.
 pub(crate) const STACK_PART_BITS: u32 = 14;
@@ -133,8 +134,7 @@ impl Rows {
 
     /// Returns the offsets of the rows that are in use, as a header says.
     pub(crate) fn in_use(self, header: &[u8; header::LEN as usize]) -> Vec<Range<u64>> {
-        let claimed = header[header::CLAIMED as usize..].first_chunk();
-        let claimed = claimed.map_or(0, |claimed| u32::from_le_bytes(*claimed));
+        let claimed = u32_at(header, header::CLAIMED as usize).unwrap_or(0);
         let is_used = |index: &u64| *index == 0 || header[(header::USED + index) as usize] != 0;
         let shared = (0..SHARED_ROWS).filter(is_used);
         let shared = shared.map(|index| self.shared_row(index)..self.shared_row(index + 1));

@@ -9,6 +9,7 @@
 //! stopped meanwhile, so a tool that finds the record of a killed tool knows whether the semaphore has been changed.
 
 use crate::address::LiveAddr;
+use crate::numbers::u64_at;
 
 /// The length of a record in bytes.
 pub(crate) const SEMAPHORE_RECORD_LEN: usize = 16;
@@ -109,7 +110,7 @@ impl SemaphoreRecord {
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> SemaphoreRecord {
-        let at = bytes[..8].try_into().map_or(0, u64::from_le_bytes);
+        let at = u64_at(bytes, 0).unwrap_or(0);
         let point = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], 0]);
         SemaphoreRecord {
             at: LiveAddr(at),

@@ -167,7 +167,7 @@ pub(crate) mod fields {
     /// How many words there is room for.
     pub(crate) const WORDS: u64 = 22;
     /// How many fields of a block are copied at most: each is at least one word, and the number of cells is the first.
-    pub(crate) const MOST: u64 = WORDS - 1;
+    pub(crate) const MAX: u64 = WORDS - 1;
     /// The greatest tag of plain blocks, in OCaml 4 and 5: in OCaml 5, continuations and lazy values that are being
     /// forced have the next ones.
     pub(crate) const GREATEST_TAG: u8 = 243;

@@ -51,10 +51,10 @@ pub(crate) const BYTES: u64 = FIBER + 128;
 
 /// How many there are at most: more than the 64 KiB that functions of OCaml's library unix have as a buffer on the
 /// stack.
-pub(crate) const MOST_BYTES: u64 = 80 << 10;
+pub(crate) const MAX_BYTES: u64 = 80 << 10;
 
 /// The length of all this.
-pub(crate) const LEN: u64 = BYTES + MOST_BYTES;
+pub(crate) const LEN: u64 = BYTES + MAX_BYTES;
 const _: () = assert!(LEN % 64 == 0);
 
 /// What tells where the stacks of a thread of OCaml 5 are: offsets in the state of a domain, to which r14 points in

@@ -15,10 +15,11 @@ use crate::observe::buckets::Linear;
 use crate::observe::layout::histogram::{self, bucket_of, times_of};
 use crate::observe::layout::keys;
 
-/// The most histograms of an observation that has one for each name. One that has them for keys always has
-/// [`keys::histograms::ALL`].
+/// The most histograms of an observation that has one for each name.
 pub(crate) const MAX_HISTOGRAMS: u32 = 1 << 10;
-const MOST: u32 = keys::histograms::ALL;
+
+/// How many histograms an observation that has them for keys always has.
+const OF_KEYS: u32 = keys::histograms::ALL;
 
 /// The fields of the header of a copy, eight bytes each.
 pub(crate) mod copy {
@@ -51,7 +52,7 @@ impl ValuesLayout {
 
     /// Returns whether it can be one of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
-        self.histograms <= MOST && self.steps <= Linear::MOST_STEPS
+        self.histograms <= OF_KEYS && self.steps <= Linear::MAX_STEPS
     }
 
     /// Returns the layout that has this number; see [`ValuesLayout::number`].
@@ -148,7 +149,9 @@ impl ValuesLayout {
 const HISTOGRAMS_BITS: u32 = 11;
 const STEPS_BITS: u32 = 14;
 const _: () = assert!(
-    MAX_HISTOGRAMS <= MOST && MOST < 1 << HISTOGRAMS_BITS && Linear::MOST_STEPS < 1 << STEPS_BITS
+    MAX_HISTOGRAMS <= OF_KEYS
+        && OF_KEYS < 1 << HISTOGRAMS_BITS
+        && Linear::MAX_STEPS < 1 << STEPS_BITS
 );
 
 #[cfg(test)]
@@ -163,8 +166,8 @@ mod tests {
 
     #[test]
     fn copies_follow_each_other_within_reach() {
-        for histograms in [1, 2, 8, 9, 128, 129, 512, 513, MAX_HISTOGRAMS, MOST] {
-            for steps in [0, 1, Linear::MOST_STEPS] {
+        for histograms in [1, 2, 8, 9, 128, 129, 512, 513, MAX_HISTOGRAMS, OF_KEYS] {
+            for steps in [0, 1, Linear::MAX_STEPS] {
                 let all = layout(histograms, steps);
                 assert!(all.is_possible());
                 assert_eq!(ValuesLayout::of_number(all.number()), all);
@@ -175,8 +178,8 @@ mod tests {
             }
         }
         assert_eq!(ValuesLayout::default().len(), 0);
-        assert!(!layout(MOST + 1, 0).is_possible());
-        assert!(!layout(1, Linear::MOST_STEPS + 1).is_possible());
+        assert!(!layout(OF_KEYS + 1, 0).is_possible());
+        assert!(!layout(1, Linear::MAX_STEPS + 1).is_possible());
     }
 
     #[test]

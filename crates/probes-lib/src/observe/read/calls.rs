@@ -289,7 +289,7 @@ impl RecordedCalls {
         }
         let nanoseconds = ticks.nanoseconds_per_tick();
         let mut callers = self.callers.map(|it| it.latencies(nanoseconds).into_iter());
-        let recorded = plan.functions.timed().zip(self.functions);
+        let recorded = plan.functions.timed_indices().zip(self.functions);
         let latencies = recorded.map(|(index, recorded)| FunctionLatency {
             callers: callers
                 .as_mut()
@@ -369,7 +369,7 @@ fn count_running(
     for index in 0..call_slot::COUNT + call_slot::TRIED {
         let at = layout.stack(index);
         let depth = word(&read(at + call_slot::DEPTH, 8)?, 0);
-        let depth = depth.min(u64::from(call_slot::MOST_CALLS));
+        let depth = depth.min(u64::from(call_slot::MAX_CALLS));
         if depth == 0 {
             continue;
         }

@@ -2,7 +2,7 @@
 
 use crate::address::LiveAddr;
 use crate::observe::layout::stack_copies::{
-    BYTES, COUNT, LEN, MOST_BYTES, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER,
+    BYTES, COUNT, LEN, MAX_BYTES, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER,
 };
 use crate::observe::read::ring::word;
 use crate::unwind::memory::StackMemory;
@@ -40,7 +40,7 @@ impl CopiedStack {
         for index in 0..u64::from(count) {
             let entry = PART_LIST + 16 * index;
             let len = word(record, entry + 8);
-            if len > MOST_BYTES {
+            if len > MAX_BYTES {
                 return None;
             }
             let (part, rest) = bytes.split_at_checked(len as usize)?;
@@ -122,7 +122,7 @@ mod tests {
             put(PART_LIST + 16 * index, *at);
             put(PART_LIST + 16 * index + 8, *len);
         }
-        for at in 0..MOST_BYTES / 8 {
+        for at in 0..MAX_BYTES / 8 {
             put(BYTES + 8 * at, at);
         }
         record
@@ -147,11 +147,11 @@ mod tests {
     #[test]
     fn any_record_can_be_read() {
         let parse = |record: &[u8]| CopiedStack::parse(record, LiveAddr(0));
-        assert!(parse(&record(&[(0, MOST_BYTES)])).is_some());
+        assert!(parse(&record(&[(0, MAX_BYTES)])).is_some());
         assert!(parse(&record(&[(u64::MAX, 8); 64])).is_some());
         assert!(parse(&record(&[(0, 8); 65])).is_none());
-        assert!(parse(&record(&[(0, MOST_BYTES + 1)])).is_none());
-        assert!(parse(&record(&[(0, MOST_BYTES), (0, 8)])).is_none());
+        assert!(parse(&record(&[(0, MAX_BYTES + 1)])).is_none());
+        assert!(parse(&record(&[(0, MAX_BYTES), (0, 8)])).is_none());
         assert!(parse(&record(&[(0, u64::MAX)])).is_none());
         assert!(parse(&[]).is_none());
         assert!(parse(&[0xff; LEN as usize]).is_none());

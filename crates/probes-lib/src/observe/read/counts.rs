@@ -8,6 +8,7 @@ use crate::address::LiveAddr;
 use crate::elf::table::Site;
 use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
+use crate::numbers::words;
 use crate::observe::functions::{ObservedFunctions, RefusedFunction};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::rows::header;
@@ -274,8 +275,7 @@ pub(super) fn read_hits(
         let len = range.end - range.start;
         let counters = data_source::read(pid, source, data.plus(range.start), len)?;
         for row in counters.chunks_exact(rows.row_len() as usize) {
-            for (sum, count) in hits.iter_mut().zip(row.chunks_exact(8)) {
-                let count = u64::from_le_bytes(count.try_into().unwrap_or_default());
+            for (sum, count) in hits.iter_mut().zip(words(row)) {
                 *sum = sum.wrapping_add(count);
             }
         }

@@ -200,7 +200,7 @@ const STARTUP_TIME: Duration = Duration::from_secs(1);
 pub(crate) const PAGES_VALID_FOR: Duration = Duration::from_secs(1);
 
 /// How many kinds of custom blocks are remembered at most: more than any program has.
-const MOST_KINDS: usize = 1024;
+const MAX_KINDS: usize = 1024;
 
 /// Makes events of records.
 #[derive(Debug)]
@@ -521,14 +521,13 @@ impl EventReader {
             return known.clone();
         }
         let read_kind = || {
-            let mut at = [0; 8];
-            memory?.read(LiveAddr(operations), &mut at).ok()?;
-            CustomKind::of(&name_at(memory?, LiveAddr(u64::from_le_bytes(at)))?)
+            let at = memory?.read_word(LiveAddr(operations)).ok()?;
+            CustomKind::of(&name_at(memory?, LiveAddr(at))?)
         };
         let Some(custom) = read_kind() else {
             return CustomKind::Unknown;
         };
-        if self.kinds.len() < MOST_KINDS {
+        if self.kinds.len() < MAX_KINDS {
             self.kinds.insert(operations, custom.clone());
         }
         custom
@@ -882,11 +881,11 @@ mod tests {
         // Now it is known without reading memory.
         assert_eq!(reader.custom(None, at), CustomKind::Int64);
         // No more than a certain number are remembered.
-        reader.kinds = (1..=MOST_KINDS as u64)
+        reader.kinds = (1..=MAX_KINDS as u64)
             .map(|at| (at, CustomKind::Unknown))
             .collect();
         assert_eq!(reader.custom(Some(&memory), at), CustomKind::Int64);
-        assert_eq!(reader.kinds.len(), MOST_KINDS);
+        assert_eq!(reader.kinds.len(), MAX_KINDS);
     }
 
     #[test]

@@ -270,8 +270,8 @@ pub(super) fn key(slot: &[u8], plan: &ObservationPlan) -> Option<Vec<Key>> {
 fn string(many: u64, words: &[u8]) -> Key {
     let mut bytes = words.to_vec();
     if let Some(len) = many.checked_sub(text::OF_C) {
-        bytes.truncate(len.min(text::MOST_READ) as usize);
-        let is_whole = len <= text::MOST_READ;
+        bytes.truncate(len.min(text::MAX_READ) as usize);
+        let is_whole = len <= text::MAX_READ;
         return Key::Text { bytes, is_whole };
     }
     if many <= text::WORDS {

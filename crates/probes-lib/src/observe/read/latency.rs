@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use crate::error::Result;
 use crate::memory::ReadMemory;
+use crate::numbers::words;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::histogram::{BUCKETS, HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::keyed_starts;
@@ -182,8 +183,8 @@ impl Latency {
             .into_iter()
             .flat_map(|all| all.chunks(HISTOGRAM_LEN as usize))
         {
-            for (sum, bytes) in counts.iter_mut().zip(group.chunks_exact(8)) {
-                *sum = sum.saturating_add(bytes.try_into().map_or(0, u64::from_le_bytes));
+            for (sum, count) in counts.iter_mut().zip(words(group)) {
+                *sum = sum.saturating_add(count);
             }
         }
         let sum_of_times = sum(slot::SUM);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
+use crate::numbers::u64_at;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::shared::{HEADER_LEN, SharedLayout, record};
 
@@ -139,9 +140,7 @@ impl Rings {
 
     /// Reads the head of a ring: how many records have been claimed.
     fn head(&self, memory: &impl ReadMemory, group: usize) -> io::Result<u64> {
-        let mut head = [0; 8];
-        memory.read(self.ring(group), &mut head)?;
-        Ok(u64::from_le_bytes(head))
+        memory.read_word(self.ring(group))
     }
 
     /// Reads the bytes of the records from `first` up to, not including, `end`. There must not be
@@ -184,9 +183,7 @@ impl Records {
 
 /// Returns the eight bytes at offset `at` of a record as a number; 0 if the record does not have them all.
 pub(crate) fn word(record: &[u8], at: u64) -> u64 {
-    let bytes = record.get(at as usize..).unwrap_or_default();
-    let word = bytes.first_chunk().copied();
-    word.map_or(0, u64::from_le_bytes)
+    u64_at(record, at as usize).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -205,7 +202,7 @@ mod tests {
         record_len: 1 << 16,
         has_large_rings: false,
         filters_memory: false,
-        value_pages: ValuePages::Observers,
+        value_pages: ValuePages::TableOfObserver,
         calls: CallsLayout::of_number(0),
         values: ValuesLayout::of_number(0),
         keys: KeysLayout::of_number(0),

@@ -5,6 +5,7 @@ mod fields;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::numbers::u64_at;
 use crate::observe::layout::shared::fields::{
     CUSTOM_TAG, DOUBLE_TAG, FORWARD_TAG, GREATEST_TAG, OBJECT_TAG, STRING_TAG,
 };
@@ -221,8 +222,7 @@ fn bigarray(words: &[u8], size: u64) -> Option<Value> {
 /// Returns the word with this index.
 fn word(words: &[u8], index: u64) -> Option<u64> {
     let start = usize::try_from(index.checked_mul(8)?).ok()?;
-    let bytes = words.get(start..)?.first_chunk()?;
-    Some(u64::from_le_bytes(*bytes))
+    u64_at(words, start)
 }
 
 /// Returns the size in words that a header says: bits 10 to 55; other bits may be set above.

@@ -269,7 +269,7 @@ fn entry(
     a.jmp(over)?;
 
     a.set_label(&mut push)?;
-    a.cmp(edx, call_slot::MOST_CALLS as i32)?;
+    a.cmp(edx, call_slot::MAX_CALLS as i32)?;
     a.jae(if layout.of_self { too_deep } else { lost })?;
     // A signal handler leaves the depth as it finds it, unless it is executed on a stack above: see `free`.
     a.mov(rax, rdx)?;

@@ -156,7 +156,7 @@ impl FieldCode<'_> {
         self.a.jne(is_no_cell)?;
         self.a.or(esi, IS_CELL as i32)?;
         self.a.set_label(&mut is_no_cell)?;
-        self.a.mov(r9d, fields::MOST as u32)?;
+        self.a.mov(r9d, fields::MAX as u32)?;
         self.a.cmp(rdi, r9)?;
         self.a.cmova(rdi, r9)?;
         self.a.lea(rax, qword_ptr(rdx + rdi * 8 - 8))?;
@@ -365,8 +365,10 @@ impl FieldCode<'_> {
         otherwise: CodeLabel,
     ) -> Result<(), IcedError> {
         match self.layout.value_pages {
-            ValuePages::Observers => unless_listed(self.a, self.layout, base, offset, otherwise),
-            ValuePages::Runtimes(table) => {
+            ValuePages::TableOfObserver => {
+                unless_listed(self.a, self.layout, base, offset, otherwise)
+            }
+            ValuePages::TableOfRuntime(table) => {
                 let mut is_readable = self.a.create_label();
                 let mut is_not = self.a.create_label();
                 self.a.lea(r9, qword_ptr(base + offset))?;
@@ -379,7 +381,7 @@ impl FieldCode<'_> {
                 self.a.set_label(&mut is_readable)?;
                 self.a.nop()
             }
-            ValuePages::Unknown => self.a.jmp(otherwise),
+            ValuePages::NoTable => self.a.jmp(otherwise),
         }
     }
 }

@@ -19,7 +19,7 @@ use super::saved::{RED_ZONE, unless_room_on_stack};
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, load, load_at_point, offset};
 use crate::address::{LiveAddr, PAGE};
 use crate::expression::typed::{
-    Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, LEAST_OPAQUE_TAG, Number,
+    Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, NO_SCAN_TAG, Number,
     Relation, STRING_TAG, Signedness, Test, Text, Word, block_of, last_compared, words_of,
 };
 use crate::observe::layout::keys::text;
@@ -147,7 +147,7 @@ pub(super) fn key(
         match part {
             KeyPart::Number(number, _) => code.number(number, &pool)?,
             KeyPart::Text(Text::Ocaml(word)) => code.text(word, &pool)?,
-            KeyPart::Text(Text::C(word)) => code.text_of_c(word, text::MOST_READ)?,
+            KeyPart::Text(Text::C(word)) => code.text_of_c(word, text::MAX_READ)?,
             KeyPart::Thread | KeyPart::Caller | KeyPart::Probe => {
                 all.push(None);
                 continue;
@@ -179,7 +179,7 @@ fn holders(many: usize) -> &'static [AsmRegister64] {
 fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
     let mut is_valid = a.create_label();
     load(a, rbx, context.shared)?;
-    if context.layout.value_pages != ValuePages::Observers {
+    if context.layout.value_pages != ValuePages::TableOfObserver {
         return Ok(());
     }
     a.rdtsc()?;
@@ -443,7 +443,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
             Word::Field(of, field) => {
                 self.word(of, to)?;
                 self.header(to)?;
-                self.a.cmp(r9b, LEAST_OPAQUE_TAG as u32)?;
+                self.a.cmp(r9b, NO_SCAN_TAG as u32)?;
                 self.a.jae(self.untyped)?;
                 self.size()?;
                 self.a.cmp(r9, *field as i32)?;
@@ -610,7 +610,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     /// of pages and the kernel both say so. `last` is less than a page. Uses all registers of the pool but r8.
     fn text_of_c(&mut self, of: &Word, last: u64) -> Result<(), IcedError> {
         let mut is_in_page = self.a.create_label();
-        if self.context.layout.value_pages != ValuePages::Observers {
+        if self.context.layout.value_pages != ValuePages::TableOfObserver {
             self.a.rdtsc()?;
             self.a.shl(rdx, 32)?;
             self.a.or(rdx, rax)?;
@@ -704,7 +704,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.je(is_string)?;
         self.a.cmp(edi, DOUBLE_ARRAY_TAG as i32)?;
         self.a.je(is_counted)?;
-        self.a.cmp(edi, LEAST_OPAQUE_TAG as i32)?;
+        self.a.cmp(edi, NO_SCAN_TAG as i32)?;
         self.a.jae(self.untyped)?;
         self.a.set_label(&mut is_counted)?;
         self.a.mov(to, size)?;
@@ -814,13 +814,13 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         offset_of: i32,
     ) -> Result<(), IcedError> {
         match self.context.layout.value_pages {
-            ValuePages::Observers => self.unless_listed(base, offset_of),
-            ValuePages::Runtimes(table) => {
+            ValuePages::TableOfObserver => self.unless_listed(base, offset_of),
+            ValuePages::TableOfRuntime(table) => {
                 self.a.lea(r9, qword_ptr(base + offset_of))?;
                 unless_of_values(self.a, table, [r9, rdi, rbx], self.untyped)?;
                 load(self.a, rbx, self.context.shared)
             }
-            ValuePages::Unknown => self.a.jmp(self.untyped),
+            ValuePages::NoTable => self.a.jmp(self.untyped),
         }
     }
 

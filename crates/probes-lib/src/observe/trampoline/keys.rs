@@ -243,7 +243,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         self.a.cmp(byte_ptr(first + r9), 0)?;
         self.a.je(known)?;
         self.a.inc(r9d)?;
-        self.a.cmp(r9d, text::MOST_READ as i32)?;
+        self.a.cmp(r9d, text::MAX_READ as i32)?;
         self.a.jbe(next)?;
         self.a.set_label(&mut known)?;
         self.a.add(r9d, text::OF_C as i32)
@@ -294,7 +294,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         let mut next_byte = self.a.create_label();
         let mut end = self.a.create_label();
         self.a.sub(r9d, text::OF_C as i32)?;
-        self.a.mov(edi, text::MOST_READ as u32)?;
+        self.a.mov(edi, text::MAX_READ as u32)?;
         self.a.cmp(r9d, edi)?;
         self.a.cmova(r9d, edi)?;
         self.a.xor(edi, edi)?;

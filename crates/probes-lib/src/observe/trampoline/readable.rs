@@ -1,5 +1,5 @@
 //! The code that looks up whether memory may be read: in the table that the runtime of OCaml 4 has of the pages of
-//! values ([`ValuePages::Runtimes`]), in that of the observer, or by a system call.
+//! values ([`ValuePages::TableOfRuntime`]), in that of the observer, or by a system call.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -105,9 +105,9 @@ pub(super) fn unless_readable_value(
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     match layout.value_pages {
-        ValuePages::Observers => unless_readable(a, layout, otherwise),
-        ValuePages::Runtimes(table) => unless_of_values(a, table, [rax, r9, rdi], otherwise),
-        ValuePages::Unknown => a.jmp(otherwise),
+        ValuePages::TableOfObserver => unless_readable(a, layout, otherwise),
+        ValuePages::TableOfRuntime(table) => unless_of_values(a, table, [rax, r9, rdi], otherwise),
+        ValuePages::NoTable => a.jmp(otherwise),
     }
 }
 

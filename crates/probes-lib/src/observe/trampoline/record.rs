@@ -13,13 +13,11 @@ use super::stack_copy::{self, StackCopy};
 use super::word_at;
 use super::{PUSHED, SavedRegister, load_at_point, offset, spread};
 use crate::address::LiveAddr;
+use crate::expression::typed::NO_SCAN_TAG;
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::role::{ArgumentSource, WatchRole};
-
-/// The least tag of blocks whose words are not values: `No_scan_tag` of caml/mlvalues.h.
-const LEAST_OPAQUE: u32 = 251;
 
 /// Emits the code that records a watched hit. Expects the address of the shared data in rbx and the time in rsi, and in
 /// the copies of the `saved` registers what these held at the point. Returns the copies of fields, whose code the
@@ -182,7 +180,7 @@ pub(super) fn block_header(
     a.mov(rax, qword_ptr(rdx - 8))?;
     a.mov(header, rax)?;
     a.mov(byte_ptr(rcx + record::COPIED + index), 1)?;
-    a.cmp(al, LEAST_OPAQUE)?;
+    a.cmp(al, NO_SCAN_TAG as i32)?;
     a.jb(are_values)
 }
 

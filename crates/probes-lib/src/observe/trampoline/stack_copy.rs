@@ -35,28 +35,28 @@ use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{MAIN_STACK_END, MAIN_TID, SharedLayout, TID_AT};
 use crate::observe::layout::stack_copies::{
     BYTES, COUNT, END, ENTRY_BITS, FIBER, FIBER_FIELDS_LEN, FIBER_HANDLER, FIBER_POINTER,
-    FIRST_END, FROM, FiberFields, HANDLER_LEN, HANDLER_PARENT, IS_TAKEN, LINK, MOST_BYTES,
+    FIRST_END, FROM, FiberFields, HANDLER_LEN, HANDLER_PARENT, IS_TAKEN, LINK, MAX_BYTES,
     OF_THREAD, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
 };
 
 /// How far below the end of its stack the stack pointer of the main thread is at most. The kernel maps nothing else
 /// there.
-const MOST_OF_MAIN: i32 = 64 << 20;
+const MAX_MAIN_STACK: i32 = 64 << 20;
 
 /// The same for another thread: the default size of its stack.
-const MOST_OF_THREAD: i32 = 8 << 20;
+const MAX_THREAD_STACK: i32 = 8 << 20;
 
 /// How many bytes of the stack of the thread are searched for a link: there has to be room for fibers, too.
 const SEARCHED: i32 = 72 << 10;
 
 /// How many words are tried that look like links.
-const MOST_TRIED: i32 = 64;
+const MAX_TRIED: i32 = 64;
 
 /// No memory is mapped below (`vm.mmap_min_addr`).
 const LOWEST: i32 = 1 << 16;
 
 /// Longer than a fiber's stack.
-const MOST_OF_FIBER: i32 = 1 << 30;
+const MAX_FIBER_STACK: i32 = 1 << 30;
 
 /// How to copy a stack.
 #[derive(Clone, Copy)]
@@ -148,7 +148,7 @@ impl StackCopy {
         a.mov(rsi, self.field(STACK_POINTER))?;
         a.sub(rsi, 8)?;
         a.mov(self.field(LINK), rsi)?;
-        a.mov(self.field(OF_THREAD), MOST_TRIED)?;
+        a.mov(self.field(OF_THREAD), MAX_TRIED)?;
         a.set_label(&mut search)?;
         a.mov(rsi, self.field(LINK))?;
         a.set_label(&mut not_this)?;
@@ -163,7 +163,7 @@ impl StackCopy {
         a.jne(not_this)?;
         a.sub(rax, rdx)?;
         a.jbe(not_this)?;
-        a.cmp(rax, MOST_OF_FIBER)?;
+        a.cmp(rax, MAX_FIBER_STACK)?;
         a.ja(not_this)?;
         a.cmp(rdx, LOWEST)?;
         a.jb(not_this)?;
@@ -191,7 +191,7 @@ impl StackCopy {
         a.mov(rdx, word_at(rdx, FIBER_HANDLER))?;
         a.add(rdx, HANDLER_LEN as i32)?;
         a.mov(rax, self.field(FROM))?;
-        a.add(rax, MOST_BYTES as i32)?;
+        a.add(rax, MAX_BYTES as i32)?;
         a.cmp(rdx, rax)?;
         a.cmova(rdx, rax)?;
         a.mov(self.field(OF_THREAD), rdx)?;
@@ -263,7 +263,7 @@ impl StackCopy {
     fn unless_full(self, a: &mut CodeAssembler, otherwise: CodeLabel) -> Result<(), IcedError> {
         a.cmp(self.short_field(COUNT), PARTS as i32 - 2)?;
         a.jae(otherwise)?;
-        a.cmp(self.short_field(USED), MOST_BYTES as i32)?;
+        a.cmp(self.short_field(USED), MAX_BYTES as i32)?;
         a.jae(otherwise)
     }
 
@@ -378,7 +378,7 @@ impl StackCopy {
         a.mov(rdx, qword_ptr(rbx + offset(MAIN_STACK_END)))?;
         a.mov(rax, rdx)?;
         a.sub(rax, rsi)?;
-        a.cmp(rax, MOST_OF_MAIN)?;
+        a.cmp(rax, MAX_MAIN_STACK)?;
         a.jb(known)?;
         if self.is_from_start {
             a.rdfsbase(rdx)?;
@@ -387,7 +387,7 @@ impl StackCopy {
         }
         a.mov(rax, rdx)?;
         a.sub(rax, rsi)?;
-        a.cmp(rax, MOST_OF_THREAD)?;
+        a.cmp(rax, MAX_THREAD_STACK)?;
         a.jae(of_page)?;
         a.mov(eax, dword_ptr(rbx + offset(TID_AT)))?;
         a.mov(eax, dword_ptr(rax).fs())?;
@@ -422,7 +422,7 @@ impl StackCopy {
         let mut next = a.create_label();
         let stack = self.layout.stack_at();
         a.mov(eax, self.short_field(USED))?;
-        a.mov(edi, MOST_BYTES as i32)?;
+        a.mov(edi, MAX_BYTES as i32)?;
         a.sub(edi, eax)?;
         a.add(rdi, rsi)?;
         a.cmp(rdx, rdi)?;

@@ -2,6 +2,7 @@
 
 use iced_x86::Register;
 
+use crate::numbers::u64_at;
 use crate::patch_plan::tables::{JumpSource, Origin};
 use crate::patch_plan::targets::{Group, Ranges, Sweep, Targets};
 
@@ -273,8 +274,7 @@ impl Targets {
         let after = sweep.references.partition_point(|it| *it <= table);
         let end = sweep.references.get(after).copied().unwrap_or(u64::MAX);
         self.read((table..end).step_by(8), |at| {
-            let entry = sweep.code.bytes(at, 8).try_into().ok();
-            let entry = entry.map(u64::from_le_bytes);
+            let entry = u64_at(sweep.code.bytes(at, 8), 0);
             entry.filter(|it| sweep.code.is_label(*it))
         })
     }

@@ -18,7 +18,7 @@ use crate::address::CodeRange;
 use crate::patch_plan::code::Code;
 
 /// For more functions, all code is swept.
-const MOST: usize = 64;
+const MAX_FUNCTIONS: usize = 64;
 
 /// How far from a function a patch of it looks for padding and branch targets.
 const AROUND: u64 = 512;
@@ -51,7 +51,7 @@ impl SweepFilter {
         let end = windows.iter().map(|it| it.end).max()?;
         // Four bytes at a time are compared with addresses, so that these must have 32 bits.
         let is_low = |it: Range<u64>| it.end < 1 << 32;
-        if functions.len() > MOST || !is_low(0..end) || !code.executable().all(is_low) {
+        if functions.len() > MAX_FUNCTIONS || !is_low(0..end) || !code.executable().all(is_low) {
             return None;
         }
         let start = start & !((1 << BLOCK_BITS) - 1);
@@ -325,8 +325,8 @@ mod tests {
             let functions: Vec<CodeRange> = (0..many).map(function).collect();
             SweepFilter::of(&code, &functions).is_some()
         };
-        assert!(filter(1, 0) && filter(MOST as u64, 0x1000));
-        assert!(!filter(MOST as u64 + 1, 0x1000) && !filter(0, 0x1000));
+        assert!(filter(1, 0) && filter(MAX_FUNCTIONS as u64, 0x1000));
+        assert!(!filter(MAX_FUNCTIONS as u64 + 1, 0x1000) && !filter(0, 0x1000));
         assert!(filter(1, (1 << 32) - 0x2000) && !filter(1, (1 << 32) - 0x1000));
         assert!(!filter(1, 1 << 33));
     }

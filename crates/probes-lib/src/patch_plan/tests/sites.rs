@@ -152,16 +152,16 @@ fn overlaps_with_others_and_own_are_distinguished() {
 
 #[test]
 fn transactions_and_interrupts_are_not_moved() {
-    let immovable = |bytes: &[u8]| {
+    let unmovable = |bytes: &[u8]| {
         let instruction = code::decode(bytes, AT).next().unwrap();
-        displaced::immovable(&instruction)
+        displaced::unmovable(&instruction)
     };
-    assert_eq!(immovable(b"\xc7\xf8\0\0\0\0"), Some("a transaction"));
-    assert_eq!(immovable(b"\xcd\x80"), Some("an interrupt"));
-    assert_eq!(immovable(b"\x0f\x05"), Some("a system call"));
+    assert_eq!(unmovable(b"\xc7\xf8\0\0\0\0"), Some("a transaction"));
+    assert_eq!(unmovable(b"\xcd\x80"), Some("an interrupt"));
+    assert_eq!(unmovable(b"\x0f\x05"), Some("a system call"));
     // jmp, call, ret
     for movable in [&b"\xe9\0\0\0\0"[..], b"\xe8\0\0\0\0", b"\xc3"] {
-        assert_eq!(immovable(movable), None, "{movable:x?}");
+        assert_eq!(unmovable(movable), None, "{movable:x?}");
     }
 }
 

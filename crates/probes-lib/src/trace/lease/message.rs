@@ -7,7 +7,8 @@ use libc::user_regs_struct;
 use nix::errno::Errno;
 
 use crate::address::LiveAddr;
-use crate::sys::ptrace::Wait;
+use crate::numbers::words;
+use crate::sys::ptrace::TraceeState;
 
 /// The version of these messages. A follower lends to tools of the same version only.
 pub(crate) const VERSION: u64 = 1;
@@ -56,7 +57,7 @@ pub(crate) enum Request {
     /// To resume them.
     ResumeAll,
     /// What waitid(2) would report of the thread; the follower neither waits nor consumes it.
-    Wait(i32),
+    State(i32),
     ResumeThread(i32),
     Registers(i32),
     SetRegisters(i32, Box<user_regs_struct>),
@@ -77,7 +78,7 @@ pub(crate) enum Reply {
     /// These threads are stopped.
     Stopped(Vec<i32>),
     NotStopped(NotStopped),
-    Wait(Wait),
+    State(TraceeState),
     Registers(Box<user_regs_struct>),
     RseqAddress(Option<LiveAddr>),
     SeccompFilter(Option<Vec<libc::sock_filter>>),
@@ -165,7 +166,7 @@ impl Welcome {
 mod request_kind {
     pub(super) const STOP: u64 = 0;
     pub(super) const RESUME_ALL: u64 = 1;
-    pub(super) const WAIT: u64 = 2;
+    pub(super) const STATE: u64 = 2;
     pub(super) const RESUME_THREAD: u64 = 3;
     pub(super) const REGISTERS: u64 = 4;
     pub(super) const SET_REGISTERS: u64 = 5;
@@ -180,7 +181,7 @@ mod reply_kind {
     pub(super) const DONE: u64 = 0;
     pub(super) const STOPPED: u64 = 1;
     pub(super) const NOT_STOPPED: u64 = 2;
-    pub(super) const WAIT: u64 = 3;
+    pub(super) const STATE: u64 = 3;
     pub(super) const REGISTERS: u64 = 4;
     pub(super) const RSEQ_ADDRESS: u64 = 5;
     pub(super) const NO_SECCOMP_FILTER: u64 = 6;
@@ -203,7 +204,7 @@ impl Request {
         match self {
             Request::Stop(limit_ms) => vec![request_kind::STOP, *limit_ms],
             Request::ResumeAll => vec![request_kind::RESUME_ALL],
-            Request::Wait(tid) => of(request_kind::WAIT, *tid),
+            Request::State(tid) => of(request_kind::STATE, *tid),
             Request::ResumeThread(tid) => of(request_kind::RESUME_THREAD, *tid),
             Request::Registers(tid) => of(request_kind::REGISTERS, *tid),
             Request::SetRegisters(tid, registers) => [
@@ -227,7 +228,7 @@ impl Request {
         Some(match (*kind, rest) {
             (request_kind::STOP, &[limit_ms]) => Request::Stop(limit_ms),
             (request_kind::RESUME_ALL, []) => Request::ResumeAll,
-            (request_kind::WAIT, &[tid]) => Request::Wait(number(tid)?),
+            (request_kind::STATE, &[tid]) => Request::State(number(tid)?),
             (request_kind::RESUME_THREAD, &[tid]) => Request::ResumeThread(number(tid)?),
             (request_kind::REGISTERS, &[tid]) => Request::Registers(number(tid)?),
             (request_kind::SET_REGISTERS, [tid, registers @ ..]) => {
@@ -272,15 +273,15 @@ impl Reply {
                 NotStopped::ThreadsKeepStarting => vec![reply_kind::NOT_STOPPED, 4, 0],
                 NotStopped::Failed(errno) => vec![reply_kind::NOT_STOPPED, 5, word(*errno as i32)],
             },
-            Reply::Wait(wait) => match wait {
-                Wait::Running => vec![reply_kind::WAIT, 0, 0],
-                Wait::Signal(signal) => vec![reply_kind::WAIT, 1, word(*signal)],
-                Wait::EventStopped => vec![reply_kind::WAIT, 2, 0],
-                Wait::GroupStopped => vec![reply_kind::WAIT, 3, 0],
-                Wait::Cloned(child) => vec![reply_kind::WAIT, 4, word(*child)],
-                Wait::Executed => vec![reply_kind::WAIT, 5, 0],
-                Wait::Exited => vec![reply_kind::WAIT, 6, 0],
-                Wait::Gone => vec![reply_kind::WAIT, 7, 0],
+            Reply::State(state) => match state {
+                TraceeState::Running => vec![reply_kind::STATE, 0, 0],
+                TraceeState::Signal(signal) => vec![reply_kind::STATE, 1, word(*signal)],
+                TraceeState::EventStopped => vec![reply_kind::STATE, 2, 0],
+                TraceeState::GroupStopped => vec![reply_kind::STATE, 3, 0],
+                TraceeState::Cloned(child) => vec![reply_kind::STATE, 4, word(*child)],
+                TraceeState::Executed => vec![reply_kind::STATE, 5, 0],
+                TraceeState::Exited => vec![reply_kind::STATE, 6, 0],
+                TraceeState::Gone => vec![reply_kind::STATE, 7, 0],
             },
             Reply::Registers(registers) => {
                 [vec![reply_kind::REGISTERS], register_words(registers)].concat()
@@ -325,15 +326,15 @@ impl Reply {
                 5 => NotStopped::Failed(Errno::from_raw(number(about)?)),
                 _ => return None,
             }),
-            (reply_kind::WAIT, &[wait, about]) => Reply::Wait(match wait {
-                0 => Wait::Running,
-                1 => Wait::Signal(number(about)?),
-                2 => Wait::EventStopped,
-                3 => Wait::GroupStopped,
-                4 => Wait::Cloned(number(about)?),
-                5 => Wait::Executed,
-                6 => Wait::Exited,
-                7 => Wait::Gone,
+            (reply_kind::STATE, &[state, about]) => Reply::State(match state {
+                0 => TraceeState::Running,
+                1 => TraceeState::Signal(number(about)?),
+                2 => TraceeState::EventStopped,
+                3 => TraceeState::GroupStopped,
+                4 => TraceeState::Cloned(number(about)?),
+                5 => TraceeState::Executed,
+                6 => TraceeState::Exited,
+                7 => TraceeState::Gone,
                 _ => return None,
             }),
             (reply_kind::REGISTERS, registers) => Reply::Registers(registers_of(registers)?),
@@ -392,11 +393,8 @@ fn to_bytes(words: &[u64]) -> Vec<u8> {
 }
 
 fn to_words(bytes: &[u8]) -> Option<Vec<u64>> {
-    let words = bytes.chunks_exact(WORD);
-    words.remainder().is_empty().then(|| {
-        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-        words.map(word).collect()
-    })
+    let is_whole = bytes.len() % WORD == 0;
+    is_whole.then(|| words(bytes).collect())
 }
 
 #[cfg(test)]
@@ -414,7 +412,7 @@ mod tests {
         let requests = [
             Request::Stop(500),
             Request::ResumeAll,
-            Request::Wait(1),
+            Request::State(1),
             Request::ResumeThread(2),
             Request::Registers(3),
             Request::SetRegisters(4, registers()),
@@ -441,14 +439,14 @@ mod tests {
             Reply::NotStopped(NotStopped::ThreadsKeepStarting),
             Reply::NotStopped(NotStopped::Failed(Errno::EMFILE)),
             Reply::Stopped(vec![i32::MAX; MAX_THREADS]),
-            Reply::Wait(Wait::Running),
-            Reply::Wait(Wait::Signal(10)),
-            Reply::Wait(Wait::EventStopped),
-            Reply::Wait(Wait::GroupStopped),
-            Reply::Wait(Wait::Cloned(4244)),
-            Reply::Wait(Wait::Executed),
-            Reply::Wait(Wait::Exited),
-            Reply::Wait(Wait::Gone),
+            Reply::State(TraceeState::Running),
+            Reply::State(TraceeState::Signal(10)),
+            Reply::State(TraceeState::EventStopped),
+            Reply::State(TraceeState::GroupStopped),
+            Reply::State(TraceeState::Cloned(4244)),
+            Reply::State(TraceeState::Executed),
+            Reply::State(TraceeState::Exited),
+            Reply::State(TraceeState::Gone),
             Reply::Registers(registers()),
             Reply::RseqAddress(None),
             Reply::RseqAddress(Some(LiveAddr(u64::MAX))),

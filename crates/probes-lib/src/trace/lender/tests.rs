@@ -230,8 +230,8 @@ fn requests_for_threads_of_other_processes_fail() {
     let lease = Lease::connect(follower.tid, &Process::open(pid).unwrap(), true, LIMIT).unwrap();
     lease.stop(LIMIT).unwrap().unwrap();
     for tid in [other.pid(), 1, -1, 0] {
-        let wait = lease.answer(&Request::Wait(tid), Some);
-        assert_eq!(wait, Err(Errno::ESRCH), "{tid}");
+        let state = lease.answer(&Request::State(tid), Some);
+        assert_eq!(state, Err(Errno::ESRCH), "{tid}");
         assert!(lease.call(&Request::ResumeThread(tid)).is_err());
     }
     assert!(!lease.is_lost());
@@ -259,11 +259,11 @@ fn message_out_of_order_ends_the_connection() {
     let memory = memory_file(pid);
     let hello = hello(pid, true);
     let stop = Request::Stop(LIMIT.as_millis() as u64).to_bytes();
-    let wait = Request::Wait(pid).to_bytes();
+    let state = Request::State(pid).to_bytes();
     let welcome = |answer: Option<Vec<u8>>| answer.and_then(|it| Welcome::parse(&it));
 
     // Before anything was proved.
-    for first in [&stop, &wait, &vec![0], &vec![7; 64]] {
+    for first in [&stop, &state, &vec![0], &vec![7; 64]] {
         assert_eq!(answer(&connect(), first, None), None);
     }
     // With no proof, or a wrong one.
@@ -278,7 +278,7 @@ fn message_out_of_order_ends_the_connection() {
     let ours = Welcome::OtherVersion(lease::message::VERSION).to_bytes();
     assert_eq!(answer(&connect(), &later, Some(&memory)), Some(ours));
     // Calls before it is stopped, a second greeting, and descriptors that were not asked for.
-    for second in [&wait, &hello] {
+    for second in [&state, &hello] {
         let socket = connect();
         let accepted = welcome(answer(&socket, &hello, Some(&memory)));
         assert_eq!(accepted, Some(Welcome::Accepted));
@@ -288,7 +288,7 @@ fn message_out_of_order_ends_the_connection() {
     answer(&socket, &hello, Some(&memory)).unwrap();
     assert_eq!(answer(&socket, &stop, Some(&memory)), None);
     // While the process is stopped: the connection is closed, and the process is resumed.
-    for (message, file) in [(&vec![7; 64], None), (&wait, Some(&memory))] {
+    for (message, file) in [(&vec![7; 64], None), (&state, Some(&memory))] {
         let socket = connect();
         answer(&socket, &hello, Some(&memory)).unwrap();
         answer(&socket, &stop, None).unwrap();
@@ -391,8 +391,8 @@ fn program_executed_during_the_lease_is_not_touched() {
     lease.call(&Request::ResumeThread(pid)).unwrap();
     talker.send(&exec("idle_threads.pie"));
     eventually("it executes the program", || {
-        let wait = lease.answer(&Request::Wait(pid), Some);
-        (wait == Ok(Reply::Wait(Wait::Executed))).then_some(())
+        let state = lease.answer(&Request::State(pid), Some);
+        (state == Ok(Reply::State(TraceeState::Executed))).then_some(())
     });
     let (code, byte) = some_code(&Process::open(pid).unwrap());
     for request in [
@@ -476,8 +476,8 @@ fn job_control_stop_survives_resuming_a_thread() {
     for is_resumed in [true, false] {
         let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
         lease.stop(LIMIT).unwrap().unwrap();
-        let wait = lease.answer(&Request::Wait(pid), Some);
-        assert_eq!(wait, Ok(Reply::Wait(Wait::GroupStopped)));
+        let state = lease.answer(&Request::State(pid), Some);
+        assert_eq!(state, Ok(Reply::State(TraceeState::GroupStopped)));
         lease.call(&Request::ResumeThread(pid)).unwrap();
         eventually("it runs", || (!is_stopped(pid)).then_some(()));
         if is_resumed {
@@ -511,7 +511,7 @@ fn signals_reach_other_processes_while_one_is_lent() {
             });
             // A tool that sends requests without a pause, until the other process has caught its signal.
             while is_busy && !caught.is_finished() {
-                lease.answer(&Request::Wait(process.pid()), Some).unwrap();
+                lease.answer(&Request::State(process.pid()), Some).unwrap();
             }
         });
     }
@@ -672,7 +672,7 @@ fn serve_with_thread_at(
                     registers.rip = if stop_requests < stops { code } else { 0 };
                     Reply::Registers(Box::new(registers))
                 }
-                Request::Wait(_) => Reply::Wait(Wait::EventStopped),
+                Request::State(_) => Reply::State(TraceeState::EventStopped),
                 Request::RseqAddress(_) => Reply::RseqAddress(None),
                 _ => Reply::Done,
             };
@@ -879,7 +879,7 @@ fn process_is_not_stopped_for_ever() {
     // A slow machine may need longer to stop it.
     let _ = lease.stop(LIMIT).unwrap();
     eventually("it is lost", || {
-        let is_answered = lease.answer(&Request::Wait(process.pid()), Some).is_ok();
+        let is_answered = lease.answer(&Request::State(process.pid()), Some).is_ok();
         (!is_answered && lease.is_lost()).then_some(())
     });
     talker.hits();
@@ -973,15 +973,15 @@ fn threads_with_something_to_report_are_not_resumed() {
     let process = Process::open(pid).unwrap();
     let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
     lease.stop(LIMIT).unwrap().unwrap();
-    let trapped = lease.answer(&Request::Wait(pid), Some);
-    assert_eq!(trapped, Ok(Reply::Wait(Wait::EventStopped)));
+    let trapped = lease.answer(&Request::State(pid), Some);
+    assert_eq!(trapped, Ok(Reply::State(TraceeState::EventStopped)));
     lease.call(&Request::ResumeThread(pid)).unwrap();
     // It runs now, so there is nothing to resume.
     assert_eq!(lease.call(&Request::ResumeThread(pid)), Err(Errno::EBUSY));
     kill(Pid::from_raw(pid), Signal::SIGUSR1).unwrap();
     eventually("it is about to receive the signal", || {
-        let wait = lease.answer(&Request::Wait(pid), Some);
-        (wait == Ok(Reply::Wait(Wait::Signal(10)))).then_some(())
+        let state = lease.answer(&Request::State(pid), Some);
+        (state == Ok(Reply::State(TraceeState::Signal(10)))).then_some(())
     });
     assert_eq!(lease.call(&Request::ResumeThread(pid)), Err(Errno::EBUSY));
     assert_eq!(lease.stop(LIMIT).unwrap(), Ok(vec![pid]));

@@ -94,7 +94,7 @@ impl Injected {
 
     fn remove_stale(&self) -> Result<Cleaned> {
         let options = Options {
-            deadline: PATIENT,
+            time_limit: PATIENT,
             ..Options::default()
         };
         remove_stale(&self.process, &self.memory, options, None, &|_| None)

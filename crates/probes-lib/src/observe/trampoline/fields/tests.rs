@@ -76,7 +76,7 @@ impl Blocks {
             return None;
         }
         let is_cell = tag == 0 && size == 2;
-        let mut left = size.min(fields::MOST);
+        let mut left = size.min(fields::MAX);
         let mut at = self.at;
         self.readable(at + 8 * (left - 1))?;
         while left > 0 {
@@ -239,8 +239,8 @@ fn code_copies_what_the_model_copies() {
             add(&full, words.len() > 18);
         }
         for pages in [
-            ValuePages::Observers,
-            ValuePages::Runtimes(LiveAddr(RUNTIMES)),
+            ValuePages::TableOfObserver,
+            ValuePages::TableOfRuntime(LiveAddr(RUNTIMES)),
         ] {
             puppet.prepare(&code(index, pages), &blocks.hit);
             puppet.poke_runtimes_table(&blocks.hit);

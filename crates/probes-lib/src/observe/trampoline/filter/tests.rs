@@ -52,7 +52,7 @@ pub(in super::super) const LAYOUT: SharedLayout = SharedLayout {
     record_len: 0,
     has_large_rings: false,
     filters_memory: true,
-    value_pages: ValuePages::Observers,
+    value_pages: ValuePages::TableOfObserver,
     calls: crate::observe::layout::calls::CallsLayout {
         functions: 0,
         of_self: false,
@@ -258,10 +258,10 @@ impl Puppet {
         of: &impl Debug,
         hit: &RecordedHit,
     ) -> user_regs_struct {
-        let after = self.execute(&code(ValuePages::Observers), of, hit);
+        let after = self.execute(&code(ValuePages::TableOfObserver), of, hit);
         if hit.is_valid {
             self.poke_runtimes_table(hit);
-            let runtimes = ValuePages::Runtimes(LiveAddr(RUNTIMES));
+            let runtimes = ValuePages::TableOfRuntime(LiveAddr(RUNTIMES));
             let by_runtime = self.execute(&code(runtimes), of, hit);
             let answer =
                 |after: &user_regs_struct| (after.rax, (after.rax == 1).then_some(after.rcx));
@@ -844,7 +844,7 @@ fn compiled_and_interpreted_times_agree() {
     let code = finished(
         &SAVED_IF_TIMED,
         &"times",
-        ValuePages::Observers,
+        ValuePages::TableOfObserver,
         |a, context, over, _| {
             a.mov(rcx, rax)?;
             load(a, rbx, context.shared)?;
@@ -953,7 +953,7 @@ fn integers_take_all_registers_and_no_more() {
     let largest: Expression = tree(4).parse().unwrap();
     let integer = largest.integer(&scope()).unwrap();
     assert_eq!(integer.number.registers(), POOL.len());
-    assert!(!code_of_integer(&integer, ValuePages::Observers).is_empty());
+    assert!(!code_of_integer(&integer, ValuePages::TableOfObserver).is_empty());
     let larger: Expression = tree(5).parse().unwrap();
     assert!(larger.integer(&scope()).is_err());
 }
@@ -999,7 +999,7 @@ fn code_of_values(role: &HistogramRole, layout: ValuesLayout) -> Vec<u8> {
     finished(
         values::saved(None, role),
         role,
-        ValuePages::Observers,
+        ValuePages::TableOfObserver,
         |a, mut context, _, untyped| {
             context.layout.values = layout;
             values::record(a, role, None, context, untyped)
@@ -1118,7 +1118,7 @@ fn is_operand(
     let code = finished(
         saved(&role),
         &role,
-        ValuePages::Observers,
+        ValuePages::TableOfObserver,
         |a, context, is_false, untyped| super::filter(a, &role, context, is_false, untyped),
     );
     match puppet.execute(&code, &role, hit).rax {

@@ -49,7 +49,7 @@ fn lists() -> impl Strategy<Value = String> {
         1 => numbers().prop_map(|number| format!("u64({number})")),
         2 => proptest::sample::select(STRINGS).prop_map(str::to_owned),
     ];
-    let held = proptest::collection::vec(held, 1..=Keys::MOST_HELD);
+    let held = proptest::collection::vec(held, 1..=Keys::MAX_HELD);
     let others = proptest::sample::select(&["probe", "tid", "caller"][..]);
     (held, others, 0..4_usize).prop_map(|(mut parts, other, at)| {
         if at <= parts.len() {
@@ -100,7 +100,7 @@ fn string(word: &Word, hit: &RecordedHit) -> Option<Vec<u64>> {
 
 /// Returns how many bytes a string of C has, and the first of them. `None` if a byte that a key needs is not readable.
 fn string_of_c(at: u64, hit: &RecordedHit) -> Option<Vec<u64>> {
-    let bytes = (0..=text::MOST_READ).map(|index| {
+    let bytes = (0..=text::MAX_READ).map(|index| {
         let at = at.wrapping_add(index);
         let word = hit.word_at(at & !7)?;
         Some(word.to_le_bytes()[(at & 7) as usize])
@@ -108,7 +108,7 @@ fn string_of_c(at: u64, hit: &RecordedHit) -> Option<Vec<u64>> {
     let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
     let len = bytes.iter().position(|byte| *byte == 0);
     let len = len.unwrap_or(bytes.len());
-    let mut held = bytes[..len.min(text::MOST_READ as usize)].to_vec();
+    let mut held = bytes[..len.min(text::MAX_READ as usize)].to_vec();
     held.resize(held.len().next_multiple_of(8), 0);
     let words = held
         .chunks_exact(8)
@@ -153,7 +153,7 @@ fn code(role: &KeyRole) -> Vec<u8> {
     finished(
         saved,
         role,
-        ValuePages::Observers,
+        ValuePages::TableOfObserver,
         |a, context, other, untyped| super::count(a, role, context, untyped, other),
     )
 }

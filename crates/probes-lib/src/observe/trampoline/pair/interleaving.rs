@@ -171,7 +171,7 @@ fn count_doubt(
 }
 
 /// How many starts are compared with a stop that is not in the frame of the last one.
-const MOST_COMPARED: u32 = 16;
+const MAX_COMPARED: u32 = 16;
 
 /// Goes to `otherwise`, unless the point is in the frame of an earlier start that waits, which is not that of a
 /// caller: further from the beginning of its stack than the last start, or on another stack. The code uses rdi and r8,
@@ -190,7 +190,7 @@ fn find_frame(
     a.mov(edi, dword_ptr(rcx + rdx * 4 + slot::MARKS))?;
     a.sub(edi, r8d)?;
     a.jle(otherwise)?;
-    a.mov(edx, MOST_COMPARED)?;
+    a.mov(edx, MAX_COMPARED)?;
     a.set_label(&mut next)?;
     a.test(rax, rax)?;
     a.je(none)?;

@@ -16,7 +16,7 @@ use iced_x86::code_asm::{
 use super::super::word_at;
 use super::super::{Pointers, load, offset};
 use super::{KeptTimes, Starts, add_time, find_slot, reset_slot_of_exited_thread};
-use crate::observe::layout::keyed_starts::{BUCKET_LEN_BITS, BUCKETS_BITS, SLOTS, slot};
+use crate::observe::layout::keyed_starts::{BUCKET_COUNT_BITS, BUCKET_LEN_BITS, SLOTS, slot};
 use crate::observe::layout::pair_slots;
 use crate::observe::role::PairEnd;
 
@@ -58,7 +58,7 @@ fn search(
     let table = offset(pointers.layout.keyed_starts(pair));
     load(a, rbx, pointers.shared)?;
     a.mov(rdi, r8)?;
-    a.shr(rdi, 64 - BUCKETS_BITS)?;
+    a.shr(rdi, 64 - BUCKET_COUNT_BITS)?;
     a.shl(edi, BUCKET_LEN_BITS)?;
     a.lea(rdi, qword_ptr(rbx + rdi + table))?;
     a.mov(r9d, SLOTS as u32)?;

@@ -24,15 +24,15 @@ pub(crate) const LATENCY_COMMAND: &str =
 
 /// The expression whose values histograms are made of, and their buckets if these are linear.
 #[derive(Clone, Debug)]
-pub(crate) struct Histogrammed {
+pub(crate) struct WantedHistogram {
     pub(crate) expression: Expression,
     pub(crate) linear: Option<Linear>,
 }
 
 impl HistogramFlags {
     /// Returns what is given; `None` without `-of`, even with `-linear`.
-    pub(crate) fn given(&self) -> Option<Histogrammed> {
-        Some(Histogrammed {
+    pub(crate) fn given(&self) -> Option<WantedHistogram> {
+        Some(WantedHistogram {
             expression: self.of.clone()?,
             linear: self.linear,
         })
@@ -54,9 +54,9 @@ impl HistogramFlags {
 }
 
 impl super::Flags for HistogramFlags {
-    type Value = Histogrammed;
+    type Value = WantedHistogram;
 
-    fn check(self) -> Result<Histogrammed, String> {
+    fn check(self) -> Result<WantedHistogram, String> {
         let given = self.given();
         given.ok_or_else(|| "needs -of EXPR: what of each hit, such as arg0".to_owned())
     }
@@ -82,7 +82,7 @@ pub(crate) enum HistogramSource {
         linear: Option<Linear>,
     },
     Hits {
-        histogram: Histogrammed,
+        histogram: WantedHistogram,
         counted: Counted,
     },
 }
@@ -107,7 +107,7 @@ impl super::Flags for HistogramSourceFlags {
     }
 }
 
-impl Histogrammed {
+impl WantedHistogram {
     /// Returns an observation with histograms instead of counts.
     pub(crate) fn add_to(&self, observation: Observation) -> Observation {
         let observation = observation.histogram_of(self.expression.clone());

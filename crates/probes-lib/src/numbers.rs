@@ -1,0 +1,22 @@
+//! Little-endian numbers in bytes.
+
+/// Returns the eight bytes at offset `at` as a number; `None` if there are fewer.
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Returns the four bytes at offset `at` as a number; `None` if there are fewer.
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Returns the two bytes at offset `at` as a number; `None` if there are fewer.
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Returns the words of eight bytes, one after the other; what is left at the end is no word.
+pub(crate) fn words(bytes: &[u8]) -> impl DoubleEndedIterator<Item = u64> + ExactSizeIterator {
+    let words = bytes.chunks_exact(8);
+    words.map(|word| word.try_into().map_or(0, u64::from_le_bytes))
+}
