@@ -14,7 +14,7 @@ use probes_lib::{
     Check, CheckKind, CheckResult, CodeDigest, Denial, Effect, ElfDefect, Error, ErrorKind,
     ExpressionProblem, FileError, FunctionError, LaunchError, MemoryError, MemoryLimitKind,
     ObserveError, ProbeError, ProcessError, Refusal, RuntimeEventsError, SystemError,
-    UnreadableFilter,
+    UnreadableFilter, pids,
 };
 
 use crate::text::join_first_few;
@@ -574,10 +574,8 @@ fn no_such_process(pid: i32) -> String {
 
 /// The processes that have this pid in a pid namespace of their own, with their names.
 fn with_pid_inside(pid: i32) -> Vec<String> {
-    let directories = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let known = directories.filter_map(|directory| {
-        let outside: i32 = directory.file_name().to_str()?.parse().ok()?;
-        let status = fs::read(directory.path().join("status")).ok()?;
+    let known = pids().into_iter().flatten().filter_map(|outside| {
+        let status = fs::read(format!("/proc/{outside}/status")).ok()?;
         let status = String::from_utf8_lossy(&status);
         let line = |name| status.lines().find_map(|line| line.strip_prefix(name));
         // proc_pid_status(5): "The leftmost entry shows the value with respect to the PID namespace

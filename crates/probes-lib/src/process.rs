@@ -507,6 +507,17 @@ pub(crate) fn name_of(pid: i32) -> String {
         .map_or_else(|| "?".to_owned(), |status| status.name)
 }
 
+/// Returns the pids of all processes that /proc shows.
+///
+/// # Errors
+///
+/// If /proc cannot be read.
+pub fn pids() -> io::Result<Vec<i32>> {
+    let names = fs::read_dir("/proc")?;
+    let pid = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    Ok(names.filter_map(pid).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

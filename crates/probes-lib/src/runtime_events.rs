@@ -12,6 +12,7 @@ mod gc_times;
 mod header;
 mod item;
 mod names;
+mod open_phases;
 mod pauses;
 mod requests;
 mod ring;
@@ -38,7 +39,7 @@ use crate::sys::ticks;
 
 use self::header::{HEADER_LEN, Header};
 use self::names::Names;
-use self::pauses::MAX_OPEN;
+use self::open_phases::{OpenPhase, OpenPhases};
 use self::ring::{CopyBuffer, InRing, RingBytes, RingError, RingReader, tails};
 use self::source::Source;
 use self::user_names::UserNames;
@@ -354,39 +355,35 @@ impl RuntimeEvents {
 
     /// Goes to the end of each ring, and keeps which phases are under way there.
     fn skip(&mut self) -> Result<()> {
-        let mut under_way: BTreeMap<u32, Vec<PhaseUnderWay>> = BTreeMap::new();
+        let mut domains: BTreeMap<u32, OpenPhases<()>> = BTreeMap::new();
         let seen = ticks::monotonic();
         let read = self.read(|entry| match entry {
             RingEntry::Event { domain, time, kind } => {
-                let phases = under_way.entry(domain).or_default();
+                let open = domains.entry(domain).or_default();
                 match kind {
-                    RuntimeEventKind::Begin(name) if phases.len() < MAX_OPEN => {
-                        phases.push(PhaseUnderWay {
-                            domain,
-                            name,
-                            began: time,
-                            seen,
-                        });
+                    RuntimeEventKind::Begin(name) => {
+                        open.begin(OpenPhase { name, began: time }, ());
                     }
-                    RuntimeEventKind::End(name)
-                        if phases.last().is_some_and(|it| it.name == name) =>
-                    {
-                        phases.pop();
-                    }
-                    RuntimeEventKind::Begin(_) | RuntimeEventKind::End(_) => phases.clear(),
+                    RuntimeEventKind::End(name) => drop(open.end(name, time)),
                     RuntimeEventKind::Lifecycle(
                         "domain_terminate" | "ring_pause" | "ring_resume",
                         _,
-                    ) => {
-                        phases.clear();
-                    }
+                    ) => open.forget(),
                     _ => {}
                 }
             }
-            RingEntry::Lost { domain, .. } => drop(under_way.remove(&domain)),
+            RingEntry::Lost { domain, .. } => drop(domains.remove(&domain)),
         });
         if read.is_ok() {
-            self.under_way = under_way.into_values().flatten().collect();
+            let under_way = domains.iter().flat_map(|(&domain, open)| {
+                open.each().map(move |(phase, ())| PhaseUnderWay {
+                    domain,
+                    name: phase.name,
+                    began: phase.began,
+                    seen,
+                })
+            });
+            self.under_way = under_way.collect();
             return Ok(());
         }
         // What is wrong with old events does not matter.

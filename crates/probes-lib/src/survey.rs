@@ -1,8 +1,6 @@
 //! [`survey`]: finds the processes of this machine that have OCaml probes.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +10,7 @@ use std::thread;
 use crate::elf::table::Generation;
 use crate::error::{Error, ErrorKind, FileError, Result};
 use crate::process::objects::Files;
-use crate::process::refuse_foreign_proc;
+use crate::process::{pids, refuse_foreign_proc};
 use crate::target::Target;
 use crate::update::snapshot::State;
 
@@ -155,11 +153,4 @@ fn has_damaged_notes(error: &Error) -> bool {
         kind,
         MalformedNote(_) | WrongNote { .. } | UnknownLayout { .. }
     )
-}
-
-/// Returns the pids in /proc.
-pub(crate) fn pids() -> io::Result<Vec<i32>> {
-    let names = fs::read_dir("/proc")?;
-    let pid = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
-    Ok(names.filter_map(pid).collect())
 }

@@ -8,13 +8,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use nix::time::{ClockId, clock_gettime};
+use nix::time::ClockId;
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use super::opened_events::OpenedEvents;
 use super::program_with_events::ProgramWithEvents;
 use super::step_failures::{StepFailures, report_failures};
+use crate::clock::nanoseconds;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -177,7 +178,11 @@ fn read(
     failures.add(ended.map(|end| end.note(started.is_some(), &output.messages)));
     let seconds = begun.elapsed();
     // What was under way when a process exits never ends.
-    let until = if target.has_exited() { 0 } else { now() };
+    let until = if target.has_exited() {
+        0
+    } else {
+        nanoseconds(ClockId::CLOCK_MONOTONIC)
+    };
     // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
     failures.add(reading.events.close(pid));
     let (output_was_read, rest_printed) = interruptible.end();
@@ -208,12 +213,6 @@ fn warn_of_left_out(pauses: &GcPauses, until: u64, seconds: Duration, messages: 
             "look for longer, so that the whole pause is seen; `gc -over` and `record -gc` show it then",
         );
     }
-}
-
-/// The time on CLOCK_MONOTONIC, in nanoseconds.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
-    now.as_nanos() as u64
 }
 
 /// Reads the events of a program that has exited before they could be opened, and prints what they add up to.

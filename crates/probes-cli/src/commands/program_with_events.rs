@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use nix::unistd::mkdtemp;
-use probes_lib::{ErrorKind, RuntimeEvents, RuntimeEventsError, Target};
+use probes_lib::{ErrorKind, RuntimeEvents, RuntimeEventsError, Target, pids};
 
 use super::observe_loop::next_reading;
 use super::started_program::StartedProgram;
@@ -75,9 +75,7 @@ fn processes_using(directory: &Path) -> Vec<String> {
     let real = fs::canonicalize(directory);
     let real = real.as_deref().unwrap_or(directory).as_os_str();
     let mapped = [real.as_bytes(), b"/"].concat();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut pids: Vec<i32> = names.filter_map(|name| name.parse().ok()).collect();
+    let mut pids = pids().unwrap_or_default();
     pids.sort_unstable();
     let uses = |pid: &i32| {
         let process = Path::new("/proc").join(pid.to_string());

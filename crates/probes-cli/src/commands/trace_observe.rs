@@ -165,13 +165,83 @@ impl Flags for ObserveFlags {
     type Value = ProgramObservation;
 
     fn check(self) -> Result<ProgramObservation, String> {
-        let times_functions = self.latency.contains(&LatencyArgument::Functions);
-        let pairs = self.latency.into_iter().filter_map(|timed| match timed {
-            LatencyArgument::Pair(pair) => Some(pair),
+        let pairs = self.pairs();
+        each_once("-latency", &pairs)?;
+        let uses = self.uses_of_functions();
+        self.refuse_without_latency(&pairs, uses.times)?;
+        self.refuse_without_watch()?;
+        let by = by(self.count || !self.hist.is_empty(), &self.by)?;
+        self.refuse_filter_of_nothing()?;
+        let histogram = self.wanted_histogram()?;
+        self.calls
+            .refuse_results_of_some(&self.filter, self.sample)?;
+        let (mut functions, reports_collector) = self.functions.check()?;
+        let has_calls = !functions.is_empty();
+        let usdt = self.usdt.selectors()?;
+        if uses.times && !usdt.is_empty() {
+            return Err("-usdt needs -count, -watch or -hist: its probes are not timed".to_owned());
+        }
+        functions.extend(usdt);
+        if functions.is_empty() {
+            uses.refuse_without_functions()?;
+        } else {
+            uses.refuse_none()?;
+        }
+        uses.refuse_several()?;
+        if !uses.watches || !has_calls {
+            self.calls.refuse_without("-watch -fn")?;
+        }
+        let functions_if = |is_chosen: bool| {
+            if is_chosen {
+                functions.clone()
+            } else {
+                Vec::new()
+            }
+        };
+        Ok(ProgramObservation {
+            reports_collector,
+            counts: self.count,
+            by,
+            filter: self.filter,
+            functions: functions_if(uses.counts),
+            timed_functions: functions_if(uses.times),
+            pairs,
+            key: self.key,
+            over: self.over,
+            watched: by_name("-watch", &names(&self.watch))?,
+            watched_functions: functions_if(uses.watches),
+            calls: self.calls,
+            histogram,
+            histogram_probes: by_name("-hist", &names(&self.hist))?,
+            histogram_functions: functions_if(uses.has_histograms),
+            sample: self.sample,
+            fields: self.fields.clone(),
+            paths: self.paths.form(),
+        })
+    }
+}
+
+impl ObserveFlags {
+    /// Returns the pairs of `-latency`.
+    fn pairs(&self) -> Vec<Pair> {
+        let pairs = self.latency.iter().filter_map(|given| match given {
+            LatencyArgument::Pair(pair) => Some(pair.clone()),
             LatencyArgument::Functions => None,
         });
-        let pairs: Vec<Pair> = pairs.collect();
-        each_once("-latency", &pairs)?;
+        pairs.collect()
+    }
+
+    fn uses_of_functions(&self) -> FunctionUses {
+        FunctionUses {
+            counts: self.count,
+            times: self.latency.contains(&LatencyArgument::Functions),
+            watches: self.watch.contains(&NamesArgument::Functions),
+            has_histograms: self.hist.contains(&NamesArgument::Functions),
+        }
+    }
+
+    /// Refuses flags that say how something is timed, if nothing is.
+    fn refuse_without_latency(&self, pairs: &[Pair], times_functions: bool) -> Result<(), String> {
         if self.key.is_given() && pairs.is_empty() {
             let why = "-key needs -latency START,STOP: it says which STOP belongs to which START";
             return Err(why.to_owned());
@@ -180,18 +250,34 @@ impl Flags for ObserveFlags {
             let why = "-over needs -latency: it shows slow pairs and calls";
             return Err(why.to_owned());
         }
-        if self.fields.is_some() && self.watch.is_empty() {
+        Ok(())
+    }
+
+    /// Refuses flags that say what is shown of hits, if none are.
+    fn refuse_without_watch(&self) -> Result<(), String> {
+        if !self.watch.is_empty() {
+            return Ok(());
+        }
+        if self.fields.is_some() {
             return Err("-fields needs -watch: it chooses what is shown of a hit".to_owned());
         }
-        if self.sample.is_given() && self.watch.is_empty() {
+        if self.sample.is_given() {
             return Err("-sample needs -watch: it chooses the hits that are recorded".to_owned());
         }
-        let by = by(self.count || !self.hist.is_empty(), &self.by)?;
-        let asks = self.count || !self.hist.is_empty() || !self.watch.is_empty();
-        if self.filter.is_given() && !asks {
+        Ok(())
+    }
+
+    fn refuse_filter_of_nothing(&self) -> Result<(), String> {
+        let has_hits = self.count || !self.hist.is_empty() || !self.watch.is_empty();
+        if self.filter.is_given() && !has_hits {
             let why = "-where needs -count, -hist or -watch: it chooses the hits that are counted, in a histogram, or shown";
             return Err(why.to_owned());
         }
+        Ok(())
+    }
+
+    /// Checks what histograms are made of, and that `-hist` asks for them.
+    fn wanted_histogram(&self) -> Result<Option<WantedHistogram>, String> {
         let histogram = self.histogram.given();
         if self.hist.is_empty() && (histogram.is_some() || self.histogram.is_linear()) {
             return Err(
@@ -206,82 +292,55 @@ impl Flags for ObserveFlags {
         if !self.hist.is_empty() && self.count {
             return Err("-hist and -count cannot be combined: histograms have counts".to_owned());
         }
-        self.calls
-            .refuse_results_of_some(&self.filter, self.sample)?;
-        let (mut functions, reports_collector) = self.functions.check()?;
-        let has_calls = !functions.is_empty();
-        let usdt = self.usdt.selectors()?;
-        if times_functions && !usdt.is_empty() {
-            return Err("-usdt needs -count, -watch or -hist: its probes are not timed".to_owned());
-        }
-        functions.extend(usdt);
-        let watches_functions = self.watch.contains(&NamesArgument::Functions);
-        let has_histograms_of_functions = self.hist.contains(&NamesArgument::Functions);
-        if functions.is_empty() {
-            if times_functions {
-                let why = "-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it";
-                return Err(why.to_owned());
-            }
-            if watches_functions {
-                return Err(
-                    "-watch needs NAMES, or -fn GLOBS, -usdt GLOBS or -gc WORK beside it"
-                        .to_owned(),
-                );
-            }
-            if has_histograms_of_functions {
-                return Err(
-                    "-hist needs NAMES, or -fn GLOBS, -usdt GLOBS or -gc WORK beside it".to_owned(),
-                );
-            }
-        }
-        let uses = [
-            self.count,
-            times_functions,
-            watches_functions,
-            has_histograms_of_functions,
-        ];
-        match uses.into_iter().filter(|is_given| *is_given).count() {
-            0 if !functions.is_empty() => {
-                let why = "-fn, -usdt and -gc WORK need -count, or -latency, -watch or -hist without a value: they select what is counted, timed or shown";
-                return Err(why.to_owned());
-            }
-            0 | 1 => {}
-            _ => {
-                let why = "-fn, -usdt and -gc WORK choose what is counted, timed or shown: give one of -count, -latency without START,STOP, \
-                           -watch without NAMES, and -hist without NAMES";
-                return Err(why.to_owned());
-            }
-        }
-        if !watches_functions || !has_calls {
-            self.calls.refuse_without("-watch -fn")?;
-        }
-        let chosen = |is_chosen: bool| {
-            if is_chosen {
-                functions.clone()
-            } else {
-                Vec::new()
-            }
+        Ok(histogram)
+    }
+}
+
+/// What the functions of `-fn`, `-usdt` and `-gc` are selected for.
+#[derive(Clone, Copy)]
+struct FunctionUses {
+    counts: bool,
+    times: bool,
+    watches: bool,
+    has_histograms: bool,
+}
+
+impl FunctionUses {
+    /// Refuses uses other than counting, without which no functions need to be selected.
+    fn refuse_without_functions(self) -> Result<(), String> {
+        let why = if self.times {
+            "-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it"
+        } else if self.watches {
+            "-watch needs NAMES, or -fn GLOBS, -usdt GLOBS or -gc WORK beside it"
+        } else if self.has_histograms {
+            "-hist needs NAMES, or -fn GLOBS, -usdt GLOBS or -gc WORK beside it"
+        } else {
+            return Ok(());
         };
-        Ok(ProgramObservation {
-            reports_collector,
-            counts: self.count,
-            by,
-            filter: self.filter,
-            functions: chosen(self.count),
-            timed_functions: chosen(times_functions),
-            pairs,
-            key: self.key,
-            over: self.over,
-            watched: by_name("-watch", &names(&self.watch))?,
-            watched_functions: chosen(watches_functions),
-            calls: self.calls,
-            histogram,
-            histogram_probes: by_name("-hist", &names(&self.hist))?,
-            histogram_functions: chosen(has_histograms_of_functions),
-            sample: self.sample,
-            fields: self.fields.clone(),
-            paths: self.paths.form(),
-        })
+        Err(why.to_owned())
+    }
+
+    /// Refuses functions that are selected for nothing.
+    fn refuse_none(self) -> Result<(), String> {
+        if self.number() == 0 {
+            let why = "-fn, -usdt and -gc WORK need -count, or -latency, -watch or -hist without a value: they select what is counted, timed or shown";
+            return Err(why.to_owned());
+        }
+        Ok(())
+    }
+
+    fn refuse_several(self) -> Result<(), String> {
+        if self.number() > 1 {
+            let why = "-fn, -usdt and -gc WORK choose what is counted, timed or shown: give one of -count, -latency without START,STOP, \
+                       -watch without NAMES, and -hist without NAMES";
+            return Err(why.to_owned());
+        }
+        Ok(())
+    }
+
+    fn number(self) -> usize {
+        let uses = [self.counts, self.times, self.watches, self.has_histograms];
+        uses.into_iter().filter(|is_one| *is_one).count()
     }
 }
 

@@ -5,10 +5,9 @@ use nix::fcntl::OFlag;
 use super::{Check, CheckKind};
 use crate::error::{Result, number_of};
 use crate::observe::installed::find;
-use crate::process::Process;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
-use crate::survey;
+use crate::process::{Process, pids};
 use crate::target::Target;
 
 const KIND: CheckKind = CheckKind::StaleObservation;
@@ -25,7 +24,7 @@ pub(super) fn of_process(process: &Process) -> Check {
 }
 
 pub(super) fn of_machine() -> Check {
-    let pids = match survey::pids() {
+    let pids = match pids() {
         Ok(pids) => pids,
         Err(why) => return Check::unknown(KIND, format!("/proc cannot be read: {why}")),
     };

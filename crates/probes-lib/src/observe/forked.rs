@@ -2,7 +2,6 @@
 //! trampolines and of their counters.
 
 use std::collections::HashMap;
-use std::fs;
 use std::mem;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use nix::fcntl::OFlag;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::ProcessMemory;
-use crate::process::{Process, is_gone, status, uptime};
+use crate::process::{Process, is_gone, pids, status, uptime};
 use crate::sys::kcmp;
 
 /// The least time between two looks for children.
@@ -178,7 +177,7 @@ pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
         Process::open(*pid)
             .is_ok_and(|child| child.was_only_forked() && has_copy(&child, process, arena, false))
     };
-    all_pids().filter(is_forked).collect()
+    pids().into_iter().flatten().filter(is_forked).collect()
 }
 
 /// Returns when a process was started, in clock ticks since boot, and for how long it has run; `None` if it has
@@ -243,12 +242,7 @@ fn children_among_all(parent: i32) -> Vec<i32> {
             Process::open(*pid).and_then(|it| it.status().map_err(|error| it.exited_or(error)));
         status.is_ok_and(|status| status.ppid == parent)
     };
-    all_pids().filter(is_child).collect()
-}
-
-fn all_pids() -> impl Iterator<Item = i32> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    pids().into_iter().flatten().filter(is_child).collect()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::gaps::EventGaps;
 use super::gc_times::GcTimes;
+use super::open_phases::{OpenPhase, OpenPhases};
 use super::requests::{DomainRequests, StwRequests};
 use super::{PhaseUnderWay, RingEntry, RuntimeEventKind};
 
@@ -38,8 +39,8 @@ pub struct DomainPauses {
     /// The words of its pools and of its large blocks in the major heap, when it said so last.
     pool_words: Option<u64>,
     large_words: Option<u64>,
-    /// The phases that have begun and have not ended, the outermost first.
-    open: Vec<OpenPhase>,
+    /// The phases that have begun and have not ended.
+    open: OpenPhases<PhaseRecord>,
     /// The phases of the pause so far, in the order in which they have begun.
     inner: Vec<PausePhase>,
 }
@@ -68,10 +69,9 @@ pub struct PausePhase {
     pub time: Duration,
 }
 
+/// What is known of an open phase.
 #[derive(Clone, Copy, Debug)]
-struct OpenPhase {
-    name: &'static str,
-    began: u64,
+struct PhaseRecord {
     /// Its index in the phases of the pause; `None` if there are too many.
     index: Option<usize>,
     /// When the events were opened, if it was under way then.
@@ -98,9 +98,6 @@ const BARRIER: &str = "_barrier";
 /// All of a compaction.
 const COMPACTION: &str = "compact";
 
-/// More nested phases than any runtime has: if there are more, ends of some were not written.
-pub(super) const MAX_OPEN: usize = 64;
-
 /// How many phases of a pause are kept.
 const MAX_KEPT: usize = 1024;
 
@@ -112,12 +109,12 @@ impl GcPauses {
         let mut pauses = GcPauses::default();
         for phase in phases.iter().filter(|phase| phase.name != IDLE) {
             let domain = pauses.domains.entry(phase.domain).or_default();
-            domain.open.push(OpenPhase {
-                name: phase.name,
-                began: phase.began,
+            let (name, began) = (phase.name, phase.began);
+            let about = PhaseRecord {
                 index: None,
                 seen: Some(phase.seen),
-            });
+            };
+            domain.open.begin(OpenPhase { name, began }, about);
         }
         pauses
     }
@@ -139,8 +136,8 @@ impl GcPauses {
     fn add_event(&mut self, number: u32, time: u64, kind: RuntimeEventKind<'_>) -> Option<GcPause> {
         let domain = self.domains.entry(number).or_default();
         // Rings are read one after the other: what this one has from before that time may come after it.
-        let outermost = domain.open.first();
-        if outermost.is_some_and(|it| self.gaps.last_in(it.began, time).is_some()) {
+        let outermost = domain.open.each().next();
+        if outermost.is_some_and(|(it, _)| self.gaps.last_in(it.began, time).is_some()) {
             domain.forget_open();
         }
         match kind {
@@ -236,8 +233,10 @@ impl GcPauses {
     /// CLOCK_MONOTONIC. Of one that began before events were resumed, the end may not have been written.
     pub fn under_way(&self) -> impl Iterator<Item = (u32, u64)> {
         let domains = self.domains.iter();
-        let began =
-            domains.filter_map(|(number, domain)| Some((*number, domain.open.first()?.began)));
+        let began = domains.filter_map(|(number, domain)| {
+            let (outermost, _) = domain.open.each().next()?;
+            Some((*number, outermost.began))
+        });
         began.filter(|(_, began)| *began >= self.gaps.latest())
     }
 
@@ -246,9 +245,9 @@ impl GcPauses {
     pub fn left_out(&self, now: u64) -> impl Iterator<Item = (u32, Duration)> {
         let domains = self.domains.iter();
         let left_out = domains.map(move |(number, domain)| {
-            let outermost = domain.open.first();
-            let outermost = outermost.filter(|it| it.began >= self.gaps.latest());
-            let since = outermost.map_or(now, |it| it.seen.unwrap_or(it.began));
+            let outermost = domain.open.each().next();
+            let outermost = outermost.filter(|(it, _)| it.began >= self.gaps.latest());
+            let since = outermost.map_or(now, |(it, about)| about.seen.unwrap_or(it.began));
             let under_way = Duration::from_nanos(now.saturating_sub(since));
             (*number, domain.left_out + under_way)
         });
@@ -282,10 +281,7 @@ impl GcPauses {
 
 impl DomainPauses {
     fn begin(&mut self, name: &'static str, time: u64) {
-        if self.open.is_empty() {
-            self.inner.clear();
-        }
-        if self.open.len() >= MAX_OPEN {
+        if self.open.is_empty() || self.open.is_full() {
             self.forget_open();
         }
         let index = (self.inner.len() < MAX_KEPT).then_some(self.inner.len());
@@ -293,22 +289,17 @@ impl DomainPauses {
             let (depth, time) = (self.open.len(), Duration::ZERO);
             self.inner.push(PausePhase { name, depth, time });
         }
-        self.open.push(OpenPhase {
-            name,
-            began: time,
-            index,
-            seen: None,
-        });
+        let about = PhaseRecord { index, seen: None };
+        self.open.begin(OpenPhase { name, began: time }, about);
     }
 
     /// Ends a phase; `None` if its beginning, or the end of one in it, was not read, or the times make no sense.
     fn end(&mut self, name: &'static str, time: u64) -> Option<EndedPhase> {
-        let phase = self.open.pop()?;
-        if phase.name != name || time < phase.began {
-            self.forget_open();
+        let Some((phase, about)) = self.open.end(name, time) else {
+            self.inner.clear();
             return None;
-        }
-        if let Some(seen) = phase.seen {
+        };
+        if let Some(seen) = about.seen {
             if self.open.is_empty() {
                 self.left_out += Duration::from_nanos(time.saturating_sub(seen));
                 self.inner.clear();
@@ -317,14 +308,14 @@ impl DomainPauses {
         }
         let time = Duration::from_nanos(time - phase.began);
         let depth = self.open.len();
-        if let Some(kept) = phase.index.and_then(|index| self.inner.get_mut(index)) {
+        if let Some(kept) = about.index.and_then(|index| self.inner.get_mut(index)) {
             kept.time = time;
         }
         Some(EndedPhase::Seen(PausePhase { name, depth, time }))
     }
 
     fn forget_open(&mut self) {
-        self.open.clear();
+        self.open.forget();
         self.inner.clear();
     }
 }
@@ -533,7 +524,7 @@ mod tests {
             add(&mut pauses, 0, time, END("minor"));
         }
         let (_, domain) = pauses.domains().next().unwrap();
-        assert!(domain.open.len() <= MAX_OPEN && domain.inner.len() <= MAX_KEPT);
+        assert!(domain.open.len() <= super::super::open_phases::MAX_OPEN && domain.inner.len() <= MAX_KEPT);
     }
 
     #[test]

@@ -41,19 +41,17 @@ pub(super) fn pids(typed: &str) -> FoundNames {
     let until = Instant::now() + PATIENCE;
     let own = geteuid();
     let mut found = FoundNames::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Ok(pid) = entry.file_name().into_string() else {
-            continue;
-        };
-        let is_pid = pid.bytes().all(|byte| byte.is_ascii_digit());
-        if !is_pid || !pid.starts_with(typed) || pid == std::process::id().to_string() {
+    for pid in probes_lib::pids().into_iter().flatten() {
+        let pid = pid.to_string();
+        if !pid.starts_with(typed) || pid == std::process::id().to_string() {
             continue;
         }
-        let is_own = || entry.metadata().is_ok_and(|it| it.uid() == own.as_raw());
+        let directory = Path::new("/proc").join(&pid);
+        let is_own = || fs::metadata(&directory).is_ok_and(|it| it.uid() == own.as_raw());
         if !own.is_root() && !is_own() {
             continue;
         }
-        if let Some(program) = program_of(&entry.path()) {
+        if let Some(program) = program_of(&directory) {
             found.insert(pid, program);
         }
         if found.len() >= MAX_SHOWN || Instant::now() > until {

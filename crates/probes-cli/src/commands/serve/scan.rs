@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Observation, Options, RuntimeEvents, Target};
+use probes_lib::{Observation, Options, RuntimeEvents, Target, pids};
 
 use super::notifications::{Notification, NotificationSender};
 use super::observed::{ObservationId, Observed};
@@ -192,15 +192,14 @@ impl<'s> Scanner<'s> {
     /// The processes that are selected and run now; in the first scan, also pids that were given and do not exist.
     fn candidates(&self) -> BTreeMap<i32, Identity> {
         let given = self.wanted.selection.given();
-        let mut pids = given.to_vec();
+        let mut looked_at = given.to_vec();
         if self.wanted.selection.is_by_name() {
-            let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-            let found = entries.filter_map(|it| it.file_name().to_str()?.parse().ok());
-            pids.extend(found.filter(|pid| !given.contains(pid)));
+            let all = pids().into_iter().flatten();
+            looked_at.extend(all.filter(|pid| !given.contains(pid)));
         }
         let own = std::process::id() as i32;
         let mut candidates = BTreeMap::new();
-        for pid in pids {
+        for pid in looked_at {
             let name = program_name(pid);
             let is_given = given.contains(&pid);
             let is_named = name
