@@ -43,7 +43,7 @@ pub unsafe extern "C" fn probes_current(error: *mut *mut c_char) -> *mut Probes 
         Ok(Box::into_raw(Box::new(Probes(target))))
     };
     // SAFETY: the same as for this function.
-    unsafe { or_message(error, ptr::null_mut(), open) }
+    unsafe { or_set_error(error, ptr::null_mut(), open) }
 }
 
 /// Frees the result of probes_current(); the probes keep their states. Does nothing with NULL.
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn probes_state(
         }
     };
     // SAFETY: the same as for this function.
-    unsafe { or_message(error, PROBES_FAILED, state) }
+    unsafe { or_set_error(error, PROBES_FAILED, state) }
 }
 
 /// Returns the states of all probes, to be freed with probes_states_free(), or NULL if they cannot be read.
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn probes_states(
         Ok(Box::into_raw(Box::new(list)).cast())
     };
     // SAFETY: the same as for this function.
-    unsafe { or_message(error, ptr::null_mut(), states) }
+    unsafe { or_set_error(error, ptr::null_mut(), states) }
 }
 
 /// Frees the result of probes_states(). Does nothing with NULL.
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn probes_states_free(states: *mut ProbesStates) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn probes_error_free(error: *mut c_char) {
     if !error.is_null() {
-        // SAFETY: it was made by `or_message`, and has no other owner.
+        // SAFETY: it was made by `or_set_error`, and has no other owner.
         drop(unsafe { CString::from_raw(error) });
     }
 }
@@ -286,7 +286,7 @@ unsafe fn update(
         target.update(&actions).map(|_| true).map_err(text)
     };
     // SAFETY: the same as for this function.
-    unsafe { or_message(error, false, update) }
+    unsafe { or_set_error(error, false, update) }
 }
 
 fn text(error: impl Display) -> String {
@@ -327,7 +327,7 @@ unsafe fn string<'s>(string: *const c_char) -> Result<&'s str, String> {
 /// # Safety
 ///
 /// `error` is NULL or can be written.
-unsafe fn or_message<T>(
+unsafe fn or_set_error<T>(
     error: *mut *mut c_char,
     failed: T,
     work: impl FnOnce() -> Result<T, String>,

@@ -28,7 +28,7 @@ pub(crate) fn open_terminal() -> io::Result<File> {
 
 /// How long, after a signal, a reader may take to make room for the next part of what is being written: a slow
 /// reader gets all of it, and one that does not read delays the end no longer than this.
-const ROOM_WITHIN: Duration = Duration::from_secs(1);
+const MAX_WAIT_FOR_ROOM: Duration = Duration::from_secs(1);
 
 /// Where a long-running command writes its result: a reader that stopped reading cannot keep the
 /// command from ending at a signal or at its deadline.
@@ -90,7 +90,7 @@ impl InterruptibleOutput {
                 "what was not written is lost, unless it follows here; -for ends a command without cutting its answer off",
             );
         }
-        // Nothing is written if there is nothing: it would empty the file of -o, also if the command has failed.
+        // Even a write of nothing would empty the file of -o, also if the command has failed.
         let written = if self.rest.is_empty() {
             Ok(())
         } else {
@@ -100,12 +100,12 @@ impl InterruptibleOutput {
     }
 
     /// Writes lines. Returns [`Next::Stop`] if a signal or the deadline comes before all of them are written. After the
-    /// first signal, the rest is still written as long as there is room within [`ROOM_WITHIN`] for each part of it.
+    /// first signal, the rest is still written as long as room for each part of it comes within [`MAX_WAIT_FOR_ROOM`].
     pub(crate) fn write(&mut self, text: &str) -> Result<Next, Failure> {
         let mut rest = text.as_bytes();
         let mut is_interrupted = false;
         while !rest.is_empty() {
-            let soon = is_interrupted.then(|| Instant::now() + ROOM_WITHIN);
+            let soon = is_interrupted.then(|| Instant::now() + MAX_WAIT_FOR_ROOM);
             let deadline = soon.or(self.deadline);
             match self
                 .signals

@@ -32,7 +32,7 @@ pub(crate) struct TerminationSignals {
 /// Why a wait has ended.
 pub(crate) enum WaitEnd {
     Timeout,
-    /// By a termination signal.
+    /// A termination signal came.
     Interrupted,
     /// All processes have exited.
     Exited,
@@ -60,7 +60,7 @@ impl TerminationSignals {
         let _ = self.blocked.thread_unblock();
     }
 
-    /// Takes all pending signals; returns whether there were any.
+    /// Consumes all pending signals; returns whether there were any.
     pub(crate) fn take_interrupt(&self) -> bool {
         let mut is_interrupted = false;
         while let Ok(Some(_)) = self.pending.read_signal() {

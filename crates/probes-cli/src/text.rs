@@ -72,7 +72,7 @@ fn push_byte(byte: u8, literal: &mut String) {
 /// A number to three digits, in the unit that fits. `units` have a name and a size each, the smallest first; in a unit
 /// of size 1, the number has no fraction.
 pub(crate) fn three_digits(number: f64, units: [(&str, f64); 4]) -> String {
-    // A number that would be rounded up to the next unit has that unit.
+    // 999.6 would be rounded to 1000: it is shown in the next unit.
     let fits = |(_, unit): &&(&str, f64)| number / unit < 999.5;
     let (name, unit) = units.iter().find(fits).unwrap_or(&units[3]);
     let number = number / unit;

@@ -409,7 +409,7 @@ impl ElfFile {
         self.read_at(offset, bytes, "the code around a site")
     }
 
-    /// Reads the bytes that are loaded at `address`, of whatever segment; `None` if the file has not all of them.
+    /// Reads the bytes that are loaded at `address`, whichever segment has them; `None` if the file does not have all of them.
     pub(crate) fn read_address(&self, address: FileAddr, bytes: &mut [u8]) -> Option<()> {
         let mut segments = self.loaded();
         let segment = segments.find(|it| it.holds_in_file(address, bytes.len() as u64))?;

@@ -381,13 +381,13 @@ pub(crate) fn cut_short(call: Call) -> Result<(), Errno> {
 /// `part`, the result of the short write, and makes the next call of this kind fail. A fault of our
 /// own process (kill, panic, stop) happens now.
 pub(crate) fn made_in_part<T>(call: Call, part: T) -> Result<T, Errno> {
-    let ours = |armed: &mut Armed| {
+    let fail_now = |armed: &mut Armed| {
         let script = armed.script?;
-        let ours = matches!(script.fault, Fault::Kill | Fault::Panic | Fault::Stop);
-        armed.cut = (!ours).then_some(call);
-        ours.then(|| armed.fail(script, call))
+        let is_of_own_process = matches!(script.fault, Fault::Kill | Fault::Panic | Fault::Stop);
+        armed.cut = (!is_of_own_process).then_some(call);
+        is_of_own_process.then(|| armed.fail(script, call))
     };
-    let verdict = lock().as_mut().and_then(ours);
+    let verdict = lock().as_mut().and_then(fail_now);
     verdict.unwrap_or(Verdict::Made).carry_out()?;
     Ok(part)
 }

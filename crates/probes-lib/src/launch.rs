@@ -78,9 +78,9 @@ impl Launch {
         self
     }
 
-    /// Observes the hits of its probes as well, from the first one to the last, which can be read after
-    /// the program has exited, too: see [`Launched::take_observer`]. Processes that it forks add to the counts
-    /// and events, and disturb the times of pairs. Libraries that it loads after its start are not observed.
+    /// Observes the hits of its probes as well, from the first one to the last: also the last ones can be read after the
+    /// program has exited ([`Launched::take_observer`]). Processes that it forks add to the counts and events, and
+    /// disturb the times of pairs. Libraries that it loads after its start are not observed.
     #[must_use]
     pub fn observe(mut self, observation: Observation) -> Launch {
         self.observation = Some(observation);
@@ -117,11 +117,11 @@ impl Launch {
         } = self;
         let file = resolve(&command);
         // A program may have no probes if only its functions are observed.
-        let are_observed = match &observation {
+        let observes_probes = match &observation {
             Some(observation) => observation.needs_probes(),
             None => !may_lack_probes,
         };
-        let needs_probes = !actions.is_empty() || are_observed;
+        let needs_probes = !actions.is_empty() || observes_probes;
         if let Some(file) = &file {
             refuse_privileged(file)?;
             if needs_probes {

@@ -310,12 +310,12 @@ pub fn output(command: &mut Command) -> Output {
     output_while(command, || {})
 }
 
-/// The same; `meanwhile` runs once it has been started.
+/// Same as [`output`], and calls `meanwhile` once `command` was started.
 pub fn output_while(command: &mut Command, meanwhile: impl FnOnce()) -> Output {
     output_within(DEADLINE, command, meanwhile)
 }
 
-/// The same for a command that may take longer than one step of a test.
+/// Same as [`output_while`], for a command that may take longer than one step of a test.
 pub fn output_within(limit: Duration, command: &mut Command, meanwhile: impl FnOnce()) -> Output {
     command
         .stdin(Stdio::null())

@@ -21,14 +21,14 @@ const TRIAL: u64 = 100_000;
 const THREADS: [u64; 2] = [1, 4];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum HitsOrPairs {
     Hits,
     Pairs,
 }
 
 /// The results of one program.
 pub(crate) struct Exact {
-    pub(crate) what: What,
+    pub(crate) what: HitsOrPairs,
     pub(crate) threads: u64,
     /// How many hits or pairs the program was asked for, in all rounds but the first.
     executed: u64,
@@ -49,20 +49,20 @@ impl Exact {
 }
 
 pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<Exact>> {
-    let cells = [What::Hits, What::Pairs].into_iter();
-    let cells = cells.flat_map(|what| THREADS.map(|threads| (what, threads)));
-    cells
+    let both = [HitsOrPairs::Hits, HitsOrPairs::Pairs].into_iter();
+    let measured = both.flat_map(|what| THREADS.map(|threads| (what, threads)));
+    measured
         .map(|(what, threads)| measure_one(file, what, threads, rounds))
         .collect()
 }
 
-fn measure_one(file: &Path, what: What, threads: u64, rounds: usize) -> Result<Exact> {
+fn measure_one(file: &Path, what: HitsOrPairs, threads: u64, rounds: usize) -> Result<Exact> {
     eprintln!("bench: whether all {what:?} of {threads} threads are observed");
     let mut talker = Talker::start(file);
     let target = Target::open(talker.pid())?;
     let observation = match what {
-        What::Hits => Observation::new().count(Selector::All),
-        What::Pairs => Observation::new().time("start", "stop"),
+        HitsOrPairs::Hits => Observation::new().count(Selector::All),
+        HitsOrPairs::Pairs => Observation::new().time("start", "stop"),
     };
     let mut exact = Exact {
         what,
@@ -84,8 +84,8 @@ fn measure_one(file: &Path, what: What, threads: u64, rounds: usize) -> Result<E
             exact.rates.push(rate as u64);
         } else {
             // The first round shows how long the pairs take.
-            let rounds = ROUND.as_secs_f64() / took.as_secs_f64();
-            pairs_per_thread = (pairs_per_thread as f64 * rounds) as u64;
+            let longer = ROUND.as_secs_f64() / took.as_secs_f64();
+            pairs_per_thread = (pairs_per_thread as f64 * longer) as u64;
         }
     }
     Ok(exact)
@@ -94,23 +94,23 @@ fn measure_one(file: &Path, what: What, threads: u64, rounds: usize) -> Result<E
 impl Exact {
     fn expected_per_pair(&self) -> u64 {
         match self.what {
-            What::Hits => 2,
-            What::Pairs => 1,
+            HitsOrPairs::Hits => 2,
+            HitsOrPairs::Pairs => 1,
         }
     }
 
     /// Returns the number of hits or pairs in the results.
     fn count(&self, observed: &ObservationReport) -> Result<u64> {
         match (self.what, &observed.latencies[..]) {
-            (What::Hits, _) => Ok(observed.counts.total()),
-            (What::Pairs, [pairs]) => {
+            (HitsOrPairs::Hits, _) => Ok(observed.counts.total()),
+            (HitsOrPairs::Pairs, [pairs]) => {
                 let others = [pairs.unmatched_starts(), pairs.unmatched_stops()];
                 if others != [0; 2] || pairs.dropped() > 0 {
                     eprintln!("bench: {others:?} unmatched, {} dropped", pairs.dropped());
                 }
                 Ok(pairs.count())
             }
-            (What::Pairs, _) => Err(Failure::new("the pair was not timed")),
+            (HitsOrPairs::Pairs, _) => Err(Failure::new("the pair was not timed")),
         }
     }
 }
@@ -135,8 +135,8 @@ pub(crate) fn table(all: &[Exact]) -> String {
     ]);
     for one in all {
         let what = match one.what {
-            What::Hits => "hits counted",
-            What::Pairs => "pairs timed",
+            HitsOrPairs::Hits => "hits counted",
+            HitsOrPairs::Pairs => "pairs timed",
         };
         table.row([
             what.to_owned(),

@@ -4,7 +4,7 @@ use probes_lib::Action;
 
 use crate::document::{Table, median_max};
 use crate::failure::{Failure, Result};
-use crate::observe::exact::{Exact, What, millions};
+use crate::observe::exact::{Exact, HitsOrPairs, millions};
 use crate::observe::others::Tool;
 use crate::observe::stops::Stops;
 use crate::observe::{Costs, ns};
@@ -83,13 +83,13 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
     }
     for (what, text, goal, least) in [
         (
-            What::Hits,
+            HitsOrPairs::Hits,
             "hits a second counted",
             "50 million, none missed",
             MIN_HITS_PER_SECOND,
         ),
         (
-            What::Pairs,
+            HitsOrPairs::Pairs,
             "pairs a second timed",
             "5 million, none missed",
             MIN_PAIRS_PER_SECOND,

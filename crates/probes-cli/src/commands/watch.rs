@@ -274,7 +274,7 @@ fn say_unwatched(messages: &Messages, observer: &Observer, watched: &Watched) {
 /// Says of how many functions no arguments are shown, because it is not known how many they have.
 pub(super) fn note_unknown_arguments(messages: &Messages, observer: &Observer, calls: CallFlags) {
     let unknown = observer.functions_of_unknown_arguments();
-    if unknown > 0 && !calls.says_arguments() {
+    if unknown > 0 && !calls.has_args() {
         let functions = number_of(unknown, "function");
         let note = format!(
             "how many arguments {functions} {} is not known, and none are shown: -args N shows N",

@@ -38,7 +38,7 @@ pub(crate) struct TimedFlags {
 pub(crate) struct Timed {
     pairs: Pairs,
     usdt: Vec<UsdtPair>,
-    /// Which starts and calls are meant.
+    /// Only the pairs and calls that begin where it is true are timed.
     filter: Option<Expression>,
     over: OverFlag,
     stack: StackFlag,
@@ -105,7 +105,7 @@ impl Timed {
         !self.pairs.is_empty()
     }
 
-    /// Whether functions are timed without the calls that they make of others.
+    /// Whether functions are timed without the calls that they make of other timed ones.
     pub(crate) fn of_self(&self) -> bool {
         self.of_self
     }
@@ -115,7 +115,7 @@ impl Timed {
         self.by.as_ref().is_some_and(CountedBy::is_caller)
     }
 
-    /// Whether callers are shown.
+    /// Whether the caller is one of the keys, or the only one.
     pub(crate) fn has_caller(&self) -> bool {
         self.by.as_ref().is_some_and(CountedBy::has_caller)
     }
@@ -142,7 +142,7 @@ impl Timed {
         self.stack.limit()
     }
 
-    /// Whether functions, or USDT probes of others than OCaml, are timed.
+    /// Whether functions, or USDT probes of C and others, are timed.
     pub(crate) fn has_functions(&self) -> bool {
         !self.functions.is_empty() || !self.usdt.is_empty()
     }

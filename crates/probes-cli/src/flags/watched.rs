@@ -123,7 +123,7 @@ impl CallFlags {
     }
 
     /// Whether `-args` is given.
-    pub(crate) fn says_arguments(self) -> bool {
+    pub(crate) fn has_args(self) -> bool {
         self.args.is_some()
     }
 

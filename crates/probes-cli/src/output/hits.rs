@@ -7,7 +7,6 @@ pub(crate) use json::missing;
 pub(super) use json::{Argument, Text};
 
 use std::collections::HashMap;
-use std::mem::take;
 use std::time::SystemTime;
 
 use probes_lib::{Event, EventKind, LiveAddr, SourceLocation, SourceMap, Stacks, Target};
@@ -205,15 +204,11 @@ impl Hits {
                 lines += &(words.join(" ") + "\n");
             }
             if let Some(stack) = stack {
-                if !rows.is_empty() {
-                    lines += &self.table.rows(&head, &take(&mut rows));
-                }
+                self.table.append(&head, &mut rows, &mut lines);
                 lines += &stack.lines(self.format);
             }
         }
-        if !rows.is_empty() {
-            lines += &self.table.rows(&head, &rows);
-        }
+        self.table.append(&head, &mut rows, &mut lines);
         Ok(lines)
     }
 }

@@ -46,7 +46,7 @@ impl KeyedReading {
         }
     }
 
-    /// Of counts that were already read; `None` if hits are not counted by keys.
+    /// A reading made of counts that were read already; these are `None` if hits are not counted by keys.
     pub(crate) fn last(counts: Option<KeyedCounts>, refused: &[RefusedFunction]) -> KeyedReading {
         KeyedReading {
             counts: counts.unwrap_or_default(),
@@ -160,7 +160,7 @@ impl<'k> KeyedReport<'k> {
         }
     }
 
-    /// The same, with the time since the beginning. What cannot be counted is left to the last report.
+    /// Makes it a report in between, `at` after the beginning: only the last report has the refused functions.
     pub(crate) fn at(mut self, at: Duration) -> KeyedReport<'k> {
         self.at = Some(at);
         self.refused.clear();
@@ -183,7 +183,7 @@ impl<'k> KeyedReport<'k> {
         (self.keys.len(), sum)
     }
 
-    /// What is below the keys that are shown: how many hits, and a word for what they are of.
+    /// The lines below those of the keys that are shown: how many hits, and of what (`of 3 more keys`, `other`, `untyped`).
     fn rest(&self) -> Vec<(u64, String)> {
         let mut rest = Vec::new();
         let hidden = self.keys.get(self.shown..).unwrap_or_default();

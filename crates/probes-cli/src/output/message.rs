@@ -27,8 +27,7 @@ pub(crate) enum WarningKind {
     StillMapped,
     /// Figures are too low, because the process has discarded pages with observed sites.
     Discarded,
-    /// Hits, or times, in processes that the observed one has forked are missing, or such a process could not be
-    /// restored.
+    /// Hits or times of forked processes are missing, or a forked process could not be restored.
     Forked,
     /// The process has loaded a file with functions that were asked for: they are not observed.
     LoadedLater,

@@ -185,9 +185,7 @@ impl EventLines {
                 text += "\n";
             }
         }
-        if !rows.is_empty() {
-            text += &self.table.rows(&COLUMNS, &rows);
-        }
+        self.table.append(&COLUMNS, &mut rows, &mut text);
         Ok(text)
     }
 

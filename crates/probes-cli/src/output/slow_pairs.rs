@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::mem::take;
 
 use probes_lib::{Event, Latency, SlowPair, Stacks};
 use serde::Serialize;
@@ -161,9 +160,9 @@ impl SlowPairs {
         }
     }
 
-    /// Returns the lines of slow pairs, each given with the pid of its process if there are several; in a table, they
-    /// go on after those formatted before. Also returns how many pairs are left out, because `reading`, which returns
-    /// what was measured in a process until now, does not have them.
+    /// Returns the lines of slow pairs, and how many pairs are left out because `reading`, which returns what was
+    /// measured in a process until now, does not have them. A pair comes with the pid of its process if there are
+    /// several. A table goes on where the call before has ended.
     pub(crate) fn lines<'r>(
         &mut self,
         pairs: &[(Option<i32>, SlowPair)],
@@ -240,15 +239,11 @@ impl SlowPairs {
                 lines += &(words.join(" ") + "\n");
             }
             if let Some(stack) = stack {
-                if !rows.is_empty() {
-                    lines += &self.table.rows(&head, &take(&mut rows));
-                }
+                self.table.append(&head, &mut rows, &mut lines);
                 lines += &stack.lines(self.format);
             }
         }
-        if !rows.is_empty() {
-            lines += &self.table.rows(&head, &rows);
-        }
+        self.table.append(&head, &mut rows, &mut lines);
         Ok((lines, unknown))
     }
 }

@@ -1,5 +1,7 @@
 //! Tables, for people.
 
+use std::mem::take;
+
 use tabled::builder::Builder;
 use tabled::grid::util::string::get_string_width;
 use tabled::settings::Style;
@@ -41,6 +43,18 @@ impl StreamedTable {
         }
         rows.iter()
             .fold(lines, |lines, row| lines + &self.line(row))
+    }
+
+    /// Appends the lines of the `pending` rows, of which there are none then; if there are none, not even the head.
+    pub(super) fn append(
+        &mut self,
+        head: &[&str],
+        pending: &mut Vec<Vec<String>>,
+        lines: &mut String,
+    ) {
+        if !pending.is_empty() {
+            *lines += &self.rows(head, &take(pending));
+        }
     }
 
     /// Makes the columns wide enough for a row that comes later.

@@ -104,10 +104,11 @@ impl SliceMemory {
     }
 
     fn find(&mut self, at: LiveAddr, len: usize) -> io::Result<&mut [u8]> {
-        let range = self.range(at, len)?;
-        Ok(&mut self.pieces[range.0].1[range.1])
+        let (piece, range) = self.range(at, len)?;
+        Ok(&mut self.pieces[piece].1[range])
     }
 
+    /// Returns the index of the piece that has these bytes, and their range in it.
     fn range(&self, at: LiveAddr, len: usize) -> io::Result<(usize, Range<usize>)> {
         let fault = || io::Error::from_raw_os_error(libc::EIO);
         let after = self.pieces.partition_point(|piece| piece.0 <= at.0);

@@ -524,7 +524,10 @@ mod tests {
             add(&mut pauses, 0, time, END("minor"));
         }
         let (_, domain) = pauses.domains().next().unwrap();
-        assert!(domain.open.len() <= super::super::open_phases::MAX_OPEN && domain.inner.len() <= MAX_KEPT);
+        assert!(
+            domain.open.len() <= super::super::open_phases::MAX_OPEN
+                && domain.inner.len() <= MAX_KEPT
+        );
     }
 
     #[test]

@@ -50,7 +50,7 @@ struct RecordedEvents<'o> {
     lost: LostWords,
     /// For the file of `-svg`, drawn in the end.
     picture: Option<String>,
-    /// Whether it is wanted.
+    /// Whether a picture is wanted.
     draws: bool,
 }
 
@@ -85,15 +85,17 @@ impl EventConsumer for RecordedEvents<'_> {
             }
             RuntimeEventKind::End(_) | RuntimeEventKind::User(_, UserValue::SpanEnd) => {
                 let duration = self.durations.end(domain, name, time);
-                let recorded = self.of(name);
+                let recorded = self.recorded(name);
                 recorded.are_times = true;
                 if let Some(duration) = duration {
                     recorded.values.add_unsigned(duration);
                 }
             }
-            RuntimeEventKind::Counter(_, value) => self.of(name).values.add_unsigned(value),
-            RuntimeEventKind::User(_, UserValue::Int(value)) => self.of(name).values.add(value),
-            _ => self.of(name).values.add_untyped(),
+            RuntimeEventKind::Counter(_, value) => self.recorded(name).values.add_unsigned(value),
+            RuntimeEventKind::User(_, UserValue::Int(value)) => {
+                self.recorded(name).values.add(value)
+            }
+            _ => self.recorded(name).values.add_untyped(),
         }
     }
 
@@ -120,7 +122,7 @@ impl EventConsumer for RecordedEvents<'_> {
 
 impl RecordedEvents<'_> {
     /// What was recorded under a name.
-    fn of(&mut self, name: usize) -> &mut RecordedValues {
+    fn recorded(&mut self, name: usize) -> &mut RecordedValues {
         if name >= self.recorders.len() {
             self.recorders
                 .resize_with(name + 1, || RecordedValues::new(self.linear));

@@ -13,8 +13,8 @@ use crate::text::TERMINAL_LINES;
 /// How many samples back a sparkline goes.
 pub(super) const HISTORY_LEN: usize = 60;
 
-/// The longest filter that can be typed.
-const LONGEST_FILTER: usize = 64;
+/// The longest filter that can be typed, in characters.
+const MAX_FILTER_LEN: usize = 64;
 
 /// What is shown.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Model {
     /// How many of them are probes.
     probe_count: usize,
     now: Readings,
-    /// What is shown instead, while paused.
+    /// While paused: the readings that are shown instead of `now`.
     frozen: Option<Readings>,
     /// When the last sample was, since the beginning.
     at: Duration,
@@ -196,8 +196,8 @@ impl Model {
         model
     }
 
-    /// Takes the counts at `at`, of probes by name, and of functions in the order in which they were given; all are since
-    /// the beginning.
+    /// Sets the hits since the beginning, as they were at `at`: `hits` returns those of a probe, by its name; `functions`
+    /// are those of the functions, in the order in which these were given.
     pub(super) fn set_counts(
         &mut self,
         at: Duration,
@@ -230,17 +230,17 @@ impl Model {
         }
     }
 
-    /// Takes how many hits are not counted because `-where` has no answer for them.
+    /// Sets how many hits are not counted because `-where` has no answer for them.
     pub(super) fn set_untyped(&mut self, untyped: Option<u64>) {
         self.now.untyped = untyped;
     }
 
-    /// Takes the times of all pairs.
+    /// Sets the times of all pairs.
     pub(super) fn set_times(&mut self, times: Vec<PairLatency>) {
         self.now.times = times;
     }
 
-    /// Takes the figures of the collector.
+    /// Sets the figures of the collector.
     pub(super) fn set_collector(&mut self, collector: Option<CollectorFigures>) {
         self.now.collector = collector;
     }
@@ -250,7 +250,7 @@ impl Model {
         self.are_events_off = true;
     }
 
-    /// Takes the states of the probes.
+    /// Sets the states of the probes.
     pub(super) fn set_states(&mut self, state: impl Fn(&str) -> Option<State>) {
         let is_probe = |point: &&mut Point| point.function.is_none();
         for probe in self.points.iter_mut().filter(is_probe) {
@@ -314,7 +314,7 @@ impl Model {
             Key::Escape => self.filter = self.filter_before_typing.take().unwrap_or_default(),
             Key::Backspace => drop(self.filter.pop()),
             Key::Control('u') => self.filter.clear(),
-            Key::Character(character) if self.filter.chars().count() < LONGEST_FILTER => {
+            Key::Character(character) if self.filter.chars().count() < MAX_FILTER_LEN => {
                 self.filter.push(character);
             }
             _ => {}

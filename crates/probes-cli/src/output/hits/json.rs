@@ -65,7 +65,7 @@ struct Return<'h> {
     stack: Option<&'h FoundStack>,
 }
 
-/// What is said of hits and returns.
+/// The fields that hits and returns have in common.
 #[derive(Serialize)]
 struct HitFields<'h> {
     version: u32,
@@ -85,7 +85,7 @@ struct HitFields<'h> {
     first_call: Option<&'h FirstCallView>,
 }
 
-/// A value, as an object whose key is its kind; one that is not known is a string.
+/// A value: an object whose only key is its kind, or the string "unknown".
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::output) enum Argument<'a> {
@@ -120,7 +120,7 @@ pub(in crate::output) enum Argument<'a> {
     Block {
         tag: u8,
         size: u64,
-        /// What its tag says that it is.
+        /// The kind of block that the tag stands for, if it does.
         #[serde(skip_serializing_if = "Option::is_none")]
         kind: Option<&'static str>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
