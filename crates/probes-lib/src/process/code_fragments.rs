@@ -10,8 +10,8 @@
 //! ```
 //!
 //! From `runtime/codefrag.c`, `skiplist.c`, `lf_skiplist.c` and the headers in `runtime/caml/` of these versions; of
-//! 4.11, `runtime/extern.c`, `intern.c` and `caml/stack.h`. OxCaml has the last one. Anything
-//! inconsistent is rejected: any bytes may be there.
+//! 4.11, `runtime/extern.c`, `intern.c` and `caml/stack.h`. OxCaml has the layout of 5.1.
+//! Anything inconsistent is rejected: any bytes may be there.
 
 use std::ops::Range;
 use std::sync::OnceLock;

@@ -5,8 +5,8 @@
 //!                        ▲──ResumeAll──┘
 //! ```
 //!
-//! A tool that is silent while its process is stopped, closes its socket, or sends what it may not, loses the process,
-//! which is resumed before anything else is done. Other tools are never waited for.
+//! A tool loses the process if it is silent while that is stopped, closes its socket, or sends what it may not: the process
+//! is resumed before anything else is done. Other tools are never waited for.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -120,8 +120,8 @@ impl Lender {
         self.clients.clear();
     }
 
-    /// Does what tools ask for. At most one process is lent before the followed processes are looked at again: its
-    /// tool is answered until it is resumed, and is the last one the next time.
+    /// Does what tools ask for. At most one process is lent before the followed processes are looked at again: its tool is
+    /// answered until the process is resumed, and comes last the next time.
     pub(crate) fn serve(&mut self, tracees: &mut TraceeSet<'_>) {
         self.welcome(tracees);
         let (limits, buffer) = (self.limits, &mut self.buffer);
@@ -167,8 +167,8 @@ impl Lender {
     }
 
     /// Returns whether the tool with pid `tool` is connected for an operation that holds the update lock of the process
-    /// `pid`. Such an operation changes the process only while it is served; those of other threads of the tool may
-    /// do otherwise.
+    /// `pid`. Such an operation changes the process only while it is served; an operation of another thread of the same
+    /// tool may change it at any time.
     pub(crate) fn lends_to(&mut self, tool: i32, pid: i32, tracees: &TraceeSet<'_>) -> bool {
         self.welcome(tracees);
         let is_meant = |proof: &Proof| proof.process.pid() == pid;
@@ -293,8 +293,8 @@ impl Client {
 impl Proof {
     /// Checks that `memory`, which a tool has sent, is the memory of that process, opened to write: for that, the
     /// kernel has checked whether the tool may trace the process (ptrace(2), "Ptrace access mode checking"). It may be
-    /// that of a program which the process ran before; nothing of the process is opened here, as that
-    /// waits for an execve which is in progress, and that may wait for us.
+    /// the memory of a program that the process ran before ([`Proof::check_current`] finds that out later): to open the
+    /// present one here would wait for an execve in progress, which may be waiting for us.
     fn of(pid: i32, memory: File) -> io::Result<Proof> {
         let process = Process::open(pid).map_err(|_| Errno::ESRCH)?;
         let mode = OFlag::from_bits_retain(fcntl(&memory, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;

@@ -191,7 +191,7 @@ fn filter_applies_while_typed_then_kept_or_dropped() {
     assert_eq!(model.shown_count(), 3);
     assert_eq!(model.press(Key::Control('c'), 10), Some(Request::Quit));
     type_text(&mut model, &"x".repeat(1000));
-    assert_eq!(model.filter().len(), LONGEST_FILTER);
+    assert_eq!(model.filter().len(), MAX_FILTER_LEN);
 }
 
 #[test]
