@@ -6,10 +6,10 @@ use crate::error::{Error, MemoryLimit, MemoryLimitKind, ObserveError, Result};
 use crate::process::{Process, cgroup};
 
 /// More than any observation reserves: the largest parts of one are the 264 MiB of `watch -stack`, and 90 MiB of slow calls.
-const MOST_NEEDED: u64 = 1 << 30;
+const MAX_NEEDED: u64 = 1 << 30;
 
 /// How many bytes are reserved at most in a process that has locked its memory: filling them takes some 50 ms.
-const MOST_LOCKED: u64 = 32 << 20;
+const MAX_LOCKED: u64 = 32 << 20;
 
 /// Memory that is to be mapped into a process, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct NeededMemory {
 /// [`ObserveError::MemoryLimited`], [`ObserveError::MemoryLocked`]. Limits that cannot be read are left to the kernel.
 pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()> {
     let refused = |kind| Err(Error::of_process(process.pid(), kind));
-    if needed.all > MOST_LOCKED && locks_all(process) {
+    if needed.all > MAX_LOCKED && locks_all(process) {
         return refused(ObserveError::MemoryLocked { needed: needed.all });
     }
     for limit in all(process) {
@@ -84,7 +84,7 @@ fn all(process: &Process) -> Vec<MemoryLimit> {
 
 /// Returns whether a limit leaves more than any observation needs.
 pub(crate) fn is_ample(limit: &MemoryLimit) -> bool {
-    left(limit) / 2 > MOST_NEEDED
+    left(limit) / 2 > MAX_NEEDED
 }
 
 fn left(limit: &MemoryLimit) -> u64 {
