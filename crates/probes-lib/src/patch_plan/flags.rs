@@ -84,7 +84,7 @@ pub(super) fn are_read_first(function: &[Instruction], index: usize) -> bool {
 /// before the instruction with this index. No compiler leaves such an instruction that has no purpose.
 pub(super) fn follows_comparison(function: &[Instruction], index: usize) -> bool {
     let before = function.get(..index).unwrap_or_default();
-    let before = before.iter().rev().take(MOST);
+    let before = before.iter().rev().take(MAX_INSTRUCTIONS);
     let mut next = function.get(index).map(Instruction::ip);
     for instruction in before {
         let goes_on = is_straight(instruction) && Some(instruction.next_ip()) == next;
