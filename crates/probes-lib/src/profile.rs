@@ -154,6 +154,8 @@ struct KernelRecords {
     /// before.
     ran_until: Duration,
     ran: Duration,
+    /// Not before this time are threads looked at again: records may have to be read more often than that.
+    looks_from: Duration,
 }
 
 /// A thread between two samples.
@@ -294,6 +296,7 @@ impl Profiler {
             last_looks: HashMap::new(),
             ran_until,
             ran: Duration::ZERO,
+            looks_from: Duration::ZERO,
         });
         self.begin()
     }
@@ -345,9 +348,11 @@ impl Profiler {
     ///
     /// If the process may not be read.
     pub fn look_at_waits(&mut self) -> Result<()> {
+        let (now, at) = (Instant::now(), monotonic_now());
         let tids = self.collect(false);
-        let now = Instant::now();
-        for tid in tids {
+        let recorded = self.recorded.as_ref();
+        let is_look = recorded.is_some_and(|recorded| recorded.looks_from <= at);
+        for tid in tids.into_iter().filter(|_| is_look) {
             let recorded = self.recorded.as_ref();
             if recorded.is_some_and(|it| it.waits.is_unseen(tid)) {
                 self.look_at(tid, now)?;
@@ -357,6 +362,10 @@ impl Profiler {
             let ran = processor_time();
             recorded.ran = ran.saturating_sub(recorded.ran_until);
             recorded.ran_until = ran;
+            if is_look {
+                // A little less than the pause, which is counted from a moment earlier.
+                recorded.looks_from = at.saturating_add(recorded.ran.saturating_mul(38));
+            }
         }
         Ok(())
     }
