@@ -31,21 +31,25 @@ fn times_add_up_without_the_kernel() {
     let mut target = Talker::start(&fixture("turns.pie"));
     let pid = target.pid();
     for flags in [&["-json"][..], &["-json", "-on-cpu"], &["-json", "-live"]] {
-        target.send("bursts 1000");
-        let said = profile_without_perf(pid, flags);
-        let profile = object(&said.stdout);
-        let exact = profile["times"]["running_seconds"].as_f64().unwrap();
-        assert_adds_up(&profile, exact);
-        // Nothing else runs there, and one thread at a time.
-        let seconds = profile["seconds"].as_f64().unwrap();
-        assert!(exact > 0.2 * seconds && exact <= seconds, "{profile}");
-        let (all, unsampled) = running(&profile);
-        assert!(unsampled < 0.8 * all, "stops find them: {profile}");
-        if !flags.contains(&"-on-cpu") {
-            let error = profile["waits"]["error_seconds"].as_f64().unwrap();
-            assert!(error > 0.0, "{profile}");
-        }
-        target.expect("burst");
+        // Its threads run in short bursts: on a busy machine, one profile may meet none of them.
+        let is_met = (0..20).any(|_| {
+            target.send("bursts 1000");
+            let said = profile_without_perf(pid, flags);
+            let profile = object(&said.stdout);
+            let exact = profile["times"]["running_seconds"].as_f64().unwrap();
+            assert_adds_up(&profile, exact);
+            // One thread runs at a time.
+            let seconds = profile["seconds"].as_f64().unwrap();
+            assert!(exact > 0.0 && exact <= seconds, "{profile}");
+            if !flags.contains(&"-on-cpu") {
+                let error = profile["waits"]["error_seconds"].as_f64().unwrap();
+                assert!(error > 0.0, "{profile}");
+            }
+            target.expect("burst");
+            let (all, unsampled) = running(&profile);
+            unsampled < 0.8 * all
+        });
+        assert!(is_met, "{flags:?}");
     }
 }
 
