@@ -16,6 +16,7 @@ pub(crate) mod limits;
 pub(crate) mod load_bias;
 pub(crate) mod maps;
 pub(crate) mod memory;
+pub(crate) mod mounts;
 pub(crate) mod object;
 pub(crate) mod objects;
 pub(crate) mod opened;

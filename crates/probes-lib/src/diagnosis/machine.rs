@@ -1,7 +1,5 @@
 //! Checks of this tool, its user, the kernel and the processor.
 
-use std::fs;
-
 use nix::unistd::geteuid;
 
 use super::{Check, CheckKind};
@@ -10,6 +8,7 @@ use crate::process::denial::{
     is_initial_user_namespace, is_ptracer, may_be_ptracer, own_status, user_name, yama_scope,
 };
 use crate::process::memory::ProcessMemory;
+use crate::process::mounts;
 use crate::process::{Process, refuse_foreign_proc};
 use crate::profile::{self, PermittedSamples};
 use crate::sys::{ptrace, ticks};
@@ -46,11 +45,10 @@ fn proc_directory() -> Check {
 
 fn hidepid() -> Check {
     let kind = CheckKind::Hidepid;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let hidden = mounts
-        .lines()
-        .rfind(|line| line.split(' ').nth(4) == Some("/proc"))
-        .and_then(hidden_in);
+    let own_mounts = mounts::own();
+    let hidden = mounts::of(&own_mounts)
+        .rfind(|it| it.mounted_at == "/proc")
+        .and_then(|it| hidden_by(it.options()));
     match hidden {
         Some(mode) if !is_ptracer(&own_status()) => Check::fail(
             kind,
@@ -63,11 +61,9 @@ fn hidepid() -> Check {
     }
 }
 
-/// Returns the value of `hidepid` in a line of mountinfo, if it hides something.
-fn hidden_in(line: &str) -> Option<&str> {
-    let options = line.rsplit_once(" - ")?.1.split(' ').next_back()?;
-    let mut values = options.split(',').map(|it| it.strip_prefix("hidepid="));
-    let value = values.find_map(|value| value)?;
+/// Returns the value of `hidepid`, if it hides something.
+fn hidden_by<'o>(mut options: impl Iterator<Item = &'o str>) -> Option<&'o str> {
+    let value = options.find_map(|it| it.strip_prefix("hidepid="))?;
     (!["0", "off"].contains(&value)).then_some(value)
 }
 
@@ -226,9 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hidepid_is_read_from_mountinfo() {
-        let line =
-            |options: &str| format!("24 30 0:22 / /proc rw,nosuid shared:13 - proc proc {options}");
+    fn values_of_hidepid_are_understood() {
         for (options, expected) in [
             ("rw", None),
             ("rw,hidepid=0", None),
@@ -236,8 +230,7 @@ mod tests {
             ("rw,hidepid=2", Some("2")),
             ("rw,gid=4,hidepid=invisible", Some("invisible")),
         ] {
-            assert_eq!(hidden_in(&line(options)), expected, "{options}");
+            assert_eq!(hidden_by(options.split(',')), expected, "{options}");
         }
-        assert_eq!(hidden_in(""), None);
     }
 }

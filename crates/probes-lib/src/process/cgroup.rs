@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{MemoryLimit, MemoryLimitKind};
 use crate::process::Process;
+use crate::process::mounts::{self, Mount};
 
 /// The files of a cgroup with its limit and what is used, and the names that its `memory.stat` has for the copies of files.
 struct Version {
@@ -43,9 +44,10 @@ struct Hierarchy {
 /// Returns the limit of its cgroup, or one around that, that leaves a process the least memory; `None` if there is none, or it cannot
 /// be read.
 pub(super) fn memory_limit(process: &Process) -> Option<MemoryLimit> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let own_mounts = mounts::own();
     let cgroups = String::from_utf8(process.read_of_living_thread("cgroup").ok()?).ok()?;
-    let limits = mounts.lines().filter_map(hierarchy).flat_map(|hierarchy| {
+    let hierarchies = mounts::of(&own_mounts).filter_map(hierarchy);
+    let limits = hierarchies.flat_map(|hierarchy| {
         let directories = directories(&hierarchy, &cgroups);
         let limits = directories.into_iter();
         limits.filter_map(move |directory| limit_in(hierarchy.version, &directory))
@@ -53,22 +55,15 @@ pub(super) fn memory_limit(process: &Process) -> Option<MemoryLimit> {
     limits.min_by_key(|it| it.limit.saturating_sub(it.used))
 }
 
-/// Parses a line of mountinfo: proc_pid_mountinfo(5).
-fn hierarchy(line: &str) -> Option<Hierarchy> {
-    let (mount, filesystem) = line.split_once(" - ")?;
-    let mut filesystem = filesystem.split(' ');
-    let name = filesystem.next()?;
-    let version = VERSIONS.iter().find(|it| it.filesystem == name)?;
-    let options = filesystem.nth(1)?;
-    if name == "cgroup" && !options.split(',').any(|it| it == "memory") {
-        return None;
-    }
-    let mut fields = mount.split(' ').skip(3);
-    let (root, mounted_at) = (fields.next()?.into(), fields.next()?.into());
-    Some(Hierarchy {
+fn hierarchy(mount: Mount<'_>) -> Option<Hierarchy> {
+    let version = VERSIONS
+        .iter()
+        .find(|it| it.filesystem == mount.filesystem)?;
+    let is_meant = version.filesystem == "cgroup2" || mount.options().any(|it| it == "memory");
+    is_meant.then(|| Hierarchy {
         version,
-        root,
-        mounted_at,
+        root: mount.root.into(),
+        mounted_at: mount.mounted_at.into(),
     })
 }
 
@@ -122,6 +117,7 @@ mod tests {
     const V1: &str = "35 30 0:31 /docker/1 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
 
     fn of(mount: &str, cgroups: &str) -> Vec<String> {
+        let mount = mounts::of(mount).next().unwrap();
         let directories = directories(&hierarchy(mount).unwrap(), cgroups);
         directories
             .iter()
@@ -151,11 +147,10 @@ mod tests {
         let others = [
             "35 30 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu",
             "35 30 0:31 / /proc rw - proc proc rw",
-            "35 30 0:31 / - cgroup2",
-            "",
         ];
         for other in others {
-            assert!(hierarchy(other).is_none(), "{other}");
+            let mount = mounts::of(other).next().unwrap();
+            assert!(hierarchy(mount).is_none(), "{other}");
         }
         // Outside of what is mounted; none; no lines of it.
         for cgroups in ["4:memory:/docker/2", "4:cpu:/docker/1", "4:memory", ""] {

@@ -3,6 +3,7 @@
 use std::str;
 
 use crate::error::{Error, MemoryLimit, MemoryLimitKind, ObserveError, Result};
+use crate::process::status::Status;
 use crate::process::{Process, cgroup};
 
 /// More than any observation reserves: the largest parts of one are the 264 MiB of `watch -stack`, and 90 MiB of slow calls.
@@ -28,10 +29,11 @@ pub(crate) struct NeededMemory {
 /// [`ObserveError::MemoryLimited`], [`ObserveError::MemoryLocked`]. Limits that cannot be read are left to the kernel.
 pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()> {
     let refused = |kind| Err(Error::of_process(process.pid(), kind));
-    if needed.all > MAX_LOCKED && locks_all(process) {
+    let status = process.status().ok();
+    if needed.all > MAX_LOCKED && status.as_ref().is_some_and(locks_all) {
         return refused(ObserveError::MemoryLocked { needed: needed.all });
     }
-    for limit in all(process) {
+    for limit in all(process, status.as_ref()) {
         let (needed, is_tight) = match limit.kind {
             MemoryLimitKind::AddressSpace => (needed.all, leaves_little(&limit, needed.all)),
             MemoryLimitKind::Data => (needed.data, leaves_little(&limit, needed.data)),
@@ -46,10 +48,7 @@ pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()
 
 /// Returns whether a process has locked all its memory: that which is locked is all but the parts that nobody may
 /// access, and those of devices. So what is mapped later may be locked, too.
-fn locks_all(process: &Process) -> bool {
-    let Ok(status) = process.status() else {
-        return false;
-    };
+fn locks_all(status: &Status) -> bool {
     status.locked > 0 && status.locked >= status.resident / 10 * 9
 }
 
@@ -61,13 +60,15 @@ pub(crate) fn limit_of(process: &Process, name: &str) -> Option<u64> {
 
 /// Returns which limit leaves a process the least memory; `None` if there is none, or the limits cannot be read.
 pub(crate) fn tightest(process: &Process) -> Option<MemoryLimit> {
-    all(process).into_iter().min_by_key(left)
+    let status = process.status().ok();
+    let limits = all(process, status.as_ref());
+    limits.into_iter().min_by_key(left)
 }
 
-/// Returns the limits that there are.
-fn all(process: &Process) -> Vec<MemoryLimit> {
+/// Returns the limits that there are; `status` is that of the process, if it can be read.
+fn all(process: &Process, status: Option<&Status>) -> Vec<MemoryLimit> {
     let own = process.read_of_living_thread("limits").ok();
-    let own = own.zip(process.status().ok()).map(|(limits, status)| {
+    let own = own.zip(status).map(|(limits, status)| {
         let of = |kind, name: &[u8], used| {
             let limit = soft_limit(&limits, name)?;
             Some(MemoryLimit { kind, limit, used })
