@@ -15,69 +15,78 @@ const STATUS: u32 = RflagsBits::OF
 /// How many instructions are looked at, on all paths together.
 const MAX_INSTRUCTIONS: usize = 64;
 
+/// What becomes of the status flags on the paths from an instruction on, until each has written all of them. A path whose
+/// instructions leave the function in another way than by a return or a call, or are too many, is unknown.
+#[derive(Default)]
+struct Fate {
+    read: bool,
+    /// At a return or a call before they are written.
+    kept: bool,
+    unknown: bool,
+}
+
 /// Returns whether, on each path from the instruction with this index, every status flag is written before it is read,
 /// or the function first returns or calls another one: by the x86-64 psABI (3.2.1), flags are not preserved across
-/// calls and returns. If a path leaves the function in another way, or is long, the flags count as read; and also at
-/// calls and returns if a comparison comes before the instruction whose result nothing else reads: code that is written
-/// by hand may return it in the flags.
+/// calls and returns. Where it is unknown, the flags count as read; and also at calls and returns if a comparison comes
+/// before the instruction whose result nothing else reads: code that is written by hand may return it in the flags.
 pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
-    let is_compared = follows_comparison(function, index);
+    let fate = fate(function, index);
+    !fate.read && !fate.unknown && !(fate.kept && follows_comparison(function, index))
+}
+
+/// Returns whether a path from the instruction with this index on reads a status flag that it has not written.
+pub(super) fn are_read_first(function: &[Instruction], index: usize) -> bool {
+    fate(function, index).read
+}
+
+/// Follows the paths until one reads a flag.
+fn fate(function: &[Instruction], index: usize) -> Fate {
+    let mut fate = Fate::default();
     let mut paths = vec![(index, STATUS)];
     let mut left = MAX_INSTRUCTIONS;
     while let Some((mut index, mut unwritten)) = paths.pop() {
-        loop {
+        while unwritten != 0 {
             let Some(instruction) = function.get(index).filter(|_| left > 0) else {
-                return false;
+                fate.unknown = true;
+                break;
             };
             left -= 1;
-            if instruction.rflags_read() & unwritten != 0 {
-                return false;
+            if reads(instruction) & unwritten != 0 {
+                fate.read = true;
+                return fate;
             }
             if is_near_return(instruction) || calls_function(instruction) {
-                if is_compared {
-                    return false;
-                }
+                fate.kept = true;
                 break;
             }
             if writes_surely(instruction) {
                 unwritten &= !instruction.rflags_modified();
             }
-            if unwritten == 0 {
-                break;
+            if is_straight(instruction) {
+                index += 1;
+                continue;
             }
-            index = if is_straight(instruction) {
-                index + 1
-            } else {
-                let target = instruction.near_branch_target();
-                let found = function.binary_search_by_key(&target, Instruction::ip);
-                let (Ok(target), true) = (found, is_jump(instruction)) else {
-                    return false;
-                };
-                if instruction.flow_control() == FlowControl::ConditionalBranch {
-                    paths.push((index + 1, unwritten));
-                }
-                target
+            if instruction.flow_control() == FlowControl::ConditionalBranch {
+                paths.push((index + 1, unwritten));
+            }
+            let target = instruction.near_branch_target();
+            let found = function.binary_search_by_key(&target, Instruction::ip);
+            let (Ok(target), true) = (found, is_jump(instruction)) else {
+                fate.unknown = true;
+                break;
             };
+            index = target;
         }
     }
-    true
+    fate
 }
 
-/// Returns whether an instruction from the one with this index on reads a status flag that none of those before it has written,
-/// before the first jump. A system call, which copies the flags to `r11`, is none.
-pub(super) fn are_read_first(function: &[Instruction], index: usize) -> bool {
-    let mut unwritten = STATUS;
-    for instruction in function.get(index..).unwrap_or_default() {
-        let is_system_call = instruction.mnemonic() == Mnemonic::Syscall;
-        if instruction.rflags_read() & unwritten != 0 && !is_system_call {
-            return true;
-        }
-        unwritten &= !instruction.rflags_modified();
-        if unwritten == 0 || !is_straight(instruction) {
-            return false;
-        }
+/// Returns the flags that an instruction reads. A system call copies them to `r11`, where nobody looks.
+fn reads(instruction: &Instruction) -> u32 {
+    match instruction.mnemonic() {
+        Mnemonic::Syscall => 0,
+        _ => instruction.rflags_read(),
     }
-    false
 }
 
 /// Returns whether the flags are the result of an instruction that does nothing but set them, and nothing has read them
@@ -108,7 +117,6 @@ fn only_sets_flags(instruction: &Instruction) -> bool {
             | Mnemonic::Stc
             | Mnemonic::Clc
             | Mnemonic::Sahf
-            | Mnemonic::Popfq
             | Mnemonic::Comiss
             | Mnemonic::Comisd
             | Mnemonic::Ucomiss
@@ -228,21 +236,24 @@ mod tests {
     #[test]
     fn flags_of_callers_may_be_read() {
         let read = |bytes: &[u8]| are_read_first(&decode(bytes, 0x1000).collect::<Vec<_>>(), 0);
-        // setc; mov, adc; jc; inc, jc; pushf.
+        // setc; mov, adc; jc; inc, jc; pushf; jmp to adc.
         for first in [
             &b"\x0f\x92\xc0"[..],
             b"\x48\x89\xc3\x11\xc8",
             b"\x72\x00",
             b"\xff\xc0\x72\x00",
             b"\x9c",
+            b"\xeb\x02\x0f\x0b\x48\x11\xc0",
         ] {
             assert!(read(&[first, b"\xc3"].concat()), "{first:x?}");
         }
-        // sub, jc; ret, setc; jmp, setc; syscall.
+        // sub, jc; ret, setc; jmp elsewhere; syscall; a call, setc.
         for other in [
             &b"\x48\x83\xec\x08\x72\x00"[..],
             b"\xc3\x0f\x92\xc0",
-            b"\xeb\x00\x0f\x92\xc0",
+            b"\xeb\x70\x0f\x92\xc0",
+            b"\x0f\x05\x48\x39\xc8",
+            b"\xe8\0\x01\0\0\x0f\x92\xc0",
         ] {
             assert!(!read(&[other, b"\xc3"].concat()), "{other:x?}");
         }
