@@ -320,7 +320,7 @@ mod tests {
             histograms: Vec::new(),
             linear: None,
             key_kinds: Vec::new(),
-            key_names: Vec::new(),
+            key_names: Arc::default(),
             slow_from: Duration::ZERO,
             times: None,
             times_by_key: false,

@@ -53,7 +53,7 @@ pub(crate) struct ObservationPlan {
     pub(crate) key_kinds: Vec<KeyKind>,
     /// The names of the probes that are counted by keys, or `START,STOP` of the pairs whose times are distinguished by
     /// keys. Names of functions are numbered after them.
-    pub(crate) key_names: Vec<String>,
+    pub(crate) key_names: Arc<Vec<String>>,
     /// How long pairs and calls last at least that are reported; zero if none are.
     pub(crate) slow_from: Duration,
     /// Which times are recorded; `None`: all.
@@ -62,6 +62,28 @@ pub(crate) struct ObservationPlan {
     pub(crate) times_by_key: bool,
     /// The layout of the data that all points share.
     pub(crate) shared: SharedLayout,
+}
+
+/// What the bytes of keys mean; see [`ObservationPlan::key_kinds`] and [`ObservationPlan::key_names`].
+#[derive(Clone)]
+pub(crate) struct KeyFormat {
+    pub(crate) kinds: Vec<KeyKind>,
+    names: Arc<Vec<String>>,
+    functions: Arc<ObservedFunctions>,
+}
+
+impl KeyFormat {
+    /// Returns the name with this number: of a probe, a pair or a function.
+    pub(crate) fn name(&self, number: u32) -> Option<&str> {
+        let number = number as usize;
+        match number.checked_sub(self.names.len()) {
+            None => self.names.get(number).map(String::as_str),
+            Some(index) => {
+                let function = self.functions.functions.get(index)?;
+                Some(&function.wanted.name)
+            }
+        }
+    }
 }
 
 /// A histogram of all sites of a probe whose values are alike.
@@ -168,7 +190,7 @@ impl ObservationPlan {
             histograms,
             linear,
             key_kinds: of_keys.kinds,
-            key_names,
+            key_names: Arc::new(key_names),
             slow_from: observation.slow_from.unwrap_or_default(),
             times,
             times_by_key: of_keys.are_of_times,
@@ -315,15 +337,12 @@ impl ObservationPlan {
         !self.key_kinds.is_empty() && !self.shared.keys.has_histograms
     }
 
-    /// Returns the name with this number in keys: of a probe, a pair or a function.
-    pub(crate) fn key_name(&self, number: u32) -> Option<&str> {
-        let number = number as usize;
-        match number.checked_sub(self.key_names.len()) {
-            None => self.key_names.get(number).map(String::as_str),
-            Some(index) => {
-                let function = self.functions.functions.get(index)?;
-                Some(&function.wanted.name)
-            }
+    /// Returns what the bytes of keys mean.
+    pub(crate) fn key_format(&self) -> KeyFormat {
+        KeyFormat {
+            kinds: self.key_kinds.clone(),
+            names: self.key_names.clone(),
+            functions: self.functions.clone(),
         }
     }
 
@@ -1180,7 +1199,8 @@ mod tests {
         let number = |it: &PlannedPoint| it.role.keys.as_ref().unwrap().name;
         let numbers: Vec<u32> = plan.points.iter().map(number).collect();
         assert_eq!(numbers, [0, 1, 2, 0, 1, 2]);
-        let names: Vec<Option<&str>> = (0..4).map(|it| plan.key_name(it)).collect();
+        let format = plan.key_format();
+        let names: Vec<Option<&str>> = (0..4).map(|it| format.name(it)).collect();
         assert_eq!(names, [Some("a"), Some("b"), Some("c"), None]);
         assert!(plan.counts_by_key() && plan.key_kinds == [KeyKind::Probe]);
         assert!(!plan_of_code(&Observation::new()).counts_by_key());
@@ -1188,8 +1208,9 @@ mod tests {
         let mut functions = plan_of_code(&counted);
         functions.key_names = plan.key_names;
         let last = functions.functions.functions[1].wanted.name.clone();
-        assert_eq!(functions.key_name(4), Some(&*last));
-        assert_eq!(functions.key_name(6), None);
+        let format = functions.key_format();
+        assert_eq!(format.name(4), Some(&*last));
+        assert_eq!(format.name(6), None);
     }
 
     #[test]
@@ -1269,7 +1290,7 @@ mod tests {
         assert!(pairs.shared.pairs_by_key && pairs.points[0].role.pair_key.is_some());
         assert!(!plan(&Observation::new().time("a", "b")).shared.pairs_by_key);
         let by_key = plan(&Observation::new().time("a", "b").time_by(keys("tid")));
-        assert!(by_key.times_by_key && by_key.key_names == ["a,b"]);
+        assert!(by_key.times_by_key && *by_key.key_names == ["a,b"]);
         let keyed = |it: &PlannedPoint| it.role.time_keys.is_some();
         assert!(!keyed(&by_key.points[0]) && keyed(&by_key.points[1]));
     }

@@ -170,9 +170,10 @@ impl<'s, S: ReadMemory> ReadHistograms<'s, S> {
         let table = self.sharing.shared_at().plus(self.sharing.shared.keys());
         let slots = data_source::read(self.pid, self.source, table, keys.copy_len())?;
         let slots = slots.chunks_exact(keys.slot_len() as usize);
+        let format = self.plan.key_format();
         let mut all: HashMap<Vec<Key>, ValueHistogram> = HashMap::new();
         for (number, slot) in (0..histograms::OF_SLOTS).zip(slots) {
-            if let Some(key) = key(slot, self.plan) {
+            if let Some(key) = key(slot, &format) {
                 let is_signed = word(slot, slot::STATE) >> slot::SIGN_OF_VALUES_AT & 1 == 1;
                 add(&mut all, key, &self.histogram(number, is_signed)?);
             }

@@ -2,13 +2,15 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::fmt;
+use std::sync::OnceLock;
 
 use crate::address::LiveAddr;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::keys::{self, slot, text};
-use crate::observe::plan::ObservationPlan;
+use crate::observe::plan::{KeyFormat, ObservationPlan};
 use crate::observe::read::counts::{Counts, read_keyed_hits};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
@@ -29,11 +31,21 @@ use crate::observe::role::KeyKind;
 /// println!("{} of other keys, {} without", counts.other(), counts.untyped());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct KeyedCounts {
-    keys: Vec<KeyedCount>,
+    table: Option<KeyTable>,
+    /// Those in the table, once they are asked for.
+    keys: OnceLock<Vec<KeyedCount>>,
     other: u64,
     untyped: u64,
+}
+
+/// The table of keys as it was in a process. A process is read often, in case it exits, and most readings are not shown.
+#[derive(Clone)]
+struct KeyTable {
+    slots: Vec<u8>,
+    slot_len: usize,
+    format: KeyFormat,
 }
 
 /// How many hits had a key.
@@ -108,7 +120,7 @@ impl KeyedCounts {
             other = other.saturating_add(counts.other);
             untyped = untyped.saturating_add(counts.untyped);
             let process = distinguished.then_some(Key::Process(pid));
-            keys.extend(counts.keys.iter().map(|counted| KeyedCount {
+            keys.extend(counts.keys().iter().map(|counted| KeyedCount {
                 key: process.iter().chain(&counted.key).cloned().collect(),
                 hits: counted.hits,
             }));
@@ -121,17 +133,16 @@ impl KeyedCounts {
     }
 
     fn of(keys: impl Iterator<Item = KeyedCount>) -> KeyedCounts {
-        let mut keys = equal_added(keys.filter(|it| it.hits > 0));
-        most_first(&mut keys);
         KeyedCounts {
-            keys,
+            keys: OnceLock::from(most_first(keys)),
             ..KeyedCounts::default()
         }
     }
 
     /// Returns the keys, those with most hits first.
     pub fn keys(&self) -> &[KeyedCount] {
-        &self.keys
+        self.keys
+            .get_or_init(|| most_first(self.table.iter().flat_map(KeyTable::counts)))
     }
 
     /// Returns how many hits had keys for which there was no room: more than about 4,096 are not distinguished.
@@ -147,7 +158,7 @@ impl KeyedCounts {
 
     /// Returns how many hits there are.
     pub fn total(&self) -> u64 {
-        let hits = self.keys.iter().map(|it| it.hits);
+        let hits = self.keys().iter().map(|it| it.hits);
         hits.chain([self.other, self.untyped])
             .fold(0, u64::saturating_add)
     }
@@ -167,72 +178,50 @@ impl KeyedCounts {
         (counts.other, counts.untyped) = read_keyed_hits(pid, source, plan, arenas)?;
         let layout = sharing.shared.keys;
         let table = sharing.shared_at().plus(sharing.shared.keys());
-        let slots = data_source::read(pid, source, table, layout.len())?;
-        let held = slots.chunks_exact(layout.slot_len() as usize);
-        let held = held.filter(|slot| holds_key(slot));
-        // There may be thousands, and this is done five times a second: keys are told apart by their bytes, and only then decoded.
-        let mut same: HashMap<KeyBytes<'_>, (&[u8], u64)> = HashMap::with_capacity(USUAL_KEYS);
-        for slot in held {
-            let (_, hits) = same.entry(KeyBytes::of(slot, plan)).or_insert((slot, 0));
-            *hits = hits.saturating_add(word(slot, slot::HITS));
-        }
-        let keys = same.into_values().filter(|(_, hits)| *hits > 0);
-        let keys = keys.filter_map(|(slot, hits)| {
-            let key = key(slot, plan)?;
-            Some(KeyedCount { key, hits })
+        counts.table = Some(KeyTable {
+            slots: data_source::read(pid, source, table, layout.len())?,
+            slot_len: layout.slot_len() as usize,
+            format: plan.key_format(),
         });
-        let kinds = &plan.key_kinds;
-        counts.keys = if kinds.contains(&KeyKind::Text) || kinds.contains(&KeyKind::Probe) {
-            equal_added(keys)
-        } else {
-            keys.collect()
-        };
-        most_first(&mut counts.keys);
         Ok(Some(counts))
     }
 }
 
-/// For how many keys there is room without growth.
-const USUAL_KEYS: usize = 256;
-
-/// What tells a key from others: its parts as they are in a slot, and which of them are negative.
-#[derive(PartialEq, Eq, Hash)]
-struct KeyBytes<'s> {
-    parts: &'s [u8],
-    negative: u64,
-}
-
-impl<'s> KeyBytes<'s> {
-    fn of(slot: &'s [u8], plan: &ObservationPlan) -> KeyBytes<'s> {
-        let state = word(slot, slot::STATE);
-        let mut negative = 0;
-        for (index, place) in keys::parts(&plan.key_kinds).enumerate() {
-            let is_signed = state >> (slot::SIGNS_AT + index as u32) & 1;
-            negative |= (is_signed & word(slot, place.start) >> 63) << index;
-        }
-        KeyBytes {
-            parts: slot.get(slot::KEY as usize..).unwrap_or_default(),
-            negative,
-        }
+impl fmt::Debug for KeyedCounts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = formatter.debug_struct("KeyedCounts");
+        fields.field("keys", &self.keys());
+        fields.field("other", &self.other);
+        fields.field("untyped", &self.untyped);
+        fields.finish()
     }
 }
 
-/// Adds up the hits of equal keys: strings of OCaml and of C are in slots in two ways, and a probe and a function may have one name.
-fn equal_added(keys: impl Iterator<Item = KeyedCount>) -> Vec<KeyedCount> {
+impl KeyTable {
+    /// Returns the hits of each slot: a key is in several, if several threads had it.
+    fn counts(&self) -> impl Iterator<Item = KeyedCount> {
+        let slots = self.slots.chunks_exact(self.slot_len);
+        slots.filter_map(|slot| {
+            let key = key(slot, &self.format)?;
+            let hits = word(slot, slot::HITS);
+            Some(KeyedCount { key, hits })
+        })
+    }
+}
+
+/// Adds up the hits of equal keys. Returns those that have any: those with most hits first, those with equally many by themselves.
+fn most_first(counts: impl Iterator<Item = KeyedCount>) -> Vec<KeyedCount> {
     let mut sums: HashMap<Vec<Key>, u64> = HashMap::new();
-    for KeyedCount { key, hits } in keys {
+    for KeyedCount { key, hits } in counts.filter(|it| it.hits > 0) {
         let sum = sums.entry(key).or_default();
         *sum = sum.saturating_add(hits);
     }
-    let keys = sums.into_iter();
-    keys.map(|(key, hits)| KeyedCount { key, hits }).collect()
-}
-
-/// Sorts keys: those with most hits first, those with equally many by themselves.
-fn most_first(keys: &mut [KeyedCount]) {
+    let sums = sums.into_iter();
+    let mut keys: Vec<_> = sums.map(|(key, hits)| KeyedCount { key, hits }).collect();
     keys.sort_unstable_by(|one, other| {
         (Reverse(one.hits), &one.key).cmp(&(Reverse(other.hits), &other.key))
     });
+    keys
 }
 
 fn holds_key(slot: &[u8]) -> bool {
@@ -240,12 +229,12 @@ fn holds_key(slot: &[u8]) -> bool {
 }
 
 /// Returns the key in a slot, if it holds one.
-pub(super) fn key(slot: &[u8], plan: &ObservationPlan) -> Option<Vec<Key>> {
+pub(super) fn key(slot: &[u8], format: &KeyFormat) -> Option<Vec<Key>> {
     if !holds_key(slot) {
         return None;
     }
     let state = word(slot, slot::STATE);
-    let parts = plan.key_kinds.iter().zip(keys::parts(&plan.key_kinds));
+    let parts = format.kinds.iter().zip(keys::parts(&format.kinds));
     let parts = parts.enumerate().map(|(index, (kind, place))| {
         let first = word(slot, place.start);
         Some(match kind {
@@ -255,7 +244,7 @@ pub(super) fn key(slot: &[u8], plan: &ObservationPlan) -> Option<Vec<Key>> {
             KeyKind::Integer => Key::Integer(first.into()),
             KeyKind::Thread => Key::Thread(first as u32),
             KeyKind::Caller => Key::Caller(LiveAddr(first)),
-            KeyKind::Probe => Key::Probe(plan.key_name(first as u32)?.to_owned()),
+            KeyKind::Probe => Key::Probe(format.name(first as u32)?.to_owned()),
             KeyKind::Text => {
                 let words = slot.get(place.start as usize + 8..place.end as usize)?;
                 string(first, words)
@@ -439,7 +428,10 @@ mod tests {
         };
         let words = [slot::HELD, 3, 0x5555_0000].map(u64::to_le_bytes);
         let expected = vec![Key::Caller(LiveAddr(0x5555_0000))];
-        assert_eq!(super::key(&words.concat(), &callers), Some(expected));
+        assert_eq!(
+            super::key(&words.concat(), &callers.key_format()),
+            Some(expected)
+        );
     }
 
     #[test]
