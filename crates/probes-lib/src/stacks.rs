@@ -450,6 +450,10 @@ impl Stacks {
             let Some(place) = moment.place() else {
                 break;
             };
+            // The first thread of a process is kept until all have exited.
+            if place.stack_pointer == 0 && files.is_exiting() {
+                return Ok(Look::Exited);
+            }
             // If both moments are the same, it has not run from the one to the other.
             let at = monotonic_now();
             let kernel_function = files.kernel_function();

@@ -225,6 +225,26 @@ fn traced_process_has_stacks_of_blocked_threads() {
     assert!(said.stdout.contains("frame 0x"), "{}", said.stdout);
 }
 
+// promise: Stacks: A first thread that has exited before the others has no stack, and does not wait (2 programs)
+#[test]
+fn exited_first_thread_is_not_shown() {
+    for file in fixture_forms("zombie_leader") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let stacks = run(&format!("stack -json -pid {pid}")).json();
+        let threads = stacks["threads"].as_array().unwrap();
+        assert!(!threads.is_empty(), "{stacks}");
+        assert!(threads.iter().all(|it| it["tid"] != pid), "{stacks}");
+        let profile = run(&format!("profile -for 50ms -json -pid {pid}")).json();
+        let states = profile["stacks"].as_array().unwrap().iter();
+        let tids: Vec<_> = states.map(|it| &it["tid"]).collect();
+        assert!(
+            !tids.is_empty() && !tids.contains(&&pid.into()),
+            "{profile}"
+        );
+    }
+}
+
 #[test]
 fn processes_without_stacks_are_refused() {
     let error = run("stack -pid 2").failure();

@@ -140,6 +140,11 @@ impl ThreadFiles {
         (!name.is_empty() && name != "0").then_some(name)
     }
 
+    /// Returns whether it has at least begun to exit.
+    pub(super) fn is_exiting(&self) -> bool {
+        self.process.is_exiting_in(&self.directory)
+    }
+
     /// Returns whether it is stopped by a signal or a debugger.
     pub(super) fn is_stopped(&self) -> bool {
         let status = self.process.read(&format!("{}/status", self.directory));
