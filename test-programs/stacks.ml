@@ -13,16 +13,31 @@ external many :
   (int -> int) -> int -> int -> int -> int -> int -> int -> int -> int -> int
   = "stacks_no_bytecode" "stacks_many"
 
+type waiting
+
+external waiting_value : unit -> waiting = "stacks_waiting_value"
+
 let never = fst (Unix.pipe ~cloexec:true ())
 let sink = ref 0
-let[@inline never] wait n = Unix.read never (Bytes.create 1) 0 1 + n
+
+(* How many threads wait, or are about to, and do nothing before that lets another thread run. *)
+let waiting = ref 0
+
+let[@inline never] wait n =
+  let byte = Bytes.create 1 in
+  incr waiting;
+  Unix.read never byte 0 1 + n
 
 let[@inline never] rec deep n f =
   if n = 0 then f 1 + 1 else 1 + (try deep (n - 1) f with Exit -> n)
 
 let[@inline never] plain n = deep 3 wait + n
 let[@inline never] callback n = call_back (fun n -> deep 2 wait + n) n + 1
-let[@inline never] in_alloca n = wait_in_alloca never n + 1
+
+let[@inline never] in_alloca n =
+  incr waiting;
+  wait_in_alloca never n + 1
+
 let[@inline never] arguments n = many wait n 2 3 4 5 6 7 8 + 1
 
 let[@inline never] raised n =
@@ -67,9 +82,16 @@ let () =
   Rounds.commands (function
     | "wait" ->
       List.iter (fun way -> ignore (Thread.create (fun n -> sink := way n) 1)) ways;
-      Thread.delay 0.05;
+      while !waiting < List.length ways do
+        Thread.delay 0.001
+      done;
       print_endline "waits";
       in_signal 1
+    | "pause" ->
+      ignore (Sys.opaque_identity (waiting_value ()));
+      print_endline "pauses";
+      Gc.minor ();
+      print_endline "paused"
     | "collect" ->
       print_endline "collects";
       while true do

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <caml/callback.h>
+#include <caml/custom.h>
 #include <caml/memory.h>
 #include <caml/mlvalues.h>
 #include <caml/signals.h>
@@ -43,6 +44,28 @@ FUNCTION intnat stacks_wait_noalloc(intnat n)
     while (read(0, &byte, 1) > 0)
         ;
     return n;
+}
+
+/* Waits for a line of the input. */
+static void wait_for_line(value unused)
+{
+    char byte;
+
+    (void)unused;
+    while (read(0, &byte, 1) > 0 && byte != '\n')
+        ;
+}
+
+/* Returns a value whose collection waits for a line of the input. */
+CAMLprim value stacks_waiting_value(value unused)
+{
+    static struct custom_operations operations = {
+        .identifier = "waiting",
+        .finalize = wait_for_line,
+    };
+
+    (void)unused;
+    return caml_alloc_custom(&operations, sizeof(value), 0, 1);
 }
 
 /* Some of the arguments are passed on the stack. */

@@ -32,7 +32,7 @@ use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
 use crate::runtime_events::ring_file::RingFile;
-use crate::runtime_events::{OF_OCAML, OF_OCAML_5, known_version, ring_mapping};
+use crate::runtime_events::{OCAML_5_SYMBOL, OCAML_SYMBOL, known_names_of_process, ring_mapping};
 use crate::select::function::FunctionSelector;
 use crate::site::RET;
 use crate::target::Target;
@@ -108,7 +108,7 @@ impl EventsSwitch {
             };
         };
         // Of another version it is not known whether a minor collection is safe at the entry of `POLL`.
-        known_version(process, &target.opened.maps()?)?;
+        known_names_of_process(process, &target.opened.maps()?)?;
         let memory = target.opened.unshadowed_memory_to_read()?;
         let Some((word, created)) = symbols.change(target, &memory, mapping.as_ref())? else {
             return Ok(None);
@@ -321,9 +321,9 @@ fn without_symbols(pid: i32, functions: &Functions) -> Error {
         let mut objects = functions.objects().iter();
         objects.any(|it| it.elf().data_symbol(name).is_some())
     };
-    if has(OF_OCAML_5) {
+    if has(OCAML_5_SYMBOL) {
         cannot_switch_on(pid, "its runtime has not the symbols that this needs")
-    } else if has(OF_OCAML) {
+    } else if has(OCAML_SYMBOL) {
         Error::of_process(pid, RuntimeEventsError::Ocaml4)
     } else {
         Error::of_process(pid, RuntimeEventsError::NoRuntime)

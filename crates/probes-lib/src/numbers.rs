@@ -1,4 +1,11 @@
-//! Little-endian numbers in bytes.
+//! Little-endian numbers in bytes, and durations as numbers.
+
+use std::time::Duration;
+
+/// Returns a duration in nanoseconds; `u64::MAX` if that is too small for it.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// Returns the eight bytes at offset `at` as a number; `None` if there are fewer.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {

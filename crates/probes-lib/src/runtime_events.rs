@@ -40,7 +40,7 @@ use crate::sys::ticks;
 use self::header::{HEADER_LEN, Header};
 use self::names::Names;
 use self::open_phases::{OpenPhase, OpenPhases};
-use self::ring::{CopyBuffer, InRing, RingBytes, RingError, RingReader, tails};
+use self::ring::{CopyBuffer, RingBytes, RingError, RingReader, tails};
 use self::source::Source;
 use self::user_names::UserNames;
 
@@ -53,10 +53,10 @@ pub use self::requests::DomainRequests;
 pub use self::selected::{RuntimeEventGroup, RuntimeEventName, SelectedEntry, SelectedEvents};
 
 /// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4.
-pub(crate) const OF_OCAML_5: &str = "caml_init_domains";
+pub(crate) const OCAML_5_SYMBOL: &str = "caml_init_domains";
 
 /// A function of the runtime of every OCaml.
-pub(crate) const OF_OCAML: &str = "caml_garbage_collection";
+pub(crate) const OCAML_SYMBOL: &str = "caml_garbage_collection";
 
 /// The events that the runtime of a process writes.
 ///
@@ -142,9 +142,9 @@ impl RuntimeEvents {
         let name = format!("{}.events", status.innermost);
         let of = |kind: RuntimeEventsError| Error::of_process(pid, kind);
         let Some(mapping) = maps.iter().find(|it| is_ring(it, &name)) else {
-            return Err(of(why_none(&process, &maps)));
+            return Err(of(why_no_events(&process, &maps)));
         };
-        let known = known_version(&process, &maps)?;
+        let known = known_names_of_process(&process, &maps)?;
         let source = Source::of_mapping(&process, mapping)?;
         let mapping = mapping.clone();
         let subject = Subject::Process(pid);
@@ -198,8 +198,8 @@ impl RuntimeEvents {
             return Ok(());
         };
         let has = |name: &str| elf.data_symbol(name).is_some();
-        let why = match (has(OF_OCAML_5), version(&elf)) {
-            (false, _) if has(OF_OCAML) => RuntimeEventsError::Ocaml4,
+        let why = match (has(OCAML_5_SYMBOL), version(&elf)) {
+            (false, _) if has(OCAML_SYMBOL) => RuntimeEventsError::Ocaml4,
             (false, _) => return Ok(()),
             (true, None) => RuntimeEventsError::NoVersion,
             (true, Some(version)) if Names::of(&version).is_none() => {
@@ -241,12 +241,22 @@ impl RuntimeEvents {
         })
     }
 
-    /// The same, from the oldest event that is still in the file; what was overwritten before it counts as lost.
+    /// The same, from the oldest event that is still in the file; what was overwritten before it counts as lost. No phase is under way
+    /// then ([`RuntimeEvents::under_way`]): its begin is read, or was lost.
     #[must_use]
     pub fn from_start(mut self) -> RuntimeEvents {
+        self.under_way.clear();
         for reader in &mut self.rings.readers {
             reader.position = 0;
         }
+        self
+    }
+
+    /// The same of a process whose events were off until then, by CLOCK_MONOTONIC: what began earlier is not under way, as its end
+    /// was not written.
+    #[must_use]
+    pub(crate) fn on_since(mut self, time: u64) -> RuntimeEvents {
+        self.under_way.retain(|phase| phase.began >= time);
         self
     }
 
@@ -332,7 +342,7 @@ impl RuntimeEvents {
         name.map_err(|error| error_of(&self.subject, error.into()))
     }
 
-    /// Returns whether the process still has the file mapped: not if it has exited, executed another program, or ended its events.
+    /// Returns whether the process still has the file mapped: not if it has exited, exec'd another program, or ended its events.
     /// What it has written before can still be read.
     ///
     /// # Errors
@@ -357,6 +367,7 @@ impl RuntimeEvents {
     fn skip(&mut self) -> Result<()> {
         let mut domains: BTreeMap<u32, OpenPhases<()>> = BTreeMap::new();
         let seen = ticks::monotonic();
+        let mut gaps = EventGaps::default();
         let read = self.read(|entry| match entry {
             RingEntry::Event { domain, time, kind } => {
                 let open = domains.entry(domain).or_default();
@@ -365,10 +376,8 @@ impl RuntimeEvents {
                         open.begin(OpenPhase { name, began: time }, ());
                     }
                     RuntimeEventKind::End(name) => drop(open.end(name, time)),
-                    RuntimeEventKind::Lifecycle(
-                        "domain_terminate" | "ring_pause" | "ring_resume",
-                        _,
-                    ) => open.forget(),
+                    RuntimeEventKind::Lifecycle("domain_terminate", _) => open.forget(),
+                    RuntimeEventKind::Lifecycle("ring_pause" | "ring_resume", _) => gaps.add(time),
                     _ => {}
                 }
             }
@@ -383,7 +392,8 @@ impl RuntimeEvents {
                     seen,
                 })
             });
-            self.under_way = under_way.collect();
+            // The ends of earlier ones may not have been written, in any domain.
+            self.under_way = under_way.filter(|it| it.began >= gaps.latest()).collect();
             return Ok(());
         }
         // What is wrong with old events does not matter.
@@ -405,14 +415,7 @@ impl EventRings {
         mut visit: impl FnMut(RingEntry<'_>),
     ) -> std::result::Result<(), RingError> {
         for (reader, tail) in self.readers.iter_mut().zip(tails(source, header)?) {
-            let domain = reader.domain;
-            let copied = &mut self.copied;
-            reader.read(source, header, names, tail, copied, |found| {
-                visit(match found {
-                    InRing::Event(time, kind) => RingEntry::Event { domain, time, kind },
-                    InRing::Lost(words) => RingEntry::Lost { domain, words },
-                });
-            })?;
+            reader.read(source, header, names, tail, &mut self.copied, &mut visit)?;
         }
         Ok(())
     }
@@ -437,7 +440,10 @@ fn error_of(subject: &Subject, error: RingError) -> Error {
 /// # Errors
 ///
 /// [`RuntimeEventsError::NoVersion`], [`RuntimeEventsError::UnknownVersion`].
-pub(crate) fn known_version(process: &Process, maps: &[Mapping]) -> Result<(Names, String)> {
+pub(crate) fn known_names_of_process(
+    process: &Process,
+    maps: &[Mapping],
+) -> Result<(Names, String)> {
     known_names(
         Subject::Process(process.pid()),
         version_of_process(process, maps),
@@ -503,11 +509,11 @@ fn version(elf: &ElfFile) -> Option<String> {
 }
 
 /// Returns why a process maps no file of events.
-fn why_none(process: &Process, maps: &[Mapping]) -> RuntimeEventsError {
+fn why_no_events(process: &Process, maps: &[Mapping]) -> RuntimeEventsError {
     let has = |name: &str| elf_files(process, maps).any(|elf| elf.data_symbol(name).is_some());
-    if has(OF_OCAML_5) {
+    if has(OCAML_5_SYMBOL) {
         RuntimeEventsError::NotOn
-    } else if has(OF_OCAML) {
+    } else if has(OCAML_SYMBOL) {
         RuntimeEventsError::Ocaml4
     } else {
         RuntimeEventsError::NoRuntime

@@ -8,6 +8,8 @@ use crate::error::{Error, Result, RuntimeEventsError};
 use crate::events_switch::EventsSwitch;
 use crate::observe::observation::Observation;
 use crate::observer::Observer;
+use crate::runtime_events::RuntimeEvents;
+use crate::sys::ticks;
 use crate::target::Target;
 use crate::update::options::Options;
 
@@ -15,14 +17,14 @@ use crate::update::options::Options;
 /// observer.
 ///
 /// ```no_run
-/// use probes_lib::{Options, RuntimeEvents, Target};
+/// use probes_lib::{Options, Target};
 ///
 /// let target = Target::open_any(4242)?;
 /// if let Some(mut switched) = target.switch_on_events(Options::default())? {
 ///     while !switched.is_on()? {
 ///         std::thread::sleep(std::time::Duration::from_millis(5));
 ///     }
-///     let events = RuntimeEvents::of_process(4242)?;
+///     let events = switched.open()?;
 ///     switched.remove_file()?;
 ///     // ...
 ///     switched.switch_off()?;
@@ -31,6 +33,8 @@ use crate::update::options::Options;
 /// ```
 pub struct SwitchedEvents {
     observer: Observer,
+    /// Until then they were off, by CLOCK_MONOTONIC.
+    off_until: u64,
 }
 
 impl Target {
@@ -51,9 +55,13 @@ impl Target {
             return Ok(None);
         };
         let observation = switch.added_to(&Observation::new());
+        let off_until = ticks::monotonic();
         let observer = self.observe(&observation, options)?;
         let observer = observer.with_events_switch(switch);
-        Ok(Some(SwitchedEvents { observer }))
+        Ok(Some(SwitchedEvents {
+            observer,
+            off_until,
+        }))
     }
 
     /// Begins to record hits as [`Target::observe`] does, and also switches on the runtime events of the process, as
@@ -111,6 +119,17 @@ impl SwitchedEvents {
     pub fn is_on(&self) -> Result<bool> {
         self.observer.check()?;
         self.observer.events_are_on()
+    }
+
+    /// Opens the events once they are on, from now on.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`RuntimeEvents::of_process`].
+    pub fn open(&self) -> Result<RuntimeEvents> {
+        let events = RuntimeEvents::of_process(self.observer.target().pid())?;
+        // The process may have been in a phase when others switched its events off.
+        Ok(events.on_since(self.off_until))
     }
 
     /// Returns why the events are not on yet: the error of [`SwitchedEvents::is_on`], or that the process has neither

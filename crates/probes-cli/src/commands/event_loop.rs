@@ -105,7 +105,7 @@ pub(super) fn warn_of_lost_words(lost: &LostWords, messages: &Messages) {
         messages.warning(
             WarningKind::LostEvents,
             &format!("words of events were overwritten before they were read: {lost}"),
-            "start the process with larger rings: e=18 in OCAMLRUNPARAM",
+            "start the process with larger rings, such as e=18 in OCAMLRUNPARAM (16 without it)",
         );
     }
 }

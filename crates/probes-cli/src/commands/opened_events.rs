@@ -41,12 +41,12 @@ impl OpenedEvents {
         signals: &TerminationSignals,
     ) -> Result<OpenedEvents, Failure> {
         let of_process = Failure::of_process(target.pid());
-        let open = || RuntimeEvents::of_process(target.pid());
         let Some(mut switched) = target
             .switch_on_events(take_over.options())
             .map_err(&of_process)?
         else {
-            return open().map_err(&of_process).map(OpenedEvents::always_on);
+            let events = RuntimeEvents::of_process(target.pid());
+            return events.map_err(&of_process).map(OpenedEvents::always_on);
         };
         let messages = &output.messages;
         let stopped = switched.stopped().as_micros();
@@ -54,7 +54,7 @@ impl OpenedEvents {
             "stopped {stopped} us, to switch runtime events on"
         ));
         let opened = wait(target, &switched, end, output, signals)
-            .and_then(|()| open().map_err(&of_process))
+            .and_then(|()| switched.open().map_err(&of_process))
             .and_then(|events| Ok((events, switched.remove_file().map_err(&of_process)?)));
         match opened {
             Ok((events, left)) => {
@@ -80,6 +80,12 @@ impl OpenedEvents {
         }
     }
 
+    /// Returns whether they are off, although they were on without us: another tool had switched them on, or the program has
+    /// paused them.
+    pub(super) fn went_off(&self, target: &Target) -> bool {
+        self.switched.is_none() && matches!(target.check_events(), Ok(false))
+    }
+
     /// Switches the events off, if we have switched them on.
     pub(super) fn close(&mut self, pid: i32) -> Result<(), Failure> {
         match &mut self.switched.take() {
@@ -100,6 +106,15 @@ impl OpenedEvents {
         }
         Ok(are_written)
     }
+}
+
+/// Warns that a process whose events were on does not write them any more.
+pub(super) fn warn_of_off(pid: i32, messages: &Messages) {
+    messages.warning(
+        WarningKind::EventsPaused,
+        &format!("process {pid} writes no runtime events any more: they are off or paused, as they are when another `gc` has ended; the time without them counts as time without pauses"),
+        &format!("`ocaml-probes gc -pid {pid}` switches them on"),
+    );
 }
 
 /// Warns of the file of events that were switched on, if it could not be removed.

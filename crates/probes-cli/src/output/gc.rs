@@ -213,7 +213,7 @@ impl<'g> GcReport<'g> {
         let mut phases: Vec<PhaseView> = Vec::new();
         for (phase, function) in functions {
             let times = GcTimes::of(function.times(), function.sum(), function.max());
-            all.add_all(&times);
+            all.merge(&times);
             let times = PauseTimes::of(&times);
             phases.push(PhaseView { phase, times });
         }

@@ -70,7 +70,7 @@ fn figures_of_functions_say_what_is_unknown() {
     let target = Talker::start(&program("service"));
     let plain = run(&format!("gc -pid {} -for 10ms", target.pid()));
     if !is_built_by_ocaml_5() {
-        let why = "has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events: its functions are timed";
+        let why = "has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events: the collector's functions are timed instead";
         assert!(plain.stderr.contains(why), "{plain:?}");
         let answer = plain.answer();
         assert!(
@@ -87,6 +87,26 @@ fn figures_of_functions_say_what_is_unknown() {
             "{over:?}"
         );
     }
+}
+
+// promise: Runtime events: A pause of a program of OCaml 4 that is not seen from its beginning to its end is told
+#[test]
+fn pauses_of_functions_not_whole_are_told() {
+    if is_built_by_ocaml_5() {
+        return;
+    }
+    let mut target = Talker::start(&program("stacks"));
+    let pid = target.pid();
+    target.ask("pause", "pauses");
+    let during = run(&format!("gc -pid {pid} -for 10ms"));
+    let why = "the process is in a pause that had begun before, and has not ended: it is left out";
+    assert!(during.stderr.contains(why), "{during:?}");
+    assert!(during.stdout.starts_with("all count 0 "), "{during:?}");
+    let tool = observing("gc", "-json", pid);
+    target.ask("end", "paused");
+    let ended = tool.end();
+    let why = "1 pause was not seen from beginning to end: the figures are those of the others";
+    assert!(ended.stderr.contains(why), "{ended:?}");
 }
 
 #[test]
@@ -168,7 +188,7 @@ fn started_program_of_ocaml_4_is_timed() {
         let ended = run_with_input("run 4 200000\n", &command);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(ended.stdout.contains("calls leaf="), "{ended:?}");
-        let why = "has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events: its functions are timed";
+        let why = "has the runtime of OCaml 4, and only that of OCaml 5 writes runtime events: the collector's functions are timed instead";
         assert!(ended.stderr.contains(why), "{ended:?}");
         let shown = fs::read_to_string(&file).unwrap();
         let last = object(shown.lines().last().unwrap());
@@ -260,7 +280,10 @@ fn file_of_an_earlier_process_is_ignored() {
         assert!(error.contains(&why), "{flags}: {error}");
     }
     let said = run(&format!("gc -pid {pid} -for 10ms"));
-    assert!(said.stderr.contains("its functions are timed"), "{said:?}");
+    assert!(
+        said.stderr.contains("the collector's functions are timed"),
+        "{said:?}"
+    );
     assert_eq!(fs::read(&left).unwrap(), [1; 4096]);
     // One that has the number now, and is no program of OCaml.
     let other = Talker::start(&fixture("gen_ocaml_2.pie"));

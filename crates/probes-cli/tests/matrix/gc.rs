@@ -162,7 +162,7 @@ fn events_are_switched_on_and_off() {
         for file in program_forms("ocaml5/events") {
             let mut program = ChrootProgram::start(isolation, &file, &[]);
             let pid = program.pid;
-            for round in 0..2 {
+            for round in 0..3 {
                 let mut tool = gc(pid, "-json -interval 20ms");
                 // However busy the machine is.
                 loop {
@@ -184,6 +184,9 @@ fn events_are_switched_on_and_off() {
                 let count = report["pauses"]["count"].as_u64().unwrap();
                 assert!(count > 0 && report["allocated_bytes"].as_u64().unwrap() > 0);
                 let domains = report["domains"].as_array().unwrap().iter();
+                // Also if it was in a pause when they were switched off the last time.
+                let mut counts = domains.clone().map(|it| it["count"].as_u64().unwrap());
+                assert!(counts.next() > Some(0), "{report}");
                 let stw: Vec<_> = domains.map(|it| &it["stop_the_world"]).collect();
                 let sum =
                     |of: fn(&serde_json::Value) -> u64| stw.iter().map(|it| of(it)).sum::<u64>();
@@ -209,6 +212,25 @@ fn events_are_switched_on_and_off() {
             program.end();
         }
     }
+}
+
+// promise: Runtime events: A `gc` whose events were switched on by another one says that they went off with it
+#[test]
+fn events_that_went_off_are_told() {
+    let [file, _] = program_forms("ocaml5/events");
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    let mut first = gc(program.pid, "-interval 10ms");
+    collect_until_line(&mut program, &mut first);
+    let mut second = gc(program.pid, "-interval 10ms");
+    collect_until_line(&mut program, &mut second);
+    signal(first.pid(), "INT");
+    assert!(first.guard().wait().success());
+    signal(second.pid(), "INT");
+    let output = collect_until_exit(&mut program, second);
+    assert!(output.is_success, "{}", output.err);
+    let why = "writes no runtime events any more";
+    assert!(output.err.contains(why), "{}", output.err);
+    program.end();
 }
 
 /// Lets a program collect until the tool has printed a line.

@@ -20,14 +20,14 @@ pub struct EventGaps {
 }
 
 /// How many times are kept.
-const MAX_KEPT: usize = 4096;
+const MAX_TIMES: usize = 4096;
 
 impl EventGaps {
     /// Events were paused or resumed at this time, in nanoseconds of `CLOCK_MONOTONIC`. Rings are read one after the other, so
     /// earlier times may be added later.
     pub fn add(&mut self, time: u64) {
         self.times.insert(time);
-        if self.times.len() > MAX_KEPT {
+        if self.times.len() > MAX_TIMES {
             self.forgotten = self.forgotten.max(self.times.pop_first());
         }
     }
@@ -70,7 +70,7 @@ mod tests {
     fn many_gaps_take_bounded_memory() {
         let mut gaps = EventGaps::default();
         (1..=100_000).for_each(|time| gaps.add(10 * time));
-        assert_eq!(gaps.times.len(), MAX_KEPT);
+        assert_eq!(gaps.times.len(), MAX_TIMES);
         // Of the forgotten ones, something is known to be in between.
         assert!(gaps.last_in(15, 999_999).is_some());
         assert_eq!(gaps.last_in(999_991, 999_999), None);

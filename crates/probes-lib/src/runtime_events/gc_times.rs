@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::numbers::nanoseconds;
+
 /// Times, with their quantiles.
 #[derive(Clone, Debug, Default)]
 pub struct GcTimes {
@@ -24,7 +26,7 @@ fn bucket_of(time: u64) -> u64 {
 
 impl GcTimes {
     pub(super) fn add(&mut self, time: Duration) {
-        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let time = nanoseconds(time);
         self.count += 1;
         self.total = self.total.saturating_add(time);
         self.max = self.max.max(time);
@@ -39,17 +41,16 @@ impl GcTimes {
     ) -> GcTimes {
         let mut all = GcTimes::default();
         for (time, count) in times {
-            let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            let time = nanoseconds(time);
             all.count += count;
             *all.buckets.entry(bucket_of(time)).or_default() += count;
         }
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         (all.total, all.max) = (nanoseconds(total), nanoseconds(max));
         all
     }
 
     /// Adds other times.
-    pub fn add_all(&mut self, other: &GcTimes) {
+    pub fn merge(&mut self, other: &GcTimes) {
         self.count += other.count;
         self.total = self.total.saturating_add(other.total);
         self.max = self.max.max(other.max);

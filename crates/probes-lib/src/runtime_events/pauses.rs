@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::numbers::nanoseconds;
+
 use super::gaps::EventGaps;
 use super::gc_times::GcTimes;
 use super::open_phases::{OpenPhase, OpenPhases};
@@ -99,7 +101,7 @@ const BARRIER: &str = "_barrier";
 const COMPACTION: &str = "compact";
 
 /// How many phases of a pause are kept.
-const MAX_KEPT: usize = 1024;
+const MAX_PHASES: usize = 1024;
 
 impl GcPauses {
     /// Begins within these phases ([`RuntimeEvents::under_way`](super::RuntimeEvents::under_way)): the phases in them are no pauses, nor are
@@ -124,7 +126,7 @@ impl GcPauses {
         match *entry {
             RingEntry::Lost { domain, words } => {
                 let domain = self.domains.entry(domain).or_default();
-                domain.lost_words += words;
+                domain.lost_words = domain.lost_words.saturating_add(words);
                 domain.forget_open();
                 self.requests.forget();
                 None
@@ -154,9 +156,9 @@ impl GcPauses {
                     EndedPhase::Seen(phase) => phase,
                     EndedPhase::LeftOut => return None,
                 };
+                let began = time.saturating_sub(nanoseconds(phase.time));
                 self.phases.entry(name).or_default().add(phase.time);
                 if name == LEADER {
-                    let began = time.saturating_sub(phase.time.as_nanos() as u64);
                     self.requests.ended(began, time);
                 }
                 if name.ends_with(BARRIER) {
@@ -169,7 +171,7 @@ impl GcPauses {
                 domain.pauses.add(phase.time);
                 return Some(GcPause {
                     domain: number,
-                    began: time - phase.time.as_nanos() as u64,
+                    began,
                     time: phase.time,
                     phases: std::mem::take(&mut domain.inner),
                 });
@@ -263,7 +265,7 @@ impl GcPauses {
     pub fn all(&self) -> GcTimes {
         let mut all = GcTimes::default();
         for domain in self.domains.values() {
-            all.add_all(&domain.pauses);
+            all.merge(&domain.pauses);
         }
         all
     }
@@ -284,7 +286,7 @@ impl DomainPauses {
         if self.open.is_empty() || self.open.is_full() {
             self.forget_open();
         }
-        let index = (self.inner.len() < MAX_KEPT).then_some(self.inner.len());
+        let index = (self.inner.len() < MAX_PHASES).then_some(self.inner.len());
         if index.is_some() {
             let (depth, time) = (self.open.len(), Duration::ZERO);
             self.inner.push(PausePhase { name, depth, time });
@@ -526,7 +528,7 @@ mod tests {
         let (_, domain) = pauses.domains().next().unwrap();
         assert!(
             domain.open.len() <= super::super::open_phases::MAX_OPEN
-                && domain.inner.len() <= MAX_KEPT
+                && domain.inner.len() <= MAX_PHASES
         );
     }
 
@@ -580,7 +582,7 @@ mod tests {
         let figures = (alike.count(), alike.total(), alike.per_mille(500));
         assert_eq!((figures, alike.max()), ((4, ns(30), ns(7)), ns(9)));
         let mut both = times.clone();
-        both.add_all(&times);
+        both.merge(&times);
         assert_eq!(
             (both.count(), both.per_mille(500)),
             (200_000, times.per_mille(500))

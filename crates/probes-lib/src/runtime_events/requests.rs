@@ -18,7 +18,7 @@ use super::gaps::EventGaps;
 use super::gc_times::GcTimes;
 
 /// How many requests, and how many joins, are kept that are not yet matched.
-const MAX_KEPT: usize = 1 << 16;
+const MAX_UNMATCHED: usize = 1 << 16;
 
 /// The stop-the-world requests of a process.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ impl StwRequests {
     /// A domain has made one.
     pub(super) fn led(&mut self, domain: u32, time: u64) {
         self.domains.entry(domain).or_default().led += 1;
-        if self.open.len() >= MAX_KEPT {
+        if self.open.len() >= MAX_UNMATCHED {
             self.open.pop_first();
         }
         let (ended, last) = (None, None);
@@ -72,7 +72,7 @@ impl StwRequests {
 
     /// A domain has joined that of another.
     pub(super) fn joined(&mut self, domain: u32, time: u64) {
-        if self.joins[0].len() < MAX_KEPT {
+        if self.joins[0].len() < MAX_UNMATCHED {
             self.joins[0].push((time, domain));
         }
     }
@@ -207,6 +207,6 @@ mod tests {
             requests.led(0, time);
             requests.joined(1, time);
         }
-        assert!(requests.open.len() <= MAX_KEPT && requests.joins[0].len() <= MAX_KEPT);
+        assert!(requests.open.len() <= MAX_UNMATCHED && requests.joins[0].len() <= MAX_UNMATCHED);
     }
 }

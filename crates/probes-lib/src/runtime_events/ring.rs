@@ -12,8 +12,9 @@
 
 use std::io;
 
+use super::RingEntry;
 use super::header::{Header, RING_HEADER_LEN};
-use super::item::{self, Item, RuntimeEventKind};
+use super::item::{self, Item};
 use super::names::Names;
 use crate::numbers::words;
 
@@ -36,17 +37,8 @@ impl From<io::Error> for RingError {
     }
 }
 
-/// What a reader finds next in its ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum InRing<'w> {
-    /// So many words were overwritten before they were read: what was written there came before what is found next.
-    Lost(u64),
-    /// An event, and its time.
-    Event(u64, RuntimeEventKind<'w>),
-}
-
 /// How many words are copied at once: more than the longest item has.
-const COPIED: u64 = 1 << 16;
+const MAX_COPIED: u64 = 1 << 16;
 
 /// Reads one ring.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +65,7 @@ impl RingReader {
         names: &Names,
         tail: u64,
         copied: &mut CopyBuffer,
-        mut visit: impl FnMut(InRing<'_>),
+        mut visit: impl FnMut(RingEntry<'_>),
     ) -> Result<(), RingError> {
         let domain = self.domain;
         let wrong = |why: &str| RingError::Malformed(format!("the ring of domain {domain} {why}"));
@@ -89,7 +81,7 @@ impl RingReader {
         }
         while self.position < tail {
             let start = self.position;
-            let end = tail.min(start + COPIED);
+            let end = tail.min(start.saturating_add(MAX_COPIED));
             copied.read(ring, header, domain, start..end)?;
             self.skip_to(self.head(ring, header)?, &mut visit);
             let valid = usize::try_from(self.position - start).ok();
@@ -111,7 +103,11 @@ impl RingReader {
                 let item = item::parse(words, names);
                 let item = item.map_err(|why| wrong(&format!("is damaged: {why}")))?;
                 if let Item::Event(time, event) = item {
-                    visit(InRing::Event(time, event));
+                    visit(RingEntry::Event {
+                        domain,
+                        time,
+                        kind: event,
+                    });
                 }
                 self.position += len as u64;
                 rest = others;
@@ -121,11 +117,14 @@ impl RingReader {
     }
 
     /// Goes on from `head`, if that is ahead; reports how many words are skipped.
-    fn skip_to(&mut self, head: u64, visit: &mut impl FnMut(InRing<'_>)) {
+    fn skip_to(&mut self, head: u64, visit: &mut impl FnMut(RingEntry<'_>)) {
         let skipped = head.saturating_sub(self.position);
         if skipped > 0 {
             self.position += skipped;
-            visit(InRing::Lost(skipped));
+            visit(RingEntry::Lost {
+                domain: self.domain,
+                words: skipped,
+            });
         }
     }
 

@@ -14,7 +14,7 @@ use nix::sys::stat::{Mode, SFlag, fstatat, major, minor};
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::header::{NAME_LEN, USER_EVENTS};
+use super::header::{HEADER_LEN, NAME_LEN, RING_HEADER_LEN, USER_EVENTS};
 use crate::process::Process;
 use crate::process::limits::{self, NeededMemory};
 use crate::process::maps::Mapping;
@@ -25,10 +25,6 @@ const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 
 /// How many domains a program may have, unless OCAMLRUNPARAM says otherwise.
 const USUAL_DOMAINS: u64 = 128;
-
-/// The bytes of the file's header, and of the header of each ring.
-const HEADER: u64 = 64;
-const RING_HEADER: u64 = 80;
 
 /// How many more files a process must be able to open.
 const SPARE_FILES: u64 = 8;
@@ -74,9 +70,9 @@ impl RingFile {
         })?;
         let parameters = process.read_of_living_thread("environ").unwrap_or_default();
         let len = |domains: u64| {
-            let ring = words.saturating_mul(8).saturating_add(RING_HEADER);
+            let ring = words.saturating_mul(8).saturating_add(RING_HEADER_LEN);
             let rings = domains.saturating_mul(ring);
-            rings.saturating_add(USER_EVENTS * NAME_LEN + HEADER)
+            rings.saturating_add(USER_EVENTS * NAME_LEN + HEADER_LEN as u64)
         };
         let asked = max_domains(&parameters);
         Ok(RingFile {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use probes_lib::{
     CollectorWork, Error, ErrorKind, FunctionError, FunctionLatency, FunctionSelector, Functions,
-    Launch, Observation, Target,
+    Launch, Observation, Stacks, Target,
 };
 
 use super::Args;
@@ -45,15 +45,15 @@ pub(super) fn of_process(
     let Some(mut timed) = CollectorFunctions::find(&functions) else {
         return Err(Failure::of_process(target.pid())(why));
     };
-    output
-        .messages
-        .note(&format!("{why}: its functions are timed"));
+    output.messages.note(&format!(
+        "{why}: the collector's functions are timed instead"
+    ));
     let (options, duration) = (args.take_over.options(), args.until.duration);
     let active = loop {
         let observation = timed.observation();
         match ActiveObservation::begin(target, &observation, options, duration, output) {
             Err(Failure::Target(_, error)) if timed.leave_out(&error) => {
-                warn_of_left_out(&error, &output.messages);
+                warn_of_untimed_functions(&error, &output.messages);
             }
             begun => break begun?,
         }
@@ -77,14 +77,16 @@ pub(super) fn of_program(
     let Some(mut timed) = CollectorFunctions::find(&functions) else {
         return Err(Failure::NoRuntimeEvents(path.to_owned()));
     };
-    output
-        .messages
-        .note(&format!("{why}: its functions are timed"));
+    output.messages.note(&format!(
+        "{why}: the collector's functions are timed instead"
+    ));
     let mut launched = loop {
         let mut command = Command::new(path);
         command.args(arguments);
         match Launch::new(command).observe(timed.observation()).spawn() {
-            Err(error) if timed.leave_out(&error) => warn_of_left_out(&error, &output.messages),
+            Err(error) if timed.leave_out(&error) => {
+                warn_of_untimed_functions(&error, &output.messages)
+            }
             launched => break launched.map_err(of_program)?,
         }
     };
@@ -111,7 +113,7 @@ fn refuse_over(args: &Args, why: &Error) -> Result<(), Failure> {
 }
 
 /// Warns of functions that are left out, as they cannot be timed.
-fn warn_of_left_out(why: &Error, messages: &Messages) {
+fn warn_of_untimed_functions(why: &Error, messages: &Messages) {
     messages.warning(
         WarningKind::Uncounted,
         &format!("not all of the collector is timed: {why}"),
@@ -155,6 +157,36 @@ impl CollectorFunctions {
         !self.0.is_empty() && self.0.len() < before
     }
 
+    /// Warns of pauses that had begun before they were timed, or have not ended, if they are a hundredth of all or more. One that has lasted
+    /// all the time has left nothing but the stack of its thread.
+    fn warn_of_unseen(&self, pid: i32, latencies: &[FunctionLatency], messages: &Messages) {
+        let each = latencies.iter();
+        let partly = each.clone().map(|it| it.running() + it.unmatched_exits());
+        let (partly, whole): (u64, u64) = (partly.sum(), each.map(|it| it.count()).sum());
+        let what = if partly > whole / 100 {
+            let were = number_that_were(partly, "pause");
+            format!("{were} not seen from beginning to end: the figures are those of the others")
+        } else if partly + whole == 0 && self.are_on_a_stack(pid) {
+            "the process is in a pause that had begun before, and has not ended: it is left out"
+                .to_owned()
+        } else {
+            return;
+        };
+        let hint = "look for longer, so that whole pauses are seen";
+        messages.warning(WarningKind::PauseLeftOut, &what, hint);
+    }
+
+    /// Returns whether a thread is in one of them, as far as stacks can be read.
+    fn are_on_a_stack(&self, pid: i32) -> bool {
+        let report = Stacks::of_process(pid).and_then(|mut stacks| stacks.read(false));
+        let threads = report.map_or_else(|_| Vec::new(), |report| report.threads);
+        let mut frames = threads.iter().flat_map(|thread| &thread.frames);
+        frames.any(|frame| {
+            let function = frame.function.as_deref();
+            self.0.iter().any(|(name, _)| function == Some(name))
+        })
+    }
+
     /// Prints what their calls add up to, when the observation is over, and at the intervals of `args`.
     fn report(
         &self,
@@ -194,6 +226,7 @@ impl CollectorFunctions {
         };
         if let Some((latencies, seconds)) = latencies {
             outcome.print(output, report(&latencies, seconds).text(output.format));
+            self.warn_of_unseen(target.pid(), &latencies, &output.messages);
             let lost: u64 = latencies.iter().map(FunctionLatency::lost).sum();
             if lost > 0 && outcome.output_was_read {
                 output.messages.warning(

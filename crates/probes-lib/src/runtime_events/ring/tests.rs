@@ -5,7 +5,7 @@ use std::fs;
 
 use super::*;
 use crate::runtime_events::item::{UserValue, tests as item_tests};
-use crate::runtime_events::{RuntimeEvents, header};
+use crate::runtime_events::{RuntimeEventKind, RuntimeEvents, header};
 
 /// Pseudo-random numbers (xorshift).
 struct Random(u64);
@@ -154,8 +154,10 @@ fn racing_writer_loses_exactly_what_is_reported() {
                 tail,
                 &mut CopyBuffer::default(),
                 |found| match found {
-                    InRing::Lost(words) => lost += words,
-                    InRing::Event(time, event) => {
+                    RingEntry::Lost { words, .. } => lost += words,
+                    RingEntry::Event {
+                        time, kind: event, ..
+                    } => {
                         assert_eq!(event, RuntimeEventKind::User(3, UserValue::Unit));
                         seen.push(time);
                     }
@@ -203,9 +205,9 @@ fn words_read_and_lost_are_all_words_written() {
             };
             let tail = tails(&ring, &header).unwrap()[WRITTEN as usize];
             let copied = &mut CopyBuffer::default();
-            let visit = |found: InRing<'_>| match found {
-                InRing::Lost(words) => lost += words,
-                InRing::Event(time, _) => read += lens[time as usize],
+            let visit = |found: RingEntry<'_>| match found {
+                RingEntry::Lost { words, .. } => lost += words,
+                RingEntry::Event { time, .. } => read += lens[time as usize],
             };
             let done = reader.read(&ring, &header, &names(), tail, copied, visit);
             done.unwrap();
@@ -234,10 +236,10 @@ fn lost_words_come_before_what_follows_them() {
         let ring = Hostile(writer.file.clone());
         let tail = tails(&ring, &header).unwrap()[WRITTEN as usize];
         let copied = &mut CopyBuffer::default();
-        let visit = |it: InRing<'_>| {
+        let visit = |it: RingEntry<'_>| {
             found.push(match it {
-                InRing::Lost(words) => Err(words),
-                InRing::Event(number, _) => Ok(number),
+                RingEntry::Lost { words, .. } => Err(words),
+                RingEntry::Event { time: number, .. } => Ok(number),
             });
         };
         let read = reader.read(&ring, &header, &names(), tail, copied, visit);
@@ -283,6 +285,20 @@ fn read_all(file: Vec<u8>) -> Result<u64, RingError> {
         )?;
     }
     Ok(words)
+}
+
+#[test]
+fn last_positions_of_all_are_read() {
+    let mut writer = Writer::new(64, 9);
+    for position in 0..64 {
+        let slot = writer.slot(position);
+        writer.set(slot, item_tests::header(1, false, 0, 0));
+    }
+    let head_at = writer.head_at();
+    writer.set(head_at, u64::MAX - 10);
+    writer.set(head_at + 8, u64::MAX);
+    // What was overwritten, and nothing else.
+    assert_eq!(read_all(writer.file).unwrap(), 1);
 }
 
 #[test]
@@ -376,6 +392,48 @@ fn opened(scratch: &test_support::Scratch, contents: &[u8]) -> (RuntimeEvents, s
     fs::write(&program, program::bytes()).unwrap();
     fs::write(&file, contents).unwrap();
     (RuntimeEvents::of_file(&file, &program).unwrap(), file)
+}
+
+/// A file of events of two domains, each with the kind, number and time of each event.
+fn file_of(domains: [&[(u64, u64, u64)]; 2]) -> Vec<u8> {
+    let mut writer = Writer::new(64, 3);
+    let header = writer.header;
+    for (domain, events) in (0_u64..).zip(domains) {
+        let slots = header.data_at + domain * header.ring_words * 8;
+        for (index, &(kind, number, time)) in (0_u64..).zip(events) {
+            let at = slots + index * 16;
+            writer.set(at, item_tests::header(2, false, kind, number));
+            writer.set(at + 8, time);
+        }
+        let tail = header.headers_at + domain * RING_HEADER_LEN + 8;
+        writer.set(tail, 2 * events.len() as u64);
+    }
+    writer.file
+}
+
+#[test]
+fn phases_under_way_are_those_without_ends() {
+    const BEGIN: u64 = 2;
+    const END: u64 = 3;
+    const PAUSE: (u64, u64) = (1, 2);
+    let scratch = test_support::Scratch::new();
+    let open = |first: &[(u64, u64, u64)], second: &[(u64, u64, u64)]| {
+        let (mut events, _) = opened(&scratch, &file_of([first, second]));
+        events.skip().unwrap();
+        events
+    };
+    let found = |events: &RuntimeEvents| -> Vec<_> {
+        let phases = events.under_way().iter();
+        phases.map(|it| (it.domain, it.began)).collect()
+    };
+    let begun = [(BEGIN, 11, 10), (BEGIN, 12, 20), (END, 12, 30)];
+    let events = open(&begun, &[(BEGIN, 12, 40)]);
+    assert_eq!(found(&events), [(0, 10), (1, 40)]);
+    // The end of the first may not have been written, though another domain was paused.
+    let paused = [(PAUSE.0, PAUSE.1, 25), (BEGIN, 12, 40)];
+    assert_eq!(found(&open(&begun, &paused)), [(1, 40)]);
+    // Read from the start, none is under way: its begin is read.
+    assert_eq!(found(&events.from_start()), []);
 }
 
 #[test]
