@@ -15,8 +15,8 @@
 //! switches   the rings of all threads
 //! waits      switches → waits, with the stack that was read while they lasted, if there was time   pure
 //! samples    samples until the records of their time are there: which threads were on a processor then   pure
-//! found      times and waits, added up by stack
-//! process    the clock of the process → for how much of the time that it has run samples stand, and what is in none     pure
+//! time_sums  times and waits, added up by stack
+//! process_time  the clock of the process → how much of its running time is in samples, and how much in none   pure
 //! ```
 
 mod activity;
@@ -49,35 +49,34 @@ pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod}
 use process_time::ProcessClock;
 use records::RecordKind;
 pub(crate) use refusal::paranoid;
-use samples::Samples;
+use samples::PendingSamples;
 use switches::SwitchRecorder;
 pub use time_sums::WaitTimes;
-use time_sums::{ProfileKey, TimeSums, shared};
+use time_sums::{ProfileKey, Sum, TimeSums};
 use waits::{Cause, ThreadWait, Waits};
 
-/// How many descriptors are left to others. As long as there are more, two files of each thread stay open; those of other threads
-/// are opened for each sample, which takes four times as long.
-const LEFT_TO_OTHERS: u64 = 128;
+/// How many descriptors the files of threads leave free. As far as there are more, two files of each thread stay open; those of the
+/// other threads are opened for each sample, which takes four times as long.
+const LEFT_BY_THREAD_FILES: u64 = 128;
 
-/// How often it is checked whether the process has executed another program.
+/// How often it is checked whether the process has exec'd another program.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many threads may be known from the kernel's records, beside two for each one that there is, before those that
-/// have exited are forgotten.
-const MOST_ENDED: usize = 1 << 10;
+/// Exited threads are forgotten if more threads are known from the kernel's records than this, and two for each one that there is.
+const MAX_EXITED: usize = 1 << 10;
 
 /// How often, at most, it is checked whether libraries were loaded; only if there is code that is not known.
 const RELOAD_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often the kernel samples a thread in a second, at most. It takes no samples that are much closer.
-const MOST_HZ: u32 = 10_000;
+const MAX_HZ: u32 = 10_000;
 
-/// How long it takes until it is tried again to find out the domain of a thread, for the first time; then twice as long each time. The
-/// runtime sets it once the thread has begun.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// When to look for the domain of a thread again, for the first time; then after twice as long each time. The runtime sets it
+/// once the thread has begun.
+const FIRST_RETRY: Duration = Duration::from_millis(5);
 
 /// Of how many threads the domains are kept.
-const MOST_DOMAINS_KEPT: usize = 1 << 16;
+const MAX_DOMAINS_KEPT: usize = 1 << 16;
 
 /// How often it is tried whether the kernel samples a thread.
 const TRIED_HZ: u32 = 99;
@@ -85,7 +84,7 @@ const TRIED_HZ: u32 = 99;
 /// How often waits are looked at, at most.
 const WAIT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Samples a process.
+/// PendingSamples a process.
 ///
 /// ```no_run
 /// use std::time::{Duration, Instant};
@@ -106,13 +105,13 @@ pub struct Profiler {
     stacks: Stacks,
     is_live: bool,
     /// How many threads have their files open at most.
-    most_open: usize,
+    max_open: usize,
     /// Where the functions of the collector are, if it is distinguished whether they are at work.
     collector: Vec<Range<u64>>,
-    threads: HashMap<i32, Watched>,
+    threads: HashMap<i32, ProfiledThread>,
     /// The domains of threads, also of those that have exited, by their numbers and names.
     domains: HashMap<(i32, Arc<str>), u32>,
-    found: TimeSums,
+    sums: TimeSums,
     /// `None` if the kernel has none.
     clock: Option<ProcessClock>,
     /// All figures are of the time from then, and until it was last known how long the process has run.
@@ -120,14 +119,15 @@ pub struct Profiler {
     ended: Duration,
     /// Whether the threads that were there from the beginning were looked at.
     is_begun: bool,
-    last: Instant,
-    checked: Instant,
-    reloaded: Instant,
+    sampled_at: Instant,
+    checked_at: Instant,
+    reloaded_at: Instant,
     samples: u64,
     stops: u64,
     stopped: Duration,
-    last_stop: Duration,
-    last_look: Duration,
+    last_stop_time: Duration,
+    /// How much processor time the last sample took.
+    last_look_cost: Duration,
     not_stopped: Option<Error>,
     /// The times of threads that have exited, and waits from before a thread was first looked at.
     exited: ThreadTimes,
@@ -143,23 +143,24 @@ pub struct Profiler {
 struct KernelRecords {
     switches: SwitchRecorder,
     waits: Waits<ProfileKey>,
-    samples: Samples<ProfileKey>,
+    samples: PendingSamples<ProfileKey>,
     /// When the process was stopped, until the records of that time are there.
     stops: Vec<Range<Duration>>,
     /// See [`Profile::unseen_excess`].
     unseen_excess: Duration,
-    /// When threads that have exited were last looked at, until the end of each is recorded.
-    last_looks: HashMap<i32, Range<Duration>>,
-    /// How long the profiler's thread had run when waits were last looked at; and how much of that since the look
-    /// before.
+    /// From the first look at each exited thread to the last, until its exit is recorded.
+    looks_at_exited: HashMap<i32, Range<Duration>>,
+    /// How long the profiler's thread had run when waits were last looked at; and how long that look took.
     ran_until: Duration,
     ran: Duration,
-    /// Not before this time are threads looked at again: records may have to be read more often than that.
-    looks_from: Duration,
+    /// Threads are not looked at again before this time; records may have to be read more often.
+    next_look_at: Duration,
+    /// The threads that were switched since the last look at waits.
+    switched: HashSet<i32>,
 }
 
 /// A thread between two samples.
-struct Watched {
+struct ProfiledThread {
     name: Arc<str>,
     /// `None` if there are too many threads.
     files: Option<ThreadFiles>,
@@ -173,7 +174,7 @@ struct Watched {
     first: Option<ThreadCounts>,
     last: Option<ThreadCounts>,
     /// How long it has waited since the last look.
-    waited_since: Duration,
+    waited_after_last: Duration,
 }
 
 /// What the kernel counts of a thread, at a moment.
@@ -201,22 +202,22 @@ impl Profiler {
             clock: ProcessClock::of_process(stacks.process()),
             stacks,
             is_live,
-            most_open: most_open(0),
+            max_open: max_open(0),
             collector: Vec::new(),
             threads: HashMap::new(),
             domains: HashMap::new(),
-            found: TimeSums::default(),
+            sums: TimeSums::default(),
             begun: Duration::ZERO,
             ended: Duration::ZERO,
             is_begun: false,
-            last: now,
-            checked: now,
-            reloaded: now,
+            sampled_at: now,
+            checked_at: now,
+            reloaded_at: now,
             samples: 0,
             stops: 0,
             stopped: Duration::ZERO,
-            last_stop: Duration::ZERO,
-            last_look: Duration::ZERO,
+            last_stop_time: Duration::ZERO,
+            last_look_cost: Duration::ZERO,
             not_stopped: None,
             exited: ThreadTimes::default(),
             off_variance: 0.0,
@@ -237,8 +238,8 @@ impl Profiler {
         let (now, at) = (Instant::now(), monotonic_now());
         let clock = self.clock.as_ref();
         let ran = clock.and_then(|clock| clock.read(self.stacks.process()));
-        self.found = TimeSums::begin(ran.unwrap_or_default());
-        self.last = now;
+        self.sums = TimeSums::begin(ran.unwrap_or_default());
+        self.sampled_at = now;
         (self.begun, self.ended) = (at, at);
         if let Some(recorded) = &mut self.recorded {
             recorded.waits.begin_at(at);
@@ -277,26 +278,27 @@ impl Profiler {
         let (switches, tids) = match self.switches(hz) {
             Ok(recorded) => recorded,
             Err(why) => {
-                self.not_recorded = Some(refusal::text(&why, false));
+                (self.recorded, self.not_recorded) = (None, Some(refusal::text(&why, false)));
                 return self.begin();
             }
         };
         let mut waits = Waits::of_process(self.stacks.pid(), monotonic_now());
         for tid in tids {
-            waits.begin(tid);
+            waits.add_existing(tid);
         }
-        self.most_open = most_open(switches.descriptors());
+        self.max_open = max_open(switches.descriptors());
         let ran_until = processor_time();
         self.recorded = Some(KernelRecords {
             switches,
             waits,
-            samples: Samples::default(),
+            samples: PendingSamples::default(),
             stops: Vec::new(),
             unseen_excess: Duration::ZERO,
-            last_looks: HashMap::new(),
+            looks_at_exited: HashMap::new(),
             ran_until,
             ran: Duration::ZERO,
-            looks_from: Duration::ZERO,
+            next_look_at: Duration::ZERO,
+            switched: HashSet::new(),
         });
         self.begin()
     }
@@ -314,7 +316,7 @@ impl Profiler {
         };
         let Some(ran) = ran else { return };
         self.ended = monotonic_now();
-        self.found.process.set(ran);
+        self.sums.process.set(ran);
         if let Some(recorded) = &mut self.recorded {
             recorded.waits.read_clock(self.ended);
         }
@@ -325,7 +327,7 @@ impl Profiler {
         let process = self.stacks.process();
         let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz).to_vec());
         if !self.is_live {
-            // Samples of user space alone would lack the time in the kernel, which stopping the threads shows; and those of OCaml 5 one of
+            // PendingSamples of user space alone would lack the time in the kernel, which stopping the threads shows; and those of OCaml 5 one of
             // two stacks.
             wanted.retain(|samples| samples.in_kernel && !self.stacks.has_fibers());
         }
@@ -339,7 +341,7 @@ impl Profiler {
 
     /// The samples that the kernel takes of running threads.
     fn clock_samples(&self) -> Option<ClockSamples> {
-        self.recorded.as_ref()?.switches.samples()
+        self.recorded.as_ref()?.switches.clock_samples()
     }
 
     /// Reads the stacks of the threads that have begun to wait, if waits are recorded.
@@ -349,10 +351,17 @@ impl Profiler {
     /// If the process may not be read.
     pub fn look_at_waits(&mut self) -> Result<()> {
         let (now, at) = (Instant::now(), monotonic_now());
-        let tids = self.collect(false);
-        let recorded = self.recorded.as_ref();
-        let is_look = recorded.is_some_and(|recorded| recorded.looks_from <= at);
-        for tid in tids.into_iter().filter(|_| is_look) {
+        let switched = self.collect(false);
+        let mut to_look_at = HashSet::new();
+        let mut is_look = false;
+        if let Some(recorded) = &mut self.recorded {
+            recorded.switched.extend(switched);
+            is_look = recorded.next_look_at <= at;
+            if is_look {
+                to_look_at = std::mem::take(&mut recorded.switched);
+            }
+        }
+        for tid in to_look_at {
             let recorded = self.recorded.as_ref();
             if recorded.is_some_and(|it| it.waits.is_unseen(tid)) {
                 self.look_at(tid, now)?;
@@ -364,7 +373,7 @@ impl Profiler {
             recorded.ran_until = ran;
             if is_look {
                 // A little less than the pause, which is counted from a moment earlier.
-                recorded.looks_from = at.saturating_add(recorded.ran.saturating_mul(38));
+                recorded.next_look_at = at.saturating_add(recorded.ran.saturating_mul(38));
             }
         }
         Ok(())
@@ -403,25 +412,25 @@ impl Profiler {
             if record.kind == RecordKind::Exited {
                 recorded.switches.forget(record.tid);
             }
-            recorded.add_samples(record.at, &mut self.found);
+            recorded.add_samples(record.at, &mut self.sums);
             tids.insert(record.tid);
             let (tid, is_exit) = (record.tid, record.kind == RecordKind::Exited);
             if let Some(wait) = recorded.waits.add(record, &recorded.stops) {
-                recorded.add_wait(wait, &mut self.found, &mut counts);
+                recorded.add_wait(wait, &mut self.sums, &mut counts);
             }
             if is_exit {
-                recorded.last_looks.remove(&tid);
+                recorded.looks_at_exited.remove(&tid);
             }
         }
         // Nothing, unless the process has exited since its clock was read.
-        self.found.process.set_after(recorded.waits.ran_since());
-        recorded.add_samples(until, &mut self.found);
+        self.sums.process.set_after(recorded.waits.ran_since());
+        recorded.add_samples(until, &mut self.sums);
         recorded.stops.retain(|stop| stop.end >= until);
         if is_last {
             let now = monotonic_now();
             self.ended = now;
             for wait in recorded.waits.lasting(now) {
-                recorded.add_wait(wait, &mut self.found, &mut counts);
+                recorded.add_wait(wait, &mut self.sums, &mut counts);
             }
         }
         for (tid, copied) in samples {
@@ -437,7 +446,7 @@ impl Profiler {
         };
         let mut stack = copied.map(|copied| self.stacks.of_copied(copied));
         let is_unknown = |stack: &RawStack| matches!(stack.end, StackEnd::UnknownCode(_));
-        // A process that has executed another program, or has exited, is noticed at the next sample.
+        // A process that has exec'd another program, or has exited, is noticed at the next sample.
         if stack.as_ref().is_some_and(is_unknown) && self.reload(Instant::now()).is_ok() {
             stack = copied.map(|copied| self.stacks.of_copied(copied));
         }
@@ -446,13 +455,13 @@ impl Profiler {
             name: name_in(&self.threads, tid),
             activity: Activity::Running,
             in_collection: false,
-            stack: stack.map(shared),
+            stack: stack.map(Arc::new),
         };
         let time = samples.period;
-        self.found.add_sample(key, (time, time), false);
+        self.sums.add_sample(key, (time, time), false);
     }
 
-    /// How often it was looked at.
+    /// How often [`sample`](Self::sample) has looked at all threads.
     pub fn samples(&self) -> u64 {
         self.samples
     }
@@ -469,8 +478,8 @@ impl Profiler {
 
     /// Returns how long to wait until the next sample at least, so that the process is stopped for no more than 2 % of the time, and
     /// looking at its threads takes no more than 5 % of a processor. Where processors are shared, a stop takes longer.
-    pub fn least_pause(&self) -> Duration {
-        let (stop, look) = (self.last_stop, self.last_look);
+    pub fn min_pause(&self) -> Duration {
+        let (stop, look) = (self.last_stop_time, self.last_look_cost);
         // If waits are recorded, half of the 5 % is left for looking at them.
         let share = if self.recorded.is_some() { 39 } else { 19 };
         stop.saturating_mul(49).max(look.saturating_mul(share))
@@ -481,18 +490,21 @@ impl Profiler {
     ///
     /// # Errors
     ///
-    /// If the process has exited, or executed another program, or may not be read. What was found is still there.
+    /// If the process has exited, or exec'd another program, or may not be read. What was found is still there.
     pub fn sample(&mut self, due: Instant) -> Result<()> {
         let now = Instant::now();
-        let due = due.max(self.last).min(now);
+        let due = due.max(self.sampled_at).min(now);
         let begun = processor_time();
-        let elapsed = due.saturating_duration_since(self.last);
+        let elapsed = due.saturating_duration_since(self.sampled_at);
         self.collect(false);
         self.look_at_all(elapsed, due)?;
-        self.last_look = processor_time().saturating_sub(begun);
+        self.last_look_cost = processor_time().saturating_sub(begun);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.ran_until += self.last_look_cost;
+        }
         self.samples += 1;
-        if now.saturating_duration_since(self.checked) >= CHECK_INTERVAL {
-            self.checked = now;
+        if now.saturating_duration_since(self.checked_at) >= CHECK_INTERVAL {
+            self.checked_at = now;
             self.refuse_executed()?;
         }
         Ok(())
@@ -508,10 +520,10 @@ impl Profiler {
 
     /// Reads the files of the process again if it has loaded some since.
     fn reload(&mut self, now: Instant) -> Result<()> {
-        if now.saturating_duration_since(self.reloaded) < RELOAD_INTERVAL {
+        if now.saturating_duration_since(self.reloaded_at) < RELOAD_INTERVAL {
             return Ok(());
         }
-        self.reloaded = now;
+        self.reloaded_at = now;
         self.refuse_executed()?;
         if !self.stacks.has_loaded_more() {
             return Ok(());
@@ -533,12 +545,12 @@ impl Profiler {
         };
         self.exited.add(thread.times());
         if let (Some(recorded), Some(looks)) = (&mut self.recorded, thread.looks()) {
-            recorded.last_looks.insert(tid, looks);
+            recorded.looks_at_exited.insert(tid, looks);
         }
     }
 
     /// Forgets the threads that have exited; their times stay.
-    fn forget_ended(&mut self, there: &HashSet<i32>) {
+    fn forget_exited(&mut self, there: &HashSet<i32>) {
         let tids = self.threads.keys().copied();
         let ended: Vec<i32> = tids.filter(|tid| !there.contains(tid)).collect();
         for tid in ended {
@@ -547,13 +559,15 @@ impl Profiler {
         // The kernel records the end of a thread, but such records may be lost, too.
         if let Some(recorded) = &mut self.recorded {
             let known = recorded.waits.len().max(recorded.switches.len());
-            if known > 2 * there.len() + MOST_ENDED {
+            if known > 2 * there.len() + MAX_EXITED {
                 recorded.waits.retain(|tid| there.contains(&tid));
                 recorded.switches.retain(|tid| there.contains(&tid));
             }
-            if recorded.last_looks.len() > MOST_ENDED {
+            if recorded.looks_at_exited.len() > MAX_EXITED {
                 let recent = monotonic_now().saturating_sub(CHECK_INTERVAL);
-                recorded.last_looks.retain(|_, looks| looks.end > recent);
+                recorded
+                    .looks_at_exited
+                    .retain(|_, looks| looks.end > recent);
             }
         }
     }
@@ -564,12 +578,12 @@ impl Profiler {
         let process = self.stacks.process().clone();
         let tids = process.threads().and_then(|mut list| list.read());
         let tids = tids.map_err(|source| process.exited_or(source))?;
-        self.forget_ended(&tids.iter().copied().collect());
+        self.forget_exited(&tids.iter().copied().collect());
         let mut running = HashSet::new();
         let mut seen = Vec::new();
         for tid in tids {
             if let Some(recorded) = self.recorded.as_mut().filter(|_| !self.is_begun) {
-                recorded.waits.begin(tid);
+                recorded.waits.add_existing(tid);
             }
             match self.look_at(tid, now)? {
                 Some((key, _)) if key.activity == Activity::Running => {
@@ -594,12 +608,12 @@ impl Profiler {
         }
         let is_unknown = |key: &ProfileKey| {
             let stack = key.stack.as_ref();
-            stack.is_some_and(|stack| matches!(stack.1, StackEnd::UnknownCode(_)))
+            stack.is_some_and(|stack| matches!(stack.end, StackEnd::UnknownCode(_)))
         };
         if seen.iter().any(|(key, _)| is_unknown(key)) {
             self.reload(now)?;
         }
-        self.last = due;
+        self.sampled_at = due;
         if elapsed.is_zero() {
             // It was only looked at, to know what each thread waits in from now on.
             return Ok(());
@@ -607,13 +621,15 @@ impl Profiler {
         let in_collection = seen.iter().any(|(key, _)| self.is_of_collector(key));
         // If switches are not recorded, threads that wait for a processor are among those that run.
         let is_running = |key: &ProfileKey| key.activity == Activity::Running;
-        let many = seen.iter().filter(|(key, _)| is_running(key)).count();
-        let most =
-            self.found.process.not_sampled() / u32::try_from(many.max(1)).unwrap_or(u32::MAX);
+        let running_count = seen.iter().filter(|(key, _)| is_running(key)).count();
+        let max_time = self.sums.process.not_sampled()
+            / u32::try_from(running_count.max(1)).unwrap_or(u32::MAX);
         for (mut key, since) in seen {
             key.in_collection = in_collection;
             match &mut self.recorded {
-                None => self.found.add_sample(key, (elapsed, most), since.is_some()),
+                None => self
+                    .sums
+                    .add_sample(key, (elapsed, max_time), since.is_some()),
                 Some(_) if is_sampled_by_kernel => {}
                 // It has waited all the time since before the sample was due.
                 Some(_) if since.is_some_and(|since| since <= due_at) => {}
@@ -639,10 +655,28 @@ impl Profiler {
 
     /// Returns whether a thread works for the collector.
     fn is_of_collector(&self, key: &ProfileKey) -> bool {
-        let frames = key.stack.iter().flat_map(|stack| &stack.0);
+        let frames = key.stack.iter().flat_map(|stack| &stack.frames);
         let mut addresses = frames.map(|frame| frame.within.0);
         !self.collector.is_empty()
             && addresses.any(|at| self.collector.iter().any(|code| code.contains(&at)))
+    }
+
+    /// Looks for the domain of a thread, if it is time to.
+    fn try_domain(&mut self, tid: i32, now: Instant) {
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return;
+        };
+        let due = thread.domain_attempt.filter(|(next, _)| *next <= now);
+        let Some((_, pause)) = due else {
+            return;
+        };
+        thread.domain_attempt = Some((now + pause, pause.saturating_mul(2)));
+        if let Some(domain) = self.stacks.domain(tid) {
+            thread.domain_attempt = None;
+            if self.domains.len() < MAX_DOMAINS_KEPT {
+                self.domains.insert((tid, thread.name.clone()), domain);
+            }
+        }
     }
 
     /// Looks at a thread without stopping it; `None` if it has exited. If it has not run since the last look, also
@@ -657,24 +691,28 @@ impl Profiler {
             let Some(files) = ThreadFiles::open(self.stacks.process(), tid)? else {
                 return Ok(None);
             };
-            let watched = Watched {
+            let watched = ProfiledThread {
                 name: files.name().into(),
                 files: Some(files),
-                domain_attempt: self.stacks.knows_domains().then_some((now, FIRST_PAUSE)),
+                domain_attempt: self.stacks.knows_domains().then_some((now, FIRST_RETRY)),
                 blocked: None,
                 is_new: self.is_begun,
                 first: None,
                 last: None,
-                waited_since: Duration::ZERO,
+                waited_after_last: Duration::ZERO,
             };
             self.threads.insert(tid, watched);
         }
-        let is_many = self.threads.len() > self.most_open;
+        self.try_domain(tid, now);
+        let is_many = self.threads.len() > self.max_open;
         let Some(thread) = self.threads.get_mut(&tid) else {
             return Ok(None);
         };
         if thread.files.is_none() {
             opened = ThreadFiles::open(self.stacks.process(), tid)?;
+            if !is_many {
+                thread.files = opened.take();
+            }
         }
         let Some(files) = thread.files.as_ref().or(opened.as_ref()) else {
             return Ok(None);
@@ -691,16 +729,7 @@ impl Profiler {
         self.is_counted |= counts.is_some();
         thread.first = thread.first.or(counts);
         thread.last = counts;
-        thread.waited_since = Duration::ZERO;
-        if let Some((_, pause)) = thread.domain_attempt.filter(|(next, _)| *next <= now) {
-            thread.domain_attempt = Some((now + pause, pause.saturating_mul(2)));
-            if let Some(domain) = self.stacks.domain(tid) {
-                thread.domain_attempt = None;
-                if self.domains.len() < MOST_DOMAINS_KEPT {
-                    self.domains.insert((tid, thread.name.clone()), domain);
-                }
-            }
-        }
+        thread.waited_after_last = Duration::ZERO;
         if let Some((before, key, since)) = &thread.blocked {
             if *before == slices {
                 if let Some(recorded) = &mut self.recorded {
@@ -722,7 +751,7 @@ impl Profiler {
             Look::Running => {}
             Look::Blocked(blocked) => {
                 key.activity = Activity::of(&blocked.state);
-                key.stack = Some(shared(blocked.stack));
+                key.stack = Some(Arc::new(blocked.stack));
                 if let Some(recorded) = &mut self.recorded {
                     recorded.waits.looked(tid, blocked.at, key.clone());
                 }
@@ -743,7 +772,7 @@ impl Profiler {
     ) -> Option<Duration> {
         let mut stacks = HashMap::new();
         let mut stopped_at = None;
-        self.last_stop = Duration::ZERO;
+        self.last_stop_time = Duration::ZERO;
         if !self.is_live && !running.is_empty() {
             let begun = monotonic_now();
             let stop = match self.stacks.read_stopped(running) {
@@ -752,7 +781,7 @@ impl Profiler {
                     stacks = read.stacks;
                     self.stops += 1;
                     self.stopped += time;
-                    self.last_stop = time;
+                    self.last_stop_time = time;
                     stopped_at = Some(read.stop.start);
                     read.stop
                 }
@@ -777,7 +806,7 @@ impl Profiler {
                 name: thread.name.clone(),
                 activity: Activity::Running,
                 in_collection: false,
-                stack: stacks.remove(&tid).map(shared),
+                stack: stacks.remove(&tid).map(Arc::new),
             };
             seen.push((key, None));
         }
@@ -788,36 +817,14 @@ impl Profiler {
     pub fn profile(&mut self) -> Profile {
         self.collect(true);
         let mut stacks = Vec::new();
-        let names = self.found.names();
-        for (key, sum) in &self.found.sums {
+        let names = self.sums.names();
+        for (key, sum) in &self.sums.by_key {
             if sum.time.is_zero() {
                 continue;
             }
-            let (frames, end, is_guessed) = match key.stack.as_deref() {
-                Some((frames, end, is_guessed)) => (&**frames, Some(*end), *is_guessed),
-                None => (&[][..], None, false),
-            };
-            let frames: Vec<Arc<StackFrame>> = frames
-                .iter()
-                .map(|frame| self.stacks.name(*frame))
-                .collect();
             let name = time_sums::name_of(key, &names);
-            stacks.push(ProfiledStack {
-                tid: key.tid,
-                domain: self.domains.get(&(key.tid, name.clone())).copied(),
-                thread_name: name.to_string(),
-                role: ThreadRole::of(&frames, key.tid == self.stacks.pid()),
-                activity: key.activity,
-                in_collection: key.in_collection,
-                frames,
-                end,
-                is_guessed,
-                time: sum.time,
-                samples: sum.samples,
-                variance: sum.variance,
-                split_variance: sum.split_variance,
-                waits: sum.waits.clone(),
-            });
+            let domain = self.domains.get(&(key.tid, name.clone())).copied();
+            stacks.push(profiled_stack(&mut self.stacks, key, sum, name, domain));
         }
         share_roles(&mut stacks);
         // Most time first, then by thread, and always in the same order.
@@ -829,12 +836,12 @@ impl Profiler {
                 .then_with(|| addresses.cmp(others))
                 .then_with(|| one.activity.leaf().cmp(&other.activity.leaf()))
         });
-        let tids: HashSet<i32> = self.found.sums.keys().map(|key| key.tid).collect();
+        let tids: HashSet<i32> = self.sums.by_key.keys().map(|key| key.tid).collect();
         let mut times = self.exited;
         for thread in self.threads.values() {
             times.add(thread.times());
         }
-        times.running = self.found.process.running();
+        times.running = self.sums.process.running();
         Profile {
             stacks,
             seconds: self.ended.saturating_sub(self.begun),
@@ -842,10 +849,10 @@ impl Profiler {
             threads: self
                 .recorded
                 .as_ref()
-                .map_or(tids.len(), |it| it.waits.many),
+                .map_or(tids.len(), |it| it.waits.thread_count),
             times: self.is_counted.then_some(times),
             off_variance: self.off_variance,
-            not_sampled: self.found.process.not_sampled(),
+            not_sampled: self.sums.process.not_sampled(),
             stops: self.stops,
             stopped: self.stopped,
             not_stopped: self.not_stopped.as_ref().map(ToString::to_string),
@@ -878,7 +885,7 @@ impl KernelRecords {
     fn add_wait(
         &mut self,
         wait: ThreadWait<ProfileKey>,
-        found: &mut TimeSums,
+        sums: &mut TimeSums,
         counts: &mut WaitCounts<'_>,
     ) {
         if wait.cause == Cause::Stop || wait.time().is_zero() {
@@ -888,12 +895,12 @@ impl KernelRecords {
             self.unseen_excess = self.unseen_excess.saturating_add(wait.time());
         }
         let tid = wait.tid;
-        counts.add(&wait, self.last_looks.get(&tid));
-        found.add_wait(wait, || name_in(counts.threads, tid));
+        counts.add(&wait, self.looks_at_exited.get(&tid));
+        sums.add_wait(wait, || name_in(counts.threads, tid));
     }
 
     /// Adds the samples up to `until` of the threads that were on a processor. Waiting for one after a wait is a part of the wait.
-    fn add_samples(&mut self, until: Duration, found: &mut TimeSums) {
+    fn add_samples(&mut self, until: Duration, sums: &mut TimeSums) {
         self.samples.take_until(until, &self.waits, |sample| {
             let stack = sample.key.stack.filter(|_| !sample.is_stale);
             let key = ProfileKey {
@@ -901,7 +908,7 @@ impl KernelRecords {
                 stack,
                 ..sample.key
             };
-            found.add_sample(key, (sample.time, sample.time), false);
+            sums.add_sample(key, (sample.time, sample.time), false);
         });
     }
 }
@@ -909,16 +916,16 @@ impl KernelRecords {
 /// The times of threads, to which waits are added that the kernel's counts lack: those before the first look at a thread, and after
 /// the last.
 struct WaitCounts<'p> {
-    threads: &'p mut HashMap<i32, Watched>,
+    threads: &'p mut HashMap<i32, ProfiledThread>,
     exited: &'p mut ThreadTimes,
 }
 
 impl WaitCounts<'_> {
-    /// `last_looks` are those at the thread if it has exited.
-    fn add(&mut self, wait: &ThreadWait<ProfileKey>, last_looks: Option<&Range<Duration>>) {
+    /// `looks_at_exited` are those at the thread if it has exited.
+    fn add(&mut self, wait: &ThreadWait<ProfileKey>, looks_at_exited: Option<&Range<Duration>>) {
         let thread = self.threads.get_mut(&wait.tid);
         let looks = thread.as_ref().and_then(|thread| thread.looks());
-        let Some(looks) = looks.or_else(|| last_looks.cloned()) else {
+        let Some(looks) = looks.or_else(|| looks_at_exited.cloned()) else {
             self.exited.off = self.exited.off.saturating_add(wait.time());
             return;
         };
@@ -926,14 +933,14 @@ impl WaitCounts<'_> {
         self.exited.off = self.exited.off.saturating_add(before);
         // Until it is looked at again.
         let since = match thread {
-            Some(thread) => &mut thread.waited_since,
+            Some(thread) => &mut thread.waited_after_last,
             None => &mut self.exited.off,
         };
         *since = since.saturating_add(after);
     }
 }
 
-impl Watched {
+impl ProfiledThread {
     /// From the first look at it to the last.
     fn looks(&self) -> Option<Range<Duration>> {
         Some(self.first?.at..self.last?.at)
@@ -942,7 +949,7 @@ impl Watched {
     fn times(&self) -> ThreadTimes {
         let (Some(first), Some(last)) = (self.first, self.last) else {
             return ThreadTimes {
-                off: self.waited_since,
+                off: self.waited_after_last,
                 ..ThreadTimes::default()
             };
         };
@@ -950,7 +957,7 @@ impl Watched {
         let runnable = last.runnable.saturating_sub(first.runnable);
         let looked = last.at.saturating_sub(first.at);
         let off = looked.saturating_sub(running.saturating_add(runnable));
-        let off = off.saturating_add(self.waited_since);
+        let off = off.saturating_add(self.waited_after_last);
         // What the kernel has counted of a new thread was all since the beginning.
         let (running, runnable) = if self.is_new {
             (last.running, last.runnable)
@@ -996,7 +1003,7 @@ pub(crate) fn try_to_sample(process: &Process) -> PermittedSamples {
 /// The samples to ask the kernel for, the best first.
 fn clock_samples_of(hz: u32) -> [ClockSamples; 2] {
     [true, false].map(|in_kernel| ClockSamples {
-        period: Duration::from_secs(1) / hz.clamp(1, MOST_HZ),
+        period: Duration::from_secs(1) / hz.clamp(1, MAX_HZ),
         stack_len: switches::SAMPLED_STACK,
         in_kernel,
     })
@@ -1015,7 +1022,7 @@ fn share_roles(stacks: &mut [ProfiledStack]) {
 }
 
 /// Returns the name of a thread; an empty one if it was not looked at so far.
-fn name_in(threads: &HashMap<i32, Watched>, tid: i32) -> Arc<str> {
+fn name_in(threads: &HashMap<i32, ProfiledThread>, tid: i32) -> Arc<str> {
     let thread = threads.get(&tid);
     thread.map_or_else(|| "".into(), |thread| thread.name.clone())
 }
@@ -1025,9 +1032,38 @@ fn processor_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
+/// Returns what a thread did with a stack, given with its name and its domain.
+fn profiled_stack(
+    stacks: &mut Stacks,
+    key: &ProfileKey,
+    sum: &Sum,
+    name: &str,
+    domain: Option<u32>,
+) -> ProfiledStack {
+    let stack = key.stack.as_deref();
+    let frames = stack.map_or(&[][..], |stack| &stack.frames);
+    let frames: Vec<Arc<StackFrame>> = frames.iter().map(|frame| stacks.name(*frame)).collect();
+    ProfiledStack {
+        tid: key.tid,
+        domain,
+        thread_name: name.to_owned(),
+        role: ThreadRole::of(&frames, key.tid == stacks.pid()),
+        activity: key.activity,
+        in_collection: key.in_collection,
+        frames,
+        end: stack.map(|stack| stack.end),
+        is_guessed: stack.is_some_and(|stack| stack.is_guessed),
+        time: sum.time,
+        samples: sum.samples,
+        variance: sum.variance,
+        split_variance: sum.split_variance,
+        waits: sum.waits.clone(),
+    }
+}
+
 /// Returns how many threads may have their files open, beside so many others.
-fn most_open(others: usize) -> usize {
+fn max_open(others: usize) -> usize {
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
-    let left = limit.saturating_sub(LEFT_TO_OTHERS.saturating_add(others as u64));
+    let left = limit.saturating_sub(LEFT_BY_THREAD_FILES.saturating_add(others as u64));
     usize::try_from(left / 2).unwrap_or(usize::MAX)
 }

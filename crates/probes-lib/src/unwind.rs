@@ -80,7 +80,7 @@ pub enum StackEnd {
 }
 
 /// The frames of one stack.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawStack {
     /// The innermost first.
     pub(crate) frames: Vec<RawFrame>,

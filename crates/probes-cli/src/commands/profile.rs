@@ -29,7 +29,7 @@ const BUSY: u32 = 5;
 const UNREAD: u32 = 20;
 
 /// Shorter times print as 0.0 s.
-const LEAST_SAID: Duration = Duration::from_millis(50);
+const MIN_SAID: Duration = Duration::from_millis(50);
 
 /// The time of so many samples may be missing by chance.
 const FEW_SAMPLES: u32 = 10;
@@ -279,7 +279,7 @@ fn sample(
         }
         // At random intervals, so that samples are not in step with what the process does periodically. A sample that
         // took longer than the period is followed by one, not by several.
-        let pause = profiler.least_pause().mul_f64(1.0 + random.f64());
+        let pause = profiler.min_pause().mul_f64(1.0 + random.f64());
         next = (next + period.mul_f64(0.5 + random.f64())).max(begun.elapsed() + pause);
     }
 }
@@ -307,7 +307,7 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
     let messages = &output.messages;
     if let Some(why) = &profile.not_stopped {
         let text = format!(
-            "the process could not be stopped, so that it is not known where it ran: {why}"
+            "the process could not be stopped for at least one sample, so that it is not known where it ran then: {why}"
         );
         messages.warning(
             WarningKind::UnreadStacks,
@@ -383,14 +383,14 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
             "they were in the kernel, of which this user may have no samples, or ran too briefly for one",
             "as root, or with kernel.perf_event_paranoid of 1 or less, the kernel is sampled, too",
         ),
-        RunningMethod::Stopped if unread * UNREAD > times.running && unread > LEAST_SAID => (
+        RunningMethod::Stopped if unread * UNREAD > times.running && unread > MIN_SAID => (
             unread,
             "the threads waited again before they could be stopped",
             "-live shows at least their innermost functions, where the kernel permits samples",
         ),
         _ => return,
     };
-    let time = if time < LEAST_SAID {
+    let time = if time < MIN_SAID {
         format!("{:.3} ms", time.as_secs_f64() * 1000.0)
     } else {
         format!("{:.1} s", time.as_secs_f64())

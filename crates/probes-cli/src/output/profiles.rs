@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::text::number_of;
 
 /// A function with less than this share of the time is not drawn, in percent.
-const LEAST_DRAWN: f64 = 0.2;
+const MIN_DRAWN: f64 = 0.2;
 
 /// What stands for the functions of the time that threads ran, and no sample stands for.
 const NOT_SAMPLED: &str = "[not sampled]";
@@ -673,7 +673,7 @@ impl ProfileReport {
         let mut options = flamegraph::Options::default();
         options.title = title.to_owned();
         options.count_name = "us".to_owned();
-        options.min_width = LEAST_DRAWN;
+        options.min_width = MIN_DRAWN;
         options.deterministic = true;
         let mut svg = Vec::new();
         let drawn = flamegraph::from_lines(&mut options, lines, &mut svg);

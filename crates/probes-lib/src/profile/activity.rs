@@ -16,7 +16,7 @@ pub enum Activity {
     Stopped,
     /// The cgroup freezer kept it from running.
     Frozen,
-    /// It waited, but too briefly to be looked at: its stack is that of the last wait at which it was.
+    /// It waited, but too briefly to be looked at: its stack is that of the last wait in which it was looked at.
     Unseen,
 }
 

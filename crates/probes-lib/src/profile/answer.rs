@@ -36,7 +36,7 @@ pub struct Profile {
     pub stacks: Vec<ProfiledStack>,
     /// How long the process was watched.
     pub seconds: Duration,
-    /// How many samples were taken of it.
+    /// How often all its threads were looked at; samples that the kernel takes are not counted.
     pub samples: u64,
     /// How many threads there were; of those that were seen, if waits were not recorded.
     pub threads: usize,
@@ -48,9 +48,9 @@ pub struct Profile {
     /// How long threads ran of which there is no sample. The times of [`Activity::Running`] in `stacks` and this time add up to how long
     /// the process ran.
     pub not_sampled: Duration,
-    /// How often, and how long in all, the process was stopped.
+    /// How often the process was stopped for a sample.
     pub stops: u64,
-    /// See `stops`.
+    /// The stop time of all these stops.
     pub stopped: Duration,
     /// Why it could not be stopped for a sample, the last time that this failed though it had not exited.
     pub not_stopped: Option<String>,

@@ -50,7 +50,7 @@ pub(super) enum RecordKind {
 }
 
 impl PerfRecord {
-    /// Returns what follows the records of a ring that was found full, if it was; `until` is when it was read.
+    /// Returns the record to put after `last`, the last one of a ring that was full; `until` is when the ring was read.
     pub(super) fn of_full_ring(last: &PerfRecord, until: Duration) -> PerfRecord {
         PerfRecord {
             kind: RecordKind::Full(until),
@@ -59,7 +59,7 @@ impl PerfRecord {
     }
 }
 
-/// Appends the records that `bytes` hold. What cannot be understood ends it.
+/// Appends the records that `bytes` hold. Those of other types are skipped; a length that is too short or too long ends it.
 pub(super) fn parse(mut bytes: &[u8], records: &mut Vec<PerfRecord>) {
     while let Some(header) = bytes.first_chunk::<HEADER>() {
         let [a, b, c, d, e, f, g, h] = *header;
@@ -92,8 +92,8 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<PerfRecord> {
         EXIT => (RecordKind::Exited, 24),
         // Before these: the number of the event, and how many.
         LOST => {
-            let many = body.get(8..16)?.try_into().ok()?;
-            (RecordKind::Lost(u64::from_le_bytes(many)), 16)
+            let count = body.get(8..16)?.try_into().ok()?;
+            (RecordKind::Lost(u64::from_le_bytes(count)), 16)
         }
         _ => return None,
     };
@@ -118,8 +118,8 @@ fn record(bytes: &[u8], kind: RecordKind) -> Option<PerfRecord> {
     })
 }
 
-/// DWARF's numbers of the registers in the order of a sample, but for the program counter.
-const IN_ORDER: [Option<usize>; 17] = [
+/// The registers of a sample in its order (asm/perf_regs.h), as DWARF numbers them; `None` is the program counter.
+const SAMPLE_ORDER: [Option<usize>; 17] = [
     Some(registers::RAX),
     Some(registers::RBX),
     Some(registers::RCX),
@@ -138,7 +138,7 @@ const IN_ORDER: [Option<usize>; 17] = [
     Some(14),
     Some(15),
 ];
-const _: () = assert!(IN_ORDER.len() == SAMPLED_REGISTERS.count_ones() as usize);
+const _: () = assert!(SAMPLE_ORDER.len() == SAMPLED_REGISTERS.count_ones() as usize);
 
 /// Parses the ABI, the registers, and the stack: its length, the bytes, and how many of them could be read. `None` if
 /// they are not those of a 64-bit thread.
@@ -153,7 +153,7 @@ fn copied(bytes: &[u8]) -> Option<CopiedStack> {
         return None;
     }
     let mut registers = FrameRegisters::new(0, 0);
-    for register in IN_ORDER {
+    for register in SAMPLE_ORDER {
         let value = word()?;
         match register {
             Some(register) => registers.set(register, (value != NOT_KNOWN).then_some(value)),
@@ -161,7 +161,7 @@ fn copied(bytes: &[u8]) -> Option<CopiedStack> {
         }
     }
     let len = usize::try_from(word()?).ok()?;
-    let stack = bytes.get(8 * (IN_ORDER.len() + 2)..)?;
+    let stack = bytes.get(8 * (SAMPLE_ORDER.len() + 2)..)?;
     let (stack, rest) = match len {
         0 => (&[][..], &[][..]),
         len => stack.split_at_checked(len)?,

@@ -1,4 +1,4 @@
-//! Samples of threads, kept until the records of switches tell what the threads did when the samples were due. Pure.
+//! PendingSamples of threads, kept until the records of switches tell what the threads did when the samples were due. Pure.
 //!
 //! ```text
 //! due ├── this tool waits for a processor ──┤ read
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use super::waits::{Presence, Waits};
 
-/// Samples that were not taken yet, in the order of their times; `K` is what was read.
+/// PendingSamples whose records are not all read yet, in the order of their times; `K` is what was read of the thread.
 #[derive(Debug)]
-pub(super) struct Samples<K> {
+pub(super) struct PendingSamples<K> {
     samples: VecDeque<Sample<K>>,
     /// For how many of the first ones it is known what the thread did when they were due.
     known: usize,
@@ -41,16 +41,16 @@ pub(super) struct SampleOnProcessor<K> {
     pub(super) is_stale: bool,
 }
 
-impl<K> Default for Samples<K> {
-    fn default() -> Samples<K> {
-        Samples {
+impl<K> Default for PendingSamples<K> {
+    fn default() -> PendingSamples<K> {
+        PendingSamples {
             samples: VecDeque::new(),
             known: 0,
         }
     }
 }
 
-impl<K> Samples<K> {
+impl<K> PendingSamples<K> {
     /// Adds a sample that stands for so much `time`. It is neither due nor read before the samples that were added
     /// earlier.
     pub(super) fn add(
@@ -119,8 +119,8 @@ mod tests {
     /// processor.
     fn taken(records: &[(u64, RecordKind)]) -> Option<bool> {
         let mut waits: Waits<()> = Waits::of_process(PID, at(0));
-        waits.begin(PID);
-        let mut samples = Samples::default();
+        waits.add_existing(PID);
+        let mut samples = PendingSamples::default();
         samples.add(PID, (at(100), at(200)), "key", at(10));
         let mut found = Vec::new();
         for (time, kind) in records {
@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn samples_are_taken_one_by_one() {
         let mut waits: Waits<()> = Waits::of_process(PID, at(0));
-        waits.begin(PID);
-        let mut samples = Samples::default();
+        waits.add_existing(PID);
+        let mut samples = PendingSamples::default();
         for due in [100, 200, 300] {
             samples.add(PID, (at(due), at(due + 50)), due, at(10));
         }

@@ -1,4 +1,4 @@
-//! [`Switches`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)), and samples
+//! [`SwitchRecorder`]: every switch of the threads of a process, as the kernel records it (perf_event_open(2)), and samples
 //! of them while they run.
 //!
 //! ```text
@@ -23,17 +23,17 @@ use crate::stacks::monotonic_now;
 use crate::sys::perf::{ClockSamples, PerfEvent, Ring};
 
 /// More than Linux can have on amd64.
-const MOST_PROCESSORS: usize = 8192;
+const MAX_PROCESSORS: usize = 8192;
 
 /// The length of a ring, a power of two. Half of it is what an ordinary user may lock for each processor.
 const RING_LEN: usize = 1 << 20;
-const LEAST_RING_LEN: usize = 1 << 14;
+const MIN_RING_LEN: usize = 1 << 14;
 
 /// How many samples a ring has room for at least.
-const LEAST_SAMPLES: usize = 4;
+const MIN_SAMPLES: usize = 4;
 
 /// The most bytes of all rings.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_RING_BYTES: usize = 64 << 20;
 
 /// How long after its time a record may become readable: it is written after its time is taken, and the processor may be a
 /// virtual one that is suspended in between.
@@ -46,8 +46,8 @@ const NEARLY_FULL: usize = 1024;
 /// How many bytes of a stack are copied for a sample: those of nearly all stacks of programs that are not recursive.
 pub(super) const SAMPLED_STACK: u32 = 32 << 10;
 
-/// How many descriptors are left to others.
-const LEFT_TO_OTHERS: u64 = 256;
+/// How many descriptors the events leave free, beside as many as they take.
+const LEFT_BY_EVENTS: u64 = 256;
 
 /// How often the threads are listed at most, until there is none that was created meanwhile.
 const ATTEMPTS: usize = 20;
@@ -85,7 +85,7 @@ impl SwitchRecorder {
         samples: Option<ClockSamples>,
     ) -> io::Result<(SwitchRecorder, Vec<i32>)> {
         let processors = processors()?;
-        let mut switches = SwitchRecorder::of_none(samples);
+        let mut switches = SwitchRecorder::without_events(samples);
         let (mut begun, mut known) = (Vec::new(), HashSet::new());
         for _ in 0..ATTEMPTS {
             let tids = process.threads().and_then(|mut list| list.read())?;
@@ -112,7 +112,7 @@ impl SwitchRecorder {
         Ok((switches, begun))
     }
 
-    fn of_none(samples: Option<ClockSamples>) -> SwitchRecorder {
+    fn without_events(samples: Option<ClockSamples>) -> SwitchRecorder {
         SwitchRecorder {
             rings: Vec::new(),
             events: Vec::new(),
@@ -135,7 +135,7 @@ impl SwitchRecorder {
         let processors = processors()?;
         let tids = process.threads().and_then(|mut list| list.read())?;
         refuse_too_many(tids.len().saturating_mul(processors.len()))?;
-        let mut switches = SwitchRecorder::of_none(samples);
+        let mut switches = SwitchRecorder::without_events(samples);
         for tid in tids {
             if switches.open_first(tid, &processors)? {
                 return Ok(());
@@ -154,33 +154,33 @@ impl SwitchRecorder {
     pub(super) fn read_within(&self) -> Duration {
         let of_samples = self.samples.map_or(Duration::MAX, |samples| {
             let rings = self.rings.iter();
-            let least = rings.map(|(_, ring)| ring.len()).min().unwrap_or(RING_LEN);
+            let min_len = rings.map(|(_, ring)| ring.len()).min().unwrap_or(RING_LEN);
             samples
                 .period
-                .mul_f64(least as f64 / f64::from(samples.stack_len))
+                .mul_f64(min_len as f64 / f64::from(samples.stack_len))
         });
         self.fills_up_in.min(of_samples) / 4
     }
 
     /// Returns which samples the kernel takes, if any.
-    pub(super) fn samples(&self) -> Option<ClockSamples> {
+    pub(super) fn clock_samples(&self) -> Option<ClockSamples> {
         self.samples
     }
 
     /// Opens the events of the first thread, and their rings, shorter ones if so many bytes may not be locked; returns
     /// false if it has exited.
     fn open_first(&mut self, tid: i32, processors: &[i32]) -> io::Result<bool> {
-        let least = self.samples.map_or(LEAST_RING_LEN, |samples| {
-            (LEAST_SAMPLES * samples.stack_len as usize).next_power_of_two()
+        let min_len = self.samples.map_or(MIN_RING_LEN, |samples| {
+            (MIN_SAMPLES * samples.stack_len as usize).next_power_of_two()
         });
         let mut len = RING_LEN;
-        while len > least && len.saturating_mul(processors.len()) > MOST_BYTES {
+        while len > min_len && len.saturating_mul(processors.len()) > MAX_RING_BYTES {
             len /= 2;
         }
         // All have the same length: how much may be locked is a sum.
         let rings = loop {
             match self.open_rings(tid, processors, len) {
-                Err(error) if is_too_long(&error) && len > least => len /= 2,
+                Err(error) if is_too_long(&error) && len > min_len => len /= 2,
                 Err(error) if is_exited(&error) => return Ok(false),
                 opened => break opened?,
             }
@@ -284,8 +284,8 @@ impl SwitchRecorder {
             }
         }
         self.held_back.sort_by_key(|record| record.at);
-        let many = self.held_back.partition_point(|record| record.at <= until);
-        (self.held_back.drain(..many).collect(), until)
+        let ready = self.held_back.partition_point(|record| record.at <= until);
+        (self.held_back.drain(..ready).collect(), until)
     }
 }
 
@@ -302,13 +302,13 @@ fn is_too_long(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM))
 }
 
-/// Returns the numbers in a list such as `0-3,8`, at most [`MOST_PROCESSORS`].
+/// Returns the numbers in a list such as `0-3,8`, at most [`MAX_PROCESSORS`].
 fn processors_in(list: &str) -> impl Iterator<Item = i32> {
     let ranges = list.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         Some(first.parse::<i32>().ok()?..=last.parse().ok()?)
     });
-    ranges.flatten().take(MOST_PROCESSORS)
+    ranges.flatten().take(MAX_PROCESSORS)
 }
 
 /// Returns the processors that are there, online or not.
@@ -318,18 +318,21 @@ fn processors() -> io::Result<Vec<i32>> {
     if !present.is_empty() {
         return Ok(present);
     }
-    let many = sysconf(SysconfVar::_NPROCESSORS_CONF)?.unwrap_or(1);
-    Ok((0..many.max(1))
+    let configured = sysconf(SysconfVar::_NPROCESSORS_CONF)?.unwrap_or(1);
+    Ok((0..configured.max(1))
         .filter_map(|it| i32::try_from(it).ok())
         .collect())
 }
 
 fn refuse_too_many(events: usize) -> io::Result<()> {
-    let (most, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if events as u64 <= most.saturating_sub(LEFT_TO_OTHERS) / 2 {
+    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let permitted = limit.saturating_sub(LEFT_BY_EVENTS) / 2;
+    if events as u64 <= permitted {
         return Ok(());
     }
-    let why = format!("it would need {events} open files, of which there may be {most}");
+    let why = format!(
+        "it would need {events} open files, and may open {permitted}: raise ulimit -n, which is {limit}"
+    );
     Err(io::Error::other(why))
 }
 
@@ -340,7 +343,7 @@ mod tests {
 
     #[test]
     fn samples_of_several_events_count_once() {
-        let mut switches = SwitchRecorder::of_none(None);
+        let mut switches = SwitchRecorder::without_events(None);
         // The events of threads 10 and 20; 20 was created by 10 after that of 10 was opened, and has both.
         switches.opened = HashMap::from([(1, 10), (2, 20)]);
         switches.counted = HashMap::from([(10, 10), (20, 20)]);
@@ -380,12 +383,12 @@ mod tests {
 
     #[test]
     fn processors_without_a_ring_are_counted() {
-        let switches = SwitchRecorder::of_none(None);
+        let switches = SwitchRecorder::without_events(None);
         let unrecorded = ["0-3,5,7-8\n", "0\n", "", "x-3"].map(|it| switches.unrecorded_of(it));
         assert_eq!(unrecorded, [7, 1, 0, 0]);
         let listed: Vec<i32> = processors_in("0-1,8-9\n").collect();
         assert_eq!(listed, [0, 1, 8, 9]);
-        assert_eq!(processors_in("0-2000000000").count(), MOST_PROCESSORS);
+        assert_eq!(processors_in("0-2000000000").count(), MAX_PROCESSORS);
         let present = processors().unwrap();
         let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
         assert!(processors_in(&online).all(|it| present.contains(&it)));
@@ -394,6 +397,6 @@ mod tests {
     #[test]
     fn first_estimate_is_of_the_recorded_time() {
         let begun = monotonic_now();
-        assert!(SwitchRecorder::of_none(None).read_at >= begun);
+        assert!(SwitchRecorder::without_events(None).read_at >= begun);
     }
 }

@@ -1,20 +1,21 @@
-//! [`Found`]: the times that were found, added up by thread, activity and stack.
+//! [`TimeSums`]: times, added up by thread, activity and stack.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::numbers::nanoseconds;
 use crate::observe::Times;
 use crate::observe::layout::histogram;
-use crate::unwind::{RawFrame, RawStack, StackEnd};
+use crate::unwind::RawStack;
 
 use super::activity::Activity;
 use super::process_time::ProcessTime;
 use super::waits::ThreadWait;
 
 /// How many sums there are, and how many frames their stacks have in all, until new stacks are no longer distinguished.
-const MOST_STACKS: usize = 1 << 16;
-const MOST_FRAMES: usize = 1 << 22;
+const MAX_STACKS: usize = 1 << 16;
+const MAX_FRAMES: usize = 1 << 22;
 
 /// The mantissa bits of a bucket of waits: their lengths are counted to 1/64.
 const PRECISION: u32 = 6;
@@ -27,7 +28,7 @@ pub(super) struct ProfileKey {
     pub(super) activity: Activity,
     pub(super) in_collection: bool,
     /// Its frames, how it ends, and whether it is guessed; `None` if it is not known.
-    pub(super) stack: Option<Arc<(Vec<RawFrame>, StackEnd, bool)>>,
+    pub(super) stack: Option<Arc<RawStack>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -42,7 +43,7 @@ pub(super) struct Sum {
     pub(super) waits: Option<WaitTimes>,
 }
 
-/// How long each of some waits was, of those that began and ended while the process was watched.
+/// The lengths of the waits that began and ended while the process was watched.
 #[derive(Clone, Debug, Default)]
 pub struct WaitTimes {
     /// By the bucket of the nanoseconds. A map, because the waits of one stack are in few buckets.
@@ -93,18 +94,10 @@ pub(super) fn name_of<'n>(key: &'n ProfileKey, names: &'n HashMap<i32, Arc<str>>
     }
 }
 
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-pub(super) fn shared(stack: RawStack) -> Arc<(Vec<RawFrame>, StackEnd, bool)> {
-    Arc::new((stack.frames, stack.end, stack.is_guessed))
-}
-
-/// The times that were found.
+/// Times, added up by thread, activity and stack.
 #[derive(Default)]
 pub(super) struct TimeSums {
-    pub(super) sums: HashMap<ProfileKey, Sum>,
+    pub(super) by_key: HashMap<ProfileKey, Sum>,
     pub(super) process: ProcessTime,
     /// How many frames all stacks have.
     frames: usize,
@@ -175,27 +168,32 @@ impl TimeSums {
     /// Returns the names of the threads that have one: a thread may have been sampled, or have waited, before its name
     /// was read.
     pub(super) fn names(&self) -> HashMap<i32, Arc<str>> {
-        let named = self.sums.keys().filter(|key| !key.name.is_empty());
+        let named = self.by_key.keys().filter(|key| !key.name.is_empty());
         named.map(|key| (key.tid, key.name.clone())).collect()
     }
 
-    /// Once there are too many stacks, new ones are those of a stack without frames.
+    /// Once there are too many stacks, new ones are those of a stack without frames; and then, once there are too many threads, new
+    /// ones are those of a thread without a name, 0.
     fn sum(&mut self, mut key: ProfileKey) -> &mut Sum {
-        if !self.sums.contains_key(&key) {
-            let frames = key.stack.as_ref().map_or(0, |stack| stack.0.len());
-            if self.sums.len() >= MOST_STACKS || self.frames + frames > MOST_FRAMES {
+        if !self.by_key.contains_key(&key) {
+            let frames = key.stack.as_ref().map_or(0, |stack| stack.frames.len());
+            if self.by_key.len() >= MAX_STACKS || self.frames + frames > MAX_FRAMES {
                 key.stack = None;
+                if !self.by_key.contains_key(&key) && self.by_key.len() >= 2 * MAX_STACKS {
+                    (key.tid, key.name) = (0, "".into());
+                }
             } else {
                 self.frames += frames;
             }
         }
-        self.sums.entry(key).or_default()
+        self.by_key.entry(key).or_default()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::waits::Cause;
 
     #[test]
     fn threads_that_share_a_number_keep_names() {
@@ -209,6 +207,27 @@ mod tests {
         let names = HashMap::from([(7, "second".into())]);
         let named = ["first", "second", ""].map(|name| name_of(&key(name), &names).to_string());
         assert_eq!(named, ["first", "second", "second"]);
+    }
+
+    #[test]
+    fn many_threads_take_bounded_memory() {
+        let mut sums = TimeSums::default();
+        let count = 3 * MAX_STACKS;
+        for tid in 1..=count as i32 {
+            let wait = ThreadWait {
+                tid,
+                since: Duration::ZERO,
+                until: Duration::from_nanos(1),
+                is_whole: true,
+                cause: Cause::Wait,
+                seen: None,
+                before: None,
+            };
+            sums.add_wait(wait, || "thread".into());
+        }
+        assert!(sums.by_key.len() <= 2 * MAX_STACKS + 1);
+        let time: Duration = sums.by_key.values().map(|sum| sum.time).sum();
+        assert_eq!(time, Duration::from_nanos(count as u64));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) struct Waits<L> {
     begun: Duration,
     threads: HashMap<i32, Thread<L>>,
     /// How many threads there were.
-    pub(super) many: usize,
+    pub(super) thread_count: usize,
     /// How many records were lost.
     pub(super) lost: u64,
     /// Until then, more may have been lost at any time.
@@ -38,8 +38,8 @@ pub(super) struct ThreadWait<L> {
     pub(super) tid: i32,
     pub(super) since: Duration,
     pub(super) until: Duration,
-    /// Whether it began and ended then. Otherwise it is a part of one: that had begun before recording did, that lasts, or in which
-    /// records were lost. How long that is, is not known.
+    /// Whether `since` and `until` are its true begin and end. Otherwise it is a part of a wait that began before recording, has not
+    /// ended, or had records lost: the length of that wait is not known.
     pub(super) is_whole: bool,
     pub(super) cause: Cause,
     /// What the thread was seen to do meanwhile.
@@ -102,7 +102,7 @@ struct Thread<L> {
     /// Why it is off the processor, if it is.
     cause: Cause,
     /// How often it has begun to wait.
-    begun: u64,
+    waits_begun: u64,
     /// Whether records were lost since its last one.
     is_doubtful: bool,
     /// Whether it waits, and a part of the wait was returned already.
@@ -131,7 +131,7 @@ enum SwitchState {
     Unknown(Duration),
     On,
     /// It waits for a processor.
-    Ready,
+    Runnable,
     /// It waits since then.
     Off(Duration),
 }
@@ -142,7 +142,7 @@ impl<L: Clone> Waits<L> {
             pid,
             begun,
             threads: HashMap::new(),
-            many: 0,
+            thread_count: 0,
             lost: 0,
             doubtful_until: Duration::ZERO,
             clock_read: begun,
@@ -159,11 +159,11 @@ impl<L: Clone> Waits<L> {
     }
 
     /// Adds a thread that existed before its switches were recorded.
-    pub(super) fn begin(&mut self, tid: i32) {
+    pub(super) fn add_existing(&mut self, tid: i32) {
         let at = self.begun;
         if let Entry::Vacant(entry) = self.threads.entry(tid) {
             entry.insert(Thread::in_state(SwitchState::Unknown(at)));
-            self.many += 1;
+            self.thread_count += 1;
         }
     }
 
@@ -226,8 +226,8 @@ impl<L: Clone> Waits<L> {
         stops: &[Range<Duration>],
     ) -> Option<ThreadWait<L>> {
         let may_be_lost = match record.kind {
-            RecordKind::Lost(many) => {
-                self.lost = self.lost.saturating_add(many);
+            RecordKind::Lost(count) => {
+                self.lost = self.lost.saturating_add(count);
                 true
             }
             RecordKind::Full(until) => {
@@ -262,7 +262,7 @@ impl<L: Clone> Waits<L> {
             Entry::Vacant(_) if is_exit => return None,
             // It was created by a thread whose switches are recorded.
             entry => entry.or_insert_with(|| {
-                self.many += 1;
+                self.thread_count += 1;
                 Thread::in_state(SwitchState::On)
             }),
         };
@@ -271,13 +271,13 @@ impl<L: Clone> Waits<L> {
             (RecordKind::In, _) => SwitchState::On,
             (_, off @ SwitchState::Off(_)) if !entry.is_doubtful => off,
             (RecordKind::Out, _) => SwitchState::Off(at),
-            (_, _) => SwitchState::Ready,
+            (_, _) => SwitchState::Runnable,
         };
         let is_over = record.kind == RecordKind::In || entry.is_doubtful;
         let wait = entry.waited(at).filter(|_| is_over);
         let wait = wait.map(|(since, until)| entry.wait(tid, since, until));
         if matches!(state, SwitchState::Off(_)) && state != entry.state {
-            entry.begun += 1;
+            entry.waits_begun += 1;
             entry.is_cut = false;
             entry.cause = Cause::of(at, entry.on_since, stops);
         }
@@ -296,10 +296,10 @@ impl<L: Clone> Waits<L> {
         };
         let presence = match thread.state {
             SwitchState::Unknown(_) | SwitchState::On => Presence::OnProcessor,
-            SwitchState::Ready => Presence::Runnable,
+            SwitchState::Runnable => Presence::Runnable,
             SwitchState::Off(_) => Presence::Off,
         };
-        (presence, thread.begun)
+        (presence, thread.waits_begun)
     }
 
     /// Returns the waits that last, up to now. They go on from there.
@@ -327,7 +327,7 @@ impl<L: Clone> Thread<L> {
             look: None,
             on_since: None,
             cause: Cause::Wait,
-            begun: 0,
+            waits_begun: 0,
             is_doubtful: false,
             is_cut: false,
         }
@@ -337,7 +337,7 @@ impl<L: Clone> Thread<L> {
     fn ran_from(&self, begun: Duration) -> Option<Duration> {
         match self.state {
             SwitchState::On | SwitchState::Unknown(_) => Some(self.on_since.unwrap_or(begun)),
-            SwitchState::Ready | SwitchState::Off(_) => None,
+            SwitchState::Runnable | SwitchState::Off(_) => None,
         }
     }
 
@@ -347,7 +347,7 @@ impl<L: Clone> Thread<L> {
         let (since, is_unknown) = match self.state {
             SwitchState::Off(since) => (since, false),
             SwitchState::Unknown(since) => (since, true),
-            SwitchState::On | SwitchState::Ready => return None,
+            SwitchState::On | SwitchState::Runnable => return None,
         };
         let seen = self.look.as_ref().filter(|look| look.is_within(since, now));
         if self.is_doubtful {
@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn waits_have_what_was_seen_meanwhile() {
         let mut waits = Waits::of_process(PID, at(0));
-        waits.begin(PID);
+        waits.add_existing(PID);
         assert_eq!(add(&mut waits, &[(10, Out)]), []);
         assert!(waits.is_unseen(PID));
         waits.looked(PID, at(15), "read");
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn threads_that_wait_from_the_beginning_are_known() {
         let mut waits = Waits::of_process(PID, at(100));
-        waits.begin(PID);
+        waits.add_existing(PID);
         waits.looked(PID, at(101), "read");
         // What was recorded while others were not yet is ignored.
         assert_eq!(
@@ -444,7 +444,7 @@ mod tests {
         // One that waits all the time, one that runs all the time, and one that ran at first.
         let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
         for tid in 1..=3 {
-            waits.begin(tid);
+            waits.add_existing(tid);
         }
         waits.looked(1, at(101), "read");
         waits.looked(3, at(140), "read");
@@ -466,7 +466,7 @@ mod tests {
             let wait = waits.add(record(time, kind), &[]);
             wait.map(|wait| (wait.time(), wait.is_whole))
         };
-        waits.begin(PID);
+        waits.add_existing(PID);
         waits.looked(PID, at(101), "read");
         // It had begun before.
         assert_eq!(whole(&mut waits, 150, In), Some((at(50), false)));
@@ -490,7 +490,7 @@ mod tests {
     #[test]
     fn time_after_the_clock_was_read_is_recorded() {
         let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
-        waits.begin(PID);
+        waits.add_existing(PID);
         // It ran from the beginning, and the clock was read meanwhile.
         waits.read_clock(at(110));
         add(
@@ -503,7 +503,7 @@ mod tests {
         waits.read_clock(at(150));
         assert_eq!(waits.ran_since(), at(0));
         let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
-        waits.begin(PID);
+        waits.add_existing(PID);
         waits.read_clock(at(110));
         add(&mut waits, &[(112, Out)]);
         assert_eq!(waits.ran_since(), at(2), "it ran at first");
@@ -535,7 +535,7 @@ mod tests {
     #[test]
     fn waiting_for_a_processor_is_no_wait() {
         let mut waits = Waits::of_process(PID, at(0));
-        waits.begin(PID);
+        waits.add_existing(PID);
         let records = [(10, Preempted), (20, In), (30, Out), (40, In)];
         assert_eq!(add(&mut waits, &records), [(10, None)]);
     }
@@ -637,12 +637,12 @@ mod tests {
     #[test]
     fn threads_may_await_a_processor_at_first() {
         let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
-        waits.begin(PID);
+        waits.add_existing(PID);
         assert_eq!(add(&mut waits, &[(150, In)]), []);
         assert_eq!(add(&mut waits, &[(160, Out), (170, In)]), [(10, None)]);
         // The look is of a later wait.
         let mut waits: Waits<&str> = Waits::of_process(PID, at(100));
-        waits.begin(PID);
+        waits.add_existing(PID);
         waits.looked(PID, at(165), "read");
         let records = [(150, In), (160, Out), (170, In)];
         assert_eq!(add(&mut waits, &records), [(10, Some("read"))]);
@@ -654,7 +654,7 @@ mod tests {
         let records = [(10, Out), (20, In), (30, Exited), (40, In), (50, Exited)];
         assert_eq!(add(&mut waits, &records), [(10, None)]);
         assert!(waits.threads.is_empty());
-        assert_eq!(waits.many, 2, "another one has its number");
+        assert_eq!(waits.thread_count, 2, "another one has its number");
         let other = PerfRecord {
             pid: 2,
             ..record(60, Out)

@@ -9,7 +9,7 @@ use crate::address::{FileAddr, LiveAddr};
 use std::ops::Range;
 
 /// How many bytes above the stack pointer the return address is searched in.
-const SEARCHED: u64 = 64 << 10;
+const MAX_SEARCHED: u64 = 64 << 10;
 
 /// The most return addresses that are tried.
 const MAX_TRIED: usize = 64;
@@ -28,7 +28,7 @@ pub(super) fn caller(
         return None;
     };
     let stack_pointer = registers.get(RSP)?;
-    let end = stack_pointer.saturating_add(SEARCHED);
+    let end = stack_pointer.saturating_add(MAX_SEARCHED);
     let bias = unwinder.object(registers.ip)?.bias;
     let live = |address| bias.live(FileAddr(address)).0;
     let function = live(row.function.start)..live(row.function.end);

@@ -191,7 +191,7 @@ impl Event {
 }
 
 /// The shortest time between two readings of the mappings, once [`STARTUP_TIME`] is over.
-const RENEWAL: Duration = Duration::from_millis(100);
+const MIN_RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// For how long after the beginning the mappings are read anew whenever hits are read.
 const STARTUP_TIME: Duration = Duration::from_secs(1);
@@ -347,7 +347,7 @@ struct WatchedPoint {
     has_frames: bool,
 }
 
-/// Where an argument was read from, how many bytes it has, whether it is signed, and whether it is a word of C.
+/// How to decode an argument of a record.
 #[derive(Clone, Copy, Debug)]
 struct ArgumentShape {
     source: ArgumentSource,
@@ -558,7 +558,7 @@ impl EventReader {
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         let since = |earlier| now.saturating_duration_since(earlier);
         let is_starting = since(self.begun) < STARTUP_TIME;
-        self.layout.has_pages() && (is_starting || since(self.renewed) > RENEWAL)
+        self.layout.has_pages() && (is_starting || since(self.renewed) > MIN_RENEWAL_INTERVAL)
     }
 
     /// Returns what to write into the shared data, at which offsets, to renew the table of readable
@@ -676,10 +676,10 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
 /// Returns the bytes of a name before the null byte that ends it; `None` if it cannot be read, or is longer than names
 /// are.
 fn name_at(memory: &impl ReadMemory, at: LiveAddr) -> Option<Vec<u8>> {
-    const LONGEST: usize = 64;
+    const MAX_NAME_LEN: usize = 64;
     let mut name = Vec::new();
     let mut at = at;
-    while name.len() <= LONGEST {
+    while name.len() <= MAX_NAME_LEN {
         // Not across the end of a page.
         let mut bytes = [0; 8];
         let bytes = &mut bytes[..8 - at.0 as usize % 8];
