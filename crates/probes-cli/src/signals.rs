@@ -127,15 +127,15 @@ impl TerminationSignals {
         targets: impl Iterator<Item = &'t Target>,
         duration: Duration,
     ) -> Result<WaitEnd, Failure> {
-        let failed = |source| Failure::System("wait", source);
-        let mut running: Vec<OwnedFd> = Vec::new();
-        for target in targets {
-            match target.pidfd() {
-                Ok(pidfd) => running.push(pidfd),
-                Err(error) if error.is_gone() => {}
-                Err(error) => return Err(failed(io::Error::other(error.to_string()))),
-            }
-        }
+        self.wait_for(&mut RunningProcesses::of(targets)?, duration)
+    }
+
+    /// The same, of processes that are waited for again and again.
+    pub(crate) fn wait_for(
+        &self,
+        RunningProcesses(running): &mut RunningProcesses,
+        duration: Duration,
+    ) -> Result<WaitEnd, Failure> {
         let begun = Instant::now();
         loop {
             if running.is_empty() {
@@ -148,7 +148,7 @@ impl TerminationSignals {
                 .collect();
             match poll(&mut fds, poll_timeout(left)) {
                 Ok(_) | Err(Errno::EINTR) => {}
-                Err(errno) => return Err(failed(errno.into())),
+                Err(errno) => return Err(Failure::System("wait", errno.into())),
             }
             let readable: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
             let mut exited = readable[1..].iter();
@@ -158,10 +158,32 @@ impl TerminationSignals {
                 return Ok(WaitEnd::Interrupted);
             }
             // Checked last, so that a signal is seen even if the time is up.
-            if left.is_zero() && !running.is_empty() {
+            if begun.elapsed() >= duration && !running.is_empty() {
                 return Ok(WaitEnd::Timeout);
             }
         }
+    }
+}
+
+/// Processes that have not been seen to exit, by their descriptors.
+pub(crate) struct RunningProcesses(Vec<OwnedFd>);
+
+impl RunningProcesses {
+    pub(crate) fn of<'t>(
+        targets: impl Iterator<Item = &'t Target>,
+    ) -> Result<RunningProcesses, Failure> {
+        let mut running = Vec::new();
+        for target in targets {
+            match target.pidfd() {
+                Ok(pidfd) => running.push(pidfd),
+                Err(error) if error.is_gone() => {}
+                Err(error) => {
+                    let source = io::Error::other(error.to_string());
+                    return Err(Failure::System("wait", source));
+                }
+            }
+        }
+        Ok(RunningProcesses(running))
     }
 }
 

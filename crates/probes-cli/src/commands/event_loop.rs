@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{LostWords, WarningKind};
-use crate::signals::WaitEnd;
+use crate::signals::{RunningProcesses, WaitEnd};
 
 /// How often events are read: nearly always, a ring holds more than what is written in this time.
 pub(super) const RUNTIME_EVENTS_INTERVAL: Duration = Duration::from_millis(5);
@@ -66,13 +66,14 @@ pub(super) fn read_until_end(
     interruptible: &mut InterruptibleOutput,
 ) -> Result<EventsEnd, Failure> {
     interruptible.set_deadline(begun.checked_add(end));
+    let mut running = RunningProcesses::of(iter::once(target))?;
     let mut checked = Duration::ZERO;
     loop {
         let left = end
             .saturating_sub(begun.elapsed())
             .min(RUNTIME_EVENTS_INTERVAL);
         let signals = interruptible.signals();
-        let wait_end = signals.wait(iter::once(target), left)?;
+        let wait_end = signals.wait_for(&mut running, left)?;
         let at = begun.elapsed();
         let mut are_written = !matches!(wait_end, WaitEnd::Exited);
         if are_written && at >= checked + CHECK_INTERVAL {
