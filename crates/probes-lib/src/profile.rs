@@ -84,7 +84,7 @@ const TRIED_HZ: u32 = 99;
 /// How often waits are looked at, at most.
 const WAIT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// PendingSamples a process.
+/// Samples a process.
 ///
 /// ```no_run
 /// use std::time::{Duration, Instant};
@@ -327,7 +327,7 @@ impl Profiler {
         let process = self.stacks.process();
         let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz).to_vec());
         if !self.is_live {
-            // PendingSamples of user space alone would lack the time in the kernel, which stopping the threads shows; and those of OCaml 5 one of
+            // Samples of user space alone would lack the time in the kernel, which stopping the threads shows; and those of OCaml 5 one of
             // two stacks.
             wanted.retain(|samples| samples.in_kernel && !self.stacks.has_fibers());
         }

@@ -31,7 +31,7 @@ struct Fate {
 /// before the instruction whose result nothing else reads: code that is written by hand may return it in the flags.
 pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
     let fate = fate(function, index);
-    !fate.read && !fate.unknown && !(fate.kept && follows_comparison(function, index))
+    !(fate.read || fate.unknown || fate.kept && follows_comparison(function, index))
 }
 
 /// Returns whether a path from the instruction with this index on reads a status flag that it has not written.

@@ -1,4 +1,4 @@
-//! PendingSamples of threads, kept until the records of switches tell what the threads did when the samples were due. Pure.
+//! Samples of threads, kept until the records of switches tell what the threads did when the samples were due. Pure.
 //!
 //! ```text
 //! due ├── this tool waits for a processor ──┤ read
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::waits::{Presence, Waits};
 
-/// PendingSamples whose records are not all read yet, in the order of their times; `K` is what was read of the thread.
+/// Samples whose records are not all read yet, in the order of their times; `K` is what was read of the thread.
 #[derive(Debug)]
 pub(super) struct PendingSamples<K> {
     samples: VecDeque<Sample<K>>,
