@@ -13,7 +13,10 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 
 pub mod container;
 pub mod gdb;
@@ -127,7 +130,7 @@ impl Guard {
 
     /// Whether it has not exited.
     pub fn is_running(&mut self) -> bool {
-        matches!(self.0.try_wait(), Ok(None))
+        self.exit_status().is_none()
     }
 
     /// Waits until it has exited.
@@ -138,8 +141,21 @@ impl Guard {
     fn wait_within(&mut self, limit: Duration) -> ExitStatus {
         let pid = self.pid();
         eventually_within(limit, &format!("process {pid} exits"), || {
-            self.0.try_wait().expect("cannot wait for a child")
+            self.exit_status()
         })
+    }
+
+    /// How it has exited, if it has. `Child` would take a stop for an exit: waitpid(2) reports the stops of a child
+    /// that this process traces, too.
+    fn exit_status(&mut self) -> Option<ExitStatus> {
+        let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(Pid::from_raw(self.pid())), peek) {
+            // Once it is reaped, `Child` knows how it has exited.
+            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => {
+                self.0.try_wait().expect("cannot wait for a child")
+            }
+            _ => None,
+        }
     }
 }
 
@@ -152,7 +168,9 @@ impl From<Child> for Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        while self.exit_status().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
