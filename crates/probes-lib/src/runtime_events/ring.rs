@@ -75,7 +75,9 @@ impl RingReader {
         if tail == self.position {
             return Ok(());
         }
-        self.skip_to(self.head(ring, header)?, &mut visit);
+        if tail - self.position > header.ring_words {
+            self.skip_to(self.head(ring, header)?, &mut visit);
+        }
         if tail.saturating_sub(self.position) > header.ring_words {
             return Err(wrong("holds more than it has room for"));
         }
