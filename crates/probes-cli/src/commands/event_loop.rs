@@ -12,9 +12,6 @@ use crate::messages::Messages;
 use crate::output::{LostWords, WarningKind};
 use crate::signals::{RunningProcesses, WaitEnd};
 
-/// How often events are read: nearly always, a ring holds more than what is written in this time.
-pub(super) const RUNTIME_EVENTS_INTERVAL: Duration = Duration::from_millis(5);
-
 /// How often it is checked whether the process still writes events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -22,6 +19,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 pub(super) trait EventReader {
     /// Whether the process still writes events; not called each time that they are read.
     fn are_written(&mut self) -> Result<bool, Failure>;
+
+    /// How long to wait before the next read.
+    fn next_read(&self) -> Duration;
 
     /// Reads what was written since the last time.
     fn read(&mut self) -> Result<(), Failure>;
@@ -69,9 +69,7 @@ pub(super) fn read_until_end(
     let mut running = RunningProcesses::of(iter::once(target))?;
     let mut checked = Duration::ZERO;
     loop {
-        let left = end
-            .saturating_sub(begun.elapsed())
-            .min(RUNTIME_EVENTS_INTERVAL);
+        let left = end.saturating_sub(begun.elapsed()).min(reader.next_read());
         let signals = interruptible.signals();
         let wait_end = signals.wait_for(&mut running, left)?;
         let at = begun.elapsed();

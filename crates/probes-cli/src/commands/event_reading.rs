@@ -181,6 +181,10 @@ impl<V: EventConsumer> EventReader for ShownEvents<'_, '_, V> {
         mapped.map_err(Failure::of_process(self.reading.target.pid()))
     }
 
+    fn next_read(&self) -> Duration {
+        self.reading.events.next_read()
+    }
+
     fn read(&mut self) -> Result<(), Failure> {
         self.reading.read(self.view)
     }

@@ -268,6 +268,10 @@ impl EventReader for GcReader<'_> {
         written.map_err(Failure::of_process(self.pid))
     }
 
+    fn next_read(&self) -> Duration {
+        self.events.events.next_read()
+    }
+
     fn read(&mut self) -> Result<(), Failure> {
         let pid = self.pid;
         let over = self.args.over.unwrap_or(Duration::MAX);

@@ -4,16 +4,19 @@
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use probes_lib::{GcPauses, RuntimeEvents};
 
-use super::event_loop::{RUNTIME_EVENTS_INTERVAL, warn_of_lost_words};
+use super::event_loop::warn_of_lost_words;
 use super::program_with_events::{AwaitedEvents, EventsDirectory};
 use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::GcReport;
+
+/// How often it is tried to open the events, until there are some.
+const OPENING_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Reads the events of a program until it has exited, and reports what they add up to.
 pub(super) struct CollectorReader<'r> {
@@ -83,13 +86,17 @@ impl<'r> CollectorReader<'r> {
     }
 
     fn read_until_end(&mut self, ended: &Receiver<()>) -> Result<(), Failure> {
-        while ended.recv_timeout(RUNTIME_EVENTS_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        loop {
+            let events = self.events.as_ref();
+            let wait = events.map_or(OPENING_INTERVAL, RuntimeEvents::next_read);
+            if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+                return Ok(());
+            }
             if self.events.is_none() {
                 self.events = self.awaited.try_to_open(self.pid, self.begun.elapsed());
             }
             self.read()?;
         }
-        Ok(())
     }
 
     fn read(&mut self) -> Result<(), Failure> {

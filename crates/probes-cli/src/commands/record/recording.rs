@@ -255,6 +255,11 @@ impl EventReader for Recording<'_> {
         written.map_err(Failure::of_process(self.pid))
     }
 
+    fn next_read(&self) -> Duration {
+        let opened = self.events.as_ref();
+        opened.map_or(HITS_INTERVAL, |it| it.events.next_read())
+    }
+
     fn read(&mut self) -> Result<(), Failure> {
         self.read_runtime_events()?;
         self.timeline.sink().flush(false)
