@@ -60,8 +60,11 @@ pub(crate) const OCAML_5_SYMBOL: &str = "caml_init_domains";
 pub(crate) const OCAML_SYMBOL: &str = "caml_garbage_collection";
 
 /// How long to wait between reads, if rings fill slowly or not.
-const LONG_WAIT: Duration = Duration::from_millis(10);
+const LONG_WAIT: Duration = Duration::from_millis(12);
 const SHORT_WAIT: Duration = Duration::from_millis(5);
+
+/// How long a ring is, unless OCAMLRUNPARAM says otherwise.
+const USUAL_RING_WORDS: u64 = 1 << 16;
 
 /// A ring of which less than this part is written between two reads fills slowly.
 const QUIET_PART: u64 = 32;
@@ -294,14 +297,10 @@ impl RuntimeEvents {
             .map_err(|error| error_of(&self.subject, error))
     }
 
-    /// Returns how long to wait before the next [`RuntimeEvents::read`]: less if a ring has filled fast before the last one. A ring of
-    /// the usual length, 65,536 words, holds what is written in twice that time at a million events a second.
+    /// Returns how long to wait before the next [`RuntimeEvents::read`]: 5 ms if the rings are short, or if one has filled fast before
+    /// the last read, and 12 ms otherwise. A ring of the usual length holds a million events a second for 20 ms.
     pub fn next_read(&self) -> Duration {
-        if self.rings.most_read > self.header.ring_words / QUIET_PART {
-            SHORT_WAIT
-        } else {
-            LONG_WAIT
-        }
+        wait_after(self.rings.most_read, self.header.ring_words)
     }
 
     /// Selects events by globs for their names; all if there are none. Names are those of the version's phases and counters,
@@ -444,6 +443,15 @@ impl EventRings {
     }
 }
 
+/// How long to wait after a read that has found `most_read` words in one ring, at most.
+fn wait_after(most_read: u64, ring_words: u64) -> Duration {
+    if ring_words >= USUAL_RING_WORDS && most_read <= ring_words / QUIET_PART {
+        LONG_WAIT
+    } else {
+        SHORT_WAIT
+    }
+}
+
 /// The error for a file that cannot be read.
 fn error_of(subject: &Subject, error: RingError) -> Error {
     let why = match error {
@@ -540,5 +548,23 @@ fn why_no_events(process: &Process, maps: &[Mapping]) -> RuntimeEventsError {
         RuntimeEventsError::Ocaml4
     } else {
         RuntimeEventsError::NoRuntime
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_that_fill_fast_or_are_short_are_read_soon() {
+        for (most_read, ring_words, wait) in [
+            (0, 1 << 16, LONG_WAIT),
+            (2048, 1 << 16, LONG_WAIT),
+            (2049, 1 << 16, SHORT_WAIT),
+            (u64::MAX, 1 << 16, SHORT_WAIT),
+            (0, 1 << 12, SHORT_WAIT),
+        ] {
+            assert_eq!(wait_after(most_read, ring_words), wait);
+        }
     }
 }
