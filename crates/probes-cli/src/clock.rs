@@ -7,5 +7,10 @@ use nix::time::{ClockId, clock_gettime};
 /// What a clock shows now, in nanoseconds.
 pub(crate) fn nanoseconds(clock: ClockId) -> u64 {
     let now = clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+    in_nanoseconds(now)
+}
+
+/// A time in nanoseconds; the greatest number for a longer one.
+pub(crate) fn in_nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -12,6 +12,7 @@ use super::format::{Format, VERSION, json, seconds, seconds_or_null};
 use super::latencies::with_unit;
 use super::runtime_events::LostWords;
 use super::table::table;
+use crate::clock::in_nanoseconds;
 use crate::failure::Failure;
 use crate::text::number_of;
 
@@ -98,15 +99,15 @@ struct PhaseView {
 
 impl PauseTimes {
     fn of(times: &GcTimes) -> PauseTimes {
-        let part = |part| nanoseconds(times.per_mille(part));
+        let part = |part| in_nanoseconds(times.per_mille(part));
         PauseTimes {
             count: times.count(),
-            total_ns: nanoseconds(times.total()),
+            total_ns: in_nanoseconds(times.total()),
             p50_ns: part(500),
             p90_ns: part(900),
             p99_ns: part(990),
             p999_ns: part(999),
-            max_ns: nanoseconds(times.max()),
+            max_ns: in_nanoseconds(times.max()),
         }
     }
 
@@ -413,14 +414,14 @@ impl LongPause {
         let phases = pause.phases.iter().map(|it| InnerPhase {
             phase: it.name,
             depth: it.depth,
-            ns: nanoseconds(it.time),
+            ns: in_nanoseconds(it.time),
         });
         LongPause {
             version: VERSION,
             pid,
             domain: pause.domain,
             began_ns: pause.began,
-            ns: nanoseconds(pause.time),
+            ns: in_nanoseconds(pause.time),
             phases: phases.collect(),
         }
     }
@@ -449,8 +450,4 @@ impl LongPause {
             Format::Json => json(self),
         }
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -20,6 +20,7 @@ use super::function_sources::FunctionSources;
 use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
+use crate::clock::in_nanoseconds;
 use crate::flags::CountedBy;
 use crate::text::{Escaped, join_first_few, number_of, three_digits};
 
@@ -582,7 +583,7 @@ impl fmt::Display for Summary {
 fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<LatencyBucket> {
     let mut counts = [0_u64; u64::BITS as usize];
     for (time, count) in times {
-        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let nanoseconds = in_nanoseconds(time);
         let sum = &mut counts[nanoseconds.max(1).ilog2() as usize];
         *sum = sum.saturating_add(count);
     }
@@ -618,7 +619,7 @@ pub(crate) fn with_unit(time: Duration) -> String {
 }
 
 fn nanoseconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_u64(u64::try_from(value.as_nanos()).unwrap_or(u64::MAX))
+    to.serialize_u64(in_nanoseconds(*value))
 }
 
 #[cfg(test)]

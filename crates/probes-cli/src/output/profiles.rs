@@ -18,6 +18,7 @@ use serde_json::json;
 
 use super::format::{Format, VERSION, json};
 use super::stacks::in_words;
+use crate::clock::in_nanoseconds;
 use crate::failure::Failure;
 use crate::text::number_of;
 
@@ -319,13 +320,13 @@ struct Lengths {
 impl Distribution {
     fn of(waits: &WaitTimes) -> Distribution {
         let times = waits.times();
-        let part = |share| nanoseconds(times.quantile(share));
+        let part = |share| in_nanoseconds(times.quantile(share));
         let lengths = || Lengths {
             p50_ns: part(0.5),
             p90_ns: part(0.9),
             p99_ns: part(0.99),
             p999_ns: part(0.999),
-            max_ns: nanoseconds(times.max()),
+            max_ns: in_nanoseconds(times.max()),
         };
         Distribution {
             count: times.count(),
@@ -333,10 +334,6 @@ impl Distribution {
             lengths: (times.count() > 0).then(lengths),
         }
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[derive(Debug, Serialize)]

@@ -12,6 +12,7 @@ use super::hits::{Argument, argument_names, arguments_text, thread_text, time_of
 use super::latencies::with_unit;
 use super::stacks::FoundStack;
 use super::table::StreamedTable;
+use crate::clock::in_nanoseconds;
 use crate::failure::Failure;
 use crate::text::Escaped;
 
@@ -82,7 +83,7 @@ impl<'p> SlowPairLine<'p> {
             thread: pair.stop.thread,
             start: measured.start(),
             stop: measured.stop(),
-            duration_ns: u64::try_from(pair.duration.as_nanos()).unwrap_or(u64::MAX),
+            duration_ns: in_nanoseconds(pair.duration),
             trusted: measured.is_trusted(),
             started: pair.start.as_ref().map(EndView::of),
             stopped: EndView::of(&pair.stop),
@@ -124,7 +125,7 @@ impl<'p> SlowCallLine<'p> {
             name: exit.name(),
             object: exit.path().to_string_lossy(),
             address: exit.address().to_string(),
-            duration_ns: u64::try_from(call.duration.as_nanos()).unwrap_or(u64::MAX),
+            duration_ns: in_nanoseconds(call.duration),
             arguments: arguments.map(Argument::of).collect(),
             result: exit.arguments.first().map(Argument::of),
             stack,

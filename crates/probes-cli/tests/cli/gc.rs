@@ -89,7 +89,7 @@ fn figures_of_functions_say_what_is_unknown() {
     }
 }
 
-// promise: Runtime events: A pause of a program of OCaml 4 that is not seen from its beginning to its end is told
+// promise: Runtime events: `gc` warns of pauses of a program of OCaml 4 of which it sees only a part
 #[test]
 fn pauses_of_functions_not_whole_are_told() {
     if is_built_by_ocaml_5() {

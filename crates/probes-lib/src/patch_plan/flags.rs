@@ -236,13 +236,14 @@ mod tests {
     #[test]
     fn flags_of_callers_may_be_read() {
         let read = |bytes: &[u8]| are_read_first(&decode(bytes, 0x1000).collect::<Vec<_>>(), 0);
-        // setc; mov, adc; jc; inc, jc; pushf; jmp to adc.
+        // setc; mov, adc; jc; inc, jc; pushf; jmp to setc; jmp to adc.
         for first in [
             &b"\x0f\x92\xc0"[..],
             b"\x48\x89\xc3\x11\xc8",
             b"\x72\x00",
             b"\xff\xc0\x72\x00",
             b"\x9c",
+            b"\xeb\0\x0f\x92\xc0",
             b"\xeb\x02\x0f\x0b\x48\x11\xc0",
         ] {
             assert!(read(&[first, b"\xc3"].concat()), "{first:x?}");

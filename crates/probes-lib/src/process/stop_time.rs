@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::numbers::nanoseconds;
+
 /// A sum of durations, which its clones share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopTime(Arc<AtomicU64>);
 
 impl StopTime {
     pub(crate) fn add(&self, duration: Duration) {
-        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        self.0.fetch_add(nanoseconds, Ordering::Relaxed);
+        self.0.fetch_add(nanoseconds(duration), Ordering::Relaxed);
     }
 
     pub(crate) fn total(&self) -> Duration {

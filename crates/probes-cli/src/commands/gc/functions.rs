@@ -176,7 +176,7 @@ impl CollectorFunctions {
         messages.warning(WarningKind::PauseLeftOut, &what, hint);
     }
 
-    /// Returns whether a thread is in one of them, as far as stacks can be read.
+    /// Returns whether the stack of a thread, of those that can be read, has one of them.
     fn are_on_a_stack(&self, pid: i32) -> bool {
         let report = Stacks::of_process(pid).and_then(|mut stacks| stacks.read(false));
         let threads = report.map_or_else(|_| Vec::new(), |report| report.threads);

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::size_of;
 use std::time::{Duration, Instant};
 
+use crate::clock::in_nanoseconds;
 use crate::failure::Failure;
 use crate::output::{
     Annotation, AnnotationValue, Encoder, NameId, TimelineFile, TimelineFormat, TracedProcess,
@@ -213,7 +214,7 @@ impl Sink {
 impl LastEvents {
     fn of(lasting: Duration) -> LastEvents {
         LastEvents {
-            lasting: u64::try_from(lasting.as_nanos()).unwrap_or(u64::MAX),
+            lasting: in_nanoseconds(lasting),
             ..LastEvents::default()
         }
     }

@@ -7,7 +7,7 @@ use libc::user_regs_struct;
 use nix::errno::Errno;
 
 use crate::address::LiveAddr;
-use crate::numbers::words;
+use crate::numbers::{nanoseconds, words};
 use crate::sys::ptrace::TraceeState;
 
 /// The version of these messages. A follower lends to tools of the same version only.
@@ -301,10 +301,7 @@ impl Reply {
             }
             Reply::Failed(errno) => vec![reply_kind::FAILED, word(*errno as i32)],
             Reply::Resumed(stop_time) => {
-                vec![
-                    reply_kind::RESUMED,
-                    u64::try_from(stop_time.as_nanos()).unwrap_or(u64::MAX),
-                ]
+                vec![reply_kind::RESUMED, nanoseconds(*stop_time)]
             }
         }
     }
