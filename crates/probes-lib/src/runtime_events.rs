@@ -66,8 +66,8 @@ const SHORT_WAIT: Duration = Duration::from_millis(5);
 /// How long a ring is, unless OCAMLRUNPARAM says otherwise.
 const USUAL_RING_WORDS: u64 = 1 << 16;
 
-/// A ring of which less than this part is written between two reads fills slowly.
-const QUIET_PART: u64 = 32;
+/// A ring fills slowly if at most one in so many of its words is written between two reads.
+const SLOW_PART: u64 = 32;
 
 /// The events that the runtime of a process writes.
 ///
@@ -434,9 +434,11 @@ impl EventRings {
         names: &Names,
         mut visit: impl FnMut(RingEntry<'_>),
     ) -> std::result::Result<(), RingError> {
-        self.most_read = 0;
-        for (reader, tail) in self.readers.iter_mut().zip(tails(source, header)?) {
-            self.most_read = self.most_read.max(tail.saturating_sub(reader.position));
+        let tails = tails(source, header)?;
+        let to_read = tails.iter().zip(&self.readers);
+        let to_read = to_read.map(|(tail, reader)| tail.saturating_sub(reader.position));
+        self.most_read = to_read.max().unwrap_or(0);
+        for (reader, tail) in self.readers.iter_mut().zip(tails) {
             reader.read(source, header, names, tail, &mut self.copied, &mut visit)?;
         }
         Ok(())
@@ -445,7 +447,7 @@ impl EventRings {
 
 /// How long to wait after a read that has found `most_read` words in one ring, at most.
 fn wait_after(most_read: u64, ring_words: u64) -> Duration {
-    if ring_words >= USUAL_RING_WORDS && most_read <= ring_words / QUIET_PART {
+    if ring_words >= USUAL_RING_WORDS && most_read <= ring_words / SLOW_PART {
         LONG_WAIT
     } else {
         SHORT_WAIT

@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
@@ -13,10 +13,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::Pid;
 
 pub mod container;
 pub mod gdb;
@@ -96,7 +93,11 @@ fn build_targets() -> PathBuf {
 
 /// A child that is killed and reaped when dropped.
 #[derive(Debug)]
-pub struct Guard(Child);
+pub struct Guard {
+    child: Child,
+    /// How it has exited, once that is known.
+    status: Option<ExitStatus>,
+}
 
 impl Guard {
     /// Starts `command`.
@@ -104,7 +105,7 @@ impl Guard {
         let started = Instant::now();
         loop {
             match command.spawn() {
-                Ok(child) => return Guard(child),
+                Ok(child) => return child.into(),
                 // A program that a test has just written: a child that another test has forked
                 // meanwhile holds it open until its own exec.
                 Err(error)
@@ -120,17 +121,17 @@ impl Guard {
 
     /// Its pid.
     pub fn pid(&self) -> i32 {
-        self.0.id() as i32
+        self.child.id() as i32
     }
 
     /// The child itself.
     pub fn child(&mut self) -> &mut Child {
-        &mut self.0
+        &mut self.child
     }
 
     /// Whether it has not exited.
     pub fn is_running(&mut self) -> bool {
-        self.exit_status().is_none()
+        matches!(self.exit_status(), Ok(None))
     }
 
     /// Waits until it has exited.
@@ -141,34 +142,35 @@ impl Guard {
     fn wait_within(&mut self, limit: Duration) -> ExitStatus {
         let pid = self.pid();
         eventually_within(limit, &format!("process {pid} exits"), || {
-            self.exit_status()
+            self.exit_status().expect("cannot wait for a child")
         })
     }
 
     /// How it has exited, if it has. `Child` would take a stop for an exit: waitpid(2) reports the stops of a child
     /// that this process traces, too.
-    fn exit_status(&mut self) -> Option<ExitStatus> {
-        let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        match waitid(Id::Pid(Pid::from_raw(self.pid())), peek) {
-            // Once it is reaped, `Child` knows how it has exited.
-            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD) => {
-                self.0.try_wait().expect("cannot wait for a child")
-            }
-            _ => None,
+    fn exit_status(&mut self) -> io::Result<Option<ExitStatus>> {
+        // Once it is reaped, another process may have its pid.
+        if self.status.is_none() && matches!(process::state(self.pid()), None | Some('Z' | 'X')) {
+            self.status = self.child.try_wait()?;
         }
+        Ok(self.status)
     }
 }
 
 impl From<Child> for Guard {
     fn from(child: Child) -> Guard {
-        Guard(child)
+        Guard {
+            child,
+            status: None,
+        }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        while self.exit_status().is_none() {
+        let _ = self.child.kill();
+        // An error: it was reaped by other means.
+        while let Ok(None) = self.exit_status() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -182,7 +182,8 @@ impl<V: EventConsumer> EventReader for ShownEvents<'_, '_, V> {
     }
 
     fn next_read(&self) -> Duration {
-        self.reading.events.next_read()
+        let interval = self.display.interval.unwrap_or(Duration::MAX);
+        self.reading.events.next_read().min(interval)
     }
 
     fn read(&mut self) -> Result<(), Failure> {

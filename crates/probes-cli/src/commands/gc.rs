@@ -269,7 +269,8 @@ impl EventReader for GcReader<'_> {
     }
 
     fn next_read(&self) -> Duration {
-        self.events.events.next_read()
+        let interval = self.args.interval.unwrap_or(Duration::MAX);
+        self.events.events.next_read().min(interval)
     }
 
     fn read(&mut self) -> Result<(), Failure> {

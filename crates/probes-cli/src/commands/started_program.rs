@@ -4,11 +4,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode};
-use std::time::Duration;
-
-use nix::errno::Errno;
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::Pid;
 
 use crate::failure::Failure;
 
@@ -38,29 +33,13 @@ impl StartedProgram {
         self.0.id() as i32
     }
 
-    pub(super) fn has_exited(&self) -> bool {
-        self.is_exited(WaitPidFlag::WNOHANG)
-    }
-
-    /// Whether it has exited. Unlike `Child`, this takes no stop for an exit, and consumes none: waits report also the
-    /// stops that are meant for a thread of ours that traces it.
-    fn is_exited(&self, flags: WaitPidFlag) -> bool {
-        let flags = flags | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
-        match waitid(Id::Pid(Pid::from_raw(self.pid())), flags) {
-            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) => true,
-            // `Child` says that it was waited for.
-            Err(Errno::ECHILD) => true,
-            _ => false,
-        }
+    pub(super) fn has_exited(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(Some(_)))
     }
 
     /// Waits until it has exited; returns its status as ours, or 128 plus the number of the signal that killed it. If
     /// that is 0, but what the command was to do is not complete, returns 1.
     pub(super) fn wait(mut self, is_complete: bool) -> Result<ExitCode, Failure> {
-        while !self.is_exited(WaitPidFlag::empty()) {
-            // It is stopped by a thread of ours, for a moment.
-            std::thread::sleep(Duration::from_millis(1));
-        }
         let status = self.0.wait();
         let status = status.map_err(|source| Failure::System("wait for the program", source))?;
         let code = status.code().or(status.signal().map(|signal| 128 + signal));

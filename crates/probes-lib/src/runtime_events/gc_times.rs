@@ -10,15 +10,15 @@ pub struct GcTimes {
     count: u64,
     total: u64,
     max: u64,
-    /// How many times are in each bucket.
-    buckets: Vec<u64>,
+    /// How many times are in each bucket: [`PER_LENGTH`] buckets together, none of which exist until one is filled.
+    buckets: Vec<Vec<u64>>,
 }
 
 /// How many times have a bucket of their own. Longer ones share a bucket if only their last binary digits differ: a
 /// quantile is at most 1/512, 0.2 %, too low.
 const EXACT: u64 = 1024;
 
-/// Half of the first buckets: as many again have each length that is twice the one before.
+/// How many buckets there are for the times from a power of two, at least [`EXACT`], up to the next one.
 const PER_LENGTH: u64 = EXACT / 2;
 
 /// Returns the index of the bucket that a time is in.
@@ -70,15 +70,21 @@ impl GcTimes {
     }
 
     fn fill(&mut self, bucket: usize, count: u64) {
-        if self.buckets.len() <= bucket {
-            self.buckets.resize(bucket + 1, 0);
+        let (group, index) = (bucket / PER_LENGTH as usize, bucket % PER_LENGTH as usize);
+        if self.buckets.len() <= group {
+            self.buckets.resize(group + 1, Vec::new());
         }
-        self.buckets[bucket] += count;
+        let buckets = &mut self.buckets[group];
+        if buckets.is_empty() {
+            buckets.resize(PER_LENGTH as usize, 0);
+        }
+        buckets[index] += count;
     }
 
     /// Returns the buckets that are not empty, and how many times are in each.
     fn filled(&self) -> impl Iterator<Item = (usize, u64)> {
-        let buckets = self.buckets.iter().copied().enumerate();
+        let groups = (0..).step_by(PER_LENGTH as usize).zip(&self.buckets);
+        let buckets = groups.flat_map(|(first, group)| (first..).zip(group.iter().copied()));
         buckets.filter(|(_, count)| *count > 0)
     }
 

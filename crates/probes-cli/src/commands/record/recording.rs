@@ -257,6 +257,7 @@ impl EventReader for Recording<'_> {
 
     fn next_read(&self) -> Duration {
         let opened = self.events.as_ref();
+        // Without events, there is no next read.
         opened.map_or(HITS_INTERVAL, |it| it.events.next_read())
     }
 
