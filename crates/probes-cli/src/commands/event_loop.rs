@@ -12,6 +12,9 @@ use crate::messages::Messages;
 use crate::output::{LostWords, WarningKind};
 use crate::signals::{RunningProcesses, WaitEnd};
 
+/// The shortest time between two reads.
+const MIN_WAIT: Duration = Duration::from_millis(5);
+
 /// How often it is checked whether the process still writes events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -22,6 +25,11 @@ pub(super) trait EventReader {
 
     /// How long to wait before the next read.
     fn next_read(&self) -> Duration;
+
+    /// When [`EventReader::show`] shows something next, as the time since the beginning.
+    fn next_shown(&self) -> Duration {
+        Duration::MAX
+    }
 
     /// Reads what was written since the last time.
     fn read(&mut self) -> Result<(), Failure>;
@@ -69,7 +77,10 @@ pub(super) fn read_until_end(
     let mut running = RunningProcesses::of(iter::once(target))?;
     let mut checked = Duration::ZERO;
     loop {
-        let left = end.saturating_sub(begun.elapsed()).min(reader.next_read());
+        let at = begun.elapsed();
+        let until_shown = reader.next_shown().saturating_sub(at).max(MIN_WAIT);
+        let next = reader.next_read().min(until_shown);
+        let left = end.saturating_sub(at).min(next);
         let signals = interruptible.signals();
         let wait_end = signals.wait_for(&mut running, left)?;
         let at = begun.elapsed();

@@ -182,8 +182,11 @@ impl<V: EventConsumer> EventReader for ShownEvents<'_, '_, V> {
     }
 
     fn next_read(&self) -> Duration {
-        let interval = self.display.interval.unwrap_or(Duration::MAX);
-        self.reading.events.next_read().min(interval)
+        self.reading.events.next_read()
+    }
+
+    fn next_shown(&self) -> Duration {
+        self.next
     }
 
     fn read(&mut self) -> Result<(), Failure> {

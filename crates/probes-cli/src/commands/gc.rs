@@ -269,8 +269,11 @@ impl EventReader for GcReader<'_> {
     }
 
     fn next_read(&self) -> Duration {
-        let interval = self.args.interval.unwrap_or(Duration::MAX);
-        self.events.events.next_read().min(interval)
+        self.events.events.next_read()
+    }
+
+    fn next_shown(&self) -> Duration {
+        self.next
     }
 
     fn read(&mut self) -> Result<(), Failure> {
