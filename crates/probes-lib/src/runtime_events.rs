@@ -558,7 +558,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rings_that_fill_fast_or_are_short_are_read_soon() {
+    fn full_or_short_rings_are_read_sooner() {
         for (most_read, ring_words, wait) in [
             (0, 1 << 16, LONG_WAIT),
             (2048, 1 << 16, LONG_WAIT),

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_time_is_in_a_bucket_that_begins_little_before() {
+    fn buckets_begin_little_before_each_time() {
         let powers = (0..64).map(|log| 1_u64 << log);
         let near = powers.flat_map(|it| [it - 1, it, it + 1, it + it / 3, it + (it - 1)]);
         let times = (0..5000).chain(near).chain([u64::MAX]);
