@@ -261,18 +261,17 @@ impl<'i> Injector<'i> {
         let entry = injected_call::entry(self.code_cave.at);
         self.write(&stopped, self.code_cave.at, mark)?;
         self.write(&stopped, entry, code)?;
-        let (memory, limit) = (self.memory, self.limit);
         match self.mode {
             RedirectMode::RunningProcess => {
                 let thread = (tid, before);
                 let places = (entry, lingers_at);
                 self.tracer
-                    .run_at(self.process, stopped, thread, places, &range, limit)
+                    .run_at(self.process, stopped, thread, places, &range, self.limit)
             }
             RedirectMode::BeforeStart(at_exec) => {
                 let back = lingers_at.unwrap_or(LiveAddr(before.rip));
                 let stopped =
-                    at_exec.run_round_trip(self.tracer, stopped, memory, entry, back, limit);
+                    at_exec.run_round_trip(self.tracer, stopped, self.memory, entry, back);
                 let stopped = stopped.map_err(|reason| not_returned(pid, reason))?;
                 let result = lingers_at.and_then(|_| redirect::result(stopped.calls(), tid));
                 Ok((stopped, result.map_or(Left::AtEnd, Left::Lingering)))

@@ -101,14 +101,14 @@ impl<'s> SetUp<'s> {
         memory: &ProcessMemory,
         entry: LiveAddr,
     ) -> Result<Stopped<'s>, NotReached> {
-        let (process, limit) = (self.process(), self.options.time_limit);
+        let process = self.process();
         let function = dynamic_loader::debug_function(process);
         let mut place = function;
         loop {
             let places: Vec<LiveAddr> = place.into_iter().chain([entry]).collect();
             let (stopped_there, reached) =
                 self.at_exec
-                    .run_to(self.tracer, stopped, memory, &places, limit)?;
+                    .run_to(self.tracer, stopped, memory, &places)?;
             stopped = stopped_there;
             if reached == entry {
                 return Ok(stopped);

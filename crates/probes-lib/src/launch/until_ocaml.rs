@@ -111,10 +111,9 @@ impl<'s> Patched<'s> {
         let Some(start) = self.start_of_ocaml() else {
             return Ok((Some(stopped), CodeDigest::Pending));
         };
-        let limit = self.options.time_limit;
         let run = self
             .at_exec
-            .run_to(self.tracer, stopped, self.memory, &[start], limit);
+            .run_to(self.tracer, stopped, self.memory, &[start]);
         match run {
             Ok((stopped, _)) => {
                 let (process, image) = (self.at_exec.process(), self.image);

@@ -17,7 +17,6 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -60,22 +59,21 @@ impl AtExec {
     ///
     /// # Errors
     ///
-    /// If it exits first, or executes another program, or cannot be stopped within `limit`. It is still traced
-    /// then, or has been killed.
+    /// If it exits first, or executes another program, or cannot be stopped. It is still traced then, or has been
+    /// killed.
     pub(crate) fn run_to<'s>(
         &'s self,
         tracer: &Tracer<'_>,
         stopped: Stopped<'s>,
         memory: &ProcessMemory,
         places: &[LiveAddr],
-        limit: Duration,
     ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
         // Not released: it must not run untraced.
         stopped.keep_stopped();
         let pid = self.process.pid();
         let reached = run_to::run_to(tracer, pid, memory, places)?;
         let failed = |error: Error| NotReached::Failed(io::Error::other(error.to_string()));
-        let stopped = tracer.stop_or_kill(&self.process, limit);
+        let stopped = tracer.stop_or_kill(&self.process);
         Ok((stopped.map_err(failed)?, reached))
     }
 
@@ -91,11 +89,10 @@ impl AtExec {
         memory: &ProcessMemory,
         entry: LiveAddr,
         back: LiveAddr,
-        limit: Duration,
     ) -> Result<Stopped<'s>, NotReached> {
         let failed = |errno: Errno| NotReached::Failed(errno.into());
         ptrace::set_program_counter(self.process.pid(), entry).map_err(failed)?;
-        let (stopped, _) = self.run_to(tracer, stopped, memory, &[back], limit)?;
+        let (stopped, _) = self.run_to(tracer, stopped, memory, &[back])?;
         Ok(stopped)
     }
 

@@ -38,6 +38,10 @@ const MAX_REFUSALS: usize = 10;
 /// How many attempts are made to stop a process while one of its threads is given no processor within the limit.
 const TRIES: u32 = 3;
 
+/// How long stopping a program may take that has been launched, and has not begun: on a busy machine a thread may have
+/// no processor for a second.
+const LIMIT_AT_LAUNCH: Duration = Duration::from_secs(10);
+
 impl Tracer<'_> {
     /// Stops every thread of `process` within `limit`.
     ///
@@ -162,14 +166,11 @@ impl Tracer<'_> {
     }
 
     /// Same as [`Tracer::stop`], for a process that this thread traces already and that must not run as it is: on an
-    /// error it is not resumed but killed, at the latest when this thread ends; see [`Stopped::killed_on_drop`].
-    pub(crate) fn stop_or_kill<'p>(
-        &self,
-        process: &'p Process,
-        limit: Duration,
-    ) -> Result<Stopped<'p>> {
+    /// error it is not resumed but killed, at the latest when this thread ends; see [`Stopped::killed_on_drop`]. Nobody
+    /// waits for it yet, so the limit is [`LIMIT_AT_LAUNCH`].
+    pub(crate) fn stop_or_kill<'p>(&self, process: &'p Process) -> Result<Stopped<'p>> {
         let stopped = Stopped::none_yet(process, false).killed_on_drop();
-        self.stop_all(stopped, limit, TraceScope::Threads)
+        self.stop_all(stopped, LIMIT_AT_LAUNCH, TraceScope::Threads)
     }
 
     fn stop_all<'p>(

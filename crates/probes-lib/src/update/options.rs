@@ -18,8 +18,9 @@ use std::time::Duration;
 pub struct Options {
     /// How long stopping every thread may take before all are resumed, and how long to wait for another
     /// process that updates the same target; 500 ms by default. If a thread did not stop because it was given no
-    /// processor, stopping is tried again after a pause of the same length, three times in all. Threads of the
-    /// caller that use the same [`Target`](crate::Target) wait for each other without a limit.
+    /// processor, stopping is tried again after a pause of the same length, three times in all. For a
+    /// program that is launched, and has not begun, stopping may take 10 s. Threads of the caller that use the same
+    /// [`Target`](crate::Target) wait for each other without a limit.
     pub time_limit: Duration,
     /// Whether to update the process while it runs, without stopping any of its threads; off by
     /// default. An enabled site differs from a disabled one in one byte of an instruction, so that a
