@@ -162,7 +162,10 @@ impl Process {
         path: &Path,
         wanted: impl Fn(&File) -> io::Result<bool>,
     ) -> io::Result<File> {
-        let relative = path.strip_prefix("/").unwrap_or(path);
+        // In the maps, the path of a file below another root (chroot(2)) begins with the path of that root.
+        let root = self.read_link("root").unwrap_or_else(|_| "/".into());
+        let relative = path.strip_prefix(root).or_else(|_| path.strip_prefix("/"));
+        let relative = relative.unwrap_or(path);
         // openat(2) looks an absolute path up in our own mount namespace; `root` below `/proc/PID`
         // leads into that of the process.
         let names = [path.to_owned(), Path::new("root").join(relative)];

@@ -1,12 +1,13 @@
 //! Programs in their own user, mount and pid namespaces, with another root directory.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{Scratch, Talker, eventually, output, process};
 
-/// A directory that is the root of a container.
+/// A directory that is the root of a container, in one that can be hidden.
 #[derive(Debug)]
 pub struct Container(Scratch);
 
@@ -15,7 +16,7 @@ impl Container {
     /// the given path inside.
     pub fn with(files: &[(&Path, &Path)]) -> Container {
         let container = Container(Scratch::new());
-        fs::create_dir(container.path(Path::new("/proc"))).expect("a directory can be made");
+        fs::create_dir_all(container.path(Path::new("/proc"))).expect("a directory can be made");
         for (file, path) in files {
             container.copy(file, path);
             for library in libraries(file) {
@@ -27,7 +28,15 @@ impl Container {
 
     /// Returns the path, outside of the container, of what has the path `there` inside.
     pub fn path(&self, there: &Path) -> PathBuf {
-        self.0.path().join(there.strip_prefix("/").unwrap_or(there))
+        let root = self.0.file("root");
+        root.join(there.strip_prefix("/").unwrap_or(there))
+    }
+
+    /// Makes the directory that holds its root accessible to nobody, or accessible again.
+    pub fn hide(&self, hidden: bool) {
+        let mode = if hidden { 0o000 } else { 0o755 };
+        let set = fs::set_permissions(self.0.path(), Permissions::from_mode(mode));
+        set.expect("it is ours");
     }
 
     fn copy(&self, file: &Path, there: &Path) {
@@ -43,7 +52,8 @@ impl Container {
         let mut command = unshare();
         let proc = self.path(Path::new("/proc"));
         command.arg(format!("--mount-proc={}", proc.display()));
-        command.arg("chroot").arg(self.0.path()).arg(program);
+        command.arg("chroot").arg(self.path(Path::new("/")));
+        command.arg(program);
         let mut talker = Talker::spawn(&mut command);
         talker.expect("ready");
         let pid = only_child(talker.pid());

@@ -1,7 +1,9 @@
 //! Programs in namespaces of their own, and the tool inside and outside of these namespaces.
 
 use std::path::Path;
+use std::process::Command;
 
+use nix::unistd::geteuid;
 use serde_json::{Value, json};
 use test_support::container::{Container, enter};
 use test_support::fixture_forms;
@@ -51,6 +53,36 @@ fn program_is_known_by_the_callers_pid() {
         let error = run_there(pid, &format!("info -pid {pid}")).failure();
         let expected = format!("ocaml-probes: no process {pid}");
         assert!(error.starts_with(&expected), "{error}");
+        talker.close_input();
+        assert!(talker.guard().wait().success());
+    }
+}
+
+// promise: Containers: The files of a program are read though its root directory is below one that the caller may not
+//    enter: its functions are named, and observed (2 programs)
+#[test]
+fn files_below_a_hidden_root_are_read() {
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let run_there = |line: &str| {
+        let mut command = Command::new(tool);
+        if geteuid().is_root() {
+            // Root without the capabilities by which it may enter every directory, and open every mapped file.
+            command = Command::new("setpriv");
+            command.arg("--bounding-set=-all,+sys_ptrace");
+            command.arg(tool);
+        }
+        run_command(command.args(line.split(' ')))
+    };
+    for program in fixture_forms("objects/host") {
+        let container = container(&program);
+        let (mut talker, pid) = container.start(Path::new("/host"));
+        container.hide(true);
+        let functions = run_there(&format!("list -functions -json -pid {pid} getpid"));
+        let count = run_there(&format!("count -fn getpid -for 10ms -pid {pid}"));
+        container.hide(false);
+        let objects = functions.json()["functions"].to_string();
+        assert!(objects.contains("libc.so.6"), "{objects}");
+        count.answer();
         talker.close_input();
         assert!(talker.guard().wait().success());
     }
