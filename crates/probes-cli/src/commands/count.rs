@@ -72,8 +72,8 @@ all, as
     EVENTS RATE WHAT NAME
 where WHAT is phase, counter, lifecycle, alloc, or user for the program's own; phases and spans
 count when they begin. Of more than 24 names, those without events are left out. Lines `lost WORDS
-domain D` say what was overwritten before it was read. Nothing is stopped or changed; the events
-have to be on: OCAML_RUNTIME_EVENTS_START=1 in its environment.
+domain D` say what was overwritten before it was read. Events that are off are switched on, as by
+`gc`, and off again in the end.
 
 With several processes, of -pid and -name, the hits of all of them are counted by name, in one
 answer; those of each by itself with -by pid or -by pid,EXPR,... A process that exits keeps its

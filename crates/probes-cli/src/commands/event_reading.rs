@@ -1,30 +1,39 @@
 //! What `watch -events`, `count -events` and `hist -events` have in common: they read the runtime events of a process for a time, and
-//! show them periodically. The process is not changed.
+//! show them periodically.
 
 use std::time::{Duration, Instant};
 
-use probes_lib::{Glob, RuntimeEventName, RuntimeEvents, SelectedEntry, SelectedEvents, Target};
+use probes_lib::{Glob, Options, RuntimeEventName, SelectedEntry, SelectedEvents, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use super::gaps::Gaps;
 use super::observe_loop::Display;
+use super::opened_events::{OpenedEvents, warn_of_off};
 use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::TargetSelection;
+use crate::flags::{TakeOver, TargetSelection};
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{LostWords, WarningKind};
+use crate::output::LostWords;
 use crate::signals::TerminationSignals;
 use crate::usage::UsageError;
 
-/// Runtime events of a process that are read.
-pub(super) struct EventReading<'o> {
+/// Which runtime events are to be read.
+pub(super) struct EventRequest<'r> {
     target: Target,
-    output: &'o Output,
-    events: RuntimeEvents,
+    /// All events if there are none.
+    globs: &'r [Glob],
+    options: Options,
+    pub(super) output: Output,
+}
+
+/// Runtime events of a process that are read.
+struct EventReading<'r> {
+    target: &'r Target,
+    output: &'r Output,
+    opened: OpenedEvents,
     selected: SelectedEvents,
-    begun: Instant,
     /// All that was lost so far.
     lost: LostWords,
     forks: u64,
@@ -60,86 +69,115 @@ pub(super) struct ReadingState<'r> {
     pub(super) is_redrawn: bool,
 }
 
-impl<'o> EventReading<'o> {
-    /// Opens the events of the only selected process, from now on; all events if there are no globs.
-    pub(super) fn open(
+impl<'r> EventRequest<'r> {
+    /// Requests events of the only selected process.
+    pub(super) fn new(
         command: &'static str,
         selection: &TargetSelection,
-        globs: &[Glob],
-        output: &'o Output,
-    ) -> Result<EventReading<'o>, Failure> {
+        take_over: &TakeOver,
+        globs: &'r [Glob],
+        output: &Output,
+    ) -> Result<EventRequest<'r>, Failure> {
         let pid = only_pid(command, selection, &output.messages)?;
-        let of_process = Failure::of_process(pid);
-        let target = Target::open_any(pid).map_err(&of_process)?;
-        let mut events = RuntimeEvents::of_process(pid).map_err(&of_process)?;
-        let selected = events.select(globs).map_err(&of_process)?;
-        if matches!(target.check_events(), Ok(false)) {
-            output.messages.warning(
-                WarningKind::EventsPaused,
-                &format!("process {pid} writes no runtime events now: they are off or paused, as they are when `gc` has ended"),
-                &format!("`ocaml-probes gc -pid {pid}` beside this command switches them on as long as it runs; the program itself can, too"),
-            );
+        Ok(EventRequest {
+            target: Target::open_any(pid).map_err(Failure::of_process(pid))?,
+            globs,
+            options: take_over.options(),
+            output: output.clone().with_pid(pid),
+        })
+    }
+
+    /// Reads events from now on, and shows them at the intervals of `display`, until the time is over, a signal arrives, the
+    /// process writes no more events, or the view ends it; then shows the final text of the view.
+    pub(super) fn run(
+        &self,
+        view: &mut impl EventConsumer,
+        mut display: Display,
+        duration: Option<Duration>,
+    ) -> Result<(), Failure> {
+        let (target, output) = (&self.target, &self.output);
+        let messages = &output.messages;
+        let signals = TerminationSignals::block()?;
+        let mut interruptible = InterruptibleOutput::new(output, signals)?;
+        let end = duration.unwrap_or(Duration::MAX);
+        let mut reading = match self.open(end, interruptible.signals()) {
+            Ok(reading) => reading,
+            Err(failure) => {
+                let (_, printed) = interruptible.end();
+                return printed.and(Err(failure));
+            }
+        };
+        let begun = Instant::now();
+        let mut failures = StepFailures::default();
+        failures.add(output.begin());
+        let mut shown = ShownEvents {
+            next: display.interval.unwrap_or(Duration::MAX),
+            reading: &mut reading,
+            view,
+            display: &mut display,
+        };
+        let why = read_until_end(&mut shown, target, begun, end, &mut interruptible);
+        failures.add(why.map(|why| why.note(false, messages)));
+        let lasted = begun.elapsed();
+        let went_off = reading.opened.went_off(target);
+        // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
+        failures.add(reading.opened.close(target.pid()));
+        let (output_was_read, rest_printed) = interruptible.end();
+        failures.add(rest_printed);
+        if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
+            failures.add(output.print(&table.erase_sequence()));
         }
-        let ocaml = events.version();
+        let last = view.last(reading.state(lasted, false));
+        failures.add(last.and_then(|text| output.print_last(&text, output_was_read)));
+        if reading.forks > 1 {
+            let forks = reading.forks;
+            messages.note(&format!(
+                "the process has forked {forks} children, each with rings of its own"
+            ));
+        }
+        warn_of_lost_words(&reading.lost, messages);
+        if went_off {
+            warn_of_off(target.pid(), messages);
+        }
+        failures.finish(messages)
+    }
+
+    /// Opens the events; switches them on, if they are not, for which it waits for at most `end`.
+    fn open(
+        &self,
+        end: Duration,
+        signals: &TerminationSignals,
+    ) -> Result<EventReading<'_>, Failure> {
+        let (target, output) = (&self.target, &self.output);
+        let mut opened = OpenedEvents::of_process(target, self.options, end, output, signals)?;
+        let pid = target.pid();
+        let selected = match opened.events.select(self.globs) {
+            Ok(selected) => selected,
+            Err(error) => {
+                let failure = Failure::of_process(pid)(error);
+                return Err(opened.close_after(failure, pid, &output.messages));
+            }
+        };
+        let ocaml = opened.events.version();
         output.messages.step(format_args!(
             "reading the runtime events of process {pid}, OCaml {ocaml}, from now on"
         ));
         Ok(EventReading {
             target,
             output,
-            events,
+            opened,
             selected,
-            begun: Instant::now(),
             lost: LostWords::default(),
             forks: 0,
         })
     }
+}
 
-    /// Reads events and shows them at the intervals of `display`, until the time is over, a signal arrives, the process writes no
-    /// more events, or the view ends it; then shows the final text of the view.
-    pub(super) fn run(
-        mut self,
-        view: &mut impl EventConsumer,
-        mut display: Display,
-        duration: Option<Duration>,
-    ) -> Result<(), Failure> {
-        let output = self.output;
-        let signals = TerminationSignals::block()?;
-        let mut interruptible = InterruptibleOutput::new(output, signals)?;
-        let end = duration.unwrap_or(Duration::MAX);
-        let mut failures = StepFailures::default();
-        failures.add(output.begin());
-        let (begun, target) = (self.begun, self.target.clone());
-        let mut shown = ShownEvents {
-            next: display.interval.unwrap_or(Duration::MAX),
-            reading: &mut self,
-            view,
-            display: &mut display,
-        };
-        let why = read_until_end(&mut shown, &target, begun, end, &mut interruptible);
-        failures.add(why.map(|why| why.note(false, &output.messages)));
-        let lasted = begun.elapsed();
-        let (output_was_read, rest_printed) = interruptible.end();
-        failures.add(rest_printed);
-        if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
-            failures.add(output.print(&table.erase_sequence()));
-        }
-        let last = view.last(self.state(lasted, false));
-        failures.add(last.and_then(|text| output.print_last(&text, output_was_read)));
-        if self.forks > 1 {
-            let forks = self.forks;
-            output.messages.note(&format!(
-                "the process has forked {forks} children, each with rings of its own"
-            ));
-        }
-        warn_of_lost_words(&self.lost, &output.messages);
-        failures.finish(&output.messages)
-    }
-
+impl EventReading<'_> {
     fn read(&mut self, view: &mut impl EventConsumer) -> Result<(), Failure> {
         let (lost, forks) = (&mut self.lost, &mut self.forks);
         let messages = &self.output.messages;
-        let read = self.events.read_selected(&mut self.selected, |entry| {
+        let read = self.opened.events.read_selected(&mut self.selected, |entry| {
             match entry {
                 SelectedEntry::Lost { domain, words } => lost.add(domain, words),
                 SelectedEntry::Forked(child) => {
@@ -157,8 +195,8 @@ impl<'o> EventReading<'o> {
 
     fn state(&self, at: Duration, is_redrawn: bool) -> ReadingState<'_> {
         ReadingState {
-            target: &self.target,
-            ocaml: self.events.version(),
+            target: self.target,
+            ocaml: self.opened.events.version(),
             names: self.selected.names(),
             at,
             is_redrawn,
@@ -167,8 +205,8 @@ impl<'o> EventReading<'o> {
 }
 
 /// Events that are read and shown at the intervals of a display.
-struct ShownEvents<'s, 'o, V> {
-    reading: &'s mut EventReading<'o>,
+struct ShownEvents<'s, 'r, V> {
+    reading: &'s mut EventReading<'r>,
     view: &'s mut V,
     display: &'s mut Display,
     /// The time of the next display, since the start of the reading.
@@ -177,12 +215,12 @@ struct ShownEvents<'s, 'o, V> {
 
 impl<V: EventConsumer> EventReader for ShownEvents<'_, '_, V> {
     fn are_written(&mut self) -> Result<bool, Failure> {
-        let mapped = self.reading.events.is_mapped();
-        mapped.map_err(Failure::of_process(self.reading.target.pid()))
+        let written = self.reading.opened.are_written();
+        written.map_err(Failure::of_process(self.reading.target.pid()))
     }
 
     fn next_read(&self) -> Duration {
-        self.reading.events.next_read()
+        self.reading.opened.events.next_read()
     }
 
     fn next_shown(&self) -> Duration {

@@ -93,7 +93,7 @@ fn of_process(args: &Args, pid: i32) -> Result<(), Failure> {
     let output = args.output.open()?.with_pid(pid);
     let target = Target::open_any(pid).map_err(Failure::of_process(pid))?;
     let open = |end, signals: &TerminationSignals| {
-        OpenedEvents::of_process(&target, &args.take_over, end, &output, signals)
+        OpenedEvents::of_process(&target, args.take_over.options(), end, &output, signals)
     };
     match read(args, &target, &output, None, open) {
         Err(Failure::Target(_, why)) if is_without_events(&why) => {

@@ -52,8 +52,8 @@ minor_promoted, or all: of the values of counters and of the program's own ints,
 phases and the program's spans take, in nanoseconds. An end is paired with the last begin of the
 same name and domain; an end without a recorded begin is left out. untyped are events that have no
 value. Each name is preceded by its kind, as in phase minor. Lines `lost WORDS domain D` say what
-was overwritten before it was read. Nothing is stopped or changed; the process must write events:
-start it with OCAML_RUNTIME_EVENTS_START=1 in its environment.
+was overwritten before it was read. Events that are off are switched on, as by `gc`, and off again
+in the end.
 
 With -by EXPR,... there is a histogram for each key instead of one for each name: of what an
 expression is at the hit, as for `count -by`, such as arg0, str(page), probe, tid, caller; up to 4.

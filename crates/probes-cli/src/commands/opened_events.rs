@@ -5,11 +5,10 @@ use std::iter;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Error, RuntimeEvents, SwitchedEvents, Target};
+use probes_lib::{Error, Options, RuntimeEvents, SwitchedEvents, Target};
 
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::TakeOver;
 use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::signals::{TerminationSignals, WaitEnd};
@@ -35,14 +34,14 @@ impl OpenedEvents {
     /// before.
     pub(super) fn of_process(
         target: &Target,
-        take_over: &TakeOver,
+        options: Options,
         end: Duration,
         output: &Output,
         signals: &TerminationSignals,
     ) -> Result<OpenedEvents, Failure> {
         let of_process = Failure::of_process(target.pid());
         let Some(mut switched) = target
-            .switch_on_events(take_over.options())
+            .switch_on_events(options)
             .map_err(&of_process)?
         else {
             let events = RuntimeEvents::of_process(target.pid());
@@ -62,13 +61,10 @@ impl OpenedEvents {
                 let switched = Some(switched);
                 Ok(OpenedEvents { events, switched })
             }
-            Err(failure) => match switch_off(target.pid(), &mut switched) {
-                Ok(()) => Err(failure),
-                Err(also) => {
-                    messages.failure(&failure);
-                    Err(also)
-                }
-            },
+            Err(failure) => {
+                let closed = switch_off(target.pid(), &mut switched);
+                Err(first_or_both(failure, closed, messages))
+            }
         }
     }
 
@@ -94,6 +90,16 @@ impl OpenedEvents {
         }
     }
 
+    /// Does the same after a failure, which is returned.
+    pub(super) fn close_after(
+        mut self,
+        failure: Failure,
+        pid: i32,
+        messages: &Messages,
+    ) -> Failure {
+        first_or_both(failure, self.close(pid), messages)
+    }
+
     /// Returns whether the process still writes them.
     ///
     /// # Errors
@@ -112,8 +118,8 @@ impl OpenedEvents {
 pub(super) fn warn_of_off(pid: i32, messages: &Messages) {
     messages.warning(
         WarningKind::EventsPaused,
-        &format!("process {pid} writes no runtime events any more: they are off or paused, as they are when another `gc` has ended; the time without them counts as time without pauses"),
-        &format!("`ocaml-probes gc -pid {pid}` switches them on"),
+        &format!("process {pid} writes no runtime events any more: they are off or paused, as they are when the command that had switched them on has ended; what the process did since is missing"),
+        "the same command again switches them on",
     );
 }
 
@@ -131,6 +137,17 @@ pub(super) fn warn_of_left_file(messages: &Messages, left: Option<(PathBuf, io::
 /// Tells the user that we wait for the process.
 pub(super) fn note_wait(messages: &Messages) {
     messages.note("waiting for the process to allocate: its events are switched on then");
+}
+
+/// Returns the failure, or, if what follows it fails, too, prints it and returns the other.
+fn first_or_both(failure: Failure, then: Result<(), Failure>, messages: &Messages) -> Failure {
+    match then {
+        Ok(()) => failure,
+        Err(also) => {
+            messages.failure(&failure);
+            also
+        }
+    }
 }
 
 fn switch_off(pid: i32, switched: &mut SwitchedEvents) -> Result<(), Failure> {

@@ -93,7 +93,7 @@ fn of_process(args: &Args, file: &NamedFile, pid: i32) -> Result<(), Failure> {
         recording.observe(&target)?
     } else {
         recording.read_events(&target, |end, signals| {
-            OpenedEvents::of_process(&target, &args.take_over, end, &output, signals)
+            OpenedEvents::of_process(&target, args.take_over.options(), end, &output, signals)
         })?
     };
     recording.finish(failures)

@@ -88,9 +88,9 @@ program itself writes with Runtime_events, as
     TIME DOMAIN EVENT NAME VALUE
 where EVENT is begin or end of a phase, counter, lifecycle, alloc, or of the program's own unit,
 int, span_begin, span_end or custom (the first 64 bytes). NAMES are globs such as minor,'major_*',
-or all. Nothing is stopped or changed; the events have to be on: OCAML_RUNTIME_EVENTS_START=1 in its
-environment. What was overwritten before it was read is the line `- DOMAIN lost - WORDS`, before
-what came after it. Lines are in the order of their times as far as they were read together.
+or all. Events that are off are switched on, as by `gc`, and off again in the end. What was
+overwritten before it was read is the line `- DOMAIN lost - WORDS`, before what came after it. Lines
+are in the order of their times as far as they were read together.
 
 With several processes, of -pid and -name, the hits of all are shown in the order of their times, as
 far as they are read together, and each with the PID before THREAD; -limit and -rate are about all

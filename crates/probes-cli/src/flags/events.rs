@@ -13,9 +13,9 @@ const ALL: &str = "all";
 const EVENTS: &str = "events";
 
 /// The flags that mean something for runtime events, of all commands that have -events. The others are about hits.
-const BESIDE_EVENTS: [&str; 13] = [
-    EVENTS, "pid", "duration", "interval", "limit", "linear", "svg", "output", "format", "json",
-    "verbose", "quiet", "help",
+const BESIDE_EVENTS: [&str; 14] = [
+    EVENTS, "pid", "duration", "interval", "limit", "linear", "svg", "force", "output", "format",
+    "json", "verbose", "quiet", "help",
 ];
 
 // Some runtime events.

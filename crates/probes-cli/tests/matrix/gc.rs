@@ -214,27 +214,34 @@ fn events_are_switched_on_and_off() {
     }
 }
 
-// promise: Runtime events: A `gc` whose events were switched on by another one says that they went off with it
+// promise: Runtime events: A command whose events were switched on by another one says that they went off with it (2 commands)
 #[test]
 fn events_that_went_off_are_told() {
     let [file, _] = program_forms("ocaml5/events");
     let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
     let mut first = gc(program.pid, "-interval 10ms");
     collect_until_line(&mut program, &mut first);
-    let mut second = gc(program.pid, "-interval 10ms");
-    collect_until_line(&mut program, &mut second);
+    let others = ["gc", "count -events minor -json"].map(|start| {
+        let line = format!("{start} -interval 10ms -pid {}", program.pid);
+        let mut command = command(line.split(' '));
+        let mut other = Talker::spawn(command.stderr(Stdio::piped()));
+        collect_until_line(&mut program, &mut other);
+        other
+    });
     signal(first.pid(), "INT");
     assert!(first.guard().wait().success());
-    signal(second.pid(), "INT");
-    let output = collect_until_exit(&mut program, second);
-    assert!(output.is_success, "{}", output.err);
-    let why = "writes no runtime events any more";
-    assert!(output.err.contains(why), "{}", output.err);
+    for other in others {
+        signal(other.pid(), "INT");
+        let output = collect_until_exit(&mut program, other);
+        assert!(output.is_success, "{}", output.err);
+        let why = "writes no runtime events any more";
+        assert!(output.err.contains(why), "{}", output.err);
+    }
     program.end();
 }
 
 /// Lets a program collect until the tool has printed a line.
-fn collect_until_line(program: &mut ChrootProgram, tool: &mut Talker) -> String {
+pub(crate) fn collect_until_line(program: &mut ChrootProgram, tool: &mut Talker) -> String {
     loop {
         if let Some(line) = tool.line_within(Duration::from_millis(1)) {
             return line;

@@ -9,6 +9,7 @@ use test_support::{Talker, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
 use crate::events::own_lines;
+use crate::gc::{collect_until_exit, collect_until_line, signal, writes_events};
 use crate::support::{command, object, run};
 
 /// A command that reads events from now on.
@@ -230,9 +231,9 @@ fn lost_words_of_each_domain_are_shown() {
             "{command} -format {format} -pid {pid} -events minor*"
         ));
         // The tool does not run while more is written than a ring holds.
-        crate::gc::signal(tool.talker.pid(), "STOP");
+        signal(tool.talker.pid(), "STOP");
         program.talker.ask("work 2 30", "worked");
-        crate::gc::signal(tool.talker.pid(), "CONT");
+        signal(tool.talker.pid(), "CONT");
         program.end();
         let (lines, said) = tool.end();
         let output = lines.join("\n");
@@ -312,4 +313,35 @@ fn limit_and_duration_end_the_watch() {
     );
     assert!(error.starts_with(&first), "{error}");
     program.end();
+}
+
+// promise: Runtime events: `watch`, `count` and `hist -events` switch them on in a program that runs, and off again, also if no name
+//    matches (2 programs × 4 commands in each chroot)
+#[test]
+fn commands_with_events_switch_them_on() {
+    for file in program_forms("ocaml5/events") {
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let pid = program.pid;
+        for line in [
+            "watch -events minor",
+            "count -events minor -interval 10ms -json",
+            "hist -events minor -interval 10ms -json",
+            "count -events minro",
+        ] {
+            let is_known = !line.ends_with("minro");
+            let mut tool = command(line.split(' ').chain(["-pid", &pid.to_string()]));
+            let mut tool = Talker::spawn(tool.stderr(Stdio::piped()));
+            if is_known {
+                collect_until_line(&mut program, &mut tool);
+                assert_eq!(writes_events(&mut program), (true, false), "{line}");
+                signal(tool.pid(), "INT");
+            }
+            let output = collect_until_exit(&mut program, tool);
+            assert_eq!(output.is_success, is_known, "{line}: {}", output.err);
+            assert!(output.err.contains("to switch runtime events on"));
+            assert_eq!(output.err.contains("did you mean \"minor\""), !is_known);
+            assert_eq!(writes_events(&mut program), (false, false), "{line}");
+        }
+        program.end();
+    }
 }

@@ -5,21 +5,22 @@ use std::time::Duration;
 use probes_lib::{Glob, RuntimeEventKind, SelectedEntry, UserValue};
 
 use super::Args;
-use crate::commands::event_reading::{EventConsumer, EventReading, ReadingState};
+use crate::commands::event_reading::{EventConsumer, EventRequest, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::{EventCounts, EventTotals};
 
 pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
-    let reading = EventReading::open("count", &args.selection, globs, output)?;
+    let request = EventRequest::new("count", &args.selection, &args.take_over, globs, output)?;
+    let output = &request.output;
     let display = Display::new(output, args.interval)?;
     let mut counting = CountedEvents {
         output,
         totals: EventTotals::default(),
         last: None,
     };
-    reading.run(&mut counting, display, args.until.duration)
+    request.run(&mut counting, display, args.until.duration)
 }
 
 /// The events that were read so far, by their names.

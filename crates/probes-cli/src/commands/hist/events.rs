@@ -6,7 +6,7 @@ use probes_lib::{
 };
 
 use super::Args;
-use crate::commands::event_reading::{EventConsumer, EventReading, ReadingState};
+use crate::commands::event_reading::{EventConsumer, EventRequest, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::commands::report_file::ReportFile;
 use crate::destination::Output;
@@ -19,7 +19,8 @@ pub(super) fn run(
     linear: Option<Linear>,
     output: &Output,
 ) -> Result<(), Failure> {
-    let reading = EventReading::open("hist", &args.selection, globs, output)?;
+    let request = EventRequest::new("hist", &args.selection, &args.take_over, globs, output)?;
+    let output = &request.output;
     // Before anything is read, because it may fail.
     let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let display = Display::new(output, args.interval)?;
@@ -32,7 +33,7 @@ pub(super) fn run(
         picture: None,
         draws: report_file.is_some(),
     };
-    let done = reading.run(&mut recording, display, args.until.duration);
+    let done = request.run(&mut recording, display, args.until.duration);
     let written = match (report_file, recording.picture) {
         (Some(file), Some(picture)) => file.write(picture),
         _ => Ok(()),

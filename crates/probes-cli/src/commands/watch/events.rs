@@ -6,14 +6,14 @@ use std::time::Duration;
 use probes_lib::{Glob, SelectedEntry};
 
 use super::Args;
-use crate::commands::event_reading::{EventConsumer, EventReading, ReadingState};
+use crate::commands::event_reading::{EventConsumer, EventRequest, ReadingState};
 use crate::commands::observe_loop::Display;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::{EventLine, EventLines, LostWords, sort_by_time};
 
 pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
-    let reading = EventReading::open("watch", &args.selection, globs, output)?;
+    let request = EventRequest::new("watch", &args.selection, &args.take_over, globs, output)?;
     let mut watching = WatchedEvents {
         lines: EventLines::new(output.format),
         limit: args.limit,
@@ -26,7 +26,7 @@ pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Fa
         interval: Some(Duration::ZERO),
         table: None,
     };
-    reading.run(&mut watching, display, args.until.duration)
+    request.run(&mut watching, display, args.until.duration)
 }
 
 /// Shows events.
