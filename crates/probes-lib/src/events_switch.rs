@@ -35,6 +35,7 @@ use crate::runtime_events::ring_file::RingFile;
 use crate::runtime_events::{OCAML_5_SYMBOL, OCAML_SYMBOL, known_names_of_process, ring_mapping};
 use crate::select::function::FunctionSelector;
 use crate::site::RET;
+use crate::sys::ticks;
 use crate::target::Target;
 
 /// The function that gets the trampoline: its first call switches events on.
@@ -71,6 +72,8 @@ pub(crate) struct EventsSwitch {
     /// The file that the process will create, whose name is to be removed. `None` if the process has a file already, or
     /// once the name is removed.
     created: Option<RingFile>,
+    /// Until when they were off at least, by CLOCK_MONOTONIC.
+    pub(crate) off_until: u64,
     /// When they were first seen to be on.
     on_since: OnceLock<Instant>,
 }
@@ -129,6 +132,7 @@ impl EventsSwitch {
             },
             enabled: symbols.enabled,
             created,
+            off_until: ticks::monotonic(),
             on_since: OnceLock::new(),
         }))
     }

@@ -42,6 +42,7 @@ use crate::observe::{DiscardedPatches, ForkedChildren, Observation, RefusedFunct
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
+use crate::runtime_events::RuntimeEvents;
 use crate::site::SITE_LEN;
 use crate::sys::ticks;
 use crate::target::Target;
@@ -429,6 +430,17 @@ impl Observer {
             Some(switch) => switch.is_enabled(&self.target),
             None => Ok(true),
         }
+    }
+
+    /// Opens the runtime events of the process once they are on, from now on.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`RuntimeEvents::of_process`].
+    pub fn open_events(&self) -> Result<RuntimeEvents> {
+        // The process may have been in a phase when others switched its events off.
+        let off_until = self.events_switch.as_ref().map_or(0, |it| it.off_until);
+        RuntimeEvents::on_since(self.target.pid(), off_until)
     }
 
     /// Removes the name of the file of runtime events, if the process has created one because they were switched on.

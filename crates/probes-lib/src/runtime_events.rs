@@ -147,6 +147,16 @@ impl RuntimeEvents {
     /// If there is no such process, the caller may not debug it, or its events cannot be read
     /// ([`RuntimeEventsError`]).
     pub fn of_process(pid: i32) -> Result<RuntimeEvents> {
+        RuntimeEvents::on_since(pid, 0)
+    }
+
+    /// The same of a process whose events were off until `time`, by CLOCK_MONOTONIC: what began earlier is not under way, as
+    /// its end was not written.
+    ///
+    /// # Errors
+    ///
+    /// See [`RuntimeEvents::of_process`].
+    pub(crate) fn on_since(pid: i32, time: u64) -> Result<RuntimeEvents> {
         let process = Process::open(pid)?;
         process.refuse_without_program()?;
         let maps = read_maps(&process)?;
@@ -163,7 +173,7 @@ impl RuntimeEvents {
         let subject = Subject::Process(pid);
         let mut events = RuntimeEvents::new(subject, source, known)?;
         events.mapped = Some((process, mapping));
-        events.skip()?;
+        events.skip(time)?;
         Ok(events)
     }
 
@@ -263,14 +273,6 @@ impl RuntimeEvents {
         for reader in &mut self.rings.readers {
             reader.position = 0;
         }
-        self
-    }
-
-    /// The same of a process whose events were off until then, by CLOCK_MONOTONIC: what began earlier is not under way, as its end
-    /// was not written.
-    #[must_use]
-    pub(crate) fn on_since(mut self, time: u64) -> RuntimeEvents {
-        self.under_way.retain(|phase| phase.began >= time);
         self
     }
 
@@ -383,8 +385,8 @@ impl RuntimeEvents {
         }
     }
 
-    /// Goes to the end of each ring, and keeps which phases are under way there.
-    fn skip(&mut self) -> Result<()> {
+    /// Goes to the end of each ring, and keeps which phases are under way there, of those that began after `on_since`.
+    fn skip(&mut self, on_since: u64) -> Result<()> {
         let mut domains: BTreeMap<u32, OpenPhases<()>> = BTreeMap::new();
         let seen = ticks::monotonic();
         let mut gaps = EventGaps::default();
@@ -413,7 +415,8 @@ impl RuntimeEvents {
                 })
             });
             // The ends of earlier ones may not have been written, in any domain.
-            self.under_way = under_way.filter(|it| it.began >= gaps.latest()).collect();
+            let since = on_since.max(gaps.latest());
+            self.under_way = under_way.filter(|it| it.began >= since).collect();
             return Ok(());
         }
         // What is wrong with old events does not matter.

@@ -9,7 +9,6 @@ use crate::events_switch::EventsSwitch;
 use crate::observe::observation::Observation;
 use crate::observer::Observer;
 use crate::runtime_events::RuntimeEvents;
-use crate::sys::ticks;
 use crate::target::Target;
 use crate::update::options::Options;
 
@@ -33,8 +32,6 @@ use crate::update::options::Options;
 /// ```
 pub struct SwitchedEvents {
     observer: Observer,
-    /// Until then they were off, by CLOCK_MONOTONIC.
-    off_until: u64,
 }
 
 impl Target {
@@ -54,14 +51,9 @@ impl Target {
         let Some(switch) = EventsSwitch::of(self)? else {
             return Ok(None);
         };
-        let observation = switch.added_to(&Observation::new());
-        let off_until = ticks::monotonic();
-        let observer = self.observe(&observation, options)?;
+        let observer = self.observe(&switch.added_to(&Observation::new()), options)?;
         let observer = observer.with_events_switch(switch);
-        Ok(Some(SwitchedEvents {
-            observer,
-            off_until,
-        }))
+        Ok(Some(SwitchedEvents { observer }))
     }
 
     /// Begins to record hits as [`Target::observe`] does, and also switches on the runtime events of the process, as
@@ -69,7 +61,7 @@ impl Target {
     /// on by now. [`Observer::remove`] undoes both.
     ///
     /// ```no_run
-    /// use probes_lib::{Observation, Options, RuntimeEvents, Selector, Target};
+    /// use probes_lib::{Observation, Options, Selector, Target};
     ///
     /// let target = Target::open(4242)?;
     /// let observation = Observation::new().watch(Selector::All);
@@ -77,7 +69,7 @@ impl Target {
     /// while !observer.events_are_on()? {
     ///     println!("{} hits", observer.events()?.events.len());
     /// }
-    /// let mut events = RuntimeEvents::of_process(4242)?;
+    /// let mut events = observer.open_events()?;
     /// observer.remove_events_file()?;
     /// events.read(|entry| println!("{entry:?}"))?;
     /// observer.remove()?;
@@ -127,9 +119,7 @@ impl SwitchedEvents {
     ///
     /// Same as [`RuntimeEvents::of_process`].
     pub fn open(&self) -> Result<RuntimeEvents> {
-        let events = RuntimeEvents::of_process(self.observer.target().pid())?;
-        // The process may have been in a phase when others switched its events off.
-        Ok(events.on_since(self.off_until))
+        self.observer.open_events()
     }
 
     /// Returns why the events are not on yet: the error of [`SwitchedEvents::is_on`], or that the process has neither

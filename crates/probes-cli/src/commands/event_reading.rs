@@ -177,19 +177,22 @@ impl EventReading<'_> {
     fn read(&mut self, view: &mut impl EventConsumer) -> Result<(), Failure> {
         let (lost, forks) = (&mut self.lost, &mut self.forks);
         let messages = &self.output.messages;
-        let read = self.opened.events.read_selected(&mut self.selected, |entry| {
-            match entry {
-                SelectedEntry::Lost { domain, words } => lost.add(domain, words),
-                SelectedEntry::Forked(child) => {
-                    *forks += 1;
-                    if *forks == 1 {
-                        note_fork(messages, child);
+        let read = self
+            .opened
+            .events
+            .read_selected(&mut self.selected, |entry| {
+                match entry {
+                    SelectedEntry::Lost { domain, words } => lost.add(domain, words),
+                    SelectedEntry::Forked(child) => {
+                        *forks += 1;
+                        if *forks == 1 {
+                            note_fork(messages, child);
+                        }
                     }
+                    _ => {}
                 }
-                _ => {}
-            }
-            view.add(&entry);
-        });
+                view.add(&entry);
+            });
         read.map_err(Failure::of_process(self.target.pid()))
     }
 

@@ -40,10 +40,7 @@ impl OpenedEvents {
         signals: &TerminationSignals,
     ) -> Result<OpenedEvents, Failure> {
         let of_process = Failure::of_process(target.pid());
-        let Some(mut switched) = target
-            .switch_on_events(options)
-            .map_err(&of_process)?
-        else {
+        let Some(mut switched) = target.switch_on_events(options).map_err(&of_process)? else {
             let events = RuntimeEvents::of_process(target.pid());
             return events.map_err(&of_process).map(OpenedEvents::always_on);
         };

@@ -19,19 +19,18 @@ pub struct GcTimes {
 const EXACT: u64 = 1024;
 
 /// How many buckets there are for the times from a power of two, at least [`EXACT`], up to the next one.
-const PER_LENGTH: u64 = EXACT / 2;
+const PER_LENGTH: usize = EXACT as usize / 2;
 
 /// Returns the index of the bucket that a time is in.
 fn bucket_of(time: u64) -> usize {
     let dropped = (time / EXACT).checked_ilog2().map_or(0, |log| log + 1);
-    (u64::from(dropped) * PER_LENGTH + (time >> dropped)) as usize
+    dropped as usize * PER_LENGTH + (time >> dropped) as usize
 }
 
 /// Returns where a bucket begins.
 fn begin_of(bucket: usize) -> u64 {
-    let bucket = bucket as u64;
     let dropped = (bucket / PER_LENGTH).saturating_sub(1);
-    (bucket - dropped * PER_LENGTH) << dropped
+    ((bucket - dropped * PER_LENGTH) as u64) << dropped
 }
 
 impl GcTimes {
@@ -70,20 +69,20 @@ impl GcTimes {
     }
 
     fn fill(&mut self, bucket: usize, count: u64) {
-        let (group, index) = (bucket / PER_LENGTH as usize, bucket % PER_LENGTH as usize);
+        let (group, index) = (bucket / PER_LENGTH, bucket % PER_LENGTH);
         if self.buckets.len() <= group {
             self.buckets.resize(group + 1, Vec::new());
         }
         let buckets = &mut self.buckets[group];
         if buckets.is_empty() {
-            buckets.resize(PER_LENGTH as usize, 0);
+            buckets.resize(PER_LENGTH, 0);
         }
         buckets[index] += count;
     }
 
     /// Returns the buckets that are not empty, and how many times are in each.
     fn filled(&self) -> impl Iterator<Item = (usize, u64)> {
-        let groups = (0..).step_by(PER_LENGTH as usize).zip(&self.buckets);
+        let groups = (0..).step_by(PER_LENGTH).zip(&self.buckets);
         let buckets = groups.flat_map(|(first, group)| (first..).zip(group.iter().copied()));
         buckets.filter(|(_, count)| *count > 0)
     }

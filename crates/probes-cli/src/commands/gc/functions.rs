@@ -226,19 +226,26 @@ impl CollectorFunctions {
         };
         if let Some((latencies, seconds)) = latencies {
             outcome.print(output, report(&latencies, seconds).text(output.format));
-            self.warn_of_unseen(target.pid(), &latencies, &output.messages);
-            let lost: u64 = latencies.iter().map(FunctionLatency::lost).sum();
-            if lost > 0 && outcome.output_was_read {
-                output.messages.warning(
-                    WarningKind::LostCalls,
-                    &format!(
-                        "{} not recorded: the figures are those of the others",
-                        number_that_were(lost, "call")
-                    ),
-                    "`latency -gc minor,slice,major` says of which functions",
-                );
+            if outcome.output_was_read {
+                self.warn_of_unseen(target.pid(), &latencies, &output.messages);
+                warn_of_lost_calls(&latencies, &output.messages);
             }
         }
         outcome.finish(&output.messages)
+    }
+}
+
+/// Warns of calls whose times were not recorded, if there are any.
+fn warn_of_lost_calls(latencies: &[FunctionLatency], messages: &Messages) {
+    let lost: u64 = latencies.iter().map(FunctionLatency::lost).sum();
+    if lost > 0 {
+        messages.warning(
+            WarningKind::LostCalls,
+            &format!(
+                "{} not recorded: the figures are those of the others",
+                number_that_were(lost, "call")
+            ),
+            "`latency -gc minor,slice,major` says of which functions",
+        );
     }
 }

@@ -276,7 +276,7 @@ impl EventReader for Recording<'_> {
 fn open_switched(
     observer: &mut Observer,
 ) -> probes_lib::Result<(RuntimeEvents, Option<(PathBuf, io::Error)>)> {
-    let events = RuntimeEvents::of_process(observer.target().pid())?;
+    let events = observer.open_events()?;
     Ok((events, observer.remove_events_file()?))
 }
 

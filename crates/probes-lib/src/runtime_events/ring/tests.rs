@@ -417,9 +417,9 @@ fn phases_under_way_are_those_without_ends() {
     const END: u64 = 3;
     const PAUSE: (u64, u64) = (1, 2);
     let scratch = test_support::Scratch::new();
-    let open = |first: &[(u64, u64, u64)], second: &[(u64, u64, u64)]| {
-        let (mut events, _) = opened(&scratch, &file_of([first, second]));
-        events.skip().unwrap();
+    let open = |on_since, domains: [&[(u64, u64, u64)]; 2]| {
+        let (mut events, _) = opened(&scratch, &file_of(domains));
+        events.skip(on_since).unwrap();
         events
     };
     let found = |events: &RuntimeEvents| -> Vec<_> {
@@ -427,11 +427,13 @@ fn phases_under_way_are_those_without_ends() {
         phases.map(|it| (it.domain, it.began)).collect()
     };
     let begun = [(BEGIN, 11, 10), (BEGIN, 12, 20), (END, 12, 30)];
-    let events = open(&begun, &[(BEGIN, 12, 40)]);
+    let events = open(0, [&begun, &[(BEGIN, 12, 40)]]);
     assert_eq!(found(&events), [(0, 10), (1, 40)]);
+    // The end of what began while they were off was not written.
+    assert_eq!(found(&open(11, [&begun, &[(BEGIN, 12, 40)]])), [(1, 40)]);
     // The end of the first may not have been written, though another domain was paused.
     let paused = [(PAUSE.0, PAUSE.1, 25), (BEGIN, 12, 40)];
-    assert_eq!(found(&open(&begun, &paused)), [(1, 40)]);
+    assert_eq!(found(&open(0, [&begun, &paused])), [(1, 40)]);
     // Read from the start, none is under way: its begin is read.
     assert_eq!(found(&events.from_start()), []);
 }
