@@ -25,10 +25,23 @@ pub(super) const VERSION: u32 = 1;
 
 /// An object as a line. It can be written to a terminal, like all text.
 pub(super) fn json(answer: &impl Serialize) -> Result<String, Failure> {
-    let mut text = Vec::new();
-    let written = write_json(answer, &mut text);
-    let text = written.and_then(|()| String::from_utf8(text).map_err(io::Error::other));
-    text.map_err(Failure::Output)
+    let mut lines = JsonLines::default();
+    lines.add(answer)?;
+    lines.text()
+}
+
+/// Objects, each as a line.
+#[derive(Default)]
+pub(super) struct JsonLines(Vec<u8>);
+
+impl JsonLines {
+    pub(super) fn add(&mut self, object: &impl Serialize) -> Result<(), Failure> {
+        write_json(object, &mut self.0).map_err(Failure::Output)
+    }
+
+    pub(super) fn text(self) -> Result<String, Failure> {
+        String::from_utf8(self.0).map_err(|error| Failure::Output(io::Error::other(error)))
+    }
 }
 
 /// Writes an object as a line.
@@ -64,6 +77,10 @@ impl Formatter for Printable {
         W: ?Sized + Write,
     {
         let mut rest = fragment;
+        // Nearly all text is such.
+        if fragment.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return writer.write_all(fragment.as_bytes());
+        }
         while let Some((at, hidden)) = rest.char_indices().find(|&(_, c)| is_unprintable(c)) {
             writer.write_all(&rest.as_bytes()[..at])?;
             for unit in hidden.encode_utf16(&mut [0; 2]) {

@@ -5,6 +5,7 @@ mod lost;
 
 use std::time::{Duration, SystemTime};
 
+use humantime::Rfc3339Timestamp;
 use nix::time::{ClockId, clock_gettime};
 use probes_lib::{CustomBytes, RuntimeEventKind, RuntimeEventName, UserValue};
 use serde::Serialize;
@@ -12,9 +13,10 @@ use serde::Serialize;
 pub(crate) use self::counts::{EventCounts, EventTotals};
 pub(crate) use self::lost::LostWords;
 pub(super) use self::lost::{LostOfDomain, lost_lines, lost_of_domains};
-use super::format::{Format, VERSION, json};
+use super::format::{Format, JsonLines, VERSION};
 use super::hits::{Text, time_of_day};
 use super::table::StreamedTable;
+use super::view::text;
 use crate::failure::Failure;
 use crate::text::{Escaped, ocaml_string};
 
@@ -110,7 +112,8 @@ impl Value {
 #[serde(tag = "type", rename = "runtime_event")]
 struct EventView<'e> {
     version: u32,
-    time: String,
+    #[serde(serialize_with = "text")]
+    time: Rfc3339Timestamp,
     monotonic_ns: u64,
     domain: u32,
     kind: &'static str,
@@ -152,41 +155,56 @@ impl EventLines {
         lost: &LostWords,
         events: &[EventLine],
     ) -> Result<String, Failure> {
-        let mut text = String::new();
-        let mut rows: Vec<Vec<String>> = Vec::new();
-        for (domain, words) in lost.each() {
-            match self.format {
-                Format::Json => text += &lost::json_line(domain, words)?,
-                Format::Plain => text += &format!("- {domain} lost - {words}\n"),
-                Format::Table => {
-                    let cells = ["-", &domain.to_string(), "lost", "-", &words.to_string()];
-                    rows.push(cells.map(str::to_owned).to_vec());
-                }
-            }
+        if self.format == Format::Json {
+            return self.json_text(names, lost, events);
         }
-        for event in events {
-            let name = names.get(event.name).map_or("", |it| it.name.as_str());
-            if self.format == Format::Json {
-                text += &json(&self.view(event, name))?;
-                continue;
-            }
-            let time = time_of_day(self.time(event));
-            let cells = [
-                time,
+        let lost = lost.each().map(|(domain, words)| {
+            let (domain, words) = (domain.to_string(), words.to_string());
+            [
+                "-".to_owned(),
+                domain,
+                "lost".to_owned(),
+                "-".to_owned(),
+                words,
+            ]
+        });
+        let events = events.iter().map(|event| {
+            [
+                time_of_day(self.time(event)),
                 event.domain.to_string(),
                 event.kind.to_owned(),
-                Escaped(name).to_string(),
+                Escaped(name_of(event, names)).to_string(),
                 event.value.text(),
-            ];
-            if self.format == Format::Table {
-                rows.push(cells.to_vec());
-            } else {
-                text += (cells.join(" ")).trim_end();
+            ]
+        });
+        let rows = lost.chain(events);
+        let mut text = String::new();
+        if self.format == Format::Table {
+            let mut rows: Vec<_> = rows.map(Vec::from).collect();
+            self.table.append(&COLUMNS, &mut rows, &mut text);
+        } else {
+            for cells in rows {
+                text += cells.join(" ").trim_end();
                 text += "\n";
             }
         }
-        self.table.append(&COLUMNS, &mut rows, &mut text);
         Ok(text)
+    }
+
+    fn json_text(
+        &self,
+        names: &[RuntimeEventName],
+        lost: &LostWords,
+        events: &[EventLine],
+    ) -> Result<String, Failure> {
+        let mut lines = JsonLines::default();
+        for (domain, words) in lost.each() {
+            lines.add(&lost::view(domain, words))?;
+        }
+        for event in events {
+            lines.add(&self.view(event, name_of(event, names)))?;
+        }
+        lines.text()
     }
 
     fn time(&self, event: &EventLine) -> SystemTime {
@@ -204,7 +222,7 @@ impl EventLines {
         }
         EventView {
             version: VERSION,
-            time: humantime::format_rfc3339_nanos(self.time(event)).to_string(),
+            time: humantime::format_rfc3339_nanos(self.time(event)),
             monotonic_ns: event.time,
             domain: event.domain,
             kind: event.kind,
@@ -214,6 +232,10 @@ impl EventLines {
             custom,
         }
     }
+}
+
+fn name_of<'n>(event: &EventLine, names: &'n [RuntimeEventName]) -> &'n str {
+    names.get(event.name).map_or("", |it| it.name.as_str())
 }
 
 /// Brings events of several domains into the order of their times.

@@ -5,8 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::super::format::{Format, VERSION, json};
-use crate::failure::Failure;
+use super::super::format::{Format, VERSION};
 use crate::text::number_of;
 
 /// How many words were lost in which domains.
@@ -84,11 +83,11 @@ pub(in crate::output) fn lost_lines(lost: &[LostOfDomain], format: Format, prefi
 }
 
 /// The JSON line of a domain among those of events.
-pub(super) fn json_line(domain: u32, words: u64) -> Result<String, Failure> {
-    json(&LostLine {
+pub(super) fn view(domain: u32, words: u64) -> impl Serialize {
+    LostLine {
         version: VERSION,
         lost: LostOfDomain { domain, words },
-    })
+    }
 }
 
 #[cfg(test)]
