@@ -18,6 +18,7 @@ mod holds;
 mod info;
 mod latency;
 mod list;
+mod lost_switches;
 mod manual;
 mod observe;
 mod observe_loop;

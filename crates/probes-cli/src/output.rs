@@ -54,7 +54,9 @@ pub(crate) use latencies::{Evidence, Latencies, LatencyReading, TimesAsked, with
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
 pub(crate) use profiles::{PictureKind, ProfileBy, ProfileOptions, ProfileReport};
-pub(crate) use recorded::{FrequentName, RecordCounts, RecordReport, hit_annotations};
+pub(crate) use recorded::{
+    FrequentName, RecordCounts, RecordReport, hit_annotations, wait_annotations, wait_name,
+};
 pub(crate) use released::Released;
 pub(crate) use runtime_events::{
     EventCounts, EventLine, EventLines, EventTotals, LostWords, sort_by_time,

@@ -16,6 +16,7 @@
 //! waits      switches → waits, with the stack that was read while they lasted, if there was time   pure
 //! samples    samples until the records of their time are there: which threads were on a processor then   pure
 //! time_sums  times and waits, added up by stack
+//! wait_recorder  waits, each by itself
 //! process_time  the clock of the process → how much of its running time is in samples, and how much in none   pure
 //! ```
 
@@ -27,6 +28,7 @@ mod refusal;
 mod samples;
 mod switches;
 mod time_sums;
+mod wait_recorder;
 mod waits;
 
 use std::collections::{HashMap, HashSet};
@@ -53,6 +55,7 @@ use samples::PendingSamples;
 use switches::SwitchRecorder;
 pub use time_sums::WaitTimes;
 use time_sums::{ProfileKey, Sum, TimeSums};
+pub use wait_recorder::{RecordedWait, WaitRecorder};
 use waits::{Cause, ThreadWait, Waits};
 
 /// How many descriptors the files of threads leave free. As far as there are more, two files of each thread stay open; those of the
@@ -157,6 +160,8 @@ struct KernelRecords {
     next_look_at: Duration,
     /// The threads that were switched since the last look at waits.
     switched: HashSet<i32>,
+    /// Waits, if they are not added up but kept, each by itself.
+    kept: Option<Vec<ThreadWait<ProfileKey>>>,
 }
 
 /// A thread between two samples.
@@ -299,6 +304,7 @@ impl Profiler {
             ran: Duration::ZERO,
             next_look_at: Duration::ZERO,
             switched: HashSet::new(),
+            kept: None,
         });
         self.begin()
     }
@@ -503,11 +509,16 @@ impl Profiler {
             recorded.ran_until += self.last_look_cost;
         }
         self.samples += 1;
-        if now.saturating_duration_since(self.checked_at) >= CHECK_INTERVAL {
-            self.checked_at = now;
-            self.refuse_executed()?;
+        self.check_program(now)
+    }
+
+    /// Checks whether the process has exec'd another program, if it is time to.
+    fn check_program(&mut self, now: Instant) -> Result<()> {
+        if now.saturating_duration_since(self.checked_at) < CHECK_INTERVAL {
+            return Ok(());
         }
-        Ok(())
+        self.checked_at = now;
+        self.refuse_executed()
     }
 
     fn refuse_executed(&self) -> Result<()> {
@@ -891,12 +902,14 @@ impl KernelRecords {
         if wait.cause == Cause::Stop || wait.time().is_zero() {
             return;
         }
+        if let Some(kept) = &mut self.kept {
+            return kept.push(wait);
+        }
         if wait.cause == Cause::PerhapsStop && wait.seen.is_none() {
             self.unseen_excess = self.unseen_excess.saturating_add(wait.time());
         }
-        let tid = wait.tid;
-        counts.add(&wait, self.looks_at_exited.get(&tid));
-        sums.add_wait(wait, || name_in(counts.threads, tid));
+        counts.add(&wait, self.looks_at_exited.get(&wait.tid));
+        sums.add_wait(wait, |tid| name_in(counts.threads, tid));
     }
 
     /// Adds the samples up to `until` of the threads that were on a processor. Waiting for one after a wait is a part of the wait.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Activity, Profile, ProfiledStack, Profiler, RunningMethod, Target, WaitMethod};
 
+use super::lost_switches::warn_of_lost_switches;
 use super::report_file::ReportFile;
 use super::started_program::StartedProgram;
 use super::step_failures::report_failures;
@@ -320,26 +321,12 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
     if !args.off_cpu {
         warn_of_busy_processors(profile, messages);
     }
-    if let WaitMethod::Recorded { lost: 1.., .. } = profile.waits {
-        messages.warning(
-            WarningKind::LostSwitches,
-            "the kernel has lost records of switches and samples: some times are missing, or too short",
-            "give the tool a processor that is less busy, such as by taskset or nice",
-        );
-    }
     if let WaitMethod::Recorded {
-        unrecorded_processors: many @ 1..,
-        ..
+        lost,
+        unrecorded_processors,
     } = profile.waits
     {
-        messages.warning(
-            WarningKind::LostSwitches,
-            &format!(
-                "{} came online meanwhile, where nothing was recorded: some times are missing, or too long",
-                number_of(many, "processor")
-            ),
-            "profile again",
-        );
+        warn_of_lost_switches(lost, unrecorded_processors, messages);
     }
     warn_of_cut_stacks(profile, unreadable, messages);
     if profile.stops > 0 {

@@ -5,6 +5,7 @@ mod recording;
 mod sink;
 mod starts;
 mod timeline;
+mod waits;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,6 +31,9 @@ Calls of the functions of -fn are slices of their thread, from entry to exit, wi
 and with -results their results; so are the pairs of -pair. Hits of -probe and -usdt are instants
 with their arguments. With -gc, what the collector of OCaml 5 does are slices and counters, by
 domain; runtime events that are off are switched on, and off again in the end, as by `gc`.
+With -off-cpu, the waits of each thread are slices on a track below it, named by the system call
+that they are in, with their stacks; `waits, not looked at` are those that were over before a stack
+could be read. Nothing is stopped for them.
 
 A slice whose end was not seen is ended, and says why: the call was unwound by an exception, or was
 still running. What came faster than it could be read is lost: an instant says where and how much,
@@ -42,16 +46,17 @@ recorder.
 
 When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format:
     slices N instants N values N unwound N running N without_stop N
-        unmatched_exits N unmatched_stops N too_deep N lost_hits N lost_words N bytes N seconds S
+        unmatched_exits N unmatched_stops N too_deep N lost_hits N lost_words N lost_switches N
+        bytes N seconds S
 on one line. If hits were lost, lines follow for the names, up to three, that most hits had that
 were read meanwhile:
     frequent SHARE NAME
 They are probably the ones to leave out.
 
 With -prog FILE it starts the program, with -gc with its runtime events on, and records it from its
-first instruction to its last; it exits with its status, or 128 plus the number of the signal that
-ended it. The lines above are on standard error then. Signals sent to ocaml-probes are passed on to
-the program if it is observed.";
+first instruction to its last, its waits from a moment after its start on; it exits with its status,
+or 128 plus the number of the signal that ended it. The lines above are on standard error then.
+Signals sent to ocaml-probes are passed on to the program if it is observed.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
@@ -92,8 +97,10 @@ fn of_process(args: &Args, file: &NamedFile, pid: i32) -> Result<(), Failure> {
     let failures = if args.recorded.observes() {
         recording.observe(&target)?
     } else {
-        recording.read_events(&target, |end, signals| {
-            OpenedEvents::of_process(&target, args.take_over.options(), end, &output, signals)
+        recording.read_without_hits(&target, |end, signals| {
+            let options = args.take_over.options();
+            let open = || OpenedEvents::of_process(&target, options, end, &output, signals);
+            args.recorded.gc.then(open).transpose()
         })?
     };
     recording.finish(failures)

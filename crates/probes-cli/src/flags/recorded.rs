@@ -35,6 +35,9 @@ pub(crate) struct RecordedFlags {
     /// Record the phases and counters of the garbage collector of OCaml 5
     #[arg(long)]
     gc: bool,
+    /// Record when threads wait, in what, and with which stack
+    #[arg(long)]
+    off_cpu: bool,
 }
 
 /// The checked form of [`RecordedFlags`].
@@ -47,6 +50,7 @@ pub(crate) struct Recorded {
     pub(crate) until: Option<String>,
     pub(crate) over: Option<Duration>,
     pub(crate) gc: bool,
+    pub(crate) off_cpu: bool,
 }
 
 impl Flags for RecordedFlags {
@@ -71,9 +75,9 @@ impl Flags for RecordedFlags {
             || !probes.is_empty()
             || !functions.is_empty()
             || !self.pairs.is_empty();
-        if !has_points && !self.gc {
+        if !(has_points || self.gc || self.off_cpu) {
             return Err(
-                "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS, -until NAME or -gc"
+                "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS, -until NAME, -gc or -off-cpu"
                     .to_owned(),
             );
         }
@@ -85,6 +89,7 @@ impl Flags for RecordedFlags {
             until: self.until,
             over: self.over,
             gc: self.gc,
+            off_cpu: self.off_cpu,
         })
     }
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use inferno::flamegraph;
 use probes_lib::{
-    Activity, Profile, ProfiledStack, RunningMethod, ThreadRole, ThreadTimes, WaitMethod, WaitTimes,
+    Activity, Profile, ProfiledStack, RunningMethod, StackFrame, ThreadRole, ThreadTimes,
+    WaitMethod, WaitTimes,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -419,17 +420,7 @@ impl StackTimes {
             Activity::Unseen => ("unseen", None),
             _ => ("waiting", None),
         };
-        let names = stack
-            .frames
-            .iter()
-            .map(|frame| match (&frame.function, &frame.object) {
-                (Some(function), _) => function.clone(),
-                (None, Some(object)) => {
-                    let name = object.file_name().unwrap_or(object.as_os_str());
-                    format!("[{}]", name.to_string_lossy())
-                }
-                (None, None) => "[unknown]".to_owned(),
-            });
+        let names = stack.frames.iter().map(|frame| name_of(frame));
         let frames: Vec<String> = stack.activity.leaf().into_iter().chain(names).collect();
         StackTimes {
             tid: Some(stack.tid),
@@ -519,6 +510,18 @@ impl StackTimes {
         let frames = self.frames.iter().rev().cloned();
         let roots = collection.into_iter().chain(thread);
         roots.chain(frames).collect()
+    }
+}
+
+/// The name of a frame: that of its function, or of the file that has its code.
+pub(super) fn name_of(frame: &StackFrame) -> String {
+    match (&frame.function, &frame.object) {
+        (Some(function), _) => function.clone(),
+        (None, Some(object)) => {
+            let name = object.file_name().unwrap_or(object.as_os_str());
+            format!("[{}]", name.to_string_lossy())
+        }
+        (None, None) => "[unknown]".to_owned(),
     }
 }
 

@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use probes_lib::{Event, Value};
+use probes_lib::{Activity, Event, RecordedWait, StackEnd, Value};
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json, seconds, seconds_or_null};
 use super::hits::{argument_names, in_ocaml};
+use super::profiles::name_of;
 use super::table::table;
 use super::timeline::{Annotation, AnnotationValue, TimelineFormat};
 use crate::failure::Failure;
@@ -33,6 +34,8 @@ pub(crate) struct RecordCounts {
     pub(crate) too_deep: u64,
     pub(crate) lost_hits: u64,
     pub(crate) lost_words: u64,
+    /// The kernel's records of switches.
+    pub(crate) lost_switches: u64,
 }
 
 /// A name that is frequent among the hits that were read while others were lost.
@@ -99,6 +102,7 @@ impl RecordReport {
             ("too_deep", counts.too_deep),
             ("lost_hits", counts.lost_hits),
             ("lost_words", counts.lost_words),
+            ("lost_switches", counts.lost_switches),
             ("bytes", self.bytes),
         ];
         match format {
@@ -133,6 +137,40 @@ impl RecordReport {
             }
         }
     }
+}
+
+/// How many frames of a stack are shown, the innermost.
+const MAX_FRAMES: usize = 128;
+
+/// What a thread waited in.
+pub(crate) fn wait_name(wait: &RecordedWait) -> String {
+    match wait.activity {
+        Activity::Waiting => "waits in the kernel".to_owned(),
+        Activity::Unseen => "waits, not looked at".to_owned(),
+        activity => {
+            let leaf = activity.leaf().unwrap_or_default();
+            leaf.trim_matches(['[', ']']).to_owned()
+        }
+    }
+}
+
+/// What is said of a wait: its stack, from the outermost function to the innermost, and whether it is only a part.
+pub(crate) fn wait_annotations(wait: &RecordedWait) -> Vec<Annotation> {
+    let shown = &wait.frames[..wait.frames.len().min(MAX_FRAMES)];
+    let names = shown.iter().rev().map(|frame| name_of(frame));
+    let mut names: Vec<String> = names.map(|name| name.replace(';', ":")).collect();
+    let is_cut = wait.end != Some(StackEnd::Outermost) || shown.len() < wait.frames.len();
+    if is_cut {
+        names.insert(0, "[cut]".to_owned());
+    }
+    let mut annotations = Vec::new();
+    if !shown.is_empty() {
+        annotations.push(Annotation::text("stack", names.join(";")));
+    }
+    if !wait.is_whole {
+        annotations.push(Annotation::text("part", "of a longer wait"));
+    }
+    annotations
 }
 
 /// The arguments of a hit, or the result of a function, as annotations of a slice or an instant.

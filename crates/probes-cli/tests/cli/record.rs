@@ -19,22 +19,26 @@ struct Recording {
     errors: BufReader<ChildStderr>,
 }
 
-/// Starts `record` by this command, and waits until it observes.
-fn started(mut command: Command) -> Recording {
+/// Starts `record` by this command, and waits until it says that it records.
+fn started(mut command: Command, saying: &str) -> Recording {
     let mut tool = Talker::spawn(command.stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
     let mut errors = BufReader::new(stderr);
     let mut said = String::new();
-    while !said.contains("stopped ") {
+    while !said.contains(saying) {
         assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
     }
     Recording { tool, errors }
 }
 
 fn recording(pid: i32, flags: &[&str], file: &Path) -> Recording {
+    started(record_command(pid, flags, file), "stopped ")
+}
+
+fn record_command(pid: i32, flags: &[&str], file: &Path) -> Command {
     let mut command = command(["record", "-pid", &pid.to_string()]);
     command.args(flags).arg("-o").arg(file);
-    started(command)
+    command
 }
 
 impl Recording {
@@ -236,6 +240,95 @@ fn pairs_are_slices_and_hits_are_instants() {
     }
 }
 
+/// When a slice began and ended, in nanoseconds.
+fn span(slice: &Value) -> (u64, u64) {
+    let time = |field: &str| slice[field].as_u64().unwrap();
+    (time("begin"), time("end"))
+}
+
+/// The waits of `turns` in its naps of 30 ms, of which not all were looked at, and those that were.
+fn naps(timeline: &Value) -> (Vec<&Value>, Vec<&Value>) {
+    let seen = slices(timeline, "clock_nanosleep");
+    let unseen = slices(timeline, "waits, not looked at");
+    let all = seen.iter().chain(&unseen).copied();
+    let is_long = |slice: &&Value| {
+        let (begin, end) = span(slice);
+        end - begin >= 29_000_000
+    };
+    (all.filter(is_long).collect(), seen)
+}
+
+// promise: Time lines: With -off-cpu, each wait is a slice with the stack that it was in, alone and beside functions, in each format; what
+//    stops the process to observe it is none (2 programs, 20 naps)
+#[test]
+fn waits_are_slices_with_their_stacks() {
+    let scratch = Scratch::new();
+    for program in fixture_forms("turns") {
+        for (format, flags) in FORMATS.into_iter().zip([
+            &["-off-cpu", "-verbose"][..],
+            &["-off-cpu", "-fn", "naps"],
+            &["-off-cpu", "-fn", "naps", "-last", "1h"],
+        ]) {
+            let mut target = Talker::start(&program);
+            let file = scratch.file(format);
+            let observes = flags.contains(&"-fn");
+            let saying = if observes {
+                "stopped "
+            } else {
+                "recording the waits"
+            };
+            let tool = started(record_command(target.pid(), flags, &file), saying);
+            let answer = target.ask("turns 20", "turned");
+            let answered = tool.end().answer();
+            let timeline = read(&file);
+            let (naps, seen) = naps(&timeline);
+            // It may have waited for its command as long.
+            assert!((20..24).contains(&naps.len()), "{flags:?}: {naps:?}");
+            let waited: u64 = naps.iter().map(|it| span(it).1 - span(it).0).sum();
+            let napped: u64 = answer.rsplit(' ').next().unwrap().parse().unwrap();
+            assert!(waited >= napped / 2, "{waited}: {answer}");
+            let stack = seen[0]["args"]["stack"].as_str().unwrap();
+            assert!(stack.contains(";naps;"), "{stack}");
+            assert!(seen[0]["args"]["part"].is_null());
+            assert!(seen[0]["track"].as_str().unwrap().ends_with(" waits"));
+            assert_eq!(figure(&answered, "lost_switches"), 0);
+            let all = timeline["slices"].as_array().unwrap();
+            assert_eq!(figure(&answered, "slices"), all.len() as u64);
+            assert!(all.iter().all(|it| it["name"] != "stopped"), "{all:?}");
+            let calls = slices(&timeline, "naps");
+            assert_eq!(calls.len(), if observes { 20 } else { 0 });
+            for call in calls {
+                let (begin, end) = span(call);
+                // The two are of different clocks, which differ by less than a microsecond.
+                let is_within = |wait: &&&Value| {
+                    let wait = span(wait);
+                    begin <= wait.0 + 10_000 && wait.1 <= end + 10_000
+                };
+                assert_eq!(naps.iter().filter(is_within).count(), 1, "{call}");
+            }
+            target.ask("turns 1", "turned");
+        }
+    }
+}
+
+#[test]
+fn waits_of_a_started_program_are_recorded() {
+    let scratch = Scratch::new();
+    let file = scratch.file("waits.json");
+    let script = ["sh", "--", "-c", "sleep 0.3; exit 5"];
+    let mut command = command(["record", "-off-cpu", "-prog"]);
+    command
+        .arg(script[0])
+        .arg("-o")
+        .arg(&file)
+        .args(&script[1..]);
+    let run = run_command(&mut command);
+    assert_eq!(run.code, Some(5), "{run:?}");
+    let timeline = read(&file);
+    let waits = slices(&timeline, "wait4");
+    assert!(!waits.is_empty(), "{timeline}");
+}
+
 #[test]
 fn running_calls_are_ended_and_marked() {
     let scratch = Scratch::new();
@@ -294,7 +387,7 @@ fn file_that_was_cut_can_be_read() {
         for (name, value) in tool.get_envs() {
             limited.env(name, value.unwrap_or_default());
         }
-        let mut tool = started(limited);
+        let mut tool = started(limited, "stopped ");
         eventually("the file is full", || {
             target.ask("run 1 300", "calls");
             (!tool.tool.guard().is_running()).then_some(())
@@ -589,7 +682,7 @@ fn wrong_command_lines_change_nothing() {
         ),
         (
             "-o x.json",
-            "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS, -until NAME or -gc",
+            "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS, -until NAME, -gc or -off-cpu",
         ),
         (
             "-probe tick -over 5ms -o x.json",

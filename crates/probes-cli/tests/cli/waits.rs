@@ -187,12 +187,12 @@ fn refused_records_are_replaced_by_samples() {
     filter_against(PERF_EVENT_OPEN, EACCES, &filter);
     let mut target = Talker::start(&fixture("turns.pie"));
     let pid = target.pid().to_string();
-    let refused = |flags: &[&str]| {
+    let tool = |command: &str| {
         let mut tool = Command::new(fixture("under_filters.exe"));
-        tool.arg(&filter)
-            .args(["--", TOOL, "profile", "-pid", &pid]);
-        run_command(tool.args(["-for", "500ms"]).args(flags))
+        tool.arg(&filter).args(["--", TOOL, command, "-pid", &pid]);
+        tool
     };
+    let refused = |flags: &[&str]| run_command(tool("profile").args(["-for", "500ms"]).args(flags));
     target.send("turns 20");
     let profile = refused(&["-json"]).json();
     assert_eq!(profile["waits"]["method"], "sampled", "{profile}");
@@ -226,6 +226,15 @@ fn refused_records_are_replaced_by_samples() {
     });
     assert!(errors.sum::<f64>() > 0.0, "{lines}");
     target.expect("turned");
+    // A time line has no place for what is not exact.
+    let mut record = tool("record");
+    let record = record.args(["-off-cpu", "-o"]);
+    let error = run_command(record.arg(scratch.file("waits.json"))).failure();
+    assert!(
+        error.contains(" cannot have its waits recorded: "),
+        "{error}"
+    );
+    assert!(error.contains("Permission denied"), "{error}");
 }
 
 /// What `doctor -json` says of a check, or a command.

@@ -99,6 +99,12 @@ pub enum ProcessError {
     /// The process may stay stopped until the follower runs again.
     #[error("is followed by a tool that does not answer, and may be stopped until that does")]
     FollowerSilent,
+    /// The kernel does not record when its threads wait.
+    #[error("cannot have its waits recorded: {why}")]
+    WaitsNotRecorded {
+        /// Why not.
+        why: String,
+    },
     /// It executed a new program meanwhile.
     #[error("executed a new program meanwhile")]
     Executed,

@@ -53,6 +53,26 @@ pub struct WaitTimes {
     parts: u64,
 }
 
+impl ThreadWait<ProfileKey> {
+    /// What its thread did: as it was seen, or else where it was last seen to wait. `name` is that of a thread.
+    pub(super) fn key(self, name: impl FnOnce(i32) -> Arc<str>) -> ProfileKey {
+        match (self.seen, self.before) {
+            (Some(seen), _) => seen,
+            (None, Some(before)) => ProfileKey {
+                activity: Activity::Unseen,
+                ..before
+            },
+            (None, None) => ProfileKey {
+                tid: self.tid,
+                name: name(self.tid),
+                activity: Activity::Unseen,
+                in_collection: false,
+                stack: None,
+            },
+        }
+    }
+}
+
 impl WaitTimes {
     fn add(&mut self, time: Duration) {
         let bucket = histogram::bucket_of(nanoseconds(time), PRECISION);
@@ -138,27 +158,13 @@ impl TimeSums {
     pub(super) fn add_wait(
         &mut self,
         wait: ThreadWait<ProfileKey>,
-        name: impl FnOnce() -> Arc<str>,
+        name: impl FnOnce(i32) -> Arc<str>,
     ) {
-        let time = wait.time();
-        let key = match (wait.seen, wait.before) {
-            (Some(seen), _) => seen,
-            (None, Some(before)) => ProfileKey {
-                activity: Activity::Unseen,
-                ..before
-            },
-            (None, None) => ProfileKey {
-                tid: wait.tid,
-                name: name(),
-                activity: Activity::Unseen,
-                in_collection: false,
-                stack: None,
-            },
-        };
-        let sum = self.sum(key);
+        let (time, is_whole) = (wait.time(), wait.is_whole);
+        let sum = self.sum(wait.key(name));
         sum.time = sum.time.saturating_add(time);
         let waits = sum.waits.get_or_insert_default();
-        if wait.is_whole {
+        if is_whole {
             waits.add(time);
         } else {
             waits.parts += 1;
@@ -223,7 +229,7 @@ mod tests {
                 seen: None,
                 before: None,
             };
-            sums.add_wait(wait, || "thread".into());
+            sums.add_wait(wait, |_| "thread".into());
         }
         assert!(sums.by_key.len() <= 2 * MAX_STACKS + 1);
         let time: Duration = sums.by_key.values().map(|sum| sum.time).sum();

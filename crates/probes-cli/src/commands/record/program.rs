@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! -gc alone         started, and its runtime events are read from the first
+//! -off-cpu alone    started, and its waits are recorded as soon as they can be
 //! anything else     observed from its first instruction; one thread waits for it, another reads
 //! ```
 
@@ -20,6 +21,7 @@ use crate::commands::gaps::{GapWarning, Gaps};
 use crate::commands::observe_loop::{self, warn_of_still_mapped};
 use crate::commands::opened_events::OpenedEvents;
 use crate::commands::program_with_events::{AwaitedEvents, EventsDirectory, ProgramWithEvents};
+use crate::commands::started_program::StartedProgram;
 use crate::commands::step_failures::{StepFailures, report_failures};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
 use crate::commands::until_exit::{Waiter, wait_and_record};
@@ -29,6 +31,7 @@ use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::hint::Operand;
 use crate::interruptible_output::Next;
+use crate::output::WarningKind;
 
 /// For how long the removal of an observation is retried while the program runs.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,9 +49,41 @@ pub(super) fn run(
     args.output.refuse_to_overwrite("-prog", program)?;
     if args.recorded.observes() {
         observed(args, file, program, arguments)
-    } else {
+    } else if args.recorded.gc {
         with_events(args, file, program, arguments)
+    } else {
+        with_waits(args, file, program, arguments)
     }
+}
+
+/// Records the waits of a program, and nothing else.
+fn with_waits(
+    args: &Args,
+    file: &NamedFile,
+    program: &Path,
+    arguments: &[OsString],
+) -> Result<ExitCode, Failure> {
+    let file = file.create()?;
+    let output = args.output.open_stderr();
+    let mut started = StartedProgram::start(program, arguments, [])?;
+    let pid = started.pid();
+    let output = output.with_pid(pid);
+    let mut recording = Recording::new(args, &output, (pid, program), file);
+    let target = Target::open_any(pid).map_err(Failure::of_process(pid));
+    let read = target.and_then(|target| recording.read_without_hits(&target, |_, _| Ok(None)));
+    let read = match read {
+        Err(Failure::Target(..)) if started.has_exited() => {
+            output.messages.warning(
+                WarningKind::UnreadStacks,
+                "the program exited before its waits could be recorded",
+                "record a longer run of it",
+            );
+            Ok(StepFailures::default())
+        }
+        read => read,
+    };
+    let done = read.and_then(|failures| recording.finish(failures));
+    started.wait(report_failures([done], &output.messages))
 }
 
 /// Records the runtime events of a program, and nothing else.
@@ -65,9 +100,9 @@ fn with_events(
     let output = output.with_pid(pid);
     let mut recording = Recording::new(args, &output, (pid, &started.path()), file);
     let read = match Target::open_any(pid) {
-        Ok(target) => recording.read_events(&target, |_, signals| {
+        Ok(target) => recording.read_without_hits(&target, |_, signals| {
             let events = started.events(&target, signals)?;
-            Ok(OpenedEvents::always_on(events))
+            Ok(Some(OpenedEvents::always_on(events)))
         }),
         Err(error) if !error.is_gone() => Err(Failure::of_process(pid)(error)),
         Err(_) => started.events_of_exited().map(|events| {
@@ -158,7 +193,9 @@ impl ProgramRecorder<'_> {
     /// Whatever fails, what was recorded until then is written.
     fn run(mut self, mut observer: Observer, waiter: &Waiter) -> Result<(), Failure> {
         let mut failures = StepFailures::default();
+        failures.add(self.recording.begin_waits());
         let read = self.read_until_end(&mut observer, waiter, &mut failures);
+        self.recording.end();
         let removed = read.and_then(|()| remove(&mut observer, waiter));
         match removed {
             Ok(observed) => {

@@ -12,8 +12,10 @@ use probes_lib::{Events, Observer, RuntimeEvents, Target};
 use super::Args;
 use super::sink::Sink;
 use super::timeline::Timeline;
-use crate::clock::nanoseconds;
+use super::waits::WaitsReader;
+use crate::clock::{in_nanoseconds, nanoseconds};
 use crate::commands::event_loop::{EventReader, read_until_end, warn_of_lost_words};
+use crate::commands::lost_switches::warn_of_lost_switches;
 use crate::commands::observe_loop::{ActiveObservation, Display};
 use crate::commands::opened_events::{OpenedEvents, PATIENCE, note_wait, warn_of_left_file};
 use crate::commands::step_failures::StepFailures;
@@ -39,7 +41,10 @@ pub(super) struct Recording<'r> {
     timeline: Timeline,
     /// Runtime events, once they are there.
     events: Option<OpenedEvents>,
-    begun: Instant,
+    waits: Option<WaitsReader>,
+    /// From when until when it lasts, in nanoseconds of CLOCK_MONOTONIC; `None`: it is not over.
+    begun: u64,
+    ended: Option<u64>,
 }
 
 impl<'r> Recording<'r> {
@@ -60,8 +65,21 @@ impl<'r> Recording<'r> {
             format,
             timeline: Timeline::new(pid, pairs, until, sink),
             events: None,
-            begun: Instant::now(),
+            waits: None,
+            begun: now(),
+            ended: None,
         }
+    }
+
+    /// Waits are recorded from now on, if they are asked for.
+    pub(super) fn begin_waits(&mut self) -> Result<(), Failure> {
+        if self.args.recorded.off_cpu {
+            self.waits = Some(WaitsReader::begin(self.pid)?);
+            let pid = self.pid;
+            let messages = &self.output.messages;
+            messages.step(format_args!("recording the waits of process {pid}"));
+        }
+        Ok(())
     }
 
     /// Runtime events are read from now on.
@@ -86,8 +104,10 @@ impl<'r> Recording<'r> {
             }
             target.observe(&observation, options)
         };
+        // Before anything is changed, because it may fail.
+        self.begin_waits()?;
         let active = ActiveObservation::begin_by(target, args.until.duration, output, observe)?;
-        self.begun = Instant::now();
+        self.begun = now();
         if recorded.has_functions() {
             warn_of_uncounted(&output.messages, active.observer(), "recorded");
             warn_of_missing_exits(&output.messages, active.observer());
@@ -121,6 +141,8 @@ impl<'r> Recording<'r> {
                 self.add(&hits)
             },
         );
+        // What comes after it is the removal.
+        self.ended = Some(self.begun.saturating_add(in_nanoseconds(outcome.lasted)));
         let rest = outcome.observed.take().map(|observed| observed.events);
         let rest = rest.or(outcome.last.take().map(|((hits, _), _)| hits));
         self.add_rest(&rest.unwrap_or_default());
@@ -139,9 +161,13 @@ impl<'r> Recording<'r> {
     /// Adds hits that were read, and what the runtime has written; returns whether that ends the recording.
     pub(super) fn add(&mut self, hits: &Events) -> Result<Next, Failure> {
         self.timeline.add_hits(hits);
-        self.read_runtime_events()?;
-        self.timeline.sink().flush(false)?;
+        self.read()?;
         Ok(self.after_reading())
+    }
+
+    /// It is over now: what comes after it is the removal.
+    pub(super) fn end(&mut self) {
+        self.ended = Some(now());
     }
 
     /// Adds the hits that are left when it is over.
@@ -166,26 +192,28 @@ impl<'r> Recording<'r> {
         Next::Continue
     }
 
-    /// Opens runtime events with `open`, which may take a time and is interrupted by signals, and reads nothing else,
-    /// until the end.
-    pub(super) fn read_events(
+    /// Opens runtime events with `open`, if they are asked for, which may take a time and is interrupted by signals, and reads them
+    /// and waits, and no hits, until the end.
+    pub(super) fn read_without_hits(
         &mut self,
         target: &Target,
-        open: impl FnOnce(Duration, &TerminationSignals) -> Result<OpenedEvents, Failure>,
+        open: impl FnOnce(Duration, &TerminationSignals) -> Result<Option<OpenedEvents>, Failure>,
     ) -> Result<StepFailures, Failure> {
         let output = self.output;
+        // Before anything is changed, because it may fail.
+        self.begin_waits()?;
         let signals = TerminationSignals::block()?;
         let mut interruptible = InterruptibleOutput::new(output, signals)?;
         let end = self.args.until.duration.unwrap_or(Duration::MAX);
         match open(end, interruptible.signals()) {
-            Ok(events) => self.set_events(events),
+            Ok(events) => self.events = events,
             Err(failure) => {
                 let (_, printed) = interruptible.end();
                 return printed.and(Err(failure));
             }
         }
         let begun = Instant::now();
-        self.begun = begun;
+        self.begun = now();
         let ended = read_until_end(self, target, begun, end, &mut interruptible);
         let mut failures = StepFailures::default();
         let was_started = !self.args.observed.is_process();
@@ -208,11 +236,44 @@ impl<'r> Recording<'r> {
         read.map_err(Failure::of_process(self.pid))
     }
 
+    fn read_waits(&mut self) {
+        let waits = self.waits.iter().flat_map(WaitsReader::take);
+        // Not those in which the process was stopped so that it could be observed.
+        for wait in waits.filter(|wait| wait.until > self.begun) {
+            self.timeline.add_wait(&wait);
+        }
+    }
+
+    /// Reads the waits that are left when it is over.
+    fn end_waits(&mut self) -> Result<(), Failure> {
+        self.read_waits();
+        let Some(waits) = self.waits.take() else {
+            return Ok(());
+        };
+        let waits = waits.end();
+        let recorded = self.begun..self.ended.unwrap_or(u64::MAX);
+        for wait in &waits.rest {
+            if wait.until > recorded.start && wait.since < recorded.end {
+                self.timeline.add_wait(wait);
+            }
+        }
+        self.timeline.add_lost_switches(waits.lost);
+        warn_of_lost_switches(
+            waits.lost,
+            waits.unrecorded_processors,
+            &self.output.messages,
+        );
+        let error = waits.error.map(Failure::of_process(self.pid));
+        error.map_or(Ok(()), Err)
+    }
+
     /// Writes the rest, and says what was recorded.
     pub(super) fn finish(mut self, mut failures: StepFailures) -> Result<(), Failure> {
-        let (output, lasted) = (self.output, self.begun.elapsed());
+        let (output, over) = (self.output, now());
+        let lasted = Duration::from_nanos(over.saturating_sub(self.begun));
         failures.add(self.read_runtime_events());
-        self.timeline.finish(nanoseconds(ClockId::CLOCK_MONOTONIC));
+        failures.add(self.end_waits());
+        self.timeline.finish(now());
         failures.add(self.timeline.sink().flush(true));
         let mut counts = self.timeline.counts;
         let lost_words = take(&mut self.timeline.lost_words);
@@ -251,18 +312,19 @@ impl<'r> Recording<'r> {
 impl EventReader for Recording<'_> {
     fn are_written(&mut self) -> Result<bool, Failure> {
         let opened = self.events.as_ref();
-        let written = opened.map_or(Ok(false), OpenedEvents::are_written);
+        // Without events, the end of the process is the end.
+        let written = opened.map_or(Ok(true), OpenedEvents::are_written);
         written.map_err(Failure::of_process(self.pid))
     }
 
     fn next_read(&self) -> Duration {
         let opened = self.events.as_ref();
-        // Without events, there is no next read.
         opened.map_or(HITS_INTERVAL, |it| it.events.next_read())
     }
 
     fn read(&mut self) -> Result<(), Failure> {
         self.read_runtime_events()?;
+        self.read_waits();
         self.timeline.sink().flush(false)
     }
 
@@ -280,13 +342,18 @@ fn open_switched(
     Ok((events, observer.remove_events_file()?))
 }
 
+/// In nanoseconds of CLOCK_MONOTONIC.
+fn now() -> u64 {
+    nanoseconds(ClockId::CLOCK_MONOTONIC)
+}
+
 /// A process, and the clocks now.
 fn traced(pid: i32, program: &Path) -> TracedProcess {
     let name = program.file_name().unwrap_or(program.as_os_str());
     TracedProcess {
         pid,
         name: name.to_string_lossy().into_owned(),
-        monotonic: nanoseconds(ClockId::CLOCK_MONOTONIC),
+        monotonic: now(),
         boottime: nanoseconds(ClockId::CLOCK_BOOTTIME),
         realtime: nanoseconds(ClockId::CLOCK_REALTIME),
     }

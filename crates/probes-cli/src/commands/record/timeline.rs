@@ -6,6 +6,7 @@
 //!         exit:  calls at a lower place have gone; if the last one left is at this place, and of this function, pop
 //! pair    START: push; STOP: pop, in the same thread
 //! phase   begin: push; end: pop up to the last one of its name
+//! wait    a slice by itself
 //! ```
 //!
 //! The calls of a thread are on its track. Those of a fiber of OCaml 5 are on a lane below the thread in which the
@@ -16,7 +17,8 @@ use std::iter;
 use std::mem::take;
 
 use probes_lib::{
-    CallFrame, Event, EventGaps, EventKind, Events, LiveAddr, RingEntry, RuntimeEventKind,
+    CallFrame, Event, EventGaps, EventKind, Events, LiveAddr, RecordedWait, RingEntry,
+    RuntimeEventKind,
 };
 
 use super::sink::Sink;
@@ -24,7 +26,7 @@ use super::starts::{OpenStarts, StartsInThread};
 use crate::flags::Pair;
 use crate::output::{
     Annotation, FrequentName, LostWords, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId,
-    TrackOf, hit_annotations,
+    TrackOf, hit_annotations, wait_annotations, wait_name,
 };
 
 /// How many calls may be open at once, of all stacks; what is called within them is not recorded.
@@ -85,6 +87,8 @@ struct ThreadTracks {
     track: TrackId,
     /// The lanes for fibers whose outermost call began in it, and whether they are in use.
     lanes: Vec<(TrackId, bool)>,
+    /// The lane for its waits.
+    waits: Option<TrackId>,
 }
 
 struct OpenCalls {
@@ -516,6 +520,47 @@ impl Timeline {
         }
     }
 
+    /// Adds a wait of a thread.
+    pub(super) fn add_wait(&mut self, wait: &RecordedWait) {
+        self.latest = self.latest.max(wait.until);
+        let track = self.lane_of_waits(wait);
+        let name = self.name(&wait_name(wait));
+        self.counts.slices += 1;
+        let begin = TrackEventKind::Begin(name);
+        self.emit(track, wait.since, begin, wait_annotations(wait));
+        self.emit(track, wait.until, TrackEventKind::End, Vec::new());
+    }
+
+    /// Returns the track of a thread's waits, below that of the thread: a call whose entry or exit was recorded a moment too early or too
+    /// late would not nest with them.
+    fn lane_of_waits(&mut self, wait: &RecordedWait) -> TrackId {
+        let tid = wait.tid;
+        let known = self.threads.get(&tid);
+        if let Some(lane) = known.and_then(|it| it.waits) {
+            return lane;
+        }
+        // A thread that has exited has its name no more.
+        let parent = match known {
+            Some(known) => known.track,
+            None => self.add_thread(tid, &wait.thread_name),
+        };
+        let lane = self.track(&TrackOf::Lane(parent), &format!("{tid} waits"));
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.waits = Some(lane);
+        }
+        lane
+    }
+
+    /// Shows that records of switches were lost.
+    pub(super) fn add_lost_switches(&mut self, many: u64) {
+        self.counts.lost_switches = many;
+        if many > 0 {
+            let time = self.latest;
+            let lost = vec![Annotation::int("records", many)];
+            self.instant(TrackId::PROCESS, time, "records of waits were lost", lost);
+        }
+    }
+
     /// Adds what the runtime of OCaml 5 has written of the collector.
     pub(super) fn add_runtime_event(&mut self, entry: &RingEntry<'_>) {
         match *entry {
@@ -702,8 +747,10 @@ impl Timeline {
     /// Forgets the tracks that get no more events: threads come and go.
     fn forget_tracks(&mut self) {
         let threads = self.threads.values();
-        let threads = threads
-            .flat_map(|it| iter::once(&it.track).chain(it.lanes.iter().map(|(track, _)| track)));
+        let threads = threads.flat_map(|it| {
+            let lanes = it.lanes.iter().map(|(track, _)| track);
+            iter::once(&it.track).chain(lanes).chain(&it.waits)
+        });
         let domains = self.domains.values();
         let domains = domains.flat_map(|it| iter::once(&it.track).chain(it.counters.values()));
         let stacks = self.stacks.values().map(|it| &it.track);
@@ -723,23 +770,28 @@ impl Timeline {
             return known.track;
         }
         let comm = std::fs::read_to_string(format!("/proc/{}/task/{thread}/comm", self.pid));
-        let comm = comm.unwrap_or_default();
+        self.add_thread(thread, comm.unwrap_or_default().trim_end())
+    }
+
+    fn add_thread(&mut self, thread: i32, comm: &str) -> TrackId {
         let track = if thread == 0 {
             self.track(&TrackOf::Lane(TrackId::PROCESS), "unknown thread")
+        } else if comm.is_empty() {
+            self.track(&TrackOf::Thread(thread), &format!("thread {thread}"))
         } else {
-            let name = match comm.trim_end() {
-                "" => format!("thread {thread}"),
-                comm => comm.to_owned(),
-            };
-            self.track(&TrackOf::Thread(thread), &name)
+            self.track(&TrackOf::Thread(thread), comm)
         };
         if self.threads.len() >= MAX_THREADS {
             // Those that are needed again get another track of the same name.
             self.threads
                 .retain(|_, it| it.lanes.iter().any(|(_, is_used)| *is_used));
         }
-        let lanes = Vec::new();
-        self.threads.insert(thread, ThreadTracks { track, lanes });
+        let tracks = ThreadTracks {
+            track,
+            lanes: Vec::new(),
+            waits: None,
+        };
+        self.threads.insert(thread, tracks);
         track
     }
 
@@ -776,6 +828,8 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use probes_lib::Activity;
 
     use super::*;
     use crate::output::{TimelineFile, TimelineFormat, TracedProcess};
@@ -862,6 +916,63 @@ mod tests {
             named.len() < 20,
             "only the threads of these events are named"
         );
+    }
+
+    #[test]
+    fn waits_are_drawn_below_their_threads() {
+        let scratch = test_support::Scratch::new();
+        let path = scratch.file("timeline.json");
+        let mut timeline = Timeline::new(1, Vec::new(), None, sink(&path, None));
+        let wait = |tid, since, until, is_whole| RecordedWait {
+            tid,
+            thread_name: format!("worker {tid}").into(),
+            since,
+            until,
+            is_whole,
+            activity: Activity::Blocked(35),
+            frames: Vec::new(),
+            end: None,
+        };
+        for wait in [
+            wait(7, 1_000_000, 2_000_000, true),
+            wait(8, 1_000_000, 5_000_000, false),
+            wait(7, 3_000_000, 4_000_000, true),
+        ] {
+            timeline.add_wait(&wait);
+        }
+        timeline.add_lost_switches(3);
+        timeline.finish(9_000_000);
+        assert_eq!((timeline.counts.slices, timeline.counts.running), (3, 0));
+        assert_eq!(timeline.counts.lost_switches, 3);
+        let events = written(timeline, &path);
+        let names = events.iter().filter(|it| it["ph"] == "M");
+        let names: Vec<&str> = names
+            .map(|it| it["args"]["name"].as_str().unwrap())
+            .collect();
+        let tracks = ["worker 7", "7 waits", "worker 8", "8 waits"];
+        assert!(names.ends_with(&tracks), "{names:?}");
+        let slices = events
+            .iter()
+            .filter(|it| it["ph"] == "B" || it["ph"] == "E");
+        let slices: Vec<(f64, &str, bool)> = slices
+            .map(|it| {
+                let is_part = it["args"]["part"].is_string();
+                let name = it["name"].as_str().unwrap_or_default();
+                (it["ts"].as_f64().unwrap(), name, is_part)
+            })
+            .collect();
+        let call = "nanosleep";
+        let expected = [
+            (1000.0, call, false),
+            (2000.0, "", false),
+            (1000.0, call, true),
+            (5000.0, "", false),
+            (3000.0, call, false),
+            (4000.0, "", false),
+        ];
+        assert_eq!(slices, expected);
+        let lost = events.iter().find(|it| it["ph"] == "i").unwrap();
+        assert_eq!(lost["args"]["records"], 3);
     }
 
     #[test]
