@@ -112,6 +112,15 @@ let () =
       | [ "work"; domains; rounds ] ->
         work (int_of_string domains) (int_of_string rounds);
         print_endline "worked"
+      | [ "chdir"; directory ] ->
+        Sys.chdir directory;
+        print_endline "changed"
+      | [ "pause" ] ->
+        Events.pause ();
+        print_endline "paused"
+      | [ "resume" ] ->
+        Events.resume ();
+        print_endline "resumed"
       | [ "fork" ] -> fork ()
       | [ "tell" ] -> tell_child ()
       | [ "print" ] ->

@@ -164,9 +164,17 @@ fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<Stri
         "`ocaml-probes latency -pid {pid} -gc minor,slice,major` times the collector without them"
     );
     match kind {
-        RuntimeEventsError::NotOn | RuntimeEventsError::CannotSwitchOn { .. } => Some(format!(
+        RuntimeEventsError::NotOn => Some(format!(
             "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment; {instead}"
         )),
+        RuntimeEventsError::CannotSwitchOn { .. } => Some(format!(
+            "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment, and with OCAML_RUNTIME_EVENTS_DIR if it cannot \
+             create files where it works; {instead}"
+        )),
+        RuntimeEventsError::NoRoom { .. } => Some(
+            "make room there, or start it with OCAML_RUNTIME_EVENTS_DIR in its environment, a directory on another disk"
+                .to_owned(),
+        ),
         RuntimeEventsError::Idle => Some(
             "a program that does not run, or is in C code all the time, does not collect either: nothing was changed"
                 .to_owned(),

@@ -15,7 +15,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,9 @@ const MAX_START: u64 = 4096;
 /// How long after the flag is set the call has returned: all that it does then is to let the other domains run on.
 const SETTLED: Duration = Duration::from_millis(200);
 
+/// How often it is checked whether a process can still create the file.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
 /// How long the call that switches events on may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -69,9 +72,16 @@ pub(crate) struct EventsSwitch {
     once: CallOnce,
     /// The address of the flag `runtime_events_enabled`.
     enabled: LiveAddr,
-    /// The file that the process will create, whose name is to be removed. `None` if the process has a file already, or
-    /// once the name is removed.
-    created: Option<RingFile>,
+    paused: LiveAddr,
+    /// The file that the process will create, or that a killed tool has made it create. `None` if it has one that is its own, or one without
+    /// a name.
+    file: Option<RingFile>,
+    /// Whether the name of the file is still to be removed.
+    is_named: bool,
+    /// Whether the flag that says that events are paused was not set.
+    was_not_paused: bool,
+    /// When it was last checked whether the process can create the file.
+    checked: Mutex<Instant>,
     /// Until when they were off at least, by CLOCK_MONOTONIC.
     pub(crate) off_until: u64,
     /// When they were first seen to be on.
@@ -102,9 +112,7 @@ impl EventsSwitch {
         let pid = target.pid();
         let mapping = ring_mapping(process)?;
         let functions = Functions::to_select_of(pid)?;
-        let mut objects = functions.objects().iter();
-        let symbols = objects.find_map(|it| RuntimeSymbols::of(it.elf(), it.load_bias()?));
-        let Some(symbols) = symbols else {
+        let Some(symbols) = RuntimeSymbols::of_process(&functions) else {
             return match mapping {
                 Some(_) => Ok(None),
                 None => Err(without_symbols(pid, &functions)),
@@ -113,7 +121,7 @@ impl EventsSwitch {
         // Of another version it is not known whether a minor collection is safe at the entry of `POLL`.
         known_names_of_process(process, &target.opened.maps()?)?;
         let memory = target.opened.unshadowed_memory_to_read()?;
-        let Some((word, created)) = symbols.change(target, &memory, mapping.as_ref())? else {
+        let Some((word, file)) = symbols.change(target, &memory, mapping.as_ref())? else {
             return Ok(None);
         };
         let Some(ret) = symbols.ret else {
@@ -131,7 +139,11 @@ impl EventsSwitch {
                 word,
             },
             enabled: symbols.enabled,
-            created,
+            paused: symbols.paused,
+            is_named: file.is_some(),
+            file,
+            was_not_paused: read_word(pid, &memory, symbols.paused)? == 0,
+            checked: Mutex::new(Instant::now()),
             off_until: ticks::monotonic(),
             on_since: OnceLock::new(),
         }))
@@ -156,6 +168,31 @@ impl EventsSwitch {
         Ok(is_on)
     }
 
+    /// Checks that nothing has come in the way of the events since they were asked for: while they are not on, that the process can still
+    /// create their file; and then that the disk does not get full.
+    ///
+    /// # Errors
+    ///
+    /// [`RuntimeEventsError::CannotSwitchOn`], [`RuntimeEventsError::NoRoom`].
+    pub(crate) fn refuse_hindered(&self, target: &Target, is_on: bool) -> Result<()> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let pid = target.pid();
+        if is_on {
+            let full = |free| Error::of_process(pid, RuntimeEventsError::NoRoom { free });
+            return file.refuse_full().map_err(full);
+        }
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let creates = self.once.word.change == WordChange::ClearAtEnd;
+        if !creates || checked.elapsed() < CHECK_INTERVAL {
+            return Ok(());
+        }
+        *checked = Instant::now();
+        let refused = file.refuse_again(target.opened.process());
+        refused.map_err(|why| cannot_switch_on(pid, why))
+    }
+
     /// Removes the name of the file that the process has created; does nothing if there is no file yet. The process
     /// still writes to the file, and readers that have opened it still read it. If the name cannot be removed, returns
     /// the path and the reason.
@@ -167,10 +204,13 @@ impl EventsSwitch {
         let Some(mapping) = ring_mapping(target.opened.process())? else {
             return Ok(None);
         };
-        let left = self.created.take().and_then(|file| {
-            let error = file.remove(&mapping).err()?;
+        let process = target.opened.process();
+        let named = self.file.as_ref().filter(|_| self.is_named);
+        let left = named.and_then(|file| {
+            let error = file.remove(process, &mapping).err()?;
             Some((file.path(), error))
         });
+        self.is_named = false;
         Ok(left)
     }
 
@@ -225,10 +265,22 @@ impl EventsSwitch {
         if !self.is_enabled(target)? {
             return Ok(());
         }
-        let memory = target.opened.unshadowed_memory()?;
-        let written = memory.while_it_runs().write_code(self.enabled, &[0; 8]);
-        let part = MemoryPart::Semaphore;
-        written.map_err(|source| Error::of_write(target.pid(), part, self.enabled, source))
+        clear(target, self.enabled)
+    }
+
+    /// Clears the flag that events are paused, if it was not set and the program has paused the events that we had switched on: without
+    /// them it has no effect, and it would never be cleared.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited, or cannot be written to.
+    pub(crate) fn undo_pause(&self, target: &Target) -> Result<()> {
+        let memory = target.opened.unshadowed_memory_to_read()?;
+        let is_paused = read_word(target.pid(), &memory, self.paused)? == 1;
+        if is_paused && self.was_not_paused && !self.is_enabled(target)? {
+            return clear(target, self.paused);
+        }
+        Ok(())
     }
 
     /// Returns whether the call that switches events on has begun.
@@ -289,7 +341,10 @@ impl RuntimeSymbols {
             (1, 0) => None,
             (1, 1) => Some((change(self.paused, WordChange::Clear), None)),
             (0, 0) if is_mapped(word(self.metadata)?) => {
-                Some((change(self.enabled, WordChange::Set), None))
+                // Only a tool leaves them so, and one that was killed the name of the file, too.
+                let left = mapping.filter(|it| !it.is_deleted());
+                let left = left.and_then(|_| self.file(target, memory).ok());
+                Some((change(self.enabled, WordChange::Set), left))
             }
             (0, 0) => {
                 let file = self.file_to_create(target, memory)?;
@@ -302,21 +357,66 @@ impl RuntimeSymbols {
         })
     }
 
-    /// Returns the file that the process will create, if it can.
-    fn file_to_create(&self, target: &Target, memory: &ProcessMemory) -> Result<RingFile> {
+    /// Returns where the file of the process is, or will be.
+    fn file(&self, target: &Target, memory: &ProcessMemory) -> Result<RingFile> {
         let (process, pid) = (target.opened.process(), target.pid());
         let path = read_path(pid, memory, read_word(pid, memory, self.path)?)?;
         // An `int`.
         let words = read_word(pid, memory, self.ring_size)? & u64::from(u32::MAX);
+        let file = RingFile::of(process, path.as_deref(), words);
+        file.map_err(|why| cannot_switch_on(pid, why))
+    }
+
+    /// Returns the file that the process will create, if it can.
+    fn file_to_create(&self, target: &Target, memory: &ProcessMemory) -> Result<RingFile> {
+        let (process, pid) = (target.opened.process(), target.pid());
         let filters = OwnFilters::of(process).has_any();
         if filters.map_err(|source| process.exited_or(source))? {
             let why = "it has a seccomp filter of its own, which may not let it create their file";
             return Err(cannot_switch_on(pid, why));
         }
-        let file = RingFile::of(process, path.as_deref(), words);
-        let file = file.and_then(|file| file.refuse(process).map(|()| file));
-        file.map_err(|why| cannot_switch_on(pid, why))
+        let file = self.file(target, memory)?;
+        let refused = file.refuse(process);
+        refused.map_err(|why| cannot_switch_on(pid, why))?;
+        Ok(file)
     }
+
+    /// Returns those of the runtime of a process; `None` if it has none with symbols.
+    fn of_process(functions: &Functions) -> Option<RuntimeSymbols> {
+        let mut objects = functions.objects().iter();
+        objects.find_map(|it| RuntimeSymbols::of(it.elf(), it.load_bias()?))
+    }
+}
+
+/// Removes the name of the file of events that a killed tool has left in a process: events are off, and the file is there.
+///
+/// # Errors
+///
+/// If the process has exited, or cannot be read.
+pub(crate) fn remove_left_file(target: &Target) -> Result<()> {
+    let process = target.opened.process();
+    let Some(mapping) = ring_mapping(process)?.filter(|it| !it.is_deleted()) else {
+        return Ok(());
+    };
+    let functions = Functions::to_select_of(target.pid())?;
+    let Some(symbols) = RuntimeSymbols::of_process(&functions) else {
+        return Ok(());
+    };
+    let memory = target.opened.unshadowed_memory_to_read()?;
+    if let Some((word, Some(file))) = symbols.change(target, &memory, Some(&mapping))? {
+        if word.change == WordChange::Set {
+            // What is left then is a file that nobody needs.
+            let _ = file.remove(process, &mapping);
+        }
+    }
+    Ok(())
+}
+
+/// Clears a flag of the runtime.
+fn clear(target: &Target, flag: LiveAddr) -> Result<()> {
+    let memory = target.opened.unshadowed_memory()?;
+    let written = memory.while_it_runs().write_code(flag, &[0; 8]);
+    written.map_err(|source| Error::of_write(target.pid(), MemoryPart::Semaphore, flag, source))
 }
 
 /// Returns why events cannot be switched on in a process without the symbols that this needs, whose events are off.

@@ -11,7 +11,7 @@ use crate::error::{
     Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProbeError, ProcessError,
     Result,
 };
-use crate::events_switch::EventsSwitch;
+use crate::events_switch::{self, EventsSwitch};
 use crate::functions::Functions;
 use crate::observe::discarded::DiscardCheck;
 use crate::observe::forked::{ForkCheck, with_copies};
@@ -22,7 +22,7 @@ use crate::observe::install::remove::{
 };
 use crate::observe::install::write_shared;
 use crate::observe::installed::{
-    find_points, refuse_if_removal_began, refuse_observed, refuse_replaced,
+    find_points, is_abandoned, refuse_if_removal_began, refuse_observed, refuse_replaced,
 };
 use crate::observe::layout::arena::Arena;
 use crate::observe::loaded_later::LoadedLater;
@@ -315,6 +315,8 @@ impl Target {
             let _lock = self.lock_unobserved(options)?;
             let successor_lock = self.successor_lock(options)?;
             let cleaned = self.remove_stale(options, successor_lock.as_ref(), &|_| None)?;
+            // Of a process that has exited, nothing is left.
+            let _ = events_switch::remove_left_file(self);
             Ok(cleaned.report)
         };
         clean().map_err(|error| {
@@ -322,6 +324,20 @@ impl Target {
                 .executed_or(error)
                 .with_effect_if_none(Effect::NothingChanged)
         })
+    }
+
+    /// Removes what a killed tool has left in the process, if there is anything: it may have switched on what looks as if it were always on.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Target::clean`].
+    pub(crate) fn clean_abandoned(&self, options: Options) -> Result<()> {
+        let process = self.opened.process();
+        let memory = self.opened.unshadowed_memory_to_read()?;
+        if is_abandoned(process, &memory)? {
+            self.clean(options)?;
+        }
+        Ok(())
     }
 
     /// Checks that the process has no observer, unless it may be taken over.
@@ -424,12 +440,16 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// If the process has exited or executed another program.
+    /// If the process has exited or executed another program; if it could not create the file of its events any more
+    /// ([`RuntimeEventsError::CannotSwitchOn`](crate::RuntimeEventsError::CannotSwitchOn)), or the disk is nearly full
+    /// ([`RuntimeEventsError::NoRoom`](crate::RuntimeEventsError::NoRoom)). Then the observation is to be removed.
     pub fn events_are_on(&self) -> Result<bool> {
-        match &self.events_switch {
-            Some(switch) => switch.is_enabled(&self.target),
-            None => Ok(true),
-        }
+        let Some(switch) = &self.events_switch else {
+            return Ok(true);
+        };
+        let is_on = switch.is_enabled(&self.target)?;
+        switch.refuse_hindered(&self.target, is_on)?;
+        Ok(is_on)
     }
 
     /// Opens the runtime events of the process once they are on, from now on.
@@ -750,7 +770,8 @@ impl Observer {
         }
         if let (Ok(report), Some(switch)) = (&removed, &mut self.events_switch) {
             // If the process has exited, nothing is left to be undone.
-            let _ = switch.undo_late_call(&self.target, &report.counts);
+            let undone = switch.undo_late_call(&self.target, &report.counts);
+            let _ = undone.and_then(|()| switch.undo_pause(&self.target));
         }
         // Again: those that were about to execute a program have done so.
         self.lock_forked()

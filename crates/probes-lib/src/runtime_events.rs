@@ -30,10 +30,11 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 
 use crate::elf::ElfFile;
+use crate::elf::symbols::SymbolTable;
 use crate::error::{ElfDefect, Error, FileError, Operation, Result, RuntimeEventsError, Subject};
 use crate::process::Process;
 use crate::process::image::open_executable;
-use crate::process::maps::{Mapping, read_maps};
+use crate::process::maps::{DELETED, Mapping, read_maps};
 use crate::process::objects::elf_of;
 use crate::select::glob::Glob;
 use crate::sys::ticks;
@@ -41,7 +42,7 @@ use crate::sys::ticks;
 use self::header::{HEADER_LEN, Header};
 use self::names::Names;
 use self::open_phases::{OpenPhase, OpenPhases};
-use self::ring::{CopyBuffer, RingBytes, RingError, RingReader, tails};
+use self::ring::{CopyBuffer, RingBytes, RingError, RingReader, plausible_tails, tails};
 use self::source::Source;
 use self::user_names::UserNames;
 
@@ -118,6 +119,11 @@ struct EventRings {
     copied: CopyBuffer,
     /// How many words of one ring the last read has found, at most.
     most_read: u64,
+    /// How often the events were resumed.
+    resumed: u64,
+    /// When they were last paused, and when something else was last written.
+    paused_at: Option<u64>,
+    written_at: u64,
 }
 
 /// What a ring has: an event, or a gap.
@@ -167,7 +173,7 @@ impl RuntimeEvents {
         let status = status.map_err(|source| process.exited_or(source))?;
         let name = format!("{}.events", status.innermost);
         let of = |kind: RuntimeEventsError| Error::of_process(pid, kind);
-        let Some(mapping) = maps.iter().find(|it| is_ring(it, &name)) else {
+        let Some(mapping) = find_ring(&maps, &name) else {
             return Err(of(why_no_events(&process, &maps)));
         };
         let known = known_names_of_process(&process, &maps)?;
@@ -262,6 +268,9 @@ impl RuntimeEvents {
                 readers: readers.collect(),
                 copied: CopyBuffer::default(),
                 most_read: 0,
+                resumed: 0,
+                paused_at: None,
+                written_at: 0,
             },
             user_names: UserNames::at(header.names_at),
             under_way: Vec::new(),
@@ -307,6 +316,19 @@ impl RuntimeEvents {
     /// second for 20 ms.
     pub fn next_read(&self) -> Duration {
         wait_after(self.rings.most_read, self.header.ring_words)
+    }
+
+    /// Returns how often the program has resumed its events since they were opened, as far as they were read: what happened before, while
+    /// they were paused, is missing.
+    pub fn resumed(&self) -> u64 {
+        self.rings.resumed
+    }
+
+    /// Returns whether the program has paused its events, and nothing was written since, as far as they were read. Not all versions of the
+    /// runtime write that; and another tool may have resumed them, which is not written.
+    pub fn are_paused(&self) -> bool {
+        let paused_at = self.rings.paused_at;
+        paused_at.is_some_and(|time| time >= self.rings.written_at)
     }
 
     /// Selects events by globs for their names; all if there are none. Names are those of the version's phases and counters,
@@ -409,6 +431,7 @@ impl RuntimeEvents {
             }
             RingEntry::Lost { domain, .. } => drop(domains.remove(&domain)),
         });
+        self.rings.resumed = 0;
         if read.is_ok() {
             let under_way = domains.iter().flat_map(|(&domain, open)| {
                 open.each().map(move |(phase, ())| PhaseUnderWay {
@@ -424,8 +447,8 @@ impl RuntimeEvents {
             return Ok(());
         }
         // What is wrong with old events does not matter.
-        let tails = tails(&self.source, &self.header);
-        let tails = tails.map_err(|error| error_of(&self.subject, error.into()))?;
+        let tails = plausible_tails(&self.source, &self.header);
+        let tails = tails.map_err(|error| error_of(&self.subject, error))?;
         for (reader, tail) in self.rings.readers.iter_mut().zip(tails) {
             reader.position = tail;
         }
@@ -445,8 +468,24 @@ impl EventRings {
         let to_read = tails.iter().zip(&self.readers);
         let to_read = to_read.map(|(tail, reader)| tail.saturating_sub(reader.position));
         self.most_read = to_read.max().unwrap_or(0);
+        let (resumed, paused_at, written_at) =
+            (&mut self.resumed, &mut self.paused_at, &mut self.written_at);
         for (reader, tail) in self.readers.iter_mut().zip(tails) {
-            reader.read(source, header, names, tail, &mut self.copied, &mut visit)?;
+            let copied = &mut self.copied;
+            reader.read(source, header, names, tail, copied, |entry| {
+                if let RingEntry::Event { kind, time, .. } = entry {
+                    // Not all versions write that they pause.
+                    if let RuntimeEventKind::Lifecycle("ring_pause", _) = kind {
+                        *paused_at = (*paused_at).max(Some(time));
+                    } else {
+                        *written_at = time.max(*written_at);
+                    }
+                    if let RuntimeEventKind::Lifecycle("ring_resume", _) = kind {
+                        *resumed += 1;
+                    }
+                }
+                visit(entry);
+            })?;
         }
         Ok(())
     }
@@ -498,13 +537,21 @@ pub(crate) fn ring_mapping(process: &Process) -> Result<Option<Mapping>> {
     let status = status.map_err(|source| process.exited_or(source))?;
     let name = format!("{}.events", status.innermost);
     let maps = read_maps(process)?;
-    Ok(maps.into_iter().find(|it| is_ring(it, &name)))
+    Ok(find_ring(&maps, &name).cloned())
+}
+
+/// Returns the mapping of the file of events with this name: if there are several, one whose file has the name still, because the
+/// runtime has created it after the others.
+fn find_ring<'m>(maps: &'m [Mapping], name: &str) -> Option<&'m Mapping> {
+    let mut rings = maps.iter().filter(|it| is_ring(it, name));
+    let named = rings.clone().find(|it| !it.is_deleted());
+    named.or_else(|| rings.next())
 }
 
 /// Returns whether a mapping is that of a file of events of this `name`.
 fn is_ring(mapping: &Mapping, name: &str) -> bool {
     let path = mapping.path();
-    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    let path = path.strip_suffix(DELETED).unwrap_or(path);
     let file = path.rsplit(|&byte| byte == b'/').next();
     mapping.shared && mapping.is_readable() && mapping.offset == 0 && file == Some(name.as_bytes())
 }
@@ -526,10 +573,20 @@ fn elf_files(process: &Process, maps: &[Mapping]) -> impl Iterator<Item = ElfFil
     executable.into_iter().chain(others)
 }
 
-/// Returns the version of OCaml that the program of a process was compiled by, as `Sys.ocaml_version` has it; `None` if
-/// nothing in its files says so.
+/// Returns the version of OCaml that the program of a process was compiled by, as `Sys.ocaml_version` has it, or, if the program uses
+/// nothing of `Sys`, as the functions of its runtime tell (5.3); `None` if nothing in its files says so.
 pub(crate) fn version_of_process(process: &Process, maps: &[Mapping]) -> Option<String> {
-    elf_files(process, maps).find_map(|elf| version(&elf))
+    let named = elf_files(process, maps).find_map(|elf| version(&elf));
+    named.or_else(|| elf_files(process, maps).find_map(|elf| version_of_runtime(&elf)))
+}
+
+/// Returns the version of the runtime that a file has, with its symbols, as far as its functions tell.
+fn version_of_runtime(elf: &ElfFile) -> Option<String> {
+    let symbols = elf.symbols(SymbolTable::Static).ok()??;
+    names::version_of_runtime(|name| {
+        let found = symbols.find([name]).ok();
+        found.is_some_and(|[found]| !found.is_empty())
+    })
 }
 
 /// Returns the names of events in the version of OCaml of `subject`, and the version.
@@ -565,6 +622,7 @@ fn why_no_events(process: &Process, maps: &[Mapping]) -> RuntimeEventsError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::maps;
 
     #[test]
     fn full_or_short_rings_are_read_sooner() {
@@ -578,5 +636,24 @@ mod tests {
         ] {
             assert_eq!(wait_after(most_read, ring_words), wait);
         }
+    }
+
+    #[test]
+    fn ring_with_a_name_is_the_latest() {
+        let maps = |last: &str| {
+            let first = "1000-2000 rw-s 00000000 00:01 7 /tmp/5.events (deleted)\n\
+                         3000-4000 rw-s 00000000 00:01 8 /tmp/6.events\n";
+            maps::parse(format!("{first}{last}\n").as_bytes())
+        };
+        let found = |maps: &[Mapping]| find_ring(maps, "5.events").map(|it| it.start.0);
+        assert_eq!(
+            found(&maps("5000-6000 rw-s 00000000 00:01 9 /tmp/5.events")),
+            Some(0x5000)
+        );
+        assert_eq!(
+            found(&maps("5000-6000 rw-p 00000000 00:01 9 /tmp/5.events")),
+            Some(0x1000)
+        );
+        assert_eq!(found(&maps("")[1..]), None);
     }
 }

@@ -48,6 +48,7 @@ impl Target {
     ///   symbols, it has limited itself with seccomp(2), or might not be able to create the file.
     /// - See [`Target::observe`].
     pub fn switch_on_events(&self, options: Options) -> Result<Option<SwitchedEvents>> {
+        self.clean_abandoned(options)?;
         let Some(switch) = EventsSwitch::of(self)? else {
             return Ok(None);
         };
@@ -84,6 +85,7 @@ impl Target {
         observation: &Observation,
         options: Options,
     ) -> Result<Observer> {
+        self.clean_abandoned(options)?;
         let Some(switch) = EventsSwitch::of(self)? else {
             return self.observe(observation, options);
         };
@@ -107,7 +109,7 @@ impl SwitchedEvents {
     ///
     /// # Errors
     ///
-    /// Same as [`Observer::check`].
+    /// Same as [`Observer::check`], [`Observer::events_are_on`].
     pub fn is_on(&self) -> Result<bool> {
         self.observer.check()?;
         self.observer.events_are_on()

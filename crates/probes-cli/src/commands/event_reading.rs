@@ -8,7 +8,7 @@ use probes_lib::{Glob, Options, RuntimeEventName, SelectedEntry, SelectedEvents,
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use super::gaps::Gaps;
 use super::observe_loop::Display;
-use super::opened_events::{OpenedEvents, warn_of_off};
+use super::opened_events::OpenedEvents;
 use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -119,7 +119,7 @@ impl<'r> EventRequest<'r> {
         let why = read_until_end(&mut shown, target, begun, end, &mut interruptible);
         failures.add(why.map(|why| why.note(false, messages)));
         let lasted = begun.elapsed();
-        let went_off = reading.opened.went_off(target);
+        let missed = reading.opened.missed(target);
         // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
         failures.add(reading.opened.close(target.pid()));
         let (output_was_read, rest_printed) = interruptible.end();
@@ -136,8 +136,8 @@ impl<'r> EventRequest<'r> {
             ));
         }
         warn_of_lost_words(&reading.lost, messages);
-        if went_off {
-            warn_of_off(target.pid(), messages);
+        if let Some(missed) = missed {
+            missed.warn(target.pid(), messages);
         }
         failures.finish(messages)
     }
@@ -151,7 +151,7 @@ impl<'r> EventRequest<'r> {
         let (target, output) = (&self.target, &self.output);
         let mut opened = OpenedEvents::of_process(target, self.options, end, output, signals)?;
         let pid = target.pid();
-        let selected = match opened.events.select(self.globs) {
+        let selected = match opened.select(self.globs) {
             Ok(selected) => selected,
             Err(error) => {
                 let failure = Failure::of_process(pid)(error);

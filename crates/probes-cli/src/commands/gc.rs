@@ -12,7 +12,7 @@ use nix::time::ClockId;
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
-use super::opened_events::{OpenedEvents, warn_of_off};
+use super::opened_events::OpenedEvents;
 use super::program_with_events::ProgramWithEvents;
 use super::step_failures::{StepFailures, report_failures};
 use crate::clock::nanoseconds;
@@ -183,7 +183,7 @@ fn read(
     } else {
         nanoseconds(ClockId::CLOCK_MONOTONIC)
     };
-    let went_off = started.is_none() && reading.events.went_off(target);
+    let missed = reading.events.missed(target);
     // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
     failures.add(reading.events.close(pid));
     let (output_was_read, rest_printed) = interruptible.end();
@@ -194,8 +194,8 @@ fn read(
     let text = report.text(output.format).map(|text| long + &text);
     failures.add(text.and_then(|text| output.print_last(&text, output_was_read)));
     warn_of_lost_words(&report.lost(), &output.messages);
-    if went_off {
-        warn_of_off(pid, &output.messages);
+    if let Some(missed) = missed.filter(|_| started.is_none()) {
+        missed.warn(pid, &output.messages);
     }
     warn_of_partial_pauses(&reading.pauses, until, seconds, &output.messages);
     failures.finish(&output.messages)

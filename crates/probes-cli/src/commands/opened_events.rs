@@ -5,7 +5,7 @@ use std::iter;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Error, Options, RuntimeEvents, SwitchedEvents, Target};
+use probes_lib::{Error, Glob, Options, RuntimeEvents, SelectedEvents, SwitchedEvents, Target};
 
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -15,6 +15,9 @@ use crate::signals::{TerminationSignals, WaitEnd};
 
 /// How often it is checked whether they are on.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How long after events were switched on the names of the program's own are there.
+const NAMES_WRITTEN: Duration = Duration::from_millis(300);
 
 /// After how long the user is told that we wait for the process.
 pub(super) const PATIENCE: Duration = Duration::from_millis(300);
@@ -73,10 +76,35 @@ impl OpenedEvents {
         }
     }
 
-    /// Returns whether they are off, although they were on without us: another tool had switched them on, or the program has
-    /// paused them.
-    pub(super) fn went_off(&self, target: &Target) -> bool {
-        self.switched.is_none() && matches!(target.check_events(), Ok(false))
+    /// Selects events by their names. If events were just switched on, waits for the names of the program's own: the runtime writes them
+    /// a moment later.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`RuntimeEvents::select`].
+    pub(super) fn select(&mut self, globs: &[Glob]) -> Result<SelectedEvents, Error> {
+        let begun = Instant::now();
+        loop {
+            let selected = self.events.select(globs);
+            let may_come = self.switched.is_some() && begun.elapsed() < NAMES_WRITTEN;
+            if selected.is_ok() || !may_come {
+                return selected;
+            }
+            std::thread::sleep(CHECK_INTERVAL);
+        }
+    }
+
+    /// Returns what was missed of what the program did, because its events were off for a time; to be called before they are closed.
+    pub(super) fn missed(&self, target: &Target) -> Option<Missed> {
+        // Of a program without symbols, only its events tell.
+        let is_off = || {
+            let are_paused = self.switched.is_none() && self.events.are_paused();
+            are_paused || matches!(target.check_events(), Ok(false))
+        };
+        if !target.has_exited() && is_off() {
+            return Some(Missed::UntilNow);
+        }
+        (self.events.resumed() > 0).then_some(Missed::Meanwhile)
     }
 
     /// Switches the events off, if we have switched them on.
@@ -111,13 +139,34 @@ impl OpenedEvents {
     }
 }
 
-/// Warns that a process whose events were on does not write them any more.
-pub(super) fn warn_of_off(pid: i32, messages: &Messages) {
-    messages.warning(
-        WarningKind::EventsPaused,
-        &format!("process {pid} writes no runtime events any more: they are off or paused, as they are when the command that had switched them on has ended; what the process did since is missing"),
-        "the same command again switches them on",
-    );
+/// When events were off that had been on.
+#[derive(Clone, Copy)]
+pub(super) enum Missed {
+    /// For a time: the program has paused and resumed them.
+    Meanwhile,
+    /// They are off still: another tool had switched them on, or the program has paused them.
+    UntilNow,
+}
+
+impl Missed {
+    /// Warns that the events of a process were off.
+    pub(super) fn warn(self, pid: i32, messages: &Messages) {
+        let (what, hint) = match self {
+            Missed::Meanwhile => (
+                format!(
+                    "the program has paused its runtime events, and resumed them: what process {pid} did in between is missing"
+                ),
+                "the event ring_resume says when they were resumed: `watch -events 'ring_*'`",
+            ),
+            Missed::UntilNow => (
+                format!(
+                    "process {pid} writes no runtime events any more: they are off or paused, as they are when the command that had switched them on has ended; what the process did since is missing"
+                ),
+                "the same command again switches them on",
+            ),
+        };
+        messages.warning(WarningKind::EventsPaused, &what, hint);
+    }
 }
 
 /// Warns of the file of events that were switched on, if it could not be removed.

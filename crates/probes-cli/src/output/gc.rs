@@ -9,7 +9,7 @@ use probes_lib::{DomainPauses, FunctionLatency, GcPause, GcPauses, GcTimes};
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json, seconds, seconds_or_null};
-use super::latencies::with_unit;
+use super::latencies::{LatencyBucket, buckets, chart, with_unit};
 use super::runtime_events::LostWords;
 use super::table::table;
 use crate::clock::in_nanoseconds;
@@ -42,6 +42,9 @@ pub(crate) struct GcReport<'g> {
     compactions: Option<u64>,
     domains: Vec<DomainView>,
     phases: Vec<PhaseView>,
+    /// How many pauses took how long.
+    #[serde(skip)]
+    lengths: Vec<LatencyBucket>,
 }
 
 /// What the figures are of.
@@ -184,6 +187,7 @@ impl<'g> GcReport<'g> {
             let all = domains.iter().filter_map(of);
             Some(all.fold(0, u64::saturating_add))
         };
+        let all = pauses.all();
         GcReport {
             version: VERSION,
             pid,
@@ -192,7 +196,7 @@ impl<'g> GcReport<'g> {
             from: FiguresOf::Events,
             at: None,
             seconds,
-            pauses: PauseTimes::of(&pauses.all()),
+            pauses: PauseTimes::of(&all),
             allocated_bytes: sum(|it| it.allocated_bytes),
             promoted_bytes: sum(|it| it.promoted_bytes),
             heap_bytes: pauses.heap(),
@@ -200,6 +204,7 @@ impl<'g> GcReport<'g> {
             compactions: Some(pauses.compactions()),
             domains,
             phases,
+            lengths: buckets(all.times()),
         }
     }
 
@@ -246,6 +251,7 @@ impl<'g> GcReport<'g> {
             compactions,
             domains: vec![domain],
             phases,
+            lengths: buckets(all.times()),
         }
     }
 
@@ -343,6 +349,11 @@ impl<'g> GcReport<'g> {
         let head = [&["domain"], COLUMNS.as_slice(), &shares].concat();
         let mut text = table(&head, domains);
         text += "\n";
+        if self.pauses.count > 0 {
+            text += "pauses:\n";
+            text += &chart(&self.lengths);
+            text += "\n";
+        }
         let time = |time| with_unit(Duration::from_nanos(time));
         let requests = self.domains.iter().filter_map(|it| {
             let stw = it.stop_the_world.as_ref()?;

@@ -580,7 +580,7 @@ impl fmt::Display for Summary {
     }
 }
 
-fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<LatencyBucket> {
+pub(super) fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<LatencyBucket> {
     let mut counts = [0_u64; u64::BITS as usize];
     for (time, count) in times {
         let nanoseconds = in_nanoseconds(time);
@@ -600,7 +600,7 @@ fn buckets(times: impl Iterator<Item = (Duration, u64)>) -> Vec<LatencyBucket> {
 }
 
 /// A bar for each bucket.
-fn chart(buckets: &[LatencyBucket]) -> String {
+pub(super) fn chart(buckets: &[LatencyBucket]) -> String {
     let bars = buckets.iter().map(|bucket| {
         let (from, to) = (of_nanoseconds(bucket.from_ns), of_nanoseconds(bucket.to_ns));
         (format!("{from:>8} .. {to:<8}"), bucket.count)

@@ -196,7 +196,12 @@ fn events_are_switched_on_and_off() {
                 assert!(joined >= last && last > 0, "{joined} {last}");
                 assert_eq!(writes_events(&mut program), (false, false));
             }
-            for end in ["INT", "KILL"] {
+            for (end, next) in [
+                ("INT", ""),
+                ("KILL", "count -fn caml_garbage_collection -for 1ms"),
+                // It cleans first, and then waits in vain for the program to allocate.
+                ("KILL", "count -events minor -for 1ms"),
+            ] {
                 let mut tool = gc(pid, "-interval 10ms");
                 let first = collect_until_line(&mut program, &mut tool);
                 assert!(first.contains(" all count "), "{first}");
@@ -204,8 +209,9 @@ fn events_are_switched_on_and_off() {
                 assert_eq!(tool.guard().wait().success(), end == "INT");
                 if end == "KILL" {
                     assert_eq!(writes_events(&mut program), (true, false));
-                    let next = format!("count -pid {pid} -fn caml_garbage_collection -for 1ms");
-                    run(&next).answer();
+                    let next = run(&format!("{next} -pid {pid}"));
+                    let is_idle = next.stderr.contains("which it has not done meanwhile");
+                    assert!(next.code == Some(0) || is_idle, "{next:?}");
                 }
                 assert_eq!(writes_events(&mut program), (false, false), "{end}");
             }
@@ -270,6 +276,116 @@ fn paused_events_are_paused_again() {
     assert!(output.is_success, "{}", output.err);
     assert_eq!(writes_events(&mut program), (false, true));
     program.end();
+}
+
+/// Interrupts a tool, and returns what it has said.
+fn said_by(program: &mut ChrootProgram, tool: Talker) -> String {
+    signal(tool.pid(), "INT");
+    let output = collect_until_exit(program, tool);
+    assert!(output.is_success, "{}", output.err);
+    output.err
+}
+
+// promise: Runtime events: Where a program pauses its events while they are read, a warning says so, and they can be switched on again
+//    (3 times)
+#[test]
+fn pauses_by_the_program_are_told() {
+    let [file, _] = program_forms("ocaml5/events");
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    let pid = program.pid;
+    for _ in 0..2 {
+        let mut tool = gc(pid, "-interval 10ms");
+        collect_until_line(&mut program, &mut tool);
+        program.talker.ask("pause", "paused");
+        let said = said_by(&mut program, tool);
+        assert!(said.contains("writes no runtime events any more"), "{said}");
+        assert_eq!(writes_events(&mut program), (false, false));
+    }
+    program.end();
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    program.talker.ask("start", "started");
+    let mut tool = gc(program.pid, "-interval 10ms");
+    collect_until_line(&mut program, &mut tool);
+    program.talker.ask("pause", "paused");
+    program.talker.ask("resume", "resumed");
+    let said = said_by(&mut program, tool);
+    let why = "the program has paused its runtime events, and resumed them";
+    assert!(said.contains(why), "{said}");
+    program.end();
+}
+
+// promise: Runtime events: If the directory of the file is removed before events are on, they are not switched on, and the program runs on
+//    (before `gc`, and while it waits)
+#[test]
+fn program_without_its_directory_runs_on() {
+    let [file, _] = program_forms("ocaml5/events");
+    let chroot = std::env::var("OCAML_PROBES_CHROOT").unwrap();
+    for waits in [false, true] {
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let name = format!("/tmp/directory-{}", program.pid);
+        let directory = std::path::PathBuf::from(format!("{chroot}{name}"));
+        std::fs::create_dir(&directory).unwrap();
+        program.talker.ask(&format!("chdir {name}"), "changed");
+        let remove = || std::fs::remove_dir(&directory).unwrap();
+        if !waits {
+            remove();
+        }
+        let mut tool = gc(program.pid, "-json -for 60s");
+        let errors = tool.guard().child().stderr.take().unwrap();
+        let mut errors = std::io::BufReader::new(errors);
+        let mut until = |what: &str| {
+            let mut said = String::new();
+            while !said.contains(what) {
+                let read = std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
+                assert!(read > 0, "{said}");
+            }
+        };
+        if waits {
+            until("waiting for the process to allocate");
+            remove();
+        }
+        until("has been removed; nothing was changed: the collector's functions are timed instead");
+        // Once they are observed.
+        until("stopped ");
+        program.talker.ask("work 2 5", "worked");
+        signal(tool.pid(), "INT");
+        let report = crate::support::object(&tool.line().unwrap());
+        assert_eq!(report["from"], "functions", "{report}");
+        assert!(tool.guard().wait().success());
+        program.talker.ask("work 2 5", "worked");
+        program.end();
+    }
+}
+
+// promise: Runtime events: If the tool is killed while it waits, the file that the program creates then loses its name when it is cleaned;
+//    and so it does if the program goes to another directory meanwhile
+#[test]
+fn late_files_lose_their_names() {
+    let [file, _] = program_forms("ocaml5/events");
+    for ends in ["KILL", "INT"] {
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let pid = program.pid;
+        let mut tool = gc(pid, "-interval 10ms");
+        test_support::eventually("it is observed", || {
+            let info = run(&format!("info -pid {pid}"));
+            info.stderr.contains("observed").then_some(())
+        });
+        if ends == "KILL" {
+            signal(tool.pid(), ends);
+            assert!(!tool.guard().wait().success());
+            assert_eq!(writes_events(&mut program), (false, false));
+            program.talker.ask("work 2 5", "worked");
+            assert_eq!(writes_events(&mut program), (true, true));
+            run(&format!("observe -clean -pid {pid}")).answer();
+        } else {
+            program.talker.ask("chdir /tmp", "changed");
+            collect_until_line(&mut program, &mut tool);
+            assert_eq!(writes_events(&mut program), (true, false));
+            said_by(&mut program, tool);
+        }
+        assert_eq!(writes_events(&mut program), (false, false), "{ends}");
+        program.end();
+    }
 }
 
 #[test]
@@ -458,6 +574,8 @@ fn lost_words_are_in_every_output() {
         }
         assert!(output.contains(expected), "{output}");
         assert!(!output.trim_end().ends_with("lost 0"), "{output}");
+        let has_chart = output.contains("pauses:\n") && output.contains("|@");
+        assert_eq!(has_chart, format == "table", "{output}");
         let mut warning = String::new();
         let errors = tool.guard().child().stderr.take().unwrap();
         std::io::Read::read_to_string(&mut { errors }, &mut warning).unwrap();

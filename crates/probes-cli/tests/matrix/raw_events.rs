@@ -316,7 +316,7 @@ fn limit_and_duration_end_the_watch() {
 }
 
 // promise: Runtime events: `watch`, `count` and `hist -events` switch them on in a program that runs, and off again, also if no name
-//    matches (2 programs × 4 commands in each chroot)
+//    matches (2 programs × 6 commands in each chroot)
 #[test]
 fn commands_with_events_switch_them_on() {
     for file in program_forms("ocaml5/events") {
@@ -325,6 +325,9 @@ fn commands_with_events_switch_them_on() {
         for line in [
             "watch -events minor",
             "count -events minor -interval 10ms -json",
+            // The names of the program's own events come a moment later.
+            "count -events events.int -interval 10ms -json",
+            "count -events events.* -interval 10ms -json",
             "hist -events minor -interval 10ms -json",
             "count -events minro",
         ] {

@@ -17,6 +17,14 @@ pub enum RuntimeEventsError {
         /// Why.
         why: String,
     },
+    /// Its events were switched on, and the disk that their file is on gets full.
+    #[error(
+        "has only {free} bytes left on the disk of its runtime events, which were switched on: without room for them, it would be killed"
+    )]
+    NoRoom {
+        /// How many bytes there are.
+        free: u64,
+    },
     /// Its events were to be switched on, and no domain has got to where that is possible.
     #[error(
         "writes no runtime events: they are switched on when it allocates or collects, which it has not done meanwhile"

@@ -47,6 +47,17 @@ pub(crate) fn has_observer(process: &Process, arena: &Arena) -> bool {
         .is_some_and(|record| is_held(process, record))
 }
 
+/// Returns whether a tool that has ended has left an observation in the process, and none is alive.
+///
+/// # Errors
+///
+/// If the process has exited.
+pub(crate) fn is_abandoned(process: &Process, memory: &ProcessMemory) -> Result<bool> {
+    let arenas = find(memory, &read_maps(process)?);
+    let is_observed = arenas.iter().any(|arena| has_observer(process, arena));
+    Ok(!arenas.is_empty() && !is_observed)
+}
+
 /// Checks that no live observer observes the process.
 ///
 /// # Errors

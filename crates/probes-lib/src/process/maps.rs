@@ -26,7 +26,15 @@ pub(crate) struct Mapping {
     pub(crate) line: Vec<u8>,
 }
 
+/// What follows the path of a file that has no name any more.
+pub(crate) const DELETED: &[u8] = b" (deleted)";
+
 impl Mapping {
+    /// Returns whether the file has no name any more.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.path().ends_with(DELETED)
+    }
+
     pub(crate) fn contains(&self, address: LiveAddr, len: u64) -> bool {
         self.start <= address
             && address

@@ -168,11 +168,41 @@ impl CopyBuffer {
 
 /// Returns the tails of all rings.
 pub(super) fn tails(ring: &impl RingBytes, header: &Header) -> io::Result<Vec<u64>> {
+    let positions = positions(ring, header)?;
+    Ok(positions.into_iter().map(|(_, tail)| tail).collect())
+}
+
+/// Returns the tails of all rings.
+///
+/// # Errors
+///
+/// If a ring says that it has much more than it has room for.
+pub(super) fn plausible_tails(
+    ring: &impl RingBytes,
+    header: &Header,
+) -> Result<Vec<u64>, RingError> {
+    let positions = positions(ring, header)?;
+    // The two are not read at the same moment.
+    let most = header.ring_words.saturating_mul(2);
+    let is_wrong = |&(head, tail): &(u64, u64)| tail < head || tail - head > most;
+    if let Some(domain) = positions.iter().position(is_wrong) {
+        let why = format!("the ring of domain {domain} holds more than it has room for");
+        return Err(RingError::Malformed(why));
+    }
+    Ok(positions.into_iter().map(|(_, tail)| tail).collect())
+}
+
+/// Returns the heads and tails of all rings.
+fn positions(ring: &impl RingBytes, header: &Header) -> io::Result<Vec<(u64, u64)>> {
     let mut headers = vec![0; header.domains as usize * RING_HEADER_LEN as usize];
     ring.read(header.headers_at, &mut headers)?;
-    let tails = headers.chunks_exact(RING_HEADER_LEN as usize);
-    let tails = tails.filter_map(|header| header[8..].first_chunk().copied());
-    Ok(tails.map(u64::from_le_bytes).collect())
+    let positions = headers.chunks_exact(RING_HEADER_LEN as usize);
+    let positions = positions.filter_map(|header| {
+        let (head, rest) = header.split_first_chunk()?;
+        let tail = rest.first_chunk()?;
+        Some((u64::from_le_bytes(*head), u64::from_le_bytes(*tail)))
+    });
+    Ok(positions.collect())
 }
 
 #[cfg(test)]

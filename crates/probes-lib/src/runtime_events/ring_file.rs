@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::{Mode, SFlag, fstatat, major, minor};
-use nix::sys::statvfs::{FsFlags, fstatvfs};
+use nix::sys::statvfs::{FsFlags, Statvfs, fstatvfs};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::header::{HEADER_LEN, NAME_LEN, RING_HEADER_LEN, USER_EVENTS};
@@ -29,10 +29,15 @@ const USUAL_DOMAINS: u64 = 128;
 /// How many more files a process must be able to open.
 const SPARE_FILES: u64 = 8;
 
+/// The least room on the disk with which events stay on: enough for the rings of sixteen more domains.
+const LEAST_ROOM: u64 = 8 << 20;
+
 /// The file of the events of a process, which may exist or not.
 #[derive(Debug)]
 pub(crate) struct RingFile {
     directory: File,
+    /// The directory as the process has it, perhaps below the one that it works in.
+    given: PathBuf,
     path: PathBuf,
     name: String,
     owner: u32,
@@ -55,12 +60,13 @@ impl RingFile {
     ) -> Result<RingFile, String> {
         let status = process.status();
         let status = status.map_err(|error| format!("its status cannot be read: {error}"))?;
-        let path = Path::new(OsStr::from_bytes(directory.unwrap_or(b".")));
-        let opened = open_directory(process, path);
+        let given = Path::new(OsStr::from_bytes(directory.unwrap_or(b".")));
+        let opened = open_directory(process, given);
         let path = match process.read_link("cwd") {
+            Ok(working) if given == Path::new(".") => working,
             // An absolute path stays as it is.
-            Ok(working) => working.join(path.strip_prefix(".").unwrap_or(path)),
-            Err(_) => path.to_owned(),
+            Ok(working) => working.join(given),
+            Err(_) => given.to_owned(),
         };
         let directory = opened.map_err(|error| {
             format!(
@@ -77,6 +83,7 @@ impl RingFile {
         let asked = max_domains(&parameters);
         Ok(RingFile {
             directory,
+            given: given.to_owned(),
             path,
             name: format!("{}.events", status.innermost),
             owner: status.file_uid,
@@ -85,37 +92,88 @@ impl RingFile {
         })
     }
 
-    /// Checks that the process can create the file, and that there is room for all of it.
+    /// Checks that the process can create the file, which does not exist, and that there is room for all of it.
     ///
     /// # Errors
     ///
     /// Why it cannot.
     pub(crate) fn refuse(&self, process: &Process) -> Result<(), String> {
-        let (path, len) = (self.path.display(), self.len);
-        let unknown = |error: io::Error| format!("the directory of their file, {path}: {error}");
-        let status = process.status().map_err(unknown)?;
-        let directory = self.directory.metadata().map_err(unknown)?;
-        if !may_create(&directory, &status, is_in_our_user_namespace(process)) {
-            let user = status.file_uid;
-            return Err(format!(
-                "it runs as user {user}, who may not write to {path}, where their file is"
-            ));
-        }
         let has_link = fstatat(
             &self.directory,
             self.name.as_str(),
             AtFlags::AT_SYMLINK_NOFOLLOW,
         );
         if has_link != Err(Errno::ENOENT) {
-            return Err(format!("{path} already has a file {}", self.name));
+            return Err(format!(
+                "{} already has a file {}",
+                self.path.display(),
+                self.name
+            ));
+        }
+        self.refuse_circumstances(process)?;
+        // Such as a directory that may not be changed (chattr +i), which its mode does not tell.
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        match openat(&self.directory, ".", flags, Mode::S_IRUSR) {
+            Err(errno @ (Errno::EPERM | Errno::EDQUOT | Errno::ENOSPC)) => Err(format!(
+                "no file can be created in {}, where theirs is: {}",
+                self.path.display(),
+                io::Error::from(errno)
+            )),
+            // Others are about this tool, or what the file system can do.
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the same again, without whether the file exists: it may have been created meanwhile. The process may work in another
+    /// directory by now.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot.
+    pub(crate) fn refuse_again(&self, process: &Process) -> Result<(), String> {
+        let directory = open_directory(process, &self.given);
+        let now = RingFile {
+            directory: directory.map_err(|error| {
+                format!("the directory of their file cannot be opened any more: {error}")
+            })?,
+            given: self.given.clone(),
+            path: self.path.clone(),
+            name: self.name.clone(),
+            ..*self
+        };
+        now.refuse_circumstances(process)
+    }
+
+    /// Checks that there is still room for what the process writes to the file.
+    ///
+    /// # Errors
+    ///
+    /// How many bytes there are, if that is too little.
+    pub(crate) fn refuse_full(&self) -> Result<(), u64> {
+        let volume = fstatvfs(&self.directory);
+        let free = volume.map_or(u64::MAX, |volume| free_bytes(&volume));
+        if free < LEAST_ROOM { Err(free) } else { Ok(()) }
+    }
+
+    fn refuse_circumstances(&self, process: &Process) -> Result<(), String> {
+        let (path, len) = (self.path.display(), self.len);
+        let unknown = |error: io::Error| format!("the directory of their file, {path}: {error}");
+        let status = process.status().map_err(unknown)?;
+        let directory = self.directory.metadata().map_err(unknown)?;
+        if directory.nlink() == 0 {
+            return Err(format!("{path}, where their file is, has been removed"));
+        }
+        if !may_create(&directory, &status, is_in_our_user_namespace(process)) {
+            let user = status.file_uid;
+            return Err(format!(
+                "it runs as user {user}, who may not write to {path}, where their file is"
+            ));
         }
         let volume = fstatvfs(&self.directory).map_err(|errno| unknown(errno.into()))?;
         if volume.flags().contains(FsFlags::ST_RDONLY) {
             return Err(format!("{path}, where their file is, is mounted read-only"));
         }
-        let free = volume
-            .blocks_available()
-            .saturating_mul(volume.fragment_size());
+        let free = free_bytes(&volume);
         if volume.files() > 0 && volume.files_available() == 0 {
             return Err(format!("{path} has no inode free for their file"));
         }
@@ -144,16 +202,23 @@ impl RingFile {
     ///
     /// # Errors
     ///
-    /// If another file has the name, or it cannot be removed.
-    pub(crate) fn remove(&self, mapping: &Mapping) -> io::Result<()> {
-        let found = match fstatat(
-            &self.directory,
-            self.name.as_str(),
-            AtFlags::AT_SYMLINK_NOFOLLOW,
-        ) {
-            Err(Errno::ENOENT) => return Ok(()),
-            found => found?,
-        };
+    /// If another file has the name, or it cannot be found or removed.
+    pub(crate) fn remove(&self, process: &Process, mapping: &Mapping) -> io::Result<()> {
+        if mapping.is_deleted() {
+            return Ok(());
+        }
+        let name = self.name.as_str();
+        let find = |directory: &File| fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+        let moved;
+        let mut directory = &self.directory;
+        let mut found = find(directory);
+        if found == Err(Errno::ENOENT) {
+            // The process may have begun to work in another directory before it created the file.
+            moved = open_directory(process, &self.given)?;
+            directory = &moved;
+            found = find(directory);
+        }
+        let found = found?;
         let device = (major(found.st_dev) as u32, minor(found.st_dev) as u32);
         let is_mapped =
             (device, found.st_ino) == ((mapping.device.0, mapping.device.1), mapping.inode);
@@ -164,11 +229,7 @@ impl RingFile {
         if !(is_mapped || is_alike) {
             return Err(io::Error::other("another file has that name now"));
         }
-        unlinkat(
-            &self.directory,
-            self.name.as_str(),
-            UnlinkatFlags::NoRemoveDir,
-        )?;
+        unlinkat(directory, name, UnlinkatFlags::NoRemoveDir)?;
         Ok(())
     }
 
@@ -176,6 +237,12 @@ impl RingFile {
     pub(crate) fn path(&self) -> PathBuf {
         self.path.join(&self.name)
     }
+}
+
+/// How many bytes of a volume a process without privileges can use.
+fn free_bytes(volume: &Statvfs) -> u64 {
+    let blocks = volume.blocks_available();
+    blocks.saturating_mul(volume.fragment_size())
 }
 
 /// Opens a directory as a process sees it.

@@ -17,7 +17,9 @@ use crate::clock::{in_nanoseconds, nanoseconds};
 use crate::commands::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use crate::commands::lost_switches::warn_of_lost_switches;
 use crate::commands::observe_loop::{ActiveObservation, Display};
-use crate::commands::opened_events::{OpenedEvents, PATIENCE, note_wait, warn_of_left_file};
+use crate::commands::opened_events::{
+    Missed, OpenedEvents, PATIENCE, note_wait, warn_of_left_file,
+};
 use crate::commands::step_failures::StepFailures;
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
 use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
@@ -41,6 +43,8 @@ pub(super) struct Recording<'r> {
     timeline: Timeline,
     /// Runtime events, once they are there.
     events: Option<OpenedEvents>,
+    /// What was missed of them.
+    missed: Option<Missed>,
     waits: Option<WaitsReader>,
     /// From when until when it lasts, in nanoseconds of CLOCK_MONOTONIC; `None`: it is not over.
     begun: u64,
@@ -65,6 +69,7 @@ impl<'r> Recording<'r> {
             format,
             timeline: Timeline::new(pid, pairs, until, sink),
             events: None,
+            missed: None,
             waits: None,
             begun: now(),
             ended: None,
@@ -141,6 +146,9 @@ impl<'r> Recording<'r> {
                 self.add(&hits)
             },
         );
+        if !switches_on {
+            self.note_missed(target);
+        }
         // What comes after it is the removal.
         self.ended = Some(self.begun.saturating_add(in_nanoseconds(outcome.lasted)));
         let rest = outcome.observed.take().map(|observed| observed.events);
@@ -218,6 +226,7 @@ impl<'r> Recording<'r> {
         let mut failures = StepFailures::default();
         let was_started = !self.args.observed.is_process();
         failures.add(ended.map(|end| end.note(was_started, &output.messages)));
+        self.note_missed(target);
         let closed = self.events.as_mut().map(|events| events.close(self.pid));
         failures.add(closed.unwrap_or(Ok(())));
         let (_, printed) = interruptible.end();
@@ -234,6 +243,13 @@ impl<'r> Recording<'r> {
             .events
             .read(|entry| timeline.add_runtime_event(&entry));
         read.map_err(Failure::of_process(self.pid))
+    }
+
+    /// Notes whether the events of a process, which the program has not been started with, were off for a time.
+    fn note_missed(&mut self, target: &Target) {
+        let events = self.events.as_ref();
+        let events = events.filter(|_| self.args.observed.is_process());
+        self.missed = events.and_then(|events| events.missed(target));
     }
 
     fn read_waits(&mut self) {
@@ -297,6 +313,9 @@ impl<'r> Recording<'r> {
         let text = report.text(output.format);
         failures.add(text.and_then(|text| output.print_result(&text)));
         warn(counts, &frequent, &lost_words, output);
+        if let Some(missed) = self.missed {
+            missed.warn(self.pid, &output.messages);
+        }
         if let Some(last) = last.filter(|_| is_short) {
             let seconds = last.as_secs_f64();
             output.messages.warning(

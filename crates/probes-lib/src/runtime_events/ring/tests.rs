@@ -549,3 +549,15 @@ fn inputs_of_the_fuzzer_are_survived() {
         expected.map(|(name, entries)| (name.to_owned(), entries))
     );
 }
+
+#[test]
+fn ring_with_an_impossible_end_is_refused() {
+    let scratch = test_support::Scratch::new();
+    let mut writer = Writer::new(64, 3);
+    let tail = writer.header.headers_at + 8;
+    writer.set(tail, u64::MAX);
+    let (mut events, _) = opened(&scratch, &writer.file);
+    let error = events.skip(0).unwrap_err().to_string();
+    let why = "the ring of domain 0 holds more than it has room for";
+    assert!(error.contains(why), "{error}");
+}
