@@ -140,6 +140,35 @@ fn arguments_of_moved_sites_are_refused() {
     }
 }
 
+// promise: Observations: By its name, a process without OCaml probes is found, too, if none are asked for (5 commands)
+#[test]
+fn processes_without_probes_are_selected_by_name() {
+    let scratch = Scratch::new();
+    let name = format!("unprobed-{}", std::process::id());
+    let file = scratch.copy(&fixture("usdt.pie"), &name);
+    let talkers = [Talker::start(&file), Talker::start(&file)];
+    for asked in [
+        "count -usdt demo:open",
+        "count -fn fixture_command",
+        "hist -of tid -usdt demo:open",
+        "latency -fn fixture_command",
+        "watch -usdt demo:open",
+    ] {
+        let found = run(&format!("{asked} -name {name} -for 1ms"));
+        assert_eq!(found.code, Some(0), "{asked}: {found:?}");
+        let stops = found.stderr.matches("stopped ").count();
+        assert_eq!(stops, talkers.len(), "{asked}: {found:?}");
+        let none = run(&format!("{asked} -name {name}-none -for 1ms"));
+        assert_eq!(none.code, Some(1), "{asked}: {none:?}");
+        let why = format!("no process runs a program whose name matches \"{name}-none\"");
+        assert!(none.stderr.contains(&why), "{asked}: {none:?}");
+    }
+    // For probes, those without are left out.
+    let none = run(&format!("count -probe open -name {name}"));
+    let why = "no process with OCaml probes runs a program whose name matches";
+    assert!(none.stderr.contains(why), "{none:?}");
+}
+
 // promise: Observations: A killed observer's raised semaphores are lowered by the next tool (2 × 2)
 #[test]
 fn semaphores_of_a_killed_observer_are_lowered() {
