@@ -84,6 +84,31 @@ let moving count =
   List.iter Thread.join (List.concat_map threads [ 0; 1; 2; 3 ]);
   say "moving" (4 * count) !sums
 
+(* Two threads by turns: each ends what the other has begun. *)
+let handed count =
+  let lock = Mutex.create () and turned = Condition.create () in
+  let turn = ref 0 and begun = Array.make 2 None and sums = ref (0., 0.) in
+  let in_turn own act =
+    Mutex.lock lock;
+    while !turn <> own do
+      Condition.wait turned lock
+    done;
+    act ();
+    turn := 1 - own;
+    Condition.broadcast turned;
+    Mutex.unlock lock
+  in
+  let work own =
+    for round = 1 to count do
+      in_turn own (fun () -> begun.(own) <- Some (start ((2 * round) + own)));
+      in_turn own (fun () ->
+          pause ();
+          Option.iter (fun request -> sums := add !sums request) begun.(1 - own))
+    done
+  in
+  List.iter Thread.join (List.init 2 (Thread.create work));
+  say "handed" (2 * count) !sums
+
 (* Those that `start` has begun. *)
 let opened = ref []
 
@@ -93,6 +118,7 @@ let () =
       match String.split_on_char ' ' command with
       | [ "flight"; width; count ] -> flight (int_of_string width) (int_of_string count)
       | [ "moving"; count ] -> moving (int_of_string count)
+      | [ "handed"; count ] -> handed (int_of_string count)
       | [ "start"; first; count ] ->
         let first = int_of_string first in
         opened := List.init (int_of_string count) (fun i -> start (first + i)) @ !opened;

@@ -31,8 +31,8 @@ pub(crate) enum Failure {
     /// The probes of this many followed processes could not be set; each failure was reported when it
     /// happened.
     NotSet(usize),
-    /// No process with probes runs a program whose name matches.
-    NoProcessNamed(String),
+    /// No process runs a program whose name matches, or none with probes, if these are asked for.
+    NoProcessNamed { name: String, needs_probes: bool },
     /// The processes could not be listed.
     Survey(Error),
     /// The output could not be written.
@@ -153,9 +153,13 @@ impl Failure {
                 hint::sudo_after(error)
             )),
             Failure::PartlyUndone(_, hint) => Some(format!("once those bytes are gone, {hint}")),
-            Failure::NoProcessNamed(_) => {
-                Some("`ocaml-probes ps` lists the processes with probes".to_owned())
-            }
+            Failure::NoProcessNamed {
+                needs_probes: true, ..
+            } => Some("`ocaml-probes ps` lists the processes with probes".to_owned()),
+            Failure::NoProcessNamed { .. } => Some(
+                "the name is that of the program's file, to which `/proc/PID/exe` points"
+                    .to_owned(),
+            ),
             Failure::NoTerminal(_, pid) => Some(format!(
                 "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
             )),
@@ -201,10 +205,17 @@ impl fmt::Display for Failure {
             Failure::NotSet(count) => {
                 write!(f, "the probes of {count} processes could not be set")
             }
-            Failure::NoProcessNamed(name) => write!(
-                f,
-                "no process with OCaml probes runs a program whose name matches \"{name}\""
-            ),
+            Failure::NoProcessNamed { name, needs_probes } => {
+                let with_probes = if *needs_probes {
+                    " with OCaml probes"
+                } else {
+                    ""
+                };
+                write!(
+                    f,
+                    "no process{with_probes} runs a program whose name matches \"{name}\""
+                )
+            }
             Failure::NotUndone(error, _) => {
                 write!(f, "cannot undo the temporary change: {error}")
             }

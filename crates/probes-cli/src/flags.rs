@@ -49,7 +49,7 @@ pub(crate) use sample::SampleFlag;
 pub(crate) use seccomp::SeccompFlag;
 pub(crate) use served::ServedFlags;
 pub(crate) use take_over::{FORCE_HELP, TakeOver};
-pub(crate) use target_selection::{OneProcess, TargetSelection, pid};
+pub(crate) use target_selection::{OneProcess, TargetSelection, comm, pid, program_of};
 pub(crate) use timed::TimedFlags;
 pub(crate) use usdt::{ProviderArgument, UsdtFlags, provider, usdt_name};
 pub(crate) use wanted_histogram::{

@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.output.open()?;
     let messages = output.messages;
     let (actions, options) = (args.actions(), args.options());
-    let pids = args.selection.pids(&messages)?;
+    let pids = args.selection.pids(true, &messages)?;
     let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     let targets = open(args, &pids, &mut failures)?;
     for target in &targets {

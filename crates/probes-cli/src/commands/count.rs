@@ -138,7 +138,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         EventsOrHits::Events(globs) => return events::run(args, globs, output),
         EventsOrHits::Hits(counted) => counted,
     };
-    let pids = args.selection.pids(&output.messages)?;
+    let pids = args
+        .selection
+        .pids(counted.needs_probes(), &output.messages)?;
     let (&[pid], false) = (&pids[..], is_of_several(args)) else {
         return run_of_several(args, counted, &pids, output);
     };

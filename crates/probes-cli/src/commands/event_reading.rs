@@ -262,7 +262,7 @@ fn only_pid(
     selection: &TargetSelection,
     messages: &Messages,
 ) -> Result<i32, Failure> {
-    match selection.pids(messages)?[..] {
+    match selection.pids(false, messages)?[..] {
         [pid] => Ok(pid),
         _ => {
             let message = "-events is for one process: give one -pid";

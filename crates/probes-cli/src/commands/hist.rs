@@ -116,7 +116,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         HistogramSource::Hits { histogram, counted } => MeasuredHits { histogram, counted },
     };
-    let pids = args.selection.pids(&output.messages)?;
+    let pids = args
+        .selection
+        .pids(hits.counted.needs_probes(), &output.messages)?;
     if args.by.as_ref().is_some_and(CountedBy::is_stack) {
         return Err(refused("-by stack can only be used with `count`"));
     }

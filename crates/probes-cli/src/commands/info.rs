@@ -52,7 +52,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
     let messages = output.messages;
-    let pids = args.selection.pids(&messages)?;
+    let pids = args.selection.pids(true, &messages)?;
     let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     for pid in pids {
         let read = open_or_observed(pid);

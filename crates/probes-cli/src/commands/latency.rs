@@ -150,7 +150,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.output.refuse_to_overwrite("-svg", svg)?;
     }
     let output = &args.output.open()?;
-    let pids = args.selection.pids(&output.messages)?;
+    let pids = args
+        .selection
+        .pids(args.timed.needs_probes(), &output.messages)?;
     let (&[pid], false) = (
         &pids[..],
         args.selection.is_by_name() || args.forked.follow || args.timed.by_pid(),

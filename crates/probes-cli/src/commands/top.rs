@@ -135,13 +135,13 @@ fn screen_interval(typed: &str) -> Result<Duration, String> {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     refuse_rows_that_come_later(args)?;
     let mut messages = *args.messages;
-    let pids = args.selection.pids(&messages)?;
+    let needs_probes = args.counted.needs_probes() || !args.pairs.is_empty();
+    let pids = args.selection.pids(needs_probes, &messages)?;
     refuse_no_terminal(pids.first().copied().unwrap_or_default())?;
     let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     if args.forked.follow {
         failures = failures.of_any_number();
     }
-    let needs_probes = args.counted.needs_probes() || !args.pairs.is_empty();
     let mut targets = Vec::new();
     for &pid in &pids {
         let opened = open_to_observe(pid, needs_probes, &failures.messages(pid));

@@ -145,7 +145,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         EventsOrHits::Events(globs) => return events::run(args, globs, &output),
         EventsOrHits::Hits(watched) => watched,
     };
-    let pids = args.selection.pids(&output.messages)?;
+    let pids = args
+        .selection
+        .pids(watched.needs_probes(), &output.messages)?;
     let is_of_several = args.selection.is_by_name() || args.forked.follow;
     let (&[pid], false) = (&pids[..], is_of_several) else {
         return run_of_several(args, watched, &pids, &output);

@@ -1,6 +1,9 @@
 //! Which processes a command is about, by their pids and by the names of their programs.
 
-use std::fs;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::{fs, io};
 
 use probes_lib::{Error, survey};
 use regex::Regex;
@@ -56,33 +59,26 @@ impl TargetSelection {
         name.is_some_and(|name| matches_from_start(name, program))
     }
 
-    /// The processes that are selected now, each once.
-    pub(crate) fn pids(&self, messages: &Messages) -> Result<Vec<i32>, Failure> {
+    /// The processes that are selected now, each once; if probes are needed, by name only those that have some.
+    pub(crate) fn pids(
+        &self,
+        needs_probes: bool,
+        messages: &Messages,
+    ) -> Result<Vec<i32>, Failure> {
         let mut pids = self.pids.clone();
         let Some(name) = &self.name else {
             return Ok(pids);
         };
-        let survey = survey().map_err(Failure::Survey)?;
-        for process in survey.processes {
-            let program = process.program.file_name().unwrap_or_default();
-            let is_selected = matches_from_start(name, &program.to_string_lossy());
-            if is_selected && !pids.contains(&process.pid) {
-                pids.push(process.pid);
-            }
-        }
-        for pid in survey.denied {
-            if let Some(comm) = comm(pid).filter(|comm| matches_from_start(name, comm)) {
-                messages.note(&format!("no permission to read process {pid} ({comm})"));
-            }
-        }
-        for damaged in survey.damaged {
-            let (pid, why) = (damaged.pid, damaged.why);
-            if let Some(comm) = comm(pid).filter(|comm| matches_from_start(name, comm)) {
-                messages.note(&format!("process {pid} ({comm}) is left out: {why}"));
-            }
+        if needs_probes {
+            add_with_probes(&mut pids, name, messages)?;
+        } else {
+            add_with_name(&mut pids, name, messages)?;
         }
         if pids.is_empty() {
-            return Err(Failure::NoProcessNamed(name.as_str().to_owned()));
+            return Err(Failure::NoProcessNamed {
+                name: name.as_str().to_owned(),
+                needs_probes,
+            });
         }
         Ok(pids)
     }
@@ -94,8 +90,65 @@ impl TargetSelection {
     }
 }
 
+/// Adds the processes with probes whose program's name matches.
+fn add_with_probes(pids: &mut Vec<i32>, name: &Regex, messages: &Messages) -> Result<(), Failure> {
+    let survey = survey().map_err(Failure::Survey)?;
+    for process in survey.processes {
+        let program = process.program.file_name().unwrap_or_default();
+        let is_selected = matches_from_start(name, &program.to_string_lossy());
+        if is_selected && !pids.contains(&process.pid) {
+            pids.push(process.pid);
+        }
+    }
+    for pid in survey.denied {
+        note_denied(pid, name, messages);
+    }
+    for damaged in survey.damaged {
+        let (pid, why) = (damaged.pid, damaged.why);
+        if let Some(comm) = comm(pid).filter(|comm| matches_from_start(name, comm)) {
+            messages.note(&format!("process {pid} ({comm}) is left out: {why}"));
+        }
+    }
+    Ok(())
+}
+
+/// Adds all processes whose program's name matches, except our own.
+fn add_with_name(pids: &mut Vec<i32>, name: &Regex, messages: &Messages) -> Result<(), Failure> {
+    let own = std::process::id() as i32;
+    let all = probes_lib::pids().map_err(|error| Failure::System("list the processes", error))?;
+    for pid in all {
+        if pid == own || pids.contains(&pid) {
+            continue;
+        }
+        match program_of(pid) {
+            Ok(program) if matches_from_start(name, &program) => pids.push(pid),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                note_denied(pid, name, messages);
+            }
+            // It has exited, or it is a kernel thread.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn note_denied(pid: i32, name: &Regex, messages: &Messages) {
+    if let Some(comm) = comm(pid).filter(|comm| matches_from_start(name, comm)) {
+        messages.note(&format!("no permission to read process {pid} ({comm})"));
+    }
+}
+
+/// The name of the program that a process runs: that of its file.
+pub(crate) fn program_of(pid: i32) -> io::Result<String> {
+    let path = fs::read_link(format!("/proc/{pid}/exe"))?;
+    let bytes = path.as_os_str().as_bytes();
+    let path = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
+    let name = Path::new(OsStr::from_bytes(path)).file_name();
+    Ok(name.unwrap_or_default().to_string_lossy().into_owned())
+}
+
 /// All that the kernel says of a program which may not be read: 15 characters of its name.
-fn comm(pid: i32) -> Option<String> {
+pub(crate) fn comm(pid: i32) -> Option<String> {
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(comm.trim_end().to_owned())
 }

@@ -111,6 +111,64 @@ fn usdt_probes_are_timed_as_pairs() {
     }
 }
 
+// promise: Observations: Where a USDT site is counted at another instruction, nothing is asked of its arguments, also not as a key
+//    (2 programs, 4 questions)
+#[test]
+fn arguments_of_moved_sites_are_refused() {
+    for file in fixture_forms("usdt_arguments") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        let tool = counting("-usdt moved:round", pid);
+        talker.ask("form 1 10", "formed");
+        assert_eq!(hits(&tool.end().stdout)[0].0, 10);
+        let tool = counting("-usdt moved:round -by tid", pid);
+        talker.ask("form 1 10", "formed");
+        let counted = tool.end().stdout;
+        assert!(counted.starts_with("10 "), "{counted}");
+        for asked in [
+            "count -usdt moved:round -where arg0>5",
+            "count -usdt moved:round -by arg0",
+            "count -usdt moved:round -by tid,arg0",
+            "hist -of tid -usdt moved:round -by arg0",
+        ] {
+            let refused = run(&format!("{asked} -pid {pid} -for 1ms"));
+            assert_eq!(refused.code, Some(1), "{asked}: {refused:?}");
+            let why = "uses the processor's flags, which would be changed";
+            assert!(refused.stderr.contains(why), "{asked}: {refused:?}");
+        }
+        assert!(!is_observed(pid));
+    }
+}
+
+// promise: Observations: By its name, a process without OCaml probes is found, too, if none are asked for (5 commands)
+#[test]
+fn processes_without_probes_are_selected_by_name() {
+    let scratch = Scratch::new();
+    let name = format!("unprobed-{}", std::process::id());
+    let file = scratch.copy(&fixture("usdt.pie"), &name);
+    let talkers = [Talker::start(&file), Talker::start(&file)];
+    for asked in [
+        "count -usdt demo:open",
+        "count -fn fixture_command",
+        "hist -of tid -usdt demo:open",
+        "latency -fn fixture_command",
+        "watch -usdt demo:open",
+    ] {
+        let found = run(&format!("{asked} -name {name} -for 1ms"));
+        assert_eq!(found.code, Some(0), "{asked}: {found:?}");
+        let stops = found.stderr.matches("stopped ").count();
+        assert_eq!(stops, talkers.len(), "{asked}: {found:?}");
+        let none = run(&format!("{asked} -name {name}-none -for 1ms"));
+        assert_eq!(none.code, Some(1), "{asked}: {none:?}");
+        let why = format!("no process runs a program whose name matches \"{name}-none\"");
+        assert!(none.stderr.contains(&why), "{asked}: {none:?}");
+    }
+    // For probes, those without are left out.
+    let none = run(&format!("count -probe open -name {name}"));
+    let why = "no process with OCaml probes runs a program whose name matches";
+    assert!(none.stderr.contains(why), "{none:?}");
+}
+
 // promise: Observations: A killed observer's raised semaphores are lowered by the next tool (2 × 2)
 #[test]
 fn semaphores_of_a_killed_observer_are_lowered() {

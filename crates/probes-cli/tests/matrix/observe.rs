@@ -542,6 +542,29 @@ fn requests_are_timed_by_their_key() {
     }
 }
 
+// promise: Observations: Requests that another domain resumes are not trusted without a key with OCaml 5 (2 in each chroot)
+#[test]
+fn moved_requests_are_untrusted_without_key() {
+    for file in program_forms("ocaml5/moving") {
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let target = Target::open(pid).unwrap();
+        let observation = Observation::new().time("start", "stop");
+        let mut observer = target.observe(&observation, options()).unwrap();
+        let answer = talker.ask("moving 2000", "moving");
+        let latency = observer.remove().unwrap().latencies.remove(0);
+        let numbers = answer.split_ascii_whitespace().skip(1);
+        let numbers: Vec<u64> = numbers.map(|it| it.parse().unwrap()).collect();
+        // By the program's own clock, the mean is another.
+        let (truth, unknown) = (Duration::from_nanos(numbers[2]), Duration::from_millis(4));
+        let ours = latency.mean() * numbers[0] as u32;
+        assert!(ours + unknown < truth, "{ours:?}: {answer}");
+        assert!(latency.interleaved() > 0, "{latency:?}");
+        assert_eq!(latency.is_trusted(), Some(false));
+    }
+}
+
 // promise: Observations: Overflows of stacks that OCaml 5 checks itself are caught while they are
 //    observed (2 × 2 observations of 4 threads in each chroot)
 #[test]

@@ -4,6 +4,8 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use iced_x86::Register;
+
 use crate::address::LoadBias;
 use crate::error::Refusal;
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
@@ -43,8 +45,8 @@ pub(crate) struct ObservationPlan {
     pub(crate) functions: Arc<ObservedFunctions>,
     /// Sorted by address; once the observation is prepared, arena by arena.
     pub(crate) points: Vec<PlannedPoint>,
-    /// The names of the probes that start and stop each pair.
-    pub(crate) pairs: Vec<(String, String)>,
+    /// Those of OCaml's probes first.
+    pub(crate) pairs: Vec<PlannedPair>,
     /// The histograms of probes; empty if each key has one instead. Those of functions are numbered after them.
     pub(crate) histograms: Vec<PlannedHistogram>,
     /// The buckets of histograms, if they are not those of powers of two.
@@ -91,6 +93,17 @@ impl KeyFormat {
 pub(crate) struct PlannedHistogram {
     pub(crate) name: String,
     pub(crate) is_signed: bool,
+}
+
+/// A pair of probes whose times are measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PlannedPair {
+    /// The name of the probe that starts it.
+    pub(crate) start: String,
+    pub(crate) stop: String,
+    /// Whether what tells its events apart is an argument that has one name at all sites of both probes: then different
+    /// numbers are those of different events.
+    pub(crate) has_named_number: bool,
 }
 
 /// A point that is observed.
@@ -144,6 +157,7 @@ impl ObservationPlan {
             mut roles,
             histograms,
             key_names,
+            with_named_number,
         } = SiteRoles::of(observation, &program)?;
         let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
@@ -164,7 +178,14 @@ impl ObservationPlan {
             let of_functions = functions.with_histogram().count();
             layout_of_values(histograms.len() + of_functions, linear)
         })?;
-        let pairs = observation.all_pairs();
+        let pairs: Vec<PlannedPair> = (0..)
+            .zip(observation.all_pairs())
+            .map(|(number, (start, stop))| PlannedPair {
+                start,
+                stop,
+                has_named_number: with_named_number.contains(&number),
+            })
+            .collect();
         let has_timed = functions.timed_indices().next().is_some();
         let shared = SharedLayout {
             pairs: pairs.len() as u32,
@@ -564,6 +585,8 @@ struct SiteRoles {
     histograms: Vec<PlannedHistogram>,
     /// The names of the probes or pairs that keys number.
     key_names: Vec<String>,
+    /// The pairs of which [`PlannedPair::has_named_number`] is true.
+    with_named_number: Vec<u32>,
 }
 
 impl SiteRoles {
@@ -576,6 +599,7 @@ impl SiteRoles {
             roles: vec![Role::default(); program.site_count()],
             histograms: Vec::new(),
             key_names: Vec::new(),
+            with_named_number: Vec::new(),
         };
         roles.add_counted(observation, program)?;
         roles.add_pairs(observation, program)?;
@@ -668,6 +692,7 @@ impl SiteRoles {
         let (start_filter, _) = observation.asked_of_times()?;
         let is_ocaml_4_once = OnceCell::new();
         let is_ocaml_4 = || *is_ocaml_4_once.get_or_init(|| is_ocaml_4(program));
+        let named = NamedNumbers::of(observation, program);
         for (number, (start, stop)) in (0..).zip(&observation.pairs) {
             for (name, end) in [
                 (stop, PairEnd::Stop(number)),
@@ -676,7 +701,7 @@ impl SiteRoles {
                 for index in selected(program, &[Selector::name(name)])? {
                     let (role, site) = (&mut self.roles[index], program.site(index));
                     if role.ends.is_empty() {
-                        role.marks = marks(site, is_ocaml_4);
+                        role.marks = marks(site, named.of_sites[index], is_ocaml_4);
                         role.pair_key = pair_key(observation, name, site)?;
                         let is_reported = observation.slow_from.is_some();
                         role.reported = is_reported.then(|| record_of(site));
@@ -709,8 +734,57 @@ impl SiteRoles {
             role.ends
                 .sort_by_key(|end| matches!(end, PairEnd::Start(_)));
         }
+        self.with_named_number = named.pairs;
         Ok(())
     }
+}
+
+/// The arguments of one name at both ends of pairs, by which events are told apart.
+struct NamedNumbers<'p> {
+    /// The name at each site of the program.
+    of_sites: Vec<Option<&'p str>>,
+    /// The numbers of the pairs that have such an argument.
+    pairs: Vec<u32>,
+}
+
+impl<'p> NamedNumbers<'p> {
+    fn of(observation: &Observation, program: &'p Program) -> NamedNumbers<'p> {
+        let mut named = NamedNumbers {
+            of_sites: vec![None; program.site_count()],
+            pairs: Vec::new(),
+        };
+        for (number, (start, stop)) in (0..).zip(&observation.pairs) {
+            // From a hit to the next of the same probe, it is another event.
+            if start == stop {
+                continue;
+            }
+            // That a probe is missing is said when the ends are added.
+            let sites = selected(program, &[Selector::name(start), Selector::name(stop)]);
+            let sites = sites.unwrap_or_default();
+            let Some(name) = name_in_common(program, &sites) else {
+                continue;
+            };
+            let own = |site: &usize| named.of_sites[*site].is_none_or(|own| own == name);
+            // A site has one mark, also if it is an end of several pairs.
+            if sites.iter().all(own) {
+                for site in sites {
+                    named.of_sites[site] = Some(name);
+                }
+                named.pairs.push(number);
+            }
+        }
+        named
+    }
+}
+
+/// Returns the first name that each of these sites has for an argument that it can be marked by.
+fn name_in_common<'p>(program: &'p Program, sites: &[usize]) -> Option<&'p str> {
+    let (first, others) = sites.split_first()?;
+    let mut names = program.site(*first).site.argument_names();
+    names.find(|name| {
+        let has_it = |site: &usize| marking_register(program.site(*site), Some(name)).is_some();
+        !name.is_empty() && has_it(first) && others.iter().all(has_it)
+    })
 }
 
 /// Returns the key by which stops find their starts, as a site has it that is an end of a pair.
@@ -786,16 +860,24 @@ fn sources_of(site: LiveSite<'_>) -> Vec<ArgumentSource> {
         .collect()
 }
 
-/// Returns the marks of a site that is an end of a pair.
-fn marks(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> Marks {
+/// Returns the register of the argument of this name, or of the first one, if it may distinguish events.
+fn marking_register(site: LiveSite<'_>, name: Option<&str>) -> Option<Register> {
+    let index = name.map_or(Some(0), |name| {
+        site.site.argument_names().position(|it| it == name)
+    });
     // A number of less than 4 bytes does not distinguish events.
-    let first = site.site.arguments().next().flatten();
-    let argument = match ArgumentSource::of(first.as_ref().filter(|it| it.size >= 4)) {
+    let argument = site.site.arguments().nth(index?).flatten();
+    match ArgumentSource::of(argument.as_ref().filter(|it| it.size >= 4)) {
         ArgumentSource::Register(register) => Some(register),
         _ => None,
-    };
+    }
+}
+
+/// Returns the marks of a site that is an end of a pair; its events are told apart by the argument of this name, or by
+/// the first one.
+fn marks(site: LiveSite<'_>, name: Option<&str>, is_ocaml_4: impl Fn() -> bool) -> Marks {
     Marks {
-        argument,
+        argument: marking_register(site, name),
         frame: FrameId::of(site, is_ocaml_4),
     }
 }
@@ -823,7 +905,6 @@ fn selected_by_name<'p>(
 mod tests {
     use std::num::NonZeroU64;
 
-    use iced_x86::Register;
     use test_support::{Talker, fixture};
 
     use super::*;
@@ -905,7 +986,12 @@ mod tests {
                 ..SharedLayout::default()
             }
         );
-        assert_eq!(plan.pairs[0], ("a".to_owned(), "b".to_owned()));
+        let pair = PlannedPair {
+            start: "a".to_owned(),
+            stop: "b".to_owned(),
+            has_named_number: false,
+        };
+        assert_eq!(plan.pairs[0], pair);
     }
 
     #[test]

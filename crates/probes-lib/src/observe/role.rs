@@ -184,7 +184,7 @@ pub(crate) enum StackKind {
 /// By what the trampolines of a pair recognize that a stop belongs to another start than the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Marks {
-    /// The general register of the first argument.
+    /// The general register of the argument that has one name at both ends, or else of the first one.
     pub(crate) argument: Option<Register>,
     pub(crate) frame: FrameId,
 }

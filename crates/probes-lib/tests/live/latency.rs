@@ -365,6 +365,25 @@ fn pairs_that_interleave_are_noticed() {
     }
 }
 
+// promise: Observations: Pairs are never trusted without a key if a number of one name differs between start and stop, as if
+//    threads hand requests to each other (2 programs)
+#[test]
+fn requests_that_threads_hand_over_are_noticed() {
+    for file in program_forms("requests") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let latency = times_of(&mut talker, &target, "handed", 100);
+        assert_eq!((latency.count(), latency.interleaved()), (200, 200));
+        assert_eq!(latency.is_trusted(), Some(false), "{latency:?}");
+        // From a start to the next, the numbers differ, too.
+        let observation = Observation::new().time("start", "start");
+        let mut observer = target.observe(&observation, options()).unwrap();
+        talker.ask("flight 1 100", "flight");
+        let latency = observer.remove().unwrap().latencies.remove(0);
+        assert_eq!((latency.count(), latency.interleaved()), (100, 0));
+    }
+}
+
 // promise: Observations: Pairs that may interleave, or whose stops exceptions skip, are reported as doubtful
 //    (2 × 4 programs)
 #[test]

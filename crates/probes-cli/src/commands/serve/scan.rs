@@ -3,8 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -16,7 +14,7 @@ use super::notifications::{Notification, NotificationSender};
 use super::observed::{ObservationId, Observed};
 use crate::commands::open_target::open_to_observe;
 use crate::failure::{Failure, exit_or_exec};
-use crate::flags::TargetSelection;
+use crate::flags::{TargetSelection, comm, program_of};
 use crate::messages::Messages;
 
 /// The most processes that are observed at a time.
@@ -351,19 +349,10 @@ impl<'s> Scanner<'s> {
 /// The name of the program of a process: the file name of its executable or, if its `exe` link may not be read (a
 /// process of another user), `/proc/PID/comm`, which has at most 15 bytes.
 fn program_name(pid: i32) -> Option<String> {
-    match fs::read_link(format!("/proc/{pid}/exe")) {
-        Ok(path) => {
-            let bytes = path.as_os_str().as_bytes();
-            let path = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
-            let name = Path::new(std::ffi::OsStr::from_bytes(path)).file_name()?;
-            Some(name.to_string_lossy().into_owned())
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            let comm = fs::read(format!("/proc/{pid}/comm")).ok()?;
-            Some(String::from_utf8_lossy(&comm).trim_end().to_owned())
-        }
+    match program_of(pid) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => comm(pid),
         // It has exited, or it is a kernel thread and we are root (for others, the link of a kernel thread is denied).
-        Err(_) => None,
+        program => program.ok(),
     }
 }
 

@@ -124,7 +124,7 @@ impl Patching<'_> {
     fn counted_or_watched(
         &self,
         known: &KnownPlace<'_>,
-        (filter, integer, _): &AskedOfCalls,
+        (filter, integer, keys): &AskedOfCalls,
         paired: Option<&Role>,
     ) -> std::result::Result<FunctionPatches, Refusal> {
         let mut watching = known.watched().map(|words| known.watching(words));
@@ -132,7 +132,8 @@ impl Patching<'_> {
         let any = |_| true;
         let asks_arguments = watching.as_ref().is_some_and(Watching::has_arguments)
             || (filter.as_ref()).is_some_and(|it| it.filter.test.has_argument(&any))
-            || (integer.as_ref()).is_some_and(|it| it.integer.number.has_argument(&any));
+            || (integer.as_ref()).is_some_and(|it| it.integer.number.has_argument(&any))
+            || (keys.iter().flat_map(|it| &it.parts)).any(|part| part.has_argument(&any));
         let is_exact =
             asks_arguments && known.place.selected_by.is_usdt() || paired.is_some_and(asks_at_end);
         let entry = self.counted(known.place, is_exact);

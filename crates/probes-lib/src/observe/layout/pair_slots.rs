@@ -68,5 +68,7 @@ pub(crate) mod slot {
     pub(crate) const UNTYPED: u64 = REPLACED_STARTS + 16;
     /// How many of the starts in [`DEPTH`] and [`ABANDONED_STARTS`] a filter leaves out, as far as they are not overwritten.
     pub(crate) const LEFT_OUT: u64 = REPLACED_STARTS + 24;
+    /// Stops whose number is not that of the start that they end, whatever else is known of them.
+    pub(crate) const DIFFERENT_NUMBER: u64 = REPLACED_STARTS + 32;
 }
-const _: () = assert!(slot::LEFT_OUT + 8 <= SLOT_LEN);
+const _: () = assert!(slot::DIFFERENT_NUMBER + 8 <= SLOT_LEN);

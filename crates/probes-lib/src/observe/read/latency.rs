@@ -10,6 +10,7 @@ use crate::observe::layout::histogram::{BUCKETS, HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::keyed_starts;
 use crate::observe::layout::pair_slots::{SLOT_LEN, SLOTS, SLOTS_TRIED, slot};
 use crate::observe::layout::shared::{HEADER_LEN, HISTOGRAMS_AT, PAIR_LEN, SLOT_OVERFLOWS};
+use crate::observe::plan::PlannedPair;
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
@@ -108,8 +109,10 @@ impl Latency {
     /// interleave, as with Lwt, Async or Eio. If there are any, **none of the times can be trusted**: those of other
     /// stops are likely to be wrong, too. Zero if the pairs are seen to nest, or nothing is seen that contradicts it.
     ///
-    /// A stop is counted in three cases:
+    /// A stop is counted in four cases:
     ///
+    /// - An argument of the same name at both probes is an OCaml int, and it differs from that of the start that the
+    ///   stop ends: the event began before another one, or in another thread.
     /// - Its first argument is an OCaml int, and that of another start than the last one. This counts only if these
     ///   numbers distinguish events.
     /// - There are no such numbers, and the stop ends a start after a later start in the same stack frame was ended: an
@@ -154,7 +157,7 @@ impl Latency {
 
     /// Returns the latency of each pair, from its bytes.
     pub(crate) fn of_pairs(
-        names: &[(String, String)],
+        planned: &[PlannedPair],
         pairs: &[PairData],
         ticks: &TickMeasurement,
     ) -> Vec<Latency> {
@@ -162,13 +165,13 @@ impl Latency {
             return Vec::new();
         }
         let nanoseconds = ticks.nanoseconds_per_tick();
-        let both = names.iter().zip(pairs);
-        both.map(|(names, pair)| Latency::of(names, pair, nanoseconds))
+        let both = planned.iter().zip(pairs);
+        both.map(|(planned, pair)| Latency::of(planned, pair, nanoseconds))
             .collect()
     }
 
     /// Returns the latency of a pair, from its bytes; `nanoseconds` is the length of a tick.
-    fn of((start, stop): &(String, String), data: &PairData, nanoseconds: f64) -> Latency {
+    fn of(planned: &PlannedPair, data: &PairData, nanoseconds: f64) -> Latency {
         let pair = &data.bytes[..];
         let each = |field: u64| {
             let slots =
@@ -195,8 +198,8 @@ impl Latency {
         });
         let (waiting, replaced) = (data.waiting.unwrap_or(0), sum(slot::REPLACED_STARTS));
         Latency {
-            start: start.clone(),
-            stop: stop.clone(),
+            start: planned.start.clone(),
+            stop: planned.stop.clone(),
             times: Times::of(
                 (0..).zip(counts),
                 PRECISION,
@@ -219,6 +222,11 @@ impl Latency {
                 other: sum(slot::OTHER_NUMBER),
                 unknown: sum(slot::UNKNOWN_NUMBER),
                 repeated: sum(slot::REPEATED_NUMBER),
+                different: if planned.has_named_number {
+                    sum(slot::DIFFERENT_NUMBER)
+                } else {
+                    0
+                },
             }
             .interleaved(),
             doubtful: sum(slot::DOUBTFUL).saturating_add(replaced),
@@ -247,6 +255,8 @@ struct Crossings {
     other: u64,
     unknown: u64,
     repeated: u64,
+    /// Of numbers that have one name at both ends.
+    different: u64,
 }
 
 impl Crossings {
@@ -268,6 +278,7 @@ impl Crossings {
             .saturating_add(self.other_frame)
             .saturating_add(crossed)
             .saturating_add(unconfirmed)
+            .max(self.different)
     }
 }
 
@@ -340,6 +351,14 @@ mod tests {
         pair[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
     }
 
+    fn pair_named(start: &str, stop: &str) -> PlannedPair {
+        PlannedPair {
+            start: start.to_owned(),
+            stop: stop.to_owned(),
+            has_named_number: false,
+        }
+    }
+
     fn data(bytes: &[u8]) -> PairData {
         PairData {
             bytes: bytes.to_vec(),
@@ -371,8 +390,7 @@ mod tests {
             put(&mut pair, at + slot::OVERWRITTEN_STARTS, 5);
         }
         put(&mut pair, SLOT_OVERFLOWS, 6);
-        let names = ("a".to_owned(), "b".to_owned());
-        let latency = Latency::of(&names, &data(&pair), 0.5);
+        let latency = Latency::of(&pair_named("a", "b"), &data(&pair), 0.5);
         assert_eq!((latency.start(), latency.stop()), ("a", "b"));
         assert_eq!(latency.count(), 101);
         assert_eq!(latency.mean(), Duration::from_nanos(3_100_000 / 101 / 2));
@@ -399,9 +417,29 @@ mod tests {
             put(&mut pair, at + slot::OTHER_FRAME, 5);
             put(&mut pair, at + slot::OTHER_NUMBER, 20);
             put(&mut pair, at + slot::UNKNOWN_NUMBER, 9);
+            put(&mut pair, at + slot::DIFFERENT_NUMBER, 29);
         }
-        let names = ("a".to_owned(), "b".to_owned());
-        assert_eq!(Latency::of(&names, &data(&pair), 1.0).interleaved(), 56);
+        let mut planned = pair_named("a", "b");
+        assert_eq!(Latency::of(&planned, &data(&pair), 1.0).interleaved(), 56);
+        planned.has_named_number = true;
+        assert_eq!(Latency::of(&planned, &data(&pair), 1.0).interleaved(), 58);
+    }
+
+    #[test]
+    fn other_numbers_of_one_name_are_never_excused() {
+        let mut pair = vec![0; PAIR_LEN as usize];
+        for field in [
+            slot::DIFFERENT_NUMBER,
+            slot::UNKNOWN_NUMBER,
+            slot::REPEATED_NUMBER,
+        ] {
+            put(&mut pair, HEADER_LEN + field, 1);
+        }
+        let mut planned = pair_named("a", "b");
+        let trusted = |planned: &PlannedPair| Latency::of(planned, &data(&pair), 1.0).is_trusted();
+        assert_eq!(trusted(&planned), Some(true));
+        planned.has_named_number = true;
+        assert_eq!(trusted(&planned), Some(false));
     }
 
     #[test]
@@ -426,7 +464,7 @@ mod tests {
             for (field, number) in fields {
                 put(&mut pair, HEADER_LEN + field, number);
             }
-            Latency::of(&("a".to_owned(), stop.to_owned()), &data(&pair), 1.0)
+            Latency::of(&pair_named("a", stop), &data(&pair), 1.0)
         };
         let one = [of(&[100, 100, 7], "b"), of(&[], "c")];
         let other = [of(&[5_000_000, 100], "b"), of(&[9], "c")];
@@ -460,7 +498,7 @@ mod tests {
             for field in fields {
                 put(&mut pair, HEADER_LEN + field, 1);
             }
-            Latency::of(&Default::default(), &data(&pair), 1.0).is_trusted()
+            Latency::of(&pair_named("a", "b"), &data(&pair), 1.0).is_trusted()
         };
         assert_eq!(trusted(&[]), Some(true));
         assert_eq!(trusted(&[slot::DOUBTFUL]), None);
@@ -495,7 +533,7 @@ mod tests {
 
     #[test]
     fn no_times_give_zeroes() {
-        let names = (String::new(), String::new());
+        let names = PlannedPair::default();
         for bytes in [&[] as &[u8], &vec![0; PAIR_LEN as usize]] {
             let latency = Latency::of(&names, &data(bytes), 1.0);
             assert_eq!((latency.count(), latency.times().count()), (0, 0));
@@ -510,7 +548,7 @@ mod tests {
     #[test]
     fn any_bytes_can_be_read() {
         let pair = vec![0xff; PAIR_LEN as usize];
-        let names = (String::new(), String::new());
+        let names = PlannedPair::default();
         for len in [1000, pair.len()] {
             Latency::of(&names, &data(&pair[..len]), 1.0).quantile(0.5);
         }

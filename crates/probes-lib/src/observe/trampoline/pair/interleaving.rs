@@ -1,6 +1,6 @@
 //! The part of the code at the ends of a pair that notices that a stop belongs to another start than the last one.
 //!
-//! Two things show it, and one raises doubts. Each is counted in the slot; `read/latency.rs` draws the conclusions.
+//! Three things show it, and one raises doubts. Each is counted in the slot; `read/latency.rs` draws the conclusions.
 //!
 //! ```text
 //! frame    start A   start B   stop   stop     Where pairs nest, B is in a function that was called after A: in
@@ -10,6 +10,8 @@
 //!                                              of B, it is the stop of A: B is on another stack.
 //! number   start 1   start 2   stop 1          The first arguments are numbers: that of the stop is not that of the
 //!                                              start that it would end, but that of an earlier one.
+//! name     start 1   stop 2                    If the numbers have one name at both ends, it is enough that they
+//!                                              differ: start 2 may have been in another thread.
 //! doubt    start A   start B   stop            A waits in the frame of B, or in that of the stop, and no numbers tell
 //!                                              which of them has ended. If A never does, an exception may have
 //!                                              skipped its stop.
@@ -99,6 +101,7 @@ pub(super) fn check_stop(
         a.and(edi, r8d)?;
         a.test(dil, 1)?;
         a.je(by_frame)?;
+        a.inc(word_at(rcx, slot::DIFFERENT_NUMBER))?;
         // If the stop is in the frame of this start, and the start before is not, this is its start, whatever its
         // number.
         a.test(rax, rax)?;
