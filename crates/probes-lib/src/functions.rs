@@ -400,6 +400,7 @@ impl Functions {
     fn usdt_sites(&self, index: usize, glob: &Glob) -> Result<Vec<FunctionPlace<'_>>> {
         let mut places = Vec::new();
         let mut names = BTreeSet::new();
+        let mut outside = None;
         for object in self.objects.iter().filter(|object| !object.is_kernels()) {
             for site in object.usdt_sites() {
                 let (probe, Some(address)) = (site.probe(), site.address) else {
@@ -409,11 +410,10 @@ impl Functions {
                     names.insert(probe);
                     continue;
                 }
-                let function = object.table.function_at(address).ok_or_else(|| {
-                    let name = probe.clone();
-                    let kind = FunctionError::SiteOutside { name, address };
-                    Error::of_file(object.table.path(), kind)
-                })?;
+                let Some(function) = object.table.function_at(address) else {
+                    outside.get_or_insert((object, probe, address));
+                    continue;
+                };
                 let named_by = glob.is_name().then_some(index);
                 let selected_by = SelectedBy::Usdt {
                     name: probe.into(),
@@ -422,6 +422,11 @@ impl Functions {
                 };
                 places.push(object.place(function, address, named_by, selected_by));
             }
+        }
+        // Beside others, they are left out.
+        if let (Some((object, name, address)), true) = (outside, places.is_empty()) {
+            let kind = FunctionError::SiteOutside { name, address };
+            return Err(Error::of_file(object.table.path(), kind));
         }
         if places.is_empty() {
             let unreadable = self.unreadable.iter().cloned();
@@ -436,6 +441,26 @@ impl Functions {
             return Err(Error::of_file(&self.program, kind));
         }
         Ok(places)
+    }
+
+    /// Returns the sites of USDT probes that a selector asks for, and that are in no function that is known: their
+    /// objects, names and addresses.
+    pub(crate) fn usdt_sites_outside(
+        &self,
+        selector: &FunctionSelector,
+    ) -> Vec<(&FunctionObject, String, FileAddr)> {
+        let FunctionSelector::Usdt(glob) = selector else {
+            return Vec::new();
+        };
+        let objects = self.objects.iter().filter(|object| !object.is_kernels());
+        let sites =
+            objects.flat_map(|object| object.usdt_sites().iter().map(move |it| (object, it)));
+        let outside = sites.filter_map(|(object, site)| {
+            let (probe, address) = (site.probe(), site.address?);
+            let is_outside = object.table.function_at(address).is_none();
+            (is_outside && glob.matches(&probe)).then_some((object, probe, address))
+        });
+        outside.collect()
     }
 
     /// Returns whether a glob for USDT probes matches one of OCaml's.

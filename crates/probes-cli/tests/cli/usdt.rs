@@ -140,6 +140,29 @@ fn arguments_of_moved_sites_are_refused() {
     }
 }
 
+// promise: Observations: A site that is in no known function is left out beside others, with a warning (2)
+#[test]
+fn sites_outside_functions_are_left_out() {
+    for file in fixture_forms("usdt_arguments") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        let mut tool = counting("-usdt outside:*", pid);
+        talker.ask("form 1 10", "formed");
+        tool.expect_said("outside:lost is in no function that is known");
+        let counted = tool.end().stdout;
+        assert_eq!(
+            hits(&counted),
+            [(10, "outside:known in outside_round".to_owned())]
+        );
+        let refused = run(&format!("count -usdt outside:lost -pid {pid}"));
+        assert_eq!(refused.code, Some(1));
+        assert!(
+            refused.stderr.contains("is in no function that is known"),
+            "{refused:?}"
+        );
+    }
+}
+
 // promise: Observations: By its name, a process without OCaml probes is found, too, if none are asked for (5 commands)
 #[test]
 fn processes_without_probes_are_selected_by_name() {

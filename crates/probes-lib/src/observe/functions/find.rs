@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
-use crate::error::{Error, FunctionError, Result};
+use crate::error::{Error, FunctionError, Refusal, Result};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::observe::fibers::ProcessStacks;
 use crate::observe::frame_id::has_runtime;
@@ -59,6 +59,7 @@ impl ObservedFunctions {
         for places in places.chunk_by(is_same) {
             observed.add(places[0].function.object, places, stacks, wanted)?;
         }
+        observed.refuse_outside(&all, selectors.iter().flatten());
         let has_runtime = LazyCell::new(|| all.objects().iter().any(|it| has_runtime(it.elf())));
         for function in &mut observed.functions {
             function.is_ocaml = function.is_ocaml && *has_runtime;
@@ -76,6 +77,29 @@ impl ObservedFunctions {
         let records_calls = !observation.watched_functions.is_empty();
         observed.all = records_calls.then(|| Arc::new(all));
         Ok(observed)
+    }
+
+    /// Refuses the sites of USDT probes that are in no function.
+    fn refuse_outside<'s>(
+        &mut self,
+        all: &Functions,
+        selectors: impl Iterator<Item = &'s FunctionSelector>,
+    ) {
+        for (object, name, address) in selectors.flat_map(|it| all.usdt_sites_outside(it)) {
+            let Some(bias) = object.load_bias() else {
+                continue;
+            };
+            let site = WantedFunction {
+                name,
+                object: object.table().path().into(),
+                address: bias.live(address),
+                named_by: None,
+            };
+            let refused = site.refused(Refusal::NoFunction);
+            if !self.refused.contains(&refused) {
+                self.refused.push(refused);
+            }
+        }
     }
 
     fn call_once(&mut self, once: CallOnce) {
