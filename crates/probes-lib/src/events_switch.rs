@@ -140,7 +140,7 @@ impl EventsSwitch {
             },
             enabled: symbols.enabled,
             paused: symbols.paused,
-            is_named: file.is_some(),
+            is_named: file.is_some() && mapping.as_ref().is_none_or(|it| !it.is_deleted()),
             file,
             was_not_paused: read_word(pid, &memory, symbols.paused)? == 0,
             checked: Mutex::new(Instant::now()),
@@ -342,9 +342,12 @@ impl RuntimeSymbols {
             (1, 1) => Some((change(self.paused, WordChange::Clear), None)),
             (0, 0) if is_mapped(word(self.metadata)?) => {
                 // Only a tool leaves them so, and one that was killed the name of the file, too.
-                let left = mapping.filter(|it| !it.is_deleted());
-                let left = left.and_then(|_| self.file(target, memory).ok());
-                Some((change(self.enabled, WordChange::Set), left))
+                let file = self.file(target, memory).ok();
+                if let Some(Err(free)) = file.as_ref().map(RingFile::refuse_full) {
+                    let why = format!("only {free} bytes are free on the disk of their file");
+                    return Err(cannot_switch_on(pid, why));
+                }
+                Some((change(self.enabled, WordChange::Set), file))
             }
             (0, 0) => {
                 let file = self.file_to_create(target, memory)?;
@@ -375,7 +378,7 @@ impl RuntimeSymbols {
             let why = "it has a seccomp filter of its own, which may not let it create their file";
             return Err(cannot_switch_on(pid, why));
         }
-        let file = self.file(target, memory)?;
+        let mut file = self.file(target, memory)?;
         let refused = file.refuse(process);
         refused.map_err(|why| cannot_switch_on(pid, why))?;
         Ok(file)
@@ -388,27 +391,40 @@ impl RuntimeSymbols {
     }
 }
 
-/// Removes the name of the file of events that a killed tool has left in a process: events are off, and the file is there.
+/// Removes what a killed tool has left of the events in a process, where they are off and their file is there: its name, and the flag that
+/// they are paused, which has no effect then, and which the program could not clear.
 ///
 /// # Errors
 ///
-/// If the process has exited, or cannot be read.
-pub(crate) fn remove_left_file(target: &Target) -> Result<()> {
-    let process = target.opened.process();
-    let Some(mapping) = ring_mapping(process)?.filter(|it| !it.is_deleted()) else {
+/// If the process has exited, or cannot be read or written to.
+pub(crate) fn remove_left(target: &Target) -> Result<()> {
+    let (process, pid) = (target.opened.process(), target.pid());
+    let Some(mapping) = ring_mapping(process)? else {
         return Ok(());
     };
-    let functions = Functions::to_select_of(target.pid())?;
+    let functions = Functions::to_select_of(pid)?;
     let Some(symbols) = RuntimeSymbols::of_process(&functions) else {
         return Ok(());
     };
     let memory = target.opened.unshadowed_memory_to_read()?;
-    if let Some((word, Some(file))) = symbols.change(target, &memory, Some(&mapping))? {
-        if word.change == WordChange::Set {
-            // What is left then is a file that nobody needs.
-            let _ = file.remove(process, &mapping);
-        }
+    let are_off = || -> Result<bool> {
+        let word = |at| read_word(pid, &memory, at);
+        Ok(word(symbols.enabled)? == 0 && word(symbols.metadata)? == mapping.start.0)
+    };
+    if !are_off()? {
+        return Ok(());
     }
+    // If the program switches them on itself right now, the file is there before the flag is set.
+    thread::sleep(SETTLED);
+    if !are_off()? {
+        return Ok(());
+    }
+    if read_word(pid, &memory, symbols.paused)? == 1 {
+        clear(target, symbols.paused)?;
+    }
+    // If that fails, a file is left that nobody needs.
+    let file = symbols.file(target, &memory);
+    let _ = file.map(|file| file.remove(process, &mapping));
     Ok(())
 }
 

@@ -316,7 +316,7 @@ impl Target {
             let successor_lock = self.successor_lock(options)?;
             let cleaned = self.remove_stale(options, successor_lock.as_ref(), &|_| None)?;
             // Of a process that has exited, nothing is left.
-            let _ = events_switch::remove_left_file(self);
+            let _ = events_switch::remove_left(self);
             Ok(cleaned.report)
         };
         clean().map_err(|error| {
@@ -326,12 +326,13 @@ impl Target {
         })
     }
 
-    /// Removes what a killed tool has left in the process, if there is anything: it may have switched on what looks as if it were always on.
+    /// Removes what killed tools have left in the process, if there is anything: they may have switched on runtime events that look as if
+    /// they were always on. Does nothing if an observer is still there.
     ///
     /// # Errors
     ///
     /// Same as [`Target::clean`].
-    pub(crate) fn clean_abandoned(&self, options: Options) -> Result<()> {
+    pub fn clean_abandoned(&self, options: Options) -> Result<()> {
         let process = self.opened.process();
         let memory = self.opened.unshadowed_memory_to_read()?;
         if is_abandoned(process, &memory)? {

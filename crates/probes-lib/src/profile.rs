@@ -369,8 +369,9 @@ impl Profiler {
         }
         for tid in to_look_at {
             let recorded = self.recorded.as_ref();
-            if recorded.is_some_and(|it| it.waits.is_unseen(tid)) {
-                self.look_at(tid, now)?;
+            let is_unseen = recorded.is_some_and(|it| it.waits.is_unseen(tid));
+            if is_unseen && self.look_at(tid, now)?.is_none() {
+                self.forget(tid);
             }
         }
         if let Some(recorded) = &mut self.recorded {
@@ -581,6 +582,15 @@ impl Profiler {
                     .retain(|_, looks| looks.end > recent);
             }
         }
+    }
+
+    /// Forgets the threads that are not there any more.
+    fn forget_gone(&mut self) -> Result<()> {
+        let process = self.stacks.process();
+        let tids = process.threads().and_then(|mut list| list.read());
+        let tids = tids.map_err(|source| process.exited_or(source))?;
+        self.forget_exited(&tids.into_iter().collect());
+        Ok(())
     }
 
     /// Adds the time `elapsed` before `due` to what the threads do.

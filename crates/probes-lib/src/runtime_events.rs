@@ -30,7 +30,6 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 
 use crate::elf::ElfFile;
-use crate::elf::symbols::SymbolTable;
 use crate::error::{ElfDefect, Error, FileError, Operation, Result, RuntimeEventsError, Subject};
 use crate::process::Process;
 use crate::process::image::open_executable;
@@ -573,20 +572,10 @@ fn elf_files(process: &Process, maps: &[Mapping]) -> impl Iterator<Item = ElfFil
     executable.into_iter().chain(others)
 }
 
-/// Returns the version of OCaml that the program of a process was compiled by, as `Sys.ocaml_version` has it, or, if the program uses
-/// nothing of `Sys`, as the functions of its runtime tell (5.3); `None` if nothing in its files says so.
+/// Returns the version of OCaml that the program of a process was compiled by, as `Sys.ocaml_version` has it; `None` if
+/// nothing in its files says so.
 pub(crate) fn version_of_process(process: &Process, maps: &[Mapping]) -> Option<String> {
-    let named = elf_files(process, maps).find_map(|elf| version(&elf));
-    named.or_else(|| elf_files(process, maps).find_map(|elf| version_of_runtime(&elf)))
-}
-
-/// Returns the version of the runtime that a file has, with its symbols, as far as its functions tell.
-fn version_of_runtime(elf: &ElfFile) -> Option<String> {
-    let symbols = elf.symbols(SymbolTable::Static).ok()??;
-    names::version_of_runtime(|name| {
-        let found = symbols.find([name]).ok();
-        found.is_some_and(|[found]| !found.is_empty())
-    })
+    elf_files(process, maps).find_map(|elf| version(&elf))
 }
 
 /// Returns the names of events in the version of OCaml of `subject`, and the version.

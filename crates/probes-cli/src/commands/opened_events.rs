@@ -99,7 +99,7 @@ impl OpenedEvents {
         // Of a program without symbols, only its events tell.
         let is_off = || {
             let are_paused = self.switched.is_none() && self.events.are_paused();
-            are_paused || matches!(target.check_events(), Ok(false))
+            are_paused || !matches!(target.check_events(), Ok(true))
         };
         if !target.has_exited() && is_off() {
             return Some(Missed::UntilNow);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Profiler;
 use super::activity::Activity;
+use super::{CHECK_INTERVAL, Profiler};
 use crate::error::{Error, ProcessError, Result};
 use crate::numbers::nanoseconds;
 use crate::stacks::StackFrame;
@@ -25,14 +25,18 @@ use crate::unwind::StackEnd;
 /// }
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
-pub struct WaitRecorder(Profiler);
+pub struct WaitRecorder {
+    profiler: Profiler,
+    /// When it was last checked which threads there are.
+    checked_at: Instant,
+}
 
 /// A time that a thread was off the processor, and was not only waiting for one.
 #[derive(Clone, Debug)]
 pub struct RecordedWait {
     /// The thread.
     pub tid: i32,
-    /// Its name, as the kernel has it; empty if it exited before that was read.
+    /// Its name, as the kernel has it; empty if it was not looked at so far.
     pub thread_name: Arc<str>,
     /// When it began to wait, in nanoseconds of CLOCK_MONOTONIC.
     pub since: u64,
@@ -69,7 +73,10 @@ impl WaitRecorder {
                 ));
             }
         }
-        Ok(WaitRecorder(profiler))
+        Ok(WaitRecorder {
+            profiler,
+            checked_at: Instant::now(),
+        })
     }
 
     /// Returns the waits that have ended since the last call, those of each thread in their order, and reads the stacks of the threads
@@ -79,39 +86,47 @@ impl WaitRecorder {
     ///
     /// If the process has exited, or exec'd another program, or may not be read any more. What was recorded is still returned by [`WaitRecorder::read_rest`].
     pub fn read(&mut self) -> Result<Vec<RecordedWait>> {
-        self.0.look_at_waits()?;
-        self.0.check_program(Instant::now())?;
+        let now = Instant::now();
+        self.profiler.look_at_waits()?;
+        self.profiler.check_program(now)?;
+        if now.saturating_duration_since(self.checked_at) >= CHECK_INTERVAL {
+            self.checked_at = now;
+            self.profiler.forget_gone()?;
+        }
         Ok(self.take())
     }
 
     /// Returns how long to wait before the next [`WaitRecorder::read`], so that it takes no more than 2.5 % of a processor; less if
     /// records would be lost.
     pub fn pause(&self) -> Duration {
-        self.0.wait_pause().unwrap_or_default()
+        self.profiler.wait_pause().unwrap_or_default()
     }
 
     /// Returns the rest, when the recording is over: also the waits that last, up to now.
     pub fn read_rest(&mut self) -> Vec<RecordedWait> {
-        self.0.collect(true);
+        self.profiler.collect(true);
         self.take()
     }
 
     /// Returns how many of the kernel's records were lost so far: waits are missing then, or are parts.
     pub fn lost(&self) -> u64 {
-        self.0.recorded.as_ref().map_or(0, |it| it.waits.lost)
+        self.profiler
+            .recorded
+            .as_ref()
+            .map_or(0, |it| it.waits.lost)
     }
 
     /// Returns how many processors have come online meanwhile: what happens there is not recorded.
     pub fn unrecorded_processors(&self) -> usize {
-        let recorded = self.0.recorded.as_ref();
+        let recorded = self.profiler.recorded.as_ref();
         recorded.map_or(0, |it| it.switches.unrecorded_processors())
     }
 
     fn take(&mut self) -> Vec<RecordedWait> {
-        let recorded = self.0.recorded.as_mut();
+        let recorded = self.profiler.recorded.as_mut();
         let kept = recorded.and_then(|recorded| recorded.kept.as_mut());
         let waits = kept.map(std::mem::take).unwrap_or_default();
-        let (stacks, threads) = (&mut self.0.stacks, &self.0.threads);
+        let (stacks, threads) = (&mut self.profiler.stacks, &self.profiler.threads);
         let waits = waits.into_iter().map(|wait| {
             let (since, until, is_whole) = (wait.since, wait.until, wait.is_whole);
             let key = wait.key(|tid| super::name_in(threads, tid));

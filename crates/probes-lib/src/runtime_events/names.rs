@@ -120,8 +120,7 @@ impl Names {
     pub(super) fn of(version: &str) -> Option<Names> {
         let stock = version.strip_suffix("+options").unwrap_or(version);
         let is_stock = stock.bytes().all(|it| it == b'.' || it.is_ascii_digit());
-        let release = numbers(stock).or_else(|| numbers(&format!("{stock}.0")));
-        let [5, minor @ 0..=LAST_MINOR, _] = release.filter(|_| is_stock)? else {
+        let [5, minor @ 0..=LAST_MINOR, _] = numbers(stock).filter(|_| is_stock)? else {
             return None;
         };
         let counters = match minor {
@@ -163,21 +162,6 @@ fn since(phase: &str) -> u32 {
         _ if phase.starts_with("compact") => 2,
         _ => 0,
     }
-}
-
-/// A function of the runtime that came with OCaml 5.y, for each y from the last known to 1; and one that came with 5.0.
-const CAME_WITH: [(&str, u32); 5] = [
-    ("caml_ml_runtime_events_path", 4),
-    ("caml_ml_domain_index", 3),
-    ("caml_runtime_events_are_active", 2),
-    ("caml_runtime_events_user_write", 1),
-    ("caml_runtime_events_start", 0),
-];
-
-/// Returns the version of a runtime that `has` functions of these names: 5.3, for example.
-pub(super) fn version_of_runtime(has: impl Fn(&str) -> bool) -> Option<String> {
-    let found = CAME_WITH.iter().find(|(name, _)| has(name));
-    found.map(|(_, minor)| format!("5.{minor}"))
 }
 
 /// The header of a block has its length in words from this bit on, and a colour and a tag below.
@@ -271,6 +255,7 @@ mod tests {
             "6.0.0",
             "5.2.0+ox",
             "5.4.0~beta1",
+            "5.3",
             "5",
             "",
             "5.x.0",
@@ -318,23 +303,5 @@ mod tests {
         for data in [string("5.3.0"), release([5, 3, 0]), far, Vec::new()] {
             assert_eq!(version(&data), None);
         }
-    }
-
-    #[test]
-    fn functions_of_a_runtime_tell_its_version() {
-        let version = |names: &[&str]| version_of_runtime(|name| names.contains(&name));
-        let start = "caml_runtime_events_start";
-        assert_eq!(version(&["caml_main"]), None);
-        assert_eq!(version(&[start]).as_deref(), Some("5.0"));
-        let of_5_3 = version(&[
-            start,
-            "caml_ml_domain_index",
-            "caml_runtime_events_user_write",
-        ]);
-        assert_eq!(of_5_3.as_deref(), Some("5.3"));
-        let names = |version: &str| Names::of(version).map(|it| it.phases().collect::<Vec<_>>());
-        assert!(names("5.3").is_some());
-        assert_eq!(names("5.3"), names("5.3.0"));
-        assert_eq!(names("5.9"), None);
     }
 }

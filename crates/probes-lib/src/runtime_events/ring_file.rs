@@ -40,6 +40,8 @@ pub(crate) struct RingFile {
     given: PathBuf,
     path: PathBuf,
     name: String,
+    /// Whether no file had the name there when it was looked at.
+    was_absent: bool,
     owner: u32,
     len: u64,
     /// Its length, if the number of domains in OCAMLRUNPARAM counts: it does from OCaml 5.3 on.
@@ -86,6 +88,7 @@ impl RingFile {
             given: given.to_owned(),
             path,
             name: format!("{}.events", status.innermost),
+            was_absent: false,
             owner: status.file_uid,
             len: len(asked.max(USUAL_DOMAINS)),
             len_as_asked: len(asked),
@@ -97,7 +100,7 @@ impl RingFile {
     /// # Errors
     ///
     /// Why it cannot.
-    pub(crate) fn refuse(&self, process: &Process) -> Result<(), String> {
+    pub(crate) fn refuse(&mut self, process: &Process) -> Result<(), String> {
         let has_link = fstatat(
             &self.directory,
             self.name.as_str(),
@@ -110,6 +113,7 @@ impl RingFile {
                 self.name
             ));
         }
+        self.was_absent = true;
         self.refuse_circumstances(process)?;
         // Such as a directory that may not be changed (chattr +i), which its mode does not tell.
         let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
@@ -124,7 +128,7 @@ impl RingFile {
         }
     }
 
-    /// Checks the same again, without whether the file exists: it may have been created meanwhile. The process may work in another
+    /// Checks the same again, but not whether the file exists, which it may have created meanwhile; unless it works in another
     /// directory by now.
     ///
     /// # Errors
@@ -141,6 +145,17 @@ impl RingFile {
             name: self.name.clone(),
             ..*self
         };
+        let identity = |file: &File| file.metadata().map(|it| (it.dev(), it.ino())).ok();
+        if identity(&now.directory) != identity(&self.directory) {
+            let name = self.name.as_str();
+            let has_link = fstatat(&now.directory, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+            // Its own, if it has just created it, is mapped a moment later: then it is too late for this, too.
+            if has_link != Err(Errno::ENOENT) {
+                return Err(format!(
+                    "where it works now, there is a file {name} already"
+                ));
+            }
+        }
         now.refuse_circumstances(process)
     }
 
@@ -223,7 +238,9 @@ impl RingFile {
         let is_mapped =
             (device, found.st_ino) == ((mapping.device.0, mapping.device.1), mapping.inode);
         // With some file systems, /proc/PID/maps has another device or inode. Before, no file had the name.
-        let is_alike = found.st_uid == self.owner
+        let was_absent = self.was_absent && std::ptr::eq(directory, &raw const self.directory);
+        let is_alike = was_absent
+            && found.st_uid == self.owner
             && [self.len, self.len_as_asked].contains(&(found.st_size as u64))
             && SFlag::from_bits_truncate(found.st_mode).contains(SFlag::S_IFREG);
         if !(is_mapped || is_alike) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
-use probes_lib::{Events, Observer, RuntimeEvents, Target};
+use probes_lib::{Events, Observer, RecordedWait, RuntimeEvents, Target};
 
 use super::Args;
 use super::sink::Sink;
@@ -78,11 +78,21 @@ impl<'r> Recording<'r> {
 
     /// Waits are recorded from now on, if they are asked for.
     pub(super) fn begin_waits(&mut self) -> Result<(), Failure> {
-        if self.args.recorded.off_cpu {
-            self.waits = Some(WaitsReader::begin(self.pid)?);
-            let pid = self.pid;
-            let messages = &self.output.messages;
-            messages.step(format_args!("recording the waits of process {pid}"));
+        if !self.args.recorded.off_cpu {
+            return Ok(());
+        }
+        let (pid, messages) = (self.pid, &self.output.messages);
+        match WaitsReader::begin(pid) {
+            Ok(waits) => {
+                messages.step(format_args!("recording the waits of process {pid}"));
+                self.waits = Some(waits);
+            }
+            Err(Failure::Target(_, error)) if error.is_gone() => messages.warning(
+                WarningKind::UnreadStacks,
+                "the program exited before its waits could be recorded",
+                "record a longer run of it",
+            ),
+            Err(failure) => return Err(failure),
         }
         Ok(())
     }
@@ -96,6 +106,10 @@ impl<'r> Recording<'r> {
     pub(super) fn observe(&mut self, target: &Target) -> Result<StepFailures, Failure> {
         let (args, output, recorded) = (self.args, self.output, &self.args.recorded);
         let of_process = Failure::of_process(self.pid);
+        let options = args.seccomp.options(args.take_over.options());
+        if recorded.gc {
+            target.clean_abandoned(options).map_err(&of_process)?;
+        }
         let switches_on = recorded.gc && !target.check_events().map_err(&of_process)?;
         if recorded.gc && !switches_on {
             let events = RuntimeEvents::of_process(self.pid).map_err(&of_process)?;
@@ -103,7 +117,6 @@ impl<'r> Recording<'r> {
         }
         let observe = || {
             let observation = recorded.observation();
-            let options = args.seccomp.options(args.take_over.options());
             if switches_on {
                 return target.observe_with_events(&observation, options);
             }
@@ -127,7 +140,7 @@ impl<'r> Recording<'r> {
         let mut outcome = active.run(
             display,
             |observer| {
-                let are_there = are_awaited.get() && observer.events_are_on()?;
+                let are_there = observer.events_are_on()? && are_awaited.get();
                 let opened = are_there.then(|| open_switched(observer)).transpose()?;
                 // Last: hits are read once.
                 Ok((observer.events()?, opened))
@@ -146,7 +159,11 @@ impl<'r> Recording<'r> {
                 self.add(&hits)
             },
         );
-        if !switches_on {
+        if switches_on {
+            let events = self.events.as_ref();
+            let resumed = events.is_some_and(|it| it.events.resumed() > 0);
+            self.missed = resumed.then_some(Missed::Meanwhile);
+        } else {
             self.note_missed(target);
         }
         // What comes after it is the removal.
@@ -208,8 +225,6 @@ impl<'r> Recording<'r> {
         open: impl FnOnce(Duration, &TerminationSignals) -> Result<Option<OpenedEvents>, Failure>,
     ) -> Result<StepFailures, Failure> {
         let output = self.output;
-        // Before anything is changed, because it may fail.
-        self.begin_waits()?;
         let signals = TerminationSignals::block()?;
         let mut interruptible = InterruptibleOutput::new(output, signals)?;
         let end = self.args.until.duration.unwrap_or(Duration::MAX);
@@ -220,10 +235,14 @@ impl<'r> Recording<'r> {
                 return printed.and(Err(failure));
             }
         }
+        let mut failures = StepFailures::default();
         let begun = Instant::now();
         self.begun = now();
-        let ended = read_until_end(self, target, begun, end, &mut interruptible);
-        let mut failures = StepFailures::default();
+        let ended = match self.begin_waits() {
+            Ok(()) => read_until_end(self, target, begun, end, &mut interruptible),
+            Err(failure) => Err(failure),
+        };
+        self.ended = Some(now());
         let was_started = !self.args.observed.is_process();
         failures.add(ended.map(|end| end.note(was_started, &output.messages)));
         self.note_missed(target);
@@ -253,10 +272,17 @@ impl<'r> Recording<'r> {
     }
 
     fn read_waits(&mut self) {
-        let waits = self.waits.iter().flat_map(WaitsReader::take);
-        // Not those in which the process was stopped so that it could be observed.
-        for wait in waits.filter(|wait| wait.until > self.begun) {
-            self.timeline.add_wait(&wait);
+        let waits: Vec<RecordedWait> = self.waits.iter().flat_map(WaitsReader::take).collect();
+        self.add_waits(&waits);
+    }
+
+    /// Adds waits, but not those in which the process was stopped so that it could be observed, or was observed no more.
+    fn add_waits(&mut self, waits: &[RecordedWait]) {
+        let recorded = self.begun..self.ended.unwrap_or(u64::MAX);
+        for wait in waits {
+            if wait.until > recorded.start && wait.since < recorded.end {
+                self.timeline.add_wait(wait);
+            }
         }
     }
 
@@ -267,12 +293,7 @@ impl<'r> Recording<'r> {
             return Ok(());
         };
         let waits = waits.end();
-        let recorded = self.begun..self.ended.unwrap_or(u64::MAX);
-        for wait in &waits.rest {
-            if wait.until > recorded.start && wait.since < recorded.end {
-                self.timeline.add_wait(wait);
-            }
-        }
+        self.add_waits(&waits.rest);
         self.timeline.add_lost_switches(waits.lost);
         warn_of_lost_switches(
             waits.lost,
@@ -330,6 +351,9 @@ impl<'r> Recording<'r> {
 
 impl EventReader for Recording<'_> {
     fn are_written(&mut self) -> Result<bool, Failure> {
+        if self.waits.as_ref().is_some_and(WaitsReader::has_ended) {
+            return Ok(false);
+        }
         let opened = self.events.as_ref();
         // Without events, the end of the process is the end.
         let written = opened.map_or(Ok(true), OpenedEvents::are_written);

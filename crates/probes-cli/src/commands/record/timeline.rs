@@ -542,6 +542,7 @@ impl Timeline {
         // A thread that has exited has its name no more.
         let parent = match known {
             Some(known) => known.track,
+            None if wait.thread_name.is_empty() => self.thread(tid),
             None => self.add_thread(tid, &wait.thread_name),
         };
         let lane = self.track(&TrackOf::Lane(parent), &format!("{tid} waits"));

@@ -53,6 +53,11 @@ impl WaitsReader {
         self.waits.try_iter().flatten()
     }
 
+    /// Returns whether no more waits are read: the process has exited, or cannot be read any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Ends the recording.
     pub(super) fn end(self) -> WaitsEnd {
         drop(self.end);
