@@ -235,13 +235,15 @@ impl<'r> Recording<'r> {
                 return printed.and(Err(failure));
             }
         }
+        if let Err(failure) = self.begin_waits() {
+            let closed = self.events.as_mut().map(|events| events.close(self.pid));
+            let (_, printed) = interruptible.end();
+            return closed.unwrap_or(Ok(())).and(printed).and(Err(failure));
+        }
         let mut failures = StepFailures::default();
         let begun = Instant::now();
         self.begun = now();
-        let ended = match self.begin_waits() {
-            Ok(()) => read_until_end(self, target, begun, end, &mut interruptible),
-            Err(failure) => Err(failure),
-        };
+        let ended = read_until_end(self, target, begun, end, &mut interruptible);
         self.ended = Some(now());
         let was_started = !self.args.observed.is_process();
         failures.add(ended.map(|end| end.note(was_started, &output.messages)));
