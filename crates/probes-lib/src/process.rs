@@ -30,6 +30,7 @@ pub(crate) mod translator;
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
+use std::iter;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -162,13 +163,15 @@ impl Process {
         path: &Path,
         wanted: impl Fn(&File) -> io::Result<bool>,
     ) -> io::Result<File> {
-        // In the maps, the path of a file below another root (chroot(2)) begins with the path of that root.
-        let root = self.read_link("root").unwrap_or_else(|_| "/".into());
-        let relative = path.strip_prefix(root).or_else(|_| path.strip_prefix("/"));
-        let relative = relative.unwrap_or(path);
         // openat(2) looks an absolute path up in our own mount namespace; `root` below `/proc/PID`
         // leads into that of the process.
-        let names = [path.to_owned(), Path::new("root").join(relative)];
+        let below_root = || {
+            // In the maps, the path of a file below another root (chroot(2)) begins with the path of that root.
+            let root = self.read_link("root").unwrap_or_else(|_| "/".into());
+            let relative = path.strip_prefix(root).or_else(|_| path.strip_prefix("/"));
+            Path::new("root").join(relative.unwrap_or(path))
+        };
+        let names = iter::once(path.to_owned()).chain(iter::once_with(below_root));
         let mut refusal = io::Error::from(Errno::ENOENT);
         for name in names {
             match self.open_wanted(&name, &wanted) {

@@ -222,7 +222,7 @@ mod tests {
         );
         let plain = report.text(Format::Plain).unwrap();
         let (_, lines) = plain.split_once(" lost_hits 1000 ").unwrap();
-        let expected = "lost_words 0 bytes 77 seconds 1.000\nfrequent 0.934 Cache.find\nfrequent 0.200 f(int, char)\n";
+        let expected = "lost_words 0 lost_switches 0 bytes 77 seconds 1.000\nfrequent 0.934 Cache.find\nfrequent 0.200 f(int, char)\n";
         assert_eq!(lines, expected);
         let table = report.text(Format::Table).unwrap();
         let row = |line: &str| line.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
