@@ -73,8 +73,7 @@ pub(crate) struct EventsSwitch {
     /// The address of the flag `runtime_events_enabled`.
     enabled: LiveAddr,
     paused: LiveAddr,
-    /// The file that the process will create, or that a killed tool has made it create. `None` if it has one that is its own, or one without
-    /// a name.
+    /// The file that the process will create, or that an earlier tool has made it create; `None` if its events are only paused.
     file: Option<RingFile>,
     /// Whether the name of the file is still to be removed.
     is_named: bool,
