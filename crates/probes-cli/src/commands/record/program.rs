@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Launch, ObservationReport, Observer, Options, Target};
 
-use super::recording::Recording;
+use super::recording::{Recording, warn_of_early_exit};
 use super::{Args, NamedFile};
 use crate::commands::closures::warn_of_refused_closures;
 use crate::commands::gaps::{GapWarning, Gaps};
@@ -31,7 +31,6 @@ use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::hint::Operand;
 use crate::interruptible_output::Next;
-use crate::output::WarningKind;
 
 /// For how long the removal of an observation is retried while the program runs.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,11 +72,7 @@ fn with_waits(
     let read = target.and_then(|target| recording.read_without_hits(&target, |_, _| Ok(None)));
     let read = match read {
         Err(Failure::Target(..)) if started.has_exited() => {
-            output.messages.warning(
-                WarningKind::UnreadStacks,
-                "the program exited before its waits could be recorded",
-                "record a longer run of it",
-            );
+            warn_of_early_exit(&output.messages);
             Ok(StepFailures::default())
         }
         read => read,

@@ -26,6 +26,7 @@ use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::messages::Messages;
 use crate::output::{
     FrequentName, LostWords, RecordCounts, RecordReport, TimelineFile, TimelineFormat,
     TracedProcess, WarningKind,
@@ -87,11 +88,7 @@ impl<'r> Recording<'r> {
                 messages.step(format_args!("recording the waits of process {pid}"));
                 self.waits = Some(waits);
             }
-            Err(Failure::Target(_, error)) if error.is_gone() => messages.warning(
-                WarningKind::UnreadStacks,
-                "the program exited before its waits could be recorded",
-                "record a longer run of it",
-            ),
+            Err(Failure::Target(_, error)) if error.is_gone() => warn_of_early_exit(messages),
             Err(failure) => return Err(failure),
         }
         Ok(())
@@ -244,7 +241,7 @@ impl<'r> Recording<'r> {
         let begun = Instant::now();
         self.begun = now();
         let ended = read_until_end(self, target, begun, end, &mut interruptible);
-        self.ended = Some(now());
+        self.end();
         let was_started = !self.args.observed.is_process();
         failures.add(ended.map(|end| end.note(was_started, &output.messages)));
         self.note_missed(target);
@@ -385,6 +382,15 @@ fn open_switched(
 ) -> probes_lib::Result<(RuntimeEvents, Option<(PathBuf, io::Error)>)> {
     let events = observer.open_events()?;
     Ok((events, observer.remove_events_file()?))
+}
+
+/// Says that a program had exited before its waits could be recorded.
+pub(super) fn warn_of_early_exit(messages: &Messages) {
+    messages.warning(
+        WarningKind::UnreadStacks,
+        "the program exited before its waits could be recorded",
+        "record a longer run of it",
+    );
 }
 
 /// In nanoseconds of CLOCK_MONOTONIC.
