@@ -10,6 +10,11 @@ pub(crate) fn nanoseconds(clock: ClockId) -> u64 {
     in_nanoseconds(now)
 }
 
+/// What CLOCK_MONOTONIC shows now, in nanoseconds.
+pub(crate) fn monotonic_now() -> u64 {
+    nanoseconds(ClockId::CLOCK_MONOTONIC)
+}
+
 /// A time in nanoseconds; the greatest number for a longer one.
 pub(crate) fn in_nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)

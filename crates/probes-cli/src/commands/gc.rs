@@ -8,14 +8,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use nix::time::ClockId;
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
 use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use super::opened_events::OpenedEvents;
 use super::program_with_events::ProgramWithEvents;
 use super::step_failures::{StepFailures, report_failures};
-use crate::clock::nanoseconds;
+use crate::clock::monotonic_now;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -181,7 +180,7 @@ fn read(
     let until = if target.has_exited() {
         0
     } else {
-        nanoseconds(ClockId::CLOCK_MONOTONIC)
+        monotonic_now()
     };
     let missed = reading.events.missed(target);
     // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.

@@ -13,7 +13,7 @@ use super::Args;
 use super::sink::Sink;
 use super::timeline::Timeline;
 use super::waits::WaitsReader;
-use crate::clock::{in_nanoseconds, nanoseconds};
+use crate::clock::{in_nanoseconds, monotonic_now, nanoseconds};
 use crate::commands::event_loop::{EventReader, read_until_end, warn_of_lost_words};
 use crate::commands::lost_switches::warn_of_lost_switches;
 use crate::commands::observe_loop::{ActiveObservation, Display};
@@ -72,7 +72,7 @@ impl<'r> Recording<'r> {
             events: None,
             missed: None,
             waits: None,
-            begun: now(),
+            begun: monotonic_now(),
             ended: None,
         }
     }
@@ -122,7 +122,7 @@ impl<'r> Recording<'r> {
         // Before anything is changed, because it may fail.
         self.begin_waits()?;
         let active = ActiveObservation::begin_by(target, args.until.duration, output, observe)?;
-        self.begun = now();
+        self.begun = monotonic_now();
         if recorded.has_functions() {
             warn_of_uncounted(&output.messages, active.observer(), "recorded");
             warn_of_missing_exits(&output.messages, active.observer());
@@ -189,7 +189,7 @@ impl<'r> Recording<'r> {
 
     /// It is over now: what comes after it is the removal.
     pub(super) fn end(&mut self) {
-        self.ended = Some(now());
+        self.ended = Some(monotonic_now());
     }
 
     /// Adds the hits that are left when it is over.
@@ -239,7 +239,7 @@ impl<'r> Recording<'r> {
         }
         let mut failures = StepFailures::default();
         let begun = Instant::now();
-        self.begun = now();
+        self.begun = monotonic_now();
         let ended = read_until_end(self, target, begun, end, &mut interruptible);
         self.end();
         let was_started = !self.args.observed.is_process();
@@ -305,11 +305,11 @@ impl<'r> Recording<'r> {
 
     /// Writes the rest, and says what was recorded.
     pub(super) fn finish(mut self, mut failures: StepFailures) -> Result<(), Failure> {
-        let (output, over) = (self.output, now());
+        let (output, over) = (self.output, monotonic_now());
         let lasted = Duration::from_nanos(over.saturating_sub(self.begun));
         failures.add(self.read_runtime_events());
         failures.add(self.end_waits());
-        self.timeline.finish(now());
+        self.timeline.finish(monotonic_now());
         failures.add(self.timeline.sink().flush(true));
         let mut counts = self.timeline.counts;
         let lost_words = take(&mut self.timeline.lost_words);
@@ -393,18 +393,13 @@ pub(super) fn warn_of_early_exit(messages: &Messages) {
     );
 }
 
-/// In nanoseconds of CLOCK_MONOTONIC.
-fn now() -> u64 {
-    nanoseconds(ClockId::CLOCK_MONOTONIC)
-}
-
 /// A process, and the clocks now.
 fn traced(pid: i32, program: &Path) -> TracedProcess {
     let name = program.file_name().unwrap_or(program.as_os_str());
     TracedProcess {
         pid,
         name: name.to_string_lossy().into_owned(),
-        monotonic: now(),
+        monotonic: monotonic_now(),
         boottime: nanoseconds(ClockId::CLOCK_BOOTTIME),
         realtime: nanoseconds(ClockId::CLOCK_REALTIME),
     }

@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nix::time::ClockId;
 use probes_lib::{GcPauses, RingEntry, RuntimeEvents, Target};
 
 use super::model::CollectorFigures;
-use crate::clock::nanoseconds;
+use crate::clock::monotonic_now;
 
 /// In silence, the flag is read at least every so many figures.
 const LONGEST_UNREAD: u32 = 32;
@@ -67,7 +66,7 @@ impl CollectorEvents {
         let Ok(events) = RuntimeEvents::of_process(target.pid()) else {
             return FoundCollector::Nothing;
         };
-        let since = nanoseconds(ClockId::CLOCK_MONOTONIC);
+        let since = monotonic_now();
         let work = CollectorWork {
             since,
             ..CollectorWork::default()
@@ -95,10 +94,9 @@ impl CollectorEvents {
     /// The figures since the last call.
     pub(super) fn figures(&mut self) -> CollectorFigures {
         let target = &self.target;
-        self.work
-            .figures(nanoseconds(ClockId::CLOCK_MONOTONIC), || {
-                matches!(target.check_events(), Ok(false))
-            })
+        self.work.figures(monotonic_now(), || {
+            matches!(target.check_events(), Ok(false))
+        })
     }
 }
 
