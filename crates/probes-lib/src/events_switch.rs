@@ -168,12 +168,17 @@ impl EventsSwitch {
     }
 
     /// Checks that nothing has come in the way of the events since they were asked for: while they are not on, that the process can still
-    /// create their file; and then that the disk does not get full.
+    /// create their file; and then that the disk does not get full. `counts` reads the counts of the observation.
     ///
     /// # Errors
     ///
-    /// [`RuntimeEventsError::CannotSwitchOn`], [`RuntimeEventsError::NoRoom`].
-    pub(crate) fn refuse_hindered(&self, target: &Target, is_on: bool) -> Result<()> {
+    /// [`RuntimeEventsError::CannotSwitchOn`], [`RuntimeEventsError::NoRoom`]; or if `counts` fails.
+    pub(crate) fn refuse_hindered(
+        &self,
+        target: &Target,
+        is_on: bool,
+        counts: impl Fn() -> Result<Counts>,
+    ) -> Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
         };
@@ -188,8 +193,14 @@ impl EventsSwitch {
             return Ok(());
         }
         *checked = Instant::now();
-        let refused = file.refuse_again(target.opened.process());
-        refused.map_err(|why| cannot_switch_on(pid, why))
+        let Err(why) = file.refuse_again(target.opened.process()) else {
+            return Ok(());
+        };
+        // If the call has begun, it is too late to refuse it, and what was found may be the file that it has just created.
+        if self.has_begun(&counts()?) {
+            return Ok(());
+        }
+        Err(cannot_switch_on(pid, why))
     }
 
     /// Removes the name of the file that the process has created; does nothing if there is no file yet. The process

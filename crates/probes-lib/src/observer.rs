@@ -449,7 +449,7 @@ impl Observer {
             return Ok(true);
         };
         let is_on = switch.is_enabled(&self.target)?;
-        switch.refuse_hindered(&self.target, is_on)?;
+        switch.refuse_hindered(&self.target, is_on, || self.counts())?;
         Ok(is_on)
     }
 

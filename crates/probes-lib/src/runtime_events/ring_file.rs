@@ -149,7 +149,6 @@ impl RingFile {
         if identity(&now.directory) != identity(&self.directory) {
             let name = self.name.as_str();
             let has_link = fstatat(&now.directory, name, AtFlags::AT_SYMLINK_NOFOLLOW);
-            // Its own, if it has just created it, is mapped a moment later: then it is too late for this, too.
             if has_link != Err(Errno::ENOENT) {
                 return Err(format!(
                     "where it works now, there is a file {name} already"
