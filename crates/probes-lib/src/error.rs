@@ -372,6 +372,12 @@ impl Error {
         self
     }
 
+    /// The same error without an effect: for a caller that goes on in another way, of whose effect this one says nothing.
+    #[must_use]
+    pub fn without_effect(self) -> Error {
+        self.with_effect(Effect::Unspecified)
+    }
+
     /// The same error with this effect, unless it has one already or the process has exited: for a
     /// caller whose operation consists of several calls.
     #[must_use]

@@ -100,6 +100,18 @@ struct RuntimeSymbols {
     ring_size: LiveAddr,
 }
 
+/// Whether a process writes runtime events, by its flags and its file.
+enum EventsState {
+    On,
+    Paused,
+    /// Off, but their file is there: only a tool leaves them so.
+    Left {
+        is_paused: bool,
+    },
+    NeverOn,
+    Unknown,
+}
+
 impl EventsSwitch {
     /// Returns how the events of a process can be switched on; `None` if they are on already.
     ///
@@ -344,14 +356,12 @@ impl RuntimeSymbols {
         mapping: Option<&Mapping>,
     ) -> Result<Option<(ChangedWord, Option<RingFile>)>> {
         let pid = target.pid();
-        let word = |at| read_word(pid, memory, at);
-        let is_mapped = |at: u64| mapping.is_some_and(|it| it.start.0 == at);
         let change = |at, change| ChangedWord { at, change };
-        Ok(match (word(self.enabled)?, word(self.paused)?) {
-            (1, 0) => None,
-            (1, 1) => Some((change(self.paused, WordChange::Clear), None)),
-            (0, 0) if is_mapped(word(self.metadata)?) => {
-                // Only a tool leaves them so, and one that was killed the name of the file, too.
+        Ok(match self.state(pid, memory, mapping)? {
+            EventsState::On => None,
+            EventsState::Paused => Some((change(self.paused, WordChange::Clear), None)),
+            EventsState::Left { is_paused: false } => {
+                // A tool that was killed may also leave the name of the file.
                 let file = self.file(target, memory).ok();
                 if let Some(Err(free)) = file.as_ref().map(RingFile::refuse_full) {
                     let why = format!("only {free} bytes are free on the disk of their file");
@@ -359,14 +369,34 @@ impl RuntimeSymbols {
                 }
                 Some((change(self.enabled, WordChange::Set), file))
             }
-            (0, 0) => {
+            EventsState::NeverOn => {
                 let file = self.file_to_create(target, memory)?;
                 Some((change(self.enabled, WordChange::ClearAtEnd), Some(file)))
             }
-            _ => {
+            EventsState::Left { is_paused: true } | EventsState::Unknown => {
                 let why = "their state is none that is known";
                 return Err(cannot_switch_on(pid, why));
             }
+        })
+    }
+
+    /// Returns the state of the events of a process, whose file is mapped at `mapping`.
+    fn state(
+        &self,
+        pid: i32,
+        memory: &ProcessMemory,
+        mapping: Option<&Mapping>,
+    ) -> Result<EventsState> {
+        let word = |at| read_word(pid, memory, at);
+        let metadata = word(self.metadata)?;
+        let is_mapped = mapping.is_some_and(|it| it.start.0 == metadata);
+        let is_paused = word(self.paused)? == 1;
+        Ok(match word(self.enabled)? {
+            1 if is_paused => EventsState::Paused,
+            1 => EventsState::On,
+            0 if is_mapped => EventsState::Left { is_paused },
+            0 if !is_paused => EventsState::NeverOn,
+            _ => EventsState::Unknown,
         })
     }
 
@@ -417,19 +447,16 @@ pub(crate) fn remove_left(target: &Target) -> Result<()> {
         return Ok(());
     };
     let memory = target.opened.unshadowed_memory_to_read()?;
-    let are_off = || -> Result<bool> {
-        let word = |at| read_word(pid, &memory, at);
-        Ok(word(symbols.enabled)? == 0 && word(symbols.metadata)? == mapping.start.0)
-    };
-    if !are_off()? {
+    let state = || symbols.state(pid, &memory, Some(&mapping));
+    if !matches!(state()?, EventsState::Left { .. }) {
         return Ok(());
     }
     // If the program switches them on itself right now, the file is there before the flag is set.
     thread::sleep(SETTLED);
-    if !are_off()? {
+    let EventsState::Left { is_paused } = state()? else {
         return Ok(());
-    }
-    if read_word(pid, &memory, symbols.paused)? == 1 {
+    };
+    if is_paused {
         clear(target, symbols.paused)?;
     }
     // If that fails, a file is left that nobody needs.

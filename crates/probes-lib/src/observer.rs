@@ -194,7 +194,7 @@ impl Target {
             // tool.
             match remove_stale(&functions) {
                 Err(left) if process.has_exited() || self.opened.has_executed(&left) => {
-                    return Err(error.with_effect(Effect::Unspecified));
+                    return Err(error.without_effect());
                 }
                 Err(left) => return Err(left.with_effect_if_none(Effect::HalfChanged)),
                 Ok(again) => cleaned.add(again.report),
@@ -451,6 +451,11 @@ impl Observer {
         let is_on = switch.is_enabled(&self.target)?;
         switch.refuse_hindered(&self.target, is_on, || self.counts())?;
         Ok(is_on)
+    }
+
+    /// Whether this observation switches runtime events on, because they were off or paused when it began.
+    pub fn switches_events_on(&self) -> bool {
+        self.events_switch.is_some()
     }
 
     /// Opens the runtime events of the process once they are on, from now on.

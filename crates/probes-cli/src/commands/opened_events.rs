@@ -96,14 +96,21 @@ impl OpenedEvents {
 
     /// Returns what was missed of what the program did, because its events were off for a time; to be called before they are closed.
     pub(super) fn missed(&self, target: &Target) -> Option<Missed> {
-        // Of a program without symbols, only its events tell.
-        let is_off = || {
-            let are_paused = self.switched.is_none() && self.events.are_paused();
-            are_paused || !matches!(target.check_events(), Ok(true))
-        };
-        if !target.has_exited() && is_off() {
-            return Some(Missed::UntilNow);
+        if target.has_exited() {
+            return self.missed_meanwhile();
         }
+        // Of a program without symbols, only its events tell.
+        let are_paused = self.switched.is_none() && self.events.are_paused();
+        match target.check_events() {
+            Ok(true) if !are_paused => self.missed_meanwhile(),
+            checked => Some(Missed::UntilNow {
+                can_be_switched_on: matches!(checked, Ok(false)),
+            }),
+        }
+    }
+
+    /// Returns whether the program has paused them, and resumed them.
+    pub(super) fn missed_meanwhile(&self) -> Option<Missed> {
         (self.events.resumed() > 0).then_some(Missed::Meanwhile)
     }
 
@@ -145,7 +152,7 @@ pub(super) enum Missed {
     /// For a time: the program has paused and resumed them.
     Meanwhile,
     /// They are off still: another tool had switched them on, or the program has paused them.
-    UntilNow,
+    UntilNow { can_be_switched_on: bool },
 }
 
 impl Missed {
@@ -158,11 +165,15 @@ impl Missed {
                 ),
                 "the event ring_resume says when they were resumed: `watch -events 'ring_*'`",
             ),
-            Missed::UntilNow => (
+            Missed::UntilNow { can_be_switched_on } => (
                 format!(
                     "process {pid} writes no runtime events any more: they are off or paused, as they are when the command that had switched them on has ended; what the process did since is missing"
                 ),
-                "the same command again switches them on",
+                if can_be_switched_on {
+                    "the same command again switches them on"
+                } else {
+                    "they cannot be switched on from outside while it runs; what the program has paused it can resume"
+                },
             ),
         };
         messages.warning(WarningKind::EventsPaused, &what, hint);

@@ -344,7 +344,7 @@ fn program_without_its_directory_runs_on() {
             until("waiting for the process to allocate");
             remove();
         }
-        until("has been removed; nothing was changed: the collector's functions are timed instead");
+        until("has been removed: the collector's functions are timed instead");
         // Once they are observed.
         until("stopped ");
         program.talker.ask("work 2 5", "worked");
@@ -430,13 +430,9 @@ fn idle_program_is_waited_for() {
 }
 
 // promise: Runtime events: A program whose runtime could not create the file is refused, and runs on
-//    (5 reasons in each chroot)
+//    (6 reasons in each chroot)
 #[test]
 fn program_that_cannot_create_the_file_is_refused() {
-    let [file, _] = program_forms("ocaml5/events");
-    let inside = crate::chroot::inside(&file);
-    let inside = inside.display();
-    let chroot = std::env::var("OCAML_PROBES_CHROOT").unwrap();
     for (setup, variable, why) in [
         ("", "/none", "cannot be opened"),
         (
@@ -447,18 +443,22 @@ fn program_that_cannot_create_the_file_is_refused() {
         ("mount -t tmpfs -o ro none $0/mnt", "/mnt", "read-only"),
         ("ulimit -f 1000", "/tmp", "RLIMIT_FSIZE is 512000"),
         (
+            "mount -t tmpfs none $0/mnt",
+            "/mnt",
+            "no file can be created in /mnt, where theirs is: Operation not permitted",
+        ),
+        (
             "mount -t tmpfs none $0/mnt; for i in 1 2 3 4 5 6 7 8 9; do touch $0/mnt/$i.events; done",
             "/mnt",
             "already has a file",
         ),
     ] {
-        let mut unshare = test_support::container::unshare();
-        let line = format!("{setup}; exec chroot $0 {inside}");
-        unshare.args(["sh", "-ec", line.trim_start_matches("; "), &chroot]);
-        unshare.env("OCAML_RUNTIME_EVENTS_DIR", variable);
-        let mut talker = Talker::spawn(&mut unshare);
-        talker.expect("ready");
-        let pid = test_support::container::only_child(talker.pid());
+        let (mut talker, pid) = start_after(setup, variable);
+        if why.contains("not permitted") {
+            let mut chattr = Command::new("chattr");
+            let changed = chattr.arg("+i").arg(format!("/proc/{pid}/root/mnt"));
+            assert!(changed.status().unwrap().success());
+        }
         let shown = run(&format!("gc -json -pid {pid} -for 10ms"));
         let error = shown.stderr.clone();
         let cannot = "cannot be switched on while it runs: ";
@@ -470,6 +470,55 @@ fn program_that_cannot_create_the_file_is_refused() {
         talker.close_input();
         assert!(talker.guard().wait().success(), "{why}");
     }
+}
+
+/// Starts a program with its file in `directory`, in a chroot and namespaces of its own, after the commands of `setup`, for which `$0` is
+/// the chroot; returns it with its pid.
+fn start_after(setup: &str, directory: &str) -> (Talker, i32) {
+    let [file, _] = program_forms("ocaml5/events");
+    let inside = crate::chroot::inside(&file);
+    let chroot = std::env::var("OCAML_PROBES_CHROOT").unwrap();
+    let line = format!("{setup}; exec chroot $0 {}", inside.display());
+    let mut unshare = test_support::container::unshare();
+    unshare.args(["sh", "-ec", line.trim_start_matches("; "), &chroot]);
+    unshare.env("OCAML_RUNTIME_EVENTS_DIR", directory);
+    let mut talker = Talker::spawn(&mut unshare);
+    talker.expect("ready");
+    let pid = test_support::container::only_child(talker.pid());
+    (talker, pid)
+}
+
+// promise: Runtime events: If the disk of their file gets full, events are switched off with an error, and the program runs on
+#[test]
+fn full_disk_switches_events_off() {
+    let (mut program, pid) = start_after("mount -t tmpfs -o size=128m none $0/mnt", "/mnt");
+    let mut tool = gc(pid, "-interval 20ms");
+    while tool.line_within(Duration::from_millis(1)).is_none() {
+        program.ask("work 2 5", "worked");
+    }
+    // Meanwhile it writes none.
+    let file = format!("/proc/{pid}/root/mnt/file");
+    let mut file = std::fs::File::create(file).unwrap();
+    let error = std::io::copy(&mut std::io::repeat(1), &mut file).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    while tool.line().is_some() {}
+    assert!(!tool.guard().wait().success());
+    let errors = tool.guard().child().stderr.take().unwrap();
+    let said = std::io::read_to_string(errors).unwrap();
+    assert!(
+        said.contains("bytes left on the disk of its runtime events"),
+        "{said}"
+    );
+    program.ask("work 2 5", "worked");
+    let error = Target::open_any(pid).unwrap().check_events().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("bytes are free on the disk of their file"),
+        "{error}"
+    );
+    program.close_input();
+    assert!(program.guard().wait().success());
 }
 
 // promise: Runtime events: `gc -prog` reads the events of a program from the first, and exits with its status

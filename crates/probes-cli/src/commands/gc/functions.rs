@@ -39,6 +39,7 @@ pub(super) fn of_process(
     why: Error,
     output: &Output,
 ) -> Result<(), Failure> {
+    let why = why.without_effect();
     refuse_over(args, &why)?;
     let functions = Functions::of_process(target.pid());
     let functions = functions.map_err(Failure::of_process(target.pid()))?;
@@ -53,7 +54,7 @@ pub(super) fn of_process(
         let observation = timed.observation();
         match ActiveObservation::begin(target, &observation, options, duration, output) {
             Err(Failure::Target(_, error)) if timed.leave_out(&error) => {
-                warn_of_untimed_functions(&error, &output.messages);
+                warn_of_untimed_functions(error, &output.messages);
             }
             begun => break begun?,
         }
@@ -85,7 +86,7 @@ pub(super) fn of_program(
         command.args(arguments);
         match Launch::new(command).observe(timed.observation()).spawn() {
             Err(error) if timed.leave_out(&error) => {
-                warn_of_untimed_functions(&error, &output.messages)
+                warn_of_untimed_functions(error, &output.messages)
             }
             launched => break launched.map_err(of_program)?,
         }
@@ -113,7 +114,8 @@ fn refuse_over(args: &Args, why: &Error) -> Result<(), Failure> {
 }
 
 /// Warns of functions that are left out, as they cannot be timed.
-fn warn_of_untimed_functions(why: &Error, messages: &Messages) {
+fn warn_of_untimed_functions(why: Error, messages: &Messages) {
+    let why = why.without_effect();
     messages.warning(
         WarningKind::Uncounted,
         &format!("not all of the collector is timed: {why}"),

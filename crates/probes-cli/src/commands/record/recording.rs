@@ -102,19 +102,10 @@ impl<'r> Recording<'r> {
     /// Observes the process, and adds what is read, until the end.
     pub(super) fn observe(&mut self, target: &Target) -> Result<StepFailures, Failure> {
         let (args, output, recorded) = (self.args, self.output, &self.args.recorded);
-        let of_process = Failure::of_process(self.pid);
         let options = args.seccomp.options(args.take_over.options());
-        if recorded.gc {
-            target.clean_abandoned(options).map_err(&of_process)?;
-        }
-        let switches_on = recorded.gc && !target.check_events().map_err(&of_process)?;
-        if recorded.gc && !switches_on {
-            let events = RuntimeEvents::of_process(self.pid).map_err(&of_process)?;
-            self.set_events(OpenedEvents::always_on(events));
-        }
         let observe = || {
             let observation = recorded.observation();
-            if switches_on {
+            if recorded.gc {
                 return target.observe_with_events(&observation, options);
             }
             target.observe(&observation, options)
@@ -132,7 +123,15 @@ impl<'r> Recording<'r> {
             interval: Some(HITS_INTERVAL),
             table: None,
         };
-        let are_awaited = Cell::new(switches_on);
+        let switches_on = active.observer().switches_events_on();
+        let are_awaited = Cell::new(recorded.gc);
+        if recorded.gc && !switches_on {
+            // If that fails, it is tried again, and then said.
+            if let Ok(events) = RuntimeEvents::of_process(self.pid) {
+                are_awaited.set(false);
+                self.set_events(OpenedEvents::always_on(events));
+            }
+        }
         let mut is_wait_said = false;
         let mut outcome = active.run(
             display,
@@ -158,8 +157,7 @@ impl<'r> Recording<'r> {
         );
         if switches_on {
             let events = self.events.as_ref();
-            let resumed = events.is_some_and(|it| it.events.resumed() > 0);
-            self.missed = resumed.then_some(Missed::Meanwhile);
+            self.missed = events.and_then(OpenedEvents::missed_meanwhile);
         } else {
             self.note_missed(target);
         }
