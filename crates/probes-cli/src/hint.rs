@@ -289,6 +289,14 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
             runs_bytecode: true,
             ..
         } => NO_FUNCTIONS_OF_BYTECODE.to_owned(),
+        FunctionError::NoMatch {
+            is_probe_site: true,
+            ..
+        } => format!(
+            "ppx_probe makes a function of each probe site, with the name of the function around it, which may have no code of \
+             its own, because it is inlined: `{}` lists the probes, and `count -probe NAME` counts hits",
+            listing(operand)
+        ),
         FunctionError::NoMatch { glob, .. } => {
             if let Some(as_probe) = mistaken::as_probe(glob, operand) {
                 return Some(as_probe);

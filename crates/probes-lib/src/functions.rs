@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
-use crate::elf::functions::{Function, FunctionName, FunctionTable};
+use crate::elf::functions::{Function, FunctionKind, FunctionName, FunctionTable};
 use crate::elf::lines::LineSearch;
 use crate::elf::mangling::demangle;
 use crate::elf::source::SourceMap;
@@ -62,7 +62,7 @@ pub struct FunctionObject {
 pub struct SelectedFunction<'f> {
     /// The file that it is in.
     pub object: &'f FunctionObject,
-    /// The function.
+    /// The function; of a site of a USDT probe, perhaps a part of one that the compiler has moved away.
     pub function: Function<'f>,
     /// The index of the name by which it was asked for.
     name: usize,
@@ -97,6 +97,13 @@ impl FunctionPlace<'_> {
         let start = self.function_start();
         start.is_some_and(|start| start.plus(self.offset) == address)
     }
+}
+
+/// Whether globs select the functions that ppx_probe makes for probe sites, too: they have the names of others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ProbeSites {
+    Selected,
+    LeftOut,
 }
 
 /// What a place was selected by.
@@ -266,8 +273,8 @@ impl Functions {
         }
     }
 
-    /// Selects functions, each once; all of them, also those without a name, if there are no selectors. They are in the
-    /// order of [`Functions::objects`], then of their addresses. An address is that in the file if they are of a file.
+    /// Selects functions, each once; all of them, also those without a name, if there are no selectors. Among them are those
+    /// of probe sites ([`FunctionKind::ProbeSite`]), which are not observed unless an address or line selects them. They are in the order of [`Functions::objects`], then of their addresses. An address is that in the file if they are of a file.
     ///
     /// # Errors
     ///
@@ -284,7 +291,9 @@ impl Functions {
             }
             return Ok(all);
         }
-        let places = self.places(selectors)?.into_iter();
+        let places = self
+            .find_places(selectors, ProbeSites::Selected)?
+            .into_iter();
         let mut functions: Vec<SelectedFunction<'_>> = places.map(|it| it.function).collect();
         functions.dedup_by(|one, other| one.is_same(other));
         Ok(functions)
@@ -296,6 +305,14 @@ impl Functions {
     ///
     /// Same as [`Functions::select`].
     pub(crate) fn places(&self, selectors: &[FunctionSelector]) -> Result<Vec<FunctionPlace<'_>>> {
+        self.find_places(selectors, ProbeSites::LeftOut)
+    }
+
+    fn find_places(
+        &self,
+        selectors: &[FunctionSelector],
+        probe_sites: ProbeSites,
+    ) -> Result<Vec<FunctionPlace<'_>>> {
         let mut globs = Vec::new();
         let (mut places, mut at_addresses) = (Vec::new(), Vec::new());
         for (index, selector) in selectors.iter().enumerate() {
@@ -320,7 +337,7 @@ impl Functions {
             }
         }
         // A place that is selected twice is called by the USDT probe, else the line, else the name that was asked for.
-        places.append(&mut self.matching(&globs)?);
+        places.append(&mut self.matching(&globs, probe_sites)?);
         places.append(&mut at_addresses);
         Ok(self.merged(places))
     }
@@ -347,7 +364,11 @@ impl Functions {
     }
 
     /// Returns the functions that globs match; each glob comes with the index of its selector.
-    fn matching(&self, globs: &[(usize, &Glob)]) -> Result<Vec<FunctionPlace<'_>>> {
+    fn matching(
+        &self,
+        globs: &[(usize, &Glob)],
+        probe_sites: ProbeSites,
+    ) -> Result<Vec<FunctionPlace<'_>>> {
         let mut has_match = vec![false; globs.len()];
         let mut places = Vec::new();
         if globs.is_empty() {
@@ -355,6 +376,10 @@ impl Functions {
         }
         for object in &self.objects {
             for function in object.table.functions() {
+                let is_of_site = function.kind() == FunctionKind::ProbeSite;
+                if is_of_site && probe_sites == ProbeSites::LeftOut {
+                    continue;
+                }
                 let matched = best_match(function, globs, &mut has_match);
                 places.extend(matched.map(|(name, named_by)| FunctionPlace {
                     function: SelectedFunction {
@@ -378,7 +403,7 @@ impl Functions {
     fn of_collector(&self, index: usize, work: CollectorWork) -> Result<Vec<FunctionPlace<'_>>> {
         let find = |name: &str| {
             let glob: Glob = name.parse().ok()?;
-            self.matching(&[(index, &glob)]).ok()
+            self.matching(&[(index, &glob)], ProbeSites::LeftOut).ok()
         };
         let mut found = work.names().iter().filter_map(|name| find(name));
         found.next().ok_or_else(|| {
@@ -410,7 +435,7 @@ impl Functions {
                     names.insert(probe);
                     continue;
                 }
-                let Some(function) = object.table.function_at(address) else {
+                let Some(function) = object.table.function_or_part_at(address) else {
                     outside.get_or_insert((object, probe, address));
                     continue;
                 };
@@ -457,7 +482,7 @@ impl Functions {
             objects.flat_map(|object| object.usdt_sites().iter().map(move |it| (object, it)));
         let outside = sites.filter_map(|(object, site)| {
             let (probe, address) = (site.probe(), site.address?);
-            let is_outside = object.table.function_at(address).is_none();
+            let is_outside = object.table.function_or_part_at(address).is_none();
             (is_outside && glob.matches(&probe)).then_some((object, probe, address))
         });
         outside.collect()
@@ -599,10 +624,15 @@ impl Functions {
 
     fn no_match(&self, glob: &Glob) -> Error {
         let tables = self.objects.iter().map(|object| &object.table);
-        let names = tables.flat_map(|table| table.functions().flat_map(|it| it.names()));
+        let functions = tables.flat_map(|table| table.functions());
+        let (of_sites, functions): (Vec<_>, Vec<_>) =
+            functions.partition(|it| it.kind() == FunctionKind::ProbeSite);
+        let mut names_of_sites = of_sites.iter().flat_map(Function::names);
+        let names = functions.iter().flat_map(Function::names);
         let kind = FunctionError::NoMatch {
             glob: glob.to_string(),
             runs_bytecode: (self.executable()).is_some_and(|it| it.elf.interprets_bytecode()),
+            is_probe_site: names_of_sites.any(|name| glob.matches(&name.text)),
             libraries: self.library_count(),
             unreadable: self.unreadable.iter().map(|one| one.path.clone()).collect(),
             near: near_functions(names.map(|name| name.text), &demangle(glob.as_str())),
@@ -750,5 +780,39 @@ impl<'f> SelectedFunction<'f> {
     pub fn address(&self) -> Option<LiveAddr> {
         let bias = self.object.bias?;
         Some(bias.live(self.function.address()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use test_support::{Scratch, program};
+
+    use super::*;
+
+    #[test]
+    fn names_of_probe_sites_alone_match_nothing() {
+        let scratch = Scratch::new();
+        let library = scratch.file("probes.so");
+        let source = program("service").with_file_name("service_probes.c");
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-shared", "-fPIC", "-o"])
+            .arg(&library)
+            .arg(source);
+        assert!(gcc.status().unwrap().success());
+        let functions = Functions::of_file(&library).unwrap();
+        let selector = FunctionSelector::Glob("Service.serve".parse().unwrap());
+        let listed = functions.select(std::slice::from_ref(&selector)).unwrap();
+        assert_eq!(listed.len(), 2);
+        assert!(!functions.may_have(&selector));
+        let error = functions.places(&[selector]).err().unwrap();
+        let expected =
+            "no function in probes.so matches Service.serve, except the code of probe sites";
+        assert_eq!(error.to_string(), expected);
+        // By its address, it is found.
+        let address = LiveAddr(listed[0].function.address().0);
+        let places = functions.places(&[FunctionSelector::Address(address)]);
+        assert_eq!(places.unwrap().len(), 1);
     }
 }

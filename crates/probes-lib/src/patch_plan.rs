@@ -242,9 +242,14 @@ impl PatchPlanner {
         self.swept.candidates_at_site(&body, index)
     }
 
-    /// Returns a function and the index of its instruction at `address`.
+    /// Returns a function, or a part of one, and the index of its instruction at `address`.
     fn body_at(&self, function: CodeRange, address: FileAddr) -> Result<(Body, usize), Refusal> {
-        let body = self.body(function)?;
+        let mut body = self.body(function)?;
+        if self.swept.is_part(function) {
+            let owner = self.swept.owner_of(function).ok_or(Refusal::NoFunction)?;
+            // If it is unclear where the function jumps to, that may be in this part.
+            body.set_owner(&self.body(owner)?);
+        }
         let offset = address.0.wrapping_sub(function.start.0);
         let index = body.index_at(address.0);
         let index = index.ok_or(Refusal::NoInstruction { offset })?;

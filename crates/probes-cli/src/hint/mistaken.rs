@@ -1,6 +1,8 @@
 //! Hints for users who name a probe where a function is expected, or a function where a probe is.
 
-use probes_lib::{FunctionSelector, Functions, Glob, ProbeTable, Target};
+use probes_lib::{
+    FunctionKind, FunctionSelector, Functions, Glob, ProbeTable, SelectedFunction, Target,
+};
 
 use super::Operand;
 
@@ -25,7 +27,12 @@ pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
         Operand::Program(file) | Operand::File(file) => Functions::of_file(file),
     };
     let glob = FunctionSelector::Glob(name.parse().ok()?);
-    functions.ok()?.select(&[glob]).ok()?;
+    let functions = functions.ok()?;
+    let found = functions.select(&[glob]).ok()?;
+    let is_site = |it: &SelectedFunction<'_>| it.function.kind() == FunctionKind::ProbeSite;
+    if found.iter().all(is_site) {
+        return None;
+    }
     // What a program that is started has in place of commands.
     let [counts, times] = match operand {
         Operand::Program(_) => ["trace -count", "trace -latency"],

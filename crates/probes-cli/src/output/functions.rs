@@ -57,7 +57,8 @@ struct Selected<'f> {
 struct FunctionView<'f> {
     name: Option<String>,
     aliases: Aliases<'f>,
-    kind: &'static str,
+    #[serde(serialize_with = "kind_word")]
+    kind: FunctionKind,
     language: Option<&'static str>,
     symbol: Option<String>,
     name_source: Option<&'static str>,
@@ -151,8 +152,8 @@ impl<'f> FunctionListing<'f> {
             None => source_or_unknown(function.file, function.line, &self.paths),
         };
         let mut name = function_or_unknown(function.name.as_deref());
-        if function.kind == RESOLVER {
-            name += " (resolver)";
+        if let Some(remark) = function.kind.remark() {
+            name += &format!(" ({remark})");
         }
         [
             address,
@@ -292,10 +293,7 @@ impl<'f> FunctionView<'f> {
         let language = name.as_ref().and_then(|name| name.language);
         FunctionView {
             aliases: Aliases(*selected),
-            kind: match function.kind() {
-                FunctionKind::Function => "function",
-                FunctionKind::Resolver => RESOLVER,
-            },
+            kind: function.kind(),
             language: language.map(|language| match language {
                 Language::Ocaml => "ocaml",
                 Language::Rust => "rust",
@@ -340,4 +338,10 @@ fn path_of(object: &FunctionObject) -> Cow<'_, str> {
     object.table().path().to_string_lossy()
 }
 
-const RESOLVER: &str = "resolver";
+fn kind_word<S: Serializer>(kind: &FunctionKind, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match kind {
+        FunctionKind::Function => "function",
+        FunctionKind::Resolver => "resolver",
+        FunctionKind::ProbeSite => "probe_site",
+    })
+}

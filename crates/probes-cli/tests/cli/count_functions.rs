@@ -115,6 +115,37 @@ pub(crate) fn function<'j>(json: &'j Value, name: &str) -> &'j Value {
     functions.iter().find(|it| it["name"] == name).unwrap()
 }
 
+// promise: Functions: The code of probe sites, which has the names of the functions around it, is not counted as a function unless its
+//    address is given, and is marked (2 programs)
+#[test]
+fn probe_sites_are_no_functions() {
+    for file in program_forms("service") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let listed = run(&format!("list -functions -pid {pid} Service.serve")).answer();
+        let lines: Vec<&str> = listed.lines().collect();
+        assert_eq!(lines.len(), 3, "{listed}");
+        let is_marked = |line: &&&str| line.ends_with(" Service.serve (probe site)");
+        assert_eq!(lines.iter().filter(is_marked).count(), 2, "{listed}");
+        let json = run(&format!("list -functions -json -pid {pid} Service.serve")).json();
+        let kinds = json["functions"].as_array().unwrap().iter();
+        let of_sites = kinds.filter(|it| it["kind"] == "probe_site").count();
+        assert_eq!(of_sites, 2, "{json}");
+        let json = counting("-json -fn Service.*", pid).end().json();
+        let names = json["functions"].as_array().unwrap().iter();
+        let names: Vec<&Value> = names.map(|it| &it["name"]).collect();
+        let serve = names.iter().filter(|name| **name == "Service.serve");
+        assert_eq!(serve.count(), 1, "{names:?}");
+        let site = lines.iter().find(is_marked).unwrap();
+        let address = site.split(' ').next().unwrap();
+        let counted = counting(&format!("-fn {address}"), pid).end();
+        assert!(
+            counted.stdout.ends_with(" Service.serve (probe site)\n"),
+            "{counted:?}"
+        );
+    }
+}
+
 // promise: Functions: Calls of functions of a C program in four threads are counted to the last one (2)
 #[test]
 fn calls_of_c_functions_are_counted_exactly() {

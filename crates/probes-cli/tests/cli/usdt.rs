@@ -135,6 +135,8 @@ fn arguments_of_moved_sites_are_refused() {
             assert_eq!(refused.code, Some(1), "{asked}: {refused:?}");
             let why = "uses the processor's flags, which would be changed";
             assert!(refused.stderr.contains(why), "{asked}: {refused:?}");
+            let hint = format!("list -pid {pid} -provider any -sites` shows where");
+            assert!(refused.stderr.contains(&hint), "{asked}: {refused:?}");
         }
         assert!(!is_observed(pid));
     }
@@ -148,7 +150,9 @@ fn sites_outside_functions_are_left_out() {
         let pid = talker.pid();
         let mut tool = counting("-usdt outside:*", pid);
         talker.ask("form 1 10", "formed");
-        tool.expect_said("outside:lost is in no function that is known");
+        tool.expect_said(
+            "1 of 2 places cannot be counted: outside:lost is in no function that is known",
+        );
         let counted = tool.end().stdout;
         assert_eq!(
             hits(&counted),
@@ -160,6 +164,59 @@ fn sites_outside_functions_are_left_out() {
             refused.stderr.contains("is in no function that is known"),
             "{refused:?}"
         );
+    }
+}
+
+// promise: Observations: Of a library that has only data, nothing is said if only USDT probes are observed (1)
+#[test]
+fn libraries_of_data_are_left_out_in_silence() {
+    let scratch = Scratch::new();
+    let (source, library) = (scratch.file("data.s"), scratch.file("libdata.so"));
+    fs::write(&source, ".text\nnop\n.data\n.quad 1\n").unwrap();
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-nostdlib", "-shared", "-s", "-o"]);
+    assert!(gcc.arg(&library).arg(&source).status().unwrap().success());
+    let mut program = Command::new(fixture("usdt.pie"));
+    // The path of the directory has a space in it, which ends a name there.
+    program
+        .current_dir(scratch.path())
+        .env("LD_PRELOAD", "./libdata.so");
+    let target = Talker::spawn(&mut program);
+    let said = |flags: &str| {
+        let flags = format!("{flags} -for 200ms");
+        counting(&flags, target.pid()).until_end().stderr
+    };
+    let skipped = "skipped: ";
+    assert!(!said("-usdt demo:open").contains(skipped));
+    let of_functions = said("-usdt demo:open -fn fixture_command");
+    assert!(of_functions.contains(skipped), "{of_functions}");
+}
+
+// promise: Observations: USDT sites in parts of functions that the compiler has moved away are counted, also by their arguments
+//    (2 programs, and stripped, with 4 threads)
+#[test]
+fn sites_in_cold_parts_are_counted() {
+    let scratch = Scratch::new();
+    for file in fixture_forms("usdt_cold") {
+        let stripped = scratch.file(file.file_name().unwrap().to_str().unwrap());
+        let mut strip = Command::new("strip");
+        strip.arg("-o").arg(&stripped).arg(&file);
+        assert!(strip.status().unwrap().success());
+        let name = "demo:rare in cold_round.cold";
+        // In a stripped file, this part looks like a function, where flags may be in use that are not.
+        for (file, flags, name, expected) in [
+            (&file, "", name, 1000),
+            (&file, " -where arg0>=500", name, 500),
+            (&stripped, "", "demo:rare", 1000),
+        ] {
+            let mut talker = Talker::start(file);
+            let tool = counting(&format!("-usdt demo:rare{flags}"), talker.pid());
+            let answer = talker.ask("fire 4 1000", "fired");
+            assert!(answer.ends_with("rare=1000"), "{answer}");
+            let counted = tool.end();
+            let line = counted.stdout.trim_end().split(" untyped").next().unwrap();
+            assert_eq!(hits(line), [(expected, name.to_owned())], "{counted:?}");
+        }
     }
 }
 

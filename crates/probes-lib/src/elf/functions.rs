@@ -8,6 +8,7 @@
 //! make many long names of few bytes.
 
 mod frametables;
+mod probe_sites;
 mod ranges;
 mod unwind_ranges;
 
@@ -61,7 +62,7 @@ pub struct FunctionTable {
     names: Vec<NamePlace>,
     functions: Vec<NamedFunction>,
     /// The parts of functions that the compiler has moved away, in order.
-    parts: Vec<CodeRange>,
+    parts: Vec<NamedFunction>,
 }
 
 /// One function of a file.
@@ -79,6 +80,24 @@ pub enum FunctionKind {
     /// Code that runs once, when the program is loaded, and chooses the code that runs when the function is called
     /// (`STT_GNU_IFUNC`): the C library has several `memcpy`, for different processors.
     Resolver,
+    /// The code of a probe site, which ppx_probe makes a function of its own, with the name of the function that the site
+    /// is in. Globs do not select it.
+    ProbeSite,
+}
+
+impl FunctionKind {
+    /// Returns what is written in parentheses behind the name of such a function; `None` for an ordinary one.
+    ///
+    /// ```
+    /// assert_eq!(probes_lib::FunctionKind::Resolver.remark(), Some("resolver"));
+    /// ```
+    pub fn remark(self) -> Option<&'static str> {
+        match self {
+            FunctionKind::Function => None,
+            FunctionKind::Resolver => Some("resolver"),
+            FunctionKind::ProbeSite => Some("probe site"),
+        }
+    }
 }
 
 /// A name of a function. Displayed as it is in the source.
@@ -219,6 +238,7 @@ impl FunctionTable {
         let code = code_of(elf);
         let mut table = FunctionTable::of_symbols(elf, &code)?;
         table.add_unnamed(elf, &code);
+        table.mark_probe_sites(elf);
         if table.functions.is_empty() {
             let defect = FileError::Elf(ElfDefect::NoFunctions);
             return Err(Error::of_file(elf.path(), defect));
@@ -265,10 +285,7 @@ impl FunctionTable {
                     return Err(Error::of_file(elf.path(), defect));
                 }
                 if is_part(text_in(&names, function.place)) {
-                    parts.push(CodeRange {
-                        start: function.address,
-                        len: function.len,
-                    });
+                    parts.push(function);
                 } else {
                     found.push(function);
                 }
@@ -311,7 +328,7 @@ impl FunctionTable {
             linking: elf.linking(),
             build_id: elf.build_id(),
             functions: Vec::new(),
-            parts,
+            parts: Vec::new(),
             names: found.iter().map(|found| found.place).collect(),
             strings,
         };
@@ -321,7 +338,19 @@ impl FunctionTable {
             first_name = entry.last_name;
             table.functions.push(entry);
         }
-        table.parts.sort_unstable();
+        for part in parts {
+            let name = table.names.len();
+            table.names.push(part.place);
+            table.parts.push(NamedFunction {
+                address: part.address,
+                len: part.len,
+                kind: part.kind,
+                first_name: name,
+                last_name: name + 1,
+                call: None,
+            });
+        }
+        table.sort_parts();
         Ok(table)
     }
 
@@ -330,7 +359,7 @@ impl FunctionTable {
         let mut ranges = unwind_ranges(elf, |address| {
             let functions = &self.functions;
             let is_function = functions.binary_search_by_key(&address, |it| it.address);
-            let is_part = || self.parts.binary_search_by_key(&address, |it| it.start);
+            let is_part = || self.parts.binary_search_by_key(&address, |it| it.address);
             is_function.is_ok() || is_part().is_ok()
         });
         ranges.retain(|range| {
@@ -362,22 +391,39 @@ impl FunctionTable {
             if overlaps || stubs.end_at(address.0).is_some() {
                 continue;
             }
-            if is_entry {
-                self.functions.push(NamedFunction {
-                    address,
-                    len,
-                    kind: FunctionKind::Function,
-                    first_name: 0,
-                    last_name: 0,
-                    call: None,
-                });
+            let found = if is_entry {
+                &mut self.functions
             } else {
-                let start = address;
-                self.parts.push(CodeRange { start, len });
-            }
+                &mut self.parts
+            };
+            found.push(NamedFunction {
+                address,
+                len,
+                kind: FunctionKind::Function,
+                first_name: 0,
+                last_name: 0,
+                call: None,
+            });
         }
         self.functions.sort_by_key(|entry| entry.address);
-        self.parts.sort_unstable();
+        self.sort_parts();
+    }
+
+    fn sort_parts(&mut self) {
+        self.parts.sort_by_key(|part| (part.address, part.len));
+    }
+
+    /// Finds the functions that are the code of probe sites.
+    fn mark_probe_sites(&mut self, elf: &ElfFile) {
+        for start in probe_sites::possible_starts(elf) {
+            let Ok(at) = (self.functions).binary_search_by_key(&start, |it| it.address) else {
+                continue;
+            };
+            let function = &mut self.functions[at];
+            if probe_sites::is_of_site(elf, start, function.len) {
+                function.kind = FunctionKind::ProbeSite;
+            }
+        }
     }
 
     /// Adds what the frametables say: names of functions that have no symbol, and the lines of calls.
@@ -458,8 +504,19 @@ impl FunctionTable {
     /// The parts of functions that the compiler has moved away because they rarely run, in the order of their addresses:
     /// those with a symbol, `parse.cold`, and those of which the unwind tables say that they are entered with something on
     /// the stack.
-    pub(crate) fn parts(&self) -> &[CodeRange] {
-        &self.parts
+    pub(crate) fn parts(&self) -> Vec<CodeRange> {
+        let part = |entry| Function { table: self, entry };
+        self.parts.iter().map(|it| part(it).range()).collect()
+    }
+
+    /// Returns the function whose code is at this address in the file, or else the part of a function.
+    pub(crate) fn function_or_part_at(&self, address: FileAddr) -> Option<Function<'_>> {
+        self.function_at(address).or_else(|| {
+            let next = self.parts.partition_point(|it| it.address <= address);
+            let entry = &self.parts[next.checked_sub(1)?];
+            let part = Function { table: self, entry };
+            part.range().contains(address.0).then_some(part)
+        })
     }
 
     fn name(&self, place: NamePlace) -> FunctionName<'_> {

@@ -18,6 +18,8 @@ pub enum FunctionError {
         glob: String,
         /// Whether the program runs OCaml bytecode, whose functions are no native code.
         runs_bytecode: bool,
+        /// Whether the code of probe sites matches, which ppx_probe makes functions of.
+        is_probe_site: bool,
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
         /// Files that are mapped and could not be read.
@@ -133,17 +135,23 @@ impl FunctionError {
             FunctionError::NoMatch {
                 glob,
                 runs_bytecode,
+                is_probe_site,
                 libraries,
                 unreadable,
                 near,
             } => format!(
-                "no function in {file}{}{} matches {glob}{}{}",
+                "no function in {file}{}{} matches {glob}{}{}{}",
                 if *runs_bytecode {
                     ", which runs OCaml bytecode,"
                 } else {
                     ""
                 },
                 or_libraries(*libraries),
+                if *is_probe_site {
+                    ", except the code of probe sites"
+                } else {
+                    ""
+                },
                 unreadable_suffix(unreadable),
                 did_you_mean(near)
             ),

@@ -16,7 +16,8 @@ pub enum Refusal {
     /// Its range is empty, or not all of it is code that the file has.
     #[error("is not in the code of its file")]
     NotCode,
-    /// It is the site of a USDT probe that no function which is known contains.
+    /// It is the site of a USDT probe that no function which is known contains, or a part of a function (`.cold`) that no
+    /// function is known to jump to, or several.
     #[error("is in no function that is known")]
     NoFunction,
     /// The address is not that of an instruction of the function.

@@ -270,6 +270,7 @@ impl Code {
             range,
             instructions,
             uses_mmx,
+            with_owner: None,
             has_calls,
         })
     }
@@ -289,10 +290,30 @@ pub(super) struct Body {
     pub(super) instructions: Vec<Instruction>,
     /// Whether any of them uses the MMX registers or the x87 unit.
     pub(super) uses_mmx: bool,
+    /// Of a part of a function: the instructions of both, in order.
+    with_owner: Option<Vec<Instruction>>,
     has_calls: bool,
 }
 
 impl Body {
+    /// Says that it is a part of this function.
+    pub(super) fn set_owner(&mut self, owner: &Body) {
+        let mut both = [&owner.instructions[..], &self.instructions].concat();
+        both.sort_unstable_by_key(Instruction::ip);
+        self.with_owner = Some(both);
+        // The rest of the function may have something in these registers.
+        self.uses_mmx = true;
+    }
+
+    /// Returns the instructions that jumps within the function lead to, and among them the index of the one with this
+    /// index.
+    pub(super) fn flow(&self, index: usize) -> (&[Instruction], usize) {
+        let (Some(both), Some(it)) = (&self.with_owner, self.instructions.get(index)) else {
+            return (&self.instructions, index);
+        };
+        (both, both.partition_point(|other| other.ip() < it.ip()))
+    }
+
     /// Returns the index of the instruction at `address`.
     pub(super) fn index_at(&self, address: u64) -> Option<usize> {
         let by_address = |it: &Instruction| it.ip().cmp(&address);

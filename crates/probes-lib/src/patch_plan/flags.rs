@@ -25,7 +25,7 @@ struct Fate {
     unknown: bool,
 }
 
-/// Returns whether, on each path from the instruction with this index, every status flag is written before it is read,
+/// Returns whether, on each path from the instruction with this index of a function and its parts, every status flag is written before it is read,
 /// or the function first returns or calls another one: by the x86-64 psABI (3.2.1), flags are not preserved across
 /// calls and returns. Where it is unknown, the flags count as read; and also at calls and returns if a comparison comes
 /// before the instruction whose result nothing else reads: code that is written by hand may return it in the flags.
@@ -62,12 +62,16 @@ fn fate(function: &[Instruction], index: usize) -> Fate {
             if writes_surely(instruction) {
                 unwritten &= !instruction.rflags_modified();
             }
+            // Behind the end of a part of a function is the code of others.
+            let next = function.get(index + 1);
+            let next = next.filter(|it| it.ip() == instruction.next_ip());
+            let next = next.map_or(function.len(), |_| index + 1);
             if is_straight(instruction) {
-                index += 1;
+                index = next;
                 continue;
             }
             if instruction.flow_control() == FlowControl::ConditionalBranch {
-                paths.push((index + 1, unwritten));
+                paths.push((next, unwritten));
             }
             let target = instruction.near_branch_target();
             let found = function.binary_search_by_key(&target, Instruction::ip);

@@ -83,7 +83,7 @@ fn sweep(elf: &ElfFile, table: &FunctionTable, wanted: Option<&[CodeRange]>) -> 
         }
     }
     let functions: Vec<CodeRange> = table.functions().map(|it| it.range()).collect();
-    Ok(Swept::new(code, &functions, table.parts(), extra, wanted))
+    Ok(Swept::new(code, &functions, &table.parts(), extra, wanted))
 }
 
 /// Returns the code and the data of a segment apart: without `-z separate-code`, linkers put both into one.

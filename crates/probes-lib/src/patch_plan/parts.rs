@@ -35,6 +35,17 @@ impl PartOwners {
         self.of_jump.get(&part.start.0) == Some(&None)
     }
 
+    /// Returns where the only function begins that jumps to a part, directly or through a table; `None` if none is known,
+    /// or several are.
+    pub(super) fn only_owner(&self, part: CodeRange) -> Option<u64> {
+        let found = [&self.of_jump, &self.of_table].map(|owners| owners.get(&part.start.0));
+        match found {
+            [Some(one), None] | [None, Some(one)] => *one,
+            [Some(one), Some(other)] => one.filter(|_| one == other),
+            [None, None] => None,
+        }
+    }
+
     /// Adds a jump from a part to an address of a function.
     pub(super) fn add_jump_back(&mut self, part: CodeRange, address: u64) {
         self.by_jump.insert((part.start.0, address));

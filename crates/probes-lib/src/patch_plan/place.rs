@@ -118,6 +118,18 @@ impl Swept {
         is_own || self.targets.is_called(address) || self.is_linkage(address)
     }
 
+    pub(super) fn is_part(&self, range: CodeRange) -> bool {
+        self.parts.binary_search(&range).is_ok()
+    }
+
+    /// Returns the function that a part belongs to; `None` if it is not known, or several jump to the part.
+    pub(super) fn owner_of(&self, part: CodeRange) -> Option<CodeRange> {
+        let start = FileAddr(self.targets.owners.only_owner(part)?);
+        let first = self.ranges.partition_point(|it| it.start < start);
+        let owner = *self.ranges.get(first)?;
+        (owner.start == start && !self.is_part(owner)).then_some(owner)
+    }
+
     /// Returns the parts of a function that it jumps to.
     ///
     /// # Errors
@@ -220,7 +232,8 @@ impl Swept {
             Stop::End => padding::len_at(&self.code, &self.targets, start + len),
             _ => 0,
         };
-        let flags_are_dead = flags::are_dead(&body.instructions, index);
+        let (flow, at) = body.flow(index);
+        let flags_are_dead = flags::are_dead(flow, at);
         let site = |count: usize, jump: Jump| {
             let displaced = &instructions[..count];
             let end = displaced.last().map_or(start, |last| last.next_ip());

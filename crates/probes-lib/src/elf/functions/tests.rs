@@ -70,6 +70,55 @@ fn table_for_selection_has_all_names() {
     }
 }
 
+// promise: Observations: Functions that ppx_probe makes for probe sites are told from those they are named after (2 programs)
+#[test]
+fn code_of_probe_sites_is_recognised() {
+    let of_sites = |file: &Path| -> Vec<FileAddr> {
+        let table = table(file);
+        let marked = table
+            .functions()
+            .filter(|it| it.kind() == FunctionKind::ProbeSite);
+        marked.map(|it| it.address()).collect()
+    };
+    for file in program_forms("service") {
+        let probes = crate::ProbeTable::read(&file).unwrap();
+        let sites = probes.probes().flat_map(|probe| probe.sites());
+        let mut starts: Vec<FileAddr> = sites.map(|it| FileAddr(it.address().0 - 5)).collect();
+        starts.sort_unstable();
+        assert_eq!(of_sites(&file), starts);
+        let table = table(&file);
+        let kinds: Vec<FunctionKind> = named(&table, "Service.serve")
+            .iter()
+            .map(Function::kind)
+            .collect();
+        let site = FunctionKind::ProbeSite;
+        assert_eq!(kinds, [FunctionKind::Function, site, site]);
+    }
+    // Their sites are in the functions themselves.
+    assert!(of_sites(&fixture("gen_ocaml_2.pie")).is_empty());
+}
+
+#[test]
+fn parts_have_names_and_belong_to_no_function() {
+    let table = table(&fixture("usdt_cold.pie"));
+    let part = |len: &dyn Fn(u64) -> u64| {
+        let part = table.parts().into_iter().find(|it| {
+            let found = table.function_or_part_at(it.start);
+            found.is_some_and(|it| it.name().is_some_and(|name| name.text == "cold_round.cold"))
+        });
+        let part = part.unwrap();
+        FileAddr(part.start.0 + len(part.len))
+    };
+    let at = |address| {
+        table
+            .function_or_part_at(address)
+            .map(|it| it.name().unwrap().text)
+    };
+    assert_eq!(at(part(&|len| len - 1)).as_deref(), Some("cold_round.cold"));
+    assert_ne!(at(part(&|len| len)).as_deref(), Some("cold_round.cold"));
+    assert!(table.function_at(part(&|_| 0)).is_none());
+}
+
 #[test]
 fn parts_of_functions_are_no_functions() {
     for symbol in ["parse.cold", "parse.cold.3", "_Z1fv.cold"] {
@@ -108,7 +157,7 @@ fn stripped_files_still_have_parts() {
         assert!(named.iter().all(|it| with_symbols.parts().contains(it)));
         let found = table(&stripped);
         assert!(!found.parts().is_empty());
-        for part in found.parts() {
+        for part in &found.parts() {
             assert!(named.contains(part), "{part:x?}");
         }
     }

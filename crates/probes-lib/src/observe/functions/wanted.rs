@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::address::{LiveAddr, LoadBias};
-use crate::elf::functions::FunctionKind;
 use crate::elf::mangling::Language;
 use crate::error::{ObserveError, Refusal, Result};
 use crate::expression::{BadExpression, Expression, Keys, Scope};
@@ -380,9 +379,9 @@ fn shown_name(name: Option<String>, address: LiveAddr, place: &FunctionPlace<'_>
         (None, Some(line), _) => line.to_string(),
         (Some(name), Some(line), _) => format!("{line} in {name}"),
     };
-    if place.function.function.kind() == FunctionKind::Resolver {
-        // Its hits are not those of the function that it chooses.
-        name += " (resolver)";
+    if let Some(remark) = place.function.function.kind().remark() {
+        // Its hits are not those of the function that it chooses, or is made for.
+        name += &format!(" ({remark})");
     }
     name
 }

@@ -64,6 +64,45 @@ fn flags_are_live_before_branches_that_read_them() {
 }
 
 #[test]
+fn sites_in_parts_need_one_known_function() {
+    // The part: nop; mov $1,%eax; jmp to its function, which returns
+    let part = b"\x90\xb8\x01\0\0\0\xe9\xf3\xff\xff\xff";
+    let planned = |function: &[u8], other: &[u8], is_known: bool| {
+        let (_, ranges) = planner_of(&[function, part, other]);
+        let mut code = Code::default();
+        code.add(FileAddr(AT), [function, part, other].concat(), true);
+        code.add(
+            FileAddr(AT + 0x1000),
+            0x2000_u32.to_le_bytes().to_vec(),
+            false,
+        );
+        let functions = if is_known {
+            &[ranges[0], ranges[2]][..]
+        } else {
+            &[]
+        };
+        let planner = PatchPlanner::new(code, functions, &ranges[1..2], []);
+        planner.usdt_site(ranges[1], ranges[1].start)
+    };
+    // test %rdi,%rdi; je to the part; ret
+    let function = b"\x48\x85\xff\x74\x02\x90\xc3";
+    let sites = planned(function, b"\xc3", true).unwrap();
+    assert_eq!(sites[0].displaced(), &part[..6]);
+    assert!(sites[0].flags_are_dead() && !sites[0].mmx_is_free());
+    assert_eq!(planned(function, b"\xc3", false), Err(Refusal::NoFunction));
+    // Another one jumps there, too.
+    let other = b"\x74\xf3\xc3";
+    assert_eq!(planned(function, other, true), Err(Refusal::NoFunction));
+    // The function goes on where the part has come from with `jc`: the flags are live.
+    let reading = b"\x48\x85\xff\x74\x02\x72\xfe";
+    assert!(!planned(reading, b"\xc3", true).unwrap()[0].flags_are_dead());
+    // It has a jump of which nothing is known.
+    let unknown = [SWITCH, function].concat();
+    let refusal = Refusal::UnknownTargets { offset: 0xe };
+    assert_eq!(planned(&unknown, b"\xc3", true), Err(refusal));
+}
+
+#[test]
 fn usdt_sites_are_moved_only_as_such() {
     // nop; mov $1,%eax; ret
     let bytes = b"\x90\xb8\x01\0\0\0\xc3";

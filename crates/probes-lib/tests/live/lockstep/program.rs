@@ -248,12 +248,12 @@ impl<'p> Twin<'p> {
             match target.observe(&observation, options()) {
                 Ok(observer) => break observer,
                 Err(error) => match error.kind() {
-                    ErrorKind::Function(FunctionError::NonePossible { refused }) => {
+                    ErrorKind::Function(FunctionError::NonePossible { refused, .. }) => {
                         let before = within.len();
                         within.retain(|name, _| {
                             !refused
                                 .iter()
-                                .any(|(other, _)| other.trim_end_matches(" (resolver)") == name)
+                                .any(|(other, _)| without_remark(other) == name)
                         });
                         assert!(within.len() < before, "{error}");
                     }
@@ -315,4 +315,12 @@ impl<'p> Twin<'p> {
     pub(super) fn is_inside(&self, address: u64) -> bool {
         self.arenas.iter().any(|it| it.contains(&address))
     }
+}
+
+/// A name without what is written behind it: `(resolver)`, `(probe site)`.
+fn without_remark(name: &str) -> &str {
+    let resolver = name.strip_suffix(" (resolver)");
+    resolver
+        .or_else(|| name.strip_suffix(" (probe site)"))
+        .unwrap_or(name)
 }
