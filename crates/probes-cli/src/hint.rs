@@ -359,7 +359,7 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
             format!("give {file}:{}, which has code", near.last()?)
         }
         FunctionError::TooManyTimed { .. } => "give globs that match fewer functions".to_owned(),
-        FunctionError::NonePossible { refused } => {
+        FunctionError::NonePossible { refused, is_usdt } => {
             let is_breakpoint = |(_, why): &(String, Refusal)| *why == Refusal::Breakpoint;
             if refused.iter().all(is_breakpoint) {
                 "remove the breakpoint or uprobe".to_owned()
@@ -370,6 +370,10 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
                 // A source line is shown with its function: `http.ml:42 in Http.parse`.
                 let place = name.split_once(" in ").map_or("0xADDRESS", |(line, _)| line);
                 format!("`count -fn {place}` counts how often it is executed")
+            } else if *is_usdt {
+                format!(
+                    "`{list} -provider any -sites` shows where the sites of USDT probes are; docs/functions.md explains the reasons"
+                )
             } else {
                 format!(
                     "`{list} -functions` says of each function whether it can be counted and timed; a glob with *, ? or [ leaves out those that cannot"

@@ -62,7 +62,7 @@ impl Selector {
         Selector::Name(name.into())
     }
 
-    /// Selects the probes whose name begins with a match of `pattern`, in the syntax of the `regex` crate: `req`
+    /// Selects the probes whose name `pattern` matches at its start, in the syntax of the `regex` crate: `req`
     /// matches `req_start`, `_start` does not, `.*_start` does.
     ///
     /// # Errors

@@ -46,7 +46,8 @@ fn warn_except(
     let unreadable = counts.unreadable().iter();
     let unreadable: Vec<_> = unreadable.filter(|it| !is_named(it)).cloned().collect();
     warn_of_unreadable(messages, &unreadable, pid, "functions");
-    for function in counts.refused() {
+    let refused = counts.refused();
+    for function in refused {
         messages.step(format_args!(
             "{} at {} in {} is not {counted}: it {}",
             function.name,
@@ -56,8 +57,9 @@ fn warn_except(
         ));
     }
     if let Some(warning) = warning(&counts, counted) {
+        let what = what(refused);
         let hint =
-            format!("all others are {counted}; -v gives each function and its reason in words");
+            format!("all others are {counted}; -v gives each {what} and its reason in words");
         messages.warning(WarningKind::Uncounted, &warning, &hint);
     }
 }
@@ -102,12 +104,21 @@ fn warning(counts: &Counts, counted: &str) -> Option<String> {
     if refused.is_empty() {
         return None;
     }
-    let all = number_of(counts.selected_functions(), "function");
+    let all = number_of(counts.selected_functions(), what(refused));
     Some(format!(
         "{} of {all} cannot be {counted}: {}",
         refused.len(),
         why(refused)
     ))
+}
+
+/// What these are, together with the others that were selected.
+fn what(refused: &[RefusedFunction]) -> &'static str {
+    if refused.iter().any(|it| it.is_usdt) {
+        "place"
+    } else {
+        "function"
+    }
 }
 
 /// Up to [`FEW`] functions, each with its reason; of more, how many there are for each reason.

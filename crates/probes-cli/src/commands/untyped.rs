@@ -16,6 +16,7 @@ pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>) {
     messages.warning(
         WarningKind::Untyped,
         &format!("no result, and {hits} untyped: an argument does not have the type that an expression needs"),
-        "`ocaml-probes watch` shows the arguments of hits; docs/ask.md says what can be asked of which type",
+        "an argument alone is taken for an int: str(arg0) is a string; `ocaml-probes watch` shows the arguments of hits, \
+         docs/ask.md says what can be asked of which type",
     );
 }

@@ -34,10 +34,10 @@ pub(crate) struct ActionFlags {
     /// Disable all probes
     #[arg(long, group = "kind")]
     disable_all: bool,
-    /// Enable the probes whose name begins with a match of RE
+    /// Enable the probes whose name RE matches at its start
     #[arg(long, value_name = "RE", value_parser = regexp, group = "kind")]
     enable_regexp: Option<Selector>,
-    /// Disable the probes whose name begins with a match of RE
+    /// Disable the probes whose name RE matches at its start
     #[arg(long, value_name = "RE", value_parser = regexp, group = "kind")]
     disable_regexp: Option<Selector>,
     /// Enable the probes at the start and stop of an event; STOP first

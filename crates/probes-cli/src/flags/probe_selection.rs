@@ -22,7 +22,7 @@ pub(crate) struct ProbeFlags {
     /// Only these probes, a comma list; may be repeated
     #[arg(id = "probe", long, value_name = "NAMES", value_delimiter = ',', value_parser = probe_name)]
     names: Vec<String>,
-    /// Only the probes whose name begins with a match of RE
+    /// Only the probes whose name RE matches at its start
     #[arg(long, value_name = "RE", value_parser = regexp)]
     regexp: Option<Selector>,
 }

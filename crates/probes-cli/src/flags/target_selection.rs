@@ -28,7 +28,7 @@ pub(crate) struct TargetSelection {
     /// The process; may be repeated
     #[arg(id = "pid", short, long, value_name = "N", value_parser = pid)]
     pids: Vec<i32>,
-    /// All processes whose program's name begins with a match of RE
+    /// All processes whose program's name RE matches at its start
     #[arg(long, value_name = "RE", value_parser = program_name)]
     name: Option<Regex>,
 }

@@ -297,8 +297,14 @@ impl<'l> Latencies<'l> {
                 &reading.refused,
                 asked.sources,
             ),
-            keyed: (reading.keyed.as_ref().zip(asked.by))
-                .map(|(times, by)| TimesByKey::of(times, by, asked.sources)),
+            keyed: (reading.keyed.as_ref().zip(asked.by)).map(|(times, by)| {
+                let what = match (reading.pairs.is_empty(), reading.functions.is_empty()) {
+                    (true, _) => "function",
+                    (false, true) => "pair",
+                    (false, false) => "pair or function",
+                };
+                TimesByKey::of(times, by, what, asked.sources)
+            }),
         }
     }
 

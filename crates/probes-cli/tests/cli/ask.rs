@@ -26,9 +26,11 @@ impl Question {
         behind.split_once(' ').unwrap().1
     }
 
-    /// Asserts that each line of the answer has its like in what was printed: the same words, with other numbers.
+    /// Asserts that each line of the answer has its like in what was printed: the same words, with other numbers; and that
+    /// no other lines were printed, except more slow pairs.
     pub(crate) fn assert_answered(&self, stdout: &str) {
-        let shapes: Vec<String> = stdout.lines().map(shape).collect();
+        let printed = stdout.lines().filter(|it| !is_bar(it));
+        let shapes: Vec<String> = printed.map(shape).collect();
         for line in &self.answer {
             let is_there = shapes.contains(&shape(line));
             assert!(
@@ -37,6 +39,8 @@ impl Question {
                 self.command
             );
         }
+        let is_whole = shapes.len() == self.answer.len() || self.command.contains(" -over ");
+        assert!(is_whole, "{}: other lines in\n{stdout}", self.command);
     }
 }
 
@@ -52,12 +56,16 @@ fn questions() -> Vec<Question> {
         let (command, answer) = block.split_once('\n').unwrap();
         Question {
             command,
-            // The bars of a histogram differ.
-            answer: answer.lines().filter(|it| !it.contains(" |")).collect(),
+            answer: answer.lines().filter(|it| !is_bar(it)).collect(),
         }
     };
     let parts = section.split("\n### ").skip(1);
     (1..).zip(parts).map(question).collect()
+}
+
+/// The bars of a histogram differ.
+fn is_bar(line: &str) -> bool {
+    line.contains(" |")
 }
 
 /// A line with `#` for each number.

@@ -242,7 +242,7 @@ fn keys_with_most_time_are_shown() {
     target.ask("run 1 80", "calls");
     let table = tool.end().answer();
     assert!(
-        table.contains("of ") && table.contains("of 7 keys more"),
+        table.contains("\n function ") && table.contains("of 7 keys more"),
         "{table}"
     );
     assert!(
@@ -262,7 +262,11 @@ fn what_cannot_be_is_refused_before() {
         ),
         (
             "-pair start,stop -by nothing",
-            "unknown name nothing: text is \"nothing\", in quotes, and arguments without a name are arg0, arg1, ...; nothing was changed",
+            "unknown name nothing: the arguments of probe stop are number, text; text is \"nothing\", in quotes; nothing was changed",
+        ),
+        (
+            "-pair start,stop -by tid,,number",
+            "-by: a key is missing\n    tid,,number\n        ^",
         ),
         (
             "-fn Requests.* -by tid -self",

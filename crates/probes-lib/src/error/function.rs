@@ -124,6 +124,8 @@ pub enum FunctionError {
     NonePossible {
         /// Which, and why.
         refused: Vec<(String, Refusal)>,
+        /// Whether all of them are sites of USDT probes.
+        is_usdt: bool,
     },
 }
 

@@ -136,7 +136,21 @@ impl FromStr for Keys {
                 Problem::TooManyKeys,
             ));
         }
-        let keys = parts.into_iter().map(|part| part.trim().parse());
+        let is_list = parts.len() > 1;
+        let keys = parts.into_iter().map(|part| {
+            let key = part.trim();
+            // What is wrong is shown in the list.
+            let start = key.as_ptr().addr() - text.as_ptr().addr();
+            if key.is_empty() && is_list {
+                let end = part.as_ptr().addr() - text.as_ptr().addr() + part.len();
+                return Err(BadExpression::new(text, end..end, Problem::NoKey));
+            }
+            key.parse().map_err(|bad: BadExpression| {
+                let place = bad.place();
+                let place = start + place.start..start + place.end;
+                BadExpression::new(text, place, bad.problem().clone())
+            })
+        });
         keys.collect::<Result<_, _>>().map(Keys)
     }
 }
@@ -144,6 +158,24 @@ impl FromStr for Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_point_at_their_place_in_the_list() {
+        for (list, message, mark) in [
+            ("tid,", "a key is missing", "    tid,\n        ^"),
+            (" , tid", "a key is missing", "     , tid\n     ^"),
+            (
+                "tid,  arg0 = 5",
+                "= is no operator: == compares",
+                "    tid,  arg0 = 5\n               ^",
+            ),
+            ("", "the expression is empty", ""),
+        ] {
+            let bad = list.parse::<Keys>().unwrap_err();
+            assert_eq!(bad.to_string(), message, "{list:?}");
+            assert_eq!(bad.marked(), mark, "{list:?}");
+        }
+    }
 
     #[test]
     fn lists_are_split_outside_of_quotes() {

@@ -160,12 +160,14 @@ pub enum ExpressionProblem {
         near: Vec<String>,
     },
     /// Nothing has this name.
-    #[error("unknown name {name}{}", suggested_name(.near, .name))]
+    #[error("unknown name {name}: {}", suggested_name(.near, .name, .arguments))]
     UnknownName {
         /// The name.
         name: String,
         /// Similar names.
         near: Vec<String>,
+        /// What the arguments of the point are called, in words; empty if they have no names.
+        arguments: String,
     },
     /// The point does not have so many arguments, or they are not known.
     #[error("{point} has no {name}{}", known(*.has))]
@@ -256,6 +258,9 @@ pub enum ExpressionProblem {
     /// It would take more registers than there are.
     #[error("too many numbers are calculated at a time")]
     TooManyNumbers,
+    /// Nothing between two commas, or before or behind one.
+    #[error("a key is missing")]
+    NoKey,
     /// More keys than are possible.
     #[error("at most {} keys are possible", Keys::MAX)]
     TooManyKeys,
@@ -282,12 +287,13 @@ fn suggested(near: &[String]) -> String {
     }
 }
 
-fn suggested_name(near: &[String], name: &str) -> String {
+fn suggested_name(near: &[String], name: &str, arguments: &str) -> String {
     match near {
-        [] => format!(
-            ": text is \"{name}\", in quotes, and arguments without a name are arg0, arg1, ..."
+        [] if arguments.is_empty() => format!(
+            "text is \"{name}\", in quotes, and arguments without a name are arg0, arg1, ..."
         ),
-        near => suggested(near),
+        [] => format!("{arguments}; text is \"{name}\", in quotes"),
+        near => format!("did you mean {}?", near.join(" or ")),
     }
 }
 

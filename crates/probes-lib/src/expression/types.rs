@@ -453,8 +453,20 @@ impl Typing<'_> {
             // An argument has one digit.
             near = vec!["arg0 to arg9".to_owned()];
         }
-        let name = name.to_owned();
-        Problem::UnknownName { name, near }
+        let named = parameters.iter().filter_map(|it| it.name.as_deref());
+        let named: Vec<&str> = named.collect();
+        let arguments = match &named[..] {
+            [] => String::new(),
+            named => {
+                let point = &self.scope.point;
+                format!("the arguments of {point} are {}", named.join(", "))
+            }
+        };
+        Problem::UnknownName {
+            name: name.to_owned(),
+            near,
+            arguments,
+        }
     }
 
     fn call(&self, node: &Node, name: &str, inside: &Node) -> Result<Part, Wrong> {

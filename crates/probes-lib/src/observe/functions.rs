@@ -104,6 +104,8 @@ pub(crate) struct WantedFunction {
     pub(crate) object: Arc<Path>,
     /// That of its first byte. What is patched may be behind an `endbr64`.
     pub(crate) address: LiveAddr,
+    /// Whether it is a site of a USDT probe.
+    is_usdt: bool,
     /// See [`FunctionPlace::named_by`].
     named_by: Option<usize>,
 }
@@ -127,6 +129,8 @@ pub struct RefusedFunction {
     pub address: LiveAddr,
     /// Why.
     pub why: Refusal,
+    /// Whether it is a site of a USDT probe.
+    pub is_usdt: bool,
     /// See [`FunctionPlace::named_by`].
     named_by: Option<usize>,
 }
@@ -156,7 +160,7 @@ impl ObservedFunctions {
 
     /// Returns the refused functions, with the reasons, of each name of which nothing can be observed; all of them if
     /// nothing at all can.
-    pub(crate) fn why_not(&self) -> Vec<(String, Refusal)> {
+    pub(crate) fn why_not(&self) -> Vec<&RefusedFunction> {
         let left: HashSet<usize> = self
             .functions
             .iter()
@@ -168,9 +172,7 @@ impl ObservedFunctions {
                 .is_some_and(|selector| !left.contains(&selector));
             self.functions.is_empty() || is_lost_name
         };
-        let lost = self.refused.iter().filter(is_lost);
-        lost.map(|one| (one.name.clone(), one.why.clone()))
-            .collect()
+        self.refused.iter().filter(is_lost).collect()
     }
 
     /// Refuses these functions, given by ascending index.
@@ -352,6 +354,7 @@ impl WantedFunction {
             object: self.object.to_path_buf(),
             address: self.address,
             why,
+            is_usdt: self.is_usdt,
             named_by: self.named_by,
         }
     }

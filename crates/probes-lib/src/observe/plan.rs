@@ -290,7 +290,10 @@ impl ObservationPlan {
         if refused.is_empty() {
             return Ok(());
         }
-        let kind = FunctionError::NonePossible { refused };
+        let kind = FunctionError::NonePossible {
+            is_usdt: refused.iter().all(|it| it.is_usdt),
+            refused: (refused.iter().map(|it| (it.name.clone(), it.why.clone()))).collect(),
+        };
         Err(Error::of_file(self.program.path(), kind))
     }
 
@@ -1441,7 +1444,7 @@ mod tests {
         assert_eq!(plan.points.len(), 2);
         assert!(plan.points.is_sorted_by_key(|it| it.point.address));
         let empty = plan.refuse_empty().err().unwrap();
-        let ErrorKind::Function(FunctionError::NonePossible { refused }) = empty.kind() else {
+        let ErrorKind::Function(FunctionError::NonePossible { refused, .. }) = empty.kind() else {
             panic!("{empty:?}");
         };
         assert_eq!(refused.len(), 3);

@@ -150,7 +150,7 @@ impl CollectorFunctions {
     /// Leaves out the functions that cannot be timed, as `error` says. Returns whether to try again: some were left
     /// out, and others are left.
     fn leave_out(&mut self, error: &Error) -> bool {
-        let ErrorKind::Function(FunctionError::NonePossible { refused }) = error.kind() else {
+        let ErrorKind::Function(FunctionError::NonePossible { refused, .. }) = error.kind() else {
             return false;
         };
         let before = self.0.len();

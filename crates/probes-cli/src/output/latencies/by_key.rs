@@ -19,6 +19,9 @@ use crate::text::{Escaped, number_of};
 pub(super) struct TimesByKey<'l> {
     /// The expressions.
     by: Vec<&'l str>,
+    /// The heading of the names.
+    #[serde(skip)]
+    what: &'static str,
     keys: Vec<TimesOfKey<'l>>,
     /// Those of keys for which there was no room.
     other: KeyFigures,
@@ -71,6 +74,7 @@ impl<'l> TimesByKey<'l> {
     pub(super) fn of(
         times: &'l KeyedTimes,
         by: &'l CountedBy,
+        what: &'static str,
         sources: &FunctionSources,
     ) -> TimesByKey<'l> {
         let keys = times.keys().iter().map(|keyed| TimesOfKey {
@@ -84,6 +88,7 @@ impl<'l> TimesByKey<'l> {
         });
         TimesByKey {
             by: by.texts().collect(),
+            what,
             keys: keys.collect(),
             other: KeyFigures::of(times.other()),
             untyped: KeyFigures::of(times.untyped()),
@@ -136,7 +141,7 @@ impl<'l> TimesByKey<'l> {
     pub(super) fn table(&self) -> String {
         let by = self.by.iter().map(|it| Escaped(it).to_string());
         let times = ["count", "mean", "p50", "p90", "p99", "p99.9", "max", "sum"];
-        let head = ["of".to_owned()].into_iter().chain(by);
+        let head = [self.what.to_owned()].into_iter().chain(by);
         let head: Vec<String> = head.chain(times.map(str::to_owned)).collect();
         let (shown, hidden) = self.shown();
         let empty = |many: usize| std::iter::repeat_n(String::new(), many);

@@ -4,9 +4,10 @@ use std::cell::LazyCell;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::elf::ElfFile;
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
-use crate::error::{Error, FunctionError, Refusal, Result};
+use crate::error::{ElfDefect, Error, ErrorKind, FileError, FunctionError, Refusal, Result};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::observe::fibers::ProcessStacks;
 use crate::observe::frame_id::has_runtime;
@@ -21,6 +22,7 @@ use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::role::PairEnd;
 use crate::observe::watching::WatchedWords;
 use crate::patch_plan::EntryPlanner;
+use crate::process::object::UnreadableObject;
 use crate::select::function::FunctionSelector;
 
 impl ObservedFunctions {
@@ -47,8 +49,13 @@ impl ObservedFunctions {
         let questions = QuestionsByKind::of(observation, start_filter.as_ref(), &words);
         let wanted = |place: &FunctionPlace<'_>| questions.wanted(place, &kinds);
         let stacks = ProcessStacks::of(all.objects().iter().map(FunctionObject::elf));
+        let mut unreadable = [all.unreadable(), &all.unreadable_notes()].concat();
+        let mut all_selectors = selectors.iter().flatten();
+        if all_selectors.all(|it| matches!(it, FunctionSelector::Usdt(_))) {
+            unreadable.retain(|file| !has_nothing(file));
+        }
         let mut observed = ObservedFunctions {
-            unreadable: [all.unreadable(), &all.unreadable_notes()].concat(),
+            unreadable,
             mapped: all.mapped().clone(),
             ..ObservedFunctions::default()
         };
@@ -93,6 +100,7 @@ impl ObservedFunctions {
                 name,
                 object: object.table().path().into(),
                 address: bias.live(address),
+                is_usdt: true,
                 named_by: None,
             };
             let refused = site.refused(Refusal::NoFunction);
@@ -167,6 +175,7 @@ impl ObservedFunctions {
             name: known.shown,
             object: path.clone(),
             address: known.address,
+            is_usdt: place.selected_by.is_usdt(),
             named_by: place.named_by,
         };
         let planned = match planned {
@@ -202,6 +211,15 @@ impl ObservedFunctions {
         });
         Ok(())
     }
+}
+
+/// Returns whether a file has neither functions nor notes of USDT probes, as one that has only data.
+fn has_nothing(file: &UnreadableObject) -> bool {
+    let kind = file.why.kind();
+    matches!(
+        kind,
+        ErrorKind::File(FileError::Elf(ElfDefect::NoFunctions))
+    ) && ElfFile::open(&file.path).is_ok_and(|elf| !elf.has_section(".note.stapsdt"))
 }
 
 /// The places that an observation selects.

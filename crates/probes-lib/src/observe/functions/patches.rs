@@ -368,6 +368,7 @@ impl ObservedFunctions {
                     name: format!("function_{:x}", range.start.0),
                     object: Path::new("/srv/server.exe").into(),
                     address: bias.live(range.start),
+                    is_usdt: false,
                     named_by: None,
                 },
                 is_ocaml: false,
