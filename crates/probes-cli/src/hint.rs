@@ -105,7 +105,7 @@ pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
 /// What to do about a program that writes no runtime events when it is started.
 pub(crate) fn without_events(program: &Path) -> String {
     format!(
-        "only programs of OCaml 5 write them; `ocaml-probes trace -prog {} -latency -gc minor,slice,major` times the collector of any",
+        "only programs of OCaml 5 write them; `ocaml-probes gc -prog {}` times the functions of the collector of OCaml 4, if they have symbols",
         program.display()
     )
 }
@@ -161,7 +161,7 @@ pub(crate) fn clean(pid: i32) -> String {
 fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<String> {
     let pid = pid?;
     let instead = format!(
-        "`ocaml-probes latency -pid {pid} -gc minor,slice,major` times the collector without them"
+        "`ocaml-probes gc -pid {pid}` times the functions of its collector, if they have symbols"
     );
     match kind {
         RuntimeEventsError::NotOn => Some(format!(
@@ -483,6 +483,9 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
         }
         ObserveError::MemoryLocked { .. } => {
             "ask for what needs less memory: `count`, then `latency`"
+        }
+        ObserveError::NoCodeCave { .. } => {
+            "link it dynamically to observe it; if it is started with OCAML_RUNTIME_EVENTS_START=1, `gc` reads the events of OCaml 5, and observes nothing"
         }
         ObserveError::SemaphoreFull { .. } => {
             "the program, or a tool that was killed, has set it so; a restart of the program resets it"

@@ -8,12 +8,16 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::Pid;
 use probes_lib::Target;
 
 use crate::destination::Destination;
 use crate::failure::Failure;
+
+/// The `si_code` of a signal that kill(2) has sent; those that processes send in other ways have lower ones.
+const SI_USER: i32 = 0;
 
 const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
@@ -26,7 +30,10 @@ const TERMINATION_SIGNALS: [Signal; 4] = [
 /// done before it exits.
 pub(crate) struct TerminationSignals {
     pending: SignalFd,
+    /// Those that were not blocked before.
     blocked: SigSet,
+    /// The program that they are passed on to.
+    program: Option<Pid>,
 }
 
 /// Why a wait has ended.
@@ -42,13 +49,21 @@ impl TerminationSignals {
     /// Blocks the termination signals, except those that were already ignored when the tool was started (by nohup, or
     /// by a shell for a background job).
     pub(crate) fn block() -> Result<TerminationSignals, Failure> {
+        TerminationSignals::block_and_pass_on(None)
+    }
+
+    /// The same, and passes them on to a program that we have started and not waited for, except those that it has itself: the kernel sends
+    /// those of the terminal to both.
+    pub(crate) fn block_and_pass_on(program: Option<i32>) -> Result<TerminationSignals, Failure> {
         let ignored = ignored_signals();
         let is_ignored = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) != 0;
         let signals = TERMINATION_SIGNALS.into_iter();
         let blocked: SigSet = signals.filter(|signal| !is_ignored(signal)).collect();
+        let before = SigSet::thread_get_mask().unwrap_or(SigSet::empty());
         Ok(TerminationSignals {
             pending: block(&blocked)?,
-            blocked,
+            blocked: blocked.iter().filter(|it| !before.contains(*it)).collect(),
+            program: program.map(Pid::from_raw),
         })
     }
 
@@ -60,11 +75,17 @@ impl TerminationSignals {
         let _ = self.blocked.thread_unblock();
     }
 
-    /// Consumes all pending signals; returns whether there were any.
+    /// Consumes all pending signals, and passes them on; returns whether there were any.
     pub(crate) fn take_interrupt(&self) -> bool {
         let mut is_interrupted = false;
-        while let Ok(Some(_)) = self.pending.read_signal() {
+        while let Ok(Some(signal)) = self.pending.read_signal() {
             is_interrupted = true;
+            let is_of_a_process = signal.ssi_code <= SI_USER;
+            let number = Signal::try_from(signal.ssi_signo as i32).ok();
+            if let Some((program, number)) = self.program.filter(|_| is_of_a_process).zip(number) {
+                // If it has exited, there is nothing to be passed on.
+                let _ = kill(program, number);
+            }
         }
         is_interrupted
     }

@@ -61,6 +61,8 @@ pub enum CheckKind {
     Seccomp,
     /// Limits of the memory that the process may map.
     MemoryLimit,
+    /// Whether some object of the process has room after its code for the system calls that an observation injects.
+    CodeRoom,
     /// `proc_mem.force_override`: whether code may be written through /proc without ptrace.
     ForceOverride,
     /// Whether the time stamp counter has one rate in all states of the processors.

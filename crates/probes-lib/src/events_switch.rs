@@ -479,7 +479,10 @@ fn without_symbols(pid: i32, functions: &Functions) -> Error {
         objects.any(|it| it.elf().data_symbol(name).is_some())
     };
     if has(OCAML_5_SYMBOL) {
-        cannot_switch_on(pid, "its runtime has not the symbols that this needs")
+        cannot_switch_on(
+            pid,
+            "its runtime lacks the symbols that this needs (stripped?)",
+        )
     } else if has(OCAML_SYMBOL) {
         Error::of_process(pid, RuntimeEventsError::Ocaml4)
     } else {

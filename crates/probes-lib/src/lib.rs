@@ -120,7 +120,7 @@ pub use elf::usdt::UsdtSite;
 pub use address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
-pub use process::pids;
+pub use process::{check_proc, pids};
 pub use survey::{DamagedProcess, Survey, SurveyedProcess, survey};
 pub use usdt::{PlacedUsdtSite, UsdtObject, UsdtProbe, UsdtProbes};
 

@@ -79,7 +79,7 @@ pub(crate) struct Process {
 impl Process {
     /// Opens `/proc/pid`, whether the process can be worked on or not.
     pub(crate) fn open(pid: i32) -> Result<Process> {
-        refuse_foreign_proc()?;
+        check_proc()?;
         Process::open_unchecked(pid)
     }
 
@@ -446,12 +446,17 @@ impl Process {
 }
 
 /// Checks that pids in /proc are those that ptrace(2) takes: in a /proc of another pid namespace, a pid
-/// may be that of another process.
+/// may be that of another process. All that is about a process does so itself.
+///
+/// ```
+/// probes_lib::check_proc()?;
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 ///
 /// # Errors
 ///
 /// [`SystemError::ForeignProc`], [`SystemError::NoProc`].
-pub(crate) fn refuse_foreign_proc() -> Result<()> {
+pub fn check_proc() -> Result<()> {
     /// The pid of our process for which /proc has been checked.
     static CHECKED_FOR: AtomicU32 = AtomicU32::new(0);
     let own = std::process::id();

@@ -31,6 +31,7 @@ use nix::fcntl::OFlag;
 
 use crate::elf::ElfFile;
 use crate::error::{ElfDefect, Error, FileError, Operation, Result, RuntimeEventsError, Subject};
+use crate::observe::installed::events_switched_on;
 use crate::process::Process;
 use crate::process::image::open_executable;
 use crate::process::maps::{DELETED, Mapping, read_maps};
@@ -176,6 +177,8 @@ impl RuntimeEvents {
             return Err(of(why_no_events(&process, &maps)));
         };
         let known = known_names_of_process(&process, &maps)?;
+        // Another tool may have switched them on.
+        let time = time.max(events_switched_on(&process, &maps));
         let source = Source::of_mapping(&process, mapping)?;
         let mapping = mapping.clone();
         let subject = Subject::Process(pid);

@@ -10,7 +10,7 @@ use std::thread;
 use crate::elf::table::Generation;
 use crate::error::{Error, ErrorKind, FileError, Result};
 use crate::process::objects::Files;
-use crate::process::{pids, refuse_foreign_proc};
+use crate::process::{check_proc, pids};
 use crate::target::Target;
 use crate::update::snapshot::State;
 
@@ -63,7 +63,7 @@ pub struct SurveyedProcess {
 ///
 /// If the processes cannot be listed.
 pub fn survey() -> Result<Survey> {
-    refuse_foreign_proc()?;
+    check_proc()?;
     let pids = pids().map_err(|source| Error::of_file("/proc", FileError::Open { source }))?;
     let files = Arc::new(Files::default());
     let next = AtomicUsize::new(0);

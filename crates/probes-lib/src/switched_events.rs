@@ -100,7 +100,9 @@ impl Target {
     ///
     /// See [`Target::switch_on_events`].
     pub fn check_events(&self) -> Result<bool> {
-        Ok(EventsSwitch::of(self)?.is_none())
+        let switch = EventsSwitch::of(self);
+        let switch = switch.map_err(|error| self.opened.executed_or(error));
+        Ok(switch?.is_none())
     }
 }
 

@@ -60,7 +60,9 @@ impl EventsEnd {
     /// (`was_started`), that is expected, and nothing is said.
     pub(super) fn note(&self, was_started: bool, messages: &Messages) {
         if let (EventsEnd::NotWritten, false) = (self, was_started) {
-            messages.note("the process has exited, or writes no more events");
+            messages.note(
+                "the process has exited, has executed another program, or writes no more events",
+            );
         }
     }
 }

@@ -149,7 +149,7 @@ fn read(
     open: impl FnOnce(Duration, &TerminationSignals) -> Result<OpenedEvents, Failure>,
 ) -> Result<(), Failure> {
     let pid = target.pid();
-    let signals = TerminationSignals::block()?;
+    let signals = TerminationSignals::block_and_pass_on(started.map(ProgramWithEvents::pid))?;
     let mut interruptible = InterruptibleOutput::new(output, signals)?;
     let end = args.until.duration.unwrap_or(Duration::MAX);
     let opened = open(end, interruptible.signals());

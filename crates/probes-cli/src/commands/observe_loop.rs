@@ -140,7 +140,7 @@ impl<'t> ActiveObservation<'t> {
         observe: impl FnOnce() -> probes_lib::Result<Observer>,
     ) -> Result<ActiveObservation<'t>, Failure> {
         let observe = || observe_by(target, &output.messages, observe);
-        ActiveObservation::with_observer(target, duration, output, observe)
+        ActiveObservation::with_observer(target, None, duration, output, observe)
     }
 
     /// Goes on with the observation of a program that was started with it.
@@ -150,21 +150,24 @@ impl<'t> ActiveObservation<'t> {
         duration: Option<Duration>,
         output: &'t Output,
     ) -> Result<ActiveObservation<'t>, Failure> {
-        ActiveObservation::with_observer(target, duration, output, || {
+        let program = Some(target.pid());
+        ActiveObservation::with_observer(target, program, duration, output, || {
             warn_of_refused_closures(&output.messages, target.pid(), observer.code_digest());
             Ok(observer)
         })
     }
 
+    /// Signals are passed on to `program`.
     fn with_observer(
         target: &'t Target,
+        program: Option<i32>,
         duration: Option<Duration>,
         output: &'t Output,
         observer: impl FnOnce() -> Result<Observer, Failure>,
     ) -> Result<ActiveObservation<'t>, Failure> {
         // Signals are blocked before anything is changed, so that none can keep the observation
         // from being removed.
-        let signals = TerminationSignals::block()?;
+        let signals = TerminationSignals::block_and_pass_on(program)?;
         let mut interruptible = InterruptibleOutput::new(output, signals)?;
         let observer = observer()?;
         let begun = Instant::now();

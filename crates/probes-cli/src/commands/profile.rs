@@ -178,7 +178,8 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
         Some((kind, path)) => Some((kind, ReportFile::create(path)?)),
         None => None,
     };
-    let signals = TerminationSignals::block()?;
+    let started = (!args.profiled.is_process()).then_some(pid);
+    let signals = TerminationSignals::block_and_pass_on(started)?;
     output.begin()?;
     // A program that was started writes to the terminal itself.
     let progress = if args.profiled.is_process() {

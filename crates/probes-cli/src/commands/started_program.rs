@@ -1,14 +1,24 @@
 //! A program that a command starts and observes until it has exited: its status is that of the command.
 
 use std::ffi::{OsStr, OsString};
+use std::iter;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode};
+use std::time::Duration;
+
+use probes_lib::{Effect, Target, check_proc};
 
 use crate::failure::Failure;
+use crate::hint::Operand;
+use crate::signals::{RunningProcesses, TerminationSignals, WaitEnd};
 
-/// A program that was started.
-pub(super) struct StartedProgram(Child);
+/// A program that was started. Termination signals are passed on to it, from its start until it has exited.
+pub(super) struct StartedProgram {
+    child: Child,
+    /// `None` if they cannot be had: they end us alone.
+    signals: Option<TerminationSignals>,
+}
 
 impl StartedProgram {
     /// Starts a program, which inherits our environment with `variables` in it.
@@ -17,33 +27,55 @@ impl StartedProgram {
         arguments: &[OsString],
         variables: impl IntoIterator<Item = (&'v str, &'v OsStr)>,
     ) -> Result<StartedProgram, Failure> {
+        // Of a program that runs then, nothing could be read.
+        let checked = check_proc().map_err(|error| error.with_effect_if_none(Effect::NotStarted));
+        checked.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
         let mut command = Command::new(program);
         command.args(arguments).envs(variables);
         let child = command.spawn();
         let child = child.map_err(|source| Failure::StartProgram(program.to_owned(), source))?;
-        Ok(StartedProgram(child))
+        Ok(StartedProgram::of(child))
     }
 
     /// One that was started by other means.
     pub(super) fn of(child: Child) -> StartedProgram {
-        StartedProgram(child)
+        let signals = TerminationSignals::block_and_pass_on(Some(child.id() as i32));
+        StartedProgram {
+            child,
+            signals: signals.ok(),
+        }
     }
 
     pub(super) fn pid(&self) -> i32 {
-        self.0.id() as i32
+        self.child.id() as i32
     }
 
     pub(super) fn has_exited(&mut self) -> bool {
-        matches!(self.0.try_wait(), Ok(Some(_)))
+        matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
     /// Waits until it has exited; returns its status as ours, or 128 plus the number of the signal that killed it. If
     /// that is 0, but what the command was to do is not complete, returns 1.
     pub(super) fn wait(mut self, is_complete: bool) -> Result<ExitCode, Failure> {
-        let status = self.0.wait();
+        if let Some(signals) = self.signals.take() {
+            // It fails if the program has exited, mostly.
+            let _ = self.pass_on_until_exit(&signals);
+            signals.unblock();
+        }
+        let status = self.child.wait();
         let status = status.map_err(|source| Failure::System("wait for the program", source))?;
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
         let status = code.unwrap_or(1) as u8;
         Ok(ExitCode::from(status.max((!is_complete).into())))
+    }
+
+    fn pass_on_until_exit(&self, signals: &TerminationSignals) -> Result<(), Failure> {
+        let target = Target::open_any(self.pid()).map_err(Failure::of_process(self.pid()))?;
+        let mut running = RunningProcesses::of(iter::once(&target))?;
+        while !matches!(
+            signals.wait_for(&mut running, Duration::MAX)?,
+            WaitEnd::Exited
+        ) {}
+        Ok(())
     }
 }

@@ -7,7 +7,8 @@ use std::process::Command;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::Value;
-use test_support::{Scratch, Talker, fixture, program, program_forms};
+use test_support::container::unshare;
+use test_support::{Scratch, Talker, eventually, fixture, program, program_forms};
 
 use crate::bad_processes::as_user;
 use crate::count_functions::observing;
@@ -322,5 +323,76 @@ fn events_of_another_user_are_refused() {
             "{flags}: {error}"
         );
         assert!(error.ends_with("\nhint: use sudo\n"), "{flags}: {error}");
+    }
+}
+
+// promise: Launching programs: A signal that a process sends to the tool, which has started a program and waits for it, is passed on to the program
+//    (`gc`, `profile`, `record`; while they read and afterwards)
+#[test]
+fn signals_are_passed_on_to_started_programs() {
+    let program = program("calls");
+    let scratch = Scratch::new();
+    let (file, errors) = (scratch.file("timeline.json"), scratch.file("errors"));
+    for (what, answer) in [
+        ("gc", "all "),
+        ("profile -off-cpu", "0."),
+        ("record -off-cpu -o", "slices "),
+    ] {
+        for flags in ["", "-for 20ms"] {
+            let mut tool = command(what.split(' '));
+            if what.ends_with("-o") {
+                tool.arg(&file);
+            }
+            tool.args(flags.split_ascii_whitespace()).arg("-prog");
+            tool.arg(&program)
+                .stderr(fs::File::create(&errors).unwrap());
+            let mut tool = Talker::spawn(&mut tool);
+            assert!(tool.line().unwrap().starts_with("ready"));
+            eventually("the answer, or that signals are blocked", || {
+                if flags.is_empty() {
+                    return blocks_termination(tool.pid()).then_some(());
+                }
+                let said = fs::read_to_string(&errors).unwrap();
+                let mut lines = said.lines();
+                lines.any(|line| line.starts_with(answer)).then_some(())
+            });
+            kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+            let status = tool.guard().wait();
+            assert_eq!(status.code(), Some(143), "{what} {flags}");
+        }
+    }
+}
+
+fn blocks_termination(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+    mask >> (Signal::SIGTERM as u32 - 1) & 1 == 1
+}
+
+// promise: Launching programs: Without /proc, no program is started that could not be read (3 commands)
+#[test]
+fn nothing_is_started_without_proc() {
+    let scratch = Scratch::new();
+    let file = scratch.file("timeline.json");
+    for what in ["gc", "profile", "record -gc -o"] {
+        let mut unshare = unshare();
+        unshare.args(["sh", "-ec", "mount -t tmpfs none /proc; exec \"$0\" \"$@\""]);
+        unshare
+            .arg(env!("CARGO_BIN_EXE_ocaml-probes"))
+            .args(what.split(' '));
+        if what.ends_with("-o") {
+            unshare.arg(&file);
+        }
+        let shown = run_command(unshare.args(["-prog", "/bin/echo", "--", "started"]));
+        assert_eq!(
+            (shown.code, shown.stdout.as_str()),
+            (Some(1), ""),
+            "{}",
+            shown.stderr
+        );
+        for said in ["/proc is not mounted", "the program was not started"] {
+            assert!(shown.stderr.contains(said), "{what}: {}", shown.stderr);
+        }
     }
 }

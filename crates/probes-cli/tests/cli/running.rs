@@ -33,7 +33,7 @@ fn times_add_up_without_the_kernel() {
     for flags in [&["-json"][..], &["-json", "-on-cpu"], &["-json", "-live"]] {
         // Its threads run in short bursts: on a busy machine, one profile may meet none of them.
         let is_met = (0..20).any(|_| {
-            target.send("bursts 1000");
+            target.send("bursts 300");
             let said = profile_without_perf(pid, flags);
             let profile = object(&said.stdout);
             let exact = profile["times"]["running_seconds"].as_f64().unwrap();

@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use probes_lib::{Options, RuntimeEvents, Target};
+use nix::time::{ClockId, clock_gettime};
+use probes_lib::{Options, RingEntry, RuntimeEventKind, RuntimeEvents, Target};
 use test_support::{Scratch, Talker, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
@@ -402,6 +403,65 @@ fn events_that_come_on_late_are_off() {
         assert!(!target.check_events().unwrap());
         program.end();
     }
+}
+
+// promise: Runtime events: A phase that was under way when events were switched off is none that is under way when they are on again, for any reader
+//    (3 such phases)
+#[test]
+fn phases_end_where_events_are_off() {
+    let [file, _] = program_forms("ocaml5/events");
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    let pid = program.pid;
+    let target = Target::open_any(pid).unwrap();
+    let mut left = 0;
+    for _ in 0..100 {
+        // It goes on for longer than the events are on.
+        program.talker.send("work 3 300");
+        let off = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap();
+        let off = Duration::from(off).as_nanos() as u64;
+        let switched = target.switch_on_events(Options::default()).unwrap();
+        let mut switched = switched.unwrap();
+        while !switched.is_on().unwrap() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let joined = RuntimeEvents::of_process(pid).unwrap();
+        for phase in joined.under_way() {
+            assert!(phase.began > off, "{phase:?}");
+        }
+        left += usize::from(has_open_phase_before(joined.from_start(), off));
+        switched.switch_off().unwrap();
+        program.talker.expect("worked");
+        if left >= 3 {
+            return program.end();
+        }
+    }
+    panic!("{left} phases had begun before events were switched off");
+}
+
+/// Whether a phase of some domain that began before `time` has no end before it.
+fn has_open_phase_before(mut events: RuntimeEvents, time: u64) -> bool {
+    let mut depths: BTreeMap<u32, i64> = BTreeMap::new();
+    let read = events.read(|entry| {
+        let RingEntry::Event {
+            domain,
+            time: at,
+            kind,
+        } = entry
+        else {
+            return;
+        };
+        let change = match kind {
+            RuntimeEventKind::Begin(_) => 1,
+            RuntimeEventKind::End(_) => -1,
+            _ => 0,
+        };
+        if at < time {
+            let depth = depths.entry(domain).or_default();
+            *depth = (*depth + change).max(0);
+        }
+    });
+    read.unwrap();
+    depths.values().any(|&depth| depth > 0)
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::error::{
     Denial, Error, ErrorKind, MemoryLimitKind, ObserveError, Operation, ProcessError,
     UnreadableFilter,
 };
+use crate::inject::code_cave;
 use crate::inject::permissions::{Permissions, why_unreadable};
 use crate::process::Process;
 use crate::process::denial::{self, AccessChecks, user_name};
@@ -79,6 +80,7 @@ pub(super) fn checks(process: &Process) -> Vec<Check> {
         ancestor(process),
         seccomp(process),
         memory_limit(process),
+        code_room(process),
         files(process),
         memory,
     ]);
@@ -179,6 +181,19 @@ fn seccomp(process: &Process) -> Check {
             ),
             _ => Check::error(kind, error),
         },
+    }
+}
+
+/// Whether an injected call finds a place.
+fn code_room(process: &Process) -> Check {
+    let kind = CheckKind::CodeRoom;
+    let opened = ProcessMemory::open(process, OFlag::O_RDONLY).ok();
+    let Some((memory, maps)) = opened.zip(read_maps(process).ok()) else {
+        return Check::unknown(kind, "its memory cannot be read");
+    };
+    match code_cave::find(process, &memory, &maps) {
+        Ok(_) => Check::pass(kind, "an object has room after its code for injected calls"),
+        Err(error) => Check::error(kind, error),
     }
 }
 

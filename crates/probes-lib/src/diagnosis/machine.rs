@@ -9,7 +9,7 @@ use crate::process::denial::{
 };
 use crate::process::memory::ProcessMemory;
 use crate::process::mounts;
-use crate::process::{Process, refuse_foreign_proc};
+use crate::process::{Process, check_proc};
 use crate::profile::{self, PermittedSamples};
 use crate::sys::{ptrace, ticks};
 
@@ -37,7 +37,7 @@ fn denied(denial: Denial) -> Error {
 }
 
 fn proc_directory() -> Check {
-    match refuse_foreign_proc() {
+    match check_proc() {
         Ok(()) => Check::pass(CheckKind::Proc, "shows the pids of this pid namespace"),
         Err(error) => Check::error(CheckKind::Proc, error),
     }

@@ -3,6 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result, ToolProcess};
@@ -10,11 +13,14 @@ use crate::memory::ReadMemory;
 use crate::memory::runs;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
+use crate::observe::layout::semaphores::WordChange;
 use crate::observe::observer_lock::{is_held, observer_of};
 use crate::observe::point::{PATCH_LEN, PatchBytes, PatchPlace, PlaceState, Point};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
+use crate::process::tool::since_boot;
+use crate::sys::ticks;
 
 /// Returns the arenas that are mapped into a process.
 pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
@@ -45,6 +51,25 @@ pub(crate) fn has_observer(process: &Process, arena: &Arena) -> bool {
     arena
         .observer()
         .is_some_and(|record| is_held(process, record))
+}
+
+/// Returns when the observation that has switched runtime events on in a process began, by CLOCK_MONOTONIC; 0 if none has.
+pub(crate) fn events_switched_on(process: &Process, maps: &[Mapping]) -> u64 {
+    let Ok(memory) = ProcessMemory::open(process, OFlag::O_RDONLY) else {
+        return 0;
+    };
+    let arenas = find(&memory, maps);
+    // Semaphores are counted; other words are the flags of events.
+    let switches = |arena: &&Arena| {
+        let mut changes = arena.semaphores.iter().map(|it| it.change);
+        changes.any(|change| change != WordChange::Count)
+    };
+    let records = arenas.iter().filter(switches).filter_map(Arena::observer);
+    let begun = records.map(|record| record.begun).max();
+    begun.map_or(0, |begun| {
+        let age = since_boot().saturating_sub(Duration::from_nanos(begun));
+        ticks::monotonic().saturating_sub(age.as_nanos() as u64)
+    })
 }
 
 /// Returns whether a tool that has ended has left an observation in the process, and none is alive.

@@ -220,7 +220,8 @@ impl<'r> Recording<'r> {
         open: impl FnOnce(Duration, &TerminationSignals) -> Result<Option<OpenedEvents>, Failure>,
     ) -> Result<StepFailures, Failure> {
         let output = self.output;
-        let signals = TerminationSignals::block()?;
+        let was_started = !self.args.observed.is_process();
+        let signals = TerminationSignals::block_and_pass_on(was_started.then_some(self.pid))?;
         let mut interruptible = InterruptibleOutput::new(output, signals)?;
         let end = self.args.until.duration.unwrap_or(Duration::MAX);
         match open(end, interruptible.signals()) {
@@ -240,7 +241,6 @@ impl<'r> Recording<'r> {
         self.begun = monotonic_now();
         let ended = read_until_end(self, target, begun, end, &mut interruptible);
         self.end();
-        let was_started = !self.args.observed.is_process();
         failures.add(ended.map(|end| end.note(was_started, &output.messages)));
         self.note_missed(target);
         let closed = self.events.as_mut().map(|events| events.close(self.pid));

@@ -363,7 +363,9 @@ impl Processes {
             }
             error => {
                 let how = error.as_ref().and_then(exit_or_exec);
-                let how = how.unwrap_or("has exited, or writes no more events");
+                let how = how.unwrap_or(
+                    "has exited, has executed another program, or writes no more events",
+                );
                 messages.note(&format!("{} {how}", process.program));
                 process.gone_since = Some(Instant::now());
             }
