@@ -363,11 +363,13 @@ fn signals_are_passed_on_to_started_programs() {
     }
 }
 
+/// Whether a tool has blocked the signals that end it, and not all, as posix_spawn(3) does for a moment.
 fn blocks_termination(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
     let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
-    mask >> (Signal::SIGTERM as u32 - 1) & 1 == 1
+    let has = |signal: Signal| mask >> (signal as u32 - 1) & 1 == 1;
+    has(Signal::SIGTERM) && !has(Signal::SIGUSR1)
 }
 
 // promise: Launching programs: Without /proc, no program is started that could not be read (3 commands)
