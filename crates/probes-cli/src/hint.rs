@@ -485,7 +485,7 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
             "ask for what needs less memory: `count`, then `latency`"
         }
         ObserveError::NoCodeCave { .. } => {
-            "link it dynamically to observe it; if it is started with OCAML_RUNTIME_EVENTS_START=1, `gc` reads the events of OCaml 5, and observes nothing"
+            "link it dynamically to observe it; if it is started with OCAML_RUNTIME_EVENTS_START=1, `gc` reads the events of OCaml 5 without injecting calls"
         }
         ObserveError::SemaphoreFull { .. } => {
             "the program, or a tool that was killed, has set it so; a restart of the program resets it"

@@ -7,17 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::Pid;
-use probes_lib::Target;
+use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
+use nix::unistd::{Pid, getpid, getsid};
+use probes_lib::{ReceivedSignal, Target};
 
 use crate::destination::Destination;
 use crate::failure::Failure;
-
-/// The `si_code` of a signal that kill(2) has sent; those that processes send in other ways have lower ones.
-const SI_USER: i32 = 0;
 
 const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
@@ -30,7 +28,6 @@ const TERMINATION_SIGNALS: [Signal; 4] = [
 /// done before it exits.
 pub(crate) struct TerminationSignals {
     pending: SignalFd,
-    /// Those that were not blocked before.
     blocked: SigSet,
     /// The program that they are passed on to.
     program: Option<Pid>,
@@ -52,17 +49,15 @@ impl TerminationSignals {
         TerminationSignals::block_and_pass_on(None)
     }
 
-    /// The same, and passes them on to a program that we have started and not waited for, except those that it has itself: the kernel sends
-    /// those of the terminal to both.
+    /// The same, and passes them on to a program that we have started, as [`is_for_program`] says. It must not have been waited for.
     pub(crate) fn block_and_pass_on(program: Option<i32>) -> Result<TerminationSignals, Failure> {
         let ignored = ignored_signals();
         let is_ignored = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) != 0;
         let signals = TERMINATION_SIGNALS.into_iter();
         let blocked: SigSet = signals.filter(|signal| !is_ignored(signal)).collect();
-        let before = SigSet::thread_get_mask().unwrap_or(SigSet::empty());
         Ok(TerminationSignals {
             pending: block(&blocked)?,
-            blocked: blocked.iter().filter(|it| !before.contains(*it)).collect(),
+            blocked,
             program: program.map(Pid::from_raw),
         })
     }
@@ -80,9 +75,16 @@ impl TerminationSignals {
         let mut is_interrupted = false;
         while let Ok(Some(signal)) = self.pending.read_signal() {
             is_interrupted = true;
-            let is_of_a_process = signal.ssi_code <= SI_USER;
-            let number = Signal::try_from(signal.ssi_signo as i32).ok();
-            if let Some((program, number)) = self.program.filter(|_| is_of_a_process).zip(number) {
+            let signal = received(&signal);
+            let leads_session = getsid(None).is_ok_and(|leader| leader == getpid());
+            let program = self.program.filter(|program| {
+                is_for_program(
+                    &signal,
+                    [getpid(), *program].map(Pid::as_raw),
+                    leads_session,
+                )
+            });
+            if let Some((program, number)) = program.zip(Signal::try_from(signal.number).ok()) {
                 // If it has exited, there is nothing to be passed on.
                 let _ = kill(program, number);
             }
@@ -218,9 +220,42 @@ impl AsFd for TerminationSignals {
 /// Blocks signals in this thread, and returns a signalfd(2) for them.
 pub(crate) fn block(signals: &SigSet) -> Result<SignalFd, Failure> {
     let failed = |errno: Errno| Failure::System("block signals", errno.into());
-    signals.thread_block().map_err(failed)?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-    SignalFd::with_flags(signals, flags).map_err(failed)
+    let pending = SignalFd::with_flags(signals, flags).map_err(failed)?;
+    signals.thread_block().map_err(failed)?;
+    Ok(pending)
+}
+
+/// A signal that was read from a signalfd(2).
+pub(crate) fn received(info: &siginfo) -> ReceivedSignal {
+    ReceivedSignal {
+        number: info.ssi_signo as i32,
+        code: info.ssi_code,
+        sender: info.ssi_pid as i32,
+        uid: info.ssi_uid,
+        value: info.ssi_ptr,
+    }
+}
+
+/// Whether a signal that has reached us is to be passed on to the program that we have started: not if it has the signal itself, as the
+/// kernel sends those of the terminal to both, or has sent it. `own` are our pid and that of the program.
+///
+/// A signal does not say whether kill(2) sent it to us or to our whole process group. If in doubt it is passed on: the program
+/// getting a signal twice is better than losing one that only we received.
+pub(crate) fn is_for_program(signal: &ReceivedSignal, own: [i32; 2], leads_session: bool) -> bool {
+    // sigaction(2): the kernel's own codes are positive.
+    if signal.code > 0 {
+        return match signal.number {
+            // A timer from before our execve.
+            libc::SIGALRM => true,
+            // setsid(2), tty(4): the hang-up of a terminal is sent to the leader of its session.
+            libc::SIGHUP => leads_session,
+            _ => false,
+        };
+    }
+    let names_sender = matches!(signal.code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
+    // What the program sends its parent would otherwise come back to it, and perhaps again and again.
+    !(names_sender && own.contains(&signal.sender))
 }
 
 /// Blocks all signals in this thread, and in those that it starts.

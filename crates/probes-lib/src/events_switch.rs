@@ -390,12 +390,13 @@ impl RuntimeSymbols {
         let word = |at| read_word(pid, memory, at);
         let metadata = word(self.metadata)?;
         let is_mapped = mapping.is_some_and(|it| it.start.0 == metadata);
-        let is_paused = word(self.paused)? == 1;
-        Ok(match word(self.enabled)? {
-            1 if is_paused => EventsState::Paused,
-            1 => EventsState::On,
-            0 if is_mapped => EventsState::Left { is_paused },
-            0 if !is_paused => EventsState::NeverOn,
+        Ok(match (word(self.enabled)?, word(self.paused)?) {
+            (1, 0) => EventsState::On,
+            (1, 1) => EventsState::Paused,
+            (0, paused @ (0 | 1)) if is_mapped => EventsState::Left {
+                is_paused: paused == 1,
+            },
+            (0, 0) => EventsState::NeverOn,
             _ => EventsState::Unknown,
         })
     }

@@ -123,8 +123,11 @@ impl PatchPlanner {
     ///
     /// # Errors
     ///
-    /// If no patch of it is possible.
+    /// If no patch of it is possible, or it is a part of a function: nothing that holds at an entry holds where a part begins.
     pub fn entry(&self, function: CodeRange) -> Result<Vec<PatchSite>, Refusal> {
+        if self.swept.is_part(function) {
+            return Err(Refusal::NoFunction);
+        }
         self.candidates(&self.body(function)?)
     }
 

@@ -103,7 +103,7 @@ impl OpenedEvents {
         let are_paused = self.switched.is_none() && self.events.are_paused();
         match target.check_events() {
             Ok(true) if !are_paused => self.missed_meanwhile(),
-            Err(error) if error.is_exec() => self.missed_meanwhile(),
+            Err(error) if error.is_gone() || error.is_exec() => self.missed_meanwhile(),
             checked => Some(Missed::UntilNow {
                 can_be_switched_on: matches!(checked, Ok(false)),
             }),

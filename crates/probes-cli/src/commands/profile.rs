@@ -137,7 +137,7 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
         Some(_) => args.output.open_stderr(),
         None => args.output.open_beside_program()?,
     };
-    let mut started = StartedProgram::start(path, arguments, [])?;
+    let started = StartedProgram::start(path, arguments, [])?;
     let mut done = profile(args, started.pid(), &output);
     let is_about_process = matches!(done, Err(Failure::Target(..)));
     if is_about_process && started.has_exited() {

@@ -7,18 +7,16 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 use probes_lib::{Effect, Target, check_proc};
 
 use crate::failure::Failure;
 use crate::hint::Operand;
 use crate::signals::{RunningProcesses, TerminationSignals, WaitEnd};
 
-/// A program that was started. Termination signals are passed on to it, from its start until it has exited.
-pub(super) struct StartedProgram {
-    child: Child,
-    /// `None` if they cannot be had: they end us alone.
-    signals: Option<TerminationSignals>,
-}
+/// A program that was started.
+pub(super) struct StartedProgram(Child);
 
 impl StartedProgram {
     /// Starts a program, which inherits our environment with `variables` in it.
@@ -34,48 +32,46 @@ impl StartedProgram {
         command.args(arguments).envs(variables);
         let child = command.spawn();
         let child = child.map_err(|source| Failure::StartProgram(program.to_owned(), source))?;
-        Ok(StartedProgram::of(child))
+        Ok(StartedProgram(child))
     }
 
     /// One that was started by other means.
     pub(super) fn of(child: Child) -> StartedProgram {
-        let signals = TerminationSignals::block_and_pass_on(Some(child.id() as i32));
-        StartedProgram {
-            child,
-            signals: signals.ok(),
-        }
+        StartedProgram(child)
     }
 
     pub(super) fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.0.id() as i32
     }
 
-    pub(super) fn has_exited(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(Some(_)))
+    /// Its pid stays its own until it is waited for.
+    pub(super) fn has_exited(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let found = waitid(Id::Pid(Pid::from_raw(self.pid())), flags);
+        !matches!(found, Ok(WaitStatus::StillAlive))
     }
 
     /// Waits until it has exited; returns its status as ours, or 128 plus the number of the signal that killed it. If
-    /// that is 0, but what the command was to do is not complete, returns 1.
+    /// that is 0, but what the command was to do is not complete, returns 1. Termination signals are passed on to it meanwhile.
     pub(super) fn wait(mut self, is_complete: bool) -> Result<ExitCode, Failure> {
-        if let Some(signals) = self.signals.take() {
-            // It fails if the program has exited, mostly.
-            let _ = self.pass_on_until_exit(&signals);
-            signals.unblock();
-        }
-        let status = self.child.wait();
+        // It fails if the program has exited, mostly.
+        let _ = self.pass_signals_on_until_exit();
+        let status = self.0.wait();
         let status = status.map_err(|source| Failure::System("wait for the program", source))?;
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
         let status = code.unwrap_or(1) as u8;
         Ok(ExitCode::from(status.max((!is_complete).into())))
     }
 
-    fn pass_on_until_exit(&self, signals: &TerminationSignals) -> Result<(), Failure> {
+    fn pass_signals_on_until_exit(&self) -> Result<(), Failure> {
         let target = Target::open_any(self.pid()).map_err(Failure::of_process(self.pid()))?;
+        let signals = TerminationSignals::block_and_pass_on(Some(self.pid()))?;
         let mut running = RunningProcesses::of(iter::once(&target))?;
         while !matches!(
             signals.wait_for(&mut running, Duration::MAX)?,
             WaitEnd::Exited
         ) {}
+        signals.unblock();
         Ok(())
     }
 }

@@ -24,10 +24,12 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, raise};
-use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, getpgid, getpgrp, getpid, getppid, getsid};
 use probes_lib::{Launched, ReceivedSignal};
+
+use crate::signals::{is_for_program, received};
 
 /// Everything that is needed to wait.
 pub(super) struct Wait {
@@ -312,16 +314,6 @@ fn lock(stopping: &Mutex<()>) -> MutexGuard<'_, ()> {
     stopping.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn received(info: &siginfo) -> ReceivedSignal {
-    ReceivedSignal {
-        number: info.ssi_signo as i32,
-        code: info.ssi_code,
-        sender: info.ssi_pid as i32,
-        uid: info.ssi_uid,
-        value: info.ssi_ptr,
-    }
-}
-
 /// The signals that stop, except SIGSTOP, which cannot be blocked.
 fn stop_signal(number: i32) -> Option<Signal> {
     [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]
@@ -330,10 +322,6 @@ fn stop_signal(number: i32) -> Option<Signal> {
 }
 
 /// What to do about a signal that has reached us.
-///
-/// A signal does not say whether kill(2) sent it to us or to our whole process group. If in doubt
-/// it is passed on: the program getting a signal twice is better than losing one that only we
-/// received.
 fn reaction(signal: &ReceivedSignal, state: JobState) -> Reaction {
     // Signals that stop or continue are not passed on a second time: a stopped program needs no other
     // signal to stop, a running one no SIGCONT. They are received in the order in which they were sent,
@@ -348,22 +336,11 @@ fn reaction(signal: &ReceivedSignal, state: JobState) -> Reaction {
     if let (Some(stop), true) = (stop_signal(signal.number), state.program_is_stopped) {
         return Reaction::Stop(stop);
     }
-    // sigaction(2): the kernel's own codes are positive.
-    if signal.code > 0 {
-        return match signal.number {
-            // A timer from before our execve.
-            libc::SIGALRM => Reaction::PassOn,
-            // setsid(2), tty(4): the hang-up of a terminal is sent to the leader of its session.
-            libc::SIGHUP if state.leads_session => Reaction::PassOn,
-            _ => Reaction::Nothing,
-        };
+    if is_for_program(signal, [state.own, state.program], state.leads_session) {
+        Reaction::PassOn
+    } else {
+        Reaction::Nothing
     }
-    let names_sender = matches!(signal.code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
-    // What the program sends its parent would otherwise come back to it, and perhaps again and again.
-    if names_sender && [state.own, state.program].contains(&signal.sender) {
-        return Reaction::Nothing;
-    }
-    Reaction::PassOn
 }
 
 /// Whether our parent does job control: it has given us a process group of our own in its session.

@@ -110,7 +110,7 @@ fn collector_of_ocaml_4_is_not_reported() {
         return;
     }
     let why = "has written no runtime events\n\
-               hint: only programs of OCaml 5 write them; `ocaml-probes trace -prog ";
+               hint: only programs of OCaml 5 write them; `ocaml-probes gc -prog ";
     for (file, flags) in [
         ("terminating", "-gc"),
         ("calls", "-gc"),

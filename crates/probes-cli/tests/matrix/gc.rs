@@ -111,9 +111,10 @@ fn figures_equal_sums_of_the_own_consumer() {
 
 /// Lets a program collect until the tool has exited; returns what this has printed.
 pub(crate) fn collect_until_exit(program: &mut ChrootProgram, mut tool: Talker) -> Output {
-    while tool.guard().is_running() {
+    test_support::eventually("the tool has exited", || {
         program.talker.ask("work 2 5", "worked");
-    }
+        (!tool.guard().is_running()).then_some(())
+    });
     let mut out = String::new();
     while let Some(line) = tool.line() {
         out += &(line + "\n");
@@ -249,12 +250,10 @@ fn events_that_went_off_are_told() {
 
 /// Lets a program collect until the tool has printed a line.
 pub(crate) fn collect_until_line(program: &mut ChrootProgram, tool: &mut Talker) -> String {
-    loop {
-        if let Some(line) = tool.line_within(Duration::from_millis(1)) {
-            return line;
-        }
+    test_support::eventually("the tool prints a line", || {
         program.talker.ask("work 2 5", "worked");
-    }
+        tool.line_within(Duration::from_millis(1))
+    })
 }
 
 #[test]
@@ -421,9 +420,7 @@ fn phases_end_where_events_are_off() {
         let off = Duration::from(off).as_nanos() as u64;
         let switched = target.switch_on_events(Options::default()).unwrap();
         let mut switched = switched.unwrap();
-        while !switched.is_on().unwrap() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        test_support::eventually("events are on", || switched.is_on().unwrap().then_some(()));
         let joined = RuntimeEvents::of_process(pid).unwrap();
         for phase in joined.under_way() {
             assert!(phase.began > off, "{phase:?}");
@@ -553,9 +550,10 @@ fn start_after(setup: &str, directory: &str) -> (Talker, i32) {
 fn full_disk_switches_events_off() {
     let (mut program, pid) = start_after("mount -t tmpfs -o size=128m none $0/mnt", "/mnt");
     let mut tool = gc(pid, "-interval 20ms");
-    while tool.line_within(Duration::from_millis(1)).is_none() {
+    test_support::eventually("events are on", || {
         program.ask("work 2 5", "worked");
-    }
+        tool.line_within(Duration::from_millis(1))
+    });
     // Meanwhile it writes none.
     let file = format!("/proc/{pid}/root/mnt/file");
     let mut file = std::fs::File::create(file).unwrap();

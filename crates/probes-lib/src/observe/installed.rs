@@ -53,7 +53,8 @@ pub(crate) fn has_observer(process: &Process, arena: &Arena) -> bool {
         .is_some_and(|record| is_held(process, record))
 }
 
-/// Returns when the observation that has switched runtime events on in a process began, by CLOCK_MONOTONIC; 0 if none has.
+/// Returns when the observation that has switched runtime events on in a process began, by CLOCK_MONOTONIC; 0 if none has. If the machine
+/// was suspended since then, it is earlier by that time.
 pub(crate) fn events_switched_on(process: &Process, maps: &[Mapping]) -> u64 {
     let Ok(memory) = ProcessMemory::open(process, OFlag::O_RDONLY) else {
         return 0;

@@ -40,10 +40,20 @@ impl PartOwners {
     pub(super) fn only_owner(&self, part: CodeRange) -> Option<u64> {
         let found = [&self.of_jump, &self.of_table].map(|owners| owners.get(&part.start.0));
         match found {
-            [Some(one), None] | [None, Some(one)] => *one,
+            [Some(one), None] => *one,
+            // The table may have been read beyond its end.
+            [None, Some(one)] => one.filter(|one| self.leads_back_to(part, *one)),
             [Some(one), Some(other)] => one.filter(|_| one == other),
             [None, None] => None,
         }
+    }
+
+    /// Returns whether all jumps from a part lead to the function that begins at `start` and has a table.
+    fn leads_back_to(&self, part: CodeRange, start: u64) -> bool {
+        let end = self.by_table.get(&start).map_or(start, |(end, _)| *end);
+        let jumps = (part.start.0, 0)..=(part.start.0, u64::MAX);
+        let mut back = self.by_jump.range(jumps);
+        back.all(|(_, address)| (start..end).contains(address))
     }
 
     /// Adds a jump from a part to an address of a function.

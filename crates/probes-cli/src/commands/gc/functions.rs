@@ -39,13 +39,13 @@ pub(super) fn of_process(
     why: Error,
     output: &Output,
 ) -> Result<(), Failure> {
-    let why = why.without_effect();
     refuse_over(args, &why)?;
     let functions = Functions::of_process(target.pid());
     let functions = functions.map_err(Failure::of_process(target.pid()))?;
     let Some(mut timed) = CollectorFunctions::find(&functions) else {
         return Err(Failure::of_process(target.pid())(why));
     };
+    let why = why.without_effect();
     output.messages.note(&format!(
         "{why}: the collector's functions are timed instead"
     ));

@@ -64,7 +64,7 @@ fn with_waits(
 ) -> Result<ExitCode, Failure> {
     let file = file.create()?;
     let output = args.output.open_stderr();
-    let mut started = StartedProgram::start(program, arguments, [])?;
+    let started = StartedProgram::start(program, arguments, [])?;
     let pid = started.pid();
     let output = output.with_pid(pid);
     let mut recording = Recording::new(args, &output, (pid, program), file);

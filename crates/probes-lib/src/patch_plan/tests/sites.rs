@@ -82,6 +82,7 @@ fn sites_in_parts_need_one_known_function() {
             &[]
         };
         let planner = PatchPlanner::new(code, functions, &ranges[1..2], []);
+        assert_eq!(planner.entry(ranges[1]), Err(Refusal::NoFunction));
         planner.usdt_site(ranges[1], ranges[1].start)
     };
     // test %rdi,%rdi; je to the part; ret
