@@ -133,7 +133,7 @@ bool probes_enable(const struct Probes *probes, const char *name, char **error);
 bool probes_disable(const struct Probes *probes, const char *name, char **error);
 
 /**
- * Same as probes_enable(), for all probes whose name begins with a match of the regular
+ * Same as probes_enable(), for all probes whose name is matched, from its start, by the regular
  * expression, which is one of Rust's regex crate. Fails if there is no such probe.
  *
  * # Safety
@@ -143,7 +143,7 @@ bool probes_disable(const struct Probes *probes, const char *name, char **error)
 bool probes_enable_regexp(const struct Probes *probes, const char *regexp, char **error);
 
 /**
- * Same as probes_disable(), for all probes whose name begins with a match of the regular
+ * Same as probes_disable(), for all probes whose name is matched, from its start, by the regular
  * expression; probes that are disabled already are skipped.
  *
  * # Safety

@@ -92,7 +92,7 @@ pub unsafe extern "C" fn probes_disable(
     unsafe { update(probes, Action::Disable, name, named, false, error) }
 }
 
-/// Same as probes_enable(), for all probes whose name begins with a match of the regular
+/// Same as probes_enable(), for all probes whose name is matched, from its start, by the regular
 /// expression, which is one of Rust's regex crate. Fails if there is no such probe.
 ///
 /// # Safety
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn probes_enable_regexp(
     unsafe { update(probes, Action::Enable, regexp, matching, false, error) }
 }
 
-/// Same as probes_disable(), for all probes whose name begins with a match of the regular
+/// Same as probes_disable(), for all probes whose name is matched, from its start, by the regular
 /// expression; probes that are disabled already are skipped.
 ///
 /// # Safety

@@ -49,7 +49,7 @@ impl TerminationSignals {
         TerminationSignals::block_and_pass_on(None)
     }
 
-    /// The same, and passes them on to a program that we have started, as [`is_for_program`] says. It must not have been waited for.
+    /// The same, and passes them on to a program that we have started, as [`is_for_program`] says. It must not have been reaped.
     pub(crate) fn block_and_pass_on(program: Option<i32>) -> Result<TerminationSignals, Failure> {
         let ignored = ignored_signals();
         let is_ignored = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) != 0;

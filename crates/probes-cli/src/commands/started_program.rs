@@ -44,7 +44,7 @@ impl StartedProgram {
         self.0.id() as i32
     }
 
-    /// Its pid stays its own until it is waited for.
+    /// Does not reap it: its pid stays its own.
     pub(super) fn has_exited(&self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         let found = waitid(Id::Pid(Pid::from_raw(self.pid())), flags);
@@ -54,8 +54,7 @@ impl StartedProgram {
     /// Waits until it has exited; returns its status as ours, or 128 plus the number of the signal that killed it. If
     /// that is 0, but what the command was to do is not complete, returns 1. Termination signals are passed on to it meanwhile.
     pub(super) fn wait(mut self, is_complete: bool) -> Result<ExitCode, Failure> {
-        // It fails if the program has exited, mostly.
-        let _ = self.pass_signals_on_until_exit();
+        self.pass_signals_on_until_exit();
         let status = self.0.wait();
         let status = status.map_err(|source| Failure::System("wait for the program", source))?;
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
@@ -63,15 +62,21 @@ impl StartedProgram {
         Ok(ExitCode::from(status.max((!is_complete).into())))
     }
 
-    fn pass_signals_on_until_exit(&self) -> Result<(), Failure> {
+    fn pass_signals_on_until_exit(&self) {
+        if let Ok(signals) = TerminationSignals::block_and_pass_on(Some(self.pid())) {
+            // It fails if the program has exited, mostly.
+            let _ = self.wait_without_reaping(&signals);
+            signals.unblock();
+        }
+    }
+
+    fn wait_without_reaping(&self, signals: &TerminationSignals) -> Result<(), Failure> {
         let target = Target::open_any(self.pid()).map_err(Failure::of_process(self.pid()))?;
-        let signals = TerminationSignals::block_and_pass_on(Some(self.pid()))?;
         let mut running = RunningProcesses::of(iter::once(&target))?;
         while !matches!(
             signals.wait_for(&mut running, Duration::MAX)?,
             WaitEnd::Exited
         ) {}
-        signals.unblock();
         Ok(())
     }
 }

@@ -348,7 +348,7 @@ fn signals_are_passed_on_to_started_programs() {
                 .stderr(fs::File::create(&errors).unwrap());
             let mut tool = Talker::spawn(&mut tool);
             assert!(tool.line().unwrap().starts_with("ready"));
-            eventually("it waits for the program", || {
+            eventually("the tool waits for the program", || {
                 let said = fs::read_to_string(&errors).unwrap();
                 let has_answered = said.lines().any(|line| line.starts_with(answer));
                 (blocks_termination(tool.pid()) && has_answered != flags.is_empty()).then_some(())

@@ -559,7 +559,9 @@ fn full_disk_switches_events_off() {
     let mut file = std::fs::File::create(file).unwrap();
     let error = std::io::copy(&mut std::io::repeat(1), &mut file).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-    while tool.line().is_some() {}
+    test_support::eventually("the tool has exited", || {
+        (!tool.guard().is_running()).then_some(())
+    });
     assert!(!tool.guard().wait().success());
     let errors = tool.guard().child().stderr.take().unwrap();
     let said = std::io::read_to_string(errors).unwrap();
