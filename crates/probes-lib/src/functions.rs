@@ -364,15 +364,32 @@ impl Functions {
     }
 
     /// Returns the functions that globs match; each glob comes with the index of its selector.
+    ///
+    /// # Errors
+    ///
+    /// If one matches none, with names that are like it, which takes a while.
     fn matching(
         &self,
         globs: &[(usize, &Glob)],
         probe_sites: ProbeSites,
     ) -> Result<Vec<FunctionPlace<'_>>> {
+        let (places, has_match) = self.matches(globs, probe_sites);
+        match has_match.iter().position(|has_match| !has_match) {
+            None => Ok(places),
+            Some(index) => Err(self.no_match(globs[index].1)),
+        }
+    }
+
+    /// Returns the functions that globs match, and which globs match any.
+    fn matches(
+        &self,
+        globs: &[(usize, &Glob)],
+        probe_sites: ProbeSites,
+    ) -> (Vec<FunctionPlace<'_>>, Vec<bool>) {
         let mut has_match = vec![false; globs.len()];
         let mut places = Vec::new();
         if globs.is_empty() {
-            return Ok(places);
+            return (places, has_match);
         }
         for object in &self.objects {
             for function in object.table.functions() {
@@ -393,17 +410,15 @@ impl Functions {
                 }));
             }
         }
-        match has_match.iter().position(|has_match| !has_match) {
-            None => Ok(places),
-            Some(index) => Err(self.no_match(globs[index].1)),
-        }
+        (places, has_match)
     }
 
     /// Returns the function that does the work of the collector that the selector with this index asks for.
     fn of_collector(&self, index: usize, work: CollectorWork) -> Result<Vec<FunctionPlace<'_>>> {
         let find = |name: &str| {
             let glob: Glob = name.parse().ok()?;
-            self.matching(&[(index, &glob)], ProbeSites::LeftOut).ok()
+            let (found, _) = self.matches(&[(index, &glob)], ProbeSites::LeftOut);
+            (!found.is_empty()).then_some(found)
         };
         let mut found = work.names().iter().filter_map(|name| find(name));
         found.next().ok_or_else(|| {
