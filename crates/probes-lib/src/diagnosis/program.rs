@@ -278,10 +278,11 @@ fn runtime_events(process: &Process) -> Vec<Check> {
             return match are_on() {
                 Ok(true) => vec![found, Check::pass(on, "nothing has to be switched on")],
                 Ok(false) => {
-                    let finding = "paused: `gc` resumes them while it observes the process";
+                    let finding =
+                        "off or paused: `gc` switches them on while it observes the process";
                     vec![
                         Check::pass(kind, finding),
-                        Check::fail(on, "they are paused"),
+                        Check::fail(on, "they are off or paused"),
                     ]
                 }
                 Err(why) => vec![found, Check::unknown(on, why.to_string())],
