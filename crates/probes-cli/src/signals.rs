@@ -75,18 +75,8 @@ impl TerminationSignals {
         let mut is_interrupted = false;
         while let Ok(Some(signal)) = self.pending.read_signal() {
             is_interrupted = true;
-            let signal = received(&signal);
-            let leads_session = getsid(None).is_ok_and(|leader| leader == getpid());
-            let program = self.program.filter(|program| {
-                is_for_program(
-                    &signal,
-                    [getpid(), *program].map(Pid::as_raw),
-                    leads_session,
-                )
-            });
-            if let Some((program, number)) = program.zip(Signal::try_from(signal.number).ok()) {
-                // If it has exited, there is nothing to be passed on.
-                let _ = kill(program, number);
+            if let Some(program) = self.program {
+                pass_on(&received(&signal), program);
             }
         }
         is_interrupted
@@ -234,6 +224,17 @@ pub(crate) fn received(info: &siginfo) -> ReceivedSignal {
         sender: info.ssi_pid as i32,
         uid: info.ssi_uid,
         value: info.ssi_ptr,
+    }
+}
+
+/// Passes a signal on to the program that we have started, if it is for that one.
+fn pass_on(signal: &ReceivedSignal, program: Pid) {
+    let own = [getpid(), program].map(Pid::as_raw);
+    let leads_session = getsid(None).is_ok_and(|leader| leader == getpid());
+    let number = Signal::try_from(signal.number);
+    if let (true, Ok(number)) = (is_for_program(signal, own, leads_session), number) {
+        // If it has exited, there is nothing to be passed on.
+        let _ = kill(program, number);
     }
 }
 

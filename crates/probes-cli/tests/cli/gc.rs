@@ -12,7 +12,9 @@ use test_support::{Scratch, Talker, eventually, fixture, program, program_forms}
 
 use crate::bad_processes::as_user;
 use crate::count_functions::observing;
-use crate::support::{Directory, command, object, run, run_command, run_with_input};
+use crate::support::{
+    Directory, blocks_termination, command, object, run, run_command, run_with_input,
+};
 
 /// Whether the test programs have runtime events.
 fn is_built_by_ocaml_5() -> bool {
@@ -358,15 +360,6 @@ fn signals_are_passed_on_to_started_programs() {
             assert_eq!(status.code(), Some(143), "{what} {flags}");
         }
     }
-}
-
-/// Whether a tool has blocked the signals that end it, and not all, as posix_spawn(3) does for a moment.
-fn blocks_termination(pid: i32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-    let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
-    let has = |signal: Signal| mask >> (signal as u32 - 1) & 1 == 1;
-    has(Signal::SIGTERM) && !has(Signal::SIGUSR1)
 }
 
 // promise: Launching programs: Without /proc, no program is started that could not be read (3 commands)

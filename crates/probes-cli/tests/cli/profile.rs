@@ -9,7 +9,7 @@ use serde_json::Value;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output, program};
 
 use crate::stacks::{check_collections, check_complete};
-use crate::support::{command, object, run};
+use crate::support::{blocks_termination, command, object, run};
 
 /// Starts the tool with these flags, and waits until it has begun.
 pub(crate) fn profiling(flags: &[&str], pid: i32) -> Talker {
@@ -17,12 +17,7 @@ pub(crate) fn profiling(flags: &[&str], pid: i32) -> Talker {
     let tool = Talker::spawn(tool.args(flags).stderr(Stdio::piped()));
     eventually("it samples", || {
         // Signals that would end it are blocked from when it begins.
-        let status = fs::read_to_string(format!("/proc/{}/status", tool.pid())).ok()?;
-        let blocked = status
-            .lines()
-            .find_map(|line| line.strip_prefix("SigBlk:\t"));
-        let blocked = u64::from_str_radix(blocked?.trim(), 16).unwrap();
-        (blocked & 2 != 0).then_some(())
+        blocks_termination(tool.pid()).then_some(())
     });
     tool
 }

@@ -1,5 +1,6 @@
 //! Runs `ocaml-probes`, compares with golden files, and reads targets.
 
+use nix::sys::signal::Signal;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -240,6 +241,15 @@ pub(crate) fn both_forms(name: &str) -> Vec<Talker> {
         .iter()
         .map(|path| Talker::start(path))
         .collect()
+}
+
+/// Whether a tool has blocked the signals that end it, and not all, as posix_spawn(3) does for a moment.
+pub(crate) fn blocks_termination(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+    let has = |signal: Signal| mask >> (signal as u32 - 1) & 1 == 1;
+    has(Signal::SIGTERM) && !has(Signal::SIGUSR1)
 }
 
 /// A directory that is removed at the end of the test.

@@ -70,7 +70,7 @@ fn table_for_selection_has_all_names() {
     }
 }
 
-// promise: Observations: Functions that ppx_probe makes for probe sites are told from those they are named after (2 programs)
+// promise: Observations: Functions that ppx_probe makes for probe sites are distinguished from the functions whose names they have (2 programs)
 #[test]
 fn code_of_probe_sites_is_recognised() {
     let of_sites = |file: &Path| -> Vec<FileAddr> {
