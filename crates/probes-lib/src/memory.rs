@@ -11,6 +11,12 @@ pub(crate) trait ReadMemory {
     /// address space is gone: the process has exited or executed another program.
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()>;
 
+    /// Fills each buffer from its address.
+    fn read_pieces(&self, pieces: &mut [(LiveAddr, &mut [u8])]) -> io::Result<()> {
+        let mut pieces = pieces.iter_mut();
+        pieces.try_for_each(|(at, bytes)| self.read(*at, bytes))
+    }
+
     /// Reads the eight bytes at `at` as a number.
     fn read_word(&self, at: LiveAddr) -> io::Result<u64> {
         let mut bytes = [0; 8];

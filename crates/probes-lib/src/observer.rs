@@ -31,13 +31,14 @@ use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
 use crate::observe::read::counts::Counts;
-use crate::observe::read::data_source::{DataSource, SharedData};
+use crate::observe::read::data_source::{DataSource, ProcessData, SharedData};
 use crate::observe::read::events::Events;
+use crate::observe::read::histograms::read_histograms;
 use crate::observe::read::keyed_times::KeyedTimes;
 use crate::observe::read::keyed_values::KeyedHistograms;
 use crate::observe::read::keys::KeyedCounts;
 use crate::observe::read::latency::{Latency, read_pairs};
-use crate::observe::read::values::{ValueHistogram, read_histograms};
+use crate::observe::read::values::ValueHistogram;
 use crate::observe::{DiscardedPatches, ForkedChildren, Observation, RefusedFunction};
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
@@ -847,7 +848,11 @@ impl Observer {
             let memory = target.opened.unshadowed_memory()?;
             let source = match &active.data {
                 Some(data) => DataSource::Shared(data),
-                None => DataSource::Process(&memory),
+                None => DataSource::Process(ProcessData {
+                    pid,
+                    memory: &memory,
+                    arenas: &active.arenas,
+                }),
             };
             let read = || read_results(&source, Some(&memory));
             maps = read_maps(process)?;
@@ -950,7 +955,12 @@ fn read_from<T>(
         return read(&DataSource::Shared(data), memory.as_ref().ok());
     }
     let memory = memory?;
-    let read = read(&DataSource::Process(&memory), Some(&memory));
+    let source = DataSource::Process(ProcessData {
+        pid: target.pid(),
+        memory: &memory,
+        arenas,
+    });
+    let read = read(&source, Some(&memory));
     // Afterwards: the observation may have been removed while we read.
     refuse_taken_over(target, &memory, arenas)
         .and(read)

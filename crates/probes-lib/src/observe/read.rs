@@ -7,6 +7,7 @@ pub(crate) mod copied_stack;
 pub(crate) mod counts;
 pub(crate) mod data_source;
 pub(crate) mod events;
+pub(crate) mod histograms;
 pub(crate) mod keyed_times;
 pub(crate) mod keyed_values;
 pub(crate) mod keys;

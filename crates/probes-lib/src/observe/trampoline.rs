@@ -1011,6 +1011,11 @@ fn add(a: &mut CodeAssembler, to: AsmRegister64, at: LiveAddr) -> Result<(), Ice
     by_address(a, Code::Add_r64_rm64, to.into(), at)
 }
 
+/// Subtracts it.
+fn sub(a: &mut CodeAssembler, from: AsmRegister64, at: LiveAddr) -> Result<(), IcedError> {
+    by_address(a, Code::Sub_r64_rm64, from.into(), at)
+}
+
 fn by_address(
     a: &mut CodeAssembler,
     code: Code,

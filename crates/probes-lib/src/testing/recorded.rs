@@ -7,7 +7,7 @@ use crate::observe::buckets::Linear;
 use crate::observe::layout::arena::{Arena, HeaderVersion, LINE};
 use crate::observe::layout::keys::slot;
 use crate::observe::layout::observer_record::ObserverRecord;
-use crate::observe::layout::values::{copy, order};
+use crate::observe::layout::values::{header, order};
 use crate::observe::plan::ObservationPlan;
 
 /// The data of an arena that has all points of a plan, nothing recorded yet.
@@ -83,20 +83,21 @@ impl RecordedData {
     ) {
         let layout = self.arena.shared.values;
         let values = self.shared().plus(self.arena.shared.values());
-        let at = values.plus(layout.copy(number, group));
+        let at = values.plus(layout.header(number, group));
         let word = value as u64;
         let ordered = order(word, is_signed);
-        let greatest = self.get(at.plus(copy::GREATEST)).max(ordered);
-        self.put(at.plus(copy::GREATEST), greatest);
-        let least = self.get(at.plus(copy::LEAST)).max(!ordered);
-        self.put(at.plus(copy::LEAST), least);
+        let greatest = self.get(at.plus(header::GREATEST)).max(ordered);
+        self.put(at.plus(header::GREATEST), greatest);
+        let least = self.get(at.plus(header::LEAST)).max(!ordered);
+        self.put(at.plus(header::LEAST), least);
         let bucket = layout.bucket(value, linear);
         let (first, last) = layout.values_of(bucket, linear);
         if first.is_none() || first != last {
-            let sum = self.get(at.plus(copy::SUM)).wrapping_add(word);
-            self.put(at.plus(copy::SUM), sum);
+            let sum = self.get(at.plus(header::SUM)).wrapping_add(word);
+            self.put(at.plus(header::SUM), sum);
         }
-        let counter = at.plus(copy::HEADER_LEN + 8 * bucket);
+        let first_bucket = values.plus(layout.first_bucket(number, group));
+        let counter = first_bucket.plus(8 * bucket);
         self.put(counter, self.get(counter) + 1);
     }
 }

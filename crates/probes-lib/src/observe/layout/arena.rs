@@ -381,6 +381,11 @@ impl Arena {
         bytes
     }
 
+    /// Returns where the header has the arena's number.
+    pub(crate) fn id_at(&self) -> LiveAddr {
+        self.code.plus(ID_AT as u64)
+    }
+
     /// Returns where the header has the address of the counters, for the trampolines.
     pub(crate) fn data_pointer(&self) -> LiveAddr {
         self.code.plus(DATA_AT as u64)

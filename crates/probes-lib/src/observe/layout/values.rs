@@ -1,12 +1,13 @@
 //! [`ValuesLayout`]: the layout of the histograms of values, as offsets. Pure.
 //!
 //! ```text
-//! histogram   a copy for each group of threads
-//! copy        header: the greatest and the least value, the sum of those in buckets of several values
-//!             buckets: those of negative values, the least first, then the others; or
+//! headers     of each histogram, one for each group of threads: the greatest and the least value, the sum of those in
+//!             buckets of several values
+//! buckets     of each of them: those of negative values, the least first, then the others; or
 //!             below, each step of a range, above
 //! ```
 //!
+//! The headers are together, so that they are on few pages: what reads a thousand histograms reads each page by itself.
 //! All of it is written by locked instructions.
 
 use std::ops::RangeInclusive;
@@ -21,15 +22,15 @@ pub(crate) const MAX_HISTOGRAMS: u32 = 1 << 10;
 /// How many histograms an observation that has them for keys always has.
 const OF_KEYS: u32 = keys::histograms::ALL;
 
-/// The fields of the header of a copy, eight bytes each.
-pub(crate) mod copy {
+/// The fields of a header, eight bytes each.
+pub(crate) mod header {
     /// The greatest value, as [`order`](super::order) has it. Zero before the first one.
     pub(crate) const GREATEST: u64 = 0;
     /// The least value, in the same way, with all bits inverted.
     pub(crate) const LEAST: u64 = 8;
     /// The sum of the values in buckets of several values, cut off to 64 bits.
     pub(crate) const SUM: u64 = 16;
-    pub(crate) const HEADER_LEN: u64 = 64;
+    pub(crate) const LEN: u64 = 64;
 }
 
 /// Maps a value to a number without a sign such that the order is kept: inverts the sign bit of a signed value.
@@ -73,7 +74,7 @@ impl ValuesLayout {
         histogram::precision(self.histograms)
     }
 
-    /// Returns the binary logarithm of how many copies of each there are.
+    /// Returns the binary logarithm of how many groups of threads have buckets of their own.
     pub(crate) fn group_bits(self) -> u32 {
         histogram::group_bits(self.histograms)
     }
@@ -94,19 +95,29 @@ impl ValuesLayout {
         self.negative() + bucket_of(u64::MAX, self.precision()) + 1
     }
 
-    /// Returns the length of a copy in bytes.
-    pub(crate) fn copy_len(self) -> u64 {
-        copy::HEADER_LEN + (self.buckets() * 8).next_multiple_of(copy::HEADER_LEN)
+    /// Returns the length of the buckets of a group of threads in bytes.
+    pub(crate) fn buckets_len(self) -> u64 {
+        (self.buckets() * 8).next_multiple_of(header::LEN)
     }
 
-    /// Returns the offset of a copy of a histogram.
-    pub(crate) fn copy(self, histogram: u32, group: u64) -> u64 {
-        ((u64::from(histogram) << self.group_bits()) + group) * self.copy_len()
+    /// Returns the offset of the header of a histogram for a group of threads.
+    pub(crate) fn header(self, histogram: u32, group: u64) -> u64 {
+        self.number_of_group(histogram, group) * header::LEN
+    }
+
+    /// Returns the offset of the buckets of a histogram for a group of threads.
+    pub(crate) fn first_bucket(self, histogram: u32, group: u64) -> u64 {
+        let number = self.number_of_group(histogram, group);
+        self.header(self.histograms, 0) + number * self.buckets_len()
+    }
+
+    fn number_of_group(self, histogram: u32, group: u64) -> u64 {
+        (u64::from(histogram) << self.group_bits()) + group
     }
 
     /// Returns the length of all of it in bytes.
     pub(crate) fn len(self) -> u64 {
-        self.copy(self.histograms, 0)
+        self.first_bucket(self.histograms, 0)
     }
 
     /// Returns the bucket of a value, as the trampolines do.
@@ -165,15 +176,17 @@ mod tests {
     }
 
     #[test]
-    fn copies_follow_each_other_within_reach() {
+    fn headers_and_buckets_follow_each_other_within_reach() {
         for histograms in [1, 2, 8, 9, 128, 129, 512, 513, MAX_HISTOGRAMS, OF_KEYS] {
             for steps in [0, 1, Linear::MAX_STEPS] {
                 let all = layout(histograms, steps);
                 assert!(all.is_possible());
                 assert_eq!(ValuesLayout::of_number(all.number()), all);
                 let last = (1 << all.group_bits()) - 1;
-                let end = all.copy(histograms - 1, last) + all.copy_len();
-                assert_eq!((all.len(), all.copy_len() % 64), (end, 0));
+                let headers = all.header(histograms - 1, last) + header::LEN;
+                assert_eq!(headers, all.first_bucket(0, 0));
+                let end = all.first_bucket(histograms - 1, last) + all.buckets_len();
+                assert_eq!((all.len(), all.buckets_len() % 64), (end, 0));
                 assert!(all.len() < 96 << 20, "{all:?}: {}", all.len());
             }
         }

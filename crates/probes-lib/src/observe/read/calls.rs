@@ -232,31 +232,42 @@ impl RecordedCalls {
         let layout = sharing.shared.calls;
         let from = sharing.shared_at().plus(sharing.shared.calls());
         let read = |offset, len| data_source::read(pid, source, from.plus(offset), len);
+        let read_pieces = |places: &[(u64, u64)]| {
+            let places = places
+                .iter()
+                .map(|(offset, len)| (from.plus(*offset), *len));
+            data_source::read_pieces(pid, source, &places.collect::<Vec<_>>())
+        };
         // First the callers: read later, they could have calls that the functions do not have yet.
         let callers = RecordedCallers::read(layout, read)?;
         let functions = read(0, layout.functions_len())?;
-        let mut recorded: Vec<RecordedFunction> = (0..layout.functions)
-            .zip(functions.chunks_exact(function_data::LEN as usize))
-            .map(|(function, bytes)| {
-                let octaves = word(bytes, function_data::OCTAVES);
-                Ok(RecordedFunction {
-                    counts: counts(layout, function, octaves, read)?,
-                    longest: word(bytes, function_data::MAX),
-                    sums: sums_of(layout, function, read)?,
-                    figures: Figures {
-                        running: 0,
-                        unwound: word(bytes, function_data::UNWOUND),
-                        // The exits of calls that are lost are unmatched.
-                        unmatched: word(bytes, function_data::UNMATCHED)
-                            .saturating_sub(word(bytes, function_data::LOST)),
-                        lost: word(bytes, function_data::LOST),
-                        doubtful: word(bytes, function_data::DOUBTFUL),
-                        untyped: word(bytes, function_data::UNTYPED),
-                    },
-                })
+        let functions = functions.chunks_exact(function_data::LEN as usize);
+        let octaves: Vec<u64> = functions
+            .clone()
+            .map(|bytes| word(bytes, function_data::OCTAVES))
+            .collect();
+        let counts = counts(layout, &octaves, read_pieces)?;
+        let sums = sums_of(layout, read_pieces)?;
+        let mut recorded: Vec<RecordedFunction> = functions
+            .zip(counts)
+            .enumerate()
+            .map(|(index, (bytes, counts))| RecordedFunction {
+                counts,
+                longest: word(bytes, function_data::MAX),
+                sums: sums.get(index).copied(),
+                figures: Figures {
+                    running: 0,
+                    unwound: word(bytes, function_data::UNWOUND),
+                    // The exits of calls that are lost are unmatched.
+                    unmatched: word(bytes, function_data::UNMATCHED)
+                        .saturating_sub(word(bytes, function_data::LOST)),
+                    lost: word(bytes, function_data::LOST),
+                    doubtful: word(bytes, function_data::DOUBTFUL),
+                    untyped: word(bytes, function_data::UNTYPED),
+                },
             })
-            .collect::<Result<_>>()?;
-        count_running(layout, &mut recorded, read)?;
+            .collect();
+        count_running(layout, &mut recorded, read_pieces)?;
         let mut points = plan.points.iter();
         for arena in arenas {
             let len = 8 * arena.points.len() as u64;
@@ -312,77 +323,107 @@ impl RecordedCalls {
     }
 }
 
-/// Reads the histograms of a function, from the first octave that has times to the last: `octaves` has a bit for each.
+/// Reads the histograms of functions: of each, from the first octave that has times to the last, as its `octaves` say,
+/// which have a bit for each.
 fn counts(
     layout: CallsLayout,
-    function: u32,
-    octaves: u64,
-    read: impl Fn(u64, u64) -> Result<Vec<u8>>,
-) -> Result<HashMap<u64, u64>> {
-    let mut counts = HashMap::new();
-    let first = u64::from(octaves.trailing_zeros());
-    let end = u64::from(u64::BITS - octaves.leading_zeros()).min(layout.octaves());
-    if first >= end {
-        return Ok(counts);
-    }
-    let len = layout.octave_len();
-    for group in 0..1 << layout.group_bits() {
-        let at = layout.histogram(function, group) + first * len;
-        let bytes = read(at, (end - first) * len)?;
-        let buckets = (first * len / 8..).zip(bytes.chunks_exact(8));
-        for (bucket, count) in buckets {
-            let count = word(count, 0);
-            if count > 0 {
-                let sum: &mut u64 = counts.entry(bucket).or_default();
-                *sum = sum.saturating_add(count);
+    octaves: &[u64],
+    read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
+) -> Result<Vec<HashMap<u64, u64>>> {
+    let octaves = (0..).zip(octaves).map(|(function, octaves)| {
+        let first = u64::from(octaves.trailing_zeros());
+        let end = u64::from(u64::BITS - octaves.leading_zeros()).min(layout.octaves());
+        (function, first..end)
+    });
+    let places = octaves.clone().flat_map(|(function, octaves)| {
+        let len = layout.octave_len();
+        let groups = 0..if octaves.is_empty() {
+            0
+        } else {
+            1 << layout.group_bits()
+        };
+        groups.map(move |group| {
+            let at = layout.histogram(function, group) + octaves.start * len;
+            (at, (octaves.end - octaves.start) * len)
+        })
+    });
+    let bytes = read_pieces(&places.collect::<Vec<_>>())?;
+    let mut rest = &bytes[..];
+    let counts = octaves.map(|(_, octaves)| {
+        let mut counts = HashMap::new();
+        if octaves.is_empty() {
+            return counts;
+        }
+        let len = (octaves.end - octaves.start) * layout.octave_len();
+        let first = octaves.start * layout.octave_len() / 8;
+        let of_function;
+        (of_function, rest) = rest.split_at((len << layout.group_bits()) as usize);
+        for of_group in of_function.chunks_exact(len as usize) {
+            for (bucket, count) in (first..).zip(of_group.chunks_exact(8)) {
+                let count = word(count, 0);
+                if count > 0 {
+                    let sum: &mut u64 = counts.entry(bucket).or_default();
+                    *sum = sum.saturating_add(count);
+                }
             }
         }
-    }
-    Ok(counts)
+        counts
+    });
+    Ok(counts.collect())
 }
 
-/// Reads the sum of the self times of a function, and that of its times from entry to exit; `None` if self times are
+/// Reads, of each function, the sum of its self times, and that of its times from entry to exit; none if self times are
 /// not counted.
 fn sums_of(
     layout: CallsLayout,
-    function: u32,
-    read: impl Fn(u64, u64) -> Result<Vec<u8>>,
-) -> Result<Option<(u64, u64)>> {
+    read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
+) -> Result<Vec<(u64, u64)>> {
     if !layout.of_self {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let (mut own, mut all) = (0_u64, 0_u64);
-    for group in 0..1 << layout.group_bits() {
-        let bytes = read(layout.sums(function, group), sums::LEN)?;
-        own = own.saturating_add(word(&bytes, sums::OWN));
-        all = all.saturating_add(word(&bytes, sums::ALL));
-    }
-    Ok(Some((own, all)))
+    let groups = 0..1 << layout.group_bits();
+    let places = (0..layout.functions).flat_map(|function| {
+        let groups = groups.clone();
+        groups.map(move |group| (layout.sums(function, group), sums::LEN))
+    });
+    let bytes = read_pieces(&places.collect::<Vec<_>>())?;
+    let functions = bytes.chunks_exact((sums::LEN << layout.group_bits()) as usize);
+    let sums = functions.map(|groups| {
+        let groups = groups.chunks_exact(sums::LEN as usize);
+        groups.fold((0_u64, 0_u64), |(own, all), bytes| {
+            (
+                own.saturating_add(word(bytes, sums::OWN)),
+                all.saturating_add(word(bytes, sums::ALL)),
+            )
+        })
+    });
+    Ok(sums.collect())
 }
 
 /// Counts the calls that have not ended.
 fn count_running(
     layout: CallsLayout,
     recorded: &mut [RecordedFunction],
-    read: impl Fn(u64, u64) -> Result<Vec<u8>>,
+    read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
 ) -> Result<()> {
-    for index in 0..call_slot::COUNT + call_slot::TRIED {
-        let at = layout.stack(index);
-        let depth = word(&read(at + call_slot::DEPTH, 8)?, 0);
+    let stacks = (0..call_slot::COUNT + call_slot::TRIED).map(|index| layout.stack(index));
+    let depths = stacks.clone().map(|at| (at + call_slot::DEPTH, 8));
+    let depths = read_pieces(&depths.collect::<Vec<_>>())?;
+    let depths = depths.chunks_exact(8).map(|depth| word(depth, 0));
+    let calls = stacks.zip(depths).filter(|(_, depth)| *depth > 0);
+    let calls = calls.map(|(at, depth)| {
         let depth = depth.min(u64::from(call_slot::MAX_CALLS));
-        if depth == 0 {
-            continue;
-        }
-        let calls = read(at + call_slot::CALLS, depth << layout.call_len_bits())?;
-        for call in calls.chunks_exact(1 << layout.call_len_bits()) {
-            // The flags follow the function.
-            let function = word(call, call_slot::FUNCTION);
-            let (function, flags) = (function as u32, (function >> 32) as u32);
-            if let Some(function) = recorded.get_mut(function as usize) {
-                let is_meant = flags & call_slot::IS_LEFT_OUT == 0;
-                let is_running = is_meant && word(call, call_slot::FRAME) != 0;
-                function.figures.running += u64::from(is_running);
-            }
+        (at + call_slot::CALLS, depth << layout.call_len_bits())
+    });
+    let calls = read_pieces(&calls.collect::<Vec<_>>())?;
+    for call in calls.chunks_exact(1 << layout.call_len_bits()) {
+        // The flags follow the function.
+        let function = word(call, call_slot::FUNCTION);
+        let (function, flags) = (function as u32, (function >> 32) as u32);
+        if let Some(function) = recorded.get_mut(function as usize) {
+            let is_meant = flags & call_slot::IS_LEFT_OUT == 0;
+            let is_running = is_meant && word(call, call_slot::FRAME) != 0;
+            function.figures.running += u64::from(is_running);
         }
     }
     Ok(())
@@ -416,6 +457,16 @@ mod tests {
         vec![function(), function()]
     }
 
+    /// Returns what reads several places, from what reads one.
+    fn of_each(read: impl Fn(u64, u64) -> Vec<u8>) -> impl Fn(&[(u64, u64)]) -> Result<Vec<u8>> {
+        move |places| {
+            Ok(places
+                .iter()
+                .flat_map(|(at, len)| read(*at, *len))
+                .collect())
+        }
+    }
+
     #[test]
     fn calls_not_ended_are_counted_by_function() {
         // On the second stack and the last, three calls: of function 1, of 0 without a frame, and of 1.
@@ -434,10 +485,10 @@ mod tests {
                     bytes[call + call_slot::FRAME as usize] = *frame;
                 }
             }
-            Ok(bytes)
+            bytes
         };
         let mut recorded = recorded();
-        count_running(LAYOUT, &mut recorded, read).unwrap();
+        count_running(LAYOUT, &mut recorded, of_each(read)).unwrap();
         let running = recorded.iter().map(|it| it.figures.running);
         assert_eq!(running.collect::<Vec<_>>(), [0, 4]);
     }
@@ -456,23 +507,23 @@ mod tests {
                     }
                 }
             }
-            Ok(bytes)
+            bytes
         };
-        let counts = counts(LAYOUT, 1, 0b1010, read).unwrap();
+        let counts = counts(LAYOUT, &[0, 0b1010], of_each(read)).unwrap();
         let each = 2 << LAYOUT.group_bits();
         let many = 1 << LAYOUT.precision();
         let expected = HashMap::from([(many + 5, each), (3 * many + 5, each)]);
-        assert_eq!(counts, expected);
+        assert_eq!(counts, [HashMap::new(), expected]);
     }
 
     #[test]
     fn any_bytes_can_be_read() {
-        let read = |_, len: u64| Ok(vec![0xff; len as usize]);
-        let counts = counts(LAYOUT, 0, u64::MAX, read).unwrap();
-        assert_eq!(counts.len() as u64, LAYOUT.histogram_len() / 8);
-        let times = Times::of(counts.into_iter(), 9, u64::MAX, None, 1.0);
+        let read = |_: u64, len: u64| vec![0xff; len as usize];
+        let counts = counts(LAYOUT, &[u64::MAX], of_each(read)).unwrap();
+        assert_eq!(counts[0].len() as u64, LAYOUT.histogram_len() / 8);
+        let times = Times::of(counts[0].clone().into_iter(), 9, u64::MAX, None, 1.0);
         assert!(times.count() > 0 && times.quantile(0.5) <= times.max());
-        count_running(LAYOUT, &mut recorded(), read).unwrap();
+        count_running(LAYOUT, &mut recorded(), of_each(read)).unwrap();
         assert_eq!((word(&[1; 8], 1), word(&[1; 8], u64::MAX)), (0, 0));
     }
 

@@ -2,11 +2,14 @@
 //! launched to be observed, in a file that it shares with us. The file outlives the process.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Result};
@@ -17,16 +20,66 @@ use crate::process::memory::ProcessMemory;
 
 /// Where recorded data are read.
 pub(crate) enum DataSource<'d> {
-    Process(&'d ProcessMemory),
+    Process(ProcessData<'d>),
     Shared(&'d SharedData),
 }
+
+/// Data in the memory of a process.
+pub(crate) struct ProcessData<'d> {
+    pub(crate) pid: i32,
+    pub(crate) memory: &'d ProcessMemory,
+    /// Those of the observation.
+    pub(crate) arenas: &'d [Arena],
+}
+
+/// `IOV_MAX`: process_vm_readv(2) fails with EINVAL above it.
+const MAX_IOVECS: usize = 1024;
 
 impl ReadMemory for DataSource<'_> {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
         match self {
-            DataSource::Process(memory) => memory.read(at, bytes),
+            DataSource::Process(data) => data.memory.read(at, bytes),
             DataSource::Shared(data) => data.read(at, bytes),
         }
+    }
+
+    fn read_pieces(&self, pieces: &mut [(LiveAddr, &mut [u8])]) -> io::Result<()> {
+        let are_read = match self {
+            DataSource::Process(data) if pieces.len() > 1 => data.read_at_once(pieces),
+            DataSource::Process(_) | DataSource::Shared(_) => false,
+        };
+        if are_read {
+            return Ok(());
+        }
+        let mut pieces = pieces.iter_mut();
+        pieces.try_for_each(|(at, bytes)| self.read(*at, bytes))
+    }
+}
+
+impl ProcessData<'_> {
+    /// Fills each buffer from its address, a thousand of them by one system call. Returns whether that was possible: the
+    /// kernel may not let us, or the process may have executed another program, which has no arena with our number.
+    fn read_at_once(&self, pieces: &mut [(LiveAddr, &mut [u8])]) -> bool {
+        let Some(arena) = self.arenas.first() else {
+            return false;
+        };
+        pieces.chunks_mut(MAX_IOVECS - 1).all(|batch| {
+            let mut id = [0; 8];
+            let places = batch.iter().map(|(at, bytes)| (*at, bytes.len()));
+            let places = [(arena.id_at(), id.len())].into_iter().chain(places);
+            let remote: Vec<RemoteIoVec> = places
+                .map(|(at, len)| RemoteIoVec {
+                    base: at.0 as usize,
+                    len,
+                })
+                .collect();
+            let buffers = batch.iter_mut().map(|(_, bytes)| IoSliceMut::new(bytes));
+            let mut local = vec![IoSliceMut::new(&mut id)];
+            local.extend(buffers);
+            let read = process_vm_readv(Pid::from_raw(self.pid), &mut local, &remote);
+            let is_whole = read == Ok(remote.iter().map(|it| it.len).sum());
+            is_whole && u64::from_le_bytes(id) == arena.id
+        })
     }
 }
 
@@ -34,16 +87,40 @@ impl ReadMemory for DataSource<'_> {
 ///
 /// # Errors
 ///
-/// If they cannot be read, or the process has exited, or we have too little memory for them: they may be megabytes.
+/// See [`read_pieces`].
 pub(crate) fn read(pid: i32, source: &impl ReadMemory, at: LiveAddr, len: u64) -> Result<Vec<u8>> {
+    read_pieces(pid, source, &[(at, len)])
+}
+
+/// Returns recorded data from several places, one after the other: of each, its address in the process and how many
+/// bytes.
+///
+/// # Errors
+///
+/// If they cannot be read, or the process has exited, or we have too little memory for them: they may be megabytes.
+pub(crate) fn read_pieces(
+    pid: i32,
+    source: &impl ReadMemory,
+    places: &[(LiveAddr, u64)],
+) -> Result<Vec<u8>> {
+    let lens = places.iter().map(|(_, len)| *len as usize);
+    let len = lens.clone().fold(0, usize::saturating_add);
     let mut data = Vec::new();
-    let read = match data.try_reserve_exact(len as usize) {
+    let read = match data.try_reserve_exact(len) {
         Ok(()) => {
-            data.resize(len as usize, 0);
-            source.read(at, &mut data)
+            data.resize(len, 0);
+            let mut rest = &mut data[..];
+            let starts = places.iter().map(|(at, _)| *at);
+            let pieces = starts.zip(lens).map(|(at, len)| {
+                let (piece, behind) = mem::take(&mut rest).split_at_mut(len);
+                rest = behind;
+                (at, piece)
+            });
+            source.read_pieces(&mut pieces.collect::<Vec<_>>())
         }
         Err(_) => Err(Errno::ENOMEM.into()),
     };
+    let at = places.first().map_or(LiveAddr(0), |(at, _)| *at);
     read.map_err(|source| Error::of_read(pid, MemoryPart::ObservationData, at, source))?;
     Ok(data)
 }
@@ -130,12 +207,17 @@ impl SharedData {
 
 #[cfg(test)]
 mod tests {
+    use nix::fcntl::OFlag;
+    use test_support::{Talker, fixture};
+
     use super::*;
     use crate::memory::double::SliceMemory;
     use crate::observe::layout::arena::{HeaderVersion, LINE};
     use crate::observe::layout::observer_record::ObserverRecord;
     use crate::observe::layout::shared::SharedLayout;
     use crate::observe::point::{Point, PointKind};
+    use crate::process::Process;
+    use crate::process::memory::random_bytes_at;
     use crate::testing::memory_file;
 
     /// An arena of one point.
@@ -185,6 +267,51 @@ mod tests {
         assert_eq!(data.map(&arenas[0]), map(one, 0));
         assert_eq!(data.map(&arenas[1]), map(other, len));
         assert_eq!(data.close(), InjectedCall::close(descriptor));
+    }
+
+    #[test]
+    fn pieces_are_read_at_once_from_their_arena() {
+        let target = Talker::start(&fixture("calls.pie"));
+        let process = Process::open(target.pid()).unwrap();
+        let memory = ProcessMemory::open(&process, OFlag::O_RDONLY).unwrap();
+        let random = random_bytes_at(&process).unwrap().unwrap();
+        // An arena whose number is where its header would have it.
+        let mut arena = arena(random.0);
+        arena.code = LiveAddr(random.0 - (arena.id_at().0 - random.0));
+        arena.id = memory.read_word(random).unwrap();
+        assert_eq!(arena.id_at(), random);
+        let mut expected = [0; 16];
+        memory.read(random, &mut expected).unwrap();
+        let read = |arena: &Arena, last: LiveAddr| {
+            let arenas = [arena.clone()];
+            let data = ProcessData {
+                pid: target.pid(),
+                memory: &memory,
+                arenas: &arenas,
+            };
+            let mut bytes = vec![0; 3000];
+            let starts = (0..).map(|index| random.plus(index % 16));
+            let mut pieces: Vec<_> = starts.zip(bytes.chunks_mut(1)).collect();
+            pieces.last_mut().unwrap().0 = last;
+            let at_once = data.read_at_once(&mut pieces);
+            let whole = DataSource::Process(data).read_pieces(&mut pieces);
+            (at_once, whole.is_ok(), bytes)
+        };
+        let (at_once, is_whole, bytes) = read(&arena, random.plus(2999 % 16));
+        assert!(at_once && is_whole);
+        assert!(
+            bytes
+                .iter()
+                .zip(expected.iter().cycle())
+                .all(|(one, other)| one == other)
+        );
+        let (at_once, is_whole, _) = read(&arena, LiveAddr(8));
+        assert!(!at_once && !is_whole);
+        // Another program may have it, whose memory is not asked.
+        arena.id = !arena.id;
+        let (at_once, is_whole, again) = read(&arena, random.plus(2999 % 16));
+        assert!(!at_once && is_whole);
+        assert_eq!(again, bytes);
     }
 
     #[test]

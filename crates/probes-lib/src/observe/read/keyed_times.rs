@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::fmt;
+use std::sync::OnceLock;
 
 use crate::error::Result;
 use crate::memory::ReadMemory;
@@ -9,7 +11,7 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::layout::keys::histograms;
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::plan::ObservationPlan;
-use crate::observe::read::keyed_values::ReadHistograms;
+use crate::observe::read::keyed_values::RecordedHistograms;
 use crate::observe::read::keys::Key;
 use crate::observe::read::times::Times;
 use crate::observe::read::values::ValueHistogram;
@@ -32,9 +34,11 @@ use crate::sys::ticks::TickMeasurement;
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct KeyedTimes {
-    keys: Vec<KeyedTime>,
+    recorded: Option<RecordedTimes>,
+    /// Those of `recorded`, once they are asked for.
+    keys: OnceLock<Vec<KeyedTime>>,
     other: Times,
     untyped: Times,
 }
@@ -75,7 +79,7 @@ impl KeyedTimes {
                     untyped.add(&of_process.untyped);
                 }
             }
-            for keyed in &of_process.keys {
+            for keyed in of_process.keys() {
                 let process = distinguished.then_some(Key::Process(pid));
                 let key = process.into_iter().chain(keyed.key.iter().cloned());
                 let known = all.entry((keyed.name.clone(), key.collect()));
@@ -88,24 +92,20 @@ impl KeyedTimes {
         let keys = all
             .into_iter()
             .map(|((name, key), times)| KeyedTime { name, key, times });
-        Some(KeyedTimes::of(keys.collect(), other, untyped))
-    }
-
-    fn of(mut keys: Vec<KeyedTime>, other: Times, untyped: Times) -> KeyedTimes {
-        keys.sort_by(|one, other| {
-            let by_sum = Reverse(one.times.sum()).cmp(&Reverse(other.times.sum()));
-            by_sum.then_with(|| (&one.name, &one.key).cmp(&(&other.name, &other.key)))
-        });
-        KeyedTimes {
-            keys,
+        Some(KeyedTimes {
+            recorded: None,
+            keys: OnceLock::from(longest_first(keys)),
             other,
             untyped,
-        }
+        })
     }
 
     /// Returns the keys, those with the most time first.
     pub fn keys(&self) -> &[KeyedTime] {
-        &self.keys
+        self.keys.get_or_init(|| {
+            let recorded = self.recorded.iter();
+            longest_first(recorded.flat_map(RecordedTimes::of_keys))
+        })
     }
 
     /// Returns the times of keys for which there was no room: more than about 1,024 are not distinguished.
@@ -130,25 +130,68 @@ impl KeyedTimes {
         if !plan.times_by_key {
             return Ok(None);
         }
-        let Some(read) = ReadHistograms::of(pid, source, plan, arenas) else {
+        let Some(histograms) = RecordedHistograms::read(pid, source, plan, arenas)? else {
             return Ok(None);
         };
-        let (layout, nanoseconds) = (plan.shared.values, ticks.nanoseconds_per_tick());
-        let times = |histogram: &ValueHistogram| times(histogram, layout, nanoseconds);
-        let other = times(&read.histogram(histograms::OTHER, false)?);
-        let untyped = times(&read.histogram(histograms::UNTYPED_TIMES, false)?);
-        let keys = read
-            .of_keys()?
-            .into_iter()
-            .filter_map(|(mut key, histogram)| {
-                let Some(Key::Probe(name)) = key.pop() else {
-                    return None;
-                };
-                let times = times(&histogram);
-                (times.count() > 0).then_some(KeyedTime { name, key, times })
-            });
-        Ok(Some(KeyedTimes::of(keys.collect(), other, untyped)))
+        let recorded = RecordedTimes {
+            histograms,
+            layout: plan.shared.values,
+            nanoseconds: ticks.nanoseconds_per_tick(),
+        };
+        let times = |number| recorded.times(&recorded.histograms.histograms.histogram(number));
+        Ok(Some(KeyedTimes {
+            other: times(histograms::OTHER),
+            untyped: times(histograms::UNTYPED_TIMES),
+            recorded: Some(recorded),
+            keys: OnceLock::new(),
+        }))
     }
+}
+
+impl fmt::Debug for KeyedTimes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = formatter.debug_struct("KeyedTimes");
+        fields.field("keys", &self.keys());
+        fields.field("other", &self.other);
+        fields.field("untyped", &self.untyped);
+        fields.finish()
+    }
+}
+
+/// The times of keys as they were in a process.
+#[derive(Clone)]
+struct RecordedTimes {
+    histograms: RecordedHistograms,
+    layout: ValuesLayout,
+    /// The length of a tick.
+    nanoseconds: f64,
+}
+
+impl RecordedTimes {
+    fn of_keys(&self) -> impl Iterator<Item = KeyedTime> {
+        let keys = self.histograms.of_keys().into_iter();
+        keys.filter_map(|(mut key, histogram)| {
+            let Some(Key::Probe(name)) = key.pop() else {
+                return None;
+            };
+            let times = self.times(&histogram);
+            (times.count() > 0).then_some(KeyedTime { name, key, times })
+        })
+    }
+
+    fn times(&self, histogram: &ValueHistogram) -> Times {
+        times(histogram, self.layout, self.nanoseconds)
+    }
+}
+
+/// Returns them, those with the most time first.
+fn longest_first(keys: impl Iterator<Item = KeyedTime>) -> Vec<KeyedTime> {
+    let mut keys: Vec<KeyedTime> = keys.collect();
+    keys.sort_by(|one, other| {
+        let by_sum = Reverse(one.times.sum()).cmp(&Reverse(other.times.sum()));
+        by_sum.then_with(|| (&one.name, &one.key).cmp(&(&other.name, &other.key)))
+    });
+    keys
 }
 
 /// Returns the times in a histogram of ticks.

@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::fmt;
+use std::sync::OnceLock;
 
 use crate::error::Result;
 use crate::memory::ReadMemory;
@@ -9,10 +11,10 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::layout::keys::{histograms, slot};
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::counts::read_keyed_hits;
-use crate::observe::read::data_source;
-use crate::observe::read::keys::{Key, key};
+use crate::observe::read::histograms::{HistogramCopies, HistogramSource};
+use crate::observe::read::keys::{Key, KeyTable};
 use crate::observe::read::ring::word;
-use crate::observe::read::values::{RecordedValues, ValueHistogram};
+use crate::observe::read::values::ValueHistogram;
 
 /// What an expression was at the hits of each key ([`Observation::histogram_of`](crate::Observation::histogram_of) and
 /// [`Observation::by`](crate::Observation::by)). All values are in one of the histograms.
@@ -33,9 +35,11 @@ use crate::observe::read::values::{RecordedValues, ValueHistogram};
 /// println!("{} of other keys, {} without", histograms.other().count(), histograms.untyped());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct KeyedHistograms {
-    keys: Vec<KeyedHistogram>,
+    recorded: Option<RecordedHistograms>,
+    /// Those of `recorded`, once they are asked for.
+    keys: OnceLock<Vec<KeyedHistogram>>,
     other: ValueHistogram,
     untyped: u64,
 }
@@ -68,31 +72,24 @@ impl KeyedHistograms {
         for (pid, of_process) in each {
             sum.untyped = sum.untyped.saturating_add(of_process.untyped);
             sum.other.add(&of_process.other);
-            for keyed in &of_process.keys {
+            for keyed in of_process.keys() {
                 let process = distinguished.then_some(Key::Process(pid));
                 let key = process.into_iter().chain(keyed.key.iter().cloned());
                 add(&mut all, key.collect(), &keyed.values);
             }
         }
-        sum.of(all)
-    }
-
-    /// Returns the same with these keys, those with most values first.
-    fn of(self, all: HashMap<Vec<Key>, ValueHistogram>) -> KeyedHistograms {
-        let keys = all.into_iter().filter(|(_, values)| values.count() > 0);
-        let keys = keys.map(|(key, values)| KeyedHistogram { key, values });
-        let mut keys: Vec<KeyedHistogram> = keys.collect();
-        keys.sort_by(|one, other| {
-            let place = |it: &KeyedHistogram| Reverse(it.values.count());
-            let by_count = place(one).cmp(&place(other));
-            by_count.then_with(|| one.key.cmp(&other.key))
-        });
-        KeyedHistograms { keys, ..self }
+        sum.keys = OnceLock::from(most_first(all));
+        sum
     }
 
     /// Returns the keys, those with most values first.
     pub fn keys(&self) -> &[KeyedHistogram] {
-        &self.keys
+        self.keys.get_or_init(|| {
+            let recorded = self.recorded.as_ref();
+            recorded
+                .map(|it| most_first(it.of_keys()))
+                .unwrap_or_default()
+        })
     }
 
     /// Returns the values of keys for which there was no room: more than about 1,024 are not distinguished.
@@ -116,70 +113,102 @@ impl KeyedHistograms {
         if plan.times_by_key {
             return Ok(None);
         }
-        let Some(read) = ReadHistograms::of(pid, source, plan, arenas) else {
+        let Some(recorded) = RecordedHistograms::read(pid, source, plan, arenas)? else {
             return Ok(None);
         };
-        let mut sum = KeyedHistograms::default();
-        (_, sum.untyped) = read_keyed_hits(pid, source, plan, arenas)?;
-        sum.other = read.histogram(histograms::OTHER, false)?;
-        let signed = read.histogram(histograms::OTHER_SIGNED, true)?;
-        sum.other.add(&signed);
-        Ok(Some(sum.of(read.of_keys()?)))
+        let (_, untyped) = read_keyed_hits(pid, source, plan, arenas)?;
+        let mut other = recorded.histograms.histogram(histograms::OTHER);
+        other.add(&recorded.histograms.histogram(histograms::OTHER_SIGNED));
+        Ok(Some(KeyedHistograms {
+            recorded: Some(recorded),
+            other,
+            untyped,
+            ..KeyedHistograms::default()
+        }))
     }
 }
 
-/// Reads the histograms of keys.
-pub(super) struct ReadHistograms<'s, S> {
-    pid: i32,
-    source: &'s S,
-    plan: &'s ObservationPlan,
-    sharing: &'s Arena,
+impl fmt::Debug for KeyedHistograms {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = formatter.debug_struct("KeyedHistograms");
+        fields.field("keys", &self.keys());
+        fields.field("other", &self.other);
+        fields.field("untyped", &self.untyped);
+        fields.finish()
+    }
 }
 
-impl<'s, S: ReadMemory> ReadHistograms<'s, S> {
-    /// `None` if there are none.
-    pub(super) fn of(
+/// The histograms of keys as they were in a process.
+#[derive(Clone)]
+pub(super) struct RecordedHistograms {
+    table: KeyTable,
+    /// Those of slots, and those that belong to none.
+    pub(super) histograms: HistogramCopies,
+}
+
+impl RecordedHistograms {
+    /// Reads them; `None` if keys have none.
+    pub(super) fn read(
         pid: i32,
-        source: &'s S,
-        plan: &'s ObservationPlan,
-        arenas: &'s [Arena],
-    ) -> Option<ReadHistograms<'s, S>> {
-        let sharing = arenas.first()?;
-        let reads = ReadHistograms {
+        source: &impl ReadMemory,
+        plan: &ObservationPlan,
+        arenas: &[Arena],
+    ) -> Result<Option<RecordedHistograms>> {
+        let (Some(sharing), true) = (arenas.first(), plan.shared.keys.has_histograms) else {
+            return Ok(None);
+        };
+        let table = KeyTable::read(pid, source, plan, sharing)?;
+        let held = table
+            .held()
+            .filter(|(number, _)| *number < histograms::OF_SLOTS);
+        let held = held.map(|(number, slot)| {
+            let is_signed = word(slot, slot::STATE) >> slot::SIGN_OF_VALUES_AT & 1 == 1;
+            (number, is_signed)
+        });
+        let all = HistogramSource {
             pid,
             source,
-            plan,
-            sharing,
+            at: sharing.shared_at().plus(sharing.shared.values()),
+            layout: plan.shared.values,
+            linear: plan.linear,
         };
-        plan.shared.keys.has_histograms.then_some(reads)
+        // Those of times have no sign.
+        let is_signed = !plan.times_by_key;
+        let others = [
+            (histograms::OTHER, false),
+            (histograms::OTHER_SIGNED, is_signed),
+        ];
+        let wanted: Vec<_> = held.chain(others).collect();
+        Ok(Some(RecordedHistograms {
+            histograms: all.read(&wanted)?,
+            table,
+        }))
     }
 
-    /// Reads the histogram with this number.
-    pub(super) fn histogram(&self, number: u32, is_signed: bool) -> Result<ValueHistogram> {
-        let (layout, linear) = (self.plan.shared.values, self.plan.linear);
-        let values = self.sharing.shared_at();
-        let values = values.plus(self.sharing.shared.values());
-        let read = |offset, len| data_source::read(self.pid, self.source, values.plus(offset), len);
-        let recorded = RecordedValues::read(layout, number, is_signed, linear, read)?;
-        Ok(recorded.histogram(layout, linear))
-    }
-
-    /// Reads the histogram of each key.
-    pub(super) fn of_keys(&self) -> Result<HashMap<Vec<Key>, ValueHistogram>> {
-        let keys = self.plan.shared.keys;
-        let table = self.sharing.shared_at().plus(self.sharing.shared.keys());
-        let slots = data_source::read(self.pid, self.source, table, keys.copy_len())?;
-        let slots = slots.chunks_exact(keys.slot_len() as usize);
-        let format = self.plan.key_format();
+    /// Returns the histogram of each key.
+    pub(super) fn of_keys(&self) -> HashMap<Vec<Key>, ValueHistogram> {
         let mut all: HashMap<Vec<Key>, ValueHistogram> = HashMap::new();
-        for (number, slot) in (0..histograms::OF_SLOTS).zip(slots) {
-            if let Some(key) = key(slot, &format) {
-                let is_signed = word(slot, slot::STATE) >> slot::SIGN_OF_VALUES_AT & 1 == 1;
-                add(&mut all, key, &self.histogram(number, is_signed)?);
+        for (number, values) in self.histograms.histograms() {
+            // Those of no slot have none.
+            if let Some(key) = self.table.key(number) {
+                add(&mut all, key, &values);
             }
         }
-        Ok(all)
+        all
     }
+}
+
+/// Returns those that have values, those with most values first.
+fn most_first(all: HashMap<Vec<Key>, ValueHistogram>) -> Vec<KeyedHistogram> {
+    let keys = all.into_iter().filter(|(_, values)| values.count() > 0);
+    let keys = keys.map(|(key, values)| KeyedHistogram { key, values });
+    let mut keys: Vec<KeyedHistogram> = keys.collect();
+    keys.sort_by(|one, other| {
+        let place = |it: &KeyedHistogram| Reverse(it.values.count());
+        let by_count = place(one).cmp(&place(other));
+        by_count.then_with(|| one.key.cmp(&other.key))
+    });
+    keys
 }
 
 /// Adds values to those of a key.

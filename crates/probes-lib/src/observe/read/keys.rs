@@ -42,7 +42,7 @@ pub struct KeyedCounts {
 
 /// The table of keys as it was in a process. A process is read often, in case it exits, and most readings are not shown.
 #[derive(Clone)]
-struct KeyTable {
+pub(super) struct KeyTable {
     slots: Vec<u8>,
     slot_len: usize,
     format: KeyFormat,
@@ -176,13 +176,7 @@ impl KeyedCounts {
         let mut counts = KeyedCounts::default();
         // Before the keys: of the hits meanwhile, those with a key are counted, and the others the next time.
         (counts.other, counts.untyped) = read_keyed_hits(pid, source, plan, arenas)?;
-        let layout = sharing.shared.keys;
-        let table = sharing.shared_at().plus(sharing.shared.keys());
-        counts.table = Some(KeyTable {
-            slots: data_source::read(pid, source, table, layout.len())?,
-            slot_len: layout.slot_len() as usize,
-            format: plan.key_format(),
-        });
+        counts.table = Some(KeyTable::read(pid, source, plan, sharing)?);
         Ok(Some(counts))
     }
 }
@@ -198,10 +192,40 @@ impl fmt::Debug for KeyedCounts {
 }
 
 impl KeyTable {
+    /// Reads it.
+    pub(super) fn read(
+        pid: i32,
+        source: &impl ReadMemory,
+        plan: &ObservationPlan,
+        sharing: &Arena,
+    ) -> Result<KeyTable> {
+        let layout = sharing.shared.keys;
+        let at = sharing.shared_at().plus(sharing.shared.keys());
+        Ok(KeyTable {
+            slots: data_source::read(pid, source, at, layout.len())?,
+            slot_len: layout.slot_len() as usize,
+            format: plan.key_format(),
+        })
+    }
+
+    /// Returns the slots that hold a key, each with its number.
+    pub(super) fn held(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        let slots = (0..).zip(self.slots.chunks_exact(self.slot_len));
+        slots.filter(|(_, slot)| holds_key(slot))
+    }
+
+    /// Returns the key in the slot with this number, if it holds one.
+    pub(super) fn key(&self, number: u32) -> Option<Vec<Key>> {
+        let slot = self
+            .slots
+            .chunks_exact(self.slot_len)
+            .nth(number as usize)?;
+        key(slot, &self.format)
+    }
+
     /// Returns the hits of each slot: a key is in several, if several threads had it.
     fn counts(&self) -> impl Iterator<Item = KeyedCount> {
-        let slots = self.slots.chunks_exact(self.slot_len);
-        slots.filter_map(|slot| {
+        self.held().filter_map(|(_, slot)| {
             let key = key(slot, &self.format)?;
             let hits = word(slot, slot::HITS);
             Some(KeyedCount { key, hits })
@@ -229,7 +253,7 @@ fn holds_key(slot: &[u8]) -> bool {
 }
 
 /// Returns the key in a slot, if it holds one.
-pub(super) fn key(slot: &[u8], format: &KeyFormat) -> Option<Vec<Key>> {
+fn key(slot: &[u8], format: &KeyFormat) -> Option<Vec<Key>> {
     if !holds_key(slot) {
         return None;
     }

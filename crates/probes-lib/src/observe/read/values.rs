@@ -4,19 +4,10 @@ mod recorder;
 
 pub use recorder::ValueRecorder;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use crate::address::LiveAddr;
-use crate::error::Result;
-use crate::memory::ReadMemory;
-use crate::observe::buckets::Linear;
-use crate::observe::layout::arena::Arena;
-use crate::observe::layout::values::{ValuesLayout, copy, order};
-use crate::observe::plan::ObservationPlan;
-use crate::observe::read::counts::read_hits;
-use crate::observe::read::data_source;
-use crate::observe::read::ring::word;
 
 /// What an expression was at the hits of a probe or function ([`Observation::histogram_of`](crate::Observation::histogram_of)).
 ///
@@ -121,6 +112,38 @@ impl ValueHistogram {
             }
         }
         all
+    }
+
+    /// Returns the histogram of these buckets, each with its least and greatest value and the count of its values.
+    /// `cut` is the sum of those in buckets of several values, cut off to 64 bits.
+    pub(super) fn of_buckets(
+        buckets: impl Iterator<Item = (Option<i128>, Option<i128>, u64)>,
+        extremes: Option<(i128, i128)>,
+        cut: u64,
+    ) -> ValueHistogram {
+        let buckets = buckets.map(|(least, most, count)| ValueBucket { least, most, count });
+        let buckets: Vec<ValueBucket> = buckets.collect();
+        ValueHistogram {
+            sum: sum(&buckets, extremes.unwrap_or_default(), cut),
+            buckets,
+            extremes,
+            ..ValueHistogram::default()
+        }
+    }
+
+    /// Returns the same, of a probe or function.
+    pub(super) fn named(
+        self,
+        name: String,
+        function: Option<(PathBuf, LiveAddr)>,
+        untyped: u64,
+    ) -> ValueHistogram {
+        ValueHistogram {
+            name,
+            function,
+            untyped,
+            ..self
+        }
     }
 
     /// Adds the values of another one.
@@ -235,137 +258,6 @@ fn within(bucket: &ValueBucket, (least, most): (i128, i128)) -> Quantile {
     }
 }
 
-/// What was recorded in a histogram.
-#[derive(Debug, Default)]
-pub(super) struct RecordedValues {
-    /// By bucket.
-    counts: BTreeMap<u64, u64>,
-    extremes: Option<(i128, i128)>,
-    /// Of the values in buckets of several values, cut off to 64 bits.
-    sum: u64,
-}
-
-/// Reads the histograms: those of probes, then those of functions.
-///
-/// # Errors
-///
-/// If they cannot be read, or the process has exited.
-pub(crate) fn read_histograms(
-    pid: i32,
-    source: &impl ReadMemory,
-    plan: &ObservationPlan,
-    arenas: &[Arena],
-) -> Result<Vec<ValueHistogram>> {
-    let layout = plan.shared.values;
-    let (Some(sharing), true) = (
-        arenas.first(),
-        layout.histograms > 0 && !plan.shared.keys.has_histograms,
-    ) else {
-        return Ok(Vec::new());
-    };
-    let from = sharing.shared_at().plus(sharing.shared.values());
-    let read = |offset, len| data_source::read(pid, source, from.plus(offset), len);
-    let mut untyped = vec![0_u64; layout.histograms as usize];
-    let mut signs = vec![true; layout.histograms as usize];
-    let mut points = plan.points.iter();
-    for arena in arenas {
-        let hits = read_hits(pid, source, arena)?;
-        for ((_, of_point), planned) in hits.into_iter().zip(points.by_ref()) {
-            if let Some(role) = &planned.role.histogram {
-                let number = role.number as usize;
-                untyped[number] = untyped[number].saturating_add(of_point);
-                signs[number] = role.is_signed();
-            }
-        }
-    }
-    let probes = plan.histograms.iter().map(|it| (it.name.clone(), None));
-    let functions = plan.functions.with_histogram().map(|index| {
-        let wanted = &plan.functions.functions[index].wanted;
-        let function = (wanted.object.to_path_buf(), wanted.address);
-        (wanted.name.clone(), Some(function))
-    });
-    let named = (0..layout.histograms).zip(probes.chain(functions));
-    named
-        .map(|(number, (name, function))| {
-            let is_signed = signs[number as usize];
-            let recorded = RecordedValues::read(layout, number, is_signed, plan.linear, read)?;
-            Ok(ValueHistogram {
-                name,
-                function,
-                untyped: untyped[number as usize],
-                ..recorded.histogram(layout, plan.linear)
-            })
-        })
-        .collect()
-}
-
-impl RecordedValues {
-    /// Reads the copies of a histogram, each from the bucket of its least value to that of its greatest.
-    pub(super) fn read(
-        layout: ValuesLayout,
-        number: u32,
-        is_signed: bool,
-        linear: Option<Linear>,
-        read: impl Fn(u64, u64) -> Result<Vec<u8>>,
-    ) -> Result<RecordedValues> {
-        let value = |ordered: u64| {
-            let value = order(ordered, is_signed);
-            if is_signed {
-                i128::from(value as i64)
-            } else {
-                i128::from(value)
-            }
-        };
-        let mut all = RecordedValues::default();
-        for group in 0..1 << layout.group_bits() {
-            let at = layout.copy(number, group);
-            let header = read(at, copy::HEADER_LEN)?;
-            let (greatest, least) = (word(&header, copy::GREATEST), word(&header, copy::LEAST));
-            if (greatest, least) == (0, 0) {
-                continue;
-            }
-            let (least, most) = (value(!least), value(greatest));
-            all.sum = all.sum.wrapping_add(word(&header, copy::SUM));
-            let (first, last) = (layout.bucket(least, linear), layout.bucket(most, linear));
-            let many = (last + 1).saturating_sub(first);
-            let bytes = read(at + copy::HEADER_LEN + 8 * first, 8 * many)?;
-            let mut is_empty = true;
-            for (bucket, count) in (first..).zip(bytes.chunks_exact(8)) {
-                let count = word(count, 0);
-                if count > 0 {
-                    is_empty = false;
-                    let sum = all.counts.entry(bucket).or_default();
-                    *sum = sum.saturating_add(count);
-                }
-            }
-            if !is_empty {
-                let (before, until) = all.extremes.unwrap_or((least, most));
-                all.extremes = Some((before.min(least), until.max(most)));
-            }
-        }
-        Ok(all)
-    }
-
-    /// Returns the histogram, without a name.
-    pub(super) fn histogram(self, layout: ValuesLayout, linear: Option<Linear>) -> ValueHistogram {
-        let buckets: Vec<ValueBucket> = self
-            .counts
-            .into_iter()
-            .map(|(bucket, count)| {
-                let (least, most) = layout.values_of(bucket, linear);
-                ValueBucket { least, most, count }
-            })
-            .collect();
-        let sum = sum(&buckets, self.extremes.unwrap_or_default(), self.sum);
-        ValueHistogram {
-            buckets,
-            extremes: self.extremes,
-            sum,
-            ..ValueHistogram::default()
-        }
-    }
-}
-
 /// Returns the sum of all values. `cut` is the sum of those in buckets of several values, cut off to 64 bits: what was
 /// cut off follows from the bounds of these buckets, unless they are too far apart.
 fn sum(buckets: &[ValueBucket], extremes: (i128, i128), cut: u64) -> Option<i128> {
@@ -392,54 +284,44 @@ fn sum(buckets: &[ValueBucket], extremes: (i128, i128), cut: u64) -> Option<i128
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use test_support::{Talker, fixture};
+    use std::collections::BTreeMap;
 
     use super::*;
-    use crate::memory::double::SliceMemory;
-    use crate::observe::functions::ObservedFunctions;
-    use crate::observe::observation::Observation;
-    use crate::observe::plan::PlannedPoint;
-    use crate::select::Selector;
-    use crate::select::function::FunctionSelector;
-    use crate::testing::{RecordedData, program_with_arguments};
+    use crate::observe::buckets::Linear;
+    use crate::observe::layout::values::ValuesLayout;
 
-    /// Returns the histogram of values, recorded in two copies as the trampolines do it.
-    fn histogram(values: &[i128], is_signed: bool, linear: Option<Linear>) -> ValueHistogram {
+    /// Returns the histogram of values, as it is recorded.
+    fn histogram(values: &[i128], linear: Option<Linear>) -> ValueHistogram {
         let layout = ValuesLayout {
             histograms: 1,
             steps: linear.map_or(0, Linear::steps),
         };
-        let mut bytes = vec![0; layout.len() as usize];
-        for (group, value) in [3, 12].into_iter().cycle().zip(values) {
-            let at = layout.copy(0, group) as usize;
-            let mut change = |of: u64, with: &dyn Fn(u64) -> u64| {
-                let field = &mut bytes[at + of as usize..][..8];
-                let before = u64::from_le_bytes((&*field).try_into().unwrap());
-                field.copy_from_slice(&with(before).to_le_bytes());
-            };
-            let word = *value as u64;
-            let ordered = order(word, is_signed);
-            change(copy::GREATEST, &|most| most.max(ordered));
-            change(copy::LEAST, &|most| most.max(!ordered));
+        let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut cut = 0_u64;
+        for value in values {
             let bucket = layout.bucket(*value, linear);
+            *counts.entry(bucket).or_default() += 1;
             let (least, most) = layout.values_of(bucket, linear);
             if least.is_none() || least != most {
-                change(copy::SUM, &|sum| sum.wrapping_add(word));
+                cut = cut.wrapping_add(*value as u64);
             }
-            change(copy::HEADER_LEN + 8 * bucket, &|count| count + 1);
         }
-        let read =
-            |offset: u64, len: u64| Ok(bytes[offset as usize..(offset + len) as usize].to_vec());
-        let recorded = RecordedValues::read(layout, 0, is_signed, linear, read).unwrap();
-        recorded.histogram(layout, linear)
+        let buckets = counts.into_iter().map(|(bucket, count)| {
+            let (least, most) = layout.values_of(bucket, linear);
+            (least, most, count)
+        });
+        let extremes = values
+            .iter()
+            .min()
+            .copied()
+            .zip(values.iter().max().copied());
+        ValueHistogram::of_buckets(buckets, extremes, cut)
     }
 
     #[test]
     fn figures_are_those_of_the_values() {
         let values = [-5000, -1, 0, 0, 7, 1023, 1024, 1_000_000_007, -3];
-        let all = histogram(&values, true, None);
+        let all = histogram(&values, None);
         assert_eq!((all.count(), all.sum()), (9, Some(values.iter().sum())));
         assert_eq!((all.min(), all.max()), (Some(-5000), Some(1_000_000_007)));
         let exact = |share| {
@@ -461,7 +343,7 @@ mod tests {
     #[test]
     fn ranges_have_counts_below_and_above() {
         let range = "0,100,10".parse().ok();
-        let all = histogram(&[-5, 0, 9, 10, 99, 100, 1 << 40], true, range);
+        let all = histogram(&[-5, 0, 9, 10, 99, 100, 1 << 40], range);
         let buckets = all.buckets().iter();
         let buckets: Vec<_> = buckets.map(|it| (it.least, it.most, it.count)).collect();
         let expected = [
@@ -479,15 +361,15 @@ mod tests {
     fn sums_beyond_a_word_are_exact_or_unknown() {
         // More than 64 bits hold, in sum.
         let most = i128::from(i64::MAX);
-        let all = histogram(&[most; 9], true, None);
+        let all = histogram(&[most; 9], None);
         assert_eq!(all.sum(), Some(9 * most));
-        let all = histogram(&[i128::from(i64::MIN); 7], true, None);
+        let all = histogram(&[i128::from(i64::MIN); 7], None);
         assert_eq!(all.sum(), Some(7 * i128::from(i64::MIN)));
-        let all = histogram(&[(1 << 64) - 1, 1 << 63], false, None);
+        let all = histogram(&[(1 << 64) - 1, 1 << 63], None);
         assert_eq!(all.sum(), Some((1 << 64) - 1 + (1 << 63)));
         assert_eq!(all.max(), Some((1 << 64) - 1));
         let range = "0,10,1".parse().ok();
-        let all = histogram(&[most, most - 5, 12], true, range);
+        let all = histogram(&[most, most - 5, 12], range);
         assert_eq!((all.sum(), all.count()), (None, 3));
         // That of the middles of the buckets.
         let mean = all.mean().unwrap();
@@ -499,10 +381,10 @@ mod tests {
         let range: Option<Linear> = "0,100,10".parse().ok();
         for linear in [None, range] {
             let (one, other) = ([-5000, 7, 12, 1 << 20], [7, 13, 99, (1 << 20) + 5, 1 << 33]);
-            let each = [&one[..], &other].map(|it| [histogram(it, true, linear)]);
+            let each = [&one[..], &other].map(|it| [histogram(it, linear)]);
             let sum = ValueHistogram::of_processes(each.iter().map(|it| &it[..]));
             let both: Vec<i128> = one.into_iter().chain(other).collect();
-            let expected = histogram(&both, true, linear);
+            let expected = histogram(&both, linear);
             assert_eq!(sum.len(), 1);
             assert_eq!(sum[0].buckets(), expected.buckets());
             assert_eq!((sum[0].sum(), sum[0].count()), (expected.sum(), 9));
@@ -521,7 +403,7 @@ mod tests {
                     count: *count,
                 })
                 .collect(),
-            ..histogram(&[], true, None)
+            ..histogram(&[], None)
         };
         let narrow = [with(&[(0, 0, 1), (2, 3, 2), (6, 7, 3), (8, 9, 4)])];
         let wide = [with(&[(0, 0, 10), (4, 7, 20), (8, 11, 30)])];
@@ -534,110 +416,13 @@ mod tests {
 
     #[test]
     fn nothing_recorded_has_no_figures() {
-        let all = histogram(&[], true, None);
+        let all = histogram(&[], None);
         assert_eq!((all.count(), all.sum()), (0, Some(0)));
         assert_eq!(
             (all.min(), all.max(), all.quantile(0.5)),
             (None, None, None)
         );
         assert_eq!(all.mean(), None);
-    }
-
-    #[test]
-    fn any_recorded_bytes_can_be_read() {
-        for linear in [None, "0,100,10".parse().ok()] {
-            let layout = ValuesLayout {
-                histograms: 200,
-                steps: linear.map_or(0, Linear::steps),
-            };
-            for byte in [0xff, 0x80, 1] {
-                let read = |_: u64, len: u64| Ok(vec![byte; len as usize]);
-                for is_signed in [false, true] {
-                    let recorded =
-                        RecordedValues::read(layout, 7, is_signed, linear, read).unwrap();
-                    let all = recorded.histogram(layout, linear);
-                    all.quantile(0.5);
-                    all.mean();
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn histograms_of_probes_and_functions_are_read() {
-        let target = Talker::start(&fixture("calls.pie"));
-        let leaf = FunctionSelector::Glob("leaf".parse().unwrap());
-        let asked = Observation::new()
-            .count(Selector::All)
-            .count_functions(leaf);
-        let asked = asked.histogram_of("arg0".parse().unwrap());
-        let functions = ObservedFunctions::find(target.pid(), &asked).unwrap();
-        let program = Arc::new(program_with_arguments(&[("a", "8@%rdi"), ("b", "4@%edi")]));
-        let plan = ObservationPlan::of(&asked, program, Arc::new(functions)).unwrap();
-        let mut data = RecordedData::of(&plan);
-        for (number, group, value, is_signed) in [
-            (0, 0, -5, true),
-            (0, 3, 6, true),
-            (1, 1, 9, true),
-            (2, 2, 40, true),
-        ] {
-            data.add_value((number, group), value, is_signed, None);
-        }
-        for point in 0..3 {
-            data.hit(data.arena.untyped_counter(point), point as u64 + 1);
-        }
-        let arenas = [data.arena];
-        let read = read_histograms(1, &data.memory, &plan, &arenas).unwrap();
-        let figures: Vec<_> = read
-            .iter()
-            .map(|it| (it.name(), it.min(), it.max(), it.count(), it.untyped()))
-            .collect();
-        let untyped = |name: &str| {
-            let is_it = |it: &PlannedPoint| it.site().is_some();
-            let first = plan.points.iter().position(is_it).unwrap() as u64;
-            match name {
-                "a" => first + 1,
-                "b" => first + 2,
-                _ => {
-                    if first == 0 {
-                        3
-                    } else {
-                        1
-                    }
-                }
-            }
-        };
-        let expected = [
-            ("a", Some(-5), Some(6), 2, untyped("a")),
-            ("b", Some(9), Some(9), 1, untyped("b")),
-            ("leaf", Some(40), Some(40), 1, untyped("leaf")),
-        ];
-        assert_eq!(figures, expected);
-        let place = |it: &ValueHistogram| it.function().map(|(_, address)| address);
-        let leaf = plan.functions.functions[0].wanted.address;
-        let places: Vec<_> = read.iter().map(place).collect();
-        assert_eq!(places, [None, None, Some(leaf)]);
-        let sum = ValueHistogram::of_processes([&read[..], &read]);
-        assert!(sum.iter().all(|it| it.function().is_none()));
-        assert_eq!(
-            (sum.len(), sum[0].count(), sum[0].untyped()),
-            (3, 4, 2 * untyped("a"))
-        );
-        // Those of keys are read in another way, and without expressions there are none.
-        for other in [Observation::new().count(Selector::All), asked_by_key()] {
-            let program = Arc::new(program_with_arguments(&[("a", "8@%rdi")]));
-            let plan = ObservationPlan::of(&other, program, Arc::default()).unwrap();
-            let arenas = [RecordedData::of(&plan).arena];
-            let unreadable = SliceMemory::new(Vec::new());
-            let read = read_histograms(1, &unreadable, &plan, &arenas).unwrap();
-            assert!(read.is_empty());
-        }
-    }
-
-    fn asked_by_key() -> Observation {
-        let asked = Observation::new().count(Selector::All);
-        let asked = asked.histogram_of("arg0".parse().unwrap());
-        asked.by("tid".parse().unwrap())
     }
 
     #[test]

@@ -10,10 +10,10 @@ use iced_x86::code_asm::{
 };
 
 use super::filter::{self, FilterContext};
-use super::{SAVED_IF_TIMED, SavedRegister, histogram, keys, load, offset, spread_of};
+use super::{SAVED_IF_TIMED, SavedRegister, histogram, keys, load, offset, spread_of, sub};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::rows::STACK_PART_BITS;
-use crate::observe::layout::values::copy;
+use crate::observe::layout::values::header;
 use crate::observe::role::{FilterRole, HistogramRole, KeyRole};
 
 /// How many of the registers the code uses, from the first, unless the expression needs more.
@@ -82,25 +82,27 @@ fn add(
     context: FilterContext,
 ) -> Result<(), IcedError> {
     let all = context.layout.values;
-    let at = context.layout.values() + all.copy(place.number, 0);
-    let field = |of: u64| qword_ptr(rbx + offset(at + of));
+    let header_at = context.layout.values() + all.header(place.number, 0);
+    let field = |of: u64| qword_ptr(rbx + offset(header_at + of));
+    let first_bucket = context.layout.values() + all.first_bucket(place.number, 0);
     a.mov(rsi, rcx)?;
     load(a, rbx, context.shared)?;
     if all.group_bits() > 0 {
         a.mov(rax, rsp)?;
         a.shr(rax, STACK_PART_BITS)?;
         spread_of(a, eax, eax, all.group_bits())?;
-        a.imul_3(rax, rax, all.copy_len() as i32)?;
+        a.shl(rax, header::LEN.ilog2())?;
         a.add(rbx, rax)?;
     }
     if place.by_key {
-        a.imul_3(rax, r8, all.copy_len() as i32)?;
+        a.mov(rax, r8)?;
+        a.shl(rax, header::LEN.ilog2() + all.group_bits())?;
         a.add(rbx, rax)?;
     }
     if place.is_signed {
         a.btc(rcx, 63)?;
     }
-    for extreme in [copy::GREATEST, copy::LEAST] {
+    for extreme in [header::GREATEST, header::LEAST] {
         let mut again = a.create_label();
         let mut over = a.create_label();
         a.mov(rax, field(extreme))?;
@@ -113,7 +115,16 @@ fn add(
         a.not(rcx)?;
     }
     let mut counted = a.create_label();
-    let buckets = at + copy::HEADER_LEN;
+    // From the header to the buckets: these are as many times as long as it.
+    let to_buckets = |a: &mut CodeAssembler| -> Result<(), IcedError> {
+        if !place.by_key && all.group_bits() == 0 {
+            return Ok(());
+        }
+        a.mov(rax, rbx)?;
+        sub(a, rax, context.shared)?;
+        a.imul_3(rax, rax, (all.buckets_len() / header::LEN) as i32 - 1)?;
+        a.add(rbx, rax)
+    };
     if let Some(linear) = place.linear {
         let mut outside = a.create_label();
         step(a, linear, place.is_signed, outside)?;
@@ -125,9 +136,13 @@ fn add(
             a.je(counted)?;
         }
         a.set_label(&mut outside)?;
-        a.lock().add(field(copy::SUM), rsi)?;
+        a.lock().add(field(header::SUM), rsi)?;
         a.set_label(&mut counted)?;
-        return a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(buckets)));
+        a.nop()?;
+        to_buckets(a)?;
+        return a
+            .lock()
+            .inc(qword_ptr(rbx + rdx * 8 + offset(first_bucket)));
     }
     let precision = all.precision();
     // The buckets of negative numbers mirror the others: that of -1 precedes that of 0.
@@ -145,12 +160,13 @@ fn add(
     // The buckets below have one value each, which is not added to the sum.
     a.cmp(edx, 2 << precision)?;
     a.jb(counted)?;
-    a.lock().add(field(copy::SUM), rsi)?;
+    a.lock().add(field(header::SUM), rsi)?;
     a.set_label(&mut counted)?;
     a.nop()?;
     mirror(a)?;
-    let first = buckets + 8 * all.negative();
-    a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(first)))
+    to_buckets(a)?;
+    let of_zero = first_bucket + 8 * all.negative();
+    a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(of_zero)))
 }
 
 /// Emits the code that puts in rdx the bucket of the value in rsi: 0 below the range, then each step, then what is

@@ -31,7 +31,7 @@ use crate::observe::layout::readable_pages;
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::shared::validity;
 use crate::observe::layout::stack_copies::StackCopies;
-use crate::observe::layout::values::{ValuesLayout, copy, order};
+use crate::observe::layout::values::{ValuesLayout, header, order};
 use crate::observe::role::{HistogramRole, MemorySource};
 use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
@@ -1049,10 +1049,12 @@ proptest! {
             let code = code_of_values(&role, layout);
             let group = ((STACK >> STACK_PART_BITS) as u32).wrapping_mul(0x9e37_79b9) >> 28;
             let shared = SharedLayout { values: layout, ..LAYOUT };
-            let at = SHARED + shared.values() + layout.copy(1, group.into());
-            let len = layout.copy_len() as usize;
+            let at = SHARED + shared.values();
+            let len = layout.len() as usize;
             poke(puppet.pid.as_raw(), at, &vec![0; len]);
             let mut expected = vec![0_u64; len / 8];
+            let header_at = layout.header(1, group.into());
+            let first_bucket = layout.first_bucket(1, group.into()) as usize / 8;
             for number in &numbers {
                 let mut arguments = [0; 7];
                 arguments[2] = *number;
@@ -1066,18 +1068,18 @@ proptest! {
                 prop_assert_eq!(puppet.execute(&code, &role, &hit).rax, 1);
                 let value = if is_signed { i128::from(*number as i64) } else { i128::from(*number) };
                 let ordered = order(*number, is_signed);
-                let field = |of: u64| of as usize / 8;
-                let most = &mut expected[field(copy::GREATEST)];
+                let field = |of: u64| (header_at + of) as usize / 8;
+                let most = &mut expected[field(header::GREATEST)];
                 *most = (*most).max(ordered);
-                let least = &mut expected[field(copy::LEAST)];
+                let least = &mut expected[field(header::LEAST)];
                 *least = (*least).max(!ordered);
                 let bucket = layout.bucket(value, linear);
                 let (least, most) = layout.values_of(bucket, linear);
                 if least.is_none() || least != most {
-                    let sum = &mut expected[field(copy::SUM)];
+                    let sum = &mut expected[field(header::SUM)];
                     *sum = sum.wrapping_add(*number);
                 }
-                expected[field(copy::HEADER_LEN) + bucket as usize] += 1;
+                expected[first_bucket + bucket as usize] += 1;
             }
             let found = peek(puppet.pid.as_raw(), at, len);
             let found: Vec<u64> = found
