@@ -254,8 +254,8 @@ fn run_of_several(
     let outcome = active.run(
         display,
         |_| (),
-        |_, observer| HistogramReading::of(observer).map(Some),
-        |_, report| HistogramReading::last(report.histograms, &report.counts),
+        |_, observer, _| HistogramReading::of(observer).map(Some),
+        |_, report, _| HistogramReading::last(report.histograms, &report.counts),
         |targets, each, shown, interruptible| {
             let reading = of_all(each);
             let so_far = Histograms::new(targets, &reading, shown.at, hits.histogram).so_far();
@@ -275,6 +275,7 @@ fn run_of_several(
     if outcome.output_was_read {
         warn_of_untyped(&output.messages, histograms.only_untyped());
     }
+    outcome.warn_of_lead(&output.messages);
     outcome.finish(output, text).and(written)
 }
 

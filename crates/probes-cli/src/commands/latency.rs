@@ -301,8 +301,8 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
         None => active.run(
             display,
             |_| (),
-            |_, observer| LatencyReading::of(observer).map(Some),
-            |_, report| last_reading(report),
+            |_, observer, _| LatencyReading::of(observer).map(Some),
+            |_, report, _| last_reading(report),
             |targets, each, shown, interruptible| timing.show(targets, each, shown, interruptible),
         ),
         Some(slow_pairs) => {
@@ -312,13 +312,13 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
             active.run(
                 display,
                 |target| add_stacks(target, &mut slow_pairs.borrow_mut()),
-                |pid, observer| {
+                |pid, observer, _| {
                     let events = observer.events()?;
                     slow_pairs.borrow_mut().add_events(Some(pid), events);
                     let reading = are_read.get().then(|| LatencyReading::of(observer));
                     reading.transpose()
                 },
-                |pid, mut report| {
+                |pid, mut report, _| {
                     let events = take(&mut report.events);
                     slow_pairs.borrow_mut().add_events(Some(pid), events);
                     last_reading(report)
@@ -350,6 +350,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
     let written = report_file.map_or(Ok(()), |file| file.write(latencies.picture()));
     sum_up(output, &latencies);
     let output_was_read = outcome.output_was_read;
+    outcome.warn_of_lead(&output.messages);
     let finished = outcome.finish(output, text);
     if output_was_read {
         warn_of_doubts(&output.messages, &latencies);

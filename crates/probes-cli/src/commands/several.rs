@@ -1,5 +1,6 @@
 //! Several processes that are observed together, and give one answer.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
@@ -23,6 +24,7 @@ use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{ForkedFlag, TargetSelection};
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
+use crate::output::WarningKind;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// Why callers are not distinguished if there may be several processes, or they are distinguished `by_pid`.
@@ -63,10 +65,12 @@ pub(super) struct ObservationRequest {
 /// One of the processes.
 struct ObservedProcess {
     observer: Observer,
-    /// Whether a reading has failed, so that it is not read again.
-    is_unreadable: bool,
     /// When the last reading was, since the beginning.
     read_at: Option<Duration>,
+    /// When a reading failed: it is not read again.
+    failed_at: Option<Duration>,
+    /// Since when it is observed.
+    since: Instant,
     warning: GapWarning,
 }
 
@@ -74,8 +78,9 @@ impl ObservedProcess {
     fn of(observer: Observer) -> ObservedProcess {
         ObservedProcess {
             observer,
-            is_unreadable: false,
             read_at: None,
+            failed_at: None,
+            since: Instant::now(),
             warning: GapWarning::default(),
         }
     }
@@ -84,7 +89,7 @@ impl ObservedProcess {
         Parent {
             target,
             observer: &self.observer,
-            has_ended: self.is_unreadable,
+            has_ended: self.failed_at.is_some(),
         }
     }
 }
@@ -116,6 +121,8 @@ pub(super) struct SeveralOutcome<T> {
     /// What was read last of each process of which anything was read, by its pid.
     pub(super) last: Vec<(i32, T)>,
     pub(super) lasted: Duration,
+    /// For how much longer than the last process the first was observed.
+    lead: Duration,
     /// False if a blocked write to standard output was interrupted by a signal.
     pub(super) output_was_read: bool,
     failures: ProcessFailures,
@@ -139,7 +146,7 @@ impl<'o> SeveralObservations<'o> {
         }
         // Signals are blocked before anything is changed, so that none can keep an observation from being removed.
         let signals = TerminationSignals::block()?;
-        let mut interruptible = InterruptibleOutput::new(output, signals)?;
+        let interruptible = InterruptibleOutput::new(output, signals)?;
         let (mut each, mut are_observed) = (Vec::new(), Vec::new());
         for target in targets {
             let pid = target.pid();
@@ -151,15 +158,13 @@ impl<'o> SeveralObservations<'o> {
                 are_observed.push(target);
             }
         }
-        let begun = Instant::now();
-        interruptible.set_deadline(request.duration.and_then(|after| begun.checked_add(after)));
         Ok(SeveralObservations {
             each,
             targets: are_observed,
             failures,
             request,
             forked: forked.follow.then(ForkedProcesses::default),
-            begun,
+            begun: Instant::now(),
             interruptible,
             output,
         })
@@ -175,15 +180,16 @@ impl<'o> SeveralObservations<'o> {
     /// exited; then removes the observation from all processes. In between, each process is read too, because it may
     /// exit. Returns what was observed until then, whatever fails.
     ///
-    /// `read` and `last_of` get the pid of the process that they read. A reading replaces the previous one of its
-    /// process; `None` leaves that in place. `joins` is called with each process that is observed from then on, because another one
+    /// `read` and `last_of` get the pid of the process that they read, and for how long it was observed before the time began.
+    /// A reading replaces the previous one of its process; `None` leaves that in place. All are read before the first is removed, so
+    /// that they are observed for equally long; what `last_of` returns is kept only of those that could not be read then. `joins` is called with each process that is observed from then on, because another one
     /// has forked it.
     pub(super) fn run<T>(
         mut self,
         mut display: Display,
         mut joins: impl FnMut(&Target),
-        mut read: impl FnMut(i32, &mut Observer) -> probes_lib::Result<Option<T>>,
-        mut last_of: impl FnMut(i32, ObservationReport) -> T,
+        mut read: impl FnMut(i32, &mut Observer, Duration) -> probes_lib::Result<Option<T>>,
+        mut last_of: impl FnMut(i32, ObservationReport, Duration) -> T,
         mut show: impl FnMut(
             &[Target],
             &[(i32, T)],
@@ -192,6 +198,8 @@ impl<'o> SeveralObservations<'o> {
         ) -> Result<Next, Failure>,
     ) -> SeveralOutcome<T> {
         let mut last: Vec<(i32, T)> = Vec::new();
+        self.observe_forked(&mut joins);
+        self.begin_time();
         let mut printed = Ok(());
         // The file of -o stays as it is if none can be observed.
         if !self.each.is_empty() {
@@ -202,23 +210,30 @@ impl<'o> SeveralObservations<'o> {
             }
         }
         let lasted = self.begun.elapsed();
+        let longest_lead = self.longest_lead();
+        let are_read = self.read_last(lasted, &mut last, &mut read);
         let signals = self.interruptible.signals();
         // Removed from all, whatever has failed so far.
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
             let pid = target.pid();
             let messages = self.failures.messages(pid);
+            let lead = lead(self.begun, one.since);
             match retry(signals, &messages, || one.observer.remove()) {
                 Ok(report) => {
                     warn_of_still_mapped(&messages, pid, report.still_mapped);
                     warn_of_unrestored(&messages, pid, &report);
                     let gaps = gaps_but(&self.forked, &one.observer);
                     one.warning.update(&messages, &gaps);
-                    keep(&mut last, pid, last_of(pid, report));
+                    let reading = last_of(pid, report, lead);
+                    if !are_read.contains(&pid) {
+                        keep(&mut last, pid, reading);
+                    }
                 }
                 Err(error) => match exit_or_exec(&error) {
                     Some(exit_or_exec) => {
                         let subject = format!("process {pid} {exit_or_exec}");
-                        warn_of_unread_end(&messages, &subject, one.read_at, lasted);
+                        let ended = one.failed_at.unwrap_or(lasted);
+                        warn_of_unread_end(&messages, &subject, one.read_at, ended);
                         let gaps = gaps_but(&self.forked, &one.observer);
                         one.warning.update(&messages, &gaps);
                     }
@@ -236,6 +251,7 @@ impl<'o> SeveralObservations<'o> {
             targets: self.targets,
             last,
             lasted,
+            lead: longest_lead,
             output_was_read,
             failures: self.failures,
             printed,
@@ -247,27 +263,66 @@ impl<'o> SeveralObservations<'o> {
         &mut self,
         at: Duration,
         last: &mut Vec<(i32, T)>,
-        read: &mut impl FnMut(i32, &mut Observer) -> probes_lib::Result<Option<T>>,
+        read: &mut impl FnMut(i32, &mut Observer, Duration) -> probes_lib::Result<Option<T>>,
     ) {
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
-            if one.is_unreadable {
+            if one.failed_at.is_some() {
                 continue;
             }
             let pid = target.pid();
-            match read(pid, &mut one.observer) {
+            match read(pid, &mut one.observer, lead(self.begun, one.since)) {
                 Ok(Some(reading)) => {
                     one.read_at = Some(at);
                     keep(last, pid, reading);
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    one.is_unreadable = true;
+                    one.failed_at = Some(at);
                     if exit_or_exec(&error).is_none() {
                         self.failures.add(pid, Failure::of_process(pid)(error));
                     }
                 }
             }
         }
+    }
+
+    /// Reads each process once more. Returns the pids of those that were read: of the others, the removal tells what is wrong.
+    fn read_last<T>(
+        &mut self,
+        at: Duration,
+        last: &mut Vec<(i32, T)>,
+        read: &mut impl FnMut(i32, &mut Observer, Duration) -> probes_lib::Result<Option<T>>,
+    ) -> HashSet<i32> {
+        let mut are_read = HashSet::new();
+        for (one, target) in self.each.iter_mut().zip(&self.targets) {
+            let pid = target.pid();
+            let reading = match one.failed_at {
+                None => read(pid, &mut one.observer, lead(self.begun, one.since)),
+                Some(_) => continue,
+            };
+            if let Ok(Some(reading)) = reading {
+                one.read_at = Some(at);
+                keep(last, pid, reading);
+                are_read.insert(pid);
+            }
+        }
+        are_read
+    }
+
+    /// Begins the time of the observation, now that all processes are observed.
+    fn begin_time(&mut self) {
+        self.begun = Instant::now();
+        let end = self
+            .request
+            .duration
+            .and_then(|after| self.begun.checked_add(after));
+        self.interruptible.set_deadline(end);
+    }
+
+    /// For how much longer than the last process the first was observed when the time began.
+    fn longest_lead(&self) -> Duration {
+        let leads = self.each.iter().map(|one| lead(self.begun, one.since));
+        leads.max().unwrap_or_default()
     }
 
     /// What the observations miss, as far as is known.
@@ -333,7 +388,7 @@ impl<'o> SeveralObservations<'o> {
         display: &mut Display,
         joins: &mut impl FnMut(&Target),
         last: &mut Vec<(i32, T)>,
-        read: &mut impl FnMut(i32, &mut Observer) -> probes_lib::Result<Option<T>>,
+        read: &mut impl FnMut(i32, &mut Observer, Duration) -> probes_lib::Result<Option<T>>,
         show: &mut impl FnMut(
             &[Target],
             &[(i32, T)],
@@ -343,14 +398,13 @@ impl<'o> SeveralObservations<'o> {
     ) -> Result<(), Failure> {
         let interval = display.interval.unwrap_or(Duration::MAX);
         let end = self.request.duration.unwrap_or(Duration::MAX);
-        self.observe_forked(joins);
         let mut next = interval;
         let mut reading_at = reading_after(Duration::ZERO, interval);
         loop {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
             let running = self.each.iter().zip(&self.targets);
-            let running = running.filter(|(one, _)| !one.is_unreadable);
+            let running = running.filter(|(one, _)| one.failed_at.is_none());
             let running = running.map(|(_, target)| target);
             let wait_end = self.interruptible.signals().wait(running, left)?;
             let at = self.begun.elapsed();
@@ -359,7 +413,7 @@ impl<'o> SeveralObservations<'o> {
             }
             self.read_each(at, last, read);
             self.observe_forked(joins);
-            if self.each.iter().all(|one| one.is_unreadable) {
+            if self.each.iter().all(|one| one.failed_at.is_some()) {
                 return Ok(());
             }
             if at >= next {
@@ -380,6 +434,20 @@ impl<'o> SeveralObservations<'o> {
 }
 
 impl<T> SeveralOutcome<T> {
+    /// Warns if the first process was observed for so much longer than the last that it matters: by more than a tenth.
+    pub(super) fn warn_of_lead(&self, messages: &Messages) {
+        if self.lead > self.lasted / 10 {
+            messages.warning(
+                WarningKind::UnevenTimes,
+                &format!(
+                    "the first process was observed for {} ms longer than the last: its hits until then are counted, too",
+                    self.lead.as_millis()
+                ),
+                "processes are observed one after the other: in a longer time, the difference matters less",
+            );
+        }
+    }
+
     /// Prints the results, and reports what has failed.
     pub(super) fn finish(
         mut self,
@@ -404,6 +472,11 @@ fn gaps_but(forked: &Option<ForkedProcesses>, observer: &Observer) -> Gaps {
         None => Gaps::of(observer),
         Some(forked) => Gaps::of(observer).but_of_forked(forked.by_themselves()),
     }
+}
+
+/// How long a process was observed before the time of the observation began.
+fn lead(begun: Instant, since: Instant) -> Duration {
+    begun.saturating_duration_since(since)
 }
 
 /// Keeps a reading of a process, in place of the previous one.

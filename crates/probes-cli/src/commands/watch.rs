@@ -220,12 +220,12 @@ fn run_of_several(
     let outcome = active.run(
         DISPLAY,
         |target| add_process(&mut watching.borrow_mut().hits, watched, target),
-        |pid, observer| {
+        |pid, observer, _| {
             let events = observer.events()?;
             watching.borrow_mut().add(pid, events);
             Ok(Some(()))
         },
-        |pid, report| watching.borrow_mut().add(pid, report.events),
+        |pid, report, _| watching.borrow_mut().add(pid, report.events),
         |_, _, _, interruptible| watching.borrow_mut().show(|text| interruptible.write(text)),
     );
     let mut watching = watching.into_inner();

@@ -22,6 +22,10 @@ use crate::text::{Escaped, number_of, ocaml_string};
 pub(crate) struct KeyedReading {
     counts: KeyedCounts,
     refused: Vec<RefusedFunction>,
+    /// How long hits were counted before the time of the observation began: of several processes, the first is observed for longer.
+    lead: Duration,
+    /// Of several processes, how many hits a second had each key since the beginning.
+    rates: HashMap<Vec<Key>, f64>,
 }
 
 impl KeyedReading {
@@ -37,12 +41,33 @@ impl KeyedReading {
         KeyedReading::last(Some(KeyedCounts::by_name(counts)), counts.refused())
     }
 
-    /// The hits of several processes together. If they are `distinguished`, the pid is the first part of each key.
-    pub(crate) fn of_processes(each: &[(i32, KeyedReading)], distinguished: bool) -> KeyedReading {
+    /// The same of a process that was observed for so long before the time of the observation began.
+    pub(crate) fn with_lead(self, lead: Duration) -> KeyedReading {
+        KeyedReading { lead, ..self }
+    }
+
+    /// The hits of several processes together, so long after the beginning. If they are `distinguished`, the pid is the first part of
+    /// each key.
+    pub(crate) fn of_processes(
+        each: &[(i32, KeyedReading)],
+        distinguished: bool,
+        at: Duration,
+    ) -> KeyedReading {
         let counts = each.iter().map(|(pid, reading)| (*pid, &reading.counts));
+        let mut rates: HashMap<Vec<Key>, f64> = HashMap::new();
+        for (pid, reading) in each {
+            let seconds = per_second(at + reading.lead);
+            for counted in reading.counts.keys() {
+                let process = distinguished.then_some(Key::Process(*pid));
+                let key = process.into_iter().chain(counted.key.iter().cloned());
+                *rates.entry(key.collect()).or_default() += counted.hits as f64 / seconds;
+            }
+        }
         KeyedReading {
             counts: KeyedCounts::of_processes(counts, distinguished),
             refused: each.iter().flat_map(|(_, it)| it.refused.clone()).collect(),
+            lead: Duration::ZERO,
+            rates,
         }
     }
 
@@ -51,8 +76,15 @@ impl KeyedReading {
         KeyedReading {
             counts: counts.unwrap_or_default(),
             refused: refused.to_vec(),
+            lead: Duration::ZERO,
+            rates: HashMap::new(),
         }
     }
+}
+
+/// By how much hits are divided for a rate.
+fn per_second(during: Duration) -> f64 {
+    during.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
 /// The hits of the probes and functions of a process by their keys, most first.
@@ -122,9 +154,9 @@ impl<'k> KeyedReport<'k> {
         by: &'k CountedBy,
         sources: &FunctionSources,
     ) -> KeyedReport<'k> {
+        let rates = before.is_none().then_some(&reading.rates);
         let known = before.iter().flat_map(|before| before.counts.keys());
         let known: HashMap<&[Key], u64> = known.map(|it| (&it.key[..], it.hits)).collect();
-        let per_second = seconds.as_secs_f64().max(f64::MIN_POSITIVE);
         let rows = reading.counts.keys().iter().map(|keyed| {
             let before = known.get(&keyed.key[..]).copied().unwrap_or(0);
             let hits = keyed.hits.saturating_sub(before);
@@ -135,7 +167,9 @@ impl<'k> KeyedReport<'k> {
                     .map(|it| KeyView::of(it, sources))
                     .collect(),
                 hits,
-                rate: hits as f64 / per_second,
+                rate: rates
+                    .and_then(|rates| rates.get(&keyed.key).copied())
+                    .unwrap_or(hits as f64 / per_second(seconds)),
             }
         });
         let mut keys: Vec<KeyRow<'k>> = rows.filter(|row| row.hits > 0).collect();

@@ -49,6 +49,8 @@ pub(crate) enum WarningKind {
     UnreadAnswer,
     /// The process has exited, or executed a program, and hits since it was read last are missing.
     UnreadEnd,
+    /// Of several processes, some were observed for longer than others, and have more hits for that.
+    UnevenTimes,
     /// Hits came faster than they could be read, or had more stacks than are kept.
     LostHits,
     /// A recording reaches back less far than was asked for.

@@ -1,6 +1,8 @@
 //! `count` of several processes: one answer.
 
 use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use test_support::{Talker, program_forms};
@@ -46,6 +48,18 @@ pub(crate) fn run_all(targets: &mut [Talker]) {
     }
 }
 
+/// Checks that the rates of a process are those of the time for which it was observed: the first began first.
+fn check_rates(json: &Value, pids: &[i32]) {
+    let seconds = |pid: i32| {
+        let mut keys = json["keys"].as_array().unwrap().iter();
+        let counted = keys.find(|it| it["key"][0]["process"] == pid).unwrap();
+        counted["hits"].as_f64().unwrap() / counted["rate"].as_f64().unwrap()
+    };
+    let [first, second, third] = [0, 1, 2].map(|index| seconds(pids[index]));
+    assert!(first > second && second > third, "{json}");
+    assert!(third >= json["seconds"].as_f64().unwrap() - 1e-6, "{json}");
+}
+
 // promise: Functions: Calls of several processes are counted in one answer, to the last one, together and by process (3 processes, 4
 //    ways)
 #[test]
@@ -85,6 +99,9 @@ fn calls_of_several_processes_add_up() {
         assert_eq!(hits(&json), expected, "{flags}");
         let processes = json["processes"].as_array().unwrap();
         assert_eq!((&json["pid"], processes.len()), (&Value::Null, 3));
+        if way == "-by pid " {
+            check_rates(&json, &pids);
+        }
         assert!(!pids.iter().any(|pid| is_observed(*pid)));
     }
 }
@@ -134,9 +151,16 @@ fn exited_and_missing_processes_keep_others_counted() {
     let mut gone = targets.remove(1);
     gone.close_input();
     assert!(gone.guard().wait().success());
+    let exited = Instant::now();
     targets[1].ask("run 1 50", "calls");
+    // The age of its last reading does not grow with what the others are observed for.
+    sleep(Duration::from_secs(3));
+    let observed = exited.elapsed();
     let run = tool.end();
     assert_eq!(run.code, Some(1), "{run:?}");
+    let (_, age) = run.stderr.split_once("the last reading is ").unwrap();
+    let age: u64 = age.split(' ').next().unwrap().parse().unwrap();
+    assert!(u128::from(age) < observed.as_millis(), "{run:?}");
     assert!(run.stderr.contains("the others were observed"), "{run:?}");
     let json: Value = run.stdout.lines().last().unwrap().parse().unwrap();
     let found = hits(&json);

@@ -83,21 +83,26 @@ pub(super) fn run_of_several(
     let outcome = active.run(
         display,
         |_| (),
-        |_, observer| {
-            if by.has_expressions() {
-                return KeyedReading::of(observer).map(Some);
-            }
-            Ok(Some(KeyedReading::by_name(&observer.counts()?)))
+        |_, observer, lead| {
+            let reading = if by.has_expressions() {
+                KeyedReading::of(observer)?
+            } else {
+                KeyedReading::by_name(&observer.counts()?)
+            };
+            Ok(Some(reading.with_lead(lead)))
         },
-        |_, report| {
-            if by.has_expressions() {
-                return KeyedReading::last(report.keyed_counts, report.counts.refused());
-            }
-            KeyedReading::by_name(&report.counts)
+        |_, report, lead| {
+            let reading = if by.has_expressions() {
+                KeyedReading::last(report.keyed_counts, report.counts.refused())
+            } else {
+                KeyedReading::by_name(&report.counts)
+            };
+            reading.with_lead(lead)
         },
         |targets, each, shown, interruptible| counting.show(targets, each, shown, interruptible),
     );
     let text = counting.rest_and_total(&outcome);
+    outcome.warn_of_lead(&output.messages);
     outcome.finish(output, text)
 }
 
@@ -121,10 +126,8 @@ impl CountingSeveral<'_> {
         shown: ShownReading<'_, ()>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
-        let (reading, at) = (
-            KeyedReading::of_processes(each, self.by.has_pid()),
-            shown.at,
-        );
+        let at = shown.at;
+        let reading = KeyedReading::of_processes(each, self.by.has_pid(), at);
         let next = if let Some(table) = shown.table {
             let text = self.report(targets, &reading, None, at).table();
             table.redraw(&text, &shown.gaps, interruptible)
@@ -154,7 +157,8 @@ impl CountingSeveral<'_> {
         if outcome.last.is_empty() {
             return Ok(String::new());
         }
-        let reading = KeyedReading::of_processes(&outcome.last, self.by.has_pid());
+        let by_pid = self.by.has_pid();
+        let reading = KeyedReading::of_processes(&outcome.last, by_pid, outcome.lasted);
         let mut text = String::new();
         if self.shown.is_some() && outcome.output_was_read && !self.is_redrawn {
             text = self.since_last(&outcome.targets, &reading, outcome.lasted)?;

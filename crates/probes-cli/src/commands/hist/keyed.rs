@@ -101,8 +101,10 @@ pub(super) fn run_of_several(
     let outcome = active.run(
         display,
         |_| (),
-        |_, observer| KeyedHistogramReading::of(observer).map(Some),
-        |_, report| KeyedHistogramReading::last(report.keyed_histograms, report.counts.refused()),
+        |_, observer, _| KeyedHistogramReading::of(observer).map(Some),
+        |_, report, _| {
+            KeyedHistogramReading::last(report.keyed_histograms, report.counts.refused())
+        },
         |targets, each, shown, interruptible| {
             reporter.show(targets, &of_all(each), shown, interruptible)
         },
@@ -119,6 +121,7 @@ pub(super) fn run_of_several(
     if outcome.output_was_read {
         warn_of_untyped(&output.messages, report.only_untyped());
     }
+    outcome.warn_of_lead(&output.messages);
     outcome.finish(output, text).and(written)
 }
 
