@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use probes_lib::{Effect, Error, ErrorKind, FileError, ObserveError, ProcessError};
 
-use crate::hint::{self, Operand};
+use crate::hint::{self, CommandTarget};
 use crate::text::{number_of, number_that_were};
 use crate::usage::UsageError;
 
@@ -20,7 +20,7 @@ pub(crate) enum Failure {
     /// A usage error.
     Usage(UsageError),
     /// The library's error about a process or file.
-    Target(Operand, Error),
+    Target(CommandTarget, Error),
     /// Some of several processes failed; each failure was reported when it happened.
     Several {
         failed: usize,
@@ -68,19 +68,19 @@ pub(crate) enum Failure {
 impl Failure {
     /// The library's error about a process.
     pub(crate) fn of_process(pid: i32) -> impl Fn(Error) -> Failure {
-        move |error| Failure::Target(Operand::Process(pid), error)
+        move |error| Failure::Target(CommandTarget::Process(pid), error)
     }
 
     /// The same for a process that `attach` was to change.
     pub(crate) fn of_attached(pid: i32) -> impl Fn(Error) -> Failure {
-        move |error| Failure::Target(Operand::Attached(pid), error)
+        move |error| Failure::Target(CommandTarget::Attached(pid), error)
     }
 
     /// An observation of a process could not be removed. This is [`Failure::NotRemoved`] only if we still
     /// observe the process: not if another observer has replaced this one, or if only memory is left.
     pub(crate) fn of_removal(pid: i32, error: Error) -> Failure {
         if is_replaced(&error) || error.effect() == Effect::StillMapped {
-            Failure::Target(Operand::Process(pid), error)
+            Failure::Target(CommandTarget::Process(pid), error)
         } else {
             Failure::NotRemoved(pid, error)
         }
@@ -120,7 +120,7 @@ impl Failure {
     /// The process that it is about, if it is about one.
     pub(crate) fn pid(&self) -> Option<i32> {
         match self {
-            Failure::Target(Operand::Process(pid) | Operand::Attached(pid), _)
+            Failure::Target(CommandTarget::Process(pid) | CommandTarget::Attached(pid), _)
             | Failure::NotRemoved(pid, _)
             | Failure::NoTerminal(_, pid) => Some(*pid),
             Failure::Target(_, error) | Failure::NotUndone(error, _) => error.pid(),
@@ -146,7 +146,7 @@ impl Failure {
             Failure::Usage(error) => Some(error.hint()),
             Failure::Target(operand, error) => hint::of(error, operand),
             // It is about no process.
-            Failure::Survey(error) => hint::of(error, &Operand::Process(0)),
+            Failure::Survey(error) => hint::of(error, &CommandTarget::Process(0)),
             Failure::NotUndone(_, hint) => Some(hint.clone()),
             Failure::NotRemoved(pid, error) => Some(format!(
                 "`{}ocaml-probes observe -clean -pid {pid}` removes the observation",

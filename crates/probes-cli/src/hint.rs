@@ -50,7 +50,7 @@ pub(crate) fn closures(pid: i32, digest: CodeDigest) -> String {
 
 /// What the command that failed was to work on.
 #[derive(Debug)]
-pub(crate) enum Operand {
+pub(crate) enum CommandTarget {
     /// A running process.
     Process(i32),
     /// A running process that `attach` is to change: hints may name its flags -live and -gigatext.
@@ -61,14 +61,14 @@ pub(crate) enum Operand {
     File(PathBuf),
 }
 
-impl Operand {
+impl CommandTarget {
     /// `list` for it.
     fn to_list(&self) -> String {
         match self {
-            Operand::Process(pid) | Operand::Attached(pid) => {
+            CommandTarget::Process(pid) | CommandTarget::Attached(pid) => {
                 format!("ocaml-probes list -pid {pid}")
             }
-            Operand::Program(file) | Operand::File(file) => {
+            CommandTarget::Program(file) | CommandTarget::File(file) => {
                 format!("ocaml-probes list -prog {}", file.display())
             }
         }
@@ -76,12 +76,12 @@ impl Operand {
 
     /// Whether the command is `attach`, whose -live needs neither ptrace nor a stop.
     fn is_attach(&self) -> bool {
-        matches!(self, Operand::Attached(_))
+        matches!(self, CommandTarget::Attached(_))
     }
 }
 
 /// What to do next; `None` where the error says all that is known.
-pub(crate) fn of(error: &Error, operand: &Operand) -> Option<String> {
+pub(crate) fn of(error: &Error, operand: &CommandTarget) -> Option<String> {
     if let (Effect::HalfChanged, Some(pid)) = (error.effect(), error.pid()) {
         return Some(format!(
             "`ocaml-probes info -pid {pid}` shows which probes are inconsistent; {}",
@@ -111,7 +111,7 @@ pub(crate) fn without_events(program: &Path) -> String {
 }
 
 /// What to do about a check that has not passed: the hint of a command that fails because of it, where there is one.
-pub(crate) fn of_check(check: &Check, operand: &Operand) -> Option<String> {
+pub(crate) fn of_check(check: &Check, operand: &CommandTarget) -> Option<String> {
     if check.result() == CheckResult::Pass {
         return None;
     }
@@ -125,7 +125,7 @@ pub(crate) fn of_check(check: &Check, operand: &Operand) -> Option<String> {
         (CheckKind::Seccomp, _) if !failed => {
             "a command that observes says which call they refuse, and changes nothing then"
         }
-        (CheckKind::MemoryLimit, Operand::Process(pid)) if !failed => {
+        (CheckKind::MemoryLimit, CommandTarget::Process(pid)) if !failed => {
             return Some(format!("`prlimit --pid {pid}` shows and sets its limits"));
         }
         _ if !failed => return None,
@@ -133,13 +133,13 @@ pub(crate) fn of_check(check: &Check, operand: &Operand) -> Option<String> {
         (CheckKind::PerfEvents, _) => {
             "`profile` samples waits instead, and says how large the error may be"
         }
-        (CheckKind::StaleObservation, Operand::Process(pid)) => return Some(clean(*pid)),
+        (CheckKind::StaleObservation, CommandTarget::Process(pid)) => return Some(clean(*pid)),
         (CheckKind::PerfSamples, _) => {
             "`profile` stops the threads that run for a moment instead; -live does not, and says what it lacks"
         }
         (CheckKind::Symbols, _) => KEEP_SYMBOLS,
         (CheckKind::Frametables, _) => "build it with -g",
-        (CheckKind::Probes, Operand::Process(pid)) if check.cause().is_none() => {
+        (CheckKind::Probes, CommandTarget::Process(pid)) if check.cause().is_none() => {
             return Some(repair(*pid, "NAME"));
         }
         _ => return None,
@@ -190,7 +190,11 @@ fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<Stri
     }
 }
 
-fn of_file(kind: &FileError, file: &probes_lib::Subject, operand: &Operand) -> Option<String> {
+fn of_file(
+    kind: &FileError,
+    file: &probes_lib::Subject,
+    operand: &CommandTarget,
+) -> Option<String> {
     let hint = match kind {
         FileError::Open { source } => return of_open(source, operand),
         FileError::Elf(defect) => return of_elf(defect),
@@ -210,10 +214,10 @@ fn of_file(kind: &FileError, file: &probes_lib::Subject, operand: &Operand) -> O
 
 /// The hint about probes that do not exist, that cannot be selected in the way that was asked for,
 /// or that cannot be changed in the state that they are in.
-fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
+fn of_probe(kind: &ProbeError, operand: &CommandTarget) -> Option<String> {
     let pid = match operand {
-        Operand::Process(pid) | Operand::Attached(pid) => Some(*pid),
-        Operand::Program(_) | Operand::File(_) => None,
+        CommandTarget::Process(pid) | CommandTarget::Attached(pid) => Some(*pid),
+        CommandTarget::Program(_) | CommandTarget::File(_) => None,
     };
     let hint = match kind {
         ProbeError::NoProbes {
@@ -231,18 +235,18 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
             let built = "was it built by a compiler with probes, or with ppx_probe? was the code with the probes \
                          linked in? was .note.stapsdt kept when it was stripped?";
             return Some(match operand {
-                Operand::Process(_) => {
+                CommandTarget::Process(_) => {
                     format!(
                         "{built} `count -fn GLOB` counts functions of any program, `latency -fn GLOB` times them"
                     )
                 }
-                Operand::Program(_) => format!(
+                CommandTarget::Program(_) => format!(
                     "{built} -count -fn GLOB counts functions of any program, -latency -fn GLOB times them"
                 ),
-                Operand::File(_) => {
+                CommandTarget::File(_) => {
                     format!("{built} `list -functions` lists the functions of any program")
                 }
-                Operand::Attached(_) => built.to_owned(),
+                CommandTarget::Attached(_) => built.to_owned(),
             });
         }
         ProbeError::Unknown { name, .. } => {
@@ -282,7 +286,7 @@ fn of_probe(kind: &ProbeError, operand: &Operand) -> Option<String> {
     Some(hint.to_owned())
 }
 
-fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
+fn of_function(kind: &FunctionError, operand: &CommandTarget) -> Option<String> {
     let list = operand.to_list();
     let hint = match kind {
         FunctionError::NoMatch {
@@ -293,8 +297,8 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
             is_probe_site: true,
             ..
         } => format!(
-            "ppx_probe makes a function of each probe site, with the name of the function around it, which may have no code of \
-             its own, because it is inlined: `{}` lists the probes, and `count -probe NAME` counts hits",
+            "this is the function that ppx_probe makes for a probe site, named after the function around it; that one may be \
+             inlined, and then has no code of its own: `{}` lists the probes, and `count -probe NAME` counts hits",
             listing(operand)
         ),
         FunctionError::NoMatch { glob, .. } => {
@@ -302,7 +306,7 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
                 return Some(as_probe);
             }
             let of_shell = match operand {
-                Operand::Process(pid) => shell::with_children(*pid),
+                CommandTarget::Process(pid) => shell::with_children(*pid),
                 _ => None,
             };
             if of_shell.is_some() {
@@ -316,7 +320,7 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
                 );
             }
             let later = match operand {
-                Operand::Program(_) => {
+                CommandTarget::Program(_) => {
                     "; functions of libraries that the program loads itself are not found at its start"
                 }
                 _ => "",
@@ -325,7 +329,7 @@ fn of_function(kind: &FunctionError, operand: &Operand) -> Option<String> {
                 "`{list} -functions` lists the names; a glob has to match a whole name: `*.map`, not `map`{later}"
             )
         }
-        FunctionError::NoneAt { .. } if matches!(operand, Operand::Program(_)) => format!(
+        FunctionError::NoneAt { .. } if matches!(operand, CommandTarget::Program(_)) => format!(
             "a position-independent program, and a library, has its addresses only when it runs: give the name; \
              `{list} -functions` lists the names"
         ),
@@ -442,7 +446,7 @@ fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -> Option<St
 }
 
 /// The hint about a process or program that cannot be observed because its memory is limited.
-fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &Operand) -> Option<String> {
+fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &CommandTarget) -> Option<String> {
     let (option, flag) = match kind {
         MemoryLimitKind::Data => ("--data", "-d"),
         MemoryLimitKind::Cgroup => {
@@ -453,7 +457,7 @@ fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &Operand) -> Optio
         }
         _ => ("--as", "-v"),
     };
-    if let Operand::Program(_) = operand {
+    if let CommandTarget::Program(_) = operand {
         return Some(format!(
             "`ulimit {flag}` sets the limit; -count needs the least memory, then -latency"
         ));
@@ -465,7 +469,7 @@ fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &Operand) -> Optio
 }
 
 /// The hint about a process that cannot be observed.
-fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Option<String> {
+fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &CommandTarget) -> Option<String> {
     let hint = match kind {
         ObserveError::AlreadyObserved { .. } => {
             "wait until that observer exits, or use -force, which ends its observation with an error"
@@ -514,7 +518,7 @@ fn of_observe(kind: &ObserveError, pid: Option<i32>, operand: &Operand) -> Optio
 }
 
 /// The hint about an expression that makes no sense at a point.
-fn of_expression(problem: &ExpressionProblem, operand: &Operand) -> Option<String> {
+fn of_expression(problem: &ExpressionProblem, operand: &CommandTarget) -> Option<String> {
     match problem {
         ExpressionProblem::GoneAtExit { .. } => {
             Some("`watch -fn FUNCTION -results` shows arguments and results".to_owned())
@@ -524,10 +528,12 @@ fn of_expression(problem: &ExpressionProblem, operand: &Operand) -> Option<Strin
             if point.starts_with("probe ") =>
         {
             let shows = match operand {
-                Operand::Process(pid) | Operand::Attached(pid) => {
+                CommandTarget::Process(pid) | CommandTarget::Attached(pid) => {
                     format!("`ocaml-probes info -pid {pid} -sites`")
                 }
-                Operand::Program(_) | Operand::File(_) => format!("`{} -sites`", operand.to_list()),
+                CommandTarget::Program(_) | CommandTarget::File(_) => {
+                    format!("`{} -sites`", operand.to_list())
+                }
             };
             Some(format!(
                 "{shows} shows where the arguments of probes are; select only probes that have this one"
@@ -623,10 +629,12 @@ pub(crate) fn repair(pid: i32, name: &str) -> String {
     )
 }
 
-fn listing(operand: &Operand) -> String {
+fn listing(operand: &CommandTarget) -> String {
     match operand {
-        Operand::Process(pid) | Operand::Attached(pid) => format!("ocaml-probes info -pid {pid}"),
-        Operand::Program(_) | Operand::File(_) => operand.to_list(),
+        CommandTarget::Process(pid) | CommandTarget::Attached(pid) => {
+            format!("ocaml-probes info -pid {pid}")
+        }
+        CommandTarget::Program(_) | CommandTarget::File(_) => operand.to_list(),
     }
 }
 
@@ -650,8 +658,8 @@ pub(crate) fn of_listen(address: SocketAddr, error: &io::Error) -> Option<String
     }
 }
 
-fn of_open(source: &io::Error, operand: &Operand) -> Option<String> {
-    let is_typed = matches!(operand, Operand::Program(_) | Operand::File(_));
+fn of_open(source: &io::Error, operand: &CommandTarget) -> Option<String> {
+    let is_typed = matches!(operand, CommandTarget::Program(_) | CommandTarget::File(_));
     let hint = match source.kind() {
         io::ErrorKind::NotFound if is_typed => "give its path: it is not looked up in PATH",
         io::ErrorKind::PermissionDenied => "use sudo, or be a user with permission to read it",
@@ -813,7 +821,7 @@ mod tests {
             probes_lib::Subject::Process(pid),
             ProcessError::Denied { operation, denial },
         );
-        let hint = of(&error, &Operand::Attached(pid)).unwrap_or_default();
+        let hint = of(&error, &CommandTarget::Attached(pid)).unwrap_or_default();
         (error.to_string(), hint)
     }
 
@@ -848,8 +856,11 @@ mod tests {
             ),
         ] {
             let error = Error::new(probes_lib::Subject::Process(pid), kind);
-            assert_eq!(of(&error, &Operand::Process(pid)).as_deref(), Some(hint));
-            let with_live = of(&error, &Operand::Attached(pid)).unwrap();
+            assert_eq!(
+                of(&error, &CommandTarget::Process(pid)).as_deref(),
+                Some(hint)
+            );
+            let with_live = of(&error, &CommandTarget::Attached(pid)).unwrap();
             assert!(with_live.contains("-live"), "{with_live}");
         }
     }
@@ -981,7 +992,7 @@ mod tests {
             probes_lib::Subject::Program("./server.exe".into()),
             LaunchError::Denied(Denial::Yama { scope: 1 }),
         );
-        let hint = of(&error, &Operand::Program("./server.exe".into()));
+        let hint = of(&error, &CommandTarget::Program("./server.exe".into()));
         assert_eq!(hint.as_deref(), Some("use sudo"));
     }
 
@@ -1008,11 +1019,11 @@ mod tests {
                 "leave -live out: the process is then stopped for a moment",
             ),
         ] {
-            let said = of(&error, &Operand::Attached(4242));
+            let said = of(&error, &CommandTarget::Attached(4242));
             assert_eq!(said.as_deref(), Some(hint), "{error}");
         }
         let huge = Error::new(probes_lib::Subject::Process(pid), MemoryError::GigaText);
-        assert_eq!(of(&huge, &Operand::Process(pid)), None);
+        assert_eq!(of(&huge, &CommandTarget::Process(pid)), None);
     }
 
     #[test]
@@ -1023,7 +1034,7 @@ mod tests {
         );
         let error = error.with_effect_if_none(Effect::HalfChanged);
         assert_eq!(
-            of(&error, &Operand::Process(4242)).as_deref(),
+            of(&error, &CommandTarget::Process(4242)).as_deref(),
             Some(
                 "`ocaml-probes info -pid 4242` shows which probes are inconsistent; `ocaml-probes \
                  attach -pid 4242 -force -enable NAME` or `-force -disable NAME` repairs it"

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use probes_lib::{Counts, Functions, Observation, Target};
 
-use super::observe_loop::{ActiveObservation, Display, ShownReading};
+use super::observe_loop::{Display, ObservationLoop, ShownReading};
 use super::open_target::{open_to_observe, sources};
 use super::several::{self, ObservationRequest, SeveralObservations};
 use super::uncounted::warn_of_uncounted;
@@ -148,7 +148,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let messages = &output.messages;
     let target = open_to_observe(pid, counted.needs_probes(), messages)?;
     let begin = |observation: &Observation| {
-        ActiveObservation::begin(
+        ObservationLoop::begin(
             &target,
             observation,
             args.seccomp.options(args.take_over.options()),

@@ -10,7 +10,7 @@ pub(super) use requirements::Need;
 
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags, pid};
-use crate::hint::{self, Operand};
+use crate::hint::{self, CommandTarget};
 use crate::output::DiagnosisReport;
 
 const HELP: &str = "\
@@ -51,7 +51,7 @@ pub(super) fn run(
         None => Diagnosis::of_machine(),
     };
     // Without -pid, no hint names a process.
-    let operand = Operand::Process(args.pid.unwrap_or(0));
+    let operand = CommandTarget::Process(args.pid.unwrap_or(0));
     let commands = commands.map(|(name, needs)| requirements::answer(name, needs, &diagnosis));
     let report = DiagnosisReport::of(
         &diagnosis,

@@ -19,14 +19,14 @@ const MIN_WAIT: Duration = Duration::from_millis(5);
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What a command does with the events of a process.
-pub(super) trait EventReader {
+pub(super) trait EventHandler {
     /// Whether the process still writes events; not called each time that they are read.
     fn are_written(&mut self) -> Result<bool, Failure>;
 
     /// How long to wait before the next read.
     fn next_read(&self) -> Duration;
 
-    /// When [`EventReader::show`] shows something next, as the time since the beginning.
+    /// When [`EventHandler::show`] shows something next, as the time since the beginning.
     fn next_shown(&self) -> Duration {
         Duration::MAX
     }
@@ -69,7 +69,7 @@ impl EventsEnd {
 
 /// Reads and shows until the time is over, a signal comes, or the process writes no more events.
 pub(super) fn read_until_end(
-    reader: &mut impl EventReader,
+    reader: &mut impl EventHandler,
     target: &Target,
     begun: Instant,
     end: Duration,

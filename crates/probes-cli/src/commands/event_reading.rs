@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Glob, Options, RuntimeEventName, SelectedEntry, SelectedEvents, Target};
 
-use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
+use super::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
 use super::gaps::Gaps;
 use super::observe_loop::Display;
 use super::opened_events::OpenedEvents;
@@ -216,7 +216,7 @@ struct ShownEvents<'s, 'r, V> {
     next: Duration,
 }
 
-impl<V: EventConsumer> EventReader for ShownEvents<'_, '_, V> {
+impl<V: EventConsumer> EventHandler for ShownEvents<'_, '_, V> {
     fn are_written(&mut self) -> Result<bool, Failure> {
         let written = self.reading.opened.are_written();
         written.map_err(Failure::of_process(self.reading.target.pid()))

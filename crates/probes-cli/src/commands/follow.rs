@@ -11,7 +11,7 @@ use super::changes;
 use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::hint::Operand;
+use crate::hint::CommandTarget;
 use crate::messages::Messages;
 use crate::output::{Update, WarningKind};
 use crate::signals::{TerminationSignals, block_all};
@@ -79,7 +79,7 @@ pub(super) fn follow_launched(
         Err(error) => {
             // Printed now: afterwards, the other process, the parent of the program, receives the error and exits.
             messages.failure(&Failure::Target(
-                Operand::Program(program.to_owned()),
+                CommandTarget::Program(program.to_owned()),
                 error,
             ));
             return Ok(ExitCode::FAILURE);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
 
-use super::event_loop::{EventReader, read_until_end, warn_of_lost_words};
+use super::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
 use super::opened_events::OpenedEvents;
 use super::program_with_events::ProgramWithEvents;
 use super::step_failures::{StepFailures, report_failures};
@@ -261,7 +261,7 @@ struct GcReader<'g> {
     next: Duration,
 }
 
-impl EventReader for GcReader<'_> {
+impl EventHandler for GcReader<'_> {
     fn are_written(&mut self) -> Result<bool, Failure> {
         let written = self.events.are_written();
         written.map_err(Failure::of_process(self.pid))

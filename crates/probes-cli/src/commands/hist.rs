@@ -9,7 +9,7 @@ use std::time::Duration;
 use probes_lib::{Observation, Target};
 
 use super::gaps::Gaps;
-use super::observe_loop::{ActiveObservation, Display, ShownReading};
+use super::observe_loop::{Display, ObservationLoop, ShownReading};
 use super::open_target::open_to_observe;
 use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
@@ -145,7 +145,7 @@ fn run_of_one(
     // Before anything is changed, because it may fail.
     let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let display = Display::new(output, args.interval)?;
-    let active = ActiveObservation::begin(
+    let active = ObservationLoop::begin(
         &target,
         &observation(args, hits),
         args.seccomp.options(args.take_over.options()),

@@ -116,7 +116,7 @@ pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
         let hint = "another version of ocaml-probes may have written them: use that one";
         messages.warning(
             WarningKind::UnreadableHold,
-            &format!("{records} of who holds its probes cannot be read"),
+            &format!("{records} of the holders of its probes cannot be read"),
             hint,
         );
     }

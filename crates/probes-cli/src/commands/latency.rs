@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 
-use super::observe_loop::{ActiveObservation, Display, ShownReading};
+use super::observe_loop::{Display, ObservationLoop, ShownReading};
 use super::open_target::open_to_observe;
 use super::report_file::ReportFile;
 use super::several::{self, ObservationRequest, SeveralObservations};
@@ -184,7 +184,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         slow_pairs.add_stacks(None, stacks, limit.0);
     }
     let display = display(args, output)?;
-    let active = ActiveObservation::begin(
+    let active = ObservationLoop::begin(
         &target,
         &observation,
         args.seccomp.options(args.take_over.options()),
@@ -192,7 +192,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         output,
     )?;
     warn_of_untimed(args, messages, active.observer());
-    let mut timing = Timing {
+    let mut timing = LatencyPrinter {
         target: &target,
         output,
         asked,
@@ -290,7 +290,7 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
         sources: &sources,
         by: args.timed.keys(),
     };
-    let mut timing = TimingSeveral {
+    let mut timing = SeveralLatencyPrinter {
         output,
         by_pid: args.timed.by_pid(),
         asked,
@@ -405,7 +405,7 @@ fn reading_of(each: &[(i32, LatencyReading)], pid: Option<i32>) -> Option<&Laten
 }
 
 /// Shows the times of pairs and functions of several processes.
-struct TimingSeveral<'o> {
+struct SeveralLatencyPrinter<'o> {
     output: &'o Output,
     by_pid: bool,
     asked: TimesAsked<'o>,
@@ -414,7 +414,7 @@ struct TimingSeveral<'o> {
     shown_at: Duration,
 }
 
-impl TimingSeveral<'_> {
+impl SeveralLatencyPrinter<'_> {
     /// Shows the readings of all processes.
     fn show(
         &self,
@@ -492,7 +492,7 @@ pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>
 }
 
 /// Shows the times of pairs and functions.
-struct Timing<'t> {
+struct LatencyPrinter<'t> {
     target: &'t Target,
     output: &'t Output,
     asked: TimesAsked<'t>,
@@ -502,7 +502,7 @@ struct Timing<'t> {
     shown_at: Duration,
 }
 
-impl<'t> Timing<'t> {
+impl<'t> LatencyPrinter<'t> {
     fn targets(&self) -> &'t [Target] {
         std::slice::from_ref(self.target)
     }

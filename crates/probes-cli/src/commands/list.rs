@@ -13,7 +13,7 @@ use crate::flags::{
     Checked, FunctionArgument, FunctionList, OutputFlags, PathFlags, ProviderArgument, functions,
     pid, provider,
 };
-use crate::hint::Operand;
+use crate::hint::CommandTarget;
 use crate::output::{self, FunctionListing, Listing, WarningKind};
 use crate::progress::LongWork;
 use crate::spelling::is_number;
@@ -111,7 +111,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
     match (&args.prog, args.pid) {
         (Some(file), _) if args.functions => {
-            let failed = |error| Failure::Target(Operand::File(file.clone()), error);
+            let failed = |error| Failure::Target(CommandTarget::File(file.clone()), error);
             let file_name = file.display().to_string();
             let what = format!("reading the functions of {}", Escaped(&file_name));
             let reading = LongWork::begin(what, &output.messages);
@@ -149,7 +149,7 @@ fn usage(message: impl Into<String>) -> Failure {
 
 fn list_probes(args: &Args, file: &Path, output: &Output) -> Result<(), Failure> {
     let table = ProbeTable::read(file)
-        .map_err(|error| Failure::Target(Operand::File(file.to_owned()), error))?;
+        .map_err(|error| Failure::Target(CommandTarget::File(file.to_owned()), error))?;
     let linking = match table.linking() {
         Linking::Fixed => "linked to fixed addresses",
         Linking::PositionIndependent => "position independent",

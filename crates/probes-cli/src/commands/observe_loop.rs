@@ -31,7 +31,7 @@ const FIRST_READING: Duration = Duration::from_millis(2);
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A process that is observed.
-pub(super) struct ActiveObservation<'t> {
+pub(super) struct ObservationLoop<'t> {
     target: &'t Target,
     observer: Observer,
     begun: Instant,
@@ -66,7 +66,7 @@ pub(super) struct ShownReading<'t, T> {
     pub(super) reading: T,
     /// Since the beginning.
     pub(super) at: Duration,
-    /// To be shown in a table that is redrawn. Otherwise, warnings tell of them: those of [`ActiveObservation`] before
+    /// To be shown in a table that is redrawn. Otherwise, warnings tell of them: those of [`ObservationLoop`] before
     /// the reading is shown, those of [`SeveralObservations`](super::several::SeveralObservations) at the end.
     pub(super) gaps: Gaps,
     /// The table that is redrawn, if one is.
@@ -119,7 +119,7 @@ impl<T> Outcome<T> {
     }
 }
 
-impl<'t> ActiveObservation<'t> {
+impl<'t> ObservationLoop<'t> {
     /// Begins to observe a process, for `duration` or until a signal comes.
     pub(super) fn begin(
         target: &'t Target,
@@ -127,9 +127,9 @@ impl<'t> ActiveObservation<'t> {
         options: Options,
         duration: Option<Duration>,
         output: &'t Output,
-    ) -> Result<ActiveObservation<'t>, Failure> {
+    ) -> Result<ObservationLoop<'t>, Failure> {
         let observe = || target.observe(observation, options);
-        ActiveObservation::begin_by(target, duration, output, observe)
+        ObservationLoop::begin_by(target, duration, output, observe)
     }
 
     /// The same, with the observer that `observe` returns.
@@ -138,9 +138,9 @@ impl<'t> ActiveObservation<'t> {
         duration: Option<Duration>,
         output: &'t Output,
         observe: impl FnOnce() -> probes_lib::Result<Observer>,
-    ) -> Result<ActiveObservation<'t>, Failure> {
+    ) -> Result<ObservationLoop<'t>, Failure> {
         let observe = || observe_by(target, &output.messages, observe);
-        ActiveObservation::with_observer(target, None, duration, output, observe)
+        ObservationLoop::with_observer(target, None, duration, output, observe)
     }
 
     /// Goes on with the observation of a program that was started with it.
@@ -149,9 +149,9 @@ impl<'t> ActiveObservation<'t> {
         observer: Observer,
         duration: Option<Duration>,
         output: &'t Output,
-    ) -> Result<ActiveObservation<'t>, Failure> {
+    ) -> Result<ObservationLoop<'t>, Failure> {
         let program = Some(target.pid());
-        ActiveObservation::with_observer(target, program, duration, output, || {
+        ObservationLoop::with_observer(target, program, duration, output, || {
             warn_of_refused_closures(&output.messages, target.pid(), observer.code_digest());
             Ok(observer)
         })
@@ -164,7 +164,7 @@ impl<'t> ActiveObservation<'t> {
         duration: Option<Duration>,
         output: &'t Output,
         observer: impl FnOnce() -> Result<Observer, Failure>,
-    ) -> Result<ActiveObservation<'t>, Failure> {
+    ) -> Result<ObservationLoop<'t>, Failure> {
         // Signals are blocked before anything is changed, so that none can keep the observation
         // from being removed.
         let signals = TerminationSignals::block_and_pass_on(program)?;
@@ -172,7 +172,7 @@ impl<'t> ActiveObservation<'t> {
         let observer = observer()?;
         let begun = Instant::now();
         interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
-        Ok(ActiveObservation {
+        Ok(ObservationLoop {
             target,
             observer,
             begun,

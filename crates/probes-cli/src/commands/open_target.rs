@@ -4,7 +4,7 @@ use probes_lib::{Effect, Object, Result, SourceMap, Target, UnreadableObject};
 
 use crate::destination::Output;
 use crate::failure::{Failure, is_deleted_or_replaced};
-use crate::hint::{self, Operand};
+use crate::hint::{self, CommandTarget};
 use crate::messages::Messages;
 use crate::output::{Detail, Format, PathForm, WarningKind};
 use crate::text::{join_first_few, number_of};
@@ -54,7 +54,7 @@ pub(super) fn warn_of_unreadable(
         .iter()
         .partition(|file| is_deleted_or_replaced(&file.why));
     let warn = |why: &str, file: &UnreadableObject| {
-        let hint = hint::of(&file.why, &Operand::Process(pid));
+        let hint = hint::of(&file.why, &CommandTarget::Process(pid));
         let hint = hint.unwrap_or_else(|| format!("the {what} of all other files are available"));
         messages.warning(
             WarningKind::UnreadableFile,

@@ -31,7 +31,7 @@ use self::http::{Server, ServerFigures};
 use self::notifications::{Notification, NotificationReceiver, notifications};
 use self::page::{ShownExporter, page};
 use self::processes::Processes;
-use self::scan::{Scanner, Wanted};
+use self::scan::{Scanner, ServeRequest};
 use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -57,10 +57,10 @@ as a metric, and is tried again; the others are served. What is exported:
     -gc                       ocaml_probes_gc_pause_seconds, a histogram, and allocated bytes, from
                               the events that the runtime of OCaml 5 writes itself; see `help gc`
 
-All who can connect can read all figures, and can do nothing else. If the address is not one of this
-machine alone, a warning says so. When serve ends, by SIGINT, SIGTERM, SIGHUP or SIGQUIT, it removes
-the instrumentation. If it is killed by SIGKILL, the processes go on recording, which does no harm;
-the next serve removes that.";
+Every client that can connect can read all figures, and can do nothing else. If the address is not
+one of this machine alone, a warning says so. When serve ends, by SIGINT, SIGTERM, SIGHUP or
+SIGQUIT, it removes the instrumentation. If it is killed by SIGKILL, the processes go on recording,
+which does no harm; the next serve removes that.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "\
@@ -128,7 +128,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (sender, receiver) = notifications()?;
     let (ends, received_ends) = channel();
     let is_ending = Arc::new(AtomicBool::new(false));
-    let wanted = Wanted {
+    let wanted = ServeRequest {
         selection: &args.selection,
         observation: args.served.observation(),
         needs_probes: args.served.needs_probes(),
@@ -290,7 +290,7 @@ impl Exporter<'_> {
         if !self.address.ip().is_loopback() {
             messages.warning(
                 WarningKind::NotLoopback,
-                &format!("all who can connect to {} can read all figures", self.address),
+                &format!("every client that can connect to {} can read all figures", self.address),
                 "-listen 127.0.0.1:9464 lets only this machine connect; docs/serve.md says how to let others",
             );
         }

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use probes_lib::{Effect, Target, check_proc};
 
 use crate::failure::Failure;
-use crate::hint::Operand;
+use crate::hint::CommandTarget;
 use crate::signals::{RunningProcesses, TerminationSignals, WaitEnd};
 
 /// A program that was started.
@@ -27,7 +27,8 @@ impl StartedProgram {
     ) -> Result<StartedProgram, Failure> {
         // Of a program that runs then, nothing could be read.
         let checked = check_proc().map_err(|error| error.with_effect_if_none(Effect::NotStarted));
-        checked.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
+        checked
+            .map_err(|error| Failure::Target(CommandTarget::Program(program.to_owned()), error))?;
         let mut command = Command::new(program);
         command.args(arguments).envs(variables);
         let child = command.spawn();

@@ -523,7 +523,7 @@ impl<'l> TopView<'l> {
         }
     }
 
-    fn press(&mut self, keys: &[keys::Key]) -> io::Result<Option<End>> {
+    fn press(&mut self, keys: &[keys::KeyPress]) -> io::Result<Option<End>> {
         for &key in keys {
             match self.model.press(key, self.scroll.page) {
                 None => {}

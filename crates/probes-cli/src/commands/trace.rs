@@ -14,7 +14,7 @@ use super::wait::Wait;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{ActionFlags, Checked, OutputFlags, refuse_fields_in_json, with_regexp_help};
-use crate::hint::Operand;
+use crate::hint::CommandTarget;
 
 const HELP: &str = "\
 Without actions all probes are enabled. Returns as soon as the program runs; the program runs on in
@@ -172,7 +172,7 @@ fn start_followed(
 }
 
 fn of_program(program: &Path) -> impl Fn(probes_lib::Error) -> Failure {
-    move |error| Failure::Target(Operand::Program(program.to_owned()), error)
+    move |error| Failure::Target(CommandTarget::Program(program.to_owned()), error)
 }
 
 fn wait_failure(source: std::io::Error) -> Failure {

@@ -22,7 +22,7 @@ use super::trace_collector::CollectorReader;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
 use super::until_exit::{Waiter, wait_and_record};
 use super::wait::Wait;
-use super::watch::{self, Watching, note_unknown_arguments};
+use super::watch::{self, HitPrinter, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
@@ -30,7 +30,7 @@ use crate::flags::{
     HistogramFlags, KeyFlags, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags,
     WantedHistogram, by_name, each_once, pair, probe_name,
 };
-use crate::hint::Operand;
+use crate::hint::CommandTarget;
 use crate::output::{
     self, CountReport, Detail, Field, FunctionSources, HistogramReading, Histograms, Hits,
     KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion, KeyedReading, KeyedReport,
@@ -411,8 +411,8 @@ pub(super) fn run(
         launch.may_lack_probes()
     };
     let launched = launch.spawn();
-    let mut launched =
-        launched.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
+    let mut launched = launched
+        .map_err(|error| Failure::Target(CommandTarget::Program(program.to_owned()), error))?;
     let pid = launched.report().pid;
     let output = &output.clone().with_pid(pid);
     let printed = print_started(output, program, launched.report());
@@ -466,7 +466,7 @@ struct ObservationPrinter<'l> {
     target: &'l Target,
     wanted: &'l ProgramObservation,
     output: &'l Output,
-    watching: Watching,
+    watching: HitPrinter,
     slow_pairs: PendingSlowPairs,
     warning: GapWarning,
     begun: Instant,
@@ -494,7 +494,7 @@ impl<'l> ObservationPrinter<'l> {
             target,
             wanted,
             output,
-            watching: Watching::new(hits, output.clone()),
+            watching: HitPrinter::new(hits, output.clone()),
             slow_pairs: PendingSlowPairs::new(output, None),
             warning: GapWarning::default(),
             begun,

@@ -35,7 +35,7 @@ use crate::signals::{is_for_program, received};
 pub(super) struct Wait {
     /// All signals.
     signals: SignalFd,
-    /// Reads the signal that `Program::take` asks for, if it is pending.
+    /// Reads the signal that `AwaitedProgram::take` asks for, if it is pending.
     pending: SignalFd,
     stopping: Arc<Mutex<()>>,
 }
@@ -94,7 +94,7 @@ impl Wait {
         // Blocks the signals of faults, too: sent by kill(2), they are meant for the program. A fault of
         // our own ends us even though they are blocked.
         SigSet::all().thread_block()?;
-        let mut program = Program::new(launched, self.pending, self.stopping)?;
+        let mut program = AwaitedProgram::new(launched, self.pending, self.stopping)?;
         let mut signal: Option<ReceivedSignal> = None;
         loop {
             let change = program.change_after_signal(&mut signal)?;
@@ -121,7 +121,7 @@ const UNREAPED: u8 = 50;
 /// Waits for a signal, or for the exit of the program. SIGCHLD alone need not report the exit: a
 /// thread of a library that is preloaded into this process (LD_PRELOAD) may have received that
 /// signal.
-fn next_signal(signals: &SignalFd, program: &Program) -> io::Result<Option<ReceivedSignal>> {
+fn next_signal(signals: &SignalFd, program: &AwaitedProgram) -> io::Result<Option<ReceivedSignal>> {
     let mut fds = [
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
         PollFd::new(program.pidfd.as_fd(), PollFlags::POLLIN),
@@ -150,7 +150,7 @@ fn next_signal(signals: &SignalFd, program: &Program) -> io::Result<Option<Recei
 }
 
 /// The program that is waited for.
-struct Program {
+struct AwaitedProgram {
     launched: Launched,
     /// Readable once it has exited.
     pidfd: OwnedFd,
@@ -159,8 +159,12 @@ struct Program {
     stopping: Arc<Mutex<()>>,
 }
 
-impl Program {
-    fn new(launched: Launched, pending: SignalFd, stopping: Arc<Mutex<()>>) -> io::Result<Program> {
+impl AwaitedProgram {
+    fn new(
+        launched: Launched,
+        pending: SignalFd,
+        stopping: Arc<Mutex<()>>,
+    ) -> io::Result<AwaitedProgram> {
         let state = JobState {
             own: getpid().as_raw(),
             program: launched.report().pid,
@@ -168,7 +172,7 @@ impl Program {
             program_is_stopped: false,
             awaits_stop: false,
         };
-        Ok(Program {
+        Ok(AwaitedProgram {
             pidfd: launched.pidfd()?,
             launched,
             state,

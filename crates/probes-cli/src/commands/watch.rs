@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Events, Functions, Observer, Stacks, Target};
 
-use super::observe_loop::{ActiveObservation, Display};
+use super::observe_loop::{Display, ObservationLoop};
 use super::open_target::{open_to_observe, sources};
 use super::several::{self, ObservationRequest, SeveralObservations};
 use super::step_failures::StepFailures;
@@ -35,7 +35,7 @@ pub(super) const HITS_INTERVAL: Duration = Duration::from_millis(2);
 /// How often the numbers of hits that were lost or skipped are reported.
 const REPORT_INTERVAL: Duration = SECOND;
 
-/// Of the hits of this time each, -rate chooses R.
+/// -rate R chooses R hits of each such time.
 const SECOND: Duration = Duration::from_secs(1);
 
 const HELP: &str = "\
@@ -157,7 +157,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // Before anything is observed, because it may take long.
     let hits = Hits::new(output.format, args.paths.form());
     let hits = of_processes(hits, args, watched, std::slice::from_ref(&target));
-    let active = ActiveObservation::begin(
+    let active = ObservationLoop::begin(
         &target,
         &watched.observation(),
         args.seccomp.options(args.take_over.options()),
@@ -165,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         &output,
     )?;
     say_unwatched(&output.messages, active.observer(), watched);
-    let mut watching = Watching::of(args, hits, &output);
+    let mut watching = HitPrinter::of(args, hits, &output);
     let mut outcome = active.run(
         DISPLAY,
         |observer| observer.events(),
@@ -216,7 +216,7 @@ fn run_of_several(
     for (messages, observer) in active.each() {
         say_unwatched(&messages, observer, watched);
     }
-    let watching = RefCell::new(Watching::of(args, hits, output));
+    let watching = RefCell::new(HitPrinter::of(args, hits, output));
     let outcome = active.run(
         DISPLAY,
         |target| add_process(&mut watching.borrow_mut().hits, watched, target),
@@ -287,7 +287,7 @@ pub(super) fn note_unknown_arguments(messages: &Messages, observer: &Observer, c
 }
 
 /// Shows hits.
-pub(super) struct Watching {
+pub(super) struct HitPrinter {
     hits: Hits,
     output: Output,
     /// How many hits are shown at most; `None`: all.
@@ -302,9 +302,9 @@ pub(super) struct Watching {
     missing: Missing,
 }
 
-impl Watching {
-    pub(super) fn new(hits: Hits, output: Output) -> Watching {
-        Watching {
+impl HitPrinter {
+    pub(super) fn new(hits: Hits, output: Output) -> HitPrinter {
+        HitPrinter {
             hits,
             output,
             limit: None,
@@ -317,8 +317,8 @@ impl Watching {
         }
     }
 
-    fn of(args: &Args, hits: Hits, output: &Output) -> Watching {
-        let mut watching = Watching::new(hits, output.clone());
+    fn of(args: &Args, hits: Hits, output: &Output) -> HitPrinter {
+        let mut watching = HitPrinter::new(hits, output.clone());
         watching.limit = args.limit;
         watching.reservoir = args.rate.map(|rate| Reservoir::new(rate, Rng::new()));
         watching

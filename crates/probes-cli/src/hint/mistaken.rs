@@ -4,27 +4,27 @@ use probes_lib::{
     FunctionKind, FunctionSelector, Functions, Glob, ProbeTable, SelectedFunction, Target,
 };
 
-use super::Operand;
+use super::CommandTarget;
 
 /// What to do instead, if `name`, which is no probe, is a glob or a function.
-pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
+pub(super) fn as_function(name: &str, operand: &CommandTarget) -> Option<String> {
     if name.contains(['*', '?', '[']) {
         let hint = match operand {
-            Operand::Attached(_) => {
+            CommandTarget::Attached(_) => {
                 "names of probes are no globs; -enable-regexp req_ and -disable-regexp req_ select those that begin with req_"
             }
-            Operand::Program(_) => {
+            CommandTarget::Program(_) => {
                 "names of probes are no globs; -regexp req_, in trace -enable-regexp req_, selects those that begin with req_"
             }
-            Operand::Process(_) | Operand::File(_) => {
+            CommandTarget::Process(_) | CommandTarget::File(_) => {
                 "names of probes are no globs; where a command has -regexp, -regexp req_ selects those that begin with req_"
             }
         };
         return Some(hint.to_owned());
     }
     let functions = match operand {
-        Operand::Process(pid) | Operand::Attached(pid) => Functions::of_process(*pid),
-        Operand::Program(file) | Operand::File(file) => Functions::of_file(file),
+        CommandTarget::Process(pid) | CommandTarget::Attached(pid) => Functions::of_process(*pid),
+        CommandTarget::Program(file) | CommandTarget::File(file) => Functions::of_file(file),
     };
     let glob = FunctionSelector::Glob(name.parse().ok()?);
     let functions = functions.ok()?;
@@ -35,7 +35,7 @@ pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
     }
     // What a program that is started has in place of commands.
     let [counts, times] = match operand {
-        Operand::Program(_) => ["trace -count", "trace -latency"],
+        CommandTarget::Program(_) => ["trace -count", "trace -latency"],
         _ => ["count", "latency"],
     };
     Some(format!(
@@ -44,27 +44,27 @@ pub(super) fn as_function(name: &str, operand: &Operand) -> Option<String> {
 }
 
 /// What to do instead, if `glob`, which matches no function, matches a probe.
-pub(super) fn as_probe(glob: &str, operand: &Operand) -> Option<String> {
+pub(super) fn as_probe(glob: &str, operand: &CommandTarget) -> Option<String> {
     let glob: Glob = glob.parse().ok()?;
     let of_table = |table: &ProbeTable| {
         let mut names = table.probes().map(|probe| probe.name().to_owned());
         names.find(|name| glob.matches(name))
     };
     let (name, instead) = match operand {
-        Operand::Process(pid) | Operand::Attached(pid) => {
+        CommandTarget::Process(pid) | CommandTarget::Attached(pid) => {
             let objects = Target::open(*pid).ok()?.objects();
             let name = objects.iter().find_map(|object| of_table(object.table()))?;
             let instead = format!("`count -probe {name}` counts its hits");
             (name, instead)
         }
-        Operand::Program(file) => {
+        CommandTarget::Program(file) => {
             let name = of_table(&ProbeTable::read(file).ok()?)?;
             (
                 name,
                 "without -fn, -count counts the hits of probes".to_owned(),
             )
         }
-        Operand::File(file) => {
+        CommandTarget::File(file) => {
             let name = of_table(&ProbeTable::read(file).ok()?)?;
             (name, "without -functions, `list` lists probes".to_owned())
         }

@@ -75,7 +75,7 @@ impl StackPath {
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "counted_stacks")]
-struct Report<'r> {
+struct StackCountReport<'r> {
     version: u32,
     pid: i32,
     program: &'r str,
@@ -183,7 +183,7 @@ impl CountedStacks {
                 stack: path.state,
                 frames: &path.frames,
             });
-            return json(&Report {
+            return json(&StackCountReport {
                 version: VERSION,
                 pid: self.pid,
                 program: &self.program,

@@ -1,4 +1,4 @@
-//! [`HolderView`]: who holds a probe.
+//! [`HolderView`]: a tool that holds a probe.
 
 use std::collections::HashMap;
 use std::time::Duration;

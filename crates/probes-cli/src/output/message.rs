@@ -71,7 +71,7 @@ pub(crate) enum WarningKind {
     SeparateStacks,
     /// Probes are held by a command that was killed.
     DeadHolder,
-    /// A record of who holds probes cannot be read.
+    /// A record of the holders of probes cannot be read.
     UnreadableHold,
     /// It cannot be recorded that this command holds probes.
     UnrecordedHold,

@@ -39,7 +39,7 @@ pub(crate) struct Listing<'t> {
     /// The paths in it, as text shows them.
     #[serde(skip)]
     pub(super) paths: ShownPaths,
-    /// How many records of who holds its probes cannot be read.
+    /// How many records of the holders of its probes cannot be read.
     #[serde(skip_serializing_if = "is_zero")]
     unreadable_holds: usize,
     /// Whether sites are shown.

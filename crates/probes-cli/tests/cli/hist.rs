@@ -403,7 +403,7 @@ fn what_is_no_integer_is_refused_before() {
         ),
         (
             "-fn * -of 1",
-            " histograms are too many to be made together: at most 1024; nothing was changed\nhint: give globs that match fewer",
+            " histograms were asked for; at most 1024 are possible; nothing was changed\nhint: give globs that match fewer",
         ),
         ("-probe ints", "needs -of EXPR"),
     ] {

@@ -132,7 +132,7 @@ pub enum ObserveError {
     /// A thread that was resumed to execute an injected call has not finished it: it gets too little time on a processor.
     /// It goes on from there by itself, and then returns to where it was.
     #[error(
-        "has not finished in time what it was resumed for, to map or unmap memory: it gets too little time on a processor"
+        "has not mapped or unmapped memory in time, as it was made to: it gets too little time on a processor"
     )]
     CallUnfinished,
     /// A thread, which is the subject, is in code that an earlier observation has added to the process, or may return
@@ -260,7 +260,7 @@ pub enum ObserveError {
     #[error("has threads whose ids are not known, so hits cannot be counted by them")]
     NoThreadIds,
     /// More histograms than are possible together; without a subject.
-    #[error("{given} histograms are too many to be made together: at most {most}")]
+    #[error("{given} histograms were asked for; at most {most} are possible")]
     TooManyHistograms {
         /// How many there were.
         given: usize,
@@ -268,7 +268,7 @@ pub enum ObserveError {
         most: usize,
     },
     /// More pairs than can be timed together; without a subject.
-    #[error("{given} pairs are too many to be timed together: at most {most}")]
+    #[error("{given} pairs were asked for; at most {most} are possible")]
     TooManyPairs {
         /// How many there were.
         given: usize,

@@ -233,7 +233,7 @@ pub(crate) const FREEZERS: [&str; 3] = ["__refrigerator", "do_freezer_trap", "ge
 
 fn state_text(state: char, wchan: &str) -> String {
     if state == 'D' && FREEZERS.contains(&wchan) {
-        return "frozen (cgroup freezer), until somebody thaws it".to_owned();
+        return "frozen by its cgroup, and can be changed once it is thawed".to_owned();
     }
     let wchan = match wchan {
         "" | "0" => String::new(),

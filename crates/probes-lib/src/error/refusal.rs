@@ -75,7 +75,7 @@ pub enum Refusal {
     },
     /// It ends neither with a return nor with a jump: what follows is executed after it. There is no instruction to
     /// patch as its exit.
-    #[error("runs on into what follows it, at +{offset:#x}")]
+    #[error("goes on into the code behind its end, at +{offset:#x}")]
     FallsThrough {
         /// Where its last instruction is.
         offset: u64,
@@ -91,7 +91,7 @@ pub enum Refusal {
     OutOfReach,
     /// The bytes that the jump would take are on two pages: they cannot be written at once.
     #[error(
-        "has the border of two pages in the bytes of the jump, which cannot be written at once then"
+        "has the border of two pages where its jump would be, so that the jump could not be written at once"
     )]
     PageBorder,
     /// It is OCaml 4's, and the instructions that the jump replaces write to the stack. If the stack ends there, OCaml
@@ -111,7 +111,7 @@ pub enum Refusal {
     NotEntry,
     /// It is OCaml 5's, which executes its code on stacks of its own, and where the runtime has the address of the
     /// current one is not known.
-    #[error("is on a stack of OCaml 5 that cannot be told from others, so that it cannot be timed")]
+    #[error("runs on stacks of OCaml 5 that cannot be told apart, so it cannot be timed")]
     UnknownStack,
     /// No memory is free where its jump can lead, or other functions need memory at too many other places.
     #[error(

@@ -35,13 +35,13 @@ use sweep_filter::SweepFilter;
 #[derive(Clone, Debug)]
 pub(super) struct Targets {
     all: AddressSet,
-    /// Those of direct calls: each begins a function, whether it is known or not.
+    /// The targets of direct calls: each begins a function, whether it is known or not.
     called: AddressSet,
-    /// Those that tables, other data, relocations or symbols hold.
+    /// The addresses that tables, other data, relocations or symbols hold.
     labels: AddressSet,
-    /// Those of tables that jumps go through: no other pointer leads there.
+    /// The entries of tables that jumps go through: no other pointer leads there.
     table_labels: AddressSet,
-    /// Those behind calls.
+    /// The addresses behind calls.
     returns: AddressSet,
     /// Where the indirect jumps at these addresses lead.
     jumps: BTreeMap<u64, JumpTargets>,

@@ -142,9 +142,9 @@ pub(crate) fn age(stat: &[u8], now: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(age.max(0.0)).ok()
 }
 
-/// Returns whether `stat` is that of a process which was forked and has executed nothing since.
+/// Returns whether `stat` is that of a process which was forked and has executed nothing since; kernel threads are none.
 pub(crate) fn was_only_forked(stat: &[u8]) -> bool {
-    has_flag(stat, PF_FORKNOEXEC)
+    has_flag(stat, PF_FORKNOEXEC) && !has_flag(stat, PF_KTHREAD)
 }
 
 /// Returns when the process of `stat` was started, in clock ticks since boot.
@@ -201,6 +201,8 @@ mod tests {
         assert!(was_just_forked(&stat(PF_FORKNOEXEC), 30.0));
         assert!(was_just_forked(&stat(PF_FORKNOEXEC | 0x0040_0000), 30.99));
         assert!(!was_just_forked(&stat(PF_FORKNOEXEC), 31.01));
+        // No kernel thread executes anything.
+        assert!(!was_just_forked(&stat(PF_FORKNOEXEC | PF_KTHREAD), 30.0));
         assert!(!was_just_forked(&stat(0x0040_0000), 30.0));
         assert!(!was_just_forked(b"42 (a) R", 30.0));
     }

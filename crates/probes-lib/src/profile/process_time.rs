@@ -55,13 +55,13 @@ impl ProcessTime {
         }
     }
 
-    /// The clock shows so much now.
+    /// Sets what the clock shows now.
     pub(super) fn set(&mut self, now: Duration) {
         self.read = self.read.max(now.saturating_sub(self.first));
         self.after = Duration::ZERO;
     }
 
-    /// It has run so much since the last look at the clock.
+    /// Sets how long it has run since the clock was last read.
     pub(super) fn set_after(&mut self, after: Duration) {
         self.after = after;
     }
@@ -75,7 +75,7 @@ impl ProcessTime {
         self.running().saturating_sub(self.sampled)
     }
 
-    /// For how much a sample stands that is to stand for so much `time`.
+    /// Takes up to `time` of the running time that no sample stands for. Returns how much that is.
     pub(super) fn take(&mut self, time: Duration) -> Duration {
         let taken = time.min(self.not_sampled());
         self.sampled = self.sampled.saturating_add(taken);

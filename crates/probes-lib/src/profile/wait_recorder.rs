@@ -31,7 +31,7 @@ pub struct WaitRecorder {
     checked_at: Instant,
 }
 
-/// A time that a thread was off the processor, and was not only waiting for one.
+/// A time in which a thread waited, and not only for a processor.
 #[derive(Clone, Debug)]
 pub struct RecordedWait {
     /// The thread.
@@ -42,10 +42,10 @@ pub struct RecordedWait {
     pub since: u64,
     /// When it had a processor again.
     pub until: u64,
-    /// Whether these are the begin and the end of the wait. Otherwise it began before it was recorded, has not ended, or records were
+    /// Whether these are the true begin and end of the wait. Otherwise it began before it was recorded, has not ended, or records were
     /// lost meanwhile.
     pub is_whole: bool,
-    /// In what it waited; [`Activity::Unseen`] if the wait was over before it was looked at.
+    /// What it waited in; [`Activity::Unseen`] if the wait was over before it was looked at.
     pub activity: Activity,
     /// The innermost first; none if it was not looked at.
     pub frames: Vec<Arc<StackFrame>>,

@@ -46,9 +46,9 @@ struct StwRequest {
 pub struct DomainRequests {
     /// How many it has made.
     pub led: u64,
-    /// How many of those of others it was the last to join: they have waited for it.
+    /// How many requests of other domains it was the last to join: these have waited for it.
     pub last: u64,
-    /// How long after they were made it joined those of others, if their leaders had not gone on by then.
+    /// How long after a request of another domain it joined, if that domain still waited then.
     pub late: GcTimes,
 }
 

@@ -145,17 +145,7 @@ impl<'t> TraceeSet<'t> {
     /// has executed a program or exited, and the child may be one of those that we have stopped.
     pub(crate) fn resume_others(&self, pid: i32) {
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other != pid) {
-            match ptrace::peek_state(tid) {
-                TraceeState::Signal(signal) => ptrace::resume(tid, signal),
-                TraceeState::EventStopped => ptrace::resume(tid, 0),
-                TraceeState::GroupStopped => ptrace::listen(tid),
-                // They have something to report, or are not stopped.
-                TraceeState::Cloned(_)
-                | TraceeState::Executed
-                | TraceeState::Running
-                | TraceeState::Exited
-                | TraceeState::Gone => {}
-            }
+            resume_unless_it_reports(tid);
         }
     }
 
@@ -176,16 +166,7 @@ impl<'t> TraceeSet<'t> {
     pub(crate) fn resume_now(&mut self, pid: i32) {
         self.starved = StarvedThreads::default();
         for (&tid, _) in self.threads.iter().filter(|(_, other)| **other == pid) {
-            match ptrace::peek_state(tid) {
-                TraceeState::Signal(signal) => ptrace::resume(tid, signal),
-                TraceeState::EventStopped => ptrace::resume(tid, 0),
-                TraceeState::GroupStopped => ptrace::listen(tid),
-                TraceeState::Cloned(_)
-                | TraceeState::Executed
-                | TraceeState::Running
-                | TraceeState::Exited
-                | TraceeState::Gone => {}
-            }
+            resume_unless_it_reports(tid);
         }
     }
 
@@ -459,4 +440,19 @@ fn detach(tid: i32, state: TraceeState) {
     };
     // It fails only if the thread has been killed, which is reported next.
     let _ = ptrace::detach(tid, signal);
+}
+
+/// Resumes a tracee with the signal that has stopped it, if it has nothing else to report.
+fn resume_unless_it_reports(tid: i32) {
+    match ptrace::peek_state(tid) {
+        TraceeState::Signal(signal) => ptrace::resume(tid, signal),
+        TraceeState::EventStopped => ptrace::resume(tid, 0),
+        TraceeState::GroupStopped => ptrace::listen(tid),
+        // They have something to report, or are not stopped.
+        TraceeState::Cloned(_)
+        | TraceeState::Executed
+        | TraceeState::Running
+        | TraceeState::Exited
+        | TraceeState::Gone => {}
+    }
 }

@@ -142,7 +142,7 @@ pub(crate) struct FoundRecord {
 }
 
 impl FoundRecord {
-    /// Returns who holds what according to it.
+    /// Returns the holders that it names, each with what it holds.
     pub(crate) fn holder(&self) -> Holder {
         let HolderRecord {
             pid,
@@ -361,7 +361,7 @@ pub(crate) fn outcomes_now(process: &Process, record: &ParsedRecord) -> Vec<Entr
     })
 }
 
-/// Returns who holds probes of a process.
+/// Returns the holders of probes of a process.
 pub(crate) fn holders(process: &Process) -> Holders {
     let Some(records) = ProcessRecords::of(process) else {
         return Holders::default();

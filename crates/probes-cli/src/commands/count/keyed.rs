@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{Functions, Target};
 
-use crate::commands::observe_loop::{ActiveObservation, Display, ShownReading};
+use crate::commands::observe_loop::{Display, ObservationLoop, ShownReading};
 use crate::commands::several::{SeveralObservations, SeveralOutcome};
 use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
@@ -16,7 +16,7 @@ use crate::output::{self, FunctionSources, KeyedReading, KeyedReport};
 /// Counts until the end, and prints what was counted.
 pub(super) fn run(
     by: &CountedBy,
-    active: ActiveObservation<'_>,
+    active: ObservationLoop<'_>,
     display: Display,
     target: &Target,
     output: &Output,

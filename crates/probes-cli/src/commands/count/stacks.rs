@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use probes_lib::{Events, Observation, Stacks, Target};
 
-use crate::commands::observe_loop::{ActiveObservation, Display};
+use crate::commands::observe_loop::{Display, ObservationLoop};
 use crate::commands::report_file::ReportFile;
 use crate::commands::uncounted::warn_of_uncounted;
 use crate::commands::watch;
@@ -30,7 +30,7 @@ pub(super) struct StackCountRequest<'a> {
 pub(super) fn run<'t>(
     asked: &StackCountRequest<'_>,
     target: &'t Target,
-    begin: impl FnOnce(&Observation) -> Result<ActiveObservation<'t>, Failure>,
+    begin: impl FnOnce(&Observation) -> Result<ObservationLoop<'t>, Failure>,
     output: &'t Output,
 ) -> Result<(), Failure> {
     // Before anything is observed, because it may take long, or fail.

@@ -11,13 +11,13 @@ use probes_lib::{
 };
 
 use super::Args;
-use crate::commands::observe_loop::{ActiveObservation, Display};
+use crate::commands::observe_loop::{Display, ObservationLoop};
 use crate::commands::started_program::StartedProgram;
 use crate::commands::step_failures::report_failures;
 use crate::commands::uncounted::{warn_of_uncounted, warn_of_uncounted_from_start};
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::hint::Operand;
+use crate::hint::CommandTarget;
 use crate::messages::Messages;
 use crate::output::{GcReport, WarningKind};
 use crate::search_path::path_of;
@@ -52,7 +52,7 @@ pub(super) fn of_process(
     let (options, duration) = (args.take_over.options(), args.until.duration);
     let active = loop {
         let observation = timed.observation();
-        match ActiveObservation::begin(target, &observation, options, duration, output) {
+        match ObservationLoop::begin(target, &observation, options, duration, output) {
             Err(Failure::Target(_, error)) if timed.leave_out(&error) => {
                 warn_of_untimed_functions(error, &output.messages);
             }
@@ -71,7 +71,7 @@ pub(super) fn of_program(
     arguments: &[OsString],
     why: &Error,
 ) -> Result<ExitCode, Failure> {
-    let of_program = |error| Failure::Target(Operand::Program(path.to_owned()), error);
+    let of_program = |error| Failure::Target(CommandTarget::Program(path.to_owned()), error);
     refuse_over(args, why)?;
     let output = args.output.open_beside_program()?;
     let functions = Functions::of_file(path_of(path)).map_err(of_program)?;
@@ -97,7 +97,7 @@ pub(super) fn of_program(
     let done = observer.map_or(Ok(()), |observer| {
         warn_of_uncounted_from_start(&output.messages, &observer, "timed");
         let target = observer.target().clone();
-        let active = ActiveObservation::of(&target, observer, args.until.duration, &output)?;
+        let active = ObservationLoop::of(&target, observer, args.until.duration, &output)?;
         timed.report(args, &target, active, &output)
     });
     started.wait(report_failures([done], &output.messages))
@@ -194,7 +194,7 @@ impl CollectorFunctions {
         &self,
         args: &Args,
         target: &Target,
-        active: ActiveObservation<'_>,
+        active: ObservationLoop<'_>,
         output: &Output,
     ) -> Result<(), Failure> {
         let report = |latencies: &[FunctionLatency], seconds: Duration| {

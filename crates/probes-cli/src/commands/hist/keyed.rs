@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use probes_lib::{Functions, Target};
 
-use crate::commands::observe_loop::{ActiveObservation, Display, ShownReading};
+use crate::commands::observe_loop::{Display, ObservationLoop, ShownReading};
 use crate::commands::report_file::ReportFile;
 use crate::commands::several::SeveralObservations;
 use crate::commands::untyped::warn_of_untyped;
@@ -18,7 +18,7 @@ use crate::output::{
 /// Shows the histograms of one process until the observation is over, then prints the final ones.
 pub(super) fn run(
     asked: KeyedQuestion<'_>,
-    active: ActiveObservation<'_>,
+    active: ObservationLoop<'_>,
     display: Display,
     target: &Target,
     report_file: Option<ReportFile>,

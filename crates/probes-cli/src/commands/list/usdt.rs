@@ -7,7 +7,7 @@ use crate::commands::open_target::warn_of_unreadable;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{ProviderArgument, usdt_name};
-use crate::hint::Operand;
+use crate::hint::CommandTarget;
 use crate::output::{self, Format, SiteSources, UsdtListing};
 use crate::text::number_of;
 
@@ -18,7 +18,7 @@ pub(super) fn run(args: &Args, provider: &ProviderArgument) -> Result<(), Failur
     match (&args.prog, args.pid) {
         (Some(file), _) => {
             let output = args.output.open()?;
-            let failed = |error| Failure::Target(Operand::File(file.clone()), error);
+            let failed = |error| Failure::Target(CommandTarget::File(file.clone()), error);
             let probes = UsdtProbes::of_file(file).map_err(failed)?;
             print(args, &probes, (provider, &names), &output, failed)
         }

@@ -29,7 +29,7 @@ use crate::commands::wait::Wait;
 use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
-use crate::hint::Operand;
+use crate::hint::CommandTarget;
 use crate::interruptible_output::Next;
 
 /// For how long the removal of an observation is retried while the program runs.
@@ -133,8 +133,8 @@ fn observed(
         .options(args.seccomp.options(Options::default()))
         .observe(args.recorded.observation());
     let launched = launch.spawn();
-    let mut launched =
-        launched.map_err(|error| Failure::Target(Operand::Program(program.to_owned()), error))?;
+    let mut launched = launched
+        .map_err(|error| Failure::Target(CommandTarget::Program(program.to_owned()), error))?;
     let pid = launched.report().pid;
     let output = output.with_pid(pid);
     let messages = &output.messages;

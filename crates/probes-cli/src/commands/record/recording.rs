@@ -14,9 +14,9 @@ use super::sink::Sink;
 use super::timeline::Timeline;
 use super::waits::WaitsReader;
 use crate::clock::{in_nanoseconds, monotonic_now, nanoseconds};
-use crate::commands::event_loop::{EventReader, read_until_end, warn_of_lost_words};
+use crate::commands::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
 use crate::commands::lost_switches::warn_of_lost_switches;
-use crate::commands::observe_loop::{ActiveObservation, Display};
+use crate::commands::observe_loop::{Display, ObservationLoop};
 use crate::commands::opened_events::{
     Missed, OpenedEvents, PATIENCE, note_wait, warn_of_left_file,
 };
@@ -112,7 +112,7 @@ impl<'r> Recording<'r> {
         };
         // Before anything is changed, because it may fail.
         self.begin_waits()?;
-        let active = ActiveObservation::begin_by(target, args.until.duration, output, observe)?;
+        let active = ObservationLoop::begin_by(target, args.until.duration, output, observe)?;
         self.begun = monotonic_now();
         if recorded.has_functions() {
             warn_of_uncounted(&output.messages, active.observer(), "recorded");
@@ -346,7 +346,7 @@ impl<'r> Recording<'r> {
     }
 }
 
-impl EventReader for Recording<'_> {
+impl EventHandler for Recording<'_> {
     fn are_written(&mut self) -> Result<bool, Failure> {
         if self.waits.as_ref().is_some_and(WaitsReader::has_ended) {
             return Ok(false);

@@ -2,8 +2,8 @@
 //! before it begins, and those of a track nest, whatever was lost.
 //!
 //! ```text
-//! call    entry: calls at this place of the stack or a lower one have gone: unwound; push
-//!         exit:  calls at a lower place have gone; if the last one left is at this place, and of this function, pop
+//! call    entry: calls at this place of the stack or a lower one were unwound; push
+//!         exit:  calls at a lower place were unwound; if the last one left is at this place, and of this function, pop
 //! pair    START: push; STOP: pop, in the same thread
 //! phase   begin: push; end: pop up to the last one of its name
 //! wait    a slice by itself
@@ -55,7 +55,7 @@ pub(super) struct Timeline {
     /// Of each track that may still get events, the latest time: none goes back.
     tracks: BTreeMap<TrackId, u64>,
     next_track: u32,
-    /// With how many tracks those are forgotten that get no more events.
+    /// At how many tracks those that get no more events are forgotten.
     max_tracks: usize,
     names: HashMap<String, NameId>,
     threads: HashMap<i32, ThreadTracks>,
@@ -141,7 +141,7 @@ impl LeftOut {
         self.0 = self.0.max(Some(place));
     }
 
-    /// A call at this place ends, and those at lower ones have gone; returns whether it may be one that was left out.
+    /// A call at this place ends, and those at lower ones were unwound; returns whether it may be one that was left out.
     fn leave(&mut self, place: i64) -> bool {
         let is_left_out = self.0 >= Some(place);
         self.0 = self.0.filter(|outermost| *outermost > place);
@@ -318,7 +318,7 @@ impl Timeline {
         self.release_if_empty(key);
     }
 
-    /// Ends the calls of a stack at places below this one: they have gone.
+    /// Ends the calls of a stack at places below this one: they were unwound.
     fn leave_inner(&mut self, key: StackId, place: i64, time: u64) {
         loop {
             let Some(stack) = self.stacks.get_mut(&key) else {

@@ -34,7 +34,7 @@ const OTHERS: &str = "the others were restored";
 
 pub(super) struct Processes {
     /// By their pids.
-    each: BTreeMap<i32, Process>,
+    each: BTreeMap<i32, ServedProcess>,
     /// What has ended, for the thread that finds processes; `None` once that has to end.
     ends: Option<Sender<Ended>>,
     bounds: Vec<Duration>,
@@ -48,7 +48,7 @@ pub(super) struct Processes {
 }
 
 #[derive(Default)]
-struct Process {
+struct ServedProcess {
     program: String,
     observed: Option<Observed>,
     /// Why it is not observed, if it runs.
@@ -64,7 +64,7 @@ struct Process {
     left_out: usize,
 }
 
-impl Process {
+impl ServedProcess {
     /// Ends its observation, if there is one: its figures are those of an earlier one from now on.
     fn close(&mut self, bounds: &[Duration]) {
         let Some(mut observed) = self.observed.take() else {
@@ -174,12 +174,12 @@ impl Processes {
     }
 
     /// The process of this pid and program; another program of that pid is forgotten.
-    fn of(&mut self, pid: i32, program: String) -> &mut Process {
+    fn of(&mut self, pid: i32, program: String) -> &mut ServedProcess {
         let process = self.each.entry(pid).or_default();
         if process.program != program {
-            *process = Process {
+            *process = ServedProcess {
                 program,
-                ..Process::default()
+                ..ServedProcess::default()
             };
         }
         process.gone_since = None;
@@ -245,7 +245,7 @@ impl Processes {
 
     /// A process has exited; if it is still observed, the next reading finds that out.
     pub(super) fn forget(&mut self, pid: i32) {
-        let is_refused = |process: &Process| process.observed.is_none();
+        let is_refused = |process: &ServedProcess| process.observed.is_none();
         if let Some(process) = self.each.get_mut(&pid).filter(|it| is_refused(it)) {
             process.refused = None;
             process.gone_since.get_or_insert_with(Instant::now);
@@ -382,7 +382,7 @@ impl Processes {
     fn forget_some(&mut self) {
         loop {
             let is_too_many = self.each.len() - self.observed() > MAX_OTHERS;
-            let rows: usize = self.each.values().map(Process::rows).sum();
+            let rows: usize = self.each.values().map(ServedProcess::rows).sum();
             if !is_too_many && rows <= MAX_ROWS {
                 return;
             }
@@ -473,19 +473,19 @@ mod tests {
             ..ProcessFigures::default()
         };
         for pid in [3, 2, 4] {
-            let exited = Process {
+            let exited = ServedProcess {
                 gone_since: Some(Instant::now()),
                 earlier: figures.clone(),
-                ..Process::default()
+                ..ServedProcess::default()
             };
             processes.each.insert(pid, exited);
             processes.forget_some();
             assert_eq!(processes.each.keys().collect::<Vec<_>>(), [&pid]);
         }
         // One without rows is in nobody's way.
-        let refused = Process {
+        let refused = ServedProcess {
             refused: Some("denied".to_owned()),
-            ..Process::default()
+            ..ServedProcess::default()
         };
         processes.each.insert(5, refused);
         processes.forget_some();
@@ -500,7 +500,7 @@ mod tests {
             ..CollectorTotals::default()
         };
         for last in [None, Some(collector(3))] {
-            let mut process = Process::default();
+            let mut process = ServedProcess::default();
             process.current.collector = Some(collector(1));
             process.earlier.collector = Some(collector(2));
             process.end_events(last);

@@ -24,7 +24,7 @@ const MAX_PROCESSES: usize = 256;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What to do with the processes that are found.
-pub(super) struct Wanted<'s> {
+pub(super) struct ServeRequest<'s> {
     pub(super) selection: &'s TargetSelection,
     pub(super) observation: Option<Observation>,
     pub(super) needs_probes: bool,
@@ -47,7 +47,7 @@ pub(super) enum Ended {
 
 /// Finds processes until the sender of `ends` is dropped.
 pub(super) struct Scanner<'s> {
-    pub(super) wanted: Wanted<'s>,
+    pub(super) wanted: ServeRequest<'s>,
     notifications: NotificationSender,
     ends: Receiver<Ended>,
     /// Whether `serve` is about to end: no other process is looked at then.
@@ -114,7 +114,7 @@ impl Pause {
 
 impl<'s> Scanner<'s> {
     pub(super) fn new(
-        wanted: Wanted<'s>,
+        wanted: ServeRequest<'s>,
         notifications: NotificationSender,
         ends: Receiver<Ended>,
         is_ending: Arc<AtomicBool>,

@@ -16,12 +16,12 @@ const LONGEST_UNREAD: u32 = 32;
 pub(super) struct CollectorEvents {
     target: Target,
     events: RuntimeEvents,
-    work: CollectorWork,
+    work: CollectorActivity,
 }
 
 /// What was read.
 #[derive(Debug, Default)]
-struct CollectorWork {
+struct CollectorActivity {
     pauses: GcPauses,
     /// When the last figures were taken, in nanoseconds of CLOCK_MONOTONIC.
     since: u64,
@@ -67,9 +67,9 @@ impl CollectorEvents {
             return FoundCollector::Nothing;
         };
         let since = monotonic_now();
-        let work = CollectorWork {
+        let work = CollectorActivity {
             since,
-            ..CollectorWork::default()
+            ..CollectorActivity::default()
         };
         let target = target.clone();
         FoundCollector::Events(Box::new(CollectorEvents {
@@ -100,7 +100,7 @@ impl CollectorEvents {
     }
 }
 
-impl CollectorWork {
+impl CollectorActivity {
     fn add(&mut self, entry: &RingEntry<'_>) {
         self.silence.is_broken = true;
         if let RingEntry::Lost { words, .. } = *entry {
@@ -181,11 +181,11 @@ mod tests {
 
     #[test]
     fn figures_are_those_of_the_interval() {
-        let mut work = CollectorWork {
+        let mut work = CollectorActivity {
             since: SECOND,
-            ..CollectorWork::default()
+            ..CollectorActivity::default()
         };
-        let pause = |work: &mut CollectorWork, domain, from, to| {
+        let pause = |work: &mut CollectorActivity, domain, from, to| {
             work.add(&event(domain, from, RuntimeEventKind::Begin("minor")));
             work.add(&event(domain, to, RuntimeEventKind::End("minor")));
         };
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn pauses_count_while_they_are_under_way() {
-        let mut work = CollectorWork::default();
+        let mut work = CollectorActivity::default();
         let half = SECOND / 2;
         work.add(&event(2, half, RuntimeEventKind::Begin("compact")));
         let expected = [(SECOND, 0.5, half), (2 * SECOND, 1.0, 3 * half)];

@@ -11,7 +11,7 @@ use nix::sys::signal::{SigSet, Signal, kill, raise};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, read};
 
-use super::keys::{Key, Keys};
+use super::keys::{KeyDecoder, KeyPress};
 use crate::failure::Failure;
 use crate::signals::{TerminationSignals, block, poll_timeout};
 
@@ -21,7 +21,7 @@ const SEQUENCE: Duration = Duration::from_millis(50);
 /// What `top` reacts to.
 #[derive(Debug)]
 pub(super) enum Input {
-    Keys(Vec<Key>),
+    Keys(Vec<KeyPress>),
     /// The terminal has another size, or we were stopped, after which anything may be on it.
     Redraw {
         was_stopped: bool,
@@ -51,7 +51,7 @@ pub(super) struct Inputs<'e> {
     signals: SignalFd,
     /// Readable once the process has exited; `None` if there are several.
     exit: Option<OwnedFd>,
-    keys: Keys,
+    keys: KeyDecoder,
     /// When bytes were read last: a sequence that has begun goes on within [`SEQUENCE`].
     keys_read_at: Instant,
 }
@@ -67,7 +67,7 @@ impl<'e> Inputs<'e> {
             termination,
             signals: block(&SigSet::from_iter(signals))?,
             exit,
-            keys: Keys::default(),
+            keys: KeyDecoder::default(),
             keys_read_at: Instant::now(),
         })
     }
@@ -137,7 +137,7 @@ impl<'e> Inputs<'e> {
         }))
     }
 
-    fn read_keys(&mut self) -> io::Result<Vec<Key>> {
+    fn read_keys(&mut self) -> io::Result<Vec<KeyPress>> {
         let mut bytes = [0; 256];
         match read(stdin().as_fd(), &mut bytes) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),

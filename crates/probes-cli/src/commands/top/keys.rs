@@ -13,7 +13,7 @@ const ESCAPE: u8 = 0x1b;
 
 /// A key that was pressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum KeyPress {
     Character(char),
     /// A letter with Ctrl, in lower case.
     Control(char),
@@ -30,14 +30,14 @@ pub(super) enum Key {
 
 /// Decodes what a terminal sends, in whatever pieces it comes.
 #[derive(Debug, Default)]
-pub(super) struct Keys {
+pub(super) struct KeyDecoder {
     /// The beginning of a sequence or of a character.
     pending: Vec<u8>,
 }
 
-impl Keys {
+impl KeyDecoder {
     /// The keys that `bytes` complete.
-    pub(super) fn feed(&mut self, bytes: &[u8]) -> Vec<Key> {
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Vec<KeyPress> {
         let mut keys = Vec::new();
         for &byte in bytes {
             self.pending.push(byte);
@@ -51,22 +51,22 @@ impl Keys {
         !self.pending.is_empty()
     }
 
-    /// Drops the pending bytes; to be called when no more arrive. Returns [`Key::Escape`] if they are
+    /// Drops the pending bytes; to be called when no more arrive. Returns [`KeyPress::Escape`] if they are
     /// a single ESC byte, which also begins every escape sequence.
-    pub(super) fn flush(&mut self) -> Option<Key> {
+    pub(super) fn flush(&mut self) -> Option<KeyPress> {
         let is_escape = self.pending == [ESCAPE];
         self.pending.clear();
-        is_escape.then_some(Key::Escape)
+        is_escape.then_some(KeyPress::Escape)
     }
 
-    fn decode_pending(&mut self, keys: &mut Vec<Key>) {
+    fn decode_pending(&mut self, keys: &mut Vec<KeyPress>) {
         match Decoded::of(&self.pending) {
             Decoded::Incomplete if self.pending.len() < LONGEST => return,
             Decoded::Incomplete | Decoded::Ignored => {}
-            Decoded::Key(key) => keys.push(key),
+            Decoded::KeyPress(key) => keys.push(key),
             // The second one may begin a sequence.
             Decoded::EscapeTwice => {
-                keys.push(Key::Escape);
+                keys.push(KeyPress::Escape);
                 self.pending = vec![ESCAPE];
                 return;
             }
@@ -77,7 +77,7 @@ impl Keys {
 
 /// What bytes mean.
 enum Decoded {
-    Key(Key),
+    KeyPress(KeyPress),
     EscapeTwice,
     /// A key without a meaning here.
     Ignored,
@@ -101,9 +101,9 @@ impl Decoded {
             [ESCAPE, b'O', end] => Decoded::sequence(&[], *end),
             // A key with Alt, or an unknown escape sequence.
             [ESCAPE, ..] => Decoded::Ignored,
-            [b'\r' | b'\n'] => Decoded::Key(Key::Enter),
-            [0x7f | 0x08] => Decoded::Key(Key::Backspace),
-            [byte @ 1..=26] => Decoded::Key(Key::Control(char::from(byte - 1 + b'a'))),
+            [b'\r' | b'\n'] => Decoded::KeyPress(KeyPress::Enter),
+            [0x7f | 0x08] => Decoded::KeyPress(KeyPress::Backspace),
+            [byte @ 1..=26] => Decoded::KeyPress(KeyPress::Control(char::from(byte - 1 + b'a'))),
             [0..=0x1f] => Decoded::Ignored,
             bytes => match str::from_utf8(bytes) {
                 Ok(text) => text
@@ -120,21 +120,21 @@ impl Decoded {
         if character.is_control() {
             Decoded::Ignored
         } else {
-            Decoded::Key(Key::Character(character))
+            Decoded::KeyPress(KeyPress::Character(character))
         }
     }
 
     /// The sequences of xterm and of the Linux console. Modifier keys (`1;5A`) are ignored.
     fn sequence(parameters: &[u8], end: u8) -> Decoded {
         let number = parameters.split(|&byte| byte == b';').next();
-        Decoded::Key(match (end, number) {
-            (b'A', _) => Key::Up,
-            (b'B', _) => Key::Down,
-            (b'H', _) | (b'~', Some(b"1" | b"7")) => Key::Home,
-            (b'F', _) | (b'~', Some(b"4" | b"8")) => Key::End,
-            (b'~', Some(b"5")) => Key::PageUp,
-            (b'~', Some(b"6")) => Key::PageDown,
-            (b'M', _) if parameters.is_empty() => Key::Enter,
+        Decoded::KeyPress(match (end, number) {
+            (b'A', _) => KeyPress::Up,
+            (b'B', _) => KeyPress::Down,
+            (b'H', _) | (b'~', Some(b"1" | b"7")) => KeyPress::Home,
+            (b'F', _) | (b'~', Some(b"4" | b"8")) => KeyPress::End,
+            (b'~', Some(b"5")) => KeyPress::PageUp,
+            (b'~', Some(b"6")) => KeyPress::PageDown,
+            (b'M', _) if parameters.is_empty() => KeyPress::Enter,
             _ => return Decoded::Ignored,
         })
     }
@@ -144,8 +144,8 @@ impl Decoded {
 mod tests {
     use super::*;
 
-    fn keys(bytes: &[u8]) -> Vec<Key> {
-        let mut keys = Keys::default();
+    fn keys(bytes: &[u8]) -> Vec<KeyPress> {
+        let mut keys = KeyDecoder::default();
         let mut pressed = keys.feed(bytes);
         pressed.extend(keys.flush());
         assert!(!keys.is_waiting());
@@ -156,43 +156,43 @@ mod tests {
     fn split_escape_sequences_and_characters_become_keys() {
         let typed = "a\x1b[A\x1bOB\x1b[5~\x1b[6;5~\x1b[H\x1b[4~é日\r\x7f\x03\x1a".as_bytes();
         let expected = [
-            Key::Character('a'),
-            Key::Up,
-            Key::Down,
-            Key::PageUp,
-            Key::PageDown,
-            Key::Home,
-            Key::End,
-            Key::Character('é'),
-            Key::Character('日'),
-            Key::Enter,
-            Key::Backspace,
-            Key::Control('c'),
-            Key::Control('z'),
+            KeyPress::Character('a'),
+            KeyPress::Up,
+            KeyPress::Down,
+            KeyPress::PageUp,
+            KeyPress::PageDown,
+            KeyPress::Home,
+            KeyPress::End,
+            KeyPress::Character('é'),
+            KeyPress::Character('日'),
+            KeyPress::Enter,
+            KeyPress::Backspace,
+            KeyPress::Control('c'),
+            KeyPress::Control('z'),
         ];
         assert_eq!(keys(typed), expected);
-        let mut one_by_one = Keys::default();
+        let mut one_by_one = KeyDecoder::default();
         let pieces = typed.iter().flat_map(|&byte| one_by_one.feed(&[byte]));
-        assert_eq!(pieces.collect::<Vec<Key>>(), expected);
+        assert_eq!(pieces.collect::<Vec<KeyPress>>(), expected);
     }
 
     #[test]
     fn lone_escape_is_a_key_if_nothing_follows() {
-        assert_eq!(keys(b"\x1b"), [Key::Escape]);
-        assert_eq!(keys(b"\x1b\x1b"), [Key::Escape, Key::Escape]);
-        assert_eq!(keys(b"\x1b\x1b[A"), [Key::Escape, Key::Up]);
-        let mut half = Keys::default();
+        assert_eq!(keys(b"\x1b"), [KeyPress::Escape]);
+        assert_eq!(keys(b"\x1b\x1b"), [KeyPress::Escape, KeyPress::Escape]);
+        assert_eq!(keys(b"\x1b\x1b[A"), [KeyPress::Escape, KeyPress::Up]);
+        let mut half = KeyDecoder::default();
         assert!(half.feed(b"\x1b[").is_empty() && half.is_waiting());
         assert_eq!(half.flush(), None);
     }
 
     #[test]
     fn unknown_sequences_are_skipped_and_do_not_accumulate() {
-        assert_eq!(keys(b"\x1bx\x1b[200~\x1b[Zq"), [Key::Character('q')]);
-        assert_eq!(keys(b"\xff\xc3(\x00q"), [Key::Character('q')]);
+        assert_eq!(keys(b"\x1bx\x1b[200~\x1b[Zq"), [KeyPress::Character('q')]);
+        assert_eq!(keys(b"\xff\xc3(\x00q"), [KeyPress::Character('q')]);
         // F1 of the Linux console.
-        assert_eq!(keys(b"\x1b[[Aq"), [Key::Character('q')]);
-        let mut keys = Keys::default();
+        assert_eq!(keys(b"\x1b[[Aq"), [KeyPress::Character('q')]);
+        let mut keys = KeyDecoder::default();
         for byte in 0..=255u8 {
             keys.feed(&[byte]);
         }

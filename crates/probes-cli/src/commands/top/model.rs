@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use probes_lib::{LiveAddr, State};
 
-use super::keys::Key;
+use super::keys::KeyPress;
 use crate::output::Evidence;
 use crate::text::TERMINAL_LINES;
 
@@ -269,38 +269,38 @@ impl Model {
     }
 
     /// Handles a key; a page has `rows` rows.
-    pub(super) fn press(&mut self, key: Key, rows: usize) -> Option<Request> {
+    pub(super) fn press(&mut self, key: KeyPress, rows: usize) -> Option<Request> {
         self.message = None;
         match key {
-            Key::Control('c') => return Some(Request::Quit),
-            Key::Control('z') => return Some(Request::Suspend),
-            Key::Control('l') => return Some(Request::Redraw),
+            KeyPress::Control('c') => return Some(Request::Quit),
+            KeyPress::Control('z') => return Some(Request::Suspend),
+            KeyPress::Control('l') => return Some(Request::Redraw),
             _ if self.filter_before_typing.is_some() => self.type_filter(key),
-            Key::Escape if self.help_page.is_some() => self.help_page = None,
-            Key::Escape if !self.filter.is_empty() => {
+            KeyPress::Escape if self.help_page.is_some() => self.help_page = None,
+            KeyPress::Escape if !self.filter.is_empty() => {
                 self.filter.clear();
                 self.arrange();
             }
-            Key::Character('q') | Key::Escape => return Some(Request::Quit),
-            Key::Character('e' | ' ') | Key::Enter => return self.switch(),
-            Key::Character('s') => {
+            KeyPress::Character('q') | KeyPress::Escape => return Some(Request::Quit),
+            KeyPress::Character('e' | ' ') | KeyPress::Enter => return self.switch(),
+            KeyPress::Character('s') => {
                 self.sort = self.sort.next();
                 self.is_reversed = false;
                 self.arrange();
             }
-            Key::Character('r') => {
+            KeyPress::Character('r') => {
                 self.is_reversed = !self.is_reversed;
                 self.arrange();
             }
-            Key::Character('/') => self.filter_before_typing = Some(self.filter.clone()),
-            Key::Character('p') => {
+            KeyPress::Character('/') => self.filter_before_typing = Some(self.filter.clone()),
+            KeyPress::Character('p') => {
                 if self.frozen.is_none() {
                     self.frozen = Some(self.now.clone());
                 } else {
                     self.resume();
                 }
             }
-            Key::Character('?') => {
+            KeyPress::Character('?') => {
                 self.help_page = Some(self.help_page.map_or(0, |page| page + 1));
             }
             _ => self.select(key, rows.max(1)),
@@ -308,13 +308,13 @@ impl Model {
         None
     }
 
-    fn type_filter(&mut self, key: Key) {
+    fn type_filter(&mut self, key: KeyPress) {
         match key {
-            Key::Enter => self.filter_before_typing = None,
-            Key::Escape => self.filter = self.filter_before_typing.take().unwrap_or_default(),
-            Key::Backspace => drop(self.filter.pop()),
-            Key::Control('u') => self.filter.clear(),
-            Key::Character(character) if self.filter.chars().count() < MAX_FILTER_LEN => {
+            KeyPress::Enter => self.filter_before_typing = None,
+            KeyPress::Escape => self.filter = self.filter_before_typing.take().unwrap_or_default(),
+            KeyPress::Backspace => drop(self.filter.pop()),
+            KeyPress::Control('u') => self.filter.clear(),
+            KeyPress::Character(character) if self.filter.chars().count() < MAX_FILTER_LEN => {
                 self.filter.push(character);
             }
             _ => {}
@@ -354,19 +354,19 @@ impl Model {
         })
     }
 
-    fn select(&mut self, key: Key, page: usize) {
+    fn select(&mut self, key: KeyPress, page: usize) {
         let Some(last) = self.shown.len().checked_sub(1) else {
             return;
         };
         let row = match (key, self.selected_row()) {
-            (Key::Down | Key::Character('j') | Key::PageDown, None) => 0,
-            (Key::Up | Key::Character('k') | Key::PageUp, None) => 0,
-            (Key::Down | Key::Character('j'), Some(row)) => row + 1,
-            (Key::Up | Key::Character('k'), Some(row)) => row.saturating_sub(1),
-            (Key::PageDown, Some(row)) => row.saturating_add(page),
-            (Key::PageUp, Some(row)) => row.saturating_sub(page),
-            (Key::Home, _) => 0,
-            (Key::End, _) => last,
+            (KeyPress::Down | KeyPress::Character('j') | KeyPress::PageDown, None) => 0,
+            (KeyPress::Up | KeyPress::Character('k') | KeyPress::PageUp, None) => 0,
+            (KeyPress::Down | KeyPress::Character('j'), Some(row)) => row + 1,
+            (KeyPress::Up | KeyPress::Character('k'), Some(row)) => row.saturating_sub(1),
+            (KeyPress::PageDown, Some(row)) => row.saturating_add(page),
+            (KeyPress::PageUp, Some(row)) => row.saturating_sub(page),
+            (KeyPress::Home, _) => 0,
+            (KeyPress::End, _) => last,
             _ => return,
         };
         self.selected = Some(self.shown[row.min(last)]);

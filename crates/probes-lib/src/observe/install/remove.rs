@@ -471,7 +471,7 @@ fn still_inside(
     Error::new(Subject::Thread { pid, tid }, kind)
 }
 
-/// Writes who takes over, if anybody does, into the data of each arena, for its observer.
+/// Writes which tool takes over, if one does, into the data of each arena, for its observer.
 fn write_successor(
     process: &Process,
     memory: &ProcessMemory,

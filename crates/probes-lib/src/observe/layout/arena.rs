@@ -47,10 +47,10 @@ const VERSION: u32 = 6;
 /// The versions with a row of counters for each group of threads. What their tools have left is removed as well.
 const VERSIONS_OF_GROUPS: RangeInclusive<u32> = 4..=5;
 
-/// The versions that do not record who observes. What their tools have left is removed as well.
+/// The versions that do not record the observer. What their tools have left is removed as well.
 const VERSIONS_WITHOUT_OBSERVER: RangeInclusive<u32> = 2..=3;
 
-/// The length of the header in bytes: its fields, then the record of who observes.
+/// The length of the header in bytes: its fields, then the record of the observer.
 pub(crate) const HEADER_LEN: usize = BASE_LEN + OBSERVER_RECORD_LEN;
 /// The length of the fields.
 const BASE_LEN: usize = 80;
@@ -396,7 +396,7 @@ impl Arena {
         self.code.plus(SHARED_AT as u64)
     }
 
-    /// Returns who observes, if the header says it.
+    /// Returns the observer, if the header says it.
     pub(crate) fn observer(&self) -> Option<&ObserverRecord> {
         match &self.version {
             HeaderVersion::WithoutRecord { .. } => None,
@@ -529,7 +529,7 @@ impl Arena {
     }
 }
 
-/// Returns whether headers of this version have the record of who observes.
+/// Returns whether headers of this version have the record of the observer.
 fn has_record(version: u32) -> bool {
     version == VERSION || VERSIONS_OF_GROUPS.contains(&version)
 }

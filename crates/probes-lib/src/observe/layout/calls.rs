@@ -182,18 +182,18 @@ impl CallsLayout {
     }
 
     /// Returns the binary logarithm of the length of a slot in bytes.
-    pub(crate) fn stack_len_bits(self) -> u32 {
+    pub(crate) fn slot_len_bits(self) -> u32 {
         self.call_len_bits() + 9
     }
 
     /// Returns the length of a slot in bytes.
-    pub(crate) fn stack_len(self) -> u64 {
-        1 << self.stack_len_bits()
+    pub(crate) fn slot_len(self) -> u64 {
+        1 << self.slot_len_bits()
     }
 
     /// Returns the offset of a slot.
-    pub(crate) fn stack(self, index: u64) -> u64 {
-        self.slots() + index * self.stack_len()
+    pub(crate) fn slot(self, index: u64) -> u64 {
+        self.slots() + index * self.slot_len()
     }
 
     /// Returns the offset of a function.
@@ -250,7 +250,7 @@ impl CallsLayout {
     /// Returns the offset of the sums of a group: only of self times.
     pub(crate) fn sums(self, function: u32, group: u64) -> u64 {
         let before = (u64::from(function) << self.group_bits()) + group;
-        self.stack(call_slot::COUNT + call_slot::TRIED) + before * self.histogram_len()
+        self.slot(call_slot::COUNT + call_slot::TRIED) + before * self.histogram_len()
     }
 
     /// Returns the offset of the callers.
@@ -308,7 +308,7 @@ mod tests {
             assert!(calls.is_possible());
             assert_eq!(CallsLayout::of_number(calls.number()), calls);
             let calls_of_stack = u64::from(call_slot::MAX_CALLS + 10) << calls.call_len_bits();
-            assert!(call_slot::CALLS + calls_of_stack <= calls.stack_len());
+            assert!(call_slot::CALLS + calls_of_stack <= calls.slot_len());
             assert!(calls.slots() >= calls.functions_len() && calls.slots() % PAGE == 0);
             let last = (1 << calls.group_bits()) - 1;
             let end = calls.sums(functions - 1, last) + calls.histogram_len();

@@ -406,7 +406,7 @@ fn count_running(
     recorded: &mut [RecordedFunction],
     read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
 ) -> Result<()> {
-    let stacks = (0..call_slot::COUNT + call_slot::TRIED).map(|index| layout.stack(index));
+    let stacks = (0..call_slot::COUNT + call_slot::TRIED).map(|index| layout.slot(index));
     let depths = stacks.clone().map(|at| (at + call_slot::DEPTH, 8));
     let depths = read_pieces(&depths.collect::<Vec<_>>())?;
     let depths = depths.chunks_exact(8).map(|depth| word(depth, 0));
@@ -471,8 +471,7 @@ mod tests {
     fn calls_not_ended_are_counted_by_function() {
         // On the second stack and the last, three calls: of function 1, of 0 without a frame, and of 1.
         let last = call_slot::COUNT + call_slot::TRIED - 1;
-        let is_at =
-            |at: u64, field: u64| [1, last].iter().any(|it| at == LAYOUT.stack(*it) + field);
+        let is_at = |at: u64, field: u64| [1, last].iter().any(|it| at == LAYOUT.slot(*it) + field);
         let read = |at: u64, len: u64| {
             let mut bytes = vec![0; len as usize];
             if is_at(at, call_slot::DEPTH) {
@@ -572,7 +571,7 @@ mod tests {
         let of_second = |it: &PlannedPoint| it.role.timed.is_some_and(|it| it.function == 1);
         let point = plan.points.iter().position(of_second).unwrap();
         data.hit(point, 2);
-        let stack = calls_at(data).plus(layout.stack(9));
+        let stack = calls_at(data).plus(layout.slot(9));
         data.put(stack.plus(call_slot::DEPTH), 2);
         for (index, flags) in [(0, 0), (1, call_slot::IS_LEFT_OUT)] {
             let call = stack.plus(call_slot::CALLS + (index << layout.call_len_bits()));

@@ -623,7 +623,7 @@ fn find_slot(
     a.mov(edx, edi)?;
     spread(a, edx, call_slot::COUNT_BITS)?;
     let layout = shared.1;
-    a.shl(edx, layout.calls.stack_len_bits())?;
+    a.shl(edx, layout.calls.slot_len_bits())?;
     let stacks = layout.calls() + layout.calls.slots();
     a.lea(rcx, qword_ptr(rbx + rdx + offset(stacks)))?;
     a.cmp(word_at(rcx, call_slot::OWNER), rdi)
@@ -639,7 +639,7 @@ fn find_other_slot(
     let mut next = a.create_label();
     a.mov(edx, call_slot::TRIED as u32 - 1)?;
     a.set_label(&mut next)?;
-    a.add(rcx, layout.stack_len() as i32)?;
+    a.add(rcx, layout.slot_len() as i32)?;
     a.cmp(word_at(rcx, call_slot::OWNER), rdi)?;
     a.je(found)?;
     a.dec(edx)?;
@@ -655,7 +655,7 @@ fn take_slot(
     retry: CodeLabel,
     lost: CodeLabel,
 ) -> Result<(), IcedError> {
-    let stack_len = shared.1.calls.stack_len() as i32;
+    let stack_len = shared.1.calls.slot_len() as i32;
     let mut next = a.create_label();
     let mut is_free = a.create_label();
     let mut is_taken = a.create_label();

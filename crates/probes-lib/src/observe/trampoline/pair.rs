@@ -23,7 +23,7 @@ use crate::observe::layout::pair_slots::{SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLO
 use crate::observe::layout::shared::{self, SLOT_OVERFLOWS, SharedLayout};
 use crate::observe::role::{KeyRole, Marks, PairEnd, PairFilter, Role, WatchRole};
 
-/// The ends of pairs that a point is.
+/// A point as the end of pairs.
 #[derive(Clone, Copy)]
 pub(super) struct Ends<'r> {
     pub(super) ends: &'r [PairEnd],
@@ -38,7 +38,7 @@ pub(super) struct Ends<'r> {
     pub(super) are_in_range: bool,
 }
 
-/// Emits the code of the ends of pairs that a point is. Expects in the copies of the saved registers what these held at
+/// Emits the code of a point that is the end of pairs. Expects in the copies of the saved registers what these held at
 /// the point, and does not change the copies. Changes all of the registers themselves; in the end, the address of the
 /// shared data is in rbx, and the time in rsi.
 pub(super) fn ends(
@@ -48,24 +48,24 @@ pub(super) fn ends(
     context: FilterContext,
 ) -> Result<(), IcedError> {
     let PairFilter::Starts(filter) = ends.filter else {
-        let starts = Starts::Timed;
+        let starts = StartKind::Timed;
         return ends.emit(a, starts, pointers, context);
     };
     let (mut left_out, mut untyped) = (a.create_label(), a.create_label());
     let mut over = a.create_label();
     filter::filter(a, filter, context, left_out, untyped)?;
-    ends.emit(a, Starts::Timed, pointers, context)?;
+    ends.emit(a, StartKind::Timed, pointers, context)?;
     a.jmp(over)?;
     a.set_label(&mut untyped)?;
     ends.count_untyped(a, pointers, |end| matches!(end, PairEnd::Start(_)))?;
     a.set_label(&mut left_out)?;
-    ends.emit(a, Starts::LeftOut, pointers, context)?;
+    ends.emit(a, StartKind::LeftOut, pointers, context)?;
     a.set_label(&mut over)?;
     // A label needs an instruction, and the caller may set another label here.
     a.nop()
 }
 
-/// What becomes of times.
+/// What is done with each time.
 #[derive(Clone, Copy)]
 struct KeptTimes {
     /// Whether they are kept in r8.
@@ -74,9 +74,9 @@ struct KeptTimes {
     are_in_range: bool,
 }
 
-/// What becomes of a start.
+/// What is done with a start.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Starts {
+enum StartKind {
     Timed,
     /// Its time is not recorded, but its stop has to find it.
     LeftOut,
@@ -99,7 +99,7 @@ impl Ends<'_> {
     fn emit(
         self,
         a: &mut CodeAssembler,
-        starts: Starts,
+        starts: StartKind,
         pointers: &Pointers,
         context: FilterContext,
     ) -> Result<(), IcedError> {
@@ -115,7 +115,7 @@ impl Ends<'_> {
         };
         for (index, end) in self.ends.iter().enumerate() {
             let mut next = a.create_label();
-            let is_kept = matches!(end, PairEnd::Start(_)) && starts == Starts::Timed;
+            let is_kept = matches!(end, PairEnd::Start(_)) && starts == StartKind::Timed;
             match (self.key.is_some(), self.reported) {
                 (true, Some(reported)) if is_kept => {
                     let kept = slow::StartPlace::of_key(*end);
@@ -166,7 +166,7 @@ impl Ends<'_> {
             a.set_label(&mut untyped)?;
             // A start that is left out was not chosen, or is counted as untyped already.
             self.count_untyped(a, pointers, |end| {
-                starts == Starts::Timed || matches!(end, PairEnd::Stop(_))
+                starts == StartKind::Timed || matches!(end, PairEnd::Stop(_))
             })?;
             a.set_label(&mut over)?;
         }
@@ -181,7 +181,7 @@ impl Ends<'_> {
         self,
         a: &mut CodeAssembler,
         end: PairEnd,
-        starts: Starts,
+        starts: StartKind,
         saved: &[SavedRegister],
         layout: SharedLayout,
         over: CodeLabel,
@@ -297,12 +297,16 @@ fn reset_slot_of_exited_thread(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// Adds a start to those that wait in the slot at rcx.
-fn push_start(a: &mut CodeAssembler, starts: Starts, is_filtered: bool) -> Result<(), IcedError> {
+fn push_start(
+    a: &mut CodeAssembler,
+    starts: StartKind,
+    is_filtered: bool,
+) -> Result<(), IcedError> {
     a.mov(eax, 1)?;
     a.xadd(word_at(rcx, slot::DEPTH), rax)?;
     locate_start(a)?;
     if is_filtered {
-        // One that is overwritten while it waits: its stop will not know whether it was left out.
+        // A start that waits is overwritten: its stop will not know whether it was left out.
         let mut over = a.create_label();
         a.mov(rdi, qword_ptr(rcx + rdx * 8 + slot::STARTS))?;
         a.btr(rdi, slot::LEFT_OUT_BIT)?;
@@ -315,7 +319,7 @@ fn push_start(a: &mut CodeAssembler, starts: Starts, is_filtered: bool) -> Resul
         // There may be another label.
         a.nop()?;
     }
-    if starts == Starts::LeftOut {
+    if starts == StartKind::LeftOut {
         a.bts(rax, slot::LEFT_OUT_BIT)?;
         a.inc(word_at(rcx, slot::LEFT_OUT))?;
     }

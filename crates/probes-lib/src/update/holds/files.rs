@@ -105,7 +105,7 @@ impl Directory {
         };
         let directory = Directory::open(path, owner)?;
         if is_new {
-            // Whatever our umask: others see who holds their probes.
+            // Whatever our umask: others see the holders of their probes.
             fchmod(&directory.dir, access)?;
         }
         Ok(directory)

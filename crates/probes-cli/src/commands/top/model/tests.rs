@@ -33,7 +33,7 @@ fn selected(model: &Model) -> Option<&str> {
 
 fn type_text(model: &mut Model, text: &str) {
     for character in text.chars() {
-        assert_eq!(model.press(Key::Character(character), 10), None);
+        assert_eq!(model.press(KeyPress::Character(character), 10), None);
     }
 }
 
@@ -117,8 +117,8 @@ fn equal_rates_are_sorted_by_hits() {
 fn selection_stays_with_its_probe() {
     let mut model = model();
     assert_eq!(selected(&model), None);
-    model.press(Key::Down, 10);
-    model.press(Key::Down, 10);
+    model.press(KeyPress::Down, 10);
+    model.press(KeyPress::Down, 10);
     assert_eq!(selected(&model), Some("a"));
     type_text(&mut model, "s");
     assert_eq!(
@@ -141,24 +141,29 @@ fn selection_moves_within_the_shown_rows() {
     let names: Vec<String> = (0..100).map(|index| format!("p{index:02}")).collect();
     let mut model = Model::new(names.iter().map(String::as_str), []);
     for (key, expected) in [
-        (Key::Up, "p00"),
-        (Key::Up, "p00"),
-        (Key::PageDown, "p10"),
-        (Key::Character('j'), "p11"),
-        (Key::Character('k'), "p10"),
-        (Key::End, "p99"),
-        (Key::Down, "p99"),
-        (Key::PageUp, "p89"),
-        (Key::Home, "p00"),
+        (KeyPress::Up, "p00"),
+        (KeyPress::Up, "p00"),
+        (KeyPress::PageDown, "p10"),
+        (KeyPress::Character('j'), "p11"),
+        (KeyPress::Character('k'), "p10"),
+        (KeyPress::End, "p99"),
+        (KeyPress::Down, "p99"),
+        (KeyPress::PageUp, "p89"),
+        (KeyPress::Home, "p00"),
     ] {
         model.press(key, 10);
         assert_eq!(selected(&model), Some(expected), "{key:?}");
     }
     // Also if no row fits on the screen.
-    model.press(Key::PageDown, 0);
+    model.press(KeyPress::PageDown, 0);
     assert_eq!(selected(&model), Some("p01"));
     let mut empty = Model::new([], []);
-    for key in [Key::Down, Key::End, Key::PageUp, Key::Home] {
+    for key in [
+        KeyPress::Down,
+        KeyPress::End,
+        KeyPress::PageUp,
+        KeyPress::Home,
+    ] {
         assert_eq!(empty.press(key, 10), None);
         assert_eq!(selected(&empty), None);
     }
@@ -172,24 +177,24 @@ fn filter_applies_while_typed_then_kept_or_dropped() {
     // While the filter is being typed, keys that are otherwise commands are part of it.
     type_text(&mut model, "q");
     assert_eq!((names(&model).as_str(), model.shown_count()), ("", 0));
-    model.press(Key::Backspace, 10);
-    model.press(Key::Enter, 10);
+    model.press(KeyPress::Backspace, 10);
+    model.press(KeyPress::Enter, 10);
     assert_eq!((model.filter(), model.is_typing()), ("REQ", false));
     type_text(&mut model, "/_end");
     assert_eq!(names(&model), "req_end");
-    model.press(Key::Escape, 10);
+    model.press(KeyPress::Escape, 10);
     assert_eq!((model.filter(), model.shown_count()), ("REQ", 2));
     // Esc closes help, clears the filter that was kept, and quits.
-    model.press(Key::Character('?'), 10);
-    assert_eq!(model.press(Key::Escape, 10), None);
+    model.press(KeyPress::Character('?'), 10);
+    assert_eq!(model.press(KeyPress::Escape, 10), None);
     assert_eq!((model.filter(), model.help_page()), ("REQ", None));
-    assert_eq!(model.press(Key::Escape, 10), None);
+    assert_eq!(model.press(KeyPress::Escape, 10), None);
     assert_eq!((model.filter(), model.shown_count()), ("", 3));
-    assert_eq!(model.press(Key::Escape, 10), Some(Request::Quit));
+    assert_eq!(model.press(KeyPress::Escape, 10), Some(Request::Quit));
     type_text(&mut model, "/");
-    model.press(Key::Control('u'), 10);
+    model.press(KeyPress::Control('u'), 10);
     assert_eq!(model.shown_count(), 3);
-    assert_eq!(model.press(Key::Control('c'), 10), Some(Request::Quit));
+    assert_eq!(model.press(KeyPress::Control('c'), 10), Some(Request::Quit));
     type_text(&mut model, &"x".repeat(1000));
     assert_eq!(model.filter().len(), MAX_FILTER_LEN);
 }
@@ -197,8 +202,8 @@ fn filter_applies_while_typed_then_kept_or_dropped() {
 #[test]
 fn filtered_out_selection_moves_to_the_next_row() {
     let mut model = Model::new(["a1", "b2", "c1"], []);
-    model.press(Key::Down, 10);
-    model.press(Key::Down, 10);
+    model.press(KeyPress::Down, 10);
+    model.press(KeyPress::Down, 10);
     assert_eq!(selected(&model), Some("b2"));
     type_text(&mut model, "/1");
     assert_eq!(selected(&model), Some("c1"));
@@ -224,9 +229,9 @@ fn shown_values_freeze_while_paused_and_counting_continues() {
 #[test]
 fn selected_probe_is_switched_to_its_opposite() {
     let mut model = model();
-    assert_eq!(model.press(Key::Enter, 10), None);
+    assert_eq!(model.press(KeyPress::Enter, 10), None);
     assert!(model.message().unwrap().contains("no probe is selected"));
-    model.press(Key::Down, 10);
+    model.press(KeyPress::Down, 10);
     assert_eq!(model.message(), None);
     let expected_request = |on| {
         let name = "b".to_owned();
@@ -239,7 +244,11 @@ fn selected_probe_is_switched_to_its_opposite() {
         (Some(State::Enabled), false),
     ] {
         model.set_states(|_| state);
-        for key in [Key::Enter, Key::Character(' '), Key::Character('e')] {
+        for key in [
+            KeyPress::Enter,
+            KeyPress::Character(' '),
+            KeyPress::Character('e'),
+        ] {
             assert_eq!(model.press(key, 10), expected_request(on));
         }
     }
@@ -249,19 +258,33 @@ fn selected_probe_is_switched_to_its_opposite() {
 #[test]
 fn quit_and_suspend_keys_work_others_do_nothing() {
     let mut model = model();
-    for key in [Key::Character('q'), Key::Escape, Key::Control('c')] {
+    for key in [
+        KeyPress::Character('q'),
+        KeyPress::Escape,
+        KeyPress::Control('c'),
+    ] {
         assert_eq!(model.press(key, 10), Some(Request::Quit));
     }
-    model.press(Key::Character('?'), 10);
+    model.press(KeyPress::Character('?'), 10);
     // Esc closes help first.
     assert_eq!(
-        (model.press(Key::Escape, 10), model.help_page()),
+        (model.press(KeyPress::Escape, 10), model.help_page()),
         (None, None)
     );
-    assert_eq!(model.press(Key::Escape, 10), Some(Request::Quit));
-    assert_eq!(model.press(Key::Control('z'), 10), Some(Request::Suspend));
-    assert_eq!(model.press(Key::Control('l'), 10), Some(Request::Redraw));
-    for key in [Key::Character('x'), Key::Backspace, Key::Control('x')] {
+    assert_eq!(model.press(KeyPress::Escape, 10), Some(Request::Quit));
+    assert_eq!(
+        model.press(KeyPress::Control('z'), 10),
+        Some(Request::Suspend)
+    );
+    assert_eq!(
+        model.press(KeyPress::Control('l'), 10),
+        Some(Request::Redraw)
+    );
+    for key in [
+        KeyPress::Character('x'),
+        KeyPress::Backspace,
+        KeyPress::Control('x'),
+    ] {
         assert_eq!(model.press(key, 10), None);
     }
 }
@@ -269,28 +292,28 @@ fn quit_and_suspend_keys_work_others_do_nothing() {
 #[test]
 fn only_row_is_switched_without_being_selected() {
     let mut model = Model::new(["req_start", "req_end", "tick"], []);
-    assert_eq!(model.press(Key::Character('e'), 10), None);
+    assert_eq!(model.press(KeyPress::Character('e'), 10), None);
     assert!(model.message().unwrap().starts_with("no probe is selected"));
     type_text(&mut model, "/tick");
-    model.press(Key::Enter, 10);
+    model.press(KeyPress::Enter, 10);
     let switched = Some(Request::Switch {
         name: "tick".to_owned(),
         on: true,
     });
-    assert_eq!(model.press(Key::Character('e'), 10), switched);
+    assert_eq!(model.press(KeyPress::Character('e'), 10), switched);
     assert_eq!(selected(&model), Some("tick"));
     // A selected probe that is filtered out is not switched.
     type_text(&mut model, "/");
-    model.press(Key::Control('u'), 10);
+    model.press(KeyPress::Control('u'), 10);
     type_text(&mut model, "_end");
-    model.press(Key::Enter, 10);
-    let Some(Request::Switch { name, .. }) = model.press(Key::Enter, 10) else {
+    model.press(KeyPress::Enter, 10);
+    let Some(Request::Switch { name, .. }) = model.press(KeyPress::Enter, 10) else {
         panic!("nothing is switched");
     };
     assert_eq!(name, "req_end");
     type_text(&mut model, "/x");
-    model.press(Key::Enter, 10);
-    assert_eq!(model.press(Key::Character('e'), 10), None);
+    model.press(KeyPress::Enter, 10);
+    assert_eq!(model.press(KeyPress::Character('e'), 10), None);
     let nothing_shown = "no row has the filter in its name: / changes it";
     assert_eq!(model.message(), Some(nothing_shown));
 }

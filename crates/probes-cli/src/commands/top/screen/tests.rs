@@ -7,7 +7,7 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::style::Modifier;
 
-use super::super::keys::Key;
+use super::super::keys::KeyPress;
 use super::super::model::PairLatency;
 use super::*;
 use crate::output::Evidence;
@@ -145,7 +145,7 @@ fn collector_has_a_line_in_the_title() {
 #[test]
 fn help_says_that_runtime_events_are_off() {
     let mut model = model();
-    model.press(Key::Character('?'), 5);
+    model.press(KeyPress::Character('?'), 5);
     let is_said = |model: &Model| {
         screen(model, 100, 30)
             .join(" ")
@@ -184,7 +184,7 @@ fn functions_are_rows_beside_probes() {
     let lines = screen(&alone, 100, 8);
     assert!(lines[2].starts_with("FUNCTION ") && !lines[2].contains("STATE"));
     assert!(!lines[7].contains("enable"), "{lines:?}");
-    assert_eq!(alone.press(Key::Enter, 9), None);
+    assert_eq!(alone.press(KeyPress::Enter, 9), None);
     let said = "f is a function: only probes can be enabled or disabled";
     assert_eq!(alone.message(), Some(said));
 }
@@ -199,7 +199,7 @@ fn of_many_functions_those_called_are_rows() {
     let figures = text(&program(), &model, 100, 9);
     assert!(figures.ends_with("\nand 1 row more\n"), "{figures}");
     for key in "/f2".chars() {
-        model.press(Key::Character(key), 9);
+        model.press(KeyPress::Character(key), 9);
     }
     assert_eq!(model.shown_count(), 1);
 }
@@ -246,8 +246,8 @@ fn tiny_screen_has_a_probe_and_its_rate() {
 #[test]
 fn screens_of_any_size_are_drawn() {
     let mut help = model();
-    help.press(Key::Character('?'), 10);
-    help.press(Key::End, 10);
+    help.press(KeyPress::Character('?'), 10);
+    help.press(KeyPress::End, 10);
     help.show_message("word ".repeat(100));
     for (width, height) in [(0, 0), (1, 1), (2, 100), (300, 1), (3, 3), (1000, 400)] {
         screen(&help, width, height);
@@ -365,12 +365,12 @@ fn selected_row_is_shown_and_marked() {
     let mut model = Model::new(names.iter().map(String::as_str), []);
     let mut scroll = Scroll::default();
     for (key, first) in [
-        (Key::Down, "probe00"),
-        (Key::End, "probe94"),
-        (Key::Up, "probe94"),
-        (Key::PageUp, "probe92"),
-        (Key::PageUp, "probe86"),
-        (Key::Home, "probe00"),
+        (KeyPress::Down, "probe00"),
+        (KeyPress::End, "probe94"),
+        (KeyPress::Up, "probe94"),
+        (KeyPress::PageUp, "probe92"),
+        (KeyPress::PageUp, "probe86"),
+        (KeyPress::Home, "probe00"),
     ] {
         model.press(key, scroll.page);
         let buffer = buffer(&model, 80, 10, &mut scroll);
@@ -388,13 +388,13 @@ fn selected_row_is_shown_and_marked() {
 fn last_line_shows_the_input_and_the_message() {
     let mut model = model();
     let last = |model: &Model| screen(model, 80, 12).pop().unwrap();
-    model.press(Key::Character('/'), 5);
-    model.press(Key::Character('t'), 5);
+    model.press(KeyPress::Character('/'), 5);
+    model.press(KeyPress::Character('t'), 5);
     assert_eq!(
         last(&model),
         "filter: t_  Enter keep  Esc drop  Ctrl-U clear"
     );
-    model.press(Key::Enter, 5);
+    model.press(KeyPress::Enter, 5);
     let lines = screen(&model, 80, 12);
     assert!(lines[1].ends_with("; 2 with \"t\""), "{}", lines[1]);
     model.show_message("cannot do\x1b that");
@@ -409,7 +409,7 @@ fn last_line_shows_the_input_and_the_message() {
     model.show_message("word ".repeat(1000));
     let lines = screen(&model, 20, 12);
     assert_eq!((&*lines[7], &*lines[11]), ("", "word word word word…"));
-    model.press(Key::Character('p'), 5);
+    model.press(KeyPress::Character('p'), 5);
     assert!(screen(&model, 80, 12)[0].ends_with("PAUSED"));
 }
 
@@ -422,10 +422,10 @@ fn caution_stays_above_message_and_keys() {
     assert!(last(&model)[1].contains("q quit"));
     model.show_message("done");
     assert_eq!(last(&model), ["too\\u{1b} low", "done"]);
-    model.press(Key::Character('p'), 5);
+    model.press(KeyPress::Character('p'), 5);
     assert_eq!(last(&model)[0], "too\\u{1b} low");
     // Help has all its pages.
-    model.press(Key::Character('?'), 5);
+    model.press(KeyPress::Character('?'), 5);
     let lines = screen(&model, 80, 6);
     assert!(
         lines.iter().any(|line| line == "too\\u{1b} low"),
@@ -441,7 +441,7 @@ fn help_says_which_keys_work_now() {
     let shown = |model: &Model| screen(model, 100, 16).join("\n");
     let mut press = |keys: &str| {
         keys.chars()
-            .for_each(|key| drop(model.press(Key::Character(key), 5)));
+            .for_each(|key| drop(model.press(KeyPress::Character(key), 5)));
         shown(&model)
     };
     let help = press("?");
@@ -466,26 +466,26 @@ fn help_says_which_keys_work_now() {
         filter.contains("Enter keep  Esc drop  Ctrl-U clear"),
         "{filter}"
     );
-    model.press(Key::Enter, 5);
+    model.press(KeyPress::Enter, 5);
     let filtered = shown(&model);
     assert!(
         filtered.contains("/: change the filter, Ctrl-U clears it")
             && filtered.contains("Esc: clear the filter, once help is closed"),
         "{filtered}"
     );
-    model.press(Key::Character('?'), 5);
+    model.press(KeyPress::Character('?'), 5);
     model.close_help_after(1);
     let kept = shown(&model);
     assert!(kept.contains("/ filter  Esc clears it"), "{kept}");
-    model.press(Key::Escape, 5);
+    model.press(KeyPress::Escape, 5);
     assert!(!shown(&model).contains("Esc clears it"));
-    model.press(Key::Character('p'), 5);
+    model.press(KeyPress::Character('p'), 5);
     let paused = screen(&model, 26, 12).pop().unwrap();
     assert_eq!(paused, "q quit  p resume  ? keys");
     for key in "/x".chars() {
-        model.press(Key::Character(key), 5);
+        model.press(KeyPress::Character(key), 5);
     }
-    model.press(Key::Enter, 5);
+    model.press(KeyPress::Enter, 5);
     let nothing = shown(&model);
     assert!(
         nothing.ends_with("no row has the filter in its name: / changes it, Esc clears it"),
@@ -503,21 +503,21 @@ fn smallest_terminal_keeps_a_probe_in_every_state() {
         lines
     };
     shows_probe(&model, "at first");
-    model.press(Key::Character('e'), 1);
+    model.press(KeyPress::Character('e'), 1);
     let lines = shows_probe(&model, "message");
     assert_eq!(
         lines[2..],
         ["no probe is", "selected: the arrow", "keys select one"]
     );
-    model.press(Key::Character('/'), 1);
+    model.press(KeyPress::Character('/'), 1);
     let lines = shows_probe(&model, "filter");
     let keys = ["filter: _", "Enter keep  Esc drop", "Ctrl-U clear"];
     assert_eq!(lines[2..], keys);
-    model.press(Key::Escape, 1);
+    model.press(KeyPress::Escape, 1);
     // Help has pages, of which each is shown.
     let (mut help, mut pages) = (String::new(), 0);
     loop {
-        model.press(Key::Character('?'), 1);
+        model.press(KeyPress::Character('?'), 1);
         let mut scroll = Scroll::default();
         buffer(&model, 20, 5, &mut scroll);
         model.close_help_after(scroll.help_pages);
@@ -535,7 +535,7 @@ fn smallest_terminal_keeps_a_probe_in_every_state() {
         assert!(pages < 100);
     }
     assert!(pages > 1 && help.contains("Quitting removes all"), "{help}");
-    model.press(Key::Character('p'), 1);
+    model.press(KeyPress::Character('p'), 1);
     shows_probe(&model, "paused");
     for height in [1, 2, 3, 4] {
         let lines = screen(&model, 20, height);

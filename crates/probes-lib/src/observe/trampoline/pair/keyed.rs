@@ -15,7 +15,7 @@ use iced_x86::code_asm::{
 
 use super::super::word_at;
 use super::super::{Pointers, load, offset};
-use super::{KeptTimes, Starts, add_time, find_slot, reset_slot_of_exited_thread};
+use super::{KeptTimes, StartKind, add_time, find_slot, reset_slot_of_exited_thread};
 use crate::observe::layout::keyed_starts::{BUCKET_COUNT_BITS, BUCKET_LEN_BITS, SLOTS, slot};
 use crate::observe::layout::pair_slots;
 use crate::observe::role::PairEnd;
@@ -27,7 +27,7 @@ use crate::observe::role::PairEnd;
 pub(super) fn end(
     a: &mut CodeAssembler,
     end: PairEnd,
-    starts: Starts,
+    starts: StartKind,
     pointers: &Pointers,
     times: KeptTimes,
     over: CodeLabel,
@@ -85,7 +85,7 @@ fn search(
 fn start(
     a: &mut CodeAssembler,
     end: PairEnd,
-    starts: Starts,
+    starts: StartKind,
     pointers: &Pointers,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
@@ -94,7 +94,7 @@ fn start(
     let write = |a: &mut CodeAssembler, again: CodeLabel| {
         a.mov(rbx, r8)?;
         a.mov(rcx, rsi)?;
-        if starts == Starts::LeftOut {
+        if starts == StartKind::LeftOut {
             a.bts(rcx, slot::LEFT_OUT_BIT)?;
         }
         a.lock().cmpxchg16b(xmmword_ptr(rdi))?;
