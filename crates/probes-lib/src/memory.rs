@@ -11,10 +11,13 @@ pub(crate) trait ReadMemory {
     /// address space is gone: the process has exited or executed another program.
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Fills each buffer from its address.
-    fn read_pieces(&self, pieces: &mut [(LiveAddr, &mut [u8])]) -> io::Result<()> {
+    /// Fills each buffer from its address. An error comes with the address that could not be read.
+    fn read_pieces(
+        &self,
+        pieces: &mut [(LiveAddr, &mut [u8])],
+    ) -> Result<(), (LiveAddr, io::Error)> {
         let mut pieces = pieces.iter_mut();
-        pieces.try_for_each(|(at, bytes)| self.read(*at, bytes))
+        pieces.try_for_each(|(at, bytes)| self.read(*at, bytes).map_err(|error| (*at, error)))
     }
 
     /// Reads the eight bytes at `at` as a number.

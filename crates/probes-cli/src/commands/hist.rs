@@ -241,6 +241,7 @@ fn run_of_several(
             observation: observation(args, hits),
             options: args.seccomp.options(args.take_over.options()),
             duration: args.until.duration,
+            is_read_together: true,
         },
         args.forked,
         failures,

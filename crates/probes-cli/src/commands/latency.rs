@@ -277,6 +277,8 @@ fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Fail
             observation: args.timed.observation(),
             options: args.seccomp.options(args.take_over.options()),
             duration: args.until.duration,
+            // Slow pairs are read as long as the process is observed, and figures have to be no older.
+            is_read_together: slow_pairs.is_none(),
         },
         args.forked,
         failures,

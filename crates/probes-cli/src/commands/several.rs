@@ -48,6 +48,8 @@ pub(super) struct SeveralObservations<'o> {
     request: ObservationRequest,
     forked: Option<ForkedProcesses>,
     begun: Instant,
+    /// For how much longer than the last process the first was observed when the time began.
+    lead: Duration,
     interruptible: InterruptibleOutput,
     output: &'o Output,
 }
@@ -60,6 +62,9 @@ pub(super) struct ObservationRequest {
     pub(super) observation: Observation,
     pub(super) options: Options,
     pub(super) duration: Option<Duration>,
+    /// Whether the figures are those of a reading of all processes before the first is removed, so that they are of the same time;
+    /// otherwise, of what the removal of each returns.
+    pub(super) is_read_together: bool,
 }
 
 /// One of the processes.
@@ -165,6 +170,7 @@ impl<'o> SeveralObservations<'o> {
             request,
             forked: forked.follow.then(ForkedProcesses::default),
             begun: Instant::now(),
+            lead: Duration::ZERO,
             interruptible,
             output,
         })
@@ -181,8 +187,8 @@ impl<'o> SeveralObservations<'o> {
     /// exit. Returns what was observed until then, whatever fails.
     ///
     /// `read` and `last_of` get the pid of the process that they read, and for how long it was observed before the time began.
-    /// A reading replaces the previous one of its process; `None` leaves that in place. All are read before the first is removed, so
-    /// that they are observed for equally long; what `last_of` returns is kept only of those that could not be read then. `joins` is called with each process that is observed from then on, because another one
+    /// A reading replaces the previous one of its process; `None` leaves that in place. If all are read together in the end, what
+    /// `last_of` returns is kept only of those that could not be read then. `joins` is called with each process that is observed from then on, because another one
     /// has forked it.
     pub(super) fn run<T>(
         mut self,
@@ -210,8 +216,11 @@ impl<'o> SeveralObservations<'o> {
             }
         }
         let lasted = self.begun.elapsed();
-        let longest_lead = self.longest_lead();
-        let are_read = self.read_last(lasted, &mut last, &mut read);
+        let are_read = if self.request.is_read_together {
+            self.read_last(lasted, &mut last, &mut read)
+        } else {
+            HashSet::new()
+        };
         let signals = self.interruptible.signals();
         // Removed from all, whatever has failed so far.
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
@@ -230,6 +239,8 @@ impl<'o> SeveralObservations<'o> {
                     }
                 }
                 Err(error) => match exit_or_exec(&error) {
+                    // The others are read no later than it was.
+                    Some(_) if are_read.contains(&pid) => {}
                     Some(exit_or_exec) => {
                         let subject = format!("process {pid} {exit_or_exec}");
                         let ended = one.failed_at.unwrap_or(lasted);
@@ -251,7 +262,7 @@ impl<'o> SeveralObservations<'o> {
             targets: self.targets,
             last,
             lasted,
-            lead: longest_lead,
+            lead: self.lead,
             output_was_read,
             failures: self.failures,
             printed,
@@ -312,17 +323,15 @@ impl<'o> SeveralObservations<'o> {
     /// Begins the time of the observation, now that all processes are observed.
     fn begin_time(&mut self) {
         self.begun = Instant::now();
+        let since = || self.each.iter().map(|one| one.since);
+        if let (Some(first), Some(last)) = (since().min(), since().max()) {
+            self.lead = last - first;
+        }
         let end = self
             .request
             .duration
             .and_then(|after| self.begun.checked_add(after));
         self.interruptible.set_deadline(end);
-    }
-
-    /// For how much longer than the last process the first was observed when the time began.
-    fn longest_lead(&self) -> Duration {
-        let leads = self.each.iter().map(|one| lead(self.begun, one.since));
-        leads.max().unwrap_or_default()
     }
 
     /// What the observations miss, as far as is known.

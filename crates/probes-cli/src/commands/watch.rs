@@ -208,6 +208,7 @@ fn run_of_several(
             observation: watched.observation(),
             options: args.seccomp.options(args.take_over.options()),
             duration: args.until.duration,
+            is_read_together: false,
         },
         args.forked,
         failures,

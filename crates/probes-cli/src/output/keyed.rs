@@ -24,8 +24,16 @@ pub(crate) struct KeyedReading {
     refused: Vec<RefusedFunction>,
     /// How long hits were counted before the time of the observation began: of several processes, the first is observed for longer.
     lead: Duration,
-    /// Of several processes, how many hits a second had each key since the beginning.
-    rates: HashMap<Vec<Key>, f64>,
+    /// Of several processes.
+    rates: Option<KeyedRates>,
+}
+
+/// How many hits a second there were since the beginning.
+#[derive(Default)]
+struct KeyedRates {
+    keys: HashMap<Vec<Key>, f64>,
+    other: f64,
+    untyped: f64,
 }
 
 impl KeyedReading {
@@ -54,20 +62,22 @@ impl KeyedReading {
         at: Duration,
     ) -> KeyedReading {
         let counts = each.iter().map(|(pid, reading)| (*pid, &reading.counts));
-        let mut rates: HashMap<Vec<Key>, f64> = HashMap::new();
+        let mut rates = KeyedRates::default();
         for (pid, reading) in each {
-            let seconds = per_second(at + reading.lead);
+            let during = at + reading.lead;
+            rates.other += rate(reading.counts.other(), during);
+            rates.untyped += rate(reading.counts.untyped(), during);
             for counted in reading.counts.keys() {
                 let process = distinguished.then_some(Key::Process(*pid));
                 let key = process.into_iter().chain(counted.key.iter().cloned());
-                *rates.entry(key.collect()).or_default() += counted.hits as f64 / seconds;
+                *rates.keys.entry(key.collect()).or_default() += rate(counted.hits, during);
             }
         }
         KeyedReading {
             counts: KeyedCounts::of_processes(counts, distinguished),
             refused: each.iter().flat_map(|(_, it)| it.refused.clone()).collect(),
             lead: Duration::ZERO,
-            rates,
+            rates: Some(rates),
         }
     }
 
@@ -77,14 +87,14 @@ impl KeyedReading {
             counts: counts.unwrap_or_default(),
             refused: refused.to_vec(),
             lead: Duration::ZERO,
-            rates: HashMap::new(),
+            rates: None,
         }
     }
 }
 
-/// By how much hits are divided for a rate.
-fn per_second(during: Duration) -> f64 {
-    during.as_secs_f64().max(f64::MIN_POSITIVE)
+/// Hits a second.
+fn rate(hits: u64, during: Duration) -> f64 {
+    hits as f64 / during.as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
 /// The hits of the probes and functions of a process by their keys, most first.
@@ -107,6 +117,10 @@ pub(crate) struct KeyedReport<'k> {
     other: u64,
     /// Hits without a key.
     untyped: u64,
+    #[serde(skip)]
+    other_rate: f64,
+    #[serde(skip)]
+    untyped_rate: f64,
     /// The functions that are not counted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<RefusedView<'k>>,
@@ -154,7 +168,7 @@ impl<'k> KeyedReport<'k> {
         by: &'k CountedBy,
         sources: &FunctionSources,
     ) -> KeyedReport<'k> {
-        let rates = before.is_none().then_some(&reading.rates);
+        let rates = reading.rates.as_ref().filter(|_| before.is_none());
         let known = before.iter().flat_map(|before| before.counts.keys());
         let known: HashMap<&[Key], u64> = known.map(|it| (&it.key[..], it.hits)).collect();
         let rows = reading.counts.keys().iter().map(|keyed| {
@@ -168,8 +182,8 @@ impl<'k> KeyedReport<'k> {
                     .collect(),
                 hits,
                 rate: rates
-                    .and_then(|rates| rates.get(&keyed.key).copied())
-                    .unwrap_or(hits as f64 / per_second(seconds)),
+                    .and_then(|rates| rates.keys.get(&keyed.key).copied())
+                    .unwrap_or_else(|| rate(hits, seconds)),
             }
         });
         let mut keys: Vec<KeyRow<'k>> = rows.filter(|row| row.hits > 0).collect();
@@ -179,6 +193,7 @@ impl<'k> KeyedReport<'k> {
             let before = before.map_or(0, |before| of(&before.counts));
             of(&reading.counts).saturating_sub(before)
         };
+        let (other, untyped) = (since(KeyedCounts::other), since(KeyedCounts::untyped));
         KeyedReport {
             version: VERSION,
             subjects: Subjects::of(targets),
@@ -186,8 +201,10 @@ impl<'k> KeyedReport<'k> {
             seconds,
             by: by.texts().collect(),
             keys,
-            other: since(KeyedCounts::other),
-            untyped: since(KeyedCounts::untyped),
+            other,
+            untyped,
+            other_rate: rates.map_or_else(|| rate(other, seconds), |it| it.other),
+            untyped_rate: rates.map_or_else(|| rate(untyped, seconds), |it| it.untyped),
             refused: reading.refused.iter().map(RefusedView::of).collect(),
             shown: by.shown(),
             has_others: by.has_expressions(),
@@ -218,27 +235,24 @@ impl<'k> KeyedReport<'k> {
     }
 
     /// The lines below those of the keys that are shown: how many hits, and of what (`of 3 more keys`, `other`, `untyped`).
-    fn rest(&self) -> Vec<(u64, String)> {
+    fn rest(&self) -> Vec<(u64, f64, String)> {
         let mut rest = Vec::new();
         let hidden = self.keys.get(self.shown..).unwrap_or_default();
         if !hidden.is_empty() {
             let hits = hidden.iter().map(|it| it.hits);
+            let rate = hidden.iter().map(|it| it.rate).sum();
             let keys = format!("of {} more", number_of(hidden.len(), "key"));
-            rest.push((hits.fold(0, u64::saturating_add), keys));
+            rest.push((hits.fold(0, u64::saturating_add), rate, keys));
         }
         // An answer without a line would look like no answer.
         let has_others = self.has_others || self.keys.is_empty();
         if has_others {
-            rest.push((self.other, "other".to_owned()));
+            rest.push((self.other, self.other_rate, "other".to_owned()));
         }
         if has_others || self.untyped > 0 {
-            rest.push((self.untyped, "untyped".to_owned()));
+            rest.push((self.untyped, self.untyped_rate, "untyped".to_owned()));
         }
         rest
-    }
-
-    fn rate(&self, hits: u64) -> f64 {
-        hits as f64 / self.seconds.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
     /// A line for each key that is shown, and for what is left.
@@ -251,8 +265,8 @@ impl<'k> KeyedReport<'k> {
             // Writing to a string does not fail.
             let _ = writeln!(text, "{at}{} {:.1} {}", row.hits, row.rate, key.join(" "));
         }
-        for (hits, what) in self.rest() {
-            let _ = writeln!(text, "{at}{hits} {:.1} {what}", self.rate(hits));
+        for (hits, rate, what) in self.rest() {
+            let _ = writeln!(text, "{at}{hits} {rate:.1} {what}");
         }
         text
     }
@@ -272,10 +286,10 @@ impl<'k> KeyedReport<'k> {
             let key = it.key.iter().map(KeyView::plain).collect();
             row(key, it.hits, it.rate)
         });
-        let rest = self.rest().into_iter().map(|(hits, what)| {
+        let rest = self.rest().into_iter().map(|(hits, rate, what)| {
             let mut key = vec![String::new(); self.by.len()];
             key[0] = what;
-            row(key, hits, self.rate(hits))
+            row(key, hits, rate)
         });
         let head: Vec<&str> = head.iter().map(String::as_str).collect();
         table::table(&head, shown.chain(rest))

@@ -299,6 +299,9 @@ fn impossible_pairs_are_refused_before_any_change() {
         std::fs::remove_file(picture).unwrap();
         let many: Vec<String> = (0..65).map(|n| format!("-pair start,stop{n}")).collect();
         let failure = run(&format!("latency -pid {pid} {}", many.join(" "))).failure();
-        assert!(failure.contains("65 pairs were asked for; at most 64 are possible"), "{failure}");
+        assert!(
+            failure.contains("65 pairs were asked for; at most 64 are possible"),
+            "{failure}"
+        );
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Deref;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -246,15 +247,23 @@ impl RecordedCalls {
             .clone()
             .map(|bytes| word(bytes, function_data::OCTAVES))
             .collect();
-        let counts = counts(layout, &octaves, read_pieces)?;
-        let sums = sums_of(layout, read_pieces)?;
+        let (mut all_counts, mut all_sums) = (Vec::new(), Vec::new());
+        // A few at a time: little time passes between the reading of the times and that of their sum.
+        for (functions, octaves) in (0..)
+            .step_by(READ_AT_ONCE)
+            .zip(octaves.chunks(READ_AT_ONCE))
+        {
+            all_counts.extend(counts(layout, functions, octaves, read_pieces)?);
+            let functions = functions..functions + octaves.len() as u32;
+            all_sums.extend(sums_of(layout, functions, read_pieces)?);
+        }
         let mut recorded: Vec<RecordedFunction> = functions
-            .zip(counts)
+            .zip(all_counts)
             .enumerate()
             .map(|(index, (bytes, counts))| RecordedFunction {
                 counts,
                 longest: word(bytes, function_data::MAX),
-                sums: sums.get(index).copied(),
+                sums: all_sums.get(index).copied(),
                 figures: Figures {
                     running: 0,
                     unwound: word(bytes, function_data::UNWOUND),
@@ -323,14 +332,18 @@ impl RecordedCalls {
     }
 }
 
-/// Reads the histograms of functions: of each, from the first octave that has times to the last, as its `octaves` say,
+/// How many functions, or stacks of calls, are read at once.
+const READ_AT_ONCE: usize = 64;
+
+/// Reads the histograms of functions, from this one on: of each, from the first octave that has times to the last, as its `octaves` say,
 /// which have a bit for each.
 fn counts(
     layout: CallsLayout,
+    functions: u32,
     octaves: &[u64],
     read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
 ) -> Result<Vec<HashMap<u64, u64>>> {
-    let octaves = (0..).zip(octaves).map(|(function, octaves)| {
+    let octaves = (functions..).zip(octaves).map(|(function, octaves)| {
         let first = u64::from(octaves.trailing_zeros());
         let end = u64::from(u64::BITS - octaves.leading_zeros()).min(layout.octaves());
         (function, first..end)
@@ -372,17 +385,18 @@ fn counts(
     Ok(counts.collect())
 }
 
-/// Reads, of each function, the sum of its self times, and that of its times from entry to exit; none if self times are
+/// Reads, of each of these functions, the sum of its self times, and that of its times from entry to exit; none if self times are
 /// not counted.
 fn sums_of(
     layout: CallsLayout,
+    functions: Range<u32>,
     read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
 ) -> Result<Vec<(u64, u64)>> {
     if !layout.of_self {
         return Ok(Vec::new());
     }
     let groups = 0..1 << layout.group_bits();
-    let places = (0..layout.functions).flat_map(|function| {
+    let places = functions.flat_map(|function| {
         let groups = groups.clone();
         groups.map(move |group| (layout.sums(function, group), sums::LEN))
     });
@@ -406,24 +420,28 @@ fn count_running(
     recorded: &mut [RecordedFunction],
     read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
 ) -> Result<()> {
-    let stacks = (0..call_slot::COUNT + call_slot::TRIED).map(|index| layout.slot(index));
-    let depths = stacks.clone().map(|at| (at + call_slot::DEPTH, 8));
-    let depths = read_pieces(&depths.collect::<Vec<_>>())?;
-    let depths = depths.chunks_exact(8).map(|depth| word(depth, 0));
-    let calls = stacks.zip(depths).filter(|(_, depth)| *depth > 0);
-    let calls = calls.map(|(at, depth)| {
-        let depth = depth.min(u64::from(call_slot::MAX_CALLS));
-        (at + call_slot::CALLS, depth << layout.call_len_bits())
-    });
-    let calls = read_pieces(&calls.collect::<Vec<_>>())?;
-    for call in calls.chunks_exact(1 << layout.call_len_bits()) {
-        // The flags follow the function.
-        let function = word(call, call_slot::FUNCTION);
-        let (function, flags) = (function as u32, (function >> 32) as u32);
-        if let Some(function) = recorded.get_mut(function as usize) {
-            let is_meant = flags & call_slot::IS_LEFT_OUT == 0;
-            let is_running = is_meant && word(call, call_slot::FRAME) != 0;
-            function.figures.running += u64::from(is_running);
+    let stacks: Vec<u64> = (0..call_slot::COUNT + call_slot::TRIED)
+        .map(|index| layout.slot(index))
+        .collect();
+    for stacks in stacks.chunks(READ_AT_ONCE) {
+        let depths = stacks.iter().map(|at| (at + call_slot::DEPTH, 8));
+        let depths = read_pieces(&depths.collect::<Vec<_>>())?;
+        let depths = depths.chunks_exact(8).map(|depth| word(depth, 0));
+        let calls = stacks.iter().zip(depths).filter(|(_, depth)| *depth > 0);
+        let calls = calls.map(|(at, depth)| {
+            let depth = depth.min(u64::from(call_slot::MAX_CALLS));
+            (at + call_slot::CALLS, depth << layout.call_len_bits())
+        });
+        let calls = read_pieces(&calls.collect::<Vec<_>>())?;
+        for call in calls.chunks_exact(1 << layout.call_len_bits()) {
+            // The flags follow the function.
+            let function = word(call, call_slot::FUNCTION);
+            let (function, flags) = (function as u32, (function >> 32) as u32);
+            if let Some(function) = recorded.get_mut(function as usize) {
+                let is_meant = flags & call_slot::IS_LEFT_OUT == 0;
+                let is_running = is_meant && word(call, call_slot::FRAME) != 0;
+                function.figures.running += u64::from(is_running);
+            }
         }
     }
     Ok(())
@@ -508,7 +526,7 @@ mod tests {
             }
             bytes
         };
-        let counts = counts(LAYOUT, &[0, 0b1010], of_each(read)).unwrap();
+        let counts = counts(LAYOUT, 0, &[0, 0b1010], of_each(read)).unwrap();
         let each = 2 << LAYOUT.group_bits();
         let many = 1 << LAYOUT.precision();
         let expected = HashMap::from([(many + 5, each), (3 * many + 5, each)]);
@@ -518,7 +536,7 @@ mod tests {
     #[test]
     fn any_bytes_can_be_read() {
         let read = |_: u64, len: u64| vec![0xff; len as usize];
-        let counts = counts(LAYOUT, &[u64::MAX], of_each(read)).unwrap();
+        let counts = counts(LAYOUT, 0, &[u64::MAX], of_each(read)).unwrap();
         assert_eq!(counts[0].len() as u64, LAYOUT.histogram_len() / 8);
         let times = Times::of(counts[0].clone().into_iter(), 9, u64::MAX, None, 1.0);
         assert!(times.count() > 0 && times.quantile(0.5) <= times.max());

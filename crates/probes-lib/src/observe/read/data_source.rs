@@ -43,7 +43,10 @@ impl ReadMemory for DataSource<'_> {
         }
     }
 
-    fn read_pieces(&self, pieces: &mut [(LiveAddr, &mut [u8])]) -> io::Result<()> {
+    fn read_pieces(
+        &self,
+        pieces: &mut [(LiveAddr, &mut [u8])],
+    ) -> Result<(), (LiveAddr, io::Error)> {
         let are_read = match self {
             DataSource::Process(data) if pieces.len() > 1 => data.read_at_once(pieces),
             DataSource::Process(_) | DataSource::Shared(_) => false,
@@ -52,7 +55,7 @@ impl ReadMemory for DataSource<'_> {
             return Ok(());
         }
         let mut pieces = pieces.iter_mut();
-        pieces.try_for_each(|(at, bytes)| self.read(*at, bytes))
+        pieces.try_for_each(|(at, bytes)| self.read(*at, bytes).map_err(|error| (*at, error)))
     }
 }
 
@@ -118,10 +121,12 @@ pub(crate) fn read_pieces(
             });
             source.read_pieces(&mut pieces.collect::<Vec<_>>())
         }
-        Err(_) => Err(Errno::ENOMEM.into()),
+        Err(_) => {
+            let first = places.first().map_or(LiveAddr(0), |(at, _)| *at);
+            Err((first, Errno::ENOMEM.into()))
+        }
     };
-    let at = places.first().map_or(LiveAddr(0), |(at, _)| *at);
-    read.map_err(|source| Error::of_read(pid, MemoryPart::ObservationData, at, source))?;
+    read.map_err(|(at, source)| Error::of_read(pid, MemoryPart::ObservationData, at, source))?;
     Ok(data)
 }
 

@@ -15,15 +15,15 @@ use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 use crate::observe::read::values::ValueHistogram;
 
-/// Histograms of values as they were in a process: of each, the copies of the groups of threads.
+/// Histograms of values as they were in a process: of each, what each group of threads has recorded.
 #[derive(Clone, Default)]
 pub(super) struct HistogramCopies {
     layout: ValuesLayout,
     linear: Option<Linear>,
     /// Those with values, in the order in which their histograms were asked for.
     copies: Vec<HistogramCopy>,
-    /// The buckets of all of them.
-    buckets: Vec<u8>,
+    /// Their buckets that have values: the number of each, and how many it has.
+    buckets: Vec<(u64, u64)>,
 }
 
 #[derive(Clone)]
@@ -33,10 +33,12 @@ struct HistogramCopy {
     extremes: (i128, i128),
     /// Of the values in buckets of several values, cut off to 64 bits.
     sum: u64,
-    first_bucket: u64,
-    /// Where its buckets are, up to that of its greatest value.
+    /// Which of the buckets are its own.
     buckets: Range<usize>,
 }
+
+/// How many copies are read at once: little time passes between the reading of a header and that of its buckets.
+const READ_AT_ONCE: usize = 64;
 
 /// Which histograms are read, and where they are.
 pub(super) struct HistogramSource<'s, S> {
@@ -53,22 +55,36 @@ impl<S: ReadMemory> HistogramSource<'_, S> {
     /// buckets from that of its least value to that of its greatest are read.
     pub(super) fn read(&self, wanted: &[(u32, bool)]) -> Result<HistogramCopies> {
         let layout = self.layout;
-        let headers_len = layout.header(layout.histograms, 0);
-        let headers = data_source::read(self.pid, self.source, self.at, headers_len)?;
         let groups = 0..1 << layout.group_bits();
         let wanted = wanted.iter().flat_map(|(number, is_signed)| {
             let groups = groups.clone();
             groups.map(|group| (*number, group, *is_signed))
         });
+        let wanted: Vec<(u32, u64, bool)> = wanted.collect();
         let mut all = HistogramCopies {
             layout,
             linear: self.linear,
             ..HistogramCopies::default()
         };
+        for wanted in wanted.chunks(READ_AT_ONCE) {
+            self.read_copies(wanted, &mut all)?;
+        }
+        Ok(all)
+    }
+
+    /// Reads these copies: the number of a histogram, a group of threads, and whether its values have a sign.
+    fn read_copies(&self, wanted: &[(u32, u64, bool)], all: &mut HistogramCopies) -> Result<()> {
+        let layout = self.layout;
+        let headers = wanted.iter().map(|it| layout.header(it.0, it.1));
+        let (Some(first), Some(last)) = (headers.clone().min(), headers.max()) else {
+            return Ok(());
+        };
+        let len = last + header::LEN - first;
+        let headers = data_source::read(self.pid, self.source, self.at.plus(first), len)?;
+        let mut copies = Vec::new();
         let mut places = Vec::new();
-        let mut end = 0;
-        for (number, group, is_signed) in wanted {
-            let field = |at| word(&headers, layout.header(number, group) + at);
+        for &(number, group, is_signed) in wanted {
+            let field = |at| word(&headers, layout.header(number, group) - first + at);
             let (greatest, least) = (field(header::GREATEST), field(header::LEAST));
             if (greatest, least) == (0, 0) {
                 continue;
@@ -79,18 +95,25 @@ impl<S: ReadMemory> HistogramSource<'_, S> {
             let len = 8 * (last + 1).saturating_sub(first);
             let offset = layout.first_bucket(number, group) + 8 * first;
             places.push((self.at.plus(offset), len));
-            let start = end;
-            end += len as usize;
+            copies.push((number, (least, most), field(header::SUM), first, len));
+        }
+        let buckets = data_source::read_pieces(self.pid, self.source, &places)?;
+        let mut rest = &buckets[..];
+        for (number, extremes, sum, first, len) in copies {
+            let of_copy;
+            (of_copy, rest) = rest.split_at(len as usize);
+            let counts = of_copy.chunks_exact(8).map(|count| word(count, 0));
+            let start = all.buckets.len();
+            let counts = (first..).zip(counts).filter(|(_, count)| *count > 0);
+            all.buckets.extend(counts);
             all.copies.push(HistogramCopy {
                 number,
-                extremes: (least, most),
-                sum: field(header::SUM),
-                first_bucket: first,
-                buckets: start..end,
+                extremes,
+                sum,
+                buckets: start..all.buckets.len(),
             });
         }
-        all.buckets = data_source::read_pieces(self.pid, self.source, &places)?;
-        Ok(all)
+        Ok(())
     }
 }
 
@@ -124,17 +147,12 @@ impl HistogramCopies {
         let mut sum = 0_u64;
         for copy in copies {
             sum = sum.wrapping_add(copy.sum);
-            let bytes = self.buckets.get(copy.buckets.clone()).unwrap_or_default();
-            let mut is_empty = true;
-            for (bucket, count) in (copy.first_bucket..).zip(bytes.chunks_exact(8)) {
-                let count = word(count, 0);
-                if count > 0 {
-                    is_empty = false;
-                    let sum = counts.entry(bucket).or_default();
-                    *sum = sum.saturating_add(count);
-                }
+            let buckets = self.buckets.get(copy.buckets.clone()).unwrap_or_default();
+            for (bucket, count) in buckets {
+                let sum = counts.entry(*bucket).or_default();
+                *sum = sum.saturating_add(*count);
             }
-            if !is_empty {
+            if !buckets.is_empty() {
                 let (least, most) = copy.extremes;
                 let (before, until) = extremes.unwrap_or(copy.extremes);
                 extremes = Some((before.min(least), until.max(most)));
