@@ -380,10 +380,14 @@ impl ObservationPlan {
         })
     }
 
-    /// Returns whether a trampoline asks the kernel which memory can be read: of a string of C, of the words of a call or a return, or of
-    /// a stack.
+    /// Returns whether a trampoline asks the kernel which memory can be read: of a string of C, of values that the table of readable
+    /// pages does not have, of the words of a call or a return, or of a stack.
     pub(crate) fn asks_kernel(&self) -> bool {
         let mut roles = self.points.iter().map(|it| &it.role);
+        let has_table = self.shared.value_pages == ValuePages::TableOfObserver;
+        if self.shared.filters_memory && has_table {
+            return true;
+        }
         if self.shared.stacks.may_ask_kernel() || roles.any(Role::reads_text_of_c) {
             return true;
         }
