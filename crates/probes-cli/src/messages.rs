@@ -94,6 +94,13 @@ impl Messages {
         self.write(MessageKind::Note, message, None);
     }
 
+    /// The same, if that is a field of the answer where programs read it.
+    pub(crate) fn note_to_people(&self, message: &str) {
+        if self.form == MessageForm::Text {
+            self.note(message);
+        }
+    }
+
     /// What is being done.
     pub(crate) fn step(&self, message: fmt::Arguments<'_>) {
         if self.level >= Level::Steps {

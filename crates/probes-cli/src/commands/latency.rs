@@ -491,6 +491,12 @@ pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>
     for (caution, hint) in latencies.cautions() {
         messages.warning(WarningKind::Interleaved, &caution, hint);
     }
+    if let Some(names) = latencies.unknown() {
+        messages.note_to_people(&format!(
+            "{names}: if events interleave in a thread, that may not be seen, and times are wrong: the probes have no int of one name as \
+             an argument; -key EXPR says which stop belongs to which start"
+        ));
+    }
 }
 
 /// Shows the times of pairs and functions.

@@ -197,9 +197,32 @@ pub(super) struct PairRow<'l> {
     evidence: Evidence,
     /// As [`Latency::is_trusted`].
     trusted: Option<bool>,
+    interleaving: Interleaving,
     untyped: u64,
     /// From the first to the last that is not empty.
     pub(super) buckets: Vec<LatencyBucket>,
+}
+
+/// Whether it was seen that events of a pair interleave in a thread, or move between threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Interleaving {
+    Seen,
+    NotSeen,
+    /// It may not be seen: nothing tells the events apart.
+    Unknown,
+}
+
+impl Interleaving {
+    fn of(latency: &Latency) -> Interleaving {
+        if latency.is_trusted() == Some(false) {
+            Interleaving::Seen
+        } else if latency.are_told_apart() {
+            Interleaving::NotSeen
+        } else {
+            Interleaving::Unknown
+        }
+    }
 }
 
 /// What shows that times of a pair may not be those of an event.
@@ -209,6 +232,8 @@ pub(crate) struct Evidence {
     pub(crate) interleaved: u64,
     /// How many stops, or, by key, starts, show that pairs may.
     pub(crate) doubtful: u64,
+    /// How many events at least seem to move between threads.
+    pub(crate) moved: u64,
     /// Whether stops find their starts by a key.
     by_key: bool,
 }
@@ -218,12 +243,27 @@ impl Evidence {
         Evidence {
             interleaved: latency.interleaved(),
             doubtful: latency.doubtful(),
+            moved: latency.moved(),
             by_key: latency.is_by_key(),
         }
     }
 
     pub(crate) fn is_any(self) -> bool {
-        self.interleaved > 0 || self.doubtful > 0
+        self.is_certain() || self.doubtful > 0
+    }
+
+    /// Whether no time can be trusted.
+    pub(crate) fn is_certain(self) -> bool {
+        self.interleaved > 0 || self.moved > 0
+    }
+
+    /// Why no time can be trusted, in words.
+    fn certain(self) -> String {
+        if self.interleaved > 0 {
+            format!("interleaved {}", self.interleaved)
+        } else {
+            format!("moved {}", self.moved)
+        }
     }
 
     /// What to do about that.
@@ -241,11 +281,18 @@ impl Evidence {
         let Evidence {
             interleaved,
             doubtful,
+            moved,
             by_key,
         } = self;
         if interleaved > 0 {
             return Some(format!(
                 "no time can be trusted: pairs of a thread seem to interleave, as {interleaved} stops show"
+            ));
+        }
+        if moved > 0 {
+            return Some(format!(
+                "no time can be trusted: events seem to start in one thread and stop in another, as {moved} starts without a stop and as \
+                 many stops without a start show"
             ));
         }
         if doubtful == 0 {
@@ -325,6 +372,23 @@ impl<'l> Latencies<'l> {
         })
     }
 
+    /// The names of the pairs that look right, and of which it may not be seen if they interleave.
+    pub(crate) fn unknown(&self) -> Option<String> {
+        let are_unknown = |pair: &&PairRow<'_>| {
+            pair.interleaving == Interleaving::Unknown
+                && pair.trusted == Some(true)
+                && pair.summary.count > 0
+        };
+        let names: Vec<String> = self
+            .pairs
+            .iter()
+            .filter(are_unknown)
+            .map(PairRow::name)
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        join_first_few(&names)
+    }
+
     /// Says of how many calls the times are not known, because they were not recorded.
     pub(crate) fn lost_calls(&self) -> Option<String> {
         let (names, lost, calls) = self.functions.lost();
@@ -377,7 +441,7 @@ impl<'l> Latencies<'l> {
             match pair.trusted {
                 Some(true) => {}
                 Some(false) => {
-                    let _ = write!(text, " interleaved {} untrusted", pair.evidence.interleaved);
+                    let _ = write!(text, " {} untrusted", pair.evidence.certain());
                 }
                 None => {
                     let _ = write!(text, " doubtful {}", pair.evidence.doubtful);
@@ -440,6 +504,9 @@ impl<'l> Latencies<'l> {
             if !are_trusted {
                 cells.push(match pair.trusted {
                     Some(true) => "yes".to_owned(),
+                    Some(false) if pair.evidence.interleaved == 0 => {
+                        format!("no: {} moved", pair.evidence.moved)
+                    }
                     Some(false) => format!("no: {} interleaved", pair.evidence.interleaved),
                     None => format!("unknown: {} doubtful", pair.evidence.doubtful),
                 });
@@ -512,6 +579,7 @@ impl<'l> PairRow<'l> {
             lost: latency.dropped(),
             evidence: Evidence::of(latency),
             trusted: latency.is_trusted(),
+            interleaving: Interleaving::of(latency),
             untyped: latency.untyped(),
             buckets: buckets(latency.times()),
         }

@@ -7,6 +7,7 @@ use serde_json::Value;
 use test_support::{Talker, program_forms};
 
 use crate::count::{end, observing, observing_with};
+use crate::count_functions;
 use crate::support::{both_forms, command, image, is_observed, object, run, run_command};
 
 #[test]
@@ -185,6 +186,77 @@ fn pairs_that_may_interleave_are_doubtful() {
         text: "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
                at 4 stops, an earlier start of the stack frame waited",
     });
+}
+
+// promise: Observations: Requests that start in one thread and stop in another are untrusted in every format, and a warning names -key (2)
+#[test]
+fn requests_that_move_are_untrusted() {
+    for file in program_forms("requests") {
+        let mut target = Talker::start(&file);
+        let mut answer = |format: &str| {
+            let flags = format!("-format {format} -pair start,stop");
+            let tool = count_functions::observing("latency", &flags, target.pid());
+            target.ask("moving 100", "moving");
+            tool.end()
+        };
+        let done = answer("plain");
+        let words: Vec<&str> = done.stdout.trim_end().split(' ').collect();
+        let [.., "start,stop", "moved", moved, "untrusted"] = words[..] else {
+            panic!("{done:?}");
+        };
+        // Four threads start 100 each, and four stop them.
+        assert_eq!((words[0], moved), ("0", "396"));
+        let text = "start,stop: no time can be trusted: events seem to start in one thread and stop in another";
+        assert!(done.stderr.contains(text), "{}", done.stderr);
+        assert!(done.stderr.contains("give -key EXPR"), "{}", done.stderr);
+        let json = object(&answer("json").stdout);
+        let pair = &json["pairs"][0];
+        let fields = ["moved", "trusted", "interleaving"].map(|field| pair[field].clone());
+        assert_eq!(fields, [Value::from(396), false.into(), "seen".into()]);
+        let table = answer("table").stdout;
+        assert!(table.contains(" | no: 396 moved | "), "{table}");
+    }
+}
+
+// promise: Observations: Where nothing tells events apart, a note says that interleaving may not be seen, and JSON that it is unknown (2 × 2)
+#[test]
+fn unseen_interleaving_is_said() {
+    let note = "if events interleave in a thread, that may not be seen";
+    let answer = |target: &mut Talker, flags: &str, command: &str| {
+        let flags = format!("-pair start,stop {flags}");
+        let tool = count_functions::observing("latency", &flags, target.pid());
+        let expected = command.replace("do ", "done ");
+        target.ask(command, expected.split(' ').next().unwrap());
+        tool.end()
+    };
+    let interleaving = |json: &str| object(json)["pairs"][0]["interleaving"].clone();
+    for file in program_forms("requests") {
+        let mut target = Talker::start(&file);
+        for (flags, command, expected) in [
+            ("-json", "flight 1 20", "not_seen"),
+            ("-json", "flight 5 20", "seen"),
+            ("-json -key number", "flight 5 20", "not_seen"),
+        ] {
+            let done = answer(&mut target, flags, command);
+            assert_eq!(interleaving(&done.stdout), expected, "{flags} {command}");
+            assert!(!done.stderr.contains(note), "{done:?}");
+        }
+        let done = answer(&mut target, "-format plain", "flight 1 20");
+        assert!(!done.stderr.contains(note), "{done:?}");
+    }
+    for mut target in both_forms("timed") {
+        for (flags, is_noted) in [
+            ("-format plain", true),
+            ("-format table", true),
+            ("-json", false),
+        ] {
+            let done = answer(&mut target, flags, "do (.)(.)(.)");
+            assert_eq!(done.stderr.contains(note), is_noted, "{done:?}");
+            if !is_noted {
+                assert_eq!(interleaving(&done.stdout), "unknown");
+            }
+        }
+    }
 }
 
 #[test]

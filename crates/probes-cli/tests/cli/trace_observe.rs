@@ -54,7 +54,7 @@ fn keys_are_counted_from_first_to_last() {
         let flags = "-count -by probe,arg0 -latency start,stop";
         let run = trace(&file, flags, words);
         let lines: Vec<&str> = run.stderr.lines().collect();
-        let [keys @ .., other, untyped, times] = &lines[..] else {
+        let [keys @ .., other, untyped, times, note] = &lines[..] else {
             panic!("{}", run.stderr);
         };
         let names = keys.iter().map(|line| {
@@ -77,6 +77,7 @@ fn keys_are_counted_from_first_to_last() {
             "{untyped}"
         );
         assert!(times.starts_with("2 "), "{times}");
+        assert!(note.starts_with("start,stop: if events interleave"));
         let json = trace(&file, &format!("{flags} -json"), words);
         let objects: Vec<_> = json.stderr.lines().map(object).collect();
         let counted = objects.iter().find(|it| it["type"] == "keyed_count");
@@ -91,7 +92,7 @@ fn results_of_an_exited_program_are_printed() {
         let run = trace(&file, "-latency start,stop -watch stop", words);
         assert_eq!(run.code, Some(0));
         let lines: Vec<&str> = run.stderr.lines().collect();
-        let [one, other, times] = lines[..] else {
+        let [one, other, times, note] = lines[..] else {
             panic!("{}", run.stderr);
         };
         assert!(one.ends_with(" 0") && one.contains(" stop 0x"), "{one}");
@@ -100,6 +101,7 @@ fn results_of_an_exited_program_are_printed() {
             times.starts_with("2 ") && times.ends_with(" 1 0 0 start,stop"),
             "{times}"
         );
+        assert!(note.starts_with("start,stop: if events interleave"));
     }
 }
 

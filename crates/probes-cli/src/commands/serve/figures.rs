@@ -138,7 +138,7 @@ impl TimedFigures {
         let problems = [
             pair.unmatched_stops(),
             pair.dropped(),
-            pair.interleaved(),
+            pair.interleaved().saturating_add(pair.moved()),
             pair.doubtful(),
             pair.untyped(),
         ];

@@ -70,5 +70,7 @@ pub(crate) mod slot {
     pub(crate) const LEFT_OUT: u64 = REPLACED_STARTS + 24;
     /// Stops whose number is not that of the start that they end, whatever else is known of them.
     pub(crate) const DIFFERENT_NUMBER: u64 = REPLACED_STARTS + 32;
+    /// Stops that have no number, or whose start has none, though both have the argument that would be one.
+    pub(crate) const NO_NUMBER: u64 = REPLACED_STARTS + 40;
 }
-const _: () = assert!(slot::DIFFERENT_NUMBER + 8 <= SLOT_LEN);
+const _: () = assert!(slot::NO_NUMBER + 8 <= SLOT_LEN);

@@ -16,6 +16,9 @@ use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
 use crate::sys::ticks::TickMeasurement;
 
+/// How many events have to seem to move between threads: exceptions and threads that exit leave single starts and stops.
+const MIN_MOVED: u64 = 8;
+
 /// The times from the hits of one probe to those of another, in the same thread, or with the same key
 /// ([`Observation::match_by`](crate::Observation::match_by)).
 ///
@@ -41,6 +44,8 @@ pub struct Latency {
     doubtful: u64,
     untyped: u64,
     by_key: bool,
+    moved: u64,
+    are_told_apart: bool,
 }
 
 impl Latency {
@@ -75,6 +80,8 @@ impl Latency {
         add(&mut self.interleaved, other.interleaved);
         add(&mut self.doubtful, other.doubtful);
         add(&mut self.untyped, other.untyped);
+        add(&mut self.moved, other.moved);
+        self.are_told_apart &= other.are_told_apart;
     }
 
     /// Returns the name of the probe at which times start.
@@ -134,6 +141,24 @@ impl Latency {
         self.doubtful
     }
 
+    /// Returns how many events at least seem to start in one thread and stop in another, because more stops than there are
+    /// times have no start in their thread, and as many starts no stop. If there are any, **none of the times can be
+    /// trusted**: other stops may have ended starts of their thread that are not theirs. Zero if
+    /// there are less than eight.
+    ///
+    /// One start and one stop of each thread do not count: an event may have been under way when the observation began
+    /// or ended.
+    pub fn moved(&self) -> u64 {
+        self.moved
+    }
+
+    /// Returns whether it is certain to be noticed that events interleave, or move between threads: stops find their starts
+    /// by a key, or both probes have an argument of one name, which was an OCaml int at all stops. Else
+    /// [`interleaved`](Self::interleaved) and [`moved`](Self::moved) may be 0 though events do.
+    pub fn are_told_apart(&self) -> bool {
+        self.by_key || self.are_told_apart
+    }
+
     /// Returns whether stops find their starts by a key ([`Observation::match_by`](crate::Observation::match_by)).
     pub fn is_by_key(&self) -> bool {
         self.by_key
@@ -145,10 +170,11 @@ impl Latency {
         self.untyped
     }
 
-    /// Returns whether the times can be trusted: `Some(false)` if events interleave
-    /// ([`interleaved`](Self::interleaved)), `None` if they may ([`doubtful`](Self::doubtful)).
+    /// Returns whether the times can be trusted, as far as it is seen ([`are_told_apart`](Self::are_told_apart)): `Some(false)` if
+    /// events interleave ([`interleaved`](Self::interleaved)) or move between threads ([`moved`](Self::moved)), `None` if they may
+    /// interleave ([`doubtful`](Self::doubtful)).
     pub fn is_trusted(&self) -> Option<bool> {
-        match (self.interleaved, self.doubtful) {
+        match (self.interleaved.max(self.moved), self.doubtful) {
             (0, 0) => Some(true),
             (0, _) => None,
             _ => Some(false),
@@ -191,11 +217,19 @@ impl Latency {
             }
         }
         let sum_of_times = sum(slot::SUM);
-        let unmatched = each(slot::DEPTH).zip(each(slot::ABANDONED_STARTS));
-        let unmatched = unmatched.zip(each(slot::LEFT_OUT));
-        let unmatched = unmatched.map(|((waiting, abandoned), left_out)| {
-            waiting.saturating_add(abandoned).saturating_sub(left_out)
-        });
+        let unmatched = || {
+            let unmatched = each(slot::DEPTH).zip(each(slot::ABANDONED_STARTS));
+            let unmatched = unmatched.zip(each(slot::LEFT_OUT));
+            unmatched.map(|((waiting, abandoned), left_out)| {
+                waiting.saturating_add(abandoned).saturating_sub(left_out)
+            })
+        };
+        // An event of each thread was under way when the observation began, and one when it ended.
+        let but_one = |number: u64| number.saturating_sub(1);
+        let moved =
+            total(unmatched().map(but_one)).min(total(each(slot::UNMATCHED_STOPS).map(but_one)));
+        let measured = counts.iter().copied().fold(0, u64::saturating_add);
+        let have_moved = data.waiting.is_none() && moved >= MIN_MOVED && moved > measured;
         let (waiting, replaced) = (data.waiting.unwrap_or(0), sum(slot::REPLACED_STARTS));
         Latency {
             start: planned.start.clone(),
@@ -207,7 +241,7 @@ impl Latency {
                 Some(sum_of_times),
                 nanoseconds,
             ),
-            unmatched_starts: total(unmatched.chain([waiting, replaced])),
+            unmatched_starts: total(unmatched().chain([waiting, replaced])),
             unmatched_stops: sum(slot::UNMATCHED_STOPS),
             dropped: total(
                 each(slot::OVERWRITTEN_STARTS)
@@ -232,6 +266,8 @@ impl Latency {
             doubtful: sum(slot::DOUBTFUL).saturating_add(replaced),
             untyped: sum(slot::UNTYPED),
             by_key: data.waiting.is_some(),
+            moved: if have_moved { moved } else { 0 },
+            are_told_apart: planned.has_named_number && sum(slot::NO_NUMBER) == 0,
         }
     }
 }
@@ -503,6 +539,59 @@ mod tests {
         assert_eq!(trusted(&[]), Some(true));
         assert_eq!(trusted(&[slot::DOUBTFUL]), None);
         assert_eq!(trusted(&[slot::DOUBTFUL, slot::SAME_FRAME]), Some(false));
+    }
+
+    // promise: Observations: Pairs are untrusted if starts and stops without each other, in different threads, outnumber their times
+    #[test]
+    fn starts_and_stops_of_different_threads_have_moved() {
+        let moved = |starts: &[u64], stops: &[u64], times: u32, waiting| {
+            let mut pair = vec![0; PAIR_LEN as usize];
+            let slots = starts.iter().map(|it| (slot::DEPTH, *it));
+            let slots = slots.chain(stops.iter().map(|it| (slot::UNMATCHED_STOPS, *it)));
+            for (index, (field, number)) in (0..).zip(slots) {
+                put(&mut pair, HEADER_LEN + index * SLOT_LEN + field, number);
+            }
+            put(&mut pair, HISTOGRAMS_AT, times.into());
+            let data = PairData {
+                waiting,
+                ..data(&pair)
+            };
+            let latency = Latency::of(&pair_named("a", "b"), &data, 1.0);
+            assert_eq!(latency.is_trusted(), Some(latency.moved() == 0));
+            latency.moved()
+        };
+        assert_eq!(moved(&[4000], &[3000, 1000], 0, None), 3998);
+        assert_eq!(moved(&[50], &[60], 48, None), 49);
+        // As many are timed; exceptions skip stops, or starts; each of many threads is within an event; by key.
+        assert_eq!(moved(&[50], &[60], 49, None), 0);
+        assert_eq!(moved(&[4000], &[1], 0, None), 0);
+        assert_eq!(moved(&[1], &[4000], 0, None), 0);
+        assert_eq!(moved(&[1; 100], &[1; 100], 0, None), 0);
+        assert_eq!(
+            (moved(&[9], &[9], 0, None), moved(&[8], &[9], 0, None)),
+            (8, 0)
+        );
+        assert_eq!(moved(&[4000], &[4000], 0, Some(0)), 0);
+    }
+
+    #[test]
+    fn events_are_told_apart_by_one_name() {
+        let mut pair = vec![0; PAIR_LEN as usize];
+        let mut planned = pair_named("a", "b");
+        let told_apart = |planned: &PlannedPair, data: &PairData| {
+            Latency::of(planned, data, 1.0).are_told_apart()
+        };
+        assert!(!told_apart(&planned, &data(&pair)));
+        planned.has_named_number = true;
+        assert!(told_apart(&planned, &data(&pair)));
+        // A string has the name.
+        put(&mut pair, HEADER_LEN + 7 * SLOT_LEN + slot::NO_NUMBER, 1);
+        assert!(!told_apart(&planned, &data(&pair)));
+        let by_key = PairData {
+            waiting: Some(0),
+            ..data(&pair)
+        };
+        assert!(told_apart(&planned, &by_key));
     }
 
     #[test]

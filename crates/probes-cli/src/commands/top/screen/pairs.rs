@@ -31,7 +31,7 @@ impl Widget for PairsTable<'_> {
         let [above, area] =
             Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
         // What is certain is said first.
-        let certain = self.0.iter().filter(|pair| pair.evidence.interleaved > 0);
+        let certain = self.0.iter().filter(|pair| pair.evidence.is_certain());
         if let Some(caution) = certain.chain(self.0).find_map(caution_of) {
             Line::from(caution).red().render(above, buffer);
         }

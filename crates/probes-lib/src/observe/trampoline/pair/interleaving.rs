@@ -81,12 +81,13 @@ pub(super) fn check_stop(
         let mut is_other = a.create_label();
         let mut look_up = a.create_label();
         let mut is_unknown = a.create_label();
+        let mut no_number = a.create_label();
         load_at_point(a, r8, register, saved)?;
         a.cmp(number_of_start, r8d)?;
         a.jne(is_other)?;
         // An even value is not a number, but an address, which the garbage collector may reuse.
         a.test(r8b, 1)?;
-        a.je(by_frame)?;
+        a.je(no_number)?;
         select_number(a, r8d)?;
         a.mov(number_place(), 0)?;
         a.mov(r9d, slot::SAME_FRAME_OWN as u32)?;
@@ -100,7 +101,7 @@ pub(super) fn check_stop(
         a.mov(edi, number_of_start)?;
         a.and(edi, r8d)?;
         a.test(dil, 1)?;
-        a.je(by_frame)?;
+        a.je(no_number)?;
         a.inc(word_at(rcx, slot::DIFFERENT_NUMBER))?;
         // If the stop is in the frame of this start, and the start before is not, this is its start, whatever its
         // number.
@@ -128,6 +129,10 @@ pub(super) fn check_stop(
         a.jmp(doubt)?;
         a.set_label(&mut is_unknown)?;
         a.inc(word_at(rcx, slot::UNKNOWN_NUMBER))?;
+        a.jmp(by_frame)?;
+
+        a.set_label(&mut no_number)?;
+        a.inc(word_at(rcx, slot::NO_NUMBER))?;
     }
     a.set_label(&mut by_frame)?;
     find_frame(a, marks, saved, doubt)?;
