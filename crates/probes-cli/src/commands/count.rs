@@ -278,19 +278,19 @@ fn run_of_several(
     keyed::run_of_several(&by, active, display, output)
 }
 
-/// `30 probes, 1600 functions (12 of them called), 4711 hits`.
+/// `30 probes, 1600 functions (12 of them called), 2 USDT sites (1 of them hit), 4711 hits`.
 fn sum(counts: &Counts) -> String {
     let mut sum = Vec::new();
     match counts.probes().count() {
         0 => {}
         probes => sum.push(number_of(probes, "probe")),
     }
-    match counts.functions().len() {
-        0 => {}
-        functions => {
-            let called = counts.functions().filter(|it| it.hits > 0).count();
-            let functions = number_of(functions, "function");
-            sum.push(format!("{functions} ({called} of them called)"));
+    for (is_usdt, noun, verb) in [(false, "function", "called"), (true, "USDT site", "hit")] {
+        let all = || counts.functions().filter(|it| it.is_usdt == is_usdt);
+        if all().next().is_some() {
+            let hit = all().filter(|it| it.hits > 0).count();
+            let all = number_of(all().count(), noun);
+            sum.push(format!("{all} ({hit} of them {verb})"));
         }
     }
     sum.push(number_of(counts.total(), "hit"));

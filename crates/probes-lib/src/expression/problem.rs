@@ -40,12 +40,15 @@ impl BadExpression {
         &self.problem
     }
 
-    /// Returns whether the expression may fit other points: this one lacks an argument, or its arguments are not known.
+    /// Returns whether the expression may fit other points: this one lacks an argument, or its arguments are not known, or
+    /// cannot be read.
     pub(crate) fn is_about_arguments(&self) -> bool {
         let problem = &self.problem;
         matches!(
             problem,
-            ExpressionProblem::NoArgument { .. } | ExpressionProblem::UnknownArguments { .. }
+            ExpressionProblem::NoArgument { .. }
+                | ExpressionProblem::UnknownArguments { .. }
+                | ExpressionProblem::UnreadArgument { .. }
         )
     }
 
@@ -63,16 +66,20 @@ impl BadExpression {
         let marked = self.text.get(start..end).unwrap_or_default();
         let from = before.char_indices().rev().nth(SHOWN - 1);
         let from = from.map_or(0, |(at, _)| at);
-        let shown = self.text.get(from..).unwrap_or_default();
+        let rest = self.text.get(from..).unwrap_or_default();
         // A control character would move the mark.
-        let shown = shown.chars().take(2 * SHOWN);
-        let shown: String = shown
-            .map(|it| if it.is_control() { ' ' } else { it })
-            .collect();
+        let shown = rest.chars().take(2 * SHOWN);
+        let shown = shown.map(|it| if it.is_control() { ' ' } else { it });
+        let left_out = |is_left_out: bool| is_left_out.then_some('…');
+        let begin = left_out(from > 0);
+        let end = left_out(rest.chars().nth(2 * SHOWN).is_some());
+        let shown: String = shown.collect();
         if shown.trim().is_empty() {
             return String::new();
         }
+        let shown: String = begin.into_iter().chain(shown.chars()).chain(end).collect();
         let indent = before.get(from..).unwrap_or_default().chars().count();
+        let indent = indent + usize::from(from > 0);
         let marks = marked.chars().count().clamp(1, SHOWN);
         format!(
             "    {}\n    {:indent$}{:^<marks$}",

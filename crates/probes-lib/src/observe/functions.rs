@@ -105,7 +105,7 @@ pub(crate) struct WantedFunction {
     /// That of its first byte. What is patched may be behind an `endbr64`.
     pub(crate) address: LiveAddr,
     /// Whether it is a site of a USDT probe.
-    is_usdt: bool,
+    pub(crate) is_usdt: bool,
     /// See [`FunctionPlace::named_by`].
     named_by: Option<usize>,
 }
@@ -369,6 +369,7 @@ impl ObservedFunction {
                 before: PatchBytes::of(&patch.code[..patch.len]),
                 island: patch.island,
                 is_exit: part > 0,
+                is_usdt: self.wanted.is_usdt,
             };
             let address = self.bias.live(patch.site.address());
             (part, Point { address, kind })

@@ -205,6 +205,14 @@ impl FoundPoints {
         let functions = points.len() - sites - exits;
         (sites, functions.max(usize::from(exits > 0)))
     }
+
+    /// Returns how many of these functions and other instructions are sites of USDT probes.
+    pub(crate) fn usdt_sites(&self, arena: &Arena) -> usize {
+        let points = self.patched.iter().map(|place| place.point);
+        let points: BTreeSet<usize> = points.collect();
+        let is_usdt = |&&point: &&usize| arena.points[point].is_usdt();
+        points.iter().filter(is_usdt).count()
+    }
 }
 
 /// A place that is patched, wholly or in part.

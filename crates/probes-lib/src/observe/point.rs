@@ -76,6 +76,8 @@ pub(crate) enum PointKind {
         island: Option<Island>,
         /// Whether it is an exit of a function whose entry is another point.
         is_exit: bool,
+        /// Whether it is a site of a USDT probe.
+        is_usdt: bool,
     },
 }
 
@@ -191,6 +193,11 @@ impl Point {
     /// Returns whether it is an exit of a function whose entry is another point.
     pub(crate) fn is_exit(&self) -> bool {
         matches!(self.kind, PointKind::Instruction { is_exit: true, .. })
+    }
+
+    /// Whether it is a site of a USDT probe.
+    pub(crate) fn is_usdt(&self) -> bool {
+        matches!(self.kind, PointKind::Instruction { is_usdt: true, .. })
     }
 
     /// Returns where its trampoline jumps to in the end if it is the site of an enabled probe: the wrapper that the
@@ -343,6 +350,7 @@ mod tests {
                 before: PatchBytes::of(before),
                 island,
                 is_exit: false,
+                is_usdt: false,
             },
         };
         let near = point(&[1, 2, 3, 4, 5], None);
@@ -435,6 +443,7 @@ mod tests {
                 before: PatchBytes::of(&[1, 2, 3, 4, 5]),
                 island: None,
                 is_exit,
+                is_usdt: false,
             },
         };
         let what = |point: Point| {
@@ -460,6 +469,7 @@ mod tests {
                 before: PatchBytes::of(before),
                 island,
                 is_exit: false,
+                is_usdt: false,
             };
             let address = LiveAddr(address);
             Point { address, kind }.is_possible()

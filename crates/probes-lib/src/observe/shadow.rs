@@ -52,6 +52,7 @@ pub(crate) fn observed_points(
         let (sites, functions) = found.sites_and_functions(arena);
         observed.sites += sites;
         observed.functions += functions;
+        observed.usdt_sites += found.usdt_sites(arena);
         !found.patched.is_empty()
     };
     let arenas: Vec<Arena> = arenas.into_iter().filter(is_observed).collect();

@@ -41,6 +41,8 @@ pub(crate) struct ObservedPoints {
     pub(crate) sites: usize,
     /// Functions, and instructions inside of functions.
     pub(crate) functions: usize,
+    /// How many of these are sites of USDT probes.
+    pub(crate) usdt_sites: usize,
     /// `None` if nothing is observed, or if the observer has not recorded itself.
     pub(crate) observer: Option<ToolProcess>,
 }
@@ -99,18 +101,30 @@ impl ProbeStates {
     /// Returns how many sites and functions are observed, in words to which "observed" may be added:
     /// `2 sites and 1 function are`; `None` if there are none.
     pub fn observed_in_words(&self) -> Option<String> {
-        let (sites, functions) = (self.observed_sites(), self.observed_functions());
-        let number = |count: usize, noun: &str| {
-            let plural = if count == 1 { "" } else { "s" };
+        let ObservedPoints {
+            sites,
+            functions,
+            usdt_sites,
+            ..
+        } = self.observed;
+        let functions = functions.saturating_sub(usdt_sites);
+        let parts = [
+            (sites, "site"),
+            (functions, "function"),
+            (usdt_sites, "USDT site"),
+        ];
+        let parts = parts.iter().filter(|(count, _)| *count > 0);
+        let parts = parts.map(|(count, noun)| {
+            let plural = if *count == 1 { "" } else { "s" };
             format!("{count} {noun}{plural}")
-        };
-        let verb = if sites + functions == 1 { "is" } else { "are" };
-        let (of_sites, of_functions) = (number(sites, "site"), number(functions, "function"));
-        Some(match (sites, functions) {
-            (0, 0) => return None,
-            (0, _) => format!("{of_functions} {verb}"),
-            (_, 0) => format!("{of_sites} {verb}"),
-            (..) => format!("{of_sites} and {of_functions} {verb}"),
+        });
+        let parts: Vec<String> = parts.collect();
+        let are_several = sites + functions + usdt_sites > 1;
+        let verb = if are_several { "are" } else { "is" };
+        Some(match &parts[..] {
+            [] => return None,
+            [all] => format!("{all} {verb}"),
+            [others @ .., last] => format!("{} and {last} {verb}", others.join(", ")),
         })
     }
 

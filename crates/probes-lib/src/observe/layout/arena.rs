@@ -534,6 +534,10 @@ fn has_record(version: u32) -> bool {
     version == VERSION || VERSIONS_OF_GROUPS.contains(&version)
 }
 
+/// In an entry, one byte: what an instruction is.
+const IS_EXIT: u8 = 1;
+const IS_USDT: u8 = 2;
+
 /// Returns the entry of a point in the table.
 fn entry_of(point: &Point) -> [u8; ENTRY_LEN] {
     let mut entry = [0; ENTRY_LEN];
@@ -544,8 +548,13 @@ fn entry_of(point: &Point) -> [u8; ENTRY_LEN] {
             before,
             island,
             is_exit,
+            is_usdt,
         } => {
-            entry[21] = (*is_exit).into();
+            entry[21] = match (is_exit, is_usdt) {
+                (true, _) => IS_EXIT,
+                (false, true) => IS_USDT,
+                (false, false) => 0,
+            };
             entry[8..8 + before.len()].copy_from_slice(before);
             entry[13] = before.len() as u8;
             if let Some(island) = island {
@@ -576,7 +585,8 @@ fn parse_entry(entry: &[u8]) -> Point {
             PointKind::Instruction {
                 before,
                 island,
-                is_exit: entry[21] == 1,
+                is_exit: entry[21] == IS_EXIT,
+                is_usdt: entry[21] == IS_USDT,
             }
         }
     };
@@ -611,6 +621,7 @@ mod tests {
                     before: PatchBytes::of(&[5, 6, 7, 8, index as u8]),
                     island: None,
                     is_exit: index % 2 == 0,
+                    is_usdt: index % 3 == 1 && index % 2 == 1,
                 },
                 _ => PointKind::Instruction {
                     before: PatchBytes::of(&[8, 9]),
@@ -619,6 +630,7 @@ mod tests {
                         before: [0xcc; PATCH_LEN],
                     }),
                     is_exit: false,
+                    is_usdt: false,
                 },
             },
         };

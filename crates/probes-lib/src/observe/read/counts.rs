@@ -79,6 +79,8 @@ pub struct FunctionHits<'c> {
     /// Calls that [`Observation::only_where`](crate::Observation::only_where) has no answer for, which are not in
     /// `hits`; `None` if all calls are counted.
     pub untyped: Option<u64>,
+    /// Whether it is a site of a USDT probe.
+    pub is_usdt: bool,
 }
 
 /// How often one site was executed.
@@ -152,6 +154,7 @@ impl Counts {
                 address: function.wanted.address,
                 hits,
                 untyped,
+                is_usdt: function.wanted.is_usdt,
             })
         });
         counted.collect::<Vec<_>>().into_iter()
