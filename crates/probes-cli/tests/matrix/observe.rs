@@ -548,7 +548,7 @@ fn strings_mapped_just_now_are_keys() {
         } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
         let target = Target::open(pid).unwrap();
         let keys = "str(text)".parse().unwrap();
-        let observation = Observation::new().count(Selector::named("stop")).by(keys);
+        let observation = Observation::new().count(Selector::name("stop")).by(keys);
         let mut observer = target.observe(&observation, options()).unwrap();
         // Its domains map their heaps, and nothing has been read since the observation began.
         talker.ask("moving 300", "moving");
