@@ -25,7 +25,6 @@ use crate::observe::installed::{
     find_points, is_abandoned, refuse_if_removal_began, refuse_observed, refuse_replaced,
 };
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::shared;
 use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
@@ -659,11 +658,7 @@ impl Observer {
     /// Returns the processes that the observed process was found to have forked, whose hits or times are missing.
     /// Looked for when [`Observer::discarded`] are.
     pub fn forked(&self) -> ForkedChildren {
-        let events = self.active.events.lock();
-        let events = events.unwrap_or_else(PoisonError::into_inner);
-        let mut forked = self.lock_forked().found();
-        forked.have_filters = events.forked_filters.has_any();
-        forked
+        self.lock_forked().found()
     }
 
     /// Returns whether the hits of a process that this one, or one of its children, has forked are recorded with its own: it was forked while
@@ -749,12 +744,7 @@ impl Observer {
             // ask what they may read.
             let may_ask_kernel =
                 !self.active.plan.asks_kernel() || !events.own_filters.has_any(process);
-            let mut writes = events.renew(&read_maps(process)?, since, may_ask_kernel);
-            if self.active.plan.shared.filters_memory && self.lock_forked().are_recorded() {
-                let may_ask = may_ask_kernel && events.forked_filters.may_ask(process);
-                let since = if may_ask { since } else { 0 };
-                writes.push((shared::FORKED_SINCE, since.to_le_bytes().to_vec()));
-            }
+            let writes = events.renew(&read_maps(process)?, since, may_ask_kernel);
             let memory = self.target.opened.unshadowed_memory()?;
             refuse_replaced(process, &memory, &self.active.arenas)?;
             write_shared(process.pid(), &memory, sharing, &writes)?;

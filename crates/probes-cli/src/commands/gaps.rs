@@ -59,18 +59,9 @@ impl Gaps {
         of_each.filter_map(|forked| forked_caution(forked, &self.by_themselves))
     }
 
-    fn unread_caution(&self) -> Option<String> {
-        let unread = self.forked.iter().any(ForkedChildren::have_filters);
-        unread.then(|| {
-            "strings and fields are not read in processes that were forked meanwhile: one of them has set itself a seccomp filter"
-                .to_owned()
-        })
-    }
-
     /// Why figures are wrong, if any are.
     pub(super) fn caution(&self) -> Option<String> {
         let cautions = self.discarded_cautions().chain(self.forked_cautions());
-        let cautions = cautions.chain(self.unread_caution());
         let cautions = cautions.chain(loaded_caution(&self.loaded_later));
         let cautions: Vec<String> = cautions.collect();
         (!cautions.is_empty()).then(|| cautions.join("; "))
@@ -84,7 +75,6 @@ pub(super) struct GapWarning {
     sites: usize,
     /// Whether a warning was about forked processes. One is enough: a server may fork a process for each request.
     of_forked: bool,
-    of_unread: bool,
     /// How many files that were loaded later have been named.
     files: usize,
 }
@@ -110,15 +100,6 @@ impl GapWarning {
                      of a program that `trace` starts include those of all processes that it forks",
                 );
             }
-        }
-        if let Some(caution) = gaps.unread_caution().filter(|_| !self.of_unread) {
-            self.of_unread = true;
-            messages.warning(
-                WarningKind::Untyped,
-                &caution,
-                "such a filter may kill a process for the system call that asks what can be read: hits there that need strings or \
-                 fields are untyped",
-            );
         }
         if gaps.sites() <= self.sites {
             return;

@@ -16,8 +16,8 @@ pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>) {
     messages.warning(
         WarningKind::Untyped,
         &format!("no result, and {hits} untyped: an argument does not have the type that an expression needs"),
-        "an argument alone is taken for an int, and str(arg0) for a string, whose memory cannot be read at a null pointer, \
-         nor, if mapped just now, in a process that has set itself a seccomp filter; `ocaml-probes watch` shows the \
-         arguments of hits, docs/ask.md says what can be asked of which type",
+        "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be read at a null \
+         pointer, in memory that was mapped just now, and in forked processes; `ocaml-probes watch` shows the arguments of \
+         hits, docs/ask.md says what can be asked of which type",
     );
 }

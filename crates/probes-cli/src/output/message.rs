@@ -88,8 +88,7 @@ pub(crate) enum WarningKind {
     LostSwitches,
     /// Threads have waited for a processor, and the stacks of a profile do not distinguish that from running.
     ProcessorsBusy,
-    /// No hit has an answer: an argument does not have the type that an expression needs; or those of forked processes
-    /// have none, because their memory must not be read.
+    /// No hit has an answer: an argument does not have the type that an expression needs.
     Untyped,
 }
 

@@ -107,54 +107,6 @@ fn tools() -> PathBuf {
     newest.unwrap_or_else(|| panic!("scripts/setup installs PostgreSQL"))
 }
 
-// promise: Observations: With -follow, texts of queries are keys in servers that PostgreSQL forks meanwhile, each to the last hit
-//    (Debian's PostgreSQL)
-#[test]
-fn queries_of_forked_servers_are_keys() {
-    let server = Server::start();
-    // setpriv(1) executes the server.
-    let postmaster = server.server.as_ref().unwrap().pid();
-    let ask = |number: usize| {
-        let query = format!("select 'answer {number}'");
-        let asked = output(&mut server.client("psql", &["-X", "-A", "-t", "-c", &query]));
-        assert_eq!(asked.stdout, format!("answer {number}\n").as_bytes());
-    };
-    for (flags, expected) in [
-        (
-            "-follow -usdt postgresql:query__start -by str(arg0) -where str(arg0)^=\"select\\032'answer\"",
-            "4 \"select 'answer 0'\"\n4 \"select 'answer 1'\"\n4 \"select 'answer 2'\"\n0 other\n0 untyped",
-        ),
-        (
-            "-follow -usdt postgresql:query__start -where str(arg0)==\"select\\032'answer\\0321'\"",
-            "4 postgresql:query__start",
-        ),
-    ] {
-        // A tool that a busy machine keeps from reading for a second has untyped hits.
-        eventually("each query is counted by its text", || {
-            let tool = counting(flags, postmaster);
-            // Each connection is a process of its own, which lives for some milliseconds.
-            for number in 0..12 {
-                ask(number % 3);
-            }
-            let counted = tool.end().answer();
-            let without_rates = counted.trim_end().lines().map(|line| {
-                let words = line.splitn(3, ' ').enumerate();
-                let words = words.filter_map(|(at, word)| (at != 1).then_some(word));
-                words.collect::<Vec<_>>().join(" ")
-            });
-            (without_rates.collect::<Vec<_>>().join("\n") == expected).then_some(())
-        });
-        assert!(!is_observed(postmaster));
-    }
-    let said = counting("-usdt postgresql:*", postmaster).end().stderr;
-    let sum = said.lines().find(|line| line.ends_with(" hits"));
-    let sum = sum.unwrap_or_else(|| panic!("{said}"));
-    assert!(
-        sum.contains(" USDT sites (") && !sum.contains("function"),
-        "{sum}"
-    );
-}
-
 /// The number behind `pid `, which a query answers with.
 fn pid_of(session: &mut Talker, query: &str) -> i32 {
     let answer = session.ask(query, "pid ");

@@ -539,26 +539,6 @@ fn requests_are_timed_by_their_key() {
     }
 }
 
-// promise: Observations: Strings that OCaml 5 has mapped just now are keys, each to the last hit (2 in each chroot)
-#[test]
-fn strings_mapped_just_now_are_keys() {
-    for file in program_forms("ocaml5/moving") {
-        let ChrootProgram {
-            mut talker, pid, ..
-        } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
-        let target = Target::open(pid).unwrap();
-        let keys = "str(text)".parse().unwrap();
-        let observation = Observation::new().count(Selector::name("stop")).by(keys);
-        let mut observer = target.observe(&observation, options()).unwrap();
-        // Its domains map their heaps, and nothing has been read since the observation began.
-        talker.ask("moving 300", "moving");
-        let keyed = observer.remove().unwrap().keyed_counts.unwrap();
-        assert_eq!((keyed.total(), keyed.other(), keyed.untyped()), (300, 0, 0));
-        let mut hits = keyed.keys().iter().map(|it| it.hits);
-        assert!(hits.len() == 300 && hits.all(|hits| hits == 1), "{keyed:?}");
-    }
-}
-
 // promise: Observations: Requests that another domain resumes are not trusted without a key with OCaml 5 (2 in each chroot)
 #[test]
 fn moved_requests_are_untrusted_without_key() {

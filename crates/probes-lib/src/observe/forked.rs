@@ -1,7 +1,7 @@
 //! [`ForkedChildren`]: processes that an observed process has forked while it is observed, with copies of the
 //! trampolines and of their counters.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::mem;
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,6 @@ const MAX_KEPT: usize = 64;
 pub struct ForkedChildren {
     pids: Vec<i32>,
     are_recorded: bool,
-    pub(crate) have_filters: bool,
 }
 
 impl ForkedChildren {
@@ -58,12 +57,6 @@ impl ForkedChildren {
     /// be observed: then only what is timed is unreliable or missing.
     pub fn are_recorded(&self) -> bool {
         self.are_recorded
-    }
-
-    /// Returns whether one of those that are recorded has set itself a seccomp filter, which may kill it for the question what can be
-    /// read: then strings and fields are read in none of them any more, and what needs them is untyped.
-    pub fn have_filters(&self) -> bool {
-        self.have_filters
     }
 }
 
@@ -90,7 +83,6 @@ impl ForkCheck {
             found: ForkedChildren {
                 pids: Vec::new(),
                 are_recorded,
-                have_filters: false,
             },
             known: HashMap::new(),
             begun: now,
@@ -142,11 +134,6 @@ impl ForkCheck {
         self.found.clone()
     }
 
-    /// Returns whether forked processes record with their parent.
-    pub(crate) fn are_recorded(&self) -> bool {
-        self.found.are_recorded
-    }
-
     /// Returns whether a forked process records with its parent.
     pub(crate) fn is_recorded(&self, pid: i32, parent: &Process, arenas: &[Arena]) -> bool {
         let (Ok(child), Some(arena)) = (Process::open(pid), arenas.first()) else {
@@ -155,63 +142,6 @@ impl ForkCheck {
         self.found.are_recorded
             && has_copy(&child, parent, arena, false)
             && has_patch(&child, arena)
-    }
-}
-
-/// Whether the processes that an observed one has forked may ask the kernel what can be read, as their trampolines do: a
-/// seccomp filter that one of them has set itself may kill it for that. Such a program is likely to do the same in those
-/// that it forks later.
-#[derive(Debug, Default)]
-pub(crate) struct ForkedFilters {
-    /// Those that were found: their own parents may have exited since.
-    known: Vec<i32>,
-    next: Option<Instant>,
-    has_any: bool,
-}
-
-impl ForkedFilters {
-    /// Returns whether they may; once one has a filter, none may any more. Looks at them if it is time.
-    pub(crate) fn may_ask(&mut self, process: &Process) -> bool {
-        let looked = Instant::now();
-        if self.has_any || self.next.is_some_and(|next| looked < next) {
-            return !self.has_any;
-        }
-        // Those of the process itself, which are looked at elsewhere, were there when it forked.
-        let own = process
-            .status()
-            .map(|status| (status.seccomp, status.filters));
-        let mut pids = mem::take(&mut self.known);
-        pids.extend(children(process));
-        let mut seen = HashSet::new();
-        while let Some(pid) = pids.pop() {
-            let child = Process::open(pid).ok().filter(Process::was_only_forked);
-            let Some(child) = child.filter(|_| seen.insert(pid)) else {
-                continue;
-            };
-            pids.extend(children(&child));
-            self.known.push(pid);
-            for tid in child
-                .threads()
-                .and_then(|mut threads| threads.read())
-                .unwrap_or_default()
-            {
-                let Ok(status) = child.thread_status(tid) else {
-                    continue;
-                };
-                let is_own = own
-                    .as_ref()
-                    .is_ok_and(|own| *own == (status.seccomp, status.filters));
-                // In strict mode there are no filters to compare.
-                self.has_any |= status.seccomp == 1 || (status.seccomp != 0 && !is_own);
-            }
-        }
-        self.next = Some(looked + looked.elapsed() * REST);
-        !self.has_any
-    }
-
-    /// Returns whether one of them has set itself a filter.
-    pub(crate) fn has_any(&self) -> bool {
-        self.has_any
     }
 }
 
@@ -317,10 +247,7 @@ fn children_among_all(parent: i32) -> Vec<i32> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
-
-    use test_support::Guard;
 
     use super::*;
 
@@ -341,51 +268,5 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!children_among_all(own.pid()).contains(&pid));
-    }
-
-    // promise: Observations: Forked processes are not made to ask the kernel once one of them has set itself a seccomp filter
-    #[test]
-    fn filter_of_a_child_is_found() {
-        // In strict mode, only read, write and exit are permitted.
-        const FORKS: &str = "import os, ctypes\n\
-            prctl = ctypes.CDLL(None).prctl\n\
-            if os.fork() == 0:\n  \
-              os.write(1, b'forked\\n')\n  \
-              os.read(0, 1)\n  \
-              prctl(22, 1, 0, 0, 0)\n  \
-              os.write(1, b'strict\\n')\n  \
-              os.read(0, 1)\n\
-            os.wait()\n";
-        let mut command = Command::new("python3");
-        command.args(["-c", FORKS]).stdout(Stdio::piped());
-        let mut parent = Guard::spawn(command.stdin(Stdio::piped()));
-        let mut lines = BufReader::new(parent.child().stdout.take().unwrap()).lines();
-        assert_eq!(lines.next().unwrap().unwrap(), "forked");
-        let process = Process::open(parent.pid()).unwrap();
-        let mut filters = ForkedFilters::default();
-        assert!(filters.may_ask(&process) && filters.known.len() == 1);
-        parent
-            .child()
-            .stdin
-            .as_mut()
-            .unwrap()
-            .write_all(b"1")
-            .unwrap();
-        assert_eq!(lines.next().unwrap().unwrap(), "strict");
-        assert!(!ForkedFilters::default().may_ask(&process));
-        // It is not looked for again at once.
-        filters.next = None;
-        assert!(!filters.may_ask(&process) && filters.has_any());
-        parent
-            .child()
-            .stdin
-            .as_mut()
-            .unwrap()
-            .write_all(b"1")
-            .unwrap();
-        parent.wait();
-        // None of those that are forked later may ask either.
-        filters.next = None;
-        assert!(!filters.may_ask(&process));
     }
 }

@@ -104,6 +104,8 @@ pub(crate) struct PlannedPair {
     /// Whether what tells its events apart is an argument that has one name at all sites of both probes: then different
     /// numbers are those of different events.
     pub(crate) has_named_number: bool,
+    /// Whether only times of a range are recorded.
+    pub(crate) has_range: bool,
 }
 
 /// A point that is observed.
@@ -184,6 +186,7 @@ impl ObservationPlan {
                 start,
                 stop,
                 has_named_number: with_named_number.contains(&number),
+                has_range: times.is_some(),
             })
             .collect();
         let has_timed = functions.timed_indices().next().is_some();
@@ -380,14 +383,10 @@ impl ObservationPlan {
         })
     }
 
-    /// Returns whether a trampoline asks the kernel which memory can be read: of a string of C, of values that the table of readable
-    /// pages does not have, of the words of a call or a return, or of a stack.
+    /// Returns whether a trampoline asks the kernel which memory can be read: of a string of C, of the words of a call or a return, or of
+    /// a stack.
     pub(crate) fn asks_kernel(&self) -> bool {
         let mut roles = self.points.iter().map(|it| &it.role);
-        let has_table = self.shared.value_pages == ValuePages::TableOfObserver;
-        if self.shared.filters_memory && has_table {
-            return true;
-        }
         if self.shared.stacks.may_ask_kernel() || roles.any(Role::reads_text_of_c) {
             return true;
         }
@@ -996,7 +995,7 @@ mod tests {
         let pair = PlannedPair {
             start: "a".to_owned(),
             stop: "b".to_owned(),
-            has_named_number: false,
+            ..PlannedPair::default()
         };
         assert_eq!(plan.pairs[0], pair);
     }

@@ -24,7 +24,7 @@ use crate::inject::permissions::{Permissions, why_unreadable};
 use crate::memory::page_copies::PageCopies;
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::observe::discarded::DiscardCheck;
-use crate::observe::forked::{ForkCheck, ForkedFilters};
+use crate::observe::forked::ForkCheck;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::{
     fs_base, semaphores, tsc_access, unmap_call, unmapped_together, write_code, write_shared,
@@ -49,7 +49,6 @@ use crate::process::Process;
 use crate::process::limits::{self, NeededMemory};
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
-use crate::process::seccomp::OwnFilters;
 use crate::site::{JMP, SITE_LEN, SiteCode};
 use crate::sys::ticks::{self, TickMeasurement};
 use crate::trace::moves::Moves;
@@ -81,9 +80,6 @@ pub(crate) struct Prepared {
     /// Since when `pages` are valid, and for how long, in ticks.
     pages_since: u64,
     pages_ticks: u64,
-    /// Whether trampolines may ask the kernel what can be read; and in forked children.
-    may_ask: bool,
-    forked_may_ask: bool,
     /// From how many ticks on pairs are recorded one by one.
     slow_from: u64,
     /// If only times of a range are recorded: the least of them, in ticks, and how many ticks the range has.
@@ -235,9 +231,6 @@ impl Prepared {
             // Read again, because they may have changed since.
             pages = ReadablePages::of(&read_maps(process)?);
         }
-        let may_ask = !plan.asks_kernel() || matches!(OwnFilters::of(process).has_any(), Ok(false));
-        let forked_may_ask =
-            may_ask && plan.shared.filters_memory && ForkedFilters::default().may_ask(process);
         // A little less, because how long a tick is will be known better when pairs are read.
         let slow_from = match plan.slow_from {
             Duration::ZERO => 0,
@@ -263,8 +256,6 @@ impl Prepared {
             pages,
             pages_since,
             pages_ticks,
-            may_ask,
-            forked_may_ask,
             mappings: Vec::new(),
             claims_rows,
             is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
@@ -403,7 +394,7 @@ impl Prepared {
             };
             written.map_err(failed)?;
         }
-        self.write_shared_data(injector, &stopped, data)?;
+        self.write_shared_data(injector, &stopped)?;
         self.patch_points(injector, &stopped)?;
         Ok(stopped)
     }
@@ -484,12 +475,7 @@ impl Prepared {
     }
 
     /// Writes into the shared data what the trampolines read there.
-    fn write_shared_data(
-        &mut self,
-        injector: &Injector<'_>,
-        stopped: &Stopped<'_>,
-        data: DataMapping<'_>,
-    ) -> Result<()> {
+    fn write_shared_data(&mut self, injector: &Injector<'_>, stopped: &Stopped<'_>) -> Result<()> {
         let (process, memory) = (injector.process, injector.memory);
         let mut tid_offset = None;
         if self.plan.is_timed() || self.plan.shared.asks_for_threads {
@@ -515,23 +501,9 @@ impl Prepared {
         let validity = [
             (at + validity::SINCE, self.pages_since),
             (at + validity::TICKS, self.pages_ticks),
-            (at + validity::MAY_ASK, self.may_ask.into()),
+            (at + validity::MAY_ASK, 1),
         ];
         let validity = validity.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
-        let forked = [
-            (
-                shared::FORKED_SINCE,
-                if self.forked_may_ask {
-                    self.pages_since
-                } else {
-                    0
-                },
-            ),
-            (shared::FORKED_TICKS, self.pages_ticks),
-        ];
-        let forked = forked.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
-        // Others have copies of the data, which are not renewed.
-        let are_recorded = data.is_shared() && self.plan.shared.filters_memory;
         let validity = validity.into_iter().filter(|_| sharing.shared.has_pages());
         let slow_from = (shared::SLOW_FROM, self.slow_from.to_le_bytes().to_vec());
         let times = self
@@ -551,7 +523,6 @@ impl Prepared {
             .chain(times)
             .chain(pages)
             .chain(validity)
-            .chain(forked.into_iter().filter(|_| are_recorded))
             .collect();
         write_shared(process.pid(), memory, sharing, &writes)?;
         if self.plan.functions.are_from_start

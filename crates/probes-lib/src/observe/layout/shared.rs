@@ -3,8 +3,7 @@
 //!
 //! ```text
 //! header   64 bytes: the offset of the thread id in a thread's control block, from which time on a pair or call is
-//!          slow, where the stack of the main thread ends, which times are recorded, and whether forked children may
-//!          ask the kernel what can be read
+//!          slow, where the stack of the main thread ends, and which times are recorded
 //! pairs    for each pair of a start point and a stop point: a header, a slot for each thread, a
 //!          histogram for each group of threads
 //! rings    one for each group of threads: how many records were begun, and the last records
@@ -19,8 +18,7 @@
 //!
 //! The validity is always the process's own, even if the rest is shared with the observer, and the
 //! kernel clears it in a forked child (`MADV_WIPEONFORK`): the table does not describe the mappings
-//! of the child. There, trampolines may ask the kernel, if the header says so: it is shared with the children that record.
-//! A child that shares the memory of its parent (vfork(2)) shares these mappings, too.
+//! of the child. A child that shares the memory of its parent (vfork(2)) shares these mappings, too.
 //!
 //! Only the thread that owns a slot writes there; what several threads write is written by locked
 //! instructions.
@@ -57,11 +55,6 @@ pub(crate) const MAIN_STACK_END: u64 = 16;
 /// ticks the range has.
 pub(crate) const TIMES_FROM: u64 = 24;
 pub(crate) const TIMES_MANY: u64 = 32;
-
-/// In the header, eight bytes each: when the observer last found no reason why forked children must not ask the kernel
-/// what can be read, in TSC ticks; and for how many ticks that holds. Zero unless children record with their parent.
-pub(crate) const FORKED_SINCE: u64 = 40;
-pub(crate) const FORKED_TICKS: u64 = 48;
 
 /// The fields of the validity of the table of pages, eight bytes each. All zero: it is not valid.
 /// The observer, which keeps the table up to date, may be stopped or killed.

@@ -15,7 +15,6 @@ use crate::address::LiveAddr;
 use crate::elf::table::Site;
 use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
-use crate::observe::forked::ForkedFilters;
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::readable_pages::ReadablePages;
@@ -226,8 +225,6 @@ pub(crate) struct EventReader {
     renewed: Instant,
     /// Whether threads have set themselves seccomp filters.
     pub(crate) own_filters: FilterWatch,
-    /// Whether processes that it has forked have.
-    pub(crate) forked_filters: ForkedFilters,
     /// Of calls that could not be recorded, because no registers could be saved.
     lost: PointCounters,
     /// Of hits that the filter has no answer for, if there is one.
@@ -384,7 +381,6 @@ impl EventReader {
             begun: Instant::now(),
             renewed: Instant::now(),
             own_filters: FilterWatch::default(),
-            forked_filters: ForkedFilters::default(),
             lost: PointCounters::of(plan, arenas, may_lose_calls, |_| 0),
             untyped: plan.points.iter().any(is_filtered).then(|| {
                 PointCounters::of(plan, arenas, is_filtered, |arena| arena.untyped_counter(0))

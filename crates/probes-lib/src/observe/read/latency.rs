@@ -229,7 +229,11 @@ impl Latency {
         let moved =
             total(unmatched().map(but_one)).min(total(each(slot::UNMATCHED_STOPS).map(but_one)));
         let measured = counts.iter().copied().fold(0, u64::saturating_add);
-        let have_moved = data.waiting.is_none() && moved >= MIN_MOVED && moved > measured;
+        // Of a probe with itself, each hit ends the one before. Of a range, not all pairs are among the times.
+        let is_one_probe = planned.start == planned.stop;
+        let is_told = data.waiting.is_none() && !is_one_probe && !planned.has_range;
+        let have_moved = is_told && moved >= MIN_MOVED && moved > measured;
+        let has_numbers = planned.has_named_number && sum(slot::NO_NUMBER) == 0;
         let (waiting, replaced) = (data.waiting.unwrap_or(0), sum(slot::REPLACED_STARTS));
         Latency {
             start: planned.start.clone(),
@@ -267,7 +271,8 @@ impl Latency {
             untyped: sum(slot::UNTYPED),
             by_key: data.waiting.is_some(),
             moved: if have_moved { moved } else { 0 },
-            are_told_apart: planned.has_named_number && sum(slot::NO_NUMBER) == 0,
+            // A number that events share tells nothing.
+            are_told_apart: is_one_probe || (has_numbers && sum(slot::REPEATED_NUMBER) == 0),
         }
     }
 }
@@ -391,7 +396,7 @@ mod tests {
         PlannedPair {
             start: start.to_owned(),
             stop: stop.to_owned(),
-            has_named_number: false,
+            ..PlannedPair::default()
         }
     }
 
@@ -544,22 +549,37 @@ mod tests {
     // promise: Observations: Pairs are untrusted if starts and stops without each other, in different threads, outnumber their times
     #[test]
     fn starts_and_stops_of_different_threads_have_moved() {
-        let moved = |starts: &[u64], stops: &[u64], times: u32, waiting| {
-            let mut pair = vec![0; PAIR_LEN as usize];
-            let slots = starts.iter().map(|it| (slot::DEPTH, *it));
-            let slots = slots.chain(stops.iter().map(|it| (slot::UNMATCHED_STOPS, *it)));
-            for (index, (field, number)) in (0..).zip(slots) {
-                put(&mut pair, HEADER_LEN + index * SLOT_LEN + field, number);
-            }
-            put(&mut pair, HISTOGRAMS_AT, times.into());
-            let data = PairData {
-                waiting,
-                ..data(&pair)
+        let moved_of =
+            |planned: &PlannedPair, starts: &[u64], stops: &[u64], times: u32, waiting| {
+                let mut pair = vec![0; PAIR_LEN as usize];
+                let slots = starts.iter().map(|it| (slot::DEPTH, *it));
+                let slots = slots.chain(stops.iter().map(|it| (slot::UNMATCHED_STOPS, *it)));
+                for (index, (field, number)) in (0..).zip(slots) {
+                    put(&mut pair, HEADER_LEN + index * SLOT_LEN + field, number);
+                }
+                put(&mut pair, HISTOGRAMS_AT, times.into());
+                let data = PairData {
+                    waiting,
+                    ..data(&pair)
+                };
+                let latency = Latency::of(planned, &data, 1.0);
+                assert_eq!(latency.is_trusted(), Some(latency.moved() == 0));
+                latency.moved()
             };
-            let latency = Latency::of(&pair_named("a", "b"), &data, 1.0);
-            assert_eq!(latency.is_trusted(), Some(latency.moved() == 0));
-            latency.moved()
+        let pair = pair_named("a", "b");
+        let moved = |starts: &[u64], stops: &[u64], times, waiting| {
+            moved_of(&pair, starts, stops, times, waiting)
         };
+        // Each hit ends the one before; or not all pairs are among the times.
+        assert_eq!(
+            moved_of(&pair_named("a", "a"), &[4000], &[4000], 0, None),
+            0
+        );
+        let ranged = PlannedPair {
+            has_range: true,
+            ..pair_named("a", "b")
+        };
+        assert_eq!(moved_of(&ranged, &[4000], &[4000], 0, None), 0);
         assert_eq!(moved(&[4000], &[3000, 1000], 0, None), 3998);
         assert_eq!(moved(&[50], &[60], 48, None), 49);
         // As many are timed; exceptions skip stops, or starts; each of many threads is within an event; by key.
@@ -584,6 +604,12 @@ mod tests {
         assert!(!told_apart(&planned, &data(&pair)));
         planned.has_named_number = true;
         assert!(told_apart(&planned, &data(&pair)));
+        // Several events have one number.
+        let repeated = HEADER_LEN + 7 * SLOT_LEN + slot::REPEATED_NUMBER;
+        put(&mut pair, repeated, 1);
+        assert!(!told_apart(&planned, &data(&pair)));
+        assert!(told_apart(&pair_named("a", "a"), &data(&pair)));
+        put(&mut pair, repeated, 0);
         // A string has the name.
         put(&mut pair, HEADER_LEN + 7 * SLOT_LEN + slot::NO_NUMBER, 1);
         assert!(!told_apart(&planned, &data(&pair)));

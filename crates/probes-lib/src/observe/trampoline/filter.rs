@@ -4,28 +4,17 @@
 //! only loop is the search of the runtime's table, which is bounded.
 //!
 //! Memory is read only where a table of pages says so ([`ValuePages`]): that of the runtime, or the observer's while it
-//! is valid. The kernel is asked about pages that the observer's does not have, which may have been mapped since; in a
-//! forked child, whose mappings no table describes, about all. What cannot be read is untyped. Integers in registers
-//! need neither table. Where the runtime's is used for values, the observer's is used for the stack, valid or not: the
-//! frame of the point is mapped. About strings of C, the kernel is always asked.
-//!
-//! What may be read is in rbx where the observer's table is used for values:
-//!
-//! ```text
-//! address of the shared data   what the table has; about the rest, the kernel may be asked unless MAY_ASK is 0
-//! ASK                          a forked child: what the kernel says can be read
-//! 0                            nothing
-//! ```
+//! is valid. What cannot be read is untyped. Integers in registers need neither table. Where the runtime's is used for
+//! values, the observer's is used for the stack, valid or not: the frame of the point is mapped. Strings of C need the
+//! observer's, valid, and the consent of the kernel.
 
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, ebx, edi,
-    get_gpr32, get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, edi, get_gpr32,
+    get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use iced_x86::{IcedError, Register};
 
-use super::readable::{
-    AskedWord, ask_kernel, check_validity, is_recent, unless_listed, unless_of_values,
-};
+use super::readable::{check_validity, unless_kernel_reads, unless_listed, unless_of_values};
 use super::saved::{RED_ZONE, unless_room_on_stack};
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, load, load_at_point, offset};
 use crate::address::{LiveAddr, PAGE};
@@ -34,17 +23,11 @@ use crate::expression::typed::{
     Relation, STRING_TAG, Signedness, Test, Text, Word, block_of, last_compared, words_of,
 };
 use crate::observe::layout::keys::text;
-use crate::observe::layout::shared::{FORKED_SINCE, SharedLayout, TID_AT, validity};
+use crate::observe::layout::shared::{SharedLayout, TID_AT};
 use crate::observe::role::{
     ArgumentSource, FilterRole, IntegerRole, KeyRole, MemorySource, STACK_OFFSET_LIMIT,
 };
 use crate::observe::value_pages::ValuePages;
-
-/// In rbx: only the kernel says what can be read.
-const ASK: u32 = 1;
-
-/// The bits of an address of user space.
-const ADDRESS_BITS: u32 = 47;
 
 /// The registers that hold numbers. The first two are those that counting uses as well.
 const POOL: [AsmRegister64; 5] = [rcx, rdx, rax, rsi, r8];
@@ -90,8 +73,6 @@ struct FilterCode<'p, 'a> {
     arguments: &'p [ArgumentSource],
     context: FilterContext,
     untyped: CodeLabel,
-    /// The registers of the pool whose contents are needed later.
-    held: Vec<AsmRegister64>,
 }
 
 /// Returns the registers that the code of a filter uses, which have to be saved before.
@@ -142,7 +123,6 @@ pub(super) fn integer(
 ) -> Result<(), IcedError> {
     let reads_memory = role.reads_memory();
     let mut code = FilterCode::begin(a, &role.arguments, reads_memory, context, untyped)?;
-    code.held.extend(beside_r8.then_some(r8));
     code.number(&role.integer.number, pool(beside_r8))
 }
 
@@ -159,7 +139,6 @@ pub(super) fn key(
 ) -> Result<Vec<Option<AsmRegister64>>, IcedError> {
     let reads_memory = role.reads_memory();
     let mut code = FilterCode::begin(a, &role.arguments, reads_memory, context, untyped)?;
-    code.held.extend(beside_r8.then_some(r8));
     let held = role.parts.iter().filter(|it| it.is_held()).count();
     let mut holders = holders(held).iter();
     let mut pool = pool(beside_r8).to_vec();
@@ -179,7 +158,6 @@ pub(super) fn key(
             code.a.mov(holder, pool[0])?;
             pool.retain(|it| *it != holder);
         }
-        code.held.extend(holder);
         all.push(holder);
     }
     Ok(all)
@@ -196,38 +174,23 @@ fn holders(many: usize) -> &'static [AsmRegister64] {
     &BOTH[BOTH.len().saturating_sub(many)..]
 }
 
-/// Emits the code that loads what may be read into rbx; or, if the table of the observer is not used for values, the
-/// address of the shared data. Uses rax and rdx.
+/// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if
+/// the table is needed for values, and is not valid now. Uses rax and rdx.
 fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
-    if context.layout.value_pages == ValuePages::TableOfObserver {
-        find_readable(a, context)
-    } else {
-        load(a, rbx, context.shared)
-    }
-}
-
-/// Emits the code that loads what may be read into rbx. Uses rax and rdx.
-fn find_readable(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
-    let mut known = a.create_label();
+    let mut is_valid = a.create_label();
     load(a, rbx, context.shared)?;
-    read_clock(a)?;
-    check_validity(a, context.layout, [rdx, rax])?;
-    a.jb(known)?;
-    read_clock(a)?;
-    is_recent(a, offset(FORKED_SINCE), [rdx, rax])?;
-    // Does not change the flags.
-    a.mov(ebx, ASK)?;
-    a.jb(known)?;
-    a.xor(ebx, ebx)?;
-    a.set_label(&mut known)?;
-    a.nop()
-}
-
-/// Emits the code that loads the time into rdx, in ticks. Uses rax.
-fn read_clock(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    if context.layout.value_pages != ValuePages::TableOfObserver {
+        return Ok(());
+    }
     a.rdtsc()?;
     a.shl(rdx, 32)?;
-    a.or(rdx, rax)
+    a.or(rdx, rax)?;
+    check_validity(a, context.layout, [rdx, rax])?;
+    a.jb(is_valid)?;
+    // Nothing can be read.
+    a.xor(rbx, rbx)?;
+    a.set_label(&mut is_valid)?;
+    a.nop()
 }
 
 /// Returns how many registers of the pool a test needs.
@@ -274,7 +237,6 @@ impl<'p, 'a> FilterCode<'p, 'a> {
             arguments,
             context,
             untyped,
-            held: Vec::new(),
         })
     }
 
@@ -369,21 +331,14 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         pool: &[AsmRegister64],
     ) -> Result<(AsmRegister64, AsmRegister64), IcedError> {
         // Of the first one, only the result is kept while the second one is calculated.
-        let is_other_first = other.registers() > one.registers();
-        let (first, second) = if is_other_first {
-            (other, one)
-        } else {
-            (one, other)
-        };
-        self.number(first, pool)?;
-        self.held.push(pool[0]);
-        self.number(second, &pool[1..])?;
-        self.held.pop();
-        if is_other_first {
-            Ok((pool[1], pool[0]))
-        } else {
-            Ok((pool[0], pool[1]))
+        if other.registers() > one.registers() {
+            self.number(other, pool)?;
+            self.number(one, &pool[1..])?;
+            return Ok((pool[1], pool[0]));
         }
+        self.number(one, pool)?;
+        self.number(other, &pool[1..])?;
+        Ok((pool[0], pool[1]))
     }
 
     /// Emits the code that loads a number into the first register of a pool.
@@ -476,8 +431,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                         let depth = self.context.pushed + u64::from(depth);
                         self.a.lea(to, qword_ptr(rsp + depth))?;
                         // Eight bytes may be in two pages if the stack pointer is not aligned.
-                        self.unless_mapped(to, 0, None)?;
-                        self.unless_mapped(to, 7, None)?;
+                        self.unless_listed(to, 0)?;
+                        self.unless_listed(to, 7)?;
                         self.a.mov(to, qword_ptr(to))
                     }
                     ArgumentSource::Memory(memory) => self.memory(memory, to),
@@ -494,7 +449,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                 self.a.cmp(r9, *field as i32)?;
                 self.a.jbe(self.untyped)?;
                 let at = 8 * *field as i32;
-                self.unless_readable_value(to, at, None)?;
+                self.unless_readable_value(to, at)?;
                 self.a.mov(to, qword_ptr(to + at))
             }
         }
@@ -523,8 +478,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
             self.a.sub(r9, rdi)?;
             self.a.cmp(r9, STACK_OFFSET_LIMIT)?;
             self.a.jae(self.untyped)?;
-            self.unless_mapped(to, 0, None)?;
-            self.unless_mapped(to, i32::from(memory.size) - 1, None)?;
+            self.unless_listed(to, 0)?;
+            self.unless_listed(to, i32::from(memory.size) - 1)?;
         }
         let low = low(to);
         match memory.size {
@@ -561,7 +516,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     fn header(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
         self.a.test(low(block), 7)?;
         self.a.jne(self.untyped)?;
-        self.unless_readable_value(block, -8, None)?;
+        self.unless_readable_value(block, -8)?;
         self.a.mov(r9, qword_ptr(block - 8))
     }
 
@@ -593,7 +548,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.mov(r9d, text::WHOLE as u32)?;
         self.a.set_label(&mut is_short)?;
         self.a.lea(last, qword_ptr(block + r9 * 8 - 8))?;
-        self.unless_readable_value(last, 0, Some(block))
+        self.unless_readable_value(last, 0)
     }
 
     fn is_string(&mut self, of: &Word, text: &[u8], jump: Branch) -> Result<(), IcedError> {
@@ -605,7 +560,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.string(block)?;
         self.a.cmp(r9, words.len() as i32)?;
         self.a.jne(differs)?;
-        self.unless_readable_value(block, 8 * (words.len() as i32 - 1), None)?;
+        self.unless_readable_value(block, 8 * (words.len() as i32 - 1))?;
         for (index, word) in (0..).zip(&words) {
             self.a.mov(rdi, *word)?;
             self.a.cmp(qword_ptr(block + 8 * index), rdi)?;
@@ -626,7 +581,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.cmp(r9, words.len() as i32)?;
         self.a.jb(differs)?;
         self.a.mov(size, r9)?;
-        self.unless_readable_value(block, 8 * last, Some(size))?;
+        self.unless_readable_value(block, 8 * last)?;
         for (index, word) in (0..last).zip(&words) {
             self.a.mov(rdi, *word)?;
             self.a.cmp(qword_ptr(block + 8 * index), rdi)?;
@@ -651,38 +606,44 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.end_of_string(jump, &mut over)
     }
 
-    /// Emits the code that loads the address of a string of C into rcx, whose bytes 0 to `last` can be read, as the
-    /// kernel says. `last` is less than a page. Uses all registers of the pool but r8.
+    /// Emits the code that loads the address of a string of C into rcx, whose bytes 0 to `last` can be read: the table
+    /// of pages and the kernel both say so. `last` is less than a page. Uses all registers of the pool but r8.
     fn text_of_c(&mut self, of: &Word, last: u64) -> Result<(), IcedError> {
         let mut is_in_page = self.a.create_label();
-        self.word(of, rcx)?;
-        self.a.mov(rax, rcx)?;
-        self.a.shr(rax, ADDRESS_BITS)?;
-        self.a.jne(self.untyped)?;
-        let has_table = self.context.layout.value_pages == ValuePages::TableOfObserver;
-        if !has_table {
-            find_readable(self.a, self.context)?;
+        if self.context.layout.value_pages != ValuePages::TableOfObserver {
+            self.a.rdtsc()?;
+            self.a.shl(rdx, 32)?;
+            self.a.or(rdx, rax)?;
+            check_validity(self.a, self.context.layout, [rdx, rax])?;
+            self.a.jae(self.untyped)?;
         }
-        self.a.test(rbx, rbx)?;
-        self.a.je(self.untyped)?;
-        self.a.mov(rdx, rcx)?;
+        self.word(of, rdx)?;
+        self.unless_listed(rdx, 0)?;
+        // In the system call, rcx has to be a multiple of 8, so that it is no valid `how`. The upper three bits of a
+        // listed address are 0.
+        self.a.mov(rcx, rdx)?;
+        self.a.shl(rcx, 3)?;
         self.a.and(rdx, -8)?;
-        self.ask(rdx, 0, Some(rcx))?;
+        self.unless_kernel_reads()?;
         if last > 0 {
-            self.a.lea(rdx, qword_ptr(rcx + last as i32))?;
             self.a.mov(rax, rcx)?;
+            self.a.shr(rax, 3)?;
+            self.a.lea(rdx, qword_ptr(rax + last as i32))?;
             self.a.xor(rax, rdx)?;
             self.a.test(eax, -(PAGE as i32))?;
             self.a.je(is_in_page)?;
             self.a.and(rdx, -8)?;
-            self.ask(rdx, 0, Some(rcx))?;
+            self.unless_listed(rdx, 0)?;
+            self.unless_kernel_reads()?;
             self.a.set_label(&mut is_in_page)?;
         }
-        if has_table {
-            self.a.nop()
-        } else {
-            load(self.a, rbx, self.context.shared)
-        }
+        self.a.shr(rcx, 3)
+    }
+
+    /// Emits a jump to where hits are untyped unless the kernel may be asked, and reads the word at rdx.
+    fn unless_kernel_reads(&mut self) -> Result<(), IcedError> {
+        let FilterContext { layout, shared, .. } = self.context;
+        unless_kernel_reads(self.a, 0, layout, shared, self.untyped)
     }
 
     /// Emits the code that compares a string of C with this one: the whole, or how it begins.
@@ -752,7 +713,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.test(size, size)?;
         self.a.je(self.untyped)?;
         self.a.lea(to, qword_ptr(to + size * 8 - 8))?;
-        self.unless_readable_value(to, 0, Some(size))?;
+        self.unless_readable_value(to, 0)?;
         self.a.mov(to, qword_ptr(to))?;
         self.a.shr(to, 56)?;
         self.a.cmp(to, 7)?;
@@ -792,9 +753,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         let mut over = self.a.create_label();
         let [left, right, ..] = POOL;
         self.float(one, left)?;
-        self.held.push(left);
         self.float(other, right)?;
-        self.held.pop();
         self.ordered(left, no_number)?;
         self.ordered(right, no_number)?;
         self.a.cmp(left, right)?;
@@ -822,7 +781,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                 self.size()?;
                 self.a.cmp(r9, 1)?;
                 self.a.jne(self.untyped)?;
-                self.unless_readable_value(to, 0, None)?;
+                self.unless_readable_value(to, 0)?;
                 self.a.mov(to, qword_ptr(to))
             }
         }
@@ -848,15 +807,14 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     }
 
     /// Emits a jump to `untyped` unless the word `offset_of` bytes behind `base`, to which a value points, may be read.
-    /// Keeps what is held and `beside`, which holds an address or a size. Uses rdi and r9.
+    /// Uses rdi and r9.
     fn unless_readable_value(
         &mut self,
         base: AsmRegister64,
         offset_of: i32,
-        beside: Option<AsmRegister64>,
     ) -> Result<(), IcedError> {
         match self.context.layout.value_pages {
-            ValuePages::TableOfObserver => self.unless_mapped(base, offset_of, beside),
+            ValuePages::TableOfObserver => self.unless_listed(base, offset_of),
             ValuePages::TableOfRuntime(table) => {
                 self.a.lea(r9, qword_ptr(base + offset_of))?;
                 unless_of_values(self.a, table, [r9, rdi, rbx], self.untyped)?;
@@ -866,71 +824,13 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
     }
 
-    /// Emits a jump to `untyped` unless the table of readable pages has the word `offset_of` bytes behind `base`, or
-    /// the kernel reads it. The same holds as for [`FilterCode::unless_readable_value`].
-    fn unless_mapped(
-        &mut self,
-        base: AsmRegister64,
-        offset_of: i32,
-        beside: Option<AsmRegister64>,
-    ) -> Result<(), IcedError> {
-        let layout = self.context.layout;
-        if layout.value_pages != ValuePages::TableOfObserver {
-            return unless_listed(self.a, layout, base, offset_of, self.untyped);
-        }
-        let (mut ask, mut over) = (self.a.create_label(), self.a.create_label());
-        self.a.cmp(rbx, ASK as i32)?;
-        self.a.jb(self.untyped)?;
-        self.a.je(ask)?;
-        unless_listed(self.a, layout, base, offset_of, ask)?;
-        self.a.jmp(over)?;
-        self.a.set_label(&mut ask)?;
-        self.ask(base, offset_of, beside)?;
-        self.a.set_label(&mut over)?;
-        self.a.nop()
-    }
-
-    /// Emits a jump to `untyped` unless the kernel may be asked, and reads the word `offset_of` bytes behind `base`.
-    /// Expects in rbx what may be read, but not nothing. The same holds as for
-    /// [`FilterCode::unless_readable_value`]; where there is no register to keep what is held, the hit is untyped.
-    fn ask(
-        &mut self,
-        base: AsmRegister64,
-        offset_of: i32,
-        beside: Option<AsmRegister64>,
-    ) -> Result<(), IcedError> {
-        let FilterContext { layout, shared, .. } = self.context;
-        // The system call keeps r8.
-        let is_r8_used = self.held.contains(&r8) || base == r8 || beside == Some(r8);
-        let mut held = self.held.iter().copied();
-        let mut held = held
-            .by_ref()
-            .filter(|it| ![base, r8].contains(it) && Some(*it) != beside);
-        let number = held.next();
-        if held.next().is_some() || (number.is_some() && is_r8_used) {
-            return self.a.jmp(self.untyped);
-        }
-        let (mut may_ask, mut over) = (self.a.create_label(), self.a.create_label());
-        let field = |field| qword_ptr(rbx + offset(layout.validity() + field));
-        self.a.cmp(rbx, ASK as i32)?;
-        self.a.je(may_ask)?;
-        self.a.cmp(field(validity::MAY_ASK), 0)?;
+    /// Emits a jump to `untyped` unless the table of readable pages has the word `offset_of` bytes behind `base`. Uses
+    /// rdi and r9.
+    fn unless_listed(&mut self, base: AsmRegister64, offset_of: i32) -> Result<(), IcedError> {
+        self.a.test(rbx, rbx)?;
         self.a.je(self.untyped)?;
-        self.a.set_label(&mut may_ask)?;
-        let word = AskedWord {
-            base,
-            offset_of,
-            beside: beside.filter(|it| *it != r8),
-            number,
-        };
-        ask_kernel(self.a, word, self.untyped)?;
-        load(self.a, rbx, shared)?;
-        // It is cleared in a forked child.
-        self.a.cmp(field(validity::TICKS), 0)?;
-        self.a.jne(over)?;
-        self.a.mov(ebx, ASK)?;
-        self.a.set_label(&mut over)?;
-        self.a.nop()
+        let layout = self.context.layout;
+        unless_listed(self.a, layout, base, offset_of, self.untyped)
     }
 }
 

@@ -3,8 +3,8 @@
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, cl, dword_ptr, eax, ecx, edi, edx, qword_ptr, r8, r9,
-    r9d, r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi,
+    AsmRegister64, CodeAssembler, CodeLabel, cl, dword_ptr, eax, ecx, edi, edx, qword_ptr, r9, r9d,
+    r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
 use super::word_at;
@@ -131,31 +131,14 @@ pub(super) fn check_validity(
     layout: SharedLayout,
     [ticks, negated]: [AsmRegister64; 2],
 ) -> Result<(), IcedError> {
-    is_recent(
-        a,
-        offset(layout.validity() + validity::SINCE),
-        [ticks, negated],
-    )
-}
-
-/// Emits the code that leaves the flags of *below* if the time in `ticks` is near the one at an offset in the shared
-/// data, whose address is in rbx. By how many ticks at most comes after that one. Uses both registers.
-pub(super) fn is_recent(
-    a: &mut CodeAssembler,
-    since: i32,
-    [ticks, negated]: [AsmRegister64; 2],
-) -> Result<(), IcedError> {
-    a.sub(ticks, qword_ptr(rbx + since))?;
+    let validity = layout.validity();
+    a.sub(ticks, qword_ptr(rbx + offset(validity + validity::SINCE)))?;
     // The observer may have renewed the table after the thread read its clock.
     a.mov(negated, ticks)?;
     a.neg(negated)?;
     a.cmovns(ticks, negated)?;
-    a.cmp(ticks, qword_ptr(rbx + since + 8))
+    a.cmp(ticks, qword_ptr(rbx + offset(validity + validity::TICKS)))
 }
-
-/// What is added to a multiple of 8 to get a `how` of rt_sigprocmask(2) that is neither 0, 1 nor 2: it is invalid, so no
-/// signal is blocked or unblocked. The kernel finds that out only after it has read the word: EINVAL, not EFAULT.
-const NO_HOW: i32 = 4;
 
 /// Emits a jump to `otherwise` unless the kernel may be asked, and reads the word `offset_of` bytes behind rdx. Expects
 /// a multiple of 8 in rcx; leaves the address of the shared data, which is at `shared`, in rbx. Keeps rcx and rdx, and
@@ -167,6 +150,9 @@ pub(super) fn unless_kernel_reads(
     shared: LiveAddr,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
+    /// What is added to rcx, a multiple of 8, to get a `how` that is neither 0, 1 nor 2: it is invalid, so no signal is
+    /// blocked or unblocked. The kernel finds that out only after it has read the word: EINVAL, not EFAULT.
+    const NO_HOW: i32 = 4;
     load(a, rbx, shared)?;
     let may_ask = offset(layout.validity() + validity::MAY_ASK);
     a.cmp(qword_ptr(rbx + may_ask), 0)?;
@@ -187,57 +173,4 @@ pub(super) fn unless_kernel_reads(
     load(a, rbx, shared)?;
     a.cmp(eax, -libc::EINVAL)?;
     a.jne(otherwise)
-}
-
-/// A word that the kernel is asked about, and the registers that are kept.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AskedWord {
-    pub(super) base: AsmRegister64,
-    /// How many bytes behind the base the word is.
-    pub(super) offset_of: i32,
-    /// A register whose upper three bits are 0.
-    pub(super) beside: Option<AsmRegister64>,
-    /// A register that is kept in r8.
-    pub(super) number: Option<AsmRegister64>,
-}
-
-/// Emits a jump to `otherwise` unless the kernel reads a word. Of the registers of a pool, the code keeps those of the
-/// word, and r8 unless a number is kept there; it uses rbx, rdi and r9, too.
-pub(super) fn ask_kernel(
-    a: &mut CodeAssembler,
-    word: AskedWord,
-    otherwise: CodeLabel,
-) -> Result<(), IcedError> {
-    let AskedWord {
-        base, offset_of, ..
-    } = word;
-    if let Some(number) = word.number {
-        a.mov(r8, number)?;
-    }
-    match word.beside {
-        Some(beside) => a.lea(rdi, qword_ptr(beside * 8 + NO_HOW))?,
-        None => a.mov(edi, NO_HOW)?,
-    }
-    a.lea(rsi, qword_ptr(base + offset_of))?;
-    // The system call changes rax, rcx and r11; all others stay as they are.
-    a.mov(rbx, r11)?;
-    a.mov(r9, r10)?;
-    a.xor(edx, edx)?;
-    a.mov(r10d, 8)?;
-    a.mov(eax, libc::SYS_rt_sigprocmask as i32)?;
-    a.syscall()?;
-    a.mov(r10, r9)?;
-    a.mov(r11, rbx)?;
-    a.cmp(eax, -libc::EINVAL)?;
-    a.jne(otherwise)?;
-    // Before rsi may be changed.
-    a.lea(base, qword_ptr(rsi - offset_of))?;
-    if let Some(beside) = word.beside {
-        a.mov(beside, rdi)?;
-        a.shr(beside, 3)?;
-    }
-    match word.number {
-        Some(number) => a.mov(number, r8),
-        None => Ok(()),
-    }
 }

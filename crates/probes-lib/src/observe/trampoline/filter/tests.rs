@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use iced_x86::code_asm::eax;
 use nix::libc::{
-    MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE, PROT_EXEC, PROT_NONE,
-    PROT_READ, PROT_WRITE, SYS_mmap, SYS_mprotect, user_fpregs_struct, user_regs_struct,
+    MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_PRIVATE, PROT_EXEC, PROT_READ,
+    PROT_WRITE, SYS_mmap, user_fpregs_struct, user_regs_struct,
 };
 use nix::sys::ptrace::{self, Options, regset};
 use nix::sys::signal::Signal;
@@ -29,7 +29,7 @@ use crate::observe::buckets::Linear;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::rows::STACK_PART_BITS;
-use crate::observe::layout::shared::{FORKED_TICKS, validity};
+use crate::observe::layout::shared::validity;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, header, order};
 use crate::observe::role::{HistogramRole, MemorySource};
@@ -110,22 +110,6 @@ const THREAD: u64 = RUNTIMES + 0x200;
 const TID_OFFSET: u32 = 0x40;
 pub(in super::super) const TID: u32 = 4711;
 
-/// How the code knows which memory it may read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Known {
-    /// The table of readable pages has it.
-    Listed,
-    /// The table has nothing: all of it has been mapped since.
-    MappedSince,
-    /// The process is a forked child of the observed one.
-    Forked,
-}
-
-thread_local! {
-    /// How many answers there were of the kernel alone, and how many of them were missing, because no register was free.
-    static ASKED: Cell<[u32; 2]> = const { Cell::new([0; 2]) };
-}
-
 /// A process that executes code.
 pub(in super::super) struct Puppet {
     _guard: Guard,
@@ -175,6 +159,9 @@ impl Puppet {
     }
 
     fn map(&self, at: u64, len: u64) {
+        let old = peek(self.pid.as_raw(), self.registers.rip, 3);
+        // syscall; int3
+        poke(self.pid.as_raw(), self.registers.rip, &[0x0f, 0x05, 0xcc]);
         let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE;
         let with = user_regs_struct {
             rax: SYS_mmap as u64,
@@ -186,35 +173,8 @@ impl Puppet {
             r9: 0,
             ..self.registers
         };
-        assert_eq!(self.system_call(with), at);
-    }
-
-    fn system_call(&self, with: user_regs_struct) -> u64 {
-        let old = peek(self.pid.as_raw(), self.registers.rip, 3);
-        // syscall; int3
-        poke(self.pid.as_raw(), self.registers.rip, &[0x0f, 0x05, 0xcc]);
-        let after = self.run(with);
+        assert_eq!(self.run(with).map(|it| it.rax), Ok(at));
         poke(self.pid.as_raw(), self.registers.rip, &old);
-        after.unwrap().rax
-    }
-
-    /// Gives the pages of the memory of a hit that cannot be read this protection, but for the one of the stack: what is
-    /// there is mapped at each point.
-    fn protect(&self, hit: &RecordedHit, protection: i32) {
-        let is_of_stack = |page| (STACK - MEMORY) / PAGE == page;
-        for page in 0..PAGES {
-            if hit.readable >> page & 1 == 1 || is_of_stack(page) {
-                continue;
-            }
-            let with = user_regs_struct {
-                rax: SYS_mprotect as u64,
-                rdi: MEMORY + page * PAGE,
-                rsi: PAGE,
-                rdx: protection as u64,
-                ..self.registers
-            };
-            assert_eq!(self.system_call(with), 0);
-        }
     }
 
     /// Runs until a breakpoint; returns the registers there, or the signal that arrived instead and the program
@@ -298,29 +258,14 @@ impl Puppet {
         of: &impl Debug,
         hit: &RecordedHit,
     ) -> user_regs_struct {
-        let by_table = code(ValuePages::TableOfObserver);
-        let after = self.execute(&by_table, of, hit);
-        let answer = |after: &user_regs_struct| (after.rax, (after.rax == 1).then_some(after.rcx));
+        let after = self.execute(&code(ValuePages::TableOfObserver), of, hit);
         if hit.is_valid {
             self.poke_runtimes_table(hit);
             let runtimes = ValuePages::TableOfRuntime(LiveAddr(RUNTIMES));
             let by_runtime = self.execute(&code(runtimes), of, hit);
+            let answer =
+                |after: &user_regs_struct| (after.rax, (after.rax == 1).then_some(after.rcx));
             assert_eq!(answer(&by_runtime), answer(&after), "{of:?} with {hit:x?}");
-        }
-        for known in [Known::MappedSince, Known::Forked] {
-            if !hit.is_valid || !hit.may_ask {
-                continue;
-            }
-            let asked = self.execute_knowing(known, &by_table, of, hit);
-            let is_missing = asked.rax == 3 && after.rax != 3;
-            ASKED.set({
-                let [all, missing] = ASKED.get();
-                [all + 1, missing + u32::from(is_missing)]
-            });
-            if !is_missing {
-                let (asked, expected) = (answer(&asked), answer(&after));
-                assert_eq!(asked, expected, "{known:?}: {of:?} with {hit:x?}");
-            }
         }
         after
     }
@@ -355,7 +300,6 @@ impl Puppet {
         poke(pid, validity + validity::TICKS, &ticks.to_le_bytes());
         let may_ask = u64::from(hit.may_ask);
         poke(pid, validity + validity::MAY_ASK, &may_ask.to_le_bytes());
-        poke(pid, SHARED + FORKED_SINCE, &[0; 16]);
     }
 
     /// Executes the code of an expression at a hit; returns the registers at its end.
@@ -365,30 +309,8 @@ impl Puppet {
         of: &impl Debug,
         hit: &RecordedHit,
     ) -> user_regs_struct {
-        self.execute_knowing(Known::Listed, code, of, hit)
-    }
-
-    pub(in super::super) fn execute_knowing(
-        &self,
-        known: Known,
-        code: &[u8],
-        of: &impl Debug,
-        hit: &RecordedHit,
-    ) -> user_regs_struct {
         self.prepare(code, hit);
         let pid = self.pid.as_raw();
-        if known == Known::MappedSince {
-            let key = MEMORY >> readable_pages::KEY_SHIFT;
-            let entry = LAYOUT.pages() + key % readable_pages::ENTRIES * 8;
-            poke(pid, SHARED + entry, &[0; 8]);
-        }
-        if known == Known::Forked {
-            // The kernel has cleared it.
-            poke(pid, SHARED + LAYOUT.validity(), &[0; 24]);
-            poke(pid, SHARED + FORKED_SINCE, &ticks::now().to_le_bytes());
-            poke(pid, SHARED + FORKED_TICKS, &VALID_FOR.to_le_bytes());
-        }
-        self.protect(hit, PROT_NONE);
         let [in_rax, in_rcx, in_r12, vector, in_rdx, _, in_rbx] = hit.arguments;
         let mut vectors = self.vectors;
         vectors.xmm_space[12] = vector as u32;
@@ -411,10 +333,7 @@ impl Puppet {
         let after = self.run(with).unwrap_or_else(|(signal, at)| {
             panic!("{signal} at {:#x} of {of:?} with {hit:x?}", at - CODE - 64)
         });
-        self.protect(hit, PROT_READ | PROT_WRITE);
         assert_eq!((after.rsp, after.r12), (STACK, in_r12));
-        let kept = |of: &user_regs_struct| (of.r10, of.r11, of.rbp, of.r13, of.r14, of.r15);
-        assert_eq!(kept(&after), kept(&with), "{of:?}");
         assert_eq!(peek(pid, MEMORY, hit.bytes().len()), hit.bytes());
         after
     }
@@ -665,7 +584,7 @@ pub(in super::super) fn hits() -> impl Strategy<Value = RecordedHit> {
         values(),
     );
     let memory = proptest::collection::vec((block_places(), blocks()), 4..24);
-    (arguments, memory, 0..8_usize, 0..10_u8).prop_map(|(arguments, memory, unreadable, valid)| {
+    (arguments, memory, 0..8_u8, 0..10_u8).prop_map(|(arguments, memory, unreadable, valid)| {
         let mut words = BTreeMap::new();
         for (at, (tag, block)) in memory {
             let header = (block.len() as u64) << 10 | tag;
@@ -680,11 +599,8 @@ pub(in super::super) fn hits() -> impl Strategy<Value = RecordedHit> {
         RecordedHit {
             arguments: [a, b, c, d, e, f, g],
             words,
-            // All of them, in most cases; always that of the stack.
-            readable: [0b010, 0b011, 0b110]
-                .get(unreadable)
-                .copied()
-                .unwrap_or(0b111),
+            // All of them, in most cases.
+            readable: if unreadable < 4 { 7 } else { unreadable },
             is_valid: valid > 0,
             may_ask: true,
         }
@@ -809,12 +725,6 @@ fn compiled_and_interpreted_answers_agree() {
     assert!(
         seen.borrow().iter().all(|many| *many > cases / 20),
         "{seen:?}"
-    );
-    // Of a few that are long, no register is free for what is known already.
-    let [asked, missing] = ASKED.get();
-    assert!(
-        asked > cases && missing < asked / 50,
-        "{missing} of {asked}"
     );
 }
 
@@ -1231,7 +1141,7 @@ fn operands_in_memory_are_read_where_they_are() {
         words: BTreeMap::from([(at, WORD)]),
         readable,
         is_valid: true,
-        may_ask: false,
+        may_ask: true,
     };
     let [by_rsp, by_rbx] = [Register::RSP, Register::RBX].map(Some);
     for (base, index, displacement, in_rbx) in [
