@@ -11,7 +11,7 @@ use crate::address::LiveAddr;
 
 /// What an expression was at the hits of a probe or function ([`Observation::histogram_of`](crate::Observation::histogram_of)).
 ///
-/// Each value is in one bucket, and the counts of buckets are exact. Unless there is a [`Linear`] range, buckets have
+/// Each value is in one bucket, and the counts of buckets are exact. Unless there is a [`Linear`](crate::Linear) range, buckets have
 /// one value each up to 1,024, of either sign, and are at most 0.2 % of their least value wide; if there are more than
 /// 128 histograms, 256 and 0.8 %; if there are more than 512, 64 and 3 %. The greatest and the least value are exact.
 ///
