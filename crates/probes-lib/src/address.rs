@@ -10,14 +10,20 @@ use std::fmt;
 pub(crate) const PAGE: u64 = 4096;
 
 /// A link-time virtual address (SVMA), in bytes, as stored in the ELF file.
+///
+/// [`LoadBias`] has an example.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileAddr(pub u64);
 
 /// An address in the memory of a process, in bytes.
+///
+/// [`LoadBias`] has an example.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LiveAddr(pub u64);
 
 /// A range of code in a file: a function, or the part of one that the compiler moved away (`.cold`).
+///
+/// [`PatchPlanner`](crate::PatchPlanner) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CodeRange {
     /// The address of its first byte.
@@ -40,6 +46,15 @@ impl CodeRange {
 /// What is added to a [`FileAddr`] to get its [`LiveAddr`] in one process, modulo 2⁶⁴.
 ///
 /// Modular, because an object linked at a high address may be loaded at a lower one.
+///
+/// ```
+/// use probes_lib::{FileAddr, LiveAddr, LoadBias};
+///
+/// let bias = LoadBias::between(FileAddr(0x1040), LiveAddr(0x5555_5555_5040));
+/// assert_eq!(bias, LoadBias(0x5555_5555_4000));
+/// assert_eq!(bias.live(FileAddr(0x61ee)), LiveAddr(0x5555_5555_a1ee));
+/// assert_eq!(bias.file(LiveAddr(0x5555_5555_a1ee)).to_string(), "0x61ee");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LoadBias(pub u64);
 

@@ -46,6 +46,14 @@ pub struct Functions {
 }
 
 /// A file with functions, and where it is loaded if it is of a process.
+///
+/// ```no_run
+/// for object in probes_lib::Functions::of_process(4242)?.objects() {
+///     let (table, bias) = (object.table(), object.load_bias());
+///     println!("{}: {} functions, load bias {bias:?}", table.path().display(), table.functions().len());
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct FunctionObject {
     table: Arc<FunctionTable>,
@@ -58,6 +66,8 @@ pub struct FunctionObject {
 }
 
 /// A function that was selected.
+///
+/// [`Functions`] has an example.
 #[derive(Clone, Copy)]
 pub struct SelectedFunction<'f> {
     /// The file that it is in.

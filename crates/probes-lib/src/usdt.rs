@@ -39,6 +39,8 @@ pub struct UsdtProbes {
 }
 
 /// A file that may have USDT probes, and where it is loaded if it is of a process.
+///
+/// [`UsdtSite`] has an example.
 #[derive(Debug)]
 pub struct UsdtObject {
     found: Arc<UsdtSites>,
@@ -48,6 +50,8 @@ pub struct UsdtObject {
 }
 
 /// A USDT probe that was selected: all sites of one provider and name.
+///
+/// [`UsdtProbes`] has an example.
 #[derive(Clone, Debug)]
 pub struct UsdtProbe<'u> {
     /// At least one.
@@ -55,6 +59,8 @@ pub struct UsdtProbe<'u> {
 }
 
 /// A site of a USDT probe, and the file that it is in.
+///
+/// [`UsdtProbes`] has an example.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacedUsdtSite<'u> {
     /// The file that it is in.

@@ -25,6 +25,8 @@ pub struct Argument<'a> {
 }
 
 /// Where an argument is when a thread reaches its site.
+///
+/// [`Argument`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operand<'a> {
     /// In a register, named without its `%`.

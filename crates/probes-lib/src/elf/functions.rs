@@ -66,6 +66,19 @@ pub struct FunctionTable {
 }
 
 /// One function of a file.
+///
+/// ```no_run
+/// use probes_lib::{FileAddr, FunctionTable};
+///
+/// let table = FunctionTable::read("server.exe")?;
+/// if let Some(function) = table.function_at(FileAddr(0x561ee)) {
+///     println!("{} bytes from {}", function.len(), function.address());
+///     for name in function.names() {
+///         println!("{name}");
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct Function<'t> {
     table: &'t FunctionTable,
@@ -73,6 +86,15 @@ pub struct Function<'t> {
 }
 
 /// What a symbol of a function stands for.
+///
+/// ```no_run
+/// use probes_lib::{FunctionKind, FunctionTable};
+///
+/// let table = FunctionTable::read("/lib/x86_64-linux-gnu/libc.so.6")?;
+/// let resolvers = table.functions().filter(|it| it.kind() == FunctionKind::Resolver);
+/// println!("{} functions have several versions", resolvers.count());
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FunctionKind {
     /// The code that runs when the function is called.
@@ -101,6 +123,18 @@ impl FunctionKind {
 }
 
 /// A name of a function. Displayed as it is in the source.
+///
+/// ```no_run
+/// use probes_lib::{FunctionTable, Language, NameSource};
+///
+/// let table = FunctionTable::read("server.exe")?;
+/// for name in table.functions().flat_map(|function| function.names()) {
+///     if name.language == Some(Language::Ocaml) && name.source == NameSource::Symbol {
+///         println!("{} is {name}", name.symbol);
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionName<'t> {
     /// As in the source: `Stdlib.List.map`, `std::vector<int>::push_back(int&&)`; the symbol, if it is not mangled
@@ -116,6 +150,8 @@ pub struct FunctionName<'t> {
 }
 
 /// Where the name of a function was found.
+///
+/// [`FunctionName`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NameSource {
     /// `.symtab`, which strip(1) removes.
@@ -127,6 +163,16 @@ pub enum NameSource {
 }
 
 /// The call in a function that comes first in its code.
+///
+/// ```no_run
+/// let table = probes_lib::FunctionTable::read("server.exe")?;
+/// for function in table.functions() {
+///     if let (Some(name), Some(call)) = (function.name(), function.first_call()) {
+///         println!("{name} is in {}, and makes its first call in line {}", call.file, call.line);
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstCall<'t> {
     /// The path of the source file as it was given to the compiler.

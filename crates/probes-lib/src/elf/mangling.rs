@@ -16,6 +16,8 @@ use std::str;
 const MAX_NAME: usize = 8 << 10;
 
 /// A language whose symbols are mangled.
+///
+/// [`FunctionName`](crate::FunctionName) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
     /// OCaml.

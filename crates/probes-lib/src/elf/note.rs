@@ -17,6 +17,18 @@ const OWNER: &[u8] = b"stapsdt\0";
 const TYPE: u32 = 3;
 
 /// One note of any provider. Addresses are as stored: link-time, not yet corrected for prelinking.
+///
+/// ```
+/// let mut section = b"\x08\0\0\0\x2c\0\0\0\x03\0\0\0stapsdt\0".to_vec();
+/// for address in [0x561ee_u64, 0, 0x8a010] {
+///     section.extend(address.to_le_bytes());
+/// }
+/// section.extend(b"ocaml_2\0tick\x008@%rax\0");
+/// let note = probes_lib::notes(&section).next().unwrap()?;
+/// assert_eq!((note.provider, note.name), (&b"ocaml_2"[..], &b"tick"[..]));
+/// assert_eq!((note.pc, note.semaphore, note.arguments), (0x561ee, 0x8a010, &b"8@%rax"[..]));
+/// # Ok::<(), probes_lib::MalformedNote>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note<'a> {
     /// Index of the note in its section, from 0, over all providers.
@@ -38,6 +50,8 @@ pub struct Note<'a> {
 }
 
 /// Iterates over the notes of a section; ends after the first malformed one.
+///
+/// [`Note`] has an example.
 #[derive(Clone, Debug)]
 pub struct Notes<'a> {
     section: &'a [u8],

@@ -13,6 +13,17 @@ use crate::error::{ElfDefect, Error, FileError, Result};
 /// prelinked.
 ///
 /// The format of the note is that of [`Note`](crate::Note).
+///
+/// ```no_run
+/// use probes_lib::UsdtProbes;
+///
+/// for object in UsdtProbes::of_file("/usr/lib/postgresql/17/bin/postgres")?.objects() {
+///     for site in object.sites() {
+///         println!("{} at {:?}: {}", site.probe(), site.address, site.arguments.escape_ascii());
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsdtSite {
     /// The provider of the probe: `postgresql`. It has no control characters.

@@ -12,6 +12,17 @@ use crate::error::{Error, Result};
 use crate::process::maps::Mapping;
 
 /// An object that is mapped into a process.
+///
+/// ```no_run
+/// let target = probes_lib::Target::open(4242)?;
+/// for object in target.objects() {
+///     println!("{}: {} probes", object.path().display(), object.table().probes().len());
+/// }
+/// for object in target.unreadable() {
+///     println!("{}: {}", object.path.display(), object.why);
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Object {
     /// Shared between the places where one file is loaded.
@@ -25,6 +36,8 @@ pub struct Object {
 
 /// A file that is mapped into a process with code in it, and could not be read. It may have probes that
 /// are not known.
+///
+/// [`Object`] has an example.
 #[derive(Clone, Debug)]
 pub struct UnreadableObject {
     /// The file, as the kernel names it.
