@@ -22,6 +22,16 @@ use crate::process::Process;
 use crate::process::image::open_executable;
 
 /// What was checked. The variants are in the order of the checks; new ones may be added.
+///
+/// ```no_run
+/// use probes_lib::{CheckKind, CheckResult, Diagnosis};
+///
+/// let machine = Diagnosis::of_machine();
+/// let tsc = machine.check(CheckKind::InvariantTsc);
+/// if let Some(check) = tsc.filter(|check| check.result() == CheckResult::Fail) {
+///     println!("no latencies here: {}", check.finding());
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -102,6 +112,8 @@ impl CheckKind {
 }
 
 /// What a check has found.
+///
+/// [`Diagnosis`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum CheckResult {
@@ -114,6 +126,8 @@ pub enum CheckResult {
 }
 
 /// One thing that was checked.
+///
+/// [`Diagnosis`] has an example.
 #[derive(Debug)]
 pub struct Check {
     kind: CheckKind,

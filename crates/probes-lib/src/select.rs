@@ -18,6 +18,8 @@ use crate::process::program::{ProbeId, Program};
 
 /// What to do with a probe. Its counter says how many tools have enabled it, so that tools can
 /// share the probe.
+///
+/// [`Target`](crate::Target) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Adds one to its counter; its sites are enabled when the counter leaves 0.

@@ -18,6 +18,18 @@ use crate::update::snapshot::State;
 const MAX_THREADS: usize = 8;
 
 /// What [`survey`] has found.
+///
+/// ```no_run
+/// let survey = probes_lib::survey()?;
+/// for process in &survey.processes {
+///     println!("{} {}: {} of {} enabled", process.pid, process.program.display(), process.enabled, process.probes);
+/// }
+/// for process in &survey.damaged {
+///     println!("{}: {}", process.pid, process.why);
+/// }
+/// println!("{} processes may not be read", survey.denied.len());
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// The processes with probes, by pid.
@@ -29,6 +41,8 @@ pub struct Survey {
 }
 
 /// A process that may have probes which cannot be found.
+///
+/// [`Survey`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedProcess {
     /// Its id.
@@ -38,6 +52,8 @@ pub struct DamagedProcess {
 }
 
 /// A process with probes.
+///
+/// [`Survey`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SurveyedProcess {
     /// Its id.

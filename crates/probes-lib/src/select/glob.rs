@@ -24,6 +24,14 @@ pub struct Glob {
 }
 
 /// Why a text is not a [`Glob`].
+///
+/// ```
+/// use probes_lib::{BadGlob, Glob};
+///
+/// let error = "cache_[ab".parse::<Glob>().unwrap_err();
+/// assert_eq!(error, BadGlob::Unclosed);
+/// assert_eq!(error.to_string(), "not a glob: it has a [ without a ]");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadGlob {

@@ -105,6 +105,8 @@ pub struct Holder {
 }
 
 /// What is held of one probe.
+///
+/// [`Holder`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldProbe {
     /// Its name.
@@ -115,6 +117,8 @@ pub struct HeldProbe {
 }
 
 /// The tools that hold probes of a process, as far as their records can be found and read.
+///
+/// [`Holder`] has an example.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
     /// The holders, the oldest first.
@@ -124,6 +128,17 @@ pub struct Holders {
 }
 
 /// What [`Target::release_dead`](crate::Target::release_dead) has given back for one dead holder.
+///
+/// ```no_run
+/// let target = probes_lib::Target::open(4242)?;
+/// for released in target.release_dead(Default::default())? {
+///     match released.report {
+///         Ok(report) => println!("{}: gave back {} probes", released.holder.tool, report.changed.len()),
+///         Err(error) => println!("{}: {error}", released.holder.tool),
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ReleasedHold {
     /// The holder, with what it held. It has no probes if it was killed before it changed any counter: then only

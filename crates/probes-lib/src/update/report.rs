@@ -358,6 +358,8 @@ impl Report {
 }
 
 /// What an update did to one probe.
+///
+/// [`Report`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeChange {
     /// Its name.
