@@ -9,7 +9,7 @@ use super::typed::{
 
 /// A hit: what its arguments are, and what is in memory. `None`: it cannot be read, or is not known.
 ///
-/// See [`Expression`](super::Expression) for an example.
+/// [`Expression`](super::Expression) has an example.
 pub trait Hit {
     /// Returns what the place of an argument holds: a register, or a word of the stack.
     fn argument(&self, index: usize) -> Option<u64>;
@@ -29,6 +29,8 @@ pub trait Hit {
 }
 
 /// What an expression says of a hit.
+///
+/// [`Expression`](crate::Expression) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It is true.

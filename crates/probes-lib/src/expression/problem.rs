@@ -8,12 +8,13 @@ use crate::expression::{Keys, MAX_DEPTH, MAX_LEN};
 /// Why a text is not an expression, or not one for a point.
 ///
 /// ```
-/// use probes_lib::Expression;
+/// use probes_lib::{Expression, ExpressionProblem};
 ///
 /// let error = "arg0 = 5".parse::<Expression>().unwrap_err();
 /// assert_eq!(error.place(), 5..6);
 /// assert_eq!(error.to_string(), "= is no operator: == compares");
 /// assert_eq!(error.marked(), "    arg0 = 5\n         ^");
+/// assert!(matches!(error.problem(), ExpressionProblem::NoOperator { typed: "=", .. }));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadExpression {
@@ -99,6 +100,8 @@ impl fmt::Display for BadExpression {
 }
 
 /// What is wrong with an expression.
+///
+/// [`BadExpression`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExpressionProblem {

@@ -44,6 +44,8 @@ pub struct Scope {
 }
 
 /// An argument of a point.
+///
+/// [`Scope`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its name, if that is known: it can be used instead of its number.
@@ -53,6 +55,8 @@ pub struct Parameter {
 }
 
 /// What an argument is.
+///
+/// [`Scope`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParameterKind {

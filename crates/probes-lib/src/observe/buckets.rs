@@ -23,6 +23,15 @@ pub struct Linear {
 }
 
 /// Why a text is no range of values.
+///
+/// ```
+/// use probes_lib::{BadLinear, Linear};
+///
+/// assert_eq!("0,100".parse::<Linear>(), Err(BadLinear::NotThree));
+/// let error = "100,0,10".parse::<Linear>().unwrap_err();
+/// assert_eq!(error, BadLinear::Empty { start: 100, end: 0 });
+/// assert_eq!(error.to_string(), "LO has to be less than HI: 100 is not less than 0");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadLinear {

@@ -20,6 +20,8 @@ const RECORDED: [(usize, u64); 7] = [
 ];
 
 /// The stack of a hit, as it was then: registers and bytes. [`Stacks::of_hit`](crate::Stacks::of_hit) finds its frames.
+///
+/// [`HitStack`](crate::HitStack) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopiedStack {
     registers: FrameRegisters,

@@ -105,6 +105,8 @@ pub struct Event {
 }
 
 /// What kind of hit an event is.
+///
+/// [`CallFrame`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventKind {
@@ -120,6 +122,22 @@ pub enum EventKind {
 
 /// Where a call of a function is: the stack, and the place there. A call is at a lower place than the one that has made
 /// it, if that is on the same stack. So when a call begins, the earlier ones at its place or a lower one have ended.
+///
+/// ```no_run
+/// use probes_lib::{Event, EventKind, FunctionSelector, Observation, Options, Target};
+///
+/// let handlers = FunctionSelector::Glob("Http.handle*".parse().unwrap());
+/// let observation = Observation::new().watch_functions(handlers).watch_exits();
+/// let mut observer = Target::open(4242)?.observe(&observation, Options::default())?;
+/// let events = observer.events()?.events;
+/// for (index, exit) in events.iter().enumerate().filter(|(_, it)| it.kind == EventKind::Return) {
+///     let is_call = |it: &&Event| it.kind == EventKind::Hit && it.thread == exit.thread && it.frame == exit.frame;
+///     if let Some(call) = events[..index].iter().rfind(is_call) {
+///         println!("{} returned after {} ns", exit.name(), exit.monotonic - call.monotonic);
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallFrame {
     /// The number of the fiber of OCaml 5 that the stack belongs to, which may move between threads; `None` if it is

@@ -44,6 +44,8 @@ pub struct KeyedTimes {
 }
 
 /// How long the pairs or calls of a key took.
+///
+/// [`KeyedTimes`] has an example.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KeyedTime {

@@ -45,6 +45,8 @@ pub struct KeyedHistograms {
 }
 
 /// What an expression was at the hits of a key.
+///
+/// [`KeyedHistograms`] has an example.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KeyedHistogram {

@@ -49,6 +49,8 @@ pub(super) struct KeyTable {
 }
 
 /// How many hits had a key.
+///
+/// [`KeyedCounts`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyedCount {
@@ -59,6 +61,19 @@ pub struct KeyedCount {
 }
 
 /// What an expression was at a hit.
+///
+/// ```
+/// use probes_lib::Key;
+///
+/// fn show(key: &Key) -> String {
+///     match key {
+///         Key::Integer(number) => number.to_string(),
+///         Key::Text { bytes, .. } => String::from_utf8_lossy(bytes).into_owned(),
+///         other => format!("{other:?}"),
+///     }
+/// }
+/// assert_eq!(show(&Key::Integer(42)), "42");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Key {

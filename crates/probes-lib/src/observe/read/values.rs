@@ -52,6 +52,18 @@ impl Default for ValueHistogram {
 }
 
 /// How many values are in a bucket of a histogram.
+///
+/// ```
+/// use probes_lib::ValueRecorder;
+///
+/// let mut recorder = ValueRecorder::new(Some("0,100,10".parse()?));
+/// [7, 12, 15, 120].map(|value| recorder.add(value));
+/// let histogram = recorder.histogram("percent");
+/// let buckets = histogram.buckets().iter().map(|it| (it.least, it.most, it.count));
+/// let expected = [(Some(0), Some(9), 1), (Some(10), Some(19), 2), (Some(100), None, 1)];
+/// assert_eq!(buckets.collect::<Vec<_>>(), expected);
+/// # Ok::<(), probes_lib::BadLinear>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ValueBucket {
@@ -64,6 +76,16 @@ pub struct ValueBucket {
 }
 
 /// A quantile of values, as far as the buckets tell it: a range that it is certainly in.
+///
+/// ```
+/// use probes_lib::ValueRecorder;
+///
+/// let mut recorder = ValueRecorder::new(None);
+/// (1..=10_000).for_each(|value| recorder.add(value));
+/// let median = recorder.histogram("bytes").quantile(0.5).unwrap();
+/// assert!((median.least..=median.most).contains(&5_000));
+/// assert!(median.value().abs_diff(5_000) <= median.error());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quantile {
