@@ -59,6 +59,7 @@ use site::PatchSite;
 /// let exits = plan.exits?;
 /// // The `add` and the `ret` are five bytes.
 /// assert_eq!(exits.sites[0].address(), FileAddr(0x1009));
+/// assert_eq!(exits.sites[0].exits()[0].offset, 4);
 /// # Ok::<(), probes_lib::Refusal>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -67,6 +68,8 @@ pub struct PatchPlanner {
 }
 
 /// How a function can be patched.
+///
+/// [`PatchPlanner`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FunctionPlan {
@@ -77,6 +80,8 @@ pub struct FunctionPlan {
 }
 
 /// The patches with which a function is timed. They do not overlap each other.
+///
+/// [`PatchPlanner`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExitPlan {

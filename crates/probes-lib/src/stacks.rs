@@ -83,6 +83,19 @@ pub struct Stacks {
 }
 
 /// The frames of a hit.
+///
+/// ```no_run
+/// use probes_lib::{Observation, Options, Selector, Stacks, Target};
+///
+/// let observation = Observation::new().watch(Selector::name("req_start")).with_stacks();
+/// let mut observer = Target::open(4242)?.observe(&observation, Options::default())?;
+/// let mut stacks = Stacks::of_process(4242)?;
+/// for copied in observer.events()?.events.iter().filter_map(|event| event.stack.as_ref()) {
+///     let stack = stacks.of_hit(copied);
+///     println!("{} frames: {}", stack.frames.len(), stack.end);
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct HitStack {
     /// The innermost, that of the point, first.
@@ -101,6 +114,18 @@ impl HitStack {
 }
 
 /// What all threads did when they were read.
+///
+/// ```no_run
+/// let report = probes_lib::Stacks::of_process(4242)?.read(false)?;
+/// println!("{} threads", report.threads.len());
+/// if let Some(time) = report.stopped {
+///     println!("stopped for {time:?}");
+/// }
+/// if let Some(why) = &report.not_stopped {
+///     println!("some frames are missing: {why}");
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct StackReport {
     /// In the order of their ids, the main thread first.
@@ -114,6 +139,8 @@ pub struct StackReport {
 }
 
 /// What a thread did.
+///
+/// [`Stacks`] has an example.
 #[derive(Clone, Debug)]
 pub struct ThreadStack {
     /// Its id.
@@ -139,6 +166,19 @@ pub struct ThreadStack {
 }
 
 /// What a thread was doing.
+///
+/// ```no_run
+/// use probes_lib::{Stacks, ThreadState, WaitsFor};
+///
+/// for thread in Stacks::of_process(4242)?.read(true)?.threads {
+///     match thread.state {
+///         ThreadState::Blocked { waits_for: Some(WaitsFor::Futex { address }), .. } => println!("lock {address}"),
+///         ThreadState::Blocked { call, .. } => println!("{}", call.name().unwrap_or("?")),
+///         other => println!("{other}"),
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ThreadState {

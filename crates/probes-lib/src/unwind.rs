@@ -48,6 +48,8 @@ pub(crate) struct RawFrame {
 }
 
 /// Why no more frames follow.
+///
+/// [`HitStack`](crate::HitStack) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]

@@ -21,6 +21,8 @@ use crate::patch_plan::targets::has_near_target;
 use crate::site::INT3;
 
 /// An exit of a function among displaced instructions: a return, or a jump to another function.
+///
+/// [`PatchPlanner`](crate::PatchPlanner) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DisplacedExit {
@@ -42,6 +44,8 @@ pub(crate) enum ExitKind {
 /// The code of displaced instructions at their new address, with the jump back.
 ///
 /// [`PatchSite::copy_at`](crate::PatchSite::copy_at) makes one.
+///
+/// [`PatchSite`](crate::PatchSite) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DisplacedCopy {
     code: Vec<u8>,

@@ -19,6 +19,8 @@ pub(crate) const SHORT_JMP: u8 = 0xeb;
 ///                               that follows, which stays: the trampoline has to lie in a window
 /// short    eb d ──▶ e9 d d d d  to padding within 127 bytes, the island, and from there
 /// ```
+///
+/// [`PatchPlanner`](crate::PatchPlanner) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Jump {

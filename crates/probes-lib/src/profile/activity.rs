@@ -3,6 +3,14 @@
 use crate::stacks::{SystemCall, ThreadState};
 
 /// What a thread was doing.
+///
+/// ```
+/// use probes_lib::Activity;
+///
+/// // 0 is the number of read(2).
+/// assert_eq!(Activity::Blocked(0).leaf().as_deref(), Some("[read]"));
+/// assert_eq!(Activity::Running.leaf(), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activity {

@@ -10,6 +10,8 @@ use super::activity::Activity;
 use super::time_sums::WaitTimes;
 
 /// The times of a process or thread, as the kernel counts them.
+///
+/// [`Profile`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadTimes {
     /// How long it was on a processor. That of a process is of all its threads, however short they were.
@@ -30,6 +32,22 @@ impl ThreadTimes {
 }
 
 /// Where the time has gone.
+///
+/// ```no_run
+/// use probes_lib::{RunningMethod, WaitMethod};
+///
+/// # let mut profiler: probes_lib::Profiler = unimplemented!();
+/// let profile = profiler.profile();
+/// if let Some(times) = profile.times {
+///     println!("{:?} running, {:?} of it not sampled", times.running, profile.not_sampled);
+/// }
+/// if let WaitMethod::Sampled { because: Some(why) } = &profile.waits {
+///     println!("waits were not recorded: {why}");
+/// }
+/// if profile.running == RunningMethod::NotRead {
+///     println!("it is not known where running threads were");
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Profile {
     /// Each stack of each thread that was seen, most time first.
@@ -64,6 +82,8 @@ pub struct Profile {
 }
 
 /// How the stacks of running threads are read.
+///
+/// [`Profile`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunningMethod {
@@ -80,6 +100,8 @@ pub enum RunningMethod {
 }
 
 /// How waits are found.
+///
+/// [`Profile`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitMethod {
@@ -99,6 +121,8 @@ pub enum WaitMethod {
 }
 
 /// How long a thread had one stack.
+///
+/// [`Profiler`](crate::Profiler) has an example.
 #[derive(Clone, Debug)]
 pub struct ProfiledStack {
     /// The thread.

@@ -44,6 +44,16 @@ pub(super) struct Sum {
 }
 
 /// The lengths of the waits that began and ended while the process was watched.
+///
+/// ```no_run
+/// # let mut profiler: probes_lib::Profiler = unimplemented!();
+/// for stack in profiler.profile().stacks {
+///     if let Some(waits) = &stack.waits {
+///         let times = waits.times();
+///         println!("{}: {} waits, p99 {:?}", stack.thread_name, times.count(), times.quantile(0.99));
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct WaitTimes {
     /// By the bucket of the nanoseconds. A map, because the waits of one stack are in few buckets.

@@ -32,6 +32,8 @@ pub struct WaitRecorder {
 }
 
 /// A time in which a thread waited, and not only for a processor.
+///
+/// [`WaitRecorder`] has an example.
 #[derive(Clone, Debug)]
 pub struct RecordedWait {
     /// The thread.

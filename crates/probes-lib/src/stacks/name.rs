@@ -13,6 +13,17 @@ use crate::unwind::RawFrame;
 const KEPT: usize = 1 << 16;
 
 /// One frame of a stack, with its names.
+///
+/// ```no_run
+/// let threads = probes_lib::Stacks::of_process(4242)?.read(true)?.threads;
+/// for frame in &threads[0].frames {
+///     match (&frame.function, &frame.file, frame.line) {
+///         (Some(function), Some(file), Some(line)) => println!("{function} ({file}:{line})"),
+///         _ => println!("{}", frame.address),
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackFrame {
     /// The instruction that is executed next: of the innermost frame, or of a caller when the call returns.
@@ -30,6 +41,15 @@ pub struct StackFrame {
 }
 
 /// What a thread is for the runtime of OCaml.
+///
+/// ```no_run
+/// use probes_lib::{Stacks, ThreadRole};
+///
+/// let threads = Stacks::of_process(4242)?.read(true)?.threads;
+/// let domains = threads.iter().filter(|it| matches!(it.role, ThreadRole::Main | ThreadRole::Domain));
+/// println!("{} domains", domains.count());
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]

@@ -9,6 +9,8 @@ use crate::address::LiveAddr;
 use crate::process::Process;
 
 /// A system call that a thread is in.
+///
+/// [`ThreadState`](crate::ThreadState) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemCall {
     /// Its number on x86-64.
@@ -18,6 +20,8 @@ pub struct SystemCall {
 }
 
 /// What a system call waits for.
+///
+/// [`ThreadState`](crate::ThreadState) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitsFor {
