@@ -100,6 +100,13 @@ pub struct RuntimeEvents {
 }
 
 /// A phase of the collector's work that had begun, and not ended, when the events of a process were opened.
+///
+/// ```no_run
+/// for phase in probes_lib::RuntimeEvents::of_process(4242)?.under_way() {
+///     println!("domain {}: {} for {} ns already", phase.domain, phase.name, phase.seen - phase.began);
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseUnderWay {
     /// The number of the ring.
@@ -127,6 +134,8 @@ struct EventRings {
 }
 
 /// What a ring has: an event, or a gap.
+///
+/// [`RuntimeEvents`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingEntry<'w> {
     /// An event.

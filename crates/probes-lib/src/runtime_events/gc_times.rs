@@ -5,6 +5,16 @@ use std::time::Duration;
 use crate::numbers::nanoseconds;
 
 /// Times, with their quantiles.
+///
+/// ```
+/// use std::time::Duration;
+/// use probes_lib::GcTimes;
+///
+/// let ms = Duration::from_millis;
+/// let times = GcTimes::of([(ms(1), 98), (ms(20), 2)], ms(138), ms(20));
+/// assert_eq!((times.count(), times.total(), times.max()), (100, ms(138), ms(20)));
+/// assert!(times.per_mille(500) <= ms(1) && times.per_mille(990) > ms(19));
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct GcTimes {
     count: u64,

@@ -3,6 +3,18 @@
 use super::names::{Names, lifecycle};
 
 /// What has happened.
+///
+/// ```no_run
+/// use probes_lib::{RingEntry, RuntimeEventKind, RuntimeEvents};
+///
+/// let mut events = RuntimeEvents::of_process(4242)?;
+/// events.read(|entry| {
+///     if let RingEntry::Event { domain, kind: RuntimeEventKind::Counter(name, value), .. } = entry {
+///         println!("domain {domain}: {name} is {value}");
+///     }
+/// })?;
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RuntimeEventKind<'w> {
@@ -22,6 +34,19 @@ pub enum RuntimeEventKind<'w> {
 }
 
 /// The value of an event that the program itself has written.
+///
+/// ```
+/// use probes_lib::UserValue;
+///
+/// fn show(value: UserValue) -> String {
+///     match value {
+///         UserValue::Int(number) => number.to_string(),
+///         UserValue::Custom(bytes) => format!("{:?}", bytes.to_vec()),
+///         other => format!("{other:?}"),
+///     }
+/// }
+/// assert_eq!(show(UserValue::Int(42)), "42");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UserValue<'w> {
@@ -38,6 +63,8 @@ pub enum UserValue<'w> {
 }
 
 /// The bytes of an event, in words as they are in the ring.
+///
+/// [`UserValue`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CustomBytes<'w> {
     words: &'w [u64],

@@ -12,6 +12,24 @@ use super::requests::{DomainRequests, StwRequests};
 use super::{PhaseUnderWay, RingEntry, RuntimeEventKind};
 
 /// How long the collector has worked, by domain and by phase, and how much was allocated.
+///
+/// ```no_run
+/// use probes_lib::{GcPauses, RuntimeEvents};
+///
+/// let mut events = RuntimeEvents::of_process(4242)?;
+/// let mut pauses = GcPauses::within(events.under_way());
+/// for _ in 0..100 {
+///     std::thread::sleep(events.next_read());
+///     events.read(|entry| drop(pauses.add(&entry)))?;
+///     pauses.match_requests();
+/// }
+/// pauses.finish();
+/// for (number, domain) in pauses.domains() {
+///     let (longest, led) = (domain.pauses.max(), pauses.requests(number).led);
+///     println!("{number}: {} pauses, the longest {longest:?}; {led} requests", domain.pauses.count());
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct GcPauses {
     domains: BTreeMap<u32, DomainPauses>,
@@ -22,6 +40,8 @@ pub struct GcPauses {
 }
 
 /// The same of one domain, or of those that have had its number one after another.
+///
+/// [`GcPauses`] has an example.
 #[derive(Clone, Debug, Default)]
 pub struct DomainPauses {
     /// Its pauses: the times from when it begins work of the collector until it goes on with its own.
@@ -48,6 +68,17 @@ pub struct DomainPauses {
 }
 
 /// A pause that has ended.
+///
+/// ```
+/// use probes_lib::{GcPauses, RingEntry, RuntimeEventKind};
+///
+/// let entry = |time, kind| RingEntry::Event { domain: 0, time, kind };
+/// let mut pauses = GcPauses::default();
+/// assert_eq!(pauses.add(&entry(1000, RuntimeEventKind::Begin("minor"))), None);
+/// let pause = pauses.add(&entry(1500, RuntimeEventKind::End("minor"))).unwrap();
+/// assert_eq!((pause.domain, pause.began, pause.time.as_nanos()), (0, 1000, 500));
+/// assert_eq!((pause.phases[0].name, pause.phases[0].depth), ("minor", 0));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcPause {
     /// The domain.
@@ -61,6 +92,8 @@ pub struct GcPause {
 }
 
 /// A phase in a pause.
+///
+/// [`GcPause`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PausePhase {
     /// Its name.

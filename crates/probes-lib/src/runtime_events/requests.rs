@@ -41,6 +41,8 @@ struct StwRequest {
 }
 
 /// What a domain had to do with stop-the-world requests.
+///
+/// [`GcPauses`](crate::GcPauses) has an example.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct DomainRequests {

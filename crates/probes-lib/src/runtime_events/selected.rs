@@ -12,6 +12,21 @@ use crate::near::near_names;
 use crate::select::glob::Glob;
 
 /// Runtime events that were selected by their names ([`RuntimeEvents::select`](super::RuntimeEvents::select)).
+///
+/// ```no_run
+/// use probes_lib::{RuntimeEventGroup, RuntimeEvents, SelectedEntry};
+///
+/// let mut events = RuntimeEvents::of_process(4242)?;
+/// let mut selected = events.select(&["minor*".parse().unwrap()])?;
+/// let mut hits = std::collections::HashMap::new();
+/// events.read_selected(&mut selected, |entry| if let SelectedEntry::Event { name, .. } = entry {
+///     *hits.entry(name).or_insert(0) += 1;
+/// })?;
+/// for (index, name) in selected.names().iter().enumerate().filter(|(_, it)| it.group == RuntimeEventGroup::Counter) {
+///     println!("{}: {:?}", name.name, hits.get(&index));
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct SelectedEvents {
     /// Empty: all.
@@ -23,6 +38,8 @@ pub struct SelectedEvents {
 }
 
 /// The name of runtime events.
+///
+/// [`SelectedEvents`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeEventName {
     /// What they are.
@@ -32,6 +49,8 @@ pub struct RuntimeEventName {
 }
 
 /// What runtime events of one name are.
+///
+/// [`SelectedEvents`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -49,6 +68,8 @@ pub enum RuntimeEventGroup {
 }
 
 /// What a ring has of selected events.
+///
+/// [`SelectedEvents`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectedEntry<'w> {
     /// An event.
