@@ -55,6 +55,17 @@ pub(crate) const FOLLOWER_LOST: Errno = Errno::ENOTCONN;
 pub(crate) const FOLLOWER_SILENT: Errno = Errno::EHOSTDOWN;
 
 /// The result of this crate's functions.
+///
+/// ```no_run
+/// use probes_lib::{State, Target};
+///
+/// fn enabled(pid: i32) -> probes_lib::Result<usize> {
+///     let states = Target::open(pid)?.states()?;
+///     Ok(states.probes().filter(|probe| probe.state() == State::Enabled).count())
+/// }
+/// println!("{} probes are enabled", enabled(4242)?);
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, and what that leaves behind.
@@ -79,6 +90,8 @@ struct Parts {
 }
 
 /// What went wrong, by area.
+///
+/// [`Error`] has an example.
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -159,6 +172,18 @@ impl ErrorKind {
 }
 
 /// What a failed call has done to the process or program it was about.
+///
+/// ```no_run
+/// use probes_lib::{Actions, Effect, Selector, Target};
+///
+/// let target = Target::open(4242)?;
+/// if let Err(error) = target.update(&Actions::new().enable(Selector::All)) {
+///     if error.effect() == Effect::HalfChanged {
+///         println!("process {} should be restarted: {error}", target.pid());
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Not said: the call changes nothing, or the process has exited or executed a new program.

@@ -8,6 +8,14 @@ use crate::address::FileAddr;
 use crate::site::SiteCode;
 
 /// Why a file cannot be used; displayed with its path by [`Error`](super::Error).
+///
+/// ```
+/// use probes_lib::{ElfDefect, ErrorKind, FileError, ProbeTable};
+///
+/// let error = ProbeTable::read("Cargo.toml").unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::File(FileError::Elf(ElfDefect::NotElf))));
+/// assert_eq!(error.to_string(), "Cargo.toml is not an ELF file");
+/// ```
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -84,6 +92,8 @@ impl FileError {
 }
 
 /// Why a file is not a program this crate can work on; the message follows the file's name.
+///
+/// [`FileError`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElfDefect {
@@ -162,6 +172,14 @@ pub enum ElfDefect {
 }
 
 /// Why the bytes are not a list of notes.
+///
+/// ```
+/// use probes_lib::NoteDefect;
+///
+/// let error = probes_lib::notes(&[8, 0, 0, 0]).next().unwrap().unwrap_err();
+/// assert_eq!(error.defect, NoteDefect::HeaderCut { left: 4 });
+/// assert_eq!(error.to_string(), "probe note 0 at 0x0 is malformed (its header needs 12 bytes, 4 left)");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("probe note {index} at {offset:#x} is malformed ({defect})")]
 pub struct MalformedNote {
@@ -174,6 +192,8 @@ pub struct MalformedNote {
 }
 
 /// What is wrong with a note.
+///
+/// [`MalformedNote`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoteDefect {
@@ -211,6 +231,19 @@ impl NoteDefect {
 
 /// Why what a note says cannot be true of its file; the message follows the words that name the
 /// note.
+///
+/// ```no_run
+/// use probes_lib::{ErrorKind, FileError, ProbeDefect, ProbeTable};
+///
+/// if let Err(error) = ProbeTable::read("server.exe") {
+///     if let ErrorKind::File(FileError::WrongNote { name, defect, .. }) = error.kind() {
+///         match defect {
+///             ProbeDefect::NotASite { address, .. } => println!("the code at {address} is no site of {name}"),
+///             _ => println!("{name} {defect}"),
+///         }
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeDefect {

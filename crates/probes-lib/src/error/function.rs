@@ -7,6 +7,19 @@ use super::refusal::Refusal;
 use crate::address::{FileAddr, LiveAddr};
 
 /// Why functions are not found. The subject of the error is the program's file.
+///
+/// ```no_run
+/// use probes_lib::{ErrorKind, FunctionError, FunctionSelector, Functions};
+///
+/// let functions = Functions::of_process(4242)?;
+/// let selector = FunctionSelector::Glob("Htpp.*".parse().unwrap());
+/// if let Err(error) = functions.select(&[selector]) {
+///     if let ErrorKind::Function(FunctionError::NoMatch { near, .. }) = error.kind() {
+///         println!("{error}; similar names: {}", near.join(", "));
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]

@@ -9,6 +9,17 @@ use nix::sys::signal::Signal;
 use super::{Denial, reason};
 
 /// Why a program was not started with its probes set; displayed with the program by [`Error`](super::Error).
+///
+/// ```no_run
+/// use std::process::Command;
+/// use probes_lib::{ErrorKind, Launch, LaunchError};
+///
+/// if let Err(error) = Launch::new(Command::new("./server.exe")).spawn() {
+///     if let ErrorKind::Launch(LaunchError::NoInterpreter { interpreter }) = error.kind() {
+///         println!("{} is to be installed", interpreter.display());
+///     }
+/// }
+/// ```
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]

@@ -8,6 +8,20 @@ use super::reason;
 use crate::address::LiveAddr;
 
 /// Why memory of a process cannot be used; displayed with its process by [`Error`](super::Error).
+///
+/// ```no_run
+/// use probes_lib::{Actions, ErrorKind, MemoryError, Options, Selector, Target};
+///
+/// let target = Target::open(4242)?;
+/// let actions = Actions::new().enable(Selector::All);
+/// let live = Options { live: true, ..Options::default() };
+/// if let Err(error) = target.update_with(&actions, live) {
+///     if matches!(error.kind(), ErrorKind::Memory(MemoryError::LiveRefused)) {
+///         target.update(&actions)?;
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -124,6 +138,15 @@ impl MemoryError {
 }
 
 /// A part of a process's memory.
+///
+/// ```
+/// use probes_lib::{Error, LiveAddr, MemoryError, MemoryPart, Subject};
+///
+/// let (part, address) = (MemoryPart::Site, LiveAddr(0x55d0_c3b4));
+/// let error = Error::new(Subject::Process(4242), MemoryError::NotAsWritten { part, address });
+/// let expected = "a site at 0x55d0c3b4 of process 4242 does not hold the value just written";
+/// assert_eq!(error.to_string(), expected);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryPart {

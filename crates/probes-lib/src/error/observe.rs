@@ -39,6 +39,14 @@ pub struct ToolProcess {
 }
 
 /// A limit of the memory of a process.
+///
+/// ```
+/// use probes_lib::{Error, MemoryLimit, MemoryLimitKind, ObserveError, Subject};
+///
+/// let limit = MemoryLimit { kind: MemoryLimitKind::Data, limit: 64 << 20, used: 63 << 20 };
+/// let error = Error::new(Subject::Process(4242), ObserveError::MemoryLimited { needed: 2 << 20, limit });
+/// assert!(error.to_string().contains("RLIMIT_DATA"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// What is limited.
@@ -50,6 +58,8 @@ pub struct MemoryLimit {
 }
 
 /// What a limit of memory limits.
+///
+/// [`MemoryLimit`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryLimitKind {
@@ -93,6 +103,19 @@ impl fmt::Display for ToolProcess {
 
 /// Why a process cannot be observed, or not any more. Most messages continue a sentence that begins
 /// with the process; those "without a subject" are complete.
+///
+/// ```no_run
+/// use probes_lib::{ErrorKind, Observation, ObserveError, Options, Selector, Target};
+///
+/// let observation = Observation::new().count(Selector::All);
+/// if let Err(error) = Target::open(4242)?.observe(&observation, Options::default()) {
+///     match error.kind() {
+///         ErrorKind::Observe(ObserveError::AlreadyObserved { observer }) => println!("{observer} observes it"),
+///         _ => return Err(error),
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -284,6 +307,14 @@ pub enum ObserveError {
 }
 
 /// Why a thread may not read the time stamp counter.
+///
+/// ```
+/// use probes_lib::{Error, ObserveError, Subject, TscDenial};
+///
+/// let denied = ObserveError::TscDenied { tid: 4243, denial: TscDenial::Prctl };
+/// let error = Error::new(Subject::Process(4242), denied);
+/// assert!(error.to_string().contains("thread 4243 may not read the time stamp counter (prctl(PR_SET_TSC))"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TscDenial {
@@ -296,6 +327,15 @@ pub enum TscDenial {
 }
 
 /// What a seccomp filter does instead of a system call (seccomp(2)).
+///
+/// ```
+/// use probes_lib::{Error, ObserveError, SeccompAction, Subject};
+///
+/// let refused = ObserveError::SeccompRefuses { call: "mmap", action: SeccompAction::Errno(1) };
+/// let error = Error::new(Subject::Process(4242), refused);
+/// assert!(error.is_refused_by_seccomp());
+/// assert!(error.to_string().ends_with("its seccomp filter refuses that with EPERM"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SeccompAction {
@@ -329,6 +369,22 @@ impl fmt::Display for SeccompAction {
 }
 
 /// Why a seccomp filter cannot be read, as the rest of a relative clause: "a filter that ...".
+///
+/// ```no_run
+/// # use probes_lib::{Observation, Options, Target};
+/// # let (target, observation) = (Target::open(4242)?, Observation::new());
+/// use probes_lib::{ErrorKind, ObserveError, UnreadableFilter};
+///
+/// if let Err(error) = target.observe(&observation, Options::default()) {
+///     match error.kind() {
+///         ErrorKind::Observe(ObserveError::SeccompUnreadable { why }) if *why == UnreadableFilter::NotPermitted => {
+///             println!("root could read its filter");
+///         }
+///         _ => return Err(error),
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnreadableFilter {

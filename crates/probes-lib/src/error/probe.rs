@@ -9,6 +9,18 @@ use crate::site::SiteCode;
 
 /// Why probes are not found, or cannot be changed as asked. The subject of the error is the file if
 /// no probe is found, otherwise [`Subject::None`](crate::Subject::None).
+///
+/// ```no_run
+/// use probes_lib::{Actions, ErrorKind, Options, ProbeError, Selector, Target};
+///
+/// let actions = Actions::new().enable(Selector::name("req_strat"));
+/// if let Err(error) = Target::open(4242)?.check(&actions, Options::default()) {
+///     if let ErrorKind::Probe(ProbeError::Unknown { name, near, .. }) = error.kind() {
+///         println!("there is no {name}, but {}", near.join(", "));
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]

@@ -4,6 +4,8 @@ use super::{Operation, Subject};
 
 /// Why a process cannot be worked on; the message continues a sentence that begins with the process
 /// or its thread.
+///
+/// [`Error`](crate::Error) has an example.
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -115,6 +117,18 @@ pub enum ProcessError {
 
 /// Why a process may not be traced or read; the message continues a sentence that begins with the
 /// process, or with what was tried. Below, *the process* is the target, and *this process* is the caller.
+///
+/// ```no_run
+/// use probes_lib::{Denial, Target};
+///
+/// if let Err(error) = Target::open(4242) {
+///     match error.denial() {
+///         Some(Denial::OtherUser { name, .. }) => println!("run this as {name}"),
+///         Some(denial) => println!("not permitted: {denial}"),
+///         None => println!("{error}"),
+///     }
+/// }
+/// ```
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {

@@ -4,6 +4,19 @@
 use super::probe::did_you_mean;
 
 /// Why the events of a runtime cannot be read, or switched on.
+///
+/// ```no_run
+/// use probes_lib::{ErrorKind, RuntimeEvents, RuntimeEventsError};
+///
+/// match RuntimeEvents::of_process(4242) {
+///     Ok(events) => println!("OCaml {}", events.version()),
+///     Err(error) => match error.kind() {
+///         ErrorKind::RuntimeEvents(RuntimeEventsError::NotOn) => println!("they are not on: {error}"),
+///         _ => return Err(error),
+///     },
+/// }
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]

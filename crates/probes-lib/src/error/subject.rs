@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 /// What an error is about.
+///
+/// [`Error`](crate::Error) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Subject {

@@ -6,6 +6,15 @@ use std::io;
 use super::reason;
 
 /// What the operating system refused.
+///
+/// ```
+/// use std::io;
+/// use probes_lib::{Error, Operation, Subject, SystemError};
+///
+/// let (operation, source) = (Operation::Attach, io::ErrorKind::OutOfMemory.into());
+/// let error = Error::new(Subject::Process(4242), SystemError::Call { operation, source });
+/// assert!(error.to_string().starts_with("cannot attach to process 4242: "));
+/// ```
 #[derive(Debug, strum::IntoStaticStr, thiserror::Error)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -47,6 +56,8 @@ impl SystemError {
 }
 
 /// What was tried on a process; displayed as the words that follow `cannot`.
+///
+/// [`SystemError`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
