@@ -3,6 +3,8 @@
 
 #[path = "json.rs"]
 mod json; // JSON output: its page and its schema
+#[path = "type_examples.rs"]
+mod type_examples;
 #[path = "type_names.rs"]
 mod type_names;
 

@@ -11,7 +11,7 @@ const FLAGS_OF_COMMAND: &str = "Args";
 
 /// Returns the name of the type that `line` defines. Types in functions and in inline modules of tests, and the types of traits are
 /// indented, and do not count.
-fn type_defined(line: &str) -> Option<&str> {
+pub(super) fn type_defined(line: &str) -> Option<&str> {
     let public = line
         .strip_prefix("pub")
         .map(|rest| match rest.strip_prefix('(') {
