@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! functions   64 bytes each: what is counted of its calls (function_data)
+//! taken       a bit for each slot: whether a stack has ever had it
 //! slots       the calls that have not ended: one slot for each stack that functions are timed on (call_slot)
 //! histograms  one for each function; if at most 64 are timed, several, one for each group of threads
 //! ```
@@ -84,6 +85,9 @@ pub(crate) mod call_slot {
     /// How many slots are tried for a stack, from the one that its hash selects. The table has this many extra slots at its
     /// end, so that the search need not wrap around.
     pub(crate) const TRIED: u64 = 16;
+    pub(crate) const ALL: u64 = COUNT + TRIED;
+    /// The length of the bits that say which of them were taken: whole words.
+    pub(crate) const TAKEN_LEN: u64 = 8 * ALL.div_ceil(u64::BITS as u64);
 
     /// Whose stack it is: the address of the thread's control block, or of a fiber, twice its number plus one. Zero:
     /// free.
@@ -206,9 +210,14 @@ impl CallsLayout {
         self.function(self.functions)
     }
 
+    /// Returns the offset of the bits that say which slots were taken, so that the others need not be read.
+    pub(crate) fn taken(self) -> u64 {
+        self.functions_len()
+    }
+
     /// Returns the offset of the slots.
     pub(crate) fn slots(self) -> u64 {
-        self.functions_len().next_multiple_of(PAGE)
+        (self.taken() + call_slot::TAKEN_LEN).next_multiple_of(PAGE)
     }
 
     /// Returns the binary logarithm of how many groups of threads have a histogram of their own: fewer if there are
@@ -250,7 +259,7 @@ impl CallsLayout {
     /// Returns the offset of the sums of a group: only of self times.
     pub(crate) fn sums(self, function: u32, group: u64) -> u64 {
         let before = (u64::from(function) << self.group_bits()) + group;
-        self.slot(call_slot::COUNT + call_slot::TRIED) + before * self.histogram_len()
+        self.slot(call_slot::ALL) + before * self.histogram_len()
     }
 
     /// Returns the offset of the callers.
@@ -309,7 +318,8 @@ mod tests {
             assert_eq!(CallsLayout::of_number(calls.number()), calls);
             let calls_of_stack = u64::from(call_slot::MAX_CALLS + 10) << calls.call_len_bits();
             assert!(call_slot::CALLS + calls_of_stack <= calls.slot_len());
-            assert!(calls.slots() >= calls.functions_len() && calls.slots() % PAGE == 0);
+            assert!(calls.slots() >= calls.taken() + call_slot::TAKEN_LEN);
+            assert!(calls.taken() % 8 == 0 && calls.slots() % PAGE == 0);
             let last = (1 << calls.group_bits()) - 1;
             let end = calls.sums(functions - 1, last) + calls.histogram_len();
             assert!((end..end + PAGE).contains(&calls.len()) && calls.len() % PAGE == 0);

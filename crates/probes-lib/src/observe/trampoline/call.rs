@@ -712,6 +712,13 @@ fn take_slot(
     a.set_label(&mut replace)?;
     a.lock().cmpxchg(word_at(rcx, call_slot::OWNER), rdi)?;
     a.jne(retry)?;
+    let (layout, calls) = (shared.1, shared.1.calls);
+    a.mov(rax, rcx)?;
+    a.sub(rax, rbx)?;
+    a.sub(rax, offset(layout.calls() + calls.slots()))?;
+    a.shr(rax, calls.slot_len_bits())?;
+    let taken = qword_ptr(rbx + offset(layout.calls() + calls.taken()));
+    a.lock().bts(taken, rax)?;
     a.jmp(over)?;
     a.set_label(&mut has_one)?;
     load(a, rbx, shared.0)?;
