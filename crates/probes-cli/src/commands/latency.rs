@@ -55,7 +55,7 @@ START and STOP may be the same: the times are then from each hit to the next.
 
 With -usdt, START and STOP are USDT probes of other providers than OCaml's, such as
 postgresql:query__start,postgresql:query__done: of C and C++ programs, of Julia or Python. Their
-semaphores are raised meanwhile. All flags but -over apply to them.
+semaphores are raised meanwhile. All flags apply to them.
 
 With -over, each pair that takes DURATION or longer is shown by itself, too, within 0.2 seconds
 after it has ended:

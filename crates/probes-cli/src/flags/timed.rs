@@ -66,10 +66,6 @@ impl Flags for TimedFlags {
             let needed = "needs -pair START,STOP, -usdt START,STOP, -fn GLOBS or -gc WORK";
             return Err(needed.to_owned());
         }
-        if timed.over.is_given() && !timed.usdt.is_empty() {
-            let why = "-over is for probes of OCaml and functions: `watch -usdt` shows the hits of other probes";
-            return Err(why.to_owned());
-        }
         if timed.of_self && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }

@@ -100,16 +100,67 @@ fn usdt_probes_are_timed_as_pairs() {
             ("demo:*,demo:open", "is a glob"),
             ("demo:open", "is not two names"),
             ("demo:open,demo:none", "demo:none"),
-            (
-                "demo:open,demo:guarded -over 1ms",
-                "-over is for probes of OCaml",
-            ),
         ] {
             let refused = run(&format!("latency -pid {pid} -usdt {flags}"));
             assert_ne!(refused.code, Some(0));
             assert!(refused.stderr.contains(why), "{refused:?}");
         }
         assert!(!is_observed(pid));
+    }
+}
+
+// promise: Observations: Slow pairs of USDT probes are shown one by one with the arguments of both ends, in every documented form, also
+//    with a key or a condition, where the x87 unit is in use, and in 4 threads (4 programs)
+#[test]
+fn slow_usdt_pairs_are_shown_with_arguments() {
+    for file in fixture_forms("usdt_arguments") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        target.ask("form 4 1", "formed");
+        for (flags, provider, threads, numbers) in [
+            ("", "forms", 4, 1..=20),
+            ("", "x87", 1, 1..=20),
+            ("-key arg0", "forms", 1, 1..=20),
+            ("-where arg0>15", "forms", 1, 16..=20),
+        ] {
+            let pair = match flags {
+                "-key arg0" => format!("{provider}:registers,{provider}:stack"),
+                _ => format!("{provider}:stack,{provider}:indexed"),
+            };
+            let flags = format!("-format plain -over 0 -usdt {pair} {flags}");
+            let tool = observing("latency", flags.trim_end(), pid);
+            target.ask(&format!("form {threads} 20"), "formed");
+            let run = tool.end();
+            let lines = run.stdout.lines();
+            let (slow, figures): (Vec<&str>, Vec<&str>) =
+                lines.partition(|line| line.starts_with("slow "));
+            assert_eq!(figures.len(), 1, "{run:?}");
+            let mut shown: Vec<String> = slow
+                .iter()
+                .map(|line| line.split(' ').skip(4).collect::<Vec<_>>().join(" "))
+                .collect();
+            shown.sort();
+            let ends = |number: usize| {
+                let half = match number % 2 {
+                    0 => format!("{}.", number / 2),
+                    _ => format!("{}.5", number / 2),
+                };
+                let stack = format!("{number} \"round text\" -5 513 {half} -77");
+                let indexed = format!("{number} 1111 -2222 -3333 13 10");
+                let registers = format!("{number} {number} \"round text\" {number} {half} 2");
+                if pair.ends_with(":stack") {
+                    format!("{pair} {registers} -> {stack}")
+                } else {
+                    format!("{pair} {stack} -> {indexed}")
+                }
+            };
+            let each = numbers.flat_map(|number| vec![ends(number); threads]);
+            let mut expected: Vec<String> = each.collect();
+            expected.sort();
+            assert_eq!(shown, expected, "{flags}");
+        }
+        assert!(!is_observed(pid));
+        target.ask("form 4 10", "formed");
     }
 }
 

@@ -383,15 +383,18 @@ impl ObservationPlan {
         })
     }
 
-    /// Returns whether a trampoline asks the kernel which memory can be read: of a string of C, of the words of a call or a return, or of
-    /// a stack.
+    /// Returns whether a trampoline asks the kernel which memory can be read: of what an expression reads, of the words
+    /// of a call or a return, or of a stack.
     pub(crate) fn asks_kernel(&self) -> bool {
         let mut roles = self.points.iter().map(|it| &it.role);
-        if self.shared.stacks.may_ask_kernel() || roles.any(Role::reads_text_of_c) {
-            return true;
-        }
-        let mut watched = self.points.iter().filter_map(|it| it.role.watched.as_ref());
-        watched.any(|watched| watched.function.is_some_and(|it| it.asks_kernel()))
+        let asks = |role: &Role| {
+            // Of a slow call, no memory is recorded.
+            let at_end = role.reported.as_ref().filter(|_| !role.ends.is_empty());
+            let mut recorded = role.watched.iter().chain(at_end);
+            role.expressions_ask_kernel()
+                || recorded.any(|it| it.function.is_some_and(|it| it.asks_kernel()))
+        };
+        self.shared.stacks.may_ask_kernel() || roles.any(asks)
     }
 
     /// Returns the error for a site whose code in the process differs from its file.

@@ -113,10 +113,12 @@ impl KeyRole {
         signed.fold(0, |signs, (index, _)| signs | 1 << index)
     }
 
-    /// Returns whether the key has a string of C.
-    pub(crate) fn reads_text_of_c(&self) -> bool {
-        let is_it = |part: &KeyPart| matches!(part, KeyPart::Text(text) if text.is_of_c());
-        self.parts.iter().any(is_it)
+    /// Returns whether the kernel is asked: of a string of C, or of an argument in memory.
+    fn asks_kernel(&self) -> bool {
+        self.parts.iter().any(|part| {
+            matches!(part, KeyPart::Text(text) if text.is_of_c())
+                || part.has_argument(&|index| needs_kernel(&self.arguments, index))
+        })
     }
 
     /// Returns whether the key reads memory, the stack included.
@@ -307,6 +309,11 @@ impl MemorySource {
     pub(crate) fn is_near_stack(self) -> bool {
         matches!(self.base, Some(Register::RSP | Register::RBP))
     }
+
+    /// Returns whether it may be at any address, also one that is not mapped.
+    pub(crate) fn is_anywhere(self) -> bool {
+        !self.is_static() && !self.is_near_stack()
+    }
 }
 
 /// What an argument of a function is.
@@ -336,6 +343,11 @@ impl FilterRole {
         let test = &self.filter.test;
         test.reads_memory() || test.has_argument(&|index| is_on_stack(&self.arguments, index))
     }
+
+    fn asks_kernel(&self) -> bool {
+        let test = &self.filter.test;
+        test.reads_text_of_c() || test.has_argument(&|index| needs_kernel(&self.arguments, index))
+    }
 }
 
 impl IntegerRole {
@@ -344,6 +356,17 @@ impl IntegerRole {
         let number = &self.integer.number;
         number.reads_memory() || number.has_argument(&|index| is_on_stack(&self.arguments, index))
     }
+
+    fn asks_kernel(&self) -> bool {
+        let number = &self.integer.number;
+        number.has_argument(&|index| needs_kernel(&self.arguments, index))
+    }
+}
+
+/// Returns whether the kernel is asked before an argument is read.
+fn needs_kernel(arguments: &[ArgumentSource], index: u8) -> bool {
+    let source = arguments.get(usize::from(index));
+    matches!(source, Some(ArgumentSource::Memory(memory)) if memory.is_anywhere())
 }
 
 fn is_on_stack(arguments: &[ArgumentSource], index: u8) -> bool {
@@ -368,19 +391,19 @@ impl Role {
             || matches!(&self.pair_filter, PairFilter::Starts(filter) if filter.reads_memory())
     }
 
-    /// Returns whether an expression reads strings of C, for which the kernel is asked.
-    pub(crate) fn reads_text_of_c(&self) -> bool {
+    /// Returns whether an expression asks the kernel which memory can be read.
+    pub(crate) fn expressions_ask_kernel(&self) -> bool {
         let starts = match &self.pair_filter {
             PairFilter::Starts(filter) => Some(filter),
             _ => None,
         };
-        let filters = self.filter.iter().chain(starts);
+        let mut filters = self.filter.iter().chain(starts);
         let keys = [&self.keys, &self.pair_key, &self.time_keys];
         let mut keys = keys.into_iter().flatten();
-        filters
-            .into_iter()
-            .any(|it| it.filter.test.reads_text_of_c())
-            || keys.any(|it| it.reads_text_of_c())
+        let histogram = self.histogram.as_ref();
+        filters.any(|it| it.asks_kernel())
+            || keys.any(|it| it.asks_kernel())
+            || histogram.is_some_and(|it| it.integer.asks_kernel())
     }
 
     /// Returns whether expressions are evaluated at the point.
@@ -713,21 +736,43 @@ mod tests {
         // What an argument points to.
         let kind = ParameterKind::Value;
         for role in asking("str(arg0) == \"x\"", "str(arg0)", kind, in_register) {
-            assert!(role.filters_memory() && !role.reads_text_of_c(), "{role:?}");
+            assert!(role.filters_memory() && !role.expressions_ask_kernel(), "{role:?}");
         }
         let none = Role::default();
         assert!(!none.filters_memory() && !none.has_expressions());
     }
 
     #[test]
-    fn strings_of_c_are_recognized() {
-        let source = ArgumentSource::Register(Register::RDI);
-        let kind = ParameterKind::Word;
-        for role in asking("str(arg0) == \"x\"", "str(arg0)", kind, source) {
-            assert!(role.reads_text_of_c(), "{role:?}");
-        }
-        for role in asking("arg0 == 1", "arg0", kind, source) {
-            assert!(!role.reads_text_of_c(), "{role:?}");
+    fn questions_to_the_kernel_are_recognized() {
+        let in_register = ArgumentSource::Register(Register::RDI);
+        let memory = |base: Register| {
+            ArgumentSource::Memory(MemorySource {
+                base: Some(base),
+                index: None,
+                displacement: 8,
+                size: 8,
+            })
+        };
+        for (test, key, source, asks) in [
+            ("str(arg0) == \"x\"", "str(arg0)", in_register, true),
+            ("arg0 == 1", "arg0", in_register, false),
+            ("arg0 == 1", "arg0", memory(Register::RSP), false),
+            ("arg0 == 1", "arg0", memory(Register::RDX), true),
+        ] {
+            for role in asking(test, key, ParameterKind::Word, source) {
+                assert_eq!(role.expressions_ask_kernel(), asks, "{role:?}");
+            }
+            if key == "arg0" {
+                let histogram = Role {
+                    histogram: Some(HistogramRole {
+                        number: 0,
+                        integer: integer(key, source),
+                        linear: None,
+                    }),
+                    ..Role::default()
+                };
+                assert_eq!(histogram.expressions_ask_kernel(), asks, "{source:?}");
+            }
         }
     }
 
@@ -739,13 +784,14 @@ mod tests {
             displacement: 0,
             size: 8,
         };
-        for (base, is_near) in [
-            (Some(Register::RSP), true),
-            (Some(Register::RBP), true),
-            (Some(Register::RBX), false),
-            (None, false),
+        for (base, is_near, is_anywhere) in [
+            (Some(Register::RSP), true, false),
+            (Some(Register::RBP), true, false),
+            (Some(Register::RBX), false, true),
+            (None, false, false),
         ] {
             assert_eq!(memory(base).is_near_stack(), is_near, "{base:?}");
+            assert_eq!(memory(base).is_anywhere(), is_anywhere, "{base:?}");
         }
     }
 

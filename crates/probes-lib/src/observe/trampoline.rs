@@ -879,8 +879,7 @@ impl RecordedHit<'_> {
         if let Some(every) = self.sample {
             sampling::unless_chosen(a, every, pointers.sampled, over)?;
         }
-        let (layout, shared) = (pointers.layout, pointers.shared);
-        let fields = record::record(a, self.watched, self.saved, layout, shared)?;
+        let fields = record::record(a, self.watched, context)?;
         if self.filter.is_some() {
             a.jmp(over)?;
             a.set_label(&mut untyped)?;

@@ -75,8 +75,8 @@ impl UsdtArgument {
         })
     }
 
-    /// Returns what expressions can ask of it.
-    pub(crate) fn parameter(self) -> Parameter {
+    /// Returns what expressions can ask of it, if the kernel may be asked which memory can be read, or not.
+    pub(crate) fn parameter(self, may_ask_kernel: bool) -> Parameter {
         let ArgumentFormat {
             size,
             signed,
@@ -84,7 +84,7 @@ impl UsdtArgument {
         } = self.format;
         let is_read = match self.source {
             ArgumentSource::Unknown => false,
-            ArgumentSource::Memory(memory) => memory.is_static() || memory.is_near_stack(),
+            ArgumentSource::Memory(memory) => may_ask_kernel || !memory.is_anywhere(),
             _ => true,
         };
         let kind = match size {

@@ -98,7 +98,8 @@ impl WatchedWords {
     }
 
     /// Returns what expressions can ask of the calls of a function, and where its arguments are. Blocks are read only
-    /// if the words are certainly values, and strings of C only if the kernel may be asked.
+    /// if the words are certainly values; strings of C, and arguments that may be anywhere in memory, only if the kernel
+    /// may be asked.
     pub(crate) fn scope(
         &self,
         name: &str,
@@ -109,8 +110,9 @@ impl WatchedWords {
     ) -> (Scope, Vec<ArgumentSource>) {
         if let SelectedBy::Usdt { name, .. } = &place.selected_by {
             let arguments = of_usdt(place);
-            let parameters = arguments.iter().map(|it| it.parameter()).collect();
-            let scope = Scope::of(format!("USDT probe {name}"), &**name, parameters);
+            let parameters = arguments.iter();
+            let parameters = parameters.map(|it| it.parameter(self.may_ask_kernel));
+            let scope = Scope::of(format!("USDT probe {name}"), &**name, parameters.collect());
             let scope = self.limited(scope);
             return (scope, arguments.iter().map(|it| it.source).collect());
         }

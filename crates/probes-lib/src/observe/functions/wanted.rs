@@ -104,10 +104,12 @@ fn role_of_ends(
     })
 }
 
-/// Returns whether something is asked at an end of pairs.
+/// Returns whether the arguments are asked for at an end of pairs.
 pub(super) fn asks_at_end(role: &Role) -> bool {
-    let has_keys = role.pair_key.is_some() || role.time_keys.is_some();
-    has_keys || matches!(role.pair_filter, PairFilter::Starts(_))
+    role.pair_key.is_some()
+        || role.time_keys.is_some()
+        || role.reported.is_some()
+        || matches!(role.pair_filter, PairFilter::Starts(_))
 }
 
 impl<'w> Wanted<'w> {
@@ -366,7 +368,11 @@ impl<'w> KnownPlace<'w> {
         let Wanted::Paired(words, ends, observation) = self.wanted else {
             return Ok(None);
         };
-        role_of_ends(observation, ends, self.scope(words)).map(Some)
+        let is_reported = observation.slow_from.is_some();
+        Ok(Some(Role {
+            reported: is_reported.then(|| self.watching(words).role(0, false)),
+            ..role_of_ends(observation, ends, self.scope(words))?
+        }))
     }
 }
 

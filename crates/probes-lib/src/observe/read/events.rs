@@ -358,6 +358,8 @@ struct WatchedPoint {
     of: EventOf,
     /// Whether each of its hits is recorded, and not only those at the ends of slow pairs.
     is_watched: bool,
+    /// Whether it is an end of pairs.
+    is_pair_end: bool,
     arguments: Vec<ArgumentShape>,
     /// If results are recorded.
     result: Option<ArgumentShape>,
@@ -650,6 +652,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
         let watched = WatchedPoint {
             of: EventOf::Function(function),
             is_watched: role.watched.is_some(),
+            is_pair_end: !role.ends.is_empty(),
             arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
             result: has_results.then(|| shape((&ArgumentSource::RESULT, ArgumentFormat::WORD))),
             has_frames: watched.function.is_some_and(|it| it.exits_on.is_some()),
@@ -681,6 +684,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                     site,
                 },
                 is_watched: role.watched.is_some(),
+                is_pair_end: !role.ends.is_empty(),
                 result: None,
                 has_frames: false,
                 arguments: shapes.collect(),

@@ -5,11 +5,11 @@
 //!
 //! Memory is read only where a table of pages says so ([`ValuePages`]): that of the runtime, or the observer's while it
 //! is valid. What cannot be read is untyped. Integers in registers need neither table. Where the runtime's is used for
-//! values, the observer's is used for the stack, valid or not: the frame of the point is mapped. Strings of C need the
-//! observer's, valid, and the consent of the kernel.
+//! values, the observer's is used for the stack, valid or not: the frame of the point is mapped. Strings of C, and
+//! arguments that may be anywhere in memory, need the observer's, valid, and the consent of the kernel.
 
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, edi, get_gpr32,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, ecx, edi, get_gpr32,
     get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use iced_x86::{IcedError, Register};
@@ -46,7 +46,7 @@ pub(super) enum SavedAt {
     Pushed,
 }
 
-/// What the code of a filter needs to know.
+/// What the code needs to know that reads what the program had at a point.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FilterContext {
     /// The registers that are saved, at least [`saved`].
@@ -57,6 +57,36 @@ pub(super) struct FilterContext {
     /// Where the address of the shared data is stored.
     pub(super) shared: LiveAddr,
     pub(super) layout: SharedLayout,
+}
+
+impl FilterContext {
+    /// Emits the code that loads what a register held at the point.
+    pub(super) fn load(
+        self,
+        a: &mut CodeAssembler,
+        to: AsmRegister64,
+        register: Register,
+    ) -> Result<(), IcedError> {
+        let is_it = |(saved, _): &SavedRegister| Register::from(*saved) == register;
+        let place = self.saved.iter().position(is_it);
+        match (self.saved_at, place) {
+            _ if register == Register::RSP => a.lea(to, qword_ptr(rsp + self.pushed)),
+            (SavedAt::Address(at), Some(place)) => load(a, to, at.plus(8 * place as u64)),
+            (SavedAt::StackOrAddress(at), Some(place)) => {
+                let (mut elsewhere, mut over) = (a.create_label(), a.create_label());
+                unless_room_on_stack(a, elsewhere)?;
+                let depth = self.saved.len() - place;
+                a.mov(to, qword_ptr(rsp - 8 * depth as i32))?;
+                a.jmp(over)?;
+                a.set_label(&mut elsewhere)?;
+                load(a, to, at.plus(8 * place as u64))?;
+                a.set_label(&mut over)?;
+                a.nop()
+            }
+            (SavedAt::Pushed, Some(place)) => a.mov(to, qword_ptr(rsp + 8 * place as u64)),
+            _ => load_at_point(a, to, register, self.saved),
+        }
+    }
 }
 
 /// A jump of a test; where it does not jump, the code falls through.
@@ -123,7 +153,9 @@ pub(super) fn integer(
 ) -> Result<(), IcedError> {
     let reads_memory = role.reads_memory();
     let mut code = FilterCode::begin(a, &role.arguments, reads_memory, context, untyped)?;
-    code.number(&role.integer.number, pool(beside_r8))
+    let number = &role.integer.number;
+    code.unless_operands_readable(|index| number.has_argument(&|it| it == index))?;
+    code.number(number, pool(beside_r8))
 }
 
 /// Emits the code that loads the parts of a key that arguments make, or goes to `untyped`. Of a string it loads the
@@ -144,6 +176,8 @@ pub(super) fn key(
     let mut pool = pool(beside_r8).to_vec();
     let mut all = Vec::new();
     for part in &role.parts {
+        // No more than one part is held yet, in r8.
+        code.unless_operands_readable(|index| part.has_argument(&|it| it == index))?;
         match part {
             KeyPart::Number(number, _) => code.number(number, &pool)?,
             KeyPart::Text(Text::Ocaml(word)) => code.text(word, &pool)?,
@@ -242,6 +276,9 @@ impl<'p, 'a> FilterCode<'p, 'a> {
 
     /// Emits the code of a test, which falls through or jumps.
     fn test(&mut self, test: &Test, jump: Branch) -> Result<(), IcedError> {
+        if !matches!(test, Test::Not(_) | Test::And(..) | Test::Or(..)) {
+            self.unless_operands_readable(|index| test.has_argument(&|it| it == index))?;
+        }
         let otherwise = |to| Branch {
             when: !jump.when,
             to,
@@ -455,24 +492,11 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
     }
 
-    /// Emits the code that loads an operand in memory: data of the object, or what is in the frame of the point.
+    /// Emits the code that loads an operand in memory: data of the object, what is in the frame of the point, or what
+    /// [`FilterCode::unless_operands_readable`] has found to be readable. Uses rdi and r9.
     fn memory(&mut self, memory: MemorySource, to: AsmRegister64) -> Result<(), IcedError> {
-        match memory.base {
-            Some(Register::RSP) => {
-                let offset = memory.displacement as i32 + self.context.pushed as i32;
-                self.a.lea(to, qword_ptr(rsp + offset))?;
-            }
-            Some(base) => {
-                self.register(base, to)?;
-                self.a.add(to, memory.displacement as i32)?;
-            }
-            None => self.a.mov(to, memory.displacement)?,
-        }
-        if let Some((index, scale)) = memory.index {
-            self.register(index, r9)?;
-            self.a.lea(to, qword_ptr(to + r9 * u32::from(scale)))?;
-        }
-        if !memory.is_static() {
+        self.operand_address(memory, to)?;
+        if memory.is_near_stack() {
             self.a.lea(rdi, qword_ptr(rsp - RED_ZONE))?;
             self.a.mov(r9, to)?;
             self.a.sub(r9, rdi)?;
@@ -490,26 +514,81 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
     }
 
-    /// Emits the code that loads what a register held at the point.
-    fn register(&mut self, register: Register, to: AsmRegister64) -> Result<(), IcedError> {
-        let is_it = |(saved, _): &SavedRegister| Register::from(*saved) == register;
-        let place = self.context.saved.iter().position(is_it);
-        match (self.context.saved_at, place) {
-            (SavedAt::Address(at), Some(place)) => load(self.a, to, at.plus(8 * place as u64)),
-            (SavedAt::StackOrAddress(at), Some(place)) => {
-                let (mut elsewhere, mut over) = (self.a.create_label(), self.a.create_label());
-                unless_room_on_stack(self.a, elsewhere)?;
-                let depth = self.context.saved.len() - place;
-                self.a.mov(to, qword_ptr(rsp - 8 * depth as i32))?;
-                self.a.jmp(over)?;
-                self.a.set_label(&mut elsewhere)?;
-                load(self.a, to, at.plus(8 * place as u64))?;
-                self.a.set_label(&mut over)?;
-                self.a.nop()
+    /// Emits the code that loads the address of an operand in memory. Uses r9.
+    fn operand_address(
+        &mut self,
+        memory: MemorySource,
+        to: AsmRegister64,
+    ) -> Result<(), IcedError> {
+        match memory.base {
+            Some(base) => {
+                self.register(base, to)?;
+                self.a.add(to, memory.displacement as i32)?;
             }
-            (SavedAt::Pushed, Some(place)) => self.a.mov(to, qword_ptr(rsp + 8 * place as u64)),
-            _ => load_at_point(self.a, to, register, self.context.saved),
+            None => self.a.mov(to, memory.displacement)?,
         }
+        if let Some((index, scale)) = memory.index {
+            self.register(index, r9)?;
+            self.a.lea(to, qword_ptr(to + r9 * u32::from(scale)))?;
+        }
+        Ok(())
+    }
+
+    /// Emits a jump to where hits are untyped unless the operands in memory among these arguments can be read: of those
+    /// that may be anywhere, the table of pages and the kernel both say so. Uses all registers of the pool but r8.
+    fn unless_operands_readable(&mut self, is_used: impl Fn(u8) -> bool) -> Result<(), IcedError> {
+        for (index, source) in (0..).zip(self.arguments) {
+            match source {
+                ArgumentSource::Memory(memory) if memory.is_anywhere() && is_used(index) => {
+                    self.unless_operand_readable(*memory)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn unless_operand_readable(&mut self, memory: MemorySource) -> Result<(), IcedError> {
+        self.unless_pages_valid()?;
+        // For the system call: a multiple of 8.
+        self.a.xor(ecx, ecx)?;
+        self.operand_address(memory, rdx)?;
+        self.a.and(rdx, -8)?;
+        self.unless_listed(rdx, 0)?;
+        self.unless_kernel_reads()?;
+        let last = i32::from(memory.size) - 1;
+        if last > 0 {
+            let mut is_in_one_word = self.a.create_label();
+            self.operand_address(memory, rdx)?;
+            self.a.lea(rax, qword_ptr(rdx + last))?;
+            self.a.xor(rax, rdx)?;
+            self.a.test(eax, -8)?;
+            self.a.je(is_in_one_word)?;
+            self.a.add(rdx, last)?;
+            self.a.and(rdx, -8)?;
+            self.unless_listed(rdx, 0)?;
+            self.unless_kernel_reads()?;
+            self.a.set_label(&mut is_in_one_word)?;
+            self.a.nop()?;
+        }
+        Ok(())
+    }
+
+    /// Emits a jump to where hits are untyped unless the observer's table of pages is valid, if the code has not found
+    /// that out already. Uses rax and rdx.
+    fn unless_pages_valid(&mut self) -> Result<(), IcedError> {
+        if self.context.layout.value_pages == ValuePages::TableOfObserver {
+            return Ok(());
+        }
+        self.a.rdtsc()?;
+        self.a.shl(rdx, 32)?;
+        self.a.or(rdx, rax)?;
+        check_validity(self.a, self.context.layout, [rdx, rax])?;
+        self.a.jae(self.untyped)
+    }
+
+    fn register(&mut self, register: Register, to: AsmRegister64) -> Result<(), IcedError> {
+        self.context.load(self.a, to, register)
     }
 
     /// Emits the code that loads the header of the block at `block` into r9.
@@ -610,13 +689,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     /// of pages and the kernel both say so. `last` is less than a page. Uses all registers of the pool but r8.
     fn text_of_c(&mut self, of: &Word, last: u64) -> Result<(), IcedError> {
         let mut is_in_page = self.a.create_label();
-        if self.context.layout.value_pages != ValuePages::TableOfObserver {
-            self.a.rdtsc()?;
-            self.a.shl(rdx, 32)?;
-            self.a.or(rdx, rax)?;
-            check_validity(self.a, self.context.layout, [rdx, rax])?;
-            self.a.jae(self.untyped)?;
-        }
+        self.unless_pages_valid()?;
         self.word(of, rdx)?;
         self.unless_listed(rdx, 0)?;
         // In the system call, rcx has to be a multiple of 8, so that it is no valid `how`. The upper three bits of a

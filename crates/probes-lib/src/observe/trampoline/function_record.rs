@@ -108,8 +108,13 @@ pub(super) fn code(
         sources,
         formats: &watched.formats,
         words,
+        registers: Registers::Saved(place, &saving),
+        shared: SharedAt {
+            pointer: pointers.shared,
+            layout: pointers.layout,
+        },
     };
-    arguments.emit(&mut a, place, &mut saving, pointers, &mut fields)?;
+    arguments.emit(&mut a, &mut fields)?;
     let mut taken = a.create_label();
     if pointers.layout.stacks != StackCopies::None {
         stack_copy::take(&mut a, pointers.layout, taken)?;
@@ -189,31 +194,76 @@ fn filter_context(place: SaveArea, pointers: RecordPointers) -> FilterContext {
     }
 }
 
+/// Where the registers are that the code uses.
+#[derive(Clone, Copy)]
+pub(super) enum Registers<'s> {
+    /// Where they are saved; if that is in memory, rdi has the address.
+    Saved(SaveArea, &'s Saving),
+    /// Where a context says.
+    Elsewhere(FilterContext),
+}
+
+impl Registers<'_> {
+    /// Emits the code that loads what a register held at the point.
+    fn load(
+        self,
+        a: &mut CodeAssembler,
+        to: AsmRegister64,
+        register: Register,
+    ) -> Result<(), IcedError> {
+        let place = match self {
+            Registers::Saved(place, _) => place,
+            Registers::Elsewhere(context) => return context.load(a, to, register),
+        };
+        let mut saved = SAVED_IF_TIMED.iter();
+        let used = saved.position(|(it, _)| get_gpr64(register) == Some(*it));
+        match used {
+            Some(used) if place != SaveArea::Mmx => a.mov(to, qword_ptr(rdi + 8 * used as i32)),
+            _ => load_at_point(a, to, register, &SAVED_IF_TIMED),
+        }
+    }
+
+    /// Emits the code that makes rdi what [`Registers::load`] needs, after it was used.
+    fn restore_base(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        match self {
+            Registers::Saved(_, saving) => saving.restore_base(a),
+            Registers::Elsewhere(_) => Ok(()),
+        }
+    }
+}
+
+/// The shared data.
+#[derive(Clone, Copy)]
+pub(super) struct SharedAt {
+    /// Where their address is.
+    pub(super) pointer: LiveAddr,
+    pub(super) layout: SharedLayout,
+}
+
 /// The arguments that are recorded, or the result.
-struct Arguments<'w> {
-    sources: &'w [ArgumentSource],
-    formats: &'w [ArgumentFormat],
-    words: Words,
+pub(super) struct Arguments<'w> {
+    pub(super) sources: &'w [ArgumentSource],
+    pub(super) formats: &'w [ArgumentFormat],
+    pub(super) words: Words,
+    pub(super) registers: Registers<'w>,
+    pub(super) shared: SharedAt,
 }
 
 impl Arguments<'_> {
-    /// Emits the code that writes them into the record, then what they point to.
-    fn emit(
+    /// Emits the code that writes them into the record at rcx, which has its time, then what they point to. The address
+    /// of the shared data is in rbx. Uses rax, rdx, rsi, rdi and r9.
+    pub(super) fn emit(
         self,
         a: &mut CodeAssembler,
-        place: SaveArea,
-        saving: &mut Saving,
-        pointers: RecordPointers,
         fields: &mut FieldCopies,
     ) -> Result<(), IcedError> {
         for (index, source) in (0..).zip(self.sources) {
             match source {
                 ArgumentSource::Memory(memory) => {
-                    let asks = self.words == Words::Text;
-                    operand(a, index, *memory, (place, asks), pointers)?;
-                    saving.restore_base(a)?;
+                    self.operand(a, index, *memory)?;
+                    self.registers.restore_base(a)?;
                 }
-                _ => value(a, index, *source, place)?,
+                _ => self.value(a, index, *source)?,
             }
         }
         if !self.sources.is_empty() {
@@ -225,10 +275,93 @@ impl Arguments<'_> {
             let is_number = format.size < 8 || format.is_float;
             let is_vector = matches!(source, ArgumentSource::Vector(_) | ArgumentSource::Unknown);
             if !is_number && !is_vector {
-                memory(a, index, self.words, pointers, fields)?;
+                memory(a, index, self.words, self.shared, fields)?;
             }
         }
         Ok(())
+    }
+
+    /// Emits the code that writes what a register held into the record.
+    fn value(
+        &self,
+        a: &mut CodeAssembler,
+        index: u64,
+        source: ArgumentSource,
+    ) -> Result<(), IcedError> {
+        let value = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE);
+        match source {
+            ArgumentSource::Register(register) => self.registers.load(a, rdx, register)?,
+            ArgumentSource::Vector(register) => {
+                return match get_xmm(register) {
+                    Some(register) => a.movq(value, register),
+                    None => Ok(()),
+                };
+            }
+            ArgumentSource::Constant(number) => a.mov(rdx, number)?,
+            ArgumentSource::Stack(_) | ArgumentSource::Memory(_) | ArgumentSource::Unknown => {
+                return Ok(());
+            }
+        }
+        a.mov(value, rdx)
+    }
+
+    /// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is not
+    /// static is read only if the kernel may be asked; outside the frame of the point, the table of pages has to agree.
+    /// Uses all registers but rbx, rcx and r8.
+    fn operand(
+        &self,
+        a: &mut CodeAssembler,
+        index: u64,
+        memory: MemorySource,
+    ) -> Result<(), IcedError> {
+        let at = layout_of::argument_at(index);
+        let value = qword_ptr(rcx + at + layout_of::VALUE);
+        let header = qword_ptr(rcx + at + layout_of::BLOCK_HEADER);
+        let mut unread = a.create_label();
+        let mut is_in_one_word = a.create_label();
+        match memory.base {
+            Some(base) => {
+                self.registers.load(a, rdx, base)?;
+                a.add(rdx, memory.displacement as i32)?;
+            }
+            None => a.mov(rdx, memory.displacement)?,
+        }
+        if let Some((index, scale)) = memory.index {
+            self.registers.load(a, rax, index)?;
+            a.lea(rdx, qword_ptr(rdx + rax * u32::from(scale)))?;
+        }
+        a.mov(value, rdx)?;
+        if !memory.is_static() {
+            a.mov(header, layout_of::UNREAD as i32)?;
+            if self.words != Words::Text {
+                return Ok(());
+            }
+            a.and(rdx, -8)?;
+            unless_operand_readable(a, memory, self.shared, unread)?;
+            if memory.size > 1 {
+                let last = i32::from(memory.size) - 1;
+                a.mov(rdx, value)?;
+                a.lea(rax, qword_ptr(rdx + last))?;
+                a.xor(rax, rdx)?;
+                a.test(eax, -8)?;
+                a.je(is_in_one_word)?;
+                a.add(rdx, last)?;
+                a.and(rdx, -8)?;
+                unless_operand_readable(a, memory, self.shared, unread)?;
+                a.set_label(&mut is_in_one_word)?;
+            }
+            a.mov(rdx, value)?;
+        }
+        match memory.size {
+            1 => a.movzx(edx, byte_ptr(rdx))?,
+            2 => a.movzx(edx, word_ptr(rdx))?,
+            4 => a.mov(edx, dword_ptr(rdx))?,
+            _ => a.mov(rdx, qword_ptr(rdx))?,
+        }
+        a.mov(value, rdx)?;
+        a.mov(header, 0)?;
+        a.set_label(&mut unread)?;
+        a.nop()
     }
 }
 
@@ -252,114 +385,15 @@ fn frame(a: &mut CodeAssembler, stack: StackKind) -> Result<(), IcedError> {
     }
 }
 
-/// Emits the code that writes what a register held into the record.
-fn value(
-    a: &mut CodeAssembler,
-    index: u64,
-    source: ArgumentSource,
-    place: SaveArea,
-) -> Result<(), IcedError> {
-    let value = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE);
-    match source {
-        ArgumentSource::Register(register) => load_saved(a, rdx, register, place)?,
-        ArgumentSource::Vector(register) => {
-            return match get_xmm(register) {
-                Some(register) => a.movq(value, register),
-                None => Ok(()),
-            };
-        }
-        ArgumentSource::Constant(number) => a.mov(rdx, number)?,
-        ArgumentSource::Stack(_) | ArgumentSource::Memory(_) | ArgumentSource::Unknown => {
-            return Ok(());
-        }
-    }
-    a.mov(value, rdx)
-}
-
-/// Emits the code that loads what a register held at the point.
-fn load_saved(
-    a: &mut CodeAssembler,
-    to: AsmRegister64,
-    register: Register,
-    place: SaveArea,
-) -> Result<(), IcedError> {
-    let mut saved = SAVED_IF_TIMED.iter();
-    let used = saved.position(|(it, _)| get_gpr64(register) == Some(*it));
-    match used {
-        Some(used) if place != SaveArea::Mmx => a.mov(to, qword_ptr(rdi + 8 * used as i32)),
-        _ => load_at_point(a, to, register, &SAVED_IF_TIMED),
-    }
-}
-
-/// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is not
-/// static is read only if the code `asks` the kernel; outside the frame of the point, the table of pages has to agree.
-/// Uses all registers but rbx, rcx and r8.
-fn operand(
-    a: &mut CodeAssembler,
-    index: u64,
-    memory: MemorySource,
-    (place, asks): (SaveArea, bool),
-    pointers: RecordPointers,
-) -> Result<(), IcedError> {
-    let at = layout_of::argument_at(index);
-    let value = qword_ptr(rcx + at + layout_of::VALUE);
-    let header = qword_ptr(rcx + at + layout_of::BLOCK_HEADER);
-    let mut unread = a.create_label();
-    let mut is_in_one_word = a.create_label();
-    match memory.base {
-        Some(base) => {
-            load_saved(a, rdx, base, place)?;
-            a.add(rdx, memory.displacement as i32)?;
-        }
-        None => a.mov(rdx, memory.displacement)?,
-    }
-    if let Some((index, scale)) = memory.index {
-        load_saved(a, rax, index, place)?;
-        a.lea(rdx, qword_ptr(rdx + rax * u32::from(scale)))?;
-    }
-    a.mov(value, rdx)?;
-    if !memory.is_static() {
-        a.mov(header, layout_of::UNREAD as i32)?;
-        if !asks {
-            return Ok(());
-        }
-        a.and(rdx, -8)?;
-        unless_operand_readable(a, memory, pointers, unread)?;
-        if memory.size > 1 {
-            let last = i32::from(memory.size) - 1;
-            a.mov(rdx, value)?;
-            a.lea(rax, qword_ptr(rdx + last))?;
-            a.xor(rax, rdx)?;
-            a.test(eax, -8)?;
-            a.je(is_in_one_word)?;
-            a.add(rdx, last)?;
-            a.and(rdx, -8)?;
-            unless_operand_readable(a, memory, pointers, unread)?;
-            a.set_label(&mut is_in_one_word)?;
-        }
-        a.mov(rdx, value)?;
-    }
-    match memory.size {
-        1 => a.movzx(edx, byte_ptr(rdx))?,
-        2 => a.movzx(edx, word_ptr(rdx))?,
-        4 => a.mov(edx, dword_ptr(rdx))?,
-        _ => a.mov(rdx, qword_ptr(rdx))?,
-    }
-    a.mov(value, rdx)?;
-    a.mov(header, 0)?;
-    a.set_label(&mut unread)?;
-    a.nop()
-}
-
 /// Emits a jump to `otherwise` unless the word at rdx, a part of an operand, may be read.
 fn unless_operand_readable(
     a: &mut CodeAssembler,
     memory: MemorySource,
-    pointers: RecordPointers,
+    shared: SharedAt,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     if !memory.is_near_stack() {
-        return unless_certain(a, 0, pointers, otherwise);
+        return unless_certain(a, 0, shared, otherwise);
     }
     // The frame of a function that was just called may be in pages that the table does not have yet.
     let mut is_near = a.create_label();
@@ -369,10 +403,10 @@ fn unless_operand_readable(
     a.cmp(r9, STACK_OFFSET_LIMIT)?;
     a.jb(is_near)?;
     a.mov(rax, rdx)?;
-    unless_readable(a, pointers.layout, otherwise)?;
+    unless_readable(a, shared.layout, otherwise)?;
     a.set_label(&mut is_near)?;
     a.nop()?;
-    unless_kernel_reads(a, 0, pointers.layout, pointers.shared, otherwise)
+    unless_kernel_reads(a, 0, shared.layout, shared.pointer, otherwise)
 }
 
 /// Emits the code that copies what an argument points to into the record.
@@ -380,7 +414,7 @@ fn memory(
     a: &mut CodeAssembler,
     index: u64,
     words: Words,
-    pointers: RecordPointers,
+    shared: SharedAt,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     if words == Words::Numbers {
@@ -392,9 +426,9 @@ fn memory(
         qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE),
     )?;
     match words {
-        Words::Values => record::block(a, index, pointers.layout, over, fields)?,
-        Words::MaybeValues => maybe_block(a, index, pointers, over)?,
-        Words::Text => text(a, index, pointers, over)?,
+        Words::Values => record::block(a, index, shared.layout, over, fields)?,
+        Words::MaybeValues => maybe_block(a, index, shared, over)?,
+        Words::Text => text(a, index, shared, over)?,
         Words::Numbers => {}
     }
     a.set_label(&mut over)?;
@@ -405,7 +439,7 @@ fn memory(
 fn text(
     a: &mut CodeAssembler,
     index: u64,
-    pointers: RecordPointers,
+    shared: SharedAt,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut part = a.create_label();
@@ -413,12 +447,12 @@ fn text(
     let mut copy = a.create_label();
     let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
     a.and(rdx, -8)?;
-    unless_certain(a, 0, pointers, over)?;
+    unless_certain(a, 0, shared, over)?;
     a.lea(rax, qword_ptr(rdx + last))?;
     a.xor(rax, rdx)?;
     a.test(eax, -(PAGE as i32))?;
     a.je(whole)?;
-    unless_certain(a, last, pointers, part)?;
+    unless_certain(a, last, shared, part)?;
     a.set_label(&mut whole)?;
     a.mov(esi, layout_of::COPY_WORDS as u32)?;
     a.jmp(copy)?;
@@ -435,18 +469,18 @@ fn text(
 fn maybe_block(
     a: &mut CodeAssembler,
     index: u64,
-    pointers: RecordPointers,
+    shared: SharedAt,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
     let header = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::BLOCK_HEADER);
     a.test(edx, 7)?;
     a.jne(over)?;
-    unless_certain(a, -8, pointers, over)?;
+    unless_certain(a, -8, shared, over)?;
     record::block_header(a, index, over)?;
     // All words that a record holds are asked for, however long the block is.
-    unless_certain(a, last, pointers, over)?;
-    unless_certain(a, 0, pointers, over)?;
+    unless_certain(a, last, shared, over)?;
+    unless_certain(a, 0, shared, over)?;
     a.mov(rax, header)?;
     record::words_of_block(a, over)?;
     copy_words(a, index)
@@ -472,10 +506,10 @@ fn copy_words(a: &mut CodeAssembler, index: u64) -> Result<(), IcedError> {
 fn unless_certain(
     a: &mut CodeAssembler,
     offset: i32,
-    pointers: RecordPointers,
+    shared: SharedAt,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     a.lea(rax, qword_ptr(rdx + offset))?;
-    unless_readable(a, pointers.layout, otherwise)?;
-    unless_kernel_reads(a, offset, pointers.layout, pointers.shared, otherwise)
+    unless_readable(a, shared.layout, otherwise)?;
+    unless_kernel_reads(a, offset, shared.layout, shared.pointer, otherwise)
 }

@@ -119,7 +119,7 @@ impl Ends<'_> {
             match (self.key.is_some(), self.reported) {
                 (true, Some(reported)) if is_kept => {
                     let kept = slow::StartPlace::of_key(*end);
-                    slow::keep(a, kept, reported, context.saved, pointers)?;
+                    slow::keep(a, kept, reported, context)?;
                     keyed::end(a, *end, starts, pointers, kept_times, next)?;
                 }
                 (true, _) => keyed::end(a, *end, starts, pointers, kept_times, next)?,
@@ -127,7 +127,7 @@ impl Ends<'_> {
                     self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
                     if let Some(reported) = reported.filter(|_| is_kept) {
                         let kept = slow::StartPlace::of_slot(*end);
-                        slow::keep(a, kept, reported, context.saved, pointers)?;
+                        slow::keep(a, kept, reported, context)?;
                     }
                 }
             }
@@ -148,7 +148,7 @@ impl Ends<'_> {
                     a.mov(rdx, word_at(rcx, slot::DEPTH))?;
                     slow::StartPlace::of_slot(*end)
                 };
-                slow::report(a, kept, reported, context.saved, pointers)?;
+                slow::report(a, kept, reported, context)?;
                 // The report has changed the registers. The time is taken again, so that a pair that begins here does
                 // not include what the report took.
                 if let Some(key) = self.key.filter(|_| index + 1 < self.ends.len()) {

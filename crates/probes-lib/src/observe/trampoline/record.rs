@@ -11,8 +11,8 @@ use super::fields::FieldCopies;
 use super::readable::{unless_readable, unless_readable_value};
 use super::stack_copy::{self, StackCopy};
 use super::word_at;
-use super::{PUSHED, SavedRegister, load_at_point, offset, spread};
-use crate::address::LiveAddr;
+use super::filter::FilterContext;
+use super::{offset, spread};
 use crate::expression::typed::NO_SCAN_TAG;
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record};
@@ -20,44 +20,40 @@ use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::role::{ArgumentSource, WatchRole};
 
 /// Emits the code that records a watched hit. Expects the address of the shared data in rbx and the time in rsi, and in
-/// the copies of the `saved` registers what these held at the point. Returns the copies of fields, whose code the
+/// the copies of the saved registers what these held at the point. Returns the copies of fields, whose code the
 /// caller has to emit where nothing falls through to it.
 pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    saved: &[SavedRegister],
-    layout: SharedLayout,
-    shared: LiveAddr,
+    context: FilterContext,
 ) -> Result<FieldCopies, IcedError> {
     let mut fields = FieldCopies::default();
-    begin(a, watched.point, false, layout)?;
-    arguments(a, watched, saved, layout, &mut fields)?;
-    end_with_stack(a, watched, saved, layout, shared)?;
+    begin(a, watched.point, false, context.layout)?;
+    arguments(a, watched, context, &mut fields)?;
+    end_with_stack(a, watched, context)?;
     Ok(fields)
 }
 
-/// Emits the code that copies the stack of a hit of a site into the record at rcx, which has its time, if stacks are
-/// copied, and completes the record. The address of the shared data is in rbx, and in memory at `shared`. The code uses the same registers as
-/// [`arguments`].
+/// Emits the code that copies the stack of a hit into the record at rcx, which has its time, if stacks are copied, and
+/// completes the record. The address of the shared data is in rbx. The code uses the same registers as [`arguments`].
 pub(super) fn end_with_stack(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    saved: &[SavedRegister],
-    layout: SharedLayout,
-    shared: LiveAddr,
+    context: FilterContext,
 ) -> Result<(), IcedError> {
+    let layout = context.layout;
     if layout.stacks == StackCopies::None {
         return end(a);
     }
     let mut taken = a.create_label();
     stack_copy::take(a, layout, taken)?;
-    load_at_point(a, rax, Register::RBX, saved)?;
+    context.load(a, rax, Register::RBX)?;
     let copy = StackCopy {
         layout,
-        pushed: PUSHED,
+        pushed: context.pushed,
         is_ocaml: watched.is_ocaml,
         is_from_start: false,
-        shared,
+        shared: context.shared,
     };
     copy.emit(a)?;
     end(a)?;
@@ -69,15 +65,14 @@ pub(super) fn end_with_stack(
 pub(super) fn arguments(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    saved: &[SavedRegister],
-    layout: SharedLayout,
+    context: FilterContext,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     if !watched.arguments.is_empty() {
         a.mov(word_at(rcx, record::COPIED), 0)?;
     }
     for (index, source) in (0..).zip(&watched.arguments) {
-        argument(a, index, *source, saved, layout, fields)?;
+        argument(a, index, *source, context, fields)?;
     }
     Ok(())
 }
@@ -136,14 +131,13 @@ fn argument(
     a: &mut CodeAssembler,
     index: u64,
     source: ArgumentSource,
-    saved: &[SavedRegister],
-    layout: SharedLayout,
+    context: FilterContext,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     let value = qword_ptr(rcx + record::argument_at(index) + record::VALUE);
     let mut over = a.create_label();
     match source {
-        ArgumentSource::Register(register) => load_at_point(a, rdx, register, saved)?,
+        ArgumentSource::Register(register) => context.load(a, rdx, register)?,
         ArgumentSource::Vector(register) => {
             let Some(register) = get_xmm(register) else {
                 return Ok(());
@@ -151,12 +145,11 @@ fn argument(
             return a.movq(value, register);
         }
         ArgumentSource::Stack(depth) => {
-            // Above the return address of the trampoline.
-            a.lea(rax, qword_ptr(rsp + (8 + u64::from(depth))))?;
+            a.lea(rax, qword_ptr(rsp + (context.pushed + u64::from(depth))))?;
             a.mov(rdx, rax)?;
             a.xor(edi, edi)?;
             a.mov(value, rdi)?;
-            unless_readable(a, layout, over)?;
+            unless_readable(a, context.layout, over)?;
             a.mov(rdx, qword_ptr(rdx))?;
         }
         // Sites of OCaml have none of these.
@@ -164,7 +157,7 @@ fn argument(
         ArgumentSource::Unknown => return Ok(()),
     }
     a.mov(value, rdx)?;
-    block(a, index, layout, over, fields)?;
+    block(a, index, context.layout, over, fields)?;
     a.set_label(&mut over)?;
     a.nop()
 }

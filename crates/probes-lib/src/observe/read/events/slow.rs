@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Event, EventKind, EventOf, EventReader, all_recorded};
+use super::{Event, EventKind, EventReader, all_recorded};
 use crate::observe::layout::shared::record;
 use crate::observe::read::ring::word;
 use crate::process::Process;
@@ -55,12 +55,12 @@ impl EventReader {
         let (began, ended) = (word(start, record::TIME), word(stop, record::TIME));
         let mut stop = self.end(process, memory, clock, stop, EventKind::Return)?;
         stop.stack = self.stack(whole, &stop);
-        let pair = match stop.of {
-            EventOf::Function(_) => None,
-            EventOf::Site { .. } => {
+        let pair = match stop.kind {
+            EventKind::Hit => {
                 let pair = word(start, record::NUMBER) as u32;
                 Some((pair < self.layout.pairs).then_some(pair as usize)?)
             }
+            _ => None,
         };
         let start = match (word(start, record::TID) >> 32) as u32 {
             record::UNKNOWN_POINT => None,
@@ -88,10 +88,9 @@ impl EventReader {
         let (tid, point) = (ids as u32 as i32, (ids >> 32) as u32);
         let index = point & !(record::SLOW | record::RETURN);
         let watched = self.points.get(&(index as usize))?;
-        let (kind, shapes) = match (watched.of, of_function) {
-            (EventOf::Site { .. }, _) | (_, EventKind::Hit) => {
-                (EventKind::Hit, &watched.arguments[..])
-            }
+        let (kind, shapes) = match of_function {
+            _ if watched.is_pair_end => (EventKind::Hit, &watched.arguments[..]),
+            EventKind::Hit => (EventKind::Hit, &watched.arguments[..]),
             _ if point & record::RETURN == 0 => (EventKind::Jump, &[][..]),
             _ => (EventKind::Return, watched.result.as_slice()),
         };

@@ -1171,23 +1171,52 @@ fn operands_in_memory_are_read_where_they_are() {
     // Up to the end of a page that may be read, and near the stack pointer only.
     let border = MEMORY + 2 * PAGE;
     let lowest = STACK - RED_ZONE as u64;
-    for (at, size, is_read) in [
-        (border - 4, 4, true),
-        (border - 4, 8, false),
-        (border - 3, 4, false),
-        (border - 1, 1, true),
-        (border, 1, false),
-        (lowest, 8, true),
-        (lowest - 8, 8, false),
+    let by_rsp_at = |at: u64| (by_rsp, at.wrapping_sub(STACK + 8) as i64);
+    for (at, size, is_near, is_anywhere) in [
+        (border - 4, 4, true, true),
+        (border - 4, 8, false, false),
+        (border - 3, 4, false, false),
+        (border - 1, 1, true, true),
+        (border, 1, false, false),
+        (lowest, 8, true, true),
+        (lowest - 8, 8, false, true),
     ] {
-        let memory = MemorySource {
-            base: by_rbx,
-            index: None,
-            displacement: 0,
-            size,
+        for ((base, displacement), is_read) in
+            [(by_rsp_at(at), is_near), ((by_rbx, 0), is_anywhere)]
+        {
+            let memory = MemorySource {
+                base,
+                index: None,
+                displacement,
+                size,
+            };
+            let hit = hit(at, at / 8 * 8, 0b011);
+            let answer = is_operand(&puppet, memory, 1 << 30, &hit);
+            assert_eq!(answer, is_read.then_some(false), "{memory:?} {at:x}");
+        }
+    }
+    // What is anywhere is read only if the kernel may be asked, and says that it can be read.
+    let end = MEMORY + PAGES * PAGE;
+    let memory = |size| MemorySource {
+        base: by_rbx,
+        index: None,
+        displacement: 0,
+        size,
+    };
+    for (at, size, is_valid, may_ask, is_read) in [
+        (end - 8, 8, true, true, true),
+        (end - 8, 8, true, false, false),
+        (end - 8, 8, false, true, false),
+        (end - 4, 4, true, true, true),
+        (end - 4, 8, true, true, false),
+        (end, 1, true, true, false),
+    ] {
+        let hit = RecordedHit {
+            is_valid,
+            may_ask,
+            ..hit(at, MEMORY, 0b1111)
         };
-        let hit = hit(at, at / 8 * 8, 0b011);
-        let answer = is_operand(&puppet, memory, 1 << 30, &hit);
-        assert_eq!(answer, is_read.then_some(false), "{at:x} {size}");
+        let answer = is_operand(&puppet, memory(size), 1 << 30, &hit);
+        assert_eq!(answer, is_read.then_some(false), "{at:x} {hit:x?}");
     }
 }

@@ -8,8 +8,10 @@ use iced_x86::code_asm::{
 };
 
 use super::super::fields::FieldCopies;
+use super::super::filter::FilterContext;
+use super::super::function_record::{Arguments, Registers, SharedAt};
 use super::super::word_at;
-use super::super::{Pointers, SavedRegister, offset, record};
+use super::super::{offset, record};
 use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
 use crate::observe::layout::pair_slots::SLOT_LEN_BITS;
 use crate::observe::layout::shared::{SLOW_FROM, SharedLayout, TID_AT, record as layout_of};
@@ -74,10 +76,9 @@ pub(super) fn keep(
     a: &mut CodeAssembler,
     place: StartPlace,
     reported: &WatchRole,
-    saved: &[SavedRegister],
-    pointers: &Pointers,
+    context: FilterContext,
 ) -> Result<(), IcedError> {
-    let layout = pointers.layout;
+    let layout = context.layout;
     let mut over = a.create_label();
     place.find(a, layout)?;
     a.mov(rcx, rdx)?;
@@ -98,7 +99,7 @@ pub(super) fn keep(
     a.mov(eax, dword_ptr(rax).fs())?;
     a.mov(dword_ptr(rcx + layout_of::TID), eax)?;
     a.mov(dword_ptr(rcx + layout_of::POINT), reported.point)?;
-    arguments(a, reported, saved, pointers)?;
+    arguments(a, reported, context)?;
     a.mov(rsi, word_at(rcx, layout_of::TIME))?;
     a.mov(word_at(rcx, layout_of::NUMBER), rsi)?;
     a.set_label(&mut over)?;
@@ -122,10 +123,9 @@ pub(super) fn report(
     a: &mut CodeAssembler,
     place: StartPlace,
     reported: &WatchRole,
-    saved: &[SavedRegister],
-    pointers: &Pointers,
+    context: FilterContext,
 ) -> Result<(), IcedError> {
-    let layout = pointers.layout;
+    let layout = context.layout;
     let mut next = a.create_label();
     let mut unknown = a.create_label();
     let mut known = a.create_label();
@@ -150,17 +150,31 @@ pub(super) fn report(
     let point = dword_ptr(rcx + (start + layout_of::POINT));
     a.mov(point, layout_of::UNKNOWN_POINT)?;
     a.set_label(&mut known)?;
-    arguments(a, reported, saved, pointers)?;
-    record::end_with_stack(a, reported, saved, layout, pointers.shared)
+    arguments(a, reported, context)?;
+    record::end_with_stack(a, reported, context)
 }
 
+/// Emits the code that records the arguments. Those of a USDT probe are recorded as when it is watched.
 fn arguments(
     a: &mut CodeAssembler,
     reported: &WatchRole,
-    saved: &[SavedRegister],
-    pointers: &Pointers,
+    context: FilterContext,
 ) -> Result<(), IcedError> {
+    let FilterContext { layout, shared, .. } = context;
     let mut fields = FieldCopies::default();
-    record::arguments(a, reported, saved, pointers.layout, &mut fields)?;
-    fields.emit_here(a, pointers.layout, pointers.shared)
+    match reported.function {
+        Some(function) => Arguments {
+            sources: &reported.arguments,
+            formats: &reported.formats,
+            words: function.words,
+            registers: Registers::Elsewhere(context),
+            shared: SharedAt {
+                pointer: shared,
+                layout,
+            },
+        }
+        .emit(a, &mut fields)?,
+        None => record::arguments(a, reported, context, &mut fields)?,
+    }
+    fields.emit_here(a, layout, shared)
 }
