@@ -3,7 +3,6 @@
 //!
 //! ```text
 //! functions   64 bytes each: what is counted of its calls (function_data)
-//! taken       a bit for each slot: whether a stack has ever had it
 //! slots       the calls that have not ended: one slot for each stack that functions are timed on (call_slot)
 //! histograms  one for each function; if at most 64 are timed, several, one for each group of threads
 //! ```
@@ -86,14 +85,17 @@ pub(crate) mod call_slot {
     /// end, so that the search need not wrap around.
     pub(crate) const TRIED: u64 = 16;
     pub(crate) const ALL: u64 = COUNT + TRIED;
-    /// The length of the bits that say which of them were taken: whole words.
-    pub(crate) const TAKEN_LEN: u64 = 8 * ALL.div_ceil(u64::BITS as u64);
 
     /// Whose stack it is: the address of the thread's control block, or of a fiber, twice its number plus one. Zero:
     /// free.
     pub(crate) const OWNER: u64 = 0;
     /// How many calls have not ended.
     pub(crate) const DEPTH: u64 = 8;
+    /// In the first slot, a bit for each four slots: whether one of them was ever taken. The others need not be read.
+    pub(crate) const TAKEN: u64 = 16;
+    pub(crate) const SLOTS_OF_BIT: u32 = 2;
+    pub(crate) const TAKEN_LEN: u64 = CALLS - TAKEN;
+    const _: () = assert!(ALL >> SLOTS_OF_BIT <= 8 * TAKEN_LEN);
     /// The calls, the innermost last.
     pub(crate) const CALLS: u64 = 64;
     /// How many calls of a stack are recorded. The slot has room for some more, which are not used.
@@ -210,14 +212,14 @@ impl CallsLayout {
         self.function(self.functions)
     }
 
-    /// Returns the offset of the bits that say which slots were taken, so that the others need not be read.
-    pub(crate) fn taken(self) -> u64 {
-        self.functions_len()
-    }
-
     /// Returns the offset of the slots.
     pub(crate) fn slots(self) -> u64 {
-        (self.taken() + call_slot::TAKEN_LEN).next_multiple_of(PAGE)
+        self.functions_len().next_multiple_of(PAGE)
+    }
+
+    /// Returns the offset of the bits that say which slots were taken.
+    pub(crate) fn taken(self) -> u64 {
+        self.slots() + call_slot::TAKEN
     }
 
     /// Returns the binary logarithm of how many groups of threads have a histogram of their own: fewer if there are
@@ -318,8 +320,7 @@ mod tests {
             assert_eq!(CallsLayout::of_number(calls.number()), calls);
             let calls_of_stack = u64::from(call_slot::MAX_CALLS + 10) << calls.call_len_bits();
             assert!(call_slot::CALLS + calls_of_stack <= calls.slot_len());
-            assert!(calls.slots() >= calls.taken() + call_slot::TAKEN_LEN);
-            assert!(calls.taken() % 8 == 0 && calls.slots() % PAGE == 0);
+            assert!(calls.slots() >= calls.functions_len() && calls.slots() % PAGE == 0);
             let last = (1 << calls.group_bits()) - 1;
             let end = calls.sums(functions - 1, last) + calls.histogram_len();
             assert!((end..end + PAGE).contains(&calls.len()) && calls.len() % PAGE == 0);

@@ -422,8 +422,8 @@ fn count_running(
 ) -> Result<()> {
     let taken = read_pieces(&[(layout.taken(), call_slot::TAKEN_LEN)])?;
     let is_taken = |index: &u64| {
-        let taken = word(&taken, 8 * (index / u64::from(u64::BITS)));
-        taken >> (index % u64::from(u64::BITS)) & 1 == 1
+        let bit = index >> call_slot::SLOTS_OF_BIT;
+        word(&taken, bit / 64 * 8) >> (bit % 64) & 1 == 1
     };
     let stacks = (0..call_slot::ALL).filter(is_taken);
     let stacks: Vec<u64> = stacks.map(|index| layout.slot(index)).collect();
@@ -491,16 +491,16 @@ mod tests {
 
     #[test]
     fn calls_not_ended_are_counted_by_function() {
-        // On the second stack and the last, three calls: of function 1, of 0 without a frame, and of 1. The third was
+        // On the second stack and the last, three calls: of function 1, of 0 without a frame, and of 1. The eighth was
         // never taken.
         let last = call_slot::ALL - 1;
-        let stacks = [1, 2, last];
+        let stacks = [1, 7, last];
         let is_at = |at: u64, field: u64| stacks.iter().any(|it| at == LAYOUT.slot(*it) + field);
         let read = |at: u64, len: u64| {
             let mut bytes = vec![0; len as usize];
             if at == LAYOUT.taken() {
-                for stack in [1, last] {
-                    bytes[stack as usize / 8] |= 1 << (stack % 8);
+                for bit in [1, last].map(|stack| stack >> call_slot::SLOTS_OF_BIT) {
+                    bytes[bit as usize / 8] |= 1 << (bit % 8);
                 }
             }
             if is_at(at, call_slot::DEPTH) {
@@ -600,7 +600,10 @@ mod tests {
         let of_second = |it: &PlannedPoint| it.role.timed.is_some_and(|it| it.function == 1);
         let point = plan.points.iter().position(of_second).unwrap();
         data.hit(point, 2);
-        data.put(calls_at(data).plus(layout.taken()), 1 << 9);
+        data.put(
+            calls_at(data).plus(layout.taken()),
+            1 << (9 >> call_slot::SLOTS_OF_BIT),
+        );
         let stack = calls_at(data).plus(layout.slot(9));
         data.put(stack.plus(call_slot::DEPTH), 2);
         for (index, flags) in [(0, 0), (1, call_slot::IS_LEFT_OUT)] {

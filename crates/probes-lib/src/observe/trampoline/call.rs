@@ -710,15 +710,16 @@ fn take_slot(
     a.cmp(word_at(rcx, call_slot::DEPTH), 0)?;
     a.jne(retry)?;
     a.set_label(&mut replace)?;
+    // Marked first: a signal handler that interrupts this and jumps away leaves no slot that the reader does not see.
+    let (layout, calls) = (shared.1, shared.1.calls);
+    a.mov(rdx, rcx)?;
+    a.sub(rdx, rbx)?;
+    a.sub(rdx, offset(layout.calls() + calls.slots()))?;
+    a.shr(rdx, calls.slot_len_bits() + call_slot::SLOTS_OF_BIT)?;
+    let taken = qword_ptr(rbx + offset(layout.calls() + calls.taken()));
+    a.lock().bts(taken, rdx)?;
     a.lock().cmpxchg(word_at(rcx, call_slot::OWNER), rdi)?;
     a.jne(retry)?;
-    let (layout, calls) = (shared.1, shared.1.calls);
-    a.mov(rax, rcx)?;
-    a.sub(rax, rbx)?;
-    a.sub(rax, offset(layout.calls() + calls.slots()))?;
-    a.shr(rax, calls.slot_len_bits())?;
-    let taken = qword_ptr(rbx + offset(layout.calls() + calls.taken()));
-    a.lock().bts(taken, rax)?;
     a.jmp(over)?;
     a.set_label(&mut has_one)?;
     load(a, rbx, shared.0)?;
