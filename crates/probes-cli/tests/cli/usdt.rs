@@ -159,6 +159,20 @@ fn slow_usdt_pairs_are_shown_with_arguments() {
             expected.sort();
             assert_eq!(shown, expected, "{flags}");
         }
+        // Its code is long, but not because of the expression.
+        let flags = "-format plain -over 0 -usdt forms:edge,forms:edge -where arg0==1";
+        let tool = observing("latency", flags, pid);
+        target.ask("form 1 20", "formed");
+        let run = tool.end();
+        let edges = "1 0x 16843009 0x 72340172838076673 0x";
+        let is_it = |line: &&str| {
+            let words = line
+                .split(' ')
+                .map(|it| if it.starts_with("0x") { "0x" } else { it });
+            let line = words.skip(4).collect::<Vec<_>>().join(" ");
+            line == format!("forms:edge,forms:edge {edges} -> {edges}")
+        };
+        assert_eq!(run.stdout.lines().filter(is_it).count(), 19, "{run:?}");
         assert!(!is_observed(pid));
         target.ask("form 4 10", "formed");
     }

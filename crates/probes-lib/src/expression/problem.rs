@@ -50,6 +50,7 @@ impl BadExpression {
             ExpressionProblem::NoArgument { .. }
                 | ExpressionProblem::UnknownArguments { .. }
                 | ExpressionProblem::UnreadArgument { .. }
+                | ExpressionProblem::UnaskedArgument { .. }
         )
     }
 
@@ -198,6 +199,16 @@ pub enum ExpressionProblem {
     /// An argument that is neither in a register nor on the stack.
     #[error("{name} of {point} cannot be read: it is neither in a register nor on the stack")]
     UnreadArgument {
+        /// The point.
+        point: String,
+        /// The argument.
+        name: String,
+    },
+    /// An argument anywhere in memory, in a process whose seccomp filter may forbid to find out whether it can be read.
+    #[error(
+        "{name} of {point} is not read in a process that has set itself a seccomp filter: the kernel is asked whether its memory can be, and might kill it"
+    )]
+    UnaskedArgument {
         /// The point.
         point: String,
         /// The argument.

@@ -73,8 +73,11 @@ pub enum ParameterKind {
     },
     /// A word of C, 64 bits: an integer or a pointer. Without a conversion, expressions take it for a signed integer.
     Word,
-    /// An argument that is neither in a register nor on the stack, so that it cannot be read.
+    /// An argument that is neither in a register nor in memory that is known, so that it cannot be read.
     Unread,
+    /// An argument anywhere in memory, in a process with a seccomp filter: the kernel, which would have to be asked whether it
+    /// can be read, must not be asked.
+    Unasked,
 }
 
 impl Scope {
@@ -437,10 +440,12 @@ impl Typing<'_> {
                     IntegerType::Signed,
                 )
             }
-            ParameterKind::Unread => {
-                let problem = Problem::UnreadArgument {
-                    point: self.scope.point.clone(),
-                    name: name.to_owned(),
+            ParameterKind::Unread | ParameterKind::Unasked => {
+                let (point, name) = (self.scope.point.clone(), name.to_owned());
+                let problem = if kind == ParameterKind::Unread {
+                    Problem::UnreadArgument { point, name }
+                } else {
+                    Problem::UnaskedArgument { point, name }
                 };
                 return Err((node.place.clone(), problem));
             }

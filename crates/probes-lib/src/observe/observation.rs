@@ -230,8 +230,7 @@ impl Observation {
     }
 
     /// Does the same as [`Observation::time`] for USDT probes of other providers than OCaml's; `start` and `stop` match
-    /// `PROVIDER:NAME`. While the probes are observed, their semaphores are raised by one. Slow pairs of theirs are not
-    /// recorded one by one ([`Observation::report_slow`]).
+    /// `PROVIDER:NAME`. While the probes are observed, their semaphores are raised by one.
     ///
     /// ```
     /// use probes_lib::Observation;

@@ -314,6 +314,11 @@ impl MemorySource {
     pub(crate) fn is_anywhere(self) -> bool {
         !self.is_static() && !self.is_near_stack()
     }
+
+    /// The same, also if it rarely is: the frame pointer may hold something else.
+    pub(crate) fn may_be_far(self) -> bool {
+        !self.is_static() && self.base != Some(Register::RSP)
+    }
 }
 
 /// What an argument of a function is.
@@ -366,7 +371,7 @@ impl IntegerRole {
 /// Returns whether the kernel is asked before an argument is read.
 fn needs_kernel(arguments: &[ArgumentSource], index: u8) -> bool {
     let source = arguments.get(usize::from(index));
-    matches!(source, Some(ArgumentSource::Memory(memory)) if memory.is_anywhere())
+    matches!(source, Some(ArgumentSource::Memory(memory)) if memory.may_be_far())
 }
 
 fn is_on_stack(arguments: &[ArgumentSource], index: u8) -> bool {
@@ -736,7 +741,10 @@ mod tests {
         // What an argument points to.
         let kind = ParameterKind::Value;
         for role in asking("str(arg0) == \"x\"", "str(arg0)", kind, in_register) {
-            assert!(role.filters_memory() && !role.expressions_ask_kernel(), "{role:?}");
+            assert!(
+                role.filters_memory() && !role.expressions_ask_kernel(),
+                "{role:?}"
+            );
         }
         let none = Role::default();
         assert!(!none.filters_memory() && !none.has_expressions());
@@ -784,14 +792,15 @@ mod tests {
             displacement: 0,
             size: 8,
         };
-        for (base, is_near, is_anywhere) in [
-            (Some(Register::RSP), true, false),
-            (Some(Register::RBP), true, false),
-            (Some(Register::RBX), false, true),
-            (None, false, false),
+        for (base, is_near, is_anywhere, may_be_far) in [
+            (Some(Register::RSP), true, false, false),
+            (Some(Register::RBP), true, false, true),
+            (Some(Register::RBX), false, true, true),
+            (None, false, false, false),
         ] {
             assert_eq!(memory(base).is_near_stack(), is_near, "{base:?}");
             assert_eq!(memory(base).is_anywhere(), is_anywhere, "{base:?}");
+            assert_eq!(memory(base).may_be_far(), may_be_far, "{base:?}");
         }
     }
 

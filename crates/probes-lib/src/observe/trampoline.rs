@@ -53,6 +53,7 @@ mod stack_info;
 mod template;
 mod values;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::ops::Add;
@@ -597,17 +598,40 @@ fn count_saved(
 ///
 /// See [`arena_code`].
 pub(crate) fn longest(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
+    longest_of(plan, Cow::Borrowed)
+}
+
+/// Returns how long the longest trampoline of a plan would be if no hits were recorded one by one.
+///
+/// # Errors
+///
+/// See [`arena_code`].
+pub(crate) fn longest_without_records(plan: &ObservationPlan) -> Result<u64, DoesNotFit> {
+    longest_of(plan, |role| {
+        Cow::Owned(Role {
+            watched: None,
+            reported: None,
+            ..role.clone()
+        })
+    })
+}
+
+fn longest_of<'p>(
+    plan: &'p ObservationPlan,
+    role_of: impl Fn(&'p Role) -> Cow<'p, Role>,
+) -> Result<u64, DoesNotFit> {
     let sites = plan.points.iter().filter(|it| it.site().is_some());
-    let of_sites = longest_of_sites(sites.map(|it| &it.role), plan.shared)?;
+    let roles: Vec<Cow<'_, Role>> = sites.map(|it| role_of(&it.role)).collect();
+    let of_sites = longest_of_sites(roles.iter().map(|it| &**it), plan.shared)?;
     let templates = CountTemplates::of(FAR_POINTERS.0, FAR_POINTERS.1)?;
     let of_functions = plan.points.iter().filter_map(|planned| {
         let (site, bias) = plan.patch_site(planned)?;
-        let role = &planned.role;
         if plan.calls_once_at(planned).is_some() {
             return Some(call_once::LEN);
         }
         let template = templates.of_function(plan.is_of_ocaml(planned));
-        Some(len_of_function(site, bias, role, plan.shared, template))
+        let role = role_of(&planned.role);
+        Some(len_of_function(site, bias, &role, plan.shared, template))
     });
     Ok(of_functions.fold(of_sites, u64::max))
 }

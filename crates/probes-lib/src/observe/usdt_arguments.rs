@@ -82,15 +82,13 @@ impl UsdtArgument {
             signed,
             is_float,
         } = self.format;
-        let is_read = match self.source {
-            ArgumentSource::Unknown => false,
-            ArgumentSource::Memory(memory) => may_ask_kernel || !memory.is_anywhere(),
-            _ => true,
-        };
+        let is_anywhere =
+            matches!(self.source, ArgumentSource::Memory(memory) if memory.is_anywhere());
         let kind = match size {
-            _ if !is_read => ParameterKind::Unread,
-            8 if is_float => ParameterKind::Float,
-            _ if is_float => ParameterKind::Unread,
+            _ if self.source == ArgumentSource::Unknown => ParameterKind::Unread,
+            4 if is_float => ParameterKind::Unread,
+            _ if is_anywhere && !may_ask_kernel => ParameterKind::Unasked,
+            _ if is_float => ParameterKind::Float,
             8 => ParameterKind::Word,
             _ => ParameterKind::Number {
                 bits: 8 * size,
@@ -282,6 +280,29 @@ mod tests {
                 is_float,
             };
             assert_eq!(parse(text), [UsdtArgument { source, format }], "{text}");
+        }
+    }
+
+    #[test]
+    fn expressions_ask_for_what_can_be_read() {
+        let number = |bits, signed| ParameterKind::Number { bits, signed };
+        let unasked = ParameterKind::Unasked;
+        for (text, asking, not_asking) in [
+            ("-4@%edi", number(32, true), number(32, true)),
+            ("1@(%rcx)", number(8, false), unasked),
+            ("8@(%rdx,%rax,8)", ParameterKind::Word, unasked),
+            ("8f@(%rdx)", ParameterKind::Float, unasked),
+            ("2@-16(%rbp)", number(16, false), number(16, false)),
+            ("8@table(%rip)", ParameterKind::Word, ParameterKind::Word),
+            ("8f@%xmm0", ParameterKind::Float, ParameterKind::Float),
+            ("4f@(%rdx)", ParameterKind::Unread, ParameterKind::Unread),
+            ("8@(%eax)", ParameterKind::Unread, ParameterKind::Unread),
+        ] {
+            let [argument] = parse(text)[..] else {
+                panic!("{text}");
+            };
+            let kinds = [true, false].map(|may_ask| argument.parameter(may_ask).kind);
+            assert_eq!(kinds, [asking, not_asking], "{text}");
         }
     }
 

@@ -108,7 +108,10 @@ fn role_of_ends(
 pub(super) fn asks_at_end(role: &Role) -> bool {
     role.pair_key.is_some()
         || role.time_keys.is_some()
-        || role.reported.is_some()
+        || role
+            .reported
+            .as_ref()
+            .is_some_and(|it| !it.arguments.is_empty())
         || matches!(role.pair_filter, PairFilter::Starts(_))
 }
 

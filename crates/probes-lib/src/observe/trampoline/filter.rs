@@ -9,8 +9,8 @@
 //! arguments that may be anywhere in memory, need the observer's, valid, and the consent of the kernel.
 
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, ecx, edi, get_gpr32,
-    get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, ecx, edi,
+    get_gpr32, get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use iced_x86::{IcedError, Register};
 
@@ -497,13 +497,21 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     fn memory(&mut self, memory: MemorySource, to: AsmRegister64) -> Result<(), IcedError> {
         self.operand_address(memory, to)?;
         if memory.is_near_stack() {
+            let mut is_far = self.a.create_label();
             self.a.lea(rdi, qword_ptr(rsp - RED_ZONE))?;
             self.a.mov(r9, to)?;
             self.a.sub(r9, rdi)?;
             self.a.cmp(r9, STACK_OFFSET_LIMIT)?;
-            self.a.jae(self.untyped)?;
+            let far_away = if memory.may_be_far() {
+                is_far
+            } else {
+                self.untyped
+            };
+            self.a.jae(far_away)?;
             self.unless_listed(to, 0)?;
             self.unless_listed(to, i32::from(memory.size) - 1)?;
+            self.a.set_label(&mut is_far)?;
+            self.a.nop()?;
         }
         let low = low(to);
         match memory.size {
@@ -535,11 +543,12 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     }
 
     /// Emits a jump to where hits are untyped unless the operands in memory among these arguments can be read: of those
-    /// that may be anywhere, the table of pages and the kernel both say so. Uses all registers of the pool but r8.
+    /// that may be far from the stack pointer, and are, the table of pages and the kernel both say so. Uses all registers
+    /// of the pool but r8.
     fn unless_operands_readable(&mut self, is_used: impl Fn(u8) -> bool) -> Result<(), IcedError> {
         for (index, source) in (0..).zip(self.arguments) {
             match source {
-                ArgumentSource::Memory(memory) if memory.is_anywhere() && is_used(index) => {
+                ArgumentSource::Memory(memory) if memory.may_be_far() && is_used(index) => {
                     self.unless_operand_readable(*memory)?;
                 }
                 _ => {}
@@ -549,6 +558,14 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     }
 
     fn unless_operand_readable(&mut self, memory: MemorySource) -> Result<(), IcedError> {
+        let mut over = self.a.create_label();
+        if memory.is_near_stack() {
+            self.operand_address(memory, rdx)?;
+            self.a.lea(rax, qword_ptr(rsp - RED_ZONE))?;
+            self.a.sub(rdx, rax)?;
+            self.a.cmp(rdx, STACK_OFFSET_LIMIT)?;
+            self.a.jb(over)?;
+        }
         self.unless_pages_valid()?;
         // For the system call: a multiple of 8.
         self.a.xor(ecx, ecx)?;
@@ -571,7 +588,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
             self.a.set_label(&mut is_in_one_word)?;
             self.a.nop()?;
         }
-        Ok(())
+        self.a.set_label(&mut over)?;
+        self.a.nop()
     }
 
     /// Emits a jump to where hits are untyped unless the observer's table of pages is valid, if the code has not found

@@ -20,7 +20,7 @@ use iced_x86::{IcedError, Register};
 
 use super::fields::FieldCopies;
 use super::filter::{self, FilterContext, SavedAt};
-use super::readable::{unless_kernel_reads, unless_readable};
+use super::readable::{check_validity, unless_kernel_reads, unless_readable};
 use super::record;
 use super::sampling;
 use super::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
@@ -307,7 +307,8 @@ impl Arguments<'_> {
 
     /// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is not
     /// static is read only if the kernel may be asked; outside the frame of the point, the table of pages has to agree.
-    /// Uses all registers but rbx, rcx and r8.
+    /// The address is computed again before the operand is read: meanwhile, the record may have been overwritten. Uses
+    /// all registers but rbx, rcx and r8.
     fn operand(
         &self,
         a: &mut CodeAssembler,
@@ -319,17 +320,7 @@ impl Arguments<'_> {
         let header = qword_ptr(rcx + at + layout_of::BLOCK_HEADER);
         let mut unread = a.create_label();
         let mut is_in_one_word = a.create_label();
-        match memory.base {
-            Some(base) => {
-                self.registers.load(a, rdx, base)?;
-                a.add(rdx, memory.displacement as i32)?;
-            }
-            None => a.mov(rdx, memory.displacement)?,
-        }
-        if let Some((index, scale)) = memory.index {
-            self.registers.load(a, rax, index)?;
-            a.lea(rdx, qword_ptr(rdx + rax * u32::from(scale)))?;
-        }
+        self.address(a, memory)?;
         a.mov(value, rdx)?;
         if !memory.is_static() {
             a.mov(header, layout_of::UNREAD as i32)?;
@@ -338,9 +329,10 @@ impl Arguments<'_> {
             }
             a.and(rdx, -8)?;
             unless_operand_readable(a, memory, self.shared, unread)?;
+            self.registers.restore_base(a)?;
+            self.address(a, memory)?;
             if memory.size > 1 {
                 let last = i32::from(memory.size) - 1;
-                a.mov(rdx, value)?;
                 a.lea(rax, qword_ptr(rdx + last))?;
                 a.xor(rax, rdx)?;
                 a.test(eax, -8)?;
@@ -348,9 +340,10 @@ impl Arguments<'_> {
                 a.add(rdx, last)?;
                 a.and(rdx, -8)?;
                 unless_operand_readable(a, memory, self.shared, unread)?;
+                self.registers.restore_base(a)?;
+                self.address(a, memory)?;
                 a.set_label(&mut is_in_one_word)?;
             }
-            a.mov(rdx, value)?;
         }
         match memory.size {
             1 => a.movzx(edx, byte_ptr(rdx))?,
@@ -362,6 +355,22 @@ impl Arguments<'_> {
         a.mov(header, 0)?;
         a.set_label(&mut unread)?;
         a.nop()
+    }
+
+    /// Emits the code that loads the address of an operand in memory into rdx. Uses rax.
+    fn address(&self, a: &mut CodeAssembler, memory: MemorySource) -> Result<(), IcedError> {
+        match memory.base {
+            Some(base) => {
+                self.registers.load(a, rdx, base)?;
+                a.add(rdx, memory.displacement as i32)?;
+            }
+            None => a.mov(rdx, memory.displacement)?,
+        }
+        if let Some((index, scale)) = memory.index {
+            self.registers.load(a, rax, index)?;
+            a.lea(rdx, qword_ptr(rdx + rax * u32::from(scale)))?;
+        }
+        Ok(())
     }
 }
 
@@ -405,7 +414,10 @@ fn unless_operand_readable(
     a.mov(rax, rdx)?;
     unless_readable(a, shared.layout, otherwise)?;
     a.set_label(&mut is_near)?;
-    a.nop()?;
+    // The observer that may say that the kernel must not be asked any more has to be there.
+    a.mov(r9, word_at(rcx, layout_of::TIME))?;
+    check_validity(a, shared.layout, [r9, rax])?;
+    a.jae(otherwise)?;
     unless_kernel_reads(a, 0, shared.layout, shared.pointer, otherwise)
 }
 

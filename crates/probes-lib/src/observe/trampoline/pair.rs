@@ -124,11 +124,14 @@ impl Ends<'_> {
                 }
                 (true, _) => keyed::end(a, *end, starts, pointers, kept_times, next)?,
                 (false, reported) => {
-                    self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
                     if let Some(reported) = reported.filter(|_| is_kept) {
+                        find_slot(a, *end, pointers.layout, next)?;
+                        reset_slot_of_exited_thread(a)?;
+                        a.mov(rdx, word_at(rcx, slot::DEPTH))?;
                         let kept = slow::StartPlace::of_slot(*end);
                         slow::keep(a, kept, reported, context)?;
                     }
+                    self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
                 }
             }
             if let (PairEnd::Stop(pair), Some(keys)) = (end, self.time_keys) {
@@ -175,8 +178,8 @@ impl Ends<'_> {
 
     /// Emits the code of a start, or of a stop that belongs to the last start of its thread. Expects the address of the
     /// shared data in rbx and the time in rsi, and preserves them. Goes to `over` if the thread has no slot, or the
-    /// stop has no start, or its time is not recorded. After a start, the slot is at rcx, and rdx locates the start in
-    /// it; after a stop, if slow pairs are reported, the slot is at rdi, and the time of the start in r9.
+    /// stop has no start, or its time is not recorded. After a stop, if slow pairs are reported, the slot is at rdi, and
+    /// the time of the start in r9.
     fn nested_end(
         self,
         a: &mut CodeAssembler,

@@ -8,10 +8,10 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::fields::FieldCopies;
+use super::filter::FilterContext;
 use super::readable::{unless_readable, unless_readable_value};
 use super::stack_copy::{self, StackCopy};
 use super::word_at;
-use super::filter::FilterContext;
 use super::{offset, spread};
 use crate::expression::typed::NO_SCAN_TAG;
 use crate::observe::layout::groups::GROUP_BITS;

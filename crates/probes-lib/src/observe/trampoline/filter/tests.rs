@@ -328,6 +328,7 @@ impl Puppet {
             rdi: 2,
             r8: 3,
             r9: 4,
+            rbp: 0,
             ..self.registers
         };
         let after = self.run(with).unwrap_or_else(|(signal, at)| {
@@ -1171,7 +1172,6 @@ fn operands_in_memory_are_read_where_they_are() {
     // Up to the end of a page that may be read, and near the stack pointer only.
     let border = MEMORY + 2 * PAGE;
     let lowest = STACK - RED_ZONE as u64;
-    let by_rsp_at = |at: u64| (by_rsp, at.wrapping_sub(STACK + 8) as i64);
     for (at, size, is_near, is_anywhere) in [
         (border - 4, 4, true, true),
         (border - 4, 8, false, false),
@@ -1181,12 +1181,16 @@ fn operands_in_memory_are_read_where_they_are() {
         (lowest, 8, true, true),
         (lowest - 8, 8, false, true),
     ] {
-        for ((base, displacement), is_read) in
-            [(by_rsp_at(at), is_near), ((by_rbx, 0), is_anywhere)]
-        {
+        // Of the frame pointer, which is 0 here, the address may be far away, too.
+        let by_rbp = Some(Register::RBP);
+        for (base, index, displacement, is_read) in [
+            (by_rsp, None, at.wrapping_sub(STACK + 8) as i64, is_near),
+            (by_rbx, None, 0, is_anywhere),
+            (by_rbp, Some((Register::RBX, 1)), 0, is_anywhere),
+        ] {
             let memory = MemorySource {
                 base,
-                index: None,
+                index,
                 displacement,
                 size,
             };

@@ -22,8 +22,6 @@ use crate::observe::role::{PairEnd, WatchRole};
 pub(super) struct StartPlace {
     pair: u32,
     is_by_key: bool,
-    /// Whether the low bits of rdx are twice the depth of the start, and not the depth.
-    is_located: bool,
 }
 
 impl StartPlace {
@@ -35,14 +33,13 @@ impl StartPlace {
         }
     }
 
-    /// Returns the entry of the thread's slot, which is at rcx, and of a depth. At a start, rdx is twice the depth, as
-    /// `locate_start` leaves it; at a stop, it is how many starts still wait, which is the depth of the one it ends.
+    /// Returns the entry of the thread's slot, which is at rcx, and of a depth in rdx: how many starts wait, without the one
+    /// that begins or ends.
     pub(super) fn of_slot(end: PairEnd) -> StartPlace {
         let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
         StartPlace {
             pair,
             is_by_key: false,
-            is_located: matches!(end, PairEnd::Start(_)),
         }
     }
 
@@ -52,9 +49,6 @@ impl StartPlace {
             a.mov(rax, r8)?;
             a.shr(rax, 64 - KEY_BITS)?;
         } else {
-            if self.is_located {
-                a.shr(edx, 1)?;
-            }
             a.and(edx, (1 << DEPTH_BITS) - 1)?;
             a.mov(rax, rcx)?;
             a.sub(rax, rbx)?;
@@ -70,8 +64,9 @@ impl StartPlace {
     }
 }
 
-/// Emits the code that keeps a start. Expects the address of the shared data in rbx and the time in rsi, and preserves
-/// them and r8.
+/// Emits the code that keeps a start. Expects the address of the shared data in rbx and the time in rsi; preserves rbx and
+/// r8, and leaves in rsi the time of the start: that is taken when the arguments have been copied, so that the pair does
+/// not include how long that takes.
 pub(super) fn keep(
     a: &mut CodeAssembler,
     place: StartPlace,
@@ -100,7 +95,10 @@ pub(super) fn keep(
     a.mov(dword_ptr(rcx + layout_of::TID), eax)?;
     a.mov(dword_ptr(rcx + layout_of::POINT), reported.point)?;
     arguments(a, reported, context)?;
-    a.mov(rsi, word_at(rcx, layout_of::TIME))?;
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.lea(rsi, qword_ptr(rdx + rax))?;
+    a.mov(word_at(rcx, layout_of::TIME), rsi)?;
     a.mov(word_at(rcx, layout_of::NUMBER), rsi)?;
     a.set_label(&mut over)?;
     // A label needs an instruction.
